@@ -416,3 +416,8 @@ class Pair:
         if self._client is None:
             raise PairClosedError("the pair was not started; use it in `async with`, or start it")
         return self._client
+
+
+def client_of(pair: Pair) -> PairedClient:
+    """The failover core of a running pair, for a gateway that sends through it."""
+    return pair._live()

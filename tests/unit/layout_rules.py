@@ -66,6 +66,9 @@ ARROWS: Mapping[str, Set[str]] = {
     "control": {"errors"},
     "settings": {"cost", "errors", "namespace", "options"},
     "pair": {"control", "errors", "namespace", "options", "pairing", "syphon"},
+    "gateway": {
+        *("amqp", "broker", "errors", "namespace", "pair", "pairing", "syphon", "transfer")
+    },
     "blocking": {"errors", "namespace", "options", "pair", "pairing"},
     "pipeline": {"cost", "errors", "ledger", "loops", "namespace", "options", "planning", "syphon"},
     "page": {"control", "cost", "errors", "ledger", "namespace", "wording"},
@@ -80,12 +83,21 @@ the ledger. Nothing points back: `broker` above all never knows pairing."""
 KNOWS_ALL = frozenset({"console", "__init__"})
 
 FOREIGN_HOMES: Mapping[str, Set[str]] = {
-    "azure": {"blocking", "console", "namespace", "pair", "pairing", "testing", "transfer"},
+    "azure": {
+        "blocking",
+        "console",
+        "gateway",
+        "namespace",
+        "pair",
+        "pairing",
+        "testing",
+        "transfer",
+    },
     "lmdb": {"broker"},
     "opentelemetry": {"pairing"},
     "prometheus_client": {"pairing"},
     "pyspark": {"console", "pipeline"},
-    "starlette": {"broker", "console", "page"},
+    "starlette": {"broker", "console", "gateway", "page"},
     "uvicorn": {"broker", "console"},
 }
 """Units that may import a heavy or foreign library at all."""

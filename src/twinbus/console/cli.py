@@ -19,6 +19,7 @@ from twinbus.console.cost.cli import app as cost_app
 from twinbus.console.cost.cli import prices_app
 from twinbus.console.doctor.cli import app as doctor_app
 from twinbus.console.faults.cli import app as faults_app
+from twinbus.console.gateway.cli import app as gateway_app
 from twinbus.console.ledger.cli import app as ledger_app
 from twinbus.console.options import ServeOptions
 from twinbus.console.page.cli import app as page_app
@@ -129,7 +130,7 @@ def drill(
     return run(plan, report, output)
 
 
-for commands in (control_app, watch_app, page_app, plan_app, doctor_app):
+for commands in (gateway_app, control_app, watch_app, page_app, plan_app, doctor_app):
     app.add_typer(commands)
 app.add_typer(backlog_app, name="backlog")
 app.add_typer(syphon_app, name="syphon")

@@ -1,0 +1,142 @@
+"""HTTP on the gateway's port: health, AMQP over WebSocket, and administration of the primary.
+
+An administration request needs the right to manage by the gateway's own rules. It then goes to the
+primary with the gateway's credential; the client's tokens never leave the gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote, urlencode
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route, WebSocketRoute
+
+from twinbus.broker import websocket as amqp_over_websocket
+from twinbus.broker.admin.api import (
+    SUPPLEMENTARY_HEADERS,
+    AdminRequest,
+    require_manage,
+    require_send,
+)
+from twinbus.broker.admin.atom import ERROR_CONTENT_TYPE, local_name, parse_entry, render_error
+from twinbus.broker.engine.names import entity_address
+from twinbus.broker.http import BODY_BYTES_MAX, EVERY_METHOD, OriginForm, admin_request, read_body
+from twinbus.broker.refusals import Refusal
+from twinbus.syphon.connection.administration_request import (
+    NotAnswered,
+    host_header,
+    http_connection,
+    token_for,
+)
+
+if TYPE_CHECKING:
+    from starlette.websockets import WebSocket
+
+    from twinbus.gateway.server import GatewayServer
+    from twinbus.namespace.endpoint import Endpoint
+
+ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
+ANSWER_S: Final = 60.0
+"""Time of one request to the primary."""
+
+PASSED_HEADERS: Final = ("content-type", "if-match", "accept")
+"""What the primary is told of the client's request, besides path, query and body."""
+
+FORWARDING: Final = frozenset({"ForwardTo", "ForwardDeadLetteredMessagesTo"})
+"""Elements that name an entity to which the primary will send."""
+
+BAD_GATEWAY: Final = 502
+
+
+def gateway_application(server: GatewayServer, primary: Endpoint) -> Starlette:
+    """The application of the gateway's port."""
+
+    async def health(_: Request) -> Response:
+        return JSONResponse({"status": "ok", "namespace": server.name})
+
+    async def administration(request: Request) -> Response:
+        return await _administer(server, primary, request)
+
+    async def amqp(websocket: WebSocket) -> None:
+        await amqp_over_websocket.serve(websocket, server.peer)
+
+    return Starlette(
+        routes=[
+            Route("/health", health, methods=["GET"]),
+            WebSocketRoute("/{before:path}$servicebus/websocket", amqp),
+            WebSocketRoute("/{before:path}$servicebus/websocket/", amqp),
+            Route("/{path:path}", administration, methods=EVERY_METHOD),
+        ],
+        middleware=[Middleware(OriginForm)],
+    )
+
+
+async def _administer(server: GatewayServer, primary: Endpoint, request: Request) -> Response:
+    now_s = server.now_ms() / 1000
+    try:
+        asked = admin_request(request, b"")
+        # First, so that a stranger's body is not read.
+        path = unquote(asked.raw_path).strip("/")
+        grant = require_manage(server.policy, f"{server.name}/{path}", asked, now_s)
+        body = await read_body(request)
+        for destination in _destinations(body or b""):
+            require_send(server.policy, server.name, asked, grant, destination, now_s)
+        headers = await _headers(primary, asked)
+    except ClientDisconnect:
+        return Response(status_code=400)
+    except Refusal as refusal:
+        server.track(refusal)
+        return _error(refusal.status, refusal.description)
+    except NotAnswered as error:
+        return _error(BAD_GATEWAY, str(error))
+    if body is None:
+        return _error(413, f"the request body is longer than {BODY_BYTES_MAX} bytes")
+    try:
+        return await asyncio.to_thread(_forward, primary, asked, headers, body)
+    except (OSError, http.client.HTTPException, UnicodeError) as error:
+        return _error(BAD_GATEWAY, f"{primary.label} did not answer: {error}")
+
+
+def _destinations(body: bytes) -> list[str]:
+    """The entities that the description in a request forwards to."""
+    if not body:
+        return []
+    found = (one for one in parse_entry(body).iter() if local_name(one) in FORWARDING)
+    return [path for one in found if (path := entity_address("".join(one.itertext()).strip()))]
+
+
+async def _headers(primary: Endpoint, request: AdminRequest) -> dict[str, str]:
+    """The headers for the primary: its own tokens in place of the client's."""
+    token = (await token_for(primary, "")).header
+    headers = {"Authorization": token, **host_header(primary)}
+    headers |= {name: value for name, value in request.headers.items() if name in PASSED_HEADERS}
+    for name in SUPPLEMENTARY_HEADERS:
+        if name in request.headers:
+            headers[name] = token
+    return headers
+
+
+def _forward(
+    primary: Endpoint, request: AdminRequest, headers: dict[str, str], body: bytes
+) -> Response:
+    """Send the request to the primary and return its answer; blocks."""
+    connection = http_connection(primary, timeout_s=ANSWER_S)
+    try:
+        query = f"?{urlencode(request.query)}" if request.query else ""
+        connection.request(request.method, request.raw_path + query, body or None, headers)
+        answer = connection.getresponse()
+        content = answer.read(ANSWER_BYTES_MAX)
+        passed = {"Content-Type": answer.headers.get("Content-Type", "application/xml")}
+        return Response(content, answer.status, passed)
+    finally:
+        connection.close()
+
+
+def _error(status: int, text: str) -> Response:
+    return Response(render_error(status, text), status, media_type=ERROR_CONTENT_TYPE)

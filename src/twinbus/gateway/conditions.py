@@ -1,0 +1,118 @@
+"""AMQP conditions as errors that the failover core judges, and errors as conditions for clients."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from azure.servicebus.exceptions import (
+    MessageSizeExceededError,
+    MessagingEntityDisabledError,
+    MessagingEntityNotFoundError,
+    OperationTimeoutError,
+    ServiceBusAuthenticationError,
+    ServiceBusAuthorizationError,
+    ServiceBusConnectionError,
+    ServiceBusError,
+    ServiceBusQuotaExceededError,
+    ServiceBusServerBusyError,
+)
+
+from twinbus.amqp.performatives import Error
+from twinbus.broker.refusals import Refusal
+from twinbus.errors import BacklogMessageTooLargeError, EntityUnusableError, PairClosedError
+from twinbus.pairing.core.classify import FailureMeaning, meaning_of
+from twinbus.pairing.sending.recording import NO_CONNECTION
+from twinbus.syphon.connection.request_node import MISSING_STATUS, RequestRefused
+
+NOT_FOUND: Final = "amqp:not-found"
+UNAUTHORIZED: Final = "amqp:unauthorized-access"
+SERVER_BUSY: Final = "com.microsoft:server-busy"
+TIMEOUT: Final = "com.microsoft:timeout"
+DETACHED: Final = "amqp:link:detach-forced"
+
+_ERRORS: Final[dict[str, type[ServiceBusError]]] = {
+    NOT_FOUND: MessagingEntityNotFoundError,
+    "com.microsoft:entity-disabled": MessagingEntityDisabledError,
+    UNAUTHORIZED: ServiceBusAuthorizationError,
+    "com.microsoft:auth-failed": ServiceBusAuthenticationError,
+    "amqp:resource-limit-exceeded": ServiceBusQuotaExceededError,
+    SERVER_BUSY: ServiceBusServerBusyError,
+    "amqp:link:message-size-exceeded": MessageSizeExceededError,
+    TIMEOUT: OperationTimeoutError,
+}
+"""The SDK's error for a condition, as its own clients would raise it."""
+
+_CONDITIONS: Final[dict[FailureMeaning, str]] = {
+    FailureMeaning.NOT_FOUND: NOT_FOUND,
+    FailureMeaning.DISABLED: "com.microsoft:entity-disabled",
+    FailureMeaning.UNAUTHORIZED: UNAUTHORIZED,
+    FailureMeaning.QUOTA: "amqp:resource-limit-exceeded",
+    FailureMeaning.BUSY: SERVER_BUSY,
+    FailureMeaning.MESSAGE: "amqp:not-allowed",
+    # Every SDK sends again after these, as after a send that was not answered.
+    FailureMeaning.UNREACHABLE: TIMEOUT,
+    FailureMeaning.STALE: TIMEOUT,
+}
+"""The condition for a failure that has none of its own."""
+
+
+class UpstreamRefusal(Refusal):
+    """A refusal of the primary, handed on with its condition and text."""
+
+    def __init__(self, condition: str, description: str) -> None:
+        super().__init__(description)
+        self.condition = condition
+
+
+def rejection(error: Error | None) -> ServiceBusError:
+    """The error for a delivery that a namespace rejected, or a link that it refused."""
+    condition = str(error.condition) if error is not None else "amqp:internal-error"
+    text = (error.description if error is not None else None) or "the namespace gave no reason"
+    kind = _ERRORS.get(condition)
+    if kind is None:
+        return ServiceBusError(text, condition=condition)
+    made = kind(message=text)
+    made._condition = condition
+    return made
+
+
+def detached(error: Error | None) -> ServiceBusError:
+    """The error for what was in flight on a link that a namespace detached."""
+    condition = str(error.condition) if error is not None else ""
+    if condition in _ERRORS:
+        return rejection(error)
+    text = (error.description if error is not None else None) or "the namespace closed the link"
+    return ServiceBusConnectionError(message=text, condition=condition or None)
+
+
+def refused(error: RequestRefused) -> ServiceBusError:
+    """The error for a token or request that a namespace refused."""
+    if error.status == MISSING_STATUS:
+        return MessagingEntityNotFoundError(message=str(error))
+    return rejection(Error(condition=error.condition or UNAUTHORIZED, description=str(error)))
+
+
+def lost(reason: str) -> ServiceBusConnectionError:
+    """The error for what was in flight on a connection that is lost."""
+    return ServiceBusConnectionError(message=reason)
+
+
+def unreachable(reason: str) -> ServiceBusConnectionError:
+    """The error for a send without a connection: nothing was sent."""
+    return ServiceBusConnectionError(message=f"{NO_CONNECTION}: {reason}")
+
+
+def refusal_of(error: Exception) -> Refusal:
+    """The refusal for the client of a send that failed; it has the upstream's own condition."""
+    if isinstance(error, Refusal):
+        return error
+    condition = getattr(error, "_condition", None)
+    if isinstance(error, BacklogMessageTooLargeError | MessageSizeExceededError):
+        condition = "amqp:link:message-size-exceeded"
+    elif isinstance(error, EntityUnusableError):
+        condition = NOT_FOUND
+    elif isinstance(error, PairClosedError):
+        condition = SERVER_BUSY
+    if not isinstance(condition, str) or not condition:
+        condition = _CONDITIONS.get(meaning_of(error), TIMEOUT)
+    return UpstreamRefusal(condition, str(error))

@@ -1,0 +1,89 @@
+"""A gateway with its port: a pair of namespaces behind one connection string (SPEC 11)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from twinbus.broker.http import HttpHost
+from twinbus.gateway.administration import gateway_application
+from twinbus.gateway.server import GatewayServer
+from twinbus.namespace.endpoint import endpoint_of
+from twinbus.pair import client_of
+
+if TYPE_CHECKING:
+    from twinbus.broker.front import Front
+    from twinbus.broker.host import NamespaceAt
+    from twinbus.broker.listener import Listener
+    from twinbus.pair import Pair
+
+PATIENCE_S: Final = 55.0
+"""How long a send may wait in the gateway: a little less than the 60 s for which the SDKs of all
+languages wait for a disposition."""
+
+
+class GatewayHost:
+    """Serves one port for one pair, until it is closed."""
+
+    def __init__(
+        self, name: NamespaceAt, pair: Pair, front: Front, *, patience_s: float = PATIENCE_S
+    ) -> None:
+        """The pair is started and closed with the gateway."""
+        self.name = name.name
+        self._port = name.port
+        self._pair = pair
+        self._front = front
+        self._patience_s = patience_s
+        self._server: GatewayServer | None = None
+        self._listener: Listener | None = None
+        self._http: HttpHost | None = None
+
+    @property
+    def pair(self) -> Pair:
+        """The pair that this gateway sends for."""
+        return self._pair
+
+    @property
+    def port(self) -> int:
+        """The port in use."""
+        assert self._listener is not None
+        return self._listener.port
+
+    async def start(self) -> None:
+        """Pair the namespaces and open the port; on any failure nothing stays open."""
+        try:
+            await self._pair.start()
+            self._server = server = GatewayServer(
+                self.name, client_of(self._pair), self._front, patience_s=self._patience_s
+            )
+            await server.start()
+            self._http = HttpHost(
+                gateway_application(server, endpoint_of(server.client.state.primary)),
+                self._front.admission,
+                local_only=self._front.is_key_known,
+            )
+            self._listener = self._front.listener(self._port, server.peer, self._http)
+            await self._listener.start()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Let what is in flight end, then close the port, the clients and the pair."""
+        try:
+            if self._listener is not None:
+                await self._listener.close()
+            if self._server is not None:
+                await self._server.drain(self._patience_s)
+                await self._server.close()
+            if self._http is not None:
+                await self._http.close()
+        finally:
+            await self._pair.close()
+
+    def connection_string(self, *, tls: bool = False) -> str:
+        """What to give to a Service Bus client, with all rights."""
+        return self._front.connection_string(self.port, tls=tls)
+
+    def printable_connection_string(self) -> str:
+        """The connection string for a terminal: a key of one's own is a secret."""
+        return self._front.printable_connection_string(self.port)

@@ -1,0 +1,216 @@
+"""The messages of one delivery of a client, as bytes: for the primary and for a backlog queue.
+
+The primary gets the client's own bytes; only a message without an id gets one spliced in. A batch
+stays a batch. The same messages in backlog form are made when they are first diverted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from twinbus.amqp.encoding import binary, string
+from twinbus.amqp.message import (
+    BATCH_FORMAT,
+    DATA,
+    PROPERTIES,
+    Sections,
+    data_sections,
+    join,
+    split,
+)
+from twinbus.amqp.types import DecodeError
+from twinbus.broker.links.context import new_message_id
+from twinbus.broker.refusals import MalformedMessage
+from twinbus.errors import BacklogGuardError, BacklogMessageTooLargeError
+from twinbus.transfer import RESERVED_NAMES, overhead_bytes, to_backlog_sections
+from twinbus.transfer.sections import GROUP_ID, MESSAGE_ID_FIELD
+from twinbus.transfer.splice import field_value, fields_of, with_fields
+
+BATCH_ALLOWANCE: Final = 64 * 1_024
+"""What a service may let a batch have beyond the limit of its messages, as the broker does."""
+
+_RESERVED: Final = tuple(name.encode() for name in RESERVED_NAMES)
+_DATA_SECTION: Final = bytes((0x00, 0x53, DATA))
+
+
+class Wire(NamedTuple):
+    """What one transfer carries."""
+
+    data: bytes
+    message_format: int
+
+
+class EncodedMessage(NamedTuple):
+    """One message: its sections, its id as text, its session, and its size."""
+
+    sections: Sections
+    message_id: str
+    session_id: str | None
+    size_bytes: int
+
+
+class EncodedMessages:
+    """The messages of one delivery; `OutgoingMessages` of a send call."""
+
+    __slots__ = ("_diverted", "_messages", "_own_ids", "has_own_ids", "path", "payload", "suspects")
+
+    def __init__(
+        self,
+        payload: Wire,
+        messages: Sequence[EncodedMessage],
+        path: str,
+        own_ids: Sequence[str | None],
+    ) -> None:
+        self.payload = payload
+        self.path = path
+        self.suspects: list[EncodedMessage] = []
+        """Messages that a backlog queue may not take (SPEC 4)."""
+        self._messages = messages
+        self._own_ids = own_ids
+        self._diverted: list[bytes] | None = None
+
+    @classmethod
+    def of(
+        cls, data: bytes, message_format: int, path: str, limit_bytes: int, *, has_own_ids: bool
+    ) -> EncodedMessages:
+        """Read a delivery; `MalformedMessage` if it cannot be read.
+
+        Messages that may exceed this limit of a backlog queue become `suspects`.
+        """
+        try:
+            if message_format == BATCH_FORMAT:
+                payload, messages = _read_batch(data)
+            else:
+                message, is_given = _read(data)
+                payload, messages = Wire(join(message.sections) if is_given else data, 0), [message]
+        except DecodeError as error:
+            raise MalformedMessage(f"the message cannot be read: {error}") from error
+        if message_format != BATCH_FORMAT and message_format:
+            payload = Wire(payload.data, message_format)
+        # Drawn once: every retry of this call, on whatever queue, carries the same.
+        own_ids = [new_message_id() if has_own_ids else None for _ in messages]
+        made = cls(payload, messages, path, own_ids)
+        made.suspects = [one for one in messages if _is_suspect(one, path, limit_bytes)]
+        return made
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return tuple(message.message_id for message in self._messages)
+
+    def measured(self) -> list[tuple[str | None, int | None]]:
+        """Id and body size of each message, for the ledger."""
+        return [(message.message_id, len(message.sections.body)) for message in self._messages]
+
+    def diverted(self, limit_bytes: int | None) -> Wire:
+        """The copies for a backlog queue; BacklogGuardError if it could not store one of them."""
+        if self._diverted is None:
+            self._diverted = [
+                _backlog_form(message, self.path, own_id)
+                for message, own_id in zip(self._messages, self._own_ids, strict=True)
+            ]
+        for message, copy in zip(self._messages, self._diverted, strict=True):
+            if limit_bytes is not None and len(copy) > limit_bytes:
+                raise BacklogMessageTooLargeError(
+                    size_bytes=message.size_bytes,
+                    overhead_bytes=max(0, len(copy) - message.size_bytes),
+                    limit_bytes=limit_bytes,
+                )
+        if len(self._diverted) == 1:
+            return Wire(self._diverted[0], 0)
+        return _batch(Sections(), self._diverted)
+
+    def flaws(self, limit_bytes: int | None) -> list[BacklogGuardError]:
+        """An error for each suspect that a backlog queue with this limit would not take."""
+        found: list[BacklogGuardError] = []
+        for message in self.suspects:
+            try:
+                EncodedMessages(self.payload, [message], self.path, [None]).diverted(limit_bytes)
+            except BacklogGuardError as flaw:
+                found.append(flaw)
+        return found
+
+    def refused_size(self, limit_bytes: int, *, was_sent: bool) -> int | None:
+        """The size that a link with this limit refuses; None: it may not."""
+        is_batch = self.payload.message_format == BATCH_FORMAT
+        allowance = BATCH_ALLOWANCE if is_batch and not was_sent else 0
+        size_bytes = len(self.payload.data)
+        return size_bytes if size_bytes > limit_bytes + allowance else None
+
+    def halves(self) -> tuple[EncodedMessages, EncodedMessages]:
+        """The same messages in two calls, for a batch that is too large with its aliases."""
+        middle = len(self._messages) // 2
+        return self._part(range(middle)), self._part(range(middle, len(self._messages)))
+
+    def by_session(self) -> dict[str | None, list[int]]:
+        """The numbers of the messages of each session; under None those without one."""
+        sessions: dict[str | None, list[int]] = {}
+        for number, message in enumerate(self._messages):
+            sessions.setdefault(message.session_id, []).append(number)
+        return sessions
+
+    def parts(self) -> list[EncodedMessages]:
+        """The same messages in one call for each session."""
+        return [self._part(numbers) for numbers in self.by_session().values()]
+
+    def _part(self, numbers: Sequence[int]) -> EncodedMessages:
+        messages = [self._messages[number] for number in numbers]
+        payload = _batch(Sections(), [join(message.sections) for message in messages])
+        return EncodedMessages(
+            payload, messages, self.path, [self._own_ids[number] for number in numbers]
+        )
+
+
+def _read(data: bytes) -> tuple[EncodedMessage, bool]:
+    """A message, with an id if it had none; and whether it was given one."""
+    sections = split(data)
+    bounds = fields_of(sections.properties)
+    message_id = field_value(sections.properties, bounds, MESSAGE_ID_FIELD)
+    session_id = field_value(sections.properties, bounds, GROUP_ID)
+    is_given = message_id is None or message_id in ("", b"")
+    if is_given:
+        message_id = new_message_id()
+        sections.properties = with_fields(
+            sections.properties, PROPERTIES, bounds, {MESSAGE_ID_FIELD: string(message_id)}
+        )
+    elif isinstance(message_id, bytes):
+        message_id = message_id.decode("utf-8", "replace")
+    session = str(session_id) if isinstance(session_id, str) else None
+    return EncodedMessage(sections, str(message_id), session, len(data)), is_given
+
+
+def _read_batch(data: bytes) -> tuple[Wire, list[EncodedMessage]]:
+    envelope = split(data)
+    read = [_read(bytes(part)) for part in data_sections(envelope.body)]
+    if not read:
+        raise MalformedMessage("the batch holds no message")
+    messages = [message for message, _ in read]
+    if not any(is_given for _, is_given in read):
+        return Wire(data, BATCH_FORMAT), messages
+    return _batch(envelope, [join(message.sections) for message in messages]), messages
+
+
+def _batch(envelope: Sections, parts: Sequence[bytes]) -> Wire:
+    envelope.body = b"".join([_DATA_SECTION + binary(part) for part in parts])
+    return Wire(join(envelope), BATCH_FORMAT)
+
+
+def _is_suspect(message: EncodedMessage, path: str, limit_bytes: int) -> bool:
+    custom = message.sections.application_properties
+    if custom and any(name in custom for name in _RESERVED):
+        return True
+    size_bytes = message.size_bytes + overhead_bytes(path, session_id=message.session_id)
+    return size_bytes > limit_bytes
+
+
+def _backlog_form(message: EncodedMessage, path: str, own_id: str | None) -> bytes:
+    try:
+        return join(to_backlog_sections(message.sections, path, own_id=own_id))
+    except DecodeError as error:
+        raise BacklogGuardError(
+            f"the message cannot be copied for a backlog queue ({error}); send one that is valid"
+            " AMQP 1.0"
+        ) from error

@@ -1,0 +1,210 @@
+"""One client's links to the primary, one for one: receivers, and requests to `$management`.
+
+    client  --attach-->  gateway: rights  --the same attach-->  primary
+    client  <--deliveries, answers--  gateway  <--------------  primary
+    client  --credit, settlements-->  gateway  -------------->  primary
+
+Each client has a connection of its own to the primary, because locks and sessions belong to a
+connection, and requests name its links. When a link of the primary is lost, the client's link is
+detached with the same condition, and the SDK attaches again by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING
+
+from twinbus.amqp.events import (
+    DeliveryArrived,
+    Disposed,
+    Event,
+)
+from twinbus.amqp.link import Link, LinkSession, LinkState
+from twinbus.amqp.performatives import (
+    ACCEPTED_BYTES,
+    DeliveryState,
+    Error,
+    encode_state,
+)
+from twinbus.broker.engine.names import MANAGEMENT_SUFFIX
+from twinbus.broker.links.owner import LinkOwner
+from twinbus.broker.refusals import Refusal
+from twinbus.gateway.conditions import (
+    DETACHED,
+    SERVER_BUSY,
+    UpstreamRefusal,
+    refusal_of,
+    refused,
+)
+from twinbus.syphon.connection.namespace_connection import NamespaceConnection
+from twinbus.syphon.connection.request_node import ConnectionLost, RequestRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from twinbus.amqp.session import Session
+    from twinbus.broker.links.context import LinkClient
+    from twinbus.namespace.endpoint import Endpoint
+
+
+class PrimaryRelay:
+    """One client's connection to the primary."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        client: LinkClient,
+        spawn: Callable[[Coroutine[None, None, None]], None],
+    ) -> None:
+        self.client = client
+        self._endpoint = endpoint
+        self._spawn = spawn
+        self._connection: NamespaceConnection | None = None
+        self._opening = asyncio.Lock()
+        self._relayed: set[Relayed] = set()
+        self._nodes: dict[tuple[LinkSession, str], Session] = {}
+        """Sessions of `$management` links: requests and answers must share one."""
+        self._settling: dict[LinkSession, dict[int, tuple[Relayed, int]]] = {}
+        """Settlements that the primary has not confirmed, by its delivery ids."""
+        self._closed = False
+
+    def begin(self, relayed: Relayed) -> None:
+        """Attach to the primary what the client attached here."""
+        self._relayed.add(relayed)
+        self._spawn(self._begin(relayed))
+
+    async def _begin(self, relayed: Relayed) -> None:
+        try:
+            session = await self._session(relayed)
+        except RequestRefused as error:
+            relayed.lose(refusal_of(refused(error)))
+        except ConnectionLost as error:
+            relayed.lose(UpstreamRefusal(SERVER_BUSY, str(error)))
+        else:
+            if relayed in self._relayed and relayed.own_link.state is LinkState.OFFERED:
+                relayed.attach_to(session)
+                self.flush()
+
+    async def _session(self, relayed: Relayed) -> Session:
+        """A session of the primary for the link, with a token for its entity."""
+        async with self._opening:
+            if self._closed:
+                raise ConnectionLost("the client is gone")
+            connection = self._connection
+            if connection is None:
+                connection = NamespaceConnection(
+                    self._endpoint, self._on_event, on_deliveries=self._on_deliveries
+                )
+                await connection.open()
+                self._connection = connection
+                connection.lost.add_done_callback(self._on_lost)
+        await connection.authorize(relayed.path)
+        if not relayed.is_node:
+            return await connection.session_with_room()
+        key = relayed.own_link.session, relayed.path.lower()
+        session = self._nodes.get(key)
+        if session is None or session.free_handles < 1:
+            session = self._nodes[key] = await connection.session_with_room(links=2)
+        return session
+
+    def flush(self) -> None:
+        if self._connection is not None:
+            self._connection.flush()
+
+    def forget(self, relayed: Relayed) -> None:
+        """The client's link is closed."""
+        self._relayed.discard(relayed)
+        if not any(one.is_node for one in self._relayed):
+            self._nodes.clear()
+
+    def settling(self, session: LinkSession) -> dict[int, tuple[Relayed, int]]:
+        return self._settling.setdefault(session, {})
+
+    async def close(self) -> None:
+        """The client is gone."""
+        self._closed = True
+        async with self._opening:
+            if self._connection is not None:
+                await self._connection.close()
+
+    def _on_event(self, event: Event) -> None:
+        if isinstance(event, Disposed):
+            if not event.by_receiver:
+                self._on_confirmed(event)
+            return
+        owner = getattr(getattr(event, "link", None), "owner", None)
+        if isinstance(owner, Relayed):
+            owner.handle(event)
+
+    def _on_deliveries(self, run: list[DeliveryArrived]) -> None:
+        for event in run:
+            owner = event.link.owner
+            if isinstance(owner, Relayed):
+                owner.handle(event)
+
+    def _on_confirmed(self, event: Disposed) -> None:
+        """The primary settled what the client wanted to settle: tell the client."""
+        waiting = self._settling.get(event.session, {})
+        state = encoded_state(event.state, ACCEPTED_BYTES)
+        sessions: dict[LinkSession, None] = {}
+        for number in event.among(waiting):
+            receiver, here = waiting.pop(number)
+            session = receiver.own_link.session
+            session.settle(here, here, state, as_receiver=False)
+            sessions[session] = None
+        for session in sessions:
+            # One answer for each disposition: the SDK waits for a frame of its own for each.
+            session.flush()
+        self.client.touch()
+
+    def _on_lost(self, reason: asyncio.Future[str]) -> None:
+        self._connection = None
+        self._settling.clear()
+        self._nodes.clear()
+        for relayed in list(self._relayed):
+            text = f"The connection to the primary is lost: {reason.result()}"
+            relayed.lose(UpstreamRefusal(DETACHED, text))
+
+
+class Relayed(LinkOwner):
+    """A client's link and the one of the primary behind it."""
+
+    is_node = False
+    """True for a link of a `$management` node."""
+    relay: PrimaryRelay
+
+    @property
+    def own_link(self) -> Link:
+        """The client's link."""
+        raise NotImplementedError
+
+    @property
+    def path(self) -> str:
+        """The entity that the gateway needs a token for."""
+        return self.address.removesuffix(MANAGEMENT_SUFFIX)
+
+    def attach_to(self, session: Session) -> None:
+        """Attach the same link to the primary."""
+        raise NotImplementedError
+
+    def handle(self, event: Event) -> None:
+        """Act on an event of the primary's link."""
+        raise NotImplementedError
+
+    def lose(self, refusal: Refusal) -> None:
+        """The primary refused or closed its link, or is gone: so does the client's link."""
+        self.relay.forget(self)
+        if self.own_link.state is not LinkState.CLOSED:
+            self.relay.client.detach(self.own_link, refusal)
+
+    def lose_by(self, error: Error | None) -> None:
+        """The primary detached its link."""
+        condition = str(error.condition) if error is not None else DETACHED
+        text = (error.description if error is not None else None) or "The primary closed the link."
+        self.lose(UpstreamRefusal(condition, text))
+
+
+def encoded_state(state: object, default: bytes) -> bytes:
+    """An outcome as bytes; `default` stands for none."""
+    return encode_state(state) if isinstance(state, DeliveryState) else default

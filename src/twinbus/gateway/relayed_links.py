@@ -1,0 +1,321 @@
+"""The kinds of links that a client may have to the primary: receivers, requests and answers."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from twinbus.amqp.events import (
+    Attached,
+    CreditChanged,
+    DeliveryArrived,
+    Detached,
+    Disposed,
+    Drained,
+    Event,
+)
+from twinbus.amqp.link import SETTLED, Link, LinkState, ReceiverLink, SenderLink
+from twinbus.amqp.message import Sections, decode_map, join
+from twinbus.amqp.performatives import ACCEPTED_BYTES, RELEASED_BYTES, Source, Target
+from twinbus.amqp.types import DecodeError
+from twinbus.broker.links.management import SENDING_OPERATIONS
+from twinbus.broker.links.management_request import correlation_id, failure, text_of
+from twinbus.broker.links.replies import ReplyLink
+from twinbus.broker.links.requests import RequestLink
+from twinbus.broker.refusals import MalformedMessage, QuotaExceeded, Unauthorized
+from twinbus.broker.sas import LISTEN, SEND
+from twinbus.gateway.relay import PrimaryRelay, Relayed, encoded_state
+
+if TYPE_CHECKING:
+    from twinbus.amqp.session import Session
+    from twinbus.broker.links.context import PeerContext
+
+WINDOW: Final = 250
+"""Deliveries that the primary may have on their way to one receiver of a client. A client that
+gives more credit and does not read must not fill the gateway's memory."""
+
+REPLY_CREDIT: Final = 100
+WAITING_MAX: Final = 1_000
+"""Requests of a client that wait for credit of the primary."""
+
+
+class RelayedReceiver(Relayed):
+    """A receiver from a queue, a subscription or a dead-letter queue of the primary."""
+
+    is_on_entity = True
+
+    def __init__(
+        self, relay: PrimaryRelay, link: SenderLink, address: str, granted_until_ms: int
+    ) -> None:
+        self.relay = relay
+        self.link = link
+        self.address = address
+        self._granted_until_ms = granted_until_ms
+        self._up: ReceiverLink | None = None
+        self._numbers: dict[int, int] = {}
+        """The primary's delivery id for each of ours that the client has not settled."""
+        self._beyond = 0
+        """Credit of a draining client that the primary was not asked for yet."""
+
+    @property
+    def own_link(self) -> Link:
+        return self.link
+
+    def attach_to(self, session: Session) -> None:
+        link = self.link
+        source = link.source or Source()
+        target = link.target if isinstance(link.target, Target) else Target()
+        self._up = up = session.attach_receiver(
+            link.name,
+            # Without the bytes it was read from, which name the gateway's host.
+            source=replace(source, address=self.address, raw=None),
+            target=target,
+            settled=link.snd_settle_mode == SETTLED,
+            confirmed=link.rcv_settle_mode == 1,
+            properties=link.properties or None,
+        )
+        up.owner = self
+
+    def handle(self, event: Event) -> None:
+        match event:
+            case DeliveryArrived():
+                self._deliver(event)
+            case Attached():
+                self._accept()
+            case Drained():
+                self._on_drained()
+            case Detached():
+                self.lose_by(event.error)
+
+    def _accept(self) -> None:
+        up, link = self._up, self.link
+        assert up is not None
+        if up.source is None or link.state is not LinkState.OFFERED:
+            return  # A refusal, whose reason follows in a detach.
+        address = link.source.address if link.source is not None else None
+        link.accept(
+            source=replace(up.source, address=address, raw=None),
+            max_message_size=up.max_message_size,
+            properties=up.properties or None,
+        )
+        self.relay.client.touch()
+
+    def granted_until_ms(self, now_ms: int) -> int:
+        """When the right to receive ends; raises `Unauthorized` if it has ended."""
+        if now_ms >= self._granted_until_ms:
+            grants = self.relay.client.grants
+            self._granted_until_ms = grants.require(self.address, LISTEN, now_ms)
+        return self._granted_until_ms
+
+    def close(self, now_ms: int) -> None:
+        self.relay.forget(self)
+        if self._up is not None:
+            self._up.detach()
+            self.relay.flush()
+
+    # Deliveries
+
+    def credit_changed(self) -> None:
+        """Give the client's credit to the primary."""
+        link, up = self.link, self._up
+        if up is None or up.state is not LinkState.OPEN:
+            return
+        wanted = min(link.credit, WINDOW)
+        if link.drain:
+            if wanted == 0:
+                link.drained()
+                self.relay.client.touch()
+            elif not up.is_draining:
+                self._beyond = link.credit - wanted
+                up.grant(wanted, drain=True)
+        elif wanted < up.credit or self._may_ask(wanted, up.credit):
+            up.grant(wanted)
+        self.relay.flush()
+
+    def may_write_again(self) -> None:
+        self.credit_changed()
+
+    def _may_ask(self, wanted: int, asked: int) -> bool:
+        """Whether to ask the primary for more: the client reads, and enough has come."""
+        if wanted <= asked or not self.relay.client.takes_more:
+            return False
+        return wanted < WINDOW or asked <= WINDOW // 2
+
+    def _deliver(self, event: DeliveryArrived) -> None:
+        link = self.link
+        if link.state is not LinkState.OPEN:
+            return
+        # The client may have taken its credit back while this was on its way: it must expect that.
+        link.credit = max(link.credit, 1)
+        number = link.send(
+            event.payload, event.tag, settled=event.settled, message_format=event.message_format
+        )
+        if not event.settled:
+            self._numbers[number] = event.delivery_id
+        self.relay.client.touch()
+        if link.credit >= WINDOW:
+            self.credit_changed()
+
+    def _on_drained(self) -> None:
+        if not self.link.drain:
+            return
+        if self.link.credit and self.link.credit <= self._beyond:
+            self.credit_changed()  # All that was asked for came: ask for the rest.
+            return
+        self.link.drained()
+        self.relay.client.touch()
+
+    def settle(self, numbers: list[int], event: Disposed) -> None:
+        """Settle deliveries with the primary as the client settled them here."""
+        up = self._up
+        if up is None or up.state is not LinkState.OPEN:
+            return
+        state = encoded_state(event.state, RELEASED_BYTES)
+        waiting = self.relay.settling(up.session)
+        for here, first, last in _runs(numbers, self._numbers):
+            if event.settled:
+                up.session.settle(first, last, state, as_receiver=True)
+                continue
+            for number in range(first, last + 1):
+                waiting[number] = self, here + number - first
+            up.session.dispose(first, last, state)
+        self.relay.flush()
+
+
+class RelayedReplies(ReplyLink, Relayed):
+    """The link on which a client reads the answers of a `$management` node of the primary."""
+
+    is_node = True
+
+    def __init__(self, relay: PrimaryRelay, link: SenderLink, address: str) -> None:
+        super().__init__(relay.client.replies, link, address)
+        self.relay = relay
+        self._up: ReceiverLink | None = None
+
+    @property
+    def own_link(self) -> Link:
+        return self.link
+
+    def attach_to(self, session: Session) -> None:
+        target = self.link.target if isinstance(self.link.target, Target) else Target()
+        self._up = session.attach_receiver(
+            self.link.name, source=Source(address=self.address), target=replace(target, raw=None)
+        )
+        self._up.owner = self
+
+    def handle(self, event: Event) -> None:
+        up = self._up
+        assert up is not None
+        match event:
+            case DeliveryArrived():
+                if not event.settled:
+                    number = event.delivery_id
+                    up.session.settle(number, number, ACCEPTED_BYTES, as_receiver=True)
+                self.send(event.payload)
+                if up.credit < REPLY_CREDIT // 2:
+                    up.grant(REPLY_CREDIT)
+                self.relay.client.touch()
+            case Attached() if up.source is not None and self.link.state is LinkState.OFFERED:
+                self.link.accept()
+                up.grant(REPLY_CREDIT)
+                self.relay.client.touch()
+            case Detached():
+                self.lose_by(event.error)
+
+    def close(self, now_ms: int) -> None:
+        super().close(now_ms)
+        self.relay.forget(self)
+        if self._up is not None:
+            self._up.detach()
+            self.relay.flush()
+
+
+class RelayedRequests(RequestLink, Relayed):
+    """The link on which a client sends requests to a `$management` node of the primary."""
+
+    is_node = True
+
+    def __init__(
+        self, context: PeerContext, relay: PrimaryRelay, link: ReceiverLink, address: str
+    ) -> None:
+        super().__init__(context, relay.client, link, address, self._forward)
+        self.relay = relay
+        self._up: SenderLink | None = None
+        self._waiting: deque[bytes] = deque()
+
+    @property
+    def own_link(self) -> Link:
+        return self.link
+
+    def attach_to(self, session: Session) -> None:
+        source = self.link.source or Source()
+        self._up = session.attach_sender(
+            self.link.name,
+            source=replace(source, raw=None),
+            target=Target(address=self.address),
+            settled=True,
+        )
+        self._up.owner = self
+
+    def handle(self, event: Event) -> None:
+        up = self._up
+        assert up is not None
+        match event:
+            case Attached() if up.target is not None and self.link.state is LinkState.OFFERED:
+                self.attach()
+                self.relay.client.touch()
+            case CreditChanged():
+                self._send()
+            case Detached():
+                self.lose_by(event.error)
+
+    def close(self, now_ms: int) -> None:
+        self.relay.forget(self)
+        if self._up is not None:
+            self._up.detach()
+            self.relay.flush()
+
+    def _forward(self, request: Sections, now_ms: int) -> bytes | None:
+        """Check the right to a request, then hand it on; its answer comes by the reply link."""
+        try:
+            operation = text_of(decode_map(request.application_properties).get("operation"))
+        except DecodeError as error:
+            raise MalformedMessage(f"the request cannot be read: {error}") from error
+        right = SEND if operation in SENDING_OPERATIONS else LISTEN
+        try:
+            # On the node itself: some SDKs put their token for it, others for the whole entity.
+            self.relay.client.grants.require(self.address, right, now_ms)
+        except Unauthorized as refusal:
+            self.relay.client.log_refusal(f"a request to {self.address!r}", refusal)
+            return failure(correlation_id(request), refusal)
+        if len(self._waiting) >= WAITING_MAX:
+            raise QuotaExceeded(f"{WAITING_MAX} requests wait for the primary; send fewer at once.")
+        self._waiting.append(join(request))
+        self._send()
+        return None
+
+    def _send(self) -> None:
+        up = self._up
+        while self._waiting and up is not None and up.credit > 0:
+            up.send(self._waiting.popleft(), b"\0", settled=True)
+        self.relay.flush()
+
+
+def _runs(numbers: list[int], theirs: dict[int, int]) -> list[tuple[int, int, int]]:
+    """Runs of deliveries that follow one another at both ends: our first, their first and last.
+
+    They are taken out of `theirs`.
+    """
+    runs: list[tuple[int, int, int]] = []
+    for number in numbers:
+        other = theirs.pop(number, None)
+        if other is None:
+            continue
+        if runs:
+            here, first, last = runs[-1]
+            if other == last + 1 and number == here + other - first:
+                runs[-1] = here, first, other
+                continue
+        runs.append((number, other, other))
+    return runs

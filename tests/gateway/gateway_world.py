@@ -1,0 +1,95 @@
+"""A gateway in front of two embedded brokers, for tests with the official SDK and a raw client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from azure.servicebus.aio import ServiceBusClient
+
+from twinbus import SendAvailabilityOptions, pair_namespaces
+from twinbus.broker.embedded import EmbeddedBroker
+from twinbus.broker.front import DEFAULT_KEY, Front
+from twinbus.broker.host import NamespaceAt, parse_rule
+from twinbus.gateway import GatewayHost
+
+PATIENCE_S = 60.0
+RULES = {"sender": "send-key:Send", "listener": "listen-key:Listen"}
+
+
+@dataclass
+class GatewayWorld:
+    """Two brokers and a gateway."""
+
+    primary: EmbeddedBroker
+    secondary: EmbeddedBroker
+    gateway: GatewayHost
+
+    def client(self, rule: str | None = None, **options: Any) -> ServiceBusClient:
+        """A client of the gateway, with all rights or those of a rule."""
+        return ServiceBusClient.from_connection_string(self.connection_string(rule), **options)
+
+    def connection_string(self, rule: str | None = None) -> str:
+        text = self.gateway.connection_string()
+        if rule is None:
+            return text
+        key = RULES[rule].partition(":")[0]
+        return text.replace("RootManageSharedAccessKey", rule).replace(DEFAULT_KEY, key)
+
+    async def received(self, queue: str, count: int) -> list[str]:
+        """The bodies of so many messages of the primary, received there without the gateway."""
+        bodies: list[str] = []
+        text = self.primary.connection_string()
+        async with (
+            asyncio.timeout(PATIENCE_S),
+            ServiceBusClient.from_connection_string(text) as client,
+            client.get_queue_receiver(queue) as receiver,
+        ):
+            while len(bodies) < count:
+                for message in await receiver.receive_messages(count, max_wait_time=1):
+                    bodies.append(str(message))
+                    await receiver.complete_message(message)
+        return bodies
+
+
+@asynccontextmanager
+async def gateway_world(
+    *queues: str, ledger: Path | None = None, patience_s: float = 30.0, **options: Any
+) -> AsyncIterator[GatewayWorld]:
+    """Both brokers and the gateway, with these queues in the primary."""
+    settings: dict[str, Any] = {
+        "backlog_queue_count": 2,
+        "failover_interval": 0.5,
+        "ping_primary_interval": 1,
+        "attempt_timeout": 1,
+        "enable_syphon": True,
+        "syphon_poll": 1,
+        "ledger": None if ledger is None else str(ledger),
+        **options,
+    }
+    rules = [parse_rule(f"{name}:{rest}") for name, rest in RULES.items()]
+    with EmbeddedBroker("contoso") as primary, EmbeddedBroker("contoso-dr") as secondary:
+        for queue in queues:
+            primary.create_queue(queue)
+        pair = pair_namespaces(
+            primary.connection_string(),
+            secondary.connection_string(),
+            SendAvailabilityOptions(**settings),
+        )
+        gateway = GatewayHost(NamespaceAt("gate"), pair, Front(rules=rules), patience_s=patience_s)
+        await gateway.start()
+        try:
+            yield GatewayWorld(primary, secondary, gateway)
+        finally:
+            await gateway.close()
+
+
+async def wait_for(is_so: Callable[[], bool]) -> None:
+    """Wait until something is so."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not is_so():  # noqa: ASYNC110  # there is no event to wait for
+            await asyncio.sleep(0.02)

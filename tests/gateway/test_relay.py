@@ -1,0 +1,170 @@
+"""Everything but sending goes to the primary, link by link; rights are checked at the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from azure.core.exceptions import ClientAuthenticationError, HttpResponseError
+from azure.servicebus import (
+    NEXT_AVAILABLE_SESSION,
+    ServiceBusMessage,
+    ServiceBusReceivedMessage,
+    ServiceBusReceiveMode,
+)
+from azure.servicebus.exceptions import (
+    OperationTimeoutError,
+    ServiceBusAuthenticationError,
+    ServiceBusAuthorizationError,
+    ServiceBusError,
+)
+
+from tests.end_to_end.raw_client import RawClient, message
+from tests.gateway.gateway_world import gateway_world
+from tests.official_sdk import async_administration
+from twinbus.amqp.message import Properties, decode_map, encode_message, split
+from twinbus.broker.descriptions import QueueDescription
+from twinbus.broker.links.management import OPERATIONS, SENDING_OPERATIONS
+
+pytestmark = pytest.mark.contract
+
+REFUSED = (ServiceBusAuthenticationError, ServiceBusAuthorizationError)
+
+
+async def test_receive_settle_peek_defer_and_dead_letter() -> None:
+    async with gateway_world("orders") as world, world.client() as client:
+        async with client.get_queue_sender("orders") as sender:
+            await sender.send_messages([ServiceBusMessage(f"m{n}") for n in range(5)])
+        async with client.get_queue_receiver("orders") as receiver:
+            assert [str(one) for one in await receiver.peek_messages(2)] == ["m0", "m1"]
+            got: list[ServiceBusReceivedMessage] = []
+            while len(got) < 5:
+                got += await receiver.receive_messages(5 - len(got), max_wait_time=30)
+            await receiver.renew_message_lock(got[0])
+            await receiver.dead_letter_message(got[0], reason="bad")
+            await receiver.defer_message(got[1])
+            await receiver.abandon_message(got[2])
+            await receiver.complete_message(got[3])
+            await receiver.complete_message(got[4])
+            number = got[1].sequence_number
+            assert number is not None
+            [deferred] = await receiver.receive_deferred_messages(number)
+            assert str(deferred) == "m1"
+            await receiver.complete_message(deferred)
+            [again] = await receiver.receive_messages(1, max_wait_time=30)
+            assert (str(again), again.delivery_count) == ("m2", 1)
+            await receiver.complete_message(again)
+            assert await receiver.receive_messages(1, max_wait_time=0.5) == []
+        deleting = ServiceBusReceiveMode.RECEIVE_AND_DELETE
+        async with client.get_queue_receiver(
+            "orders", sub_queue="deadletter", receive_mode=deleting
+        ) as receiver:
+            [dead] = await receiver.receive_messages(1, max_wait_time=30)
+            assert (str(dead), dead.dead_letter_reason) == ("m0", "bad")
+
+
+async def test_sessions_with_state_and_scheduled_messages_with_numbers() -> None:
+    async with gateway_world() as world, world.client(retry_total=0) as client:
+        world.primary.create_queue("talks", QueueDescription(requires_session=True))
+        async with client.get_queue_sender("talks") as sender:
+            await sender.send_messages(ServiceBusMessage("s1", session_id="a"))
+            later = datetime.now(UTC) + timedelta(hours=1)
+            numbers = await sender.schedule_messages(
+                ServiceBusMessage("later", session_id="a"), later
+            )
+            assert len(numbers) == 1
+            await sender.cancel_scheduled_messages(numbers)
+        async with client.get_queue_receiver(
+            "talks", session_id=NEXT_AVAILABLE_SESSION
+        ) as receiver:
+            assert receiver.session.session_id == "a"
+            await receiver.session.set_state(b"half")
+            assert await receiver.session.get_state() == b"half"
+            await receiver.session.renew_lock()
+            [got] = await receiver.receive_messages(1, max_wait_time=30)
+            await receiver.complete_message(got)
+        with pytest.raises(OperationTimeoutError):
+            async with client.get_queue_receiver(
+                "talks", session_id=NEXT_AVAILABLE_SESSION, max_wait_time=0.5
+            ):
+                pass
+
+
+async def test_a_link_that_the_primary_detaches_is_detached_here_with_its_condition() -> None:
+    async with gateway_world("orders") as world:
+        raw = await RawClient.open(world.connection_string())
+        await raw.receiver("orders", credit=10)
+        async with async_administration(world.primary.connection_string()) as admin:
+            await admin.delete_queue("orders")
+        async with asyncio.timeout(60):
+            error = await raw.detached.get()
+        assert error is not None
+        assert str(error.condition) == "amqp:not-found"
+        await raw.close()
+
+
+async def test_links_to_a_dead_primary_are_detached_and_the_client_stays_connected() -> None:
+    async with gateway_world("orders") as world:
+        raw = await RawClient.open(world.connection_string())
+        await raw.receiver("orders", credit=10)
+        world.primary.stop()
+        async with asyncio.timeout(60):
+            error = await raw.detached.get()
+        assert error is not None
+        assert "connection to the primary" in str(error.description)
+        sender = await raw.sender("orders")
+        await sender.room()
+        async with asyncio.timeout(60):
+            await sender.send(message("diverted"))
+        await raw.close()
+
+
+async def test_rights_are_checked_before_anything_goes_to_the_primary() -> None:
+    async with gateway_world("orders") as world:
+        async with world.client("sender", retry_total=0) as client:
+            with pytest.raises(REFUSED, match="'Listen' claim"):
+                async with client.get_queue_receiver("orders") as receiver:
+                    await receiver.receive_messages(1, max_wait_time=1)
+        async with (
+            world.client("listener", retry_total=0) as client,
+            client.get_queue_receiver("orders") as receiver,
+        ):
+            assert await receiver.peek_messages(1) == []
+        raw = await RawClient.open(world.connection_string("listener"))
+        requests = await raw.sender("orders/$management")
+        replies = await raw.receiver("orders/$management", credit=10)
+        await requests.room()
+        for operation in OPERATIONS:
+            requests.send_unasked(_request(operation))
+            reply = await replies.receive()
+            assert reply is not None
+            answer = decode_map(split(reply.payload).application_properties)
+            assert (answer["statusCode"] == 401) == (operation in SENDING_OPERATIONS), operation
+        await raw.close()
+
+
+def _request(operation: str) -> bytes:
+    return encode_message(
+        properties=Properties(message_id=operation),
+        application_properties={"operation": operation},
+        value={},
+    )
+
+
+async def test_administration_needs_the_right_to_manage() -> None:
+    async with gateway_world() as world:
+        async with async_administration(world.connection_string()) as admin:
+            await admin.create_queue("made")
+            await admin.create_queue("forwards", forward_to="made")
+            names = [queue.name async for queue in admin.list_queues()]
+            assert names == ["forwards", "made"]
+        async with async_administration(world.primary.connection_string()) as admin:
+            assert str((await admin.get_queue("forwards")).forward_to).endswith("made")
+        async with async_administration(world.connection_string("sender")) as admin:
+            with pytest.raises((ClientAuthenticationError, HttpResponseError)):
+                await admin.delete_queue("made")
+        world.primary.stop()
+        async with async_administration(world.connection_string()) as admin:
+            with pytest.raises((HttpResponseError, ServiceBusError), match="did not answer"):
+                await admin.get_queue("made")
