@@ -20,6 +20,7 @@ from pyspark.sql import functions as F
 from twinbus.cost.quantities import YEAR_S
 from twinbus.errors import TwinbusError
 from twinbus.pipeline.spark.background_job import failure_of
+from twinbus.pipeline.spark.session import session_for_tables
 from twinbus.planning import model
 from twinbus.planning.outages import LENGTH_MAX_S, Lengths, OutagePattern
 from twinbus.planning.outcomes import PlanQuestion, SampledMean, SettingOutcome
@@ -52,7 +53,7 @@ COLUMNS: Final = model.Calculus(
 
 def simulate(spark: SparkSession, question: PlanQuestion) -> list[SettingOutcome]:
     """What becomes of every setting of the question, in their order."""
-    years = lived_years(drawn_years(spark, question), question)
+    years = lived_years(drawn_years(session_for_tables(spark), question), question)
     try:
         rows = totals(years).collect()  # at most SETTINGS_MAX of them
     except Exception as error:  # the errors of Spark and of its gateway share no class

@@ -14,6 +14,7 @@ from twinbus.errors import SyphonError
 from twinbus.ledger.record import FILE_SUFFIX, LedgerError
 from twinbus.loops import run_anywhere
 from twinbus.namespace.endpoint import Endpoint
+from twinbus.pipeline.spark.session import session_for_tables
 from twinbus.pipeline.tables.bronze import read_ledger
 from twinbus.syphon.connection.counts import CountsUnavailable, QueueCounts, counts_of
 from twinbus.syphon.connection.selection import count_matching
@@ -117,8 +118,9 @@ class DrainRun:
         if self.ledger is None:
             return None
         place = self.ledger.removeprefix("file://")
+        session = session_for_tables(self.spark)
         try:
-            lines = read_ledger(self.spark, place, files=f"{self.name}-*{FILE_SUFFIX}*")
+            lines = read_ledger(session, place, files=f"{self.name}-*{FILE_SUFFIX}*")
         except LedgerError:
             # Its tasks had nothing to write.
             return DrainStatistics()

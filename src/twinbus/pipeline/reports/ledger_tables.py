@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pyspark.sql import functions as F
 
 from twinbus.errors import TwinbusError
-from twinbus.ledger.record import OPEN_SUFFIX
+from twinbus.ledger.record import FILE_SUFFIX, OPEN_SUFFIX
 from twinbus.pipeline.reports.documents import ReportRequest, ReportScope
 from twinbus.pipeline.spark.session import (
     master_of,
@@ -25,6 +25,7 @@ from twinbus.pipeline.spark.session import (
     session_for_many,
 )
 from twinbus.pipeline.store.current import CurrentTables
+from twinbus.pipeline.store.place_files import PlaceFiles
 from twinbus.pipeline.store.raw_files import missing_from_files
 from twinbus.pipeline.store.store import TableStore
 from twinbus.pipeline.store.stream import tables_place
@@ -63,13 +64,11 @@ class BatchTables:
     ) -> None:
         self.ledger = str(ledger)
         self.bucket_s = bucket_s
-        session, self._is_small = spark, False
-        # A cluster, whose ledger is at a URL, has settings of its own.
-        if "://" not in str(ledger):
-            size_bytes = sum(path.stat().st_size for path in Path(ledger).glob("*.jsonl*"))
-            self._is_small = size_bytes <= SMALL_BYTES
-            many = size_bytes // LINE_BYTES
-            session = session_for_few(spark) if self._is_small else session_for_many(spark, many)
+        files = PlaceFiles(str(ledger)).found()
+        size_bytes = sum(file.size_bytes for file in files if FILE_SUFFIX in file.name)
+        self._is_small = size_bytes <= SMALL_BYTES
+        many = size_bytes // LINE_BYTES
+        session = session_for_few(spark) if self._is_small else session_for_many(spark, many)
         # First: it refuses a place without a ledger in one line.
         lines = bronze.read_ledger(session, ledger)
         inside = TableStore(session, tables_place(ledger))

@@ -17,6 +17,7 @@ import os
 import re
 import sys
 import tempfile
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import IO, TYPE_CHECKING, Any, Final
@@ -48,6 +49,10 @@ ROWS_A_PARTITION: Final = 2_000_000
 """Of records, so that a task has what it adds up in its memory. Larger ones are sorted on disk: an
 audit of a hundred million records in 4 partitions took 235 s and 4.8 GB, in 32 134 s and 2.4 GB."""
 
+ROWS_A_TASK: Final = 100_000
+"""A task of fewer records mostly starts and ends: with a cluster's 200 partitions, a report on
+32,000 records was 2,275 tasks."""
+
 _FOR_FEW: Final = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
@@ -64,6 +69,11 @@ _LISTED_BY_DRIVER: Final = "spark.sql.sources.parallelPartitionDiscovery.thresho
 _PARTITIONS: Final = "spark.sql.shuffle.partitions"
 _PARTITIONS_AT_FIRST: Final = "spark.sql.adaptive.coalescePartitions.initialPartitionNum"
 """Before Spark joins those that turn out to be small."""
+
+_beside: weakref.WeakKeyDictionary[SparkSession, dict[frozenset[tuple[str, str]], SparkSession]] = (
+    weakref.WeakKeyDictionary()
+)
+"""Sessions that were made beside a session, by their settings."""
 
 _TAIL_BYTES: Final = 16_000
 _TELLING: Final = ("Exception: ", "Error: ", "ERROR")
@@ -143,10 +153,8 @@ def stop_session(session: SparkSession) -> None:
 
 
 def session_for_tables(spark: SparkSession) -> SparkSession:
-    """A session that reads many files without a job to list them, which may be the given one."""
-    if int(spark.conf.get(_LISTED_BY_DRIVER) or 0) >= LISTED_BY_DRIVER_MAX:
-        return spark
-    return _session_with(spark, {})
+    """A session for tables of a size that is not known, which may be the given one."""
+    return session_for_many(spark, 0)
 
 
 def session_for_few(spark: SparkSession) -> SparkSession:
@@ -155,20 +163,50 @@ def session_for_few(spark: SparkSession) -> SparkSession:
 
 
 def session_for_many(spark: SparkSession, rows: int) -> SparkSession:
-    """A session for so many rows, which may be the given one."""
-    wanted = -(-rows // ROWS_A_PARTITION)
-    if wanted <= int(spark.conf.get(_PARTITIONS) or 0):
-        return spark
-    return _session_with(spark, {_PARTITIONS_AT_FIRST: str(wanted)})
+    """A session for so many rows, which may be the given one.
+
+    The given one says how many partitions there are at most, unless these would be too large.
+    """
+    given = spark.conf.get(_PARTITIONS) or ""
+    if not given.isdecimal():
+        # Some platforms choose by themselves ("auto").
+        return _session_with(spark, {})
+    useful = max(SHUFFLE_PARTITIONS, -(-rows // ROWS_A_TASK))
+    wanted = str(max(min(int(given), useful), -(-rows // ROWS_A_PARTITION)))
+    settings = {_PARTITIONS: wanted}
+    if spark.conf.get(_PARTITIONS_AT_FIRST, None) is not None:
+        settings[_PARTITIONS_AT_FIRST] = wanted
+    return _session_with(spark, settings)
 
 
-def _session_with(spark: SparkSession, settings: dict[str, str]) -> SparkSession:
+def _session_with(spark: SparkSession, settings: Mapping[str, str]) -> SparkSession:
+    """A session that differs from the given one by some settings; the given one if by none."""
     if not classic.is_classic(spark):
         # Frames of two sessions cannot be joined there, and this one is the user's to configure.
         return spark
+    given: dict[str, str] = dict(spark.conf.getAll)
+    listed = int(spark.conf.get(_LISTED_BY_DRIVER) or 0)
+    wanted = {**given, _LISTED_BY_DRIVER: str(max(listed, LISTED_BY_DRIVER_MAX)), **settings}
+    if all(spark.conf.get(name, None) == value for name, value in wanted.items() - given.items()):
+        return spark
+    made = _beside.setdefault(spark, {})
+    key = frozenset(wanted.items())
+    if key not in made:
+        made[key] = _new_session(spark, wanted)
+    return made[key]
+
+
+def _new_session(spark: SparkSession, settings: Mapping[str, str]) -> SparkSession:
+    from pyspark.errors import AnalysisException
+
     session = spark.newSession()
-    for name, value in {_LISTED_BY_DRIVER: str(LISTED_BY_DRIVER_MAX), **settings}.items():
-        session.conf.set(name, value)
+    # It has the settings of the application, not those that were made in the given session:
+    # credentials for a URL are often among these.
+    there: dict[str, str] = dict(session.conf.getAll)
+    for name, value in settings.items() - there.items():
+        # Of those that only the application has, none can differ in a way that matters here.
+        with contextlib.suppress(AnalysisException):
+            session.conf.set(name, value)
     return session
 
 

@@ -61,12 +61,15 @@ def current_tables(
         if tries_left and before.keys() - found.keys():
             # Ended before the update looked, or after it: the next one will have it.
             continue
-        tail = _Tail(spark, store, snapshot, ledger, found) if found else None
+        tail = _Tail(store, snapshot, ledger, found) if found else None
         try:
             still_open = _open_files(store, ledger).keys()
             if tail is None or not tries_left or found.keys() <= still_open:
                 _require_read(ledger, tail, still_open)
-                yield CurrentTables(store, str(ledger), snapshot, tail)
+                few = snapshot.records <= _FEW_RECORDS
+                yield CurrentTables(
+                    store, store.for_few() if few else store, str(ledger), snapshot, tail
+                )
                 return
         finally:
             if tail is not None:
@@ -81,6 +84,8 @@ class CurrentTables:
     """The width of a point in the tables over time."""
 
     _store: TableStore
+    _sums: TableStore
+    """The same tables, for sums."""
     ledger: str
     _snapshot: Snapshot
     _tail: _Tail | None
@@ -127,9 +132,7 @@ class CurrentTables:
 
     def _total(self, table: GoldTable) -> DataFrame:
         change = self._tail.step.change_of(table) if self._tail else None
-        few = self._snapshot.records <= _FEW_RECORDS
-        store = self._store.for_few() if few else self._store
-        return totals(store, self._snapshot, table, change)
+        return totals(self._sums, self._snapshot, table, change)
 
 
 class _Tail:
@@ -137,14 +140,13 @@ class _Tail:
 
     def __init__(
         self,
-        spark: SparkSession,
         store: TableStore,
         snapshot: Snapshot,
         ledger: Path | str,
         files: Mapping[str, int],
     ) -> None:
         few = sum(files.values()) <= FEW_BYTES
-        session = store.for_few().session if few else spark
+        session = store.for_few().session if few else store.session
         # A file that is ended now has another name: the caller looks again.
         reader = session.read.schema(bronze.LINES).options(
             **bronze.READING, ignoreMissingFiles="true"

@@ -21,6 +21,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
@@ -49,22 +50,29 @@ _WORDS: Final = {BRONZE: "records", JOURNEYS: "journeys"}
 class TableStore:
     """The tables at one place, for one Spark session."""
 
-    def __init__(self, spark: SparkSession, place: Path | str, lake: Lake | None = None) -> None:
+    def __init__(self, spark: SparkSession, place: Path | str) -> None:
+        self._given = spark
         self.session = session_for_tables(spark)
         self._files = PlaceFiles(str(place))
         self.place = self._files.place
         self._schemas = stored_schemas()
         columns = {table: schema.json() for table, schema in self._schemas.items()}
-        self.lake = lake or Lake(self.place, columns)
+        self.lake = Lake(self.place, columns)
 
     def for_few(self) -> TableStore:
         """The same tables by a session that is made for few rows: nothing is compiled for them."""
-        return TableStore(session_for_few(self.session), self.place, self.lake)
+        return self._by(session_for_few(self._given))
 
     def for_many(self, rows: int) -> TableStore:
         """The same tables by a session that is made for so many rows; it may be this one."""
-        session = session_for_many(self.session, rows)
-        return self if session is self.session else TableStore(session, self.place, self.lake)
+        return self._by(session_for_many(self._given, rows))
+
+    def _by(self, session: SparkSession) -> TableStore:
+        if session is self.session:
+            return self
+        store = copy(self)
+        store.session = session
+        return store
 
     def latest(self) -> Snapshot:
         """The last snapshot; LedgerError where its tables cannot be used."""

@@ -49,6 +49,9 @@ FOLLOW_S: Final = 10.0
 FEW_BYTES: Final = 1_500_000
 """Of files of the ledger: about `increment.ONE_TASK_MAX` records."""
 
+TASK_BYTES: Final = 16 << 20
+"""Of files of the ledger that a task writes as one file: Spark makes a task of every few files."""
+
 SUM_PARTS_MAX: Final = 16
 """Batches of a gold table that are added up when it is read; then one writes them as one."""
 
@@ -167,27 +170,28 @@ def _take_all(
         if not new:
             return compact(store).snapshot if pays(store, snapshot) else snapshot
         names = list(new)[:files_max]
-        few = sum(new[name] for name in names) <= FEW_BYTES
-        announce(_Batch(store, snapshot, few=few).take(ledger, names))
+        size_bytes = sum(new[name] for name in names)
+        announce(_Batch(store, snapshot, size_bytes).take(ledger, names))
 
 
 class _Batch:
     """Some files of the ledger as one change of all tables."""
 
-    def __init__(self, store: TableStore, before: Snapshot, *, few: bool) -> None:
+    def __init__(self, store: TableStore, before: Snapshot, size_bytes: int) -> None:
         self._store = store
         self._before = before
-        self._few = few
+        self._size_bytes = size_bytes
         self._part = store.new_part(before.batch + 1)
         self._tables = kept_tables()
         self._changes: dict[str, TableChange] = {}
 
     def take(self, ledger: str, names: Sequence[str]) -> Snapshot:
         """Write and commit what the files say."""
-        session = self._store.for_few().session if self._few else self._store.session
+        few = self._size_bytes <= FEW_BYTES
+        session = self._store.for_few().session if few else self._store.session
         reader = session.read.schema(bronze.LINES).options(**bronze.READING)
         lines = reader.json(ledger_paths(ledger, names))
-        counts = self._write_records(lines.coalesce(1) if self._few else lines)
+        counts = self._write_records(lines.coalesce(max(1, self._size_bytes // TASK_BYTES)))
         aside = dict(self._before.set_aside)
         for why, count in bronze.set_aside(counts).items():
             aside[why] = aside.get(why, 0) + count
@@ -243,7 +247,7 @@ class _Batch:
             fan_out=fan_out,
         )
         try:
-            parts = self._write_sums(step)
+            parts = self._write_sums(step, one_task=few)
         finally:
             step.close()
         return replace(after, fan_out=after.fan_out or fan_out, sum_parts=parts)
@@ -251,7 +255,7 @@ class _Batch:
     def _written(self, store: TableStore, table: str) -> DataFrame:
         return store.read_files(table, [file.path for file in self._changes[table].added])
 
-    def _write_sums(self, step: increment.Increment) -> int:
+    def _write_sums(self, step: increment.Increment, *, one_task: bool) -> int:
         """Write what each gold table gains; return how many batches it has side by side then."""
         whole = self._before.sum_parts >= SUM_PARTS_MAX
 
@@ -260,7 +264,9 @@ class _Batch:
             if whole:
                 rows = increment.totals(self._store, self._before, table, rows)
                 replaced = self._store.lake.files(table.name, self._before)
-            return TableChange(self._store.write(rows, table.name, self._part), replaced)
+            # One file, unless it would be large.
+            placed = rows.coalesce(1) if one_task else rows.hint("rebalance")
+            return TableChange(self._store.write(placed, table.name, self._part), replaced)
 
         with ThreadPoolExecutor(WRITES_AT_ONCE) as pool:
             changes = list(pool.map(write, self._tables))
