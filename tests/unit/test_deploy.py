@@ -1,4 +1,5 @@
-"""The files of deploy/: every metric and label they name exists, and promtool accepts the rules."""
+"""The files of deploy/: every metric, label and command they name exists, and promtool accepts the
+rules."""
 
 from __future__ import annotations
 
@@ -7,11 +8,15 @@ import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from tests.promtool import NoPromtool, find_promtool
+from twinbus.console.cli import app
 from twinbus.pairing.core.failover import EntityState
 from twinbus.pairing.core.status import QUEUE_STATES
 from twinbus.pairing.observing import metrics as pair_metrics
@@ -21,6 +26,7 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 RULES = DEPLOY / "prometheus/twinbus.rules.yml"
 CASES = DEPLOY / "prometheus/twinbus.test.yml"
 DASHBOARD = DEPLOY / "grafana/twinbus.json"
+CONTAINERS = (DEPLOY / "Containerfile", DEPLOY / "compose.yaml")
 
 TARGET_LABELS = frozenset({"instance", "job"})
 """What Prometheus adds itself."""
@@ -116,6 +122,31 @@ def test_panels_have_their_own_ids_and_do_not_overlap() -> None:
 def test_a_planted_breach_is_found(text: str, breach: str | None) -> None:
     found = list(breaches(text))
     assert found == [] if breach is None else found[0].startswith(breach)
+
+
+def container_commands() -> list[list[str]]:
+    """Return what the containers run, after `twinbus`."""
+    texts = "\n".join(path.read_text() for path in CONTAINERS)
+    found = re.findall(r"^ *(?:command:|CMD) (\[.*\])$", texts, re.MULTILINE)
+    return [json.loads(words) for words in found]
+
+
+def parse(words: list[str]) -> None:
+    """Read a command line as `twinbus` does and run nothing; an error of click if it is wrong."""
+    command: Any = get_command(app)
+    while isinstance(command, TyperGroup):
+        name, *words = words
+        command = command.commands[name]
+    command.make_context("twinbus", words)
+
+
+def test_the_containers_run_commands_and_options_that_exist() -> None:
+    found = container_commands()
+    assert sorted(words[0] for words in found) == ["page", "serve", "serve", "serve", "syphon"]
+    for words in found:
+        parse(words)
+    with pytest.raises(Exception, match="--prt"):
+        parse(["page", "--prt", "8080"])
 
 
 @pytest.fixture(scope="module")
