@@ -50,8 +50,8 @@ Handler = TypeVar("Handler", ServiceBusSender, ServiceBusReceiver)
 
 PING_CONTENT_TYPE = "application/vnd.ms-servicebus-ping"
 TOKEN_LIFE_S = 600
-PATIENCE_S = 20.0
-"""How long messages that wait in a queue may take to come, on a machine that is busy."""
+PATIENCE_S = 60.0
+"""How long messages that wait in a queue may take to come, and an answer, on a busy machine."""
 
 SILENCE_S = 0.5
 """Before a queue is asked whether it has more."""
@@ -264,6 +264,6 @@ class Faults:
         body = None if document is None else json.dumps(document).encode()
         headers = {"Authorization": self._token, "Content-Type": "application/json"}
         request = urllib.request.Request(url, data=body, headers=headers, method=method)
-        with urllib.request.urlopen(request, timeout=10) as response:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
             text = response.read()
         return json.loads(text) if text else None

@@ -25,6 +25,8 @@ STOP_LIMIT_S = 60.0
 """No promise, only an end of patience: with ten times the work it takes ten times as long."""
 
 HEALTH_POLL_S = 0.01
+ANSWER_LIMIT_S = 60.0
+"""For one answer of /health; an end of patience, too."""
 
 
 def run_twinbus(
@@ -173,7 +175,7 @@ class ServedBroker:
     def health(self, name: str | None = None) -> dict[str, Any]:
         """What /health answers."""
         url = f"http://localhost:{self.port(name)}/health"
-        with urllib.request.urlopen(url, timeout=5) as response:
+        with urllib.request.urlopen(url, timeout=ANSWER_LIMIT_S) as response:
             answer: dict[str, Any] = json.load(response)
             return answer
 

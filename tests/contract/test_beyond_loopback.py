@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.contract.certificates import client_context, server_context, write_server_files
-from tests.processes import ServedBroker, run_twinbus
+from tests.processes import ANSWER_LIMIT_S, ServedBroker, run_twinbus
 from twinbus.broker.embedded import EmbeddedBroker
 from twinbus.broker.listener import AMQP_HEADER, TLS_HEADER
 from twinbus.errors import BrokerStartError
@@ -30,7 +30,9 @@ class SecuredBroker(ServedBroker):
 
     def health(self, name: str | None = None) -> dict[str, Any]:
         url = f"https://localhost:{self.port(name)}/health"
-        with urllib.request.urlopen(url, timeout=5, context=client_context()) as response:
+        with urllib.request.urlopen(
+            url, timeout=ANSWER_LIMIT_S, context=client_context()
+        ) as response:
             answer: dict[str, Any] = json.load(response)
             return answer
 
