@@ -144,6 +144,7 @@ class PairedCall:
 
     async def _try_primary(self, timeout_s: float) -> CallResult:
         began = self.loop.time()
+        self._require_open_pool()
         pooled = self.pool.take()
         is_late = pooled is None or self.decisions.primary_error is not None
         try:
@@ -200,10 +201,15 @@ class PairedCall:
                 return pooled
             await pool.wait(self.ends_at)
             self.state.require_open()
-            if pool.closed and pool is self.pool:
-                raise ValueError(f"the sender to {self.entity.path} was closed; get a new one")
+            if pool is self.pool:
+                self._require_open_pool()
         pool.wake_one()
         return None
+
+    def _require_open_pool(self) -> None:
+        """Raise if the sender was closed, while this call waited or was attempted elsewhere."""
+        if self.pool.closed:
+            raise ValueError(f"the sender to {self.entity.path} was closed; get a new one")
 
     def _is_over(self) -> bool:
         return self.loop.time() >= self.ends_at

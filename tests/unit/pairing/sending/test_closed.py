@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,6 +11,7 @@ from azure.servicebus import ServiceBusMessage
 
 from twinbus.errors import PairClosedError
 from twinbus.testing.fake_pair import FakePair
+from twinbus.testing.fake_sdk import refuses
 
 pytestmark = pytest.mark.virtual_time
 
@@ -40,4 +42,17 @@ async def test_what_is_no_message_has_no_id() -> None:
     with pytest.raises(ValueError, match="was closed") as caught:
         await sender.send_messages(7)
     assert caught.value.message_ids == ()  # type: ignore[attr-defined]
+    await world.client.close()
+
+
+async def test_a_sender_closed_while_a_call_waits_for_its_retry_says_so() -> None:
+    world = FakePair(retry_backoff_factor=5.0, failover_interval=3600.0)
+    world.primary.behaviour = refuses
+    sender = world.client.get_queue_sender("orders")
+    waiting = asyncio.create_task(sender.send_messages(MESSAGE))
+    await asyncio.sleep(1.0)
+    await sender.close()
+    with pytest.raises(ValueError, match="the sender to orders was closed") as caught:
+        await waiting
+    assert caught.value.message_ids == ("1",)  # type: ignore[attr-defined]
     await world.client.close()
