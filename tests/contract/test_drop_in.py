@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -99,3 +103,18 @@ async def test_a_mistyped_entity_is_not_steered(strings: tuple[str, str]) -> Non
             pair.force_failover("/ORDERS")
         assert list(pair.status().entities) == ["orders"]
         assert pair.status().entities["orders"].forced
+
+
+@pytest.mark.parametrize(("place", "printed"), [(0, "order 1\n"), (1, "")])
+def test_the_examples_of_the_page_run_as_printed(place: int, printed: str) -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "from-sdk.md"
+    examples = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    assert len(examples) == 2
+    done = subprocess.run(
+        [sys.executable, "-c", examples[place]],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, printed, "")
