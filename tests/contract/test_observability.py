@@ -193,14 +193,14 @@ async def test_ten_thousand_entities_cost_no_more_series_than_the_limit(
         collector = pair.collector(entities_max=10)
         client = pair._started()
         for number in range(10_000):
-            client.entity(f"queue-{number}").sent = 1
+            client.entity(f"queue-{number}").succeeded(1)
         first = scraped(collector)
         own = [k for k in first if k.startswith("twinbus_messages_stored_total{entity=queue")]
         assert len(own) == 20
         assert first[f"twinbus_messages_stored_total{{entity={OTHERS},route=primary}}"] == 9_990
         assert first["twinbus_entities{state=healthy}"] == 10_000
         # One past the limit does not take the place of another: no series goes back.
-        client.entity("queue-9999").sent = 100
+        client.entity("queue-9999").succeeded(99)
         second = scraped(collector)
         assert second.keys() == first.keys()
         assert all(second[name] >= first[name] for name in first)

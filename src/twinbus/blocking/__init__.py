@@ -6,8 +6,9 @@
         with pair.get_queue_sender("orders") as sender:
             sender.send_messages(ServiceBusMessage("order 1"))
 
-Everything runs in the asyncio core, on one thread that the pair starts; the caller waits for the
-result. Unlike a call of the sync SDK, a call can be interrupted: Ctrl-C ends it in the core too.
+The asyncio core runs on one thread that the pair starts, and the caller waits for the result. A
+busy sender sends small messages to a healthy entity on its caller's own thread. A call can be
+interrupted: Ctrl-C ends it in the core too.
 
 - A pair and its senders may be used by many threads at once.
 - Inside a coroutine a call works, but it blocks that coroutine's event loop: use `twinbus` itself

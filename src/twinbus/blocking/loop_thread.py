@@ -72,6 +72,11 @@ class LoopThread:
         finally:
             self._items.discard(item)
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop; starts the thread if it was not started."""
+        return self._running_loop()
+
     def call(self, function: Callable[[], T]) -> T:
         """Call a plain function on the loop; return its result."""
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Self
+from weakref import WeakSet
 
+from twinbus.blocking.direct_links import DirectLinks
 from twinbus.blocking.loop_thread import LoopThread
 from twinbus.blocking.sender import PairedSender
 from twinbus.blocking.sides import EventStream, PairSide
 from twinbus.errors import PairClosedError, PairingError
-from twinbus.namespace.namespace import Namespace
+from twinbus.namespace.namespace import KEEP_ALIVE_OFF, Namespace, bounds
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pair import Pair as CorePair
 from twinbus.pair import PairStatus
@@ -18,7 +20,7 @@ from twinbus.pairing.observing.listeners import BUFFER_MAX
 
 if TYPE_CHECKING:
     from azure.core.paging import ItemPaged
-    from azure.servicebus import ServiceBusClient, ServiceBusReceiver
+    from azure.servicebus import ServiceBusClient, ServiceBusReceiver, ServiceBusSender
 
     from twinbus.namespace.credentials import AwaitableCredential
     from twinbus.pairing.core.announcements import PairEvent
@@ -53,11 +55,13 @@ class Pair:
         self._primary = primary
         self._core = CorePair(primary, secondary, options)
         self._loop_thread = LoopThread("twinbus-pair")
-        self.primary = PairSide(self._core.primary, self._loop_thread, self._close_receivers)
+        self.primary = PairSide(self._core.primary, self._loop_thread, self._close_sync)
         self.secondary = PairSide(self._core.secondary, self._loop_thread)
         self._lock = threading.Lock()
         self._is_started = False
         self._receiving: ServiceBusClient | None = None
+        self._sending: ServiceBusClient | None = None
+        self._links: WeakSet[DirectLinks] = WeakSet()
 
     def __repr__(self) -> str:
         return repr(self._core)
@@ -87,14 +91,34 @@ class Pair:
 
     def get_queue_sender(self, queue_name: str, **sdk_options: Any) -> PairedSender:
         """A sender to a queue of the primary, which survives the loss of the primary."""
-        return self._sender(lambda: self._core.get_queue_sender(queue_name, **sdk_options))
+        core = self._loop_thread.call(
+            lambda: self._core.get_queue_sender(queue_name, **sdk_options)
+        )
+        return self._sender(core, "get_queue_sender", sdk_options)
 
     def get_topic_sender(self, topic_name: str, **sdk_options: Any) -> PairedSender:
         """A sender to a topic of the primary, which survives the loss of the primary."""
-        return self._sender(lambda: self._core.get_topic_sender(topic_name, **sdk_options))
+        core = self._loop_thread.call(
+            lambda: self._core.get_topic_sender(topic_name, **sdk_options)
+        )
+        return self._sender(core, "get_topic_sender", sdk_options)
 
-    def _sender(self, make: Callable[[], CoreSender]) -> PairedSender:
-        return PairedSender(self._loop_thread.call(make), self._loop_thread)
+    def _sender(
+        self, core: CoreSender, method: str, sdk_options: Mapping[str, Any]
+    ) -> PairedSender:
+        given = {
+            **KEEP_ALIVE_OFF, **sdk_options, "client_identifier": core.client_identifier
+        }  # fmt: skip
+
+        def make() -> ServiceBusSender:
+            made: ServiceBusSender = getattr(self._direct_client(), method)(
+                core.entity_name, **given
+            )
+            return made
+
+        links = DirectLinks(make, self._loop_thread.loop)
+        self._links.add(links)
+        return PairedSender(core, self._loop_thread, links)
 
     def get_queue_receiver(self, queue_name: str, **sdk_options: Any) -> ServiceBusReceiver:
         """The SDK's own receiver from the primary, with the SDK's own retries."""
@@ -191,24 +215,37 @@ class Pair:
             self._loop_thread.finish(self._core.close)
         finally:
             self._loop_thread.stop()
-            self._close_receivers()
+            self._close_sync()
 
     def _receiver_client(self) -> ServiceBusClient:
         # Raises if the pair is closed.
         self._loop_thread.call(lambda: self._core.backlog_queues)
         with self._lock:
             if self._receiving is None:
-                credential = None
-                fetching = self._primary.token_credential
-                if fetching is not None and fetching.is_async:
-                    credential = _Fetched(fetching, self._loop_thread)
-                self._receiving = self._primary.sync_client(credential)
+                self._receiving = self._sync_client()
             return self._receiving
 
-    def _close_receivers(self) -> None:
+    def _direct_client(self) -> ServiceBusClient:
+        """The client of the links that senders use beside the core."""
+        with self._lock:
+            if self._sending is None:
+                self._sending = self._sync_client(**bounds(self.options.attempt_timeout_s))
+            return self._sending
+
+    def _sync_client(self, **options: Any) -> ServiceBusClient:
+        credential = None
+        fetching = self._primary.token_credential
+        if fetching is not None and fetching.is_async:
+            credential = _Fetched(fetching, self._loop_thread)
+        return self._primary.sync_client(credential, **options)
+
+    def _close_sync(self) -> None:
+        """Close what is open to the primary beside the core."""
         if self._loop_thread.is_forked:
             # Closing them would write to the parent's connections.
             return
+        for links in tuple(self._links):
+            links.close(self.options.attempt_timeout_s)
         receiving, self._receiving = self._receiving, None
         if receiving is not None:
             closing = threading.Thread(target=receiving.close, name="twinbus-close", daemon=True)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from datetime import datetime
 from typing import Any, Self
 
 from azure.servicebus import ServiceBusMessageBatch
 
+from twinbus.blocking.direct_links import DirectLinks
 from twinbus.blocking.loop_thread import LoopThread
+from twinbus.pairing.sending.direct_attempts import DirectAttempts
 from twinbus.pairing.sending.sender import PairedSender as CoreSender
 from twinbus.pairing.sending.sender import warn_of_unknown
 
@@ -15,9 +19,11 @@ from twinbus.pairing.sending.sender import warn_of_unknown
 class PairedSender:
     """Sends to one entity of the primary, or to a backlog queue while the entity is down."""
 
-    def __init__(self, core: CoreSender, loop_thread: LoopThread) -> None:
+    def __init__(self, core: CoreSender, loop_thread: LoopThread, links: DirectLinks) -> None:
         self._core = core
         self._loop_thread = loop_thread
+        self._attempts = DirectAttempts(core.target)
+        self._links = links
 
     def __enter__(self) -> Self:
         """Begin to open the link in the background: the primary may be down, and must not raise."""
@@ -53,7 +59,34 @@ class PairedSender:
         """
         if unknown:
             warn_of_unknown(unknown)
-        self._loop_thread.run(lambda: self._core.send_messages(message, timeout=timeout))
+        if not self._sent_directly(message, timeout):
+            self._loop_thread.run(lambda: self._core.send_messages(message, timeout=timeout))
+
+    def _sent_directly(self, message: Any, timeout: float | None) -> bool:
+        """Send on the caller's thread, if a link is open for that; the core goes on if it fails."""
+        attempts, loop_thread = self._attempts, self._loop_thread
+        measured = attempts.measured(message, timeout)
+        if measured is None or loop_thread.is_forked:
+            return False
+        began = time.monotonic()
+        link = self._links.take(began)
+        if link is None:
+            return False
+        try:
+            self._links.send(link, message, attempts.timeout_s)
+        except Exception as error:  # noqa: BLE001  # the core judges it
+            failed = error
+        except BaseException as error:
+            # Interrupted: the core only takes note.
+            with contextlib.suppress(RuntimeError):
+                loop_thread.loop.call_soon_threadsafe(attempts.interrupted, message, error, began)
+            raise
+        else:
+            attempts.succeeded(began, measured)
+            return True
+        deadline = None if timeout is None else began + timeout
+        loop_thread.run(lambda: attempts.failed(message, failed, began, deadline))
+        return True
 
     def schedule_messages(
         self,
@@ -93,3 +126,5 @@ class PairedSender:
     def close(self) -> None:
         """Close the sender when calls in flight have ended; idempotent."""
         self._loop_thread.finish(self._core.close)
+        if not self._loop_thread.is_forked:
+            self._links.close(self._attempts.timeout_s)

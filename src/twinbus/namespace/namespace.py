@@ -210,7 +210,7 @@ class Namespace:
 
     def bounded_client(self, attempt_timeout_s: float) -> ServiceBusClient:
         """Return a client without retries whose calls end soon after the attempt timeout."""
-        return self.client(**RETRIES_OFF, try_timeout=attempt_timeout_s + BACKSTOP_S)
+        return self.client(**bounds(attempt_timeout_s))
 
     def client(self, **options: Any) -> ServiceBusClient:
         """Return an SDK client; `options` override the user's own."""
@@ -220,11 +220,11 @@ class Namespace:
         made: ServiceBusClient = self._client(ServiceBusClient, credential, options)
         return made
 
-    def sync_client(self, credential: Any = None) -> SyncClient:
+    def sync_client(self, credential: Any = None, **options: Any) -> SyncClient:
         """Return a sync SDK client; `credential` replaces one that works only with asyncio."""
         from azure.servicebus import ServiceBusClient as SyncClient
 
-        made: SyncClient = self._client(SyncClient, credential or self.credential, {})
+        made: SyncClient = self._client(SyncClient, credential or self.credential, options)
         return made
 
     def _client(self, kind: Any, credential: Any, options: Mapping[str, Any]) -> Any:
@@ -276,6 +276,11 @@ class Namespace:
             kinds = TransportType
             defaults["transport_type"] = kinds.AmqpOverWebsocket if route.websocket else kinds.Amqp
         return defaults
+
+
+def bounds(attempt_timeout_s: float) -> dict[str, Any]:
+    """Return the options of a client without retries whose calls end soon after this time."""
+    return {**RETRIES_OFF, "try_timeout": attempt_timeout_s + BACKSTOP_S}
 
 
 def _proxy_option(option: Mapping[str, Any], kind: Any) -> dict[str, Any]:

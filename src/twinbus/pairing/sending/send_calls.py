@@ -19,6 +19,7 @@ from twinbus.pairing.core.classify import meaning_of
 from twinbus.pairing.core.failover import Route
 from twinbus.pairing.core.secondary import DivertFault
 from twinbus.pairing.core.session_order import Diversion
+from twinbus.pairing.sdk.outgoing import Outgoing
 from twinbus.pairing.sdk.sender_pool import OpeningFailed, was_carried_out
 from twinbus.pairing.sending.calls import CallResult, PairedCall, SendTarget, translated, with_ids
 from twinbus.pairing.sending.carriers import OutgoingMessages
@@ -285,3 +286,9 @@ class SendingCall(PairedCall):
             primary_error=primary_error,
             queue_errors=errors,
         )
+
+
+def call_of(target: SendTarget, message: Any, deadline: float | None) -> SendingCall:
+    """The call of one message that has an id."""
+    own_ids = target.state.message_ids.own_in_backlog
+    return SendingCall(target, Outgoing(message, (message,), target.entity.path, own_ids), deadline)

@@ -26,7 +26,7 @@ from twinbus.pairing.sdk.outgoing import Outgoing, PairedMessageBatch, with_id
 from twinbus.pairing.sdk.sender_pool import SenderPool
 from twinbus.pairing.sending.calls import SendTarget, with_ids
 from twinbus.pairing.sending.schedule_calls import ScheduleCall, require_numbers
-from twinbus.pairing.sending.send_calls import SendingCall
+from twinbus.pairing.sending.send_calls import SendingCall, call_of
 
 PRIMARY: Final = Route.PRIMARY
 """A name of its own: every healthy send reads it, and member lookup in an enum is slow."""
@@ -52,7 +52,7 @@ class PairedSender:
         """`pool` is that of the target."""
         self._client_identifier = client_identifier
         self.pool = pool
-        self._target = target
+        self.target = target
         self._on_close = on_close
         self._state = state = target.state
         self._entity = target.entity
@@ -149,10 +149,8 @@ class PairedSender:
                 self._entity.raised += 1
                 raise asyncio.CancelledError
             return
-        own_ids = self._state.message_ids.own_in_backlog
-        outgoing = Outgoing(message, (message,), self._entity.path, own_ids)
         try:
-            await SendingCall(self._target, outgoing, deadline).run_after(failed, began, timeout_s)
+            await call_of(self.target, message, deadline).run_after(failed, began, timeout_s)
         except BaseException:
             self._entity.raised += 1
             raise
@@ -163,7 +161,7 @@ class PairedSender:
         outgoing = Outgoing.of(message, self._entity.path, ids, self._limits.watched)
         if not outgoing.messages:
             return
-        call = SendingCall(self._target, outgoing, deadline)
+        call = SendingCall(self.target, outgoing, deadline)
         try:
             if outgoing.suspects:
                 call.guard()
@@ -205,7 +203,7 @@ class PairedSender:
         if not len(outgoing):
             return []
         call = ScheduleCall(
-            self._target,
+            self.target,
             lambda sdk: sdk.schedule_messages(outgoing.payload, schedule_time_utc),
             outgoing.ids,
             deadline,
@@ -227,7 +225,7 @@ class PairedSender:
         if not isinstance(sequence_numbers, int) and not sequence_numbers:
             return
         await ScheduleCall(
-            self._target,
+            self.target,
             lambda sdk: sdk.cancel_scheduled_messages(sequence_numbers),
             (),
             deadline,
@@ -303,7 +301,7 @@ class PairedSender:
 
     def _warm_backlog(self) -> None:
         """Open a link to this sender's backlog queue before a failover needs it."""
-        self._state.warm(self._target.backlog)
+        self._state.warm(self.target.backlog)
 
     def _deadline(self, timeout: float | None) -> float | None:
         if timeout is None:

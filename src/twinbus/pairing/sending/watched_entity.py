@@ -7,7 +7,9 @@ and wakes every call that waits, on any change of state and when a person freeze
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -45,6 +47,9 @@ log = logging.getLogger("twinbus.pairing")
 UNUSED_MAX: Final = 1_000
 """Healthy entities without a sender that are kept, the latest ones: the status still shows them."""
 
+_COUNTING: Final = threading.Lock()
+"""Guards what several threads count."""
+
 HEALTHY: Final = EntityState.HEALTHY
 """A name of its own: member lookup in an enum takes Python 3.11 a tenth of a microsecond."""
 
@@ -54,8 +59,23 @@ class WatchedEntity:
 
     # Slots, because a pair may have ten thousand of these.
     __slots__ = (
-        "_armed_for", "_changed", "_listeners", "_loop", "_ping", "_pinging", "_stopped", "_timer",
-        "_waiters", "diverted", "failover", "oversize", "path", "raised", "reserved", "sent",
+        "_armed_for",
+        "_changed",
+        "_listeners",
+        "_loop",
+        "_ping",
+        "_pinging",
+        "_sent",
+        "_sent_elsewhere",
+        "_stopped",
+        "_timer",
+        "_waiters",
+        "diverted",
+        "failover",
+        "oversize",
+        "path",
+        "raised",
+        "reserved",
     )  # fmt: skip
 
     def __init__(
@@ -73,7 +93,7 @@ class WatchedEntity:
             ping_interval_s=options.ping_primary_interval_s,
             healthy_pings=options.healthy_pings,
         )
-        self.sent = 0
+        self._sent = self._sent_elsewhere = 0
         self.diverted = 0
         self.oversize = 0
         self.reserved = 0
@@ -101,10 +121,24 @@ class WatchedEntity:
 
     def succeeded(self, count: int) -> None:
         """Count messages that the primary stored now; heal the entity if it was not healthy."""
-        self.sent += count
+        self._sent += count
         # Every send calls this, and a success changes nothing of a healthy entity.
         if self.failover.state is not HEALTHY:
             self.tell(SendSucceeded())
+
+    def succeeded_elsewhere(self) -> None:
+        """Count a message that another thread than the loop's sent to the primary."""
+        with _COUNTING:
+            self._sent_elsewhere += 1
+        if self.failover.state is not HEALTHY:
+            # A loop that has ended has nothing to heal.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self.tell, SendSucceeded())
+
+    @property
+    def sent(self) -> int:
+        """Messages that the primary stored."""
+        return self._sent + self._sent_elsewhere
 
     def could_not_divert(self, flaws: Sequence[BacklogGuardError]) -> list[BacklogGuardError]:
         """Count messages that no backlog queue would take; return the first flaw of each kind."""
