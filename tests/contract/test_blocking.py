@@ -364,6 +364,27 @@ def test_a_program_that_never_closes_its_pair_ends_at_once_and_in_silence(
     assert ended - float(done.stdout) < 5
 
 
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_program_whose_lookup_or_credential_hangs_ends_all_the_same(
+    broker: EmbeddedBroker, closes: bool
+) -> None:
+    done = run_script(
+        broker,
+        f"""
+        import asyncio, time
+        hanging = asyncio.to_thread(time.sleep, 1_000)
+        asyncio.run_coroutine_threadsafe(hanging, pair._loop_thread.loop)
+        time.sleep(0.5)
+        if {closes}:
+            pair.close()
+        print(time.monotonic(), flush=True)
+        """,
+    )
+    ended = time.monotonic()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ended - float(done.stdout) < 20
+
+
 def test_a_forked_child_is_told_and_the_parents_pair_goes_on(broker: EmbeddedBroker) -> None:
     done = run_script(
         broker,

@@ -17,7 +17,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, Generic, TypeVar
 
 from twinbus.errors import PairClosedError, PairingError
@@ -31,8 +31,8 @@ GIVE_UP_S: Final = 15.0
 its end, within the bounds of its parts."""
 
 STOP_S: Final = 10.0
-"""How long the thread may take to end when all work is done. A DNS lookup in progress can delay it;
-the thread is a daemon and does not delay the end of the process."""
+"""How long the thread may take to end when all work is done. It is a daemon and does not delay the
+end of the process."""
 
 
 class LoopThread:
@@ -165,8 +165,31 @@ class LoopThread:
     async def _until_stopped(self, started: Future[None]) -> None:
         self._stopping = asyncio.Event()
         self._loop = asyncio.get_running_loop()
+        self._loop.set_default_executor(_DaemonThreads())
         started.set_result(None)
         await self._stopping.wait()
+
+
+class _DaemonThreads(ThreadPoolExecutor):
+    """Runs each blocking call (a DNS lookup, a credential) on a daemon thread of its own.
+
+    Python waits at its end for the threads of an ordinary pool. A lookup that hangs would keep the
+    process of a pair that was not closed from ending, and the close of another from returning.
+    """
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:  # noqa: BLE001  # it belongs to the one who waits
+                future.set_exception(error)
+
+        threading.Thread(target=run, name="twinbus-lookup", daemon=True).start()
+        return future
 
 
 class _Work(Generic[T]):
