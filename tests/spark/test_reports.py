@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests import outage_story as story
-from twinbus.ledger.record import decode, encode
+from twinbus.cost import prices
+from twinbus.cost.arithmetic import CountingRule
+from twinbus.ledger.record import encode
 from twinbus.pipeline.reports.availability import availability_report
+from twinbus.pipeline.reports.charges import charges_report
 from twinbus.pipeline.reports.conservation import BacklogSnapshot, conservation_report
 from twinbus.pipeline.reports.documents import (
     Agreement,
@@ -45,9 +47,6 @@ BEGAN_MS = story.BEGAN_S * 1000
 DAY_MS = 86_400_000
 
 
-NOTEBOOK = Path(__file__).resolve().parents[2] / "docs" / "outage.ipynb"
-
-
 @pytest.fixture(scope="module")
 def ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return story.write_story(tmp_path_factory.mktemp("story"))
@@ -60,39 +59,12 @@ def tables(spark: SparkSession, ledger: Path) -> Iterator[BatchTables]:
     made.close()
 
 
-@pytest.fixture(scope="module")
-def notebook(spark: SparkSession, ledger: Path) -> dict[str, Any]:
-    """The names that the notebook in docs/ leaves behind, run cell by cell on the story."""
-    cells = json.loads(NOTEBOOK.read_text())["cells"]
-    names: dict[str, Any] = {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TWINBUS_LEDGER", str(ledger))
-        for cell in cells:
-            if cell["cell_type"] == "code":
-                exec("".join(cell["source"]), names)
-    assert spark is names["spark"]
-    return names
-
-
 def accepted_ms(message_id: str) -> int:
     return BEGAN_MS + int(message_id.removeprefix("o-")) * 1000
 
 
-def test_the_notebook_is_kept_without_outputs_and_makes_a_ledger_of_its_own(tmp_path: Path) -> None:
-    document = json.loads(NOTEBOOK.read_text())
-    code = [cell for cell in document["cells"] if cell["cell_type"] == "code"]
-    assert [cell["outputs"] for cell in code] == [[] for _ in code]
-    assert {cell["execution_count"] for cell in code} == {None}
-    names: dict[str, Any] = {}
-    exec("".join(code[0]["source"]), names)
-    (file,) = Path(names["ledger"]).glob("*.jsonl")
-    lines = [decode(line) for line in file.read_bytes().splitlines()]
-    assert len(lines) == 3 + 30 + 3 * 8
-    assert None not in lines
-
-
-def test_conservation_by_entity_and_id(notebook: dict[str, Any]) -> None:
-    report = notebook["conservation"]
+def test_conservation_by_entity_and_id(tables: BatchTables) -> None:
+    report = conservation_report(tables, ReportRequest(), None)
     delivered = story.ORDERS_SENT + story.ORDERS_DIVERTED - 4
     orders = Balance(
         "orders", delivered + 4, delivered, None, 1, None, None, 2, None, None, story.RAISED
@@ -204,8 +176,8 @@ def test_a_name_that_two_pairs_have_is_told_as_what_it_hides(
     assert not any("several primaries" in sentence for sentence in other.unknown)
 
 
-def test_availability_has_the_failover_and_the_backlog(notebook: dict[str, Any]) -> None:
-    report = notebook["availability"]
+def test_availability_has_the_failover_and_the_backlog(tables: BatchTables) -> None:
+    report = availability_report(tables, ReportRequest())
     at_ms = BEGAN_MS
     assert report.windows == (
         FailoverWindow(
@@ -229,7 +201,6 @@ def test_availability_has_the_failover_and_the_backlog(notebook: dict[str, Any])
     assert (len(first_minute), sum(point.to_primary for point in first_minute)) == (12, 66)
     assert sum(point.to_backlog for point in report.sends) == 840
     assert report.verdict is ReportVerdict.GOOD
-    assert "orders failed over" in notebook["picture"]
 
 
 def test_a_failover_counts_as_far_as_it_is_inside_the_window(tables: BatchTables) -> None:
@@ -263,8 +234,8 @@ def test_an_entity_that_never_occurs_is_told_with_those_that_do(tables: BatchTab
         require_entity(tables, ReportRequest(entity="order"))
 
 
-def test_charges_in_units_and_money_with_the_model_beside_them(notebook: dict[str, Any]) -> None:
-    report = notebook["charges"]
+def test_charges_in_units_and_money_with_the_model_beside_them(tables: BatchTables) -> None:
+    report = charges_report(tables, ReportRequest(), prices.standard(), CountingRule())
     # Payments are of two units each; every delivered message is assumed to be received.
     sends, receives = 900 + 2 * 90, 1_736 + 2 * 90
     moved = 840 + 838 + 837

@@ -3,5 +3,26 @@
 `tables` are pure functions over DataFrames, `store` keeps them on disk, `reports` makes plain data
 of them, `drain` is the syphon, `spark` starts a quiet session. `submit` and `planner` are jobs.
 
-Nothing is imported here: only what uses Spark loads it.
+The names in `__all__` are for users (docs/tables.md). They load on first use: only what uses Spark
+loads it.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from twinbus.pipeline.frames import Frames, conservation, read_ledger, read_tables, update
+    from twinbus.pipeline.spark.session import start_session
+
+__all__ = ["Frames", "conservation", "read_ledger", "read_tables", "start_session", "update"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'twinbus.pipeline' has no attribute {name!r}")
+    home = "spark.session" if name == "start_session" else "frames"
+    value: object = getattr(import_module(f"twinbus.pipeline.{home}"), name)
+    globals()[name] = value
+    return value

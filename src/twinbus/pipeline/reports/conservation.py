@@ -17,6 +17,7 @@ from twinbus.pipeline.reports.documents import (
 from twinbus.pipeline.reports.ledger_tables import (
     by_day,
     from_sums,
+    in_days,
     lines_of,
     of_entity,
     scope_of,
@@ -48,9 +49,6 @@ ENTITIES_MAX: Final = 10_000
 
 MARGIN_MS: Final = 5_000
 """What clocks of processes may differ by: a message younger than the look is not called lost."""
-
-_COUNTS: Final = ("raised", "received_accepted", "moved_unsent", "received_unsent")
-"""Sums of messages beside those of their fates."""
 
 _WORST_FIRST: Final = ("lost", "expired", "dead_lettered", "undecided", "waiting")
 
@@ -134,36 +132,13 @@ def _notable(tables: LedgerTables, asked: ReportRequest, look: BacklogSnapshot |
 
 def _counted(tables: LedgerTables, asked: ReportRequest, notable: DataFrame) -> list[Counts]:
     """For each entity: what the sums say, and the fates of those that are not delivered."""
-    told = of_entity(tables.table("fates"), asked).where(
-        ~conservation.in_backlog(F.col("destination"))
-    )
-    sums = (
-        by_day(told, asked)
-        .groupBy("destination")
-        .agg(*(F.sum(name).alias(name) for name in ("accepted", "delivered", *_COUNTS)))
-    )
-    # Whether anybody keeps count of what is received there, on whatever day.
-    heard = told.groupBy("destination").agg((F.sum("received") > 0).alias("heard"))
-    missing = [fate for fate in journeys.FATES_OF_ACCEPTED if fate != journeys.DELIVERED_FATE]
-    others = notable.groupBy("destination").agg(
-        *(F.count_if(F.col("accepted") & (F.col("fate") == fate)).alias(fate) for fate in missing),
-        F.count_if(conservation.is_duplicate()).alias("repeated"),
-    )
-    rows = (
-        sums.join(heard, "destination", "left")
-        .join(others, "destination", "full")
-        .fillna(0)
-        .fillna(False)
-        .orderBy(
-            F.col("lost").desc(), F.col("undecided").desc(), F.col("accepted").desc(), "destination"
-        )
-        .collect()
-    )
+    fates = of_entity(tables.table("fates"), asked)
+    rows = conservation.balances(fates, notable, in_scope=in_days(F.col("day"), asked)).collect()
     return [row.asDict() for row in rows]
 
 
 def _added(rows: Sequence[Counts]) -> Counts:
-    names = (*journeys.FATES_OF_ACCEPTED, "accepted", *_COUNTS, "repeated")
+    names = (*journeys.FATES_OF_ACCEPTED, "accepted", *conservation.BESIDE_FATES, "repeated")
     return {"destination": "", **{name: sum(row[name] for row in rows) for name in names}}
 
 

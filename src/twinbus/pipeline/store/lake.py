@@ -56,6 +56,21 @@ SET_FILES_MAX: Final = 50
 _VERSION: Final = "_version"
 _TOOK: Final = "took"
 
+_SET_COLUMNS: Final = {
+    "number": (pa.int64(), "Number of the set; the greatest is the newest."),
+    "at_ms": (pa.int64(), "When the set was committed, in unix milliseconds."),
+    "format": (pa.int64(), "Format of the tables."),
+    "batch": (pa.int64(), "Last batch of the ledger's files that is in it."),
+    "records": (pa.int64(), "Records in the tables."),
+    "sum_parts": (pa.int64(), "Batches whose sums the gold tables have side by side."),
+    "set_aside": (pa.string(), "Lines of the ledger that are no record, by reason, as JSON."),
+    "gold": (pa.string(), "Digest of the gold tables and their columns."),
+    "records_from": (pa.string(), "First day whose records are kept; empty: all are."),
+    "fan_out": (pa.bool_(), "Whether a message was received at a subscription."),
+    _TOOK: (pa.list_(pa.string()), "Files of the ledger that came with the set."),
+}
+"""Type and comment of the columns of `sets` beside the versions."""
+
 _CONFIGURATION: Final = {
     # Delta-rs keeps what the newest version needs; the newest set may name an older one.
     "delta.enableExpiredLogCleanup": "false"
@@ -112,10 +127,16 @@ class TableChange:
 class Lake:
     """The Delta tables at one place."""
 
-    def __init__(self, place: str, schemas: Mapping[str, str]) -> None:
-        """`schemas` are the columns of each table as JSON, which Spark and Delta write alike."""
+    def __init__(
+        self, place: str, schemas: Mapping[str, str], comments: Mapping[str, str] | None = None
+    ) -> None:
+        """`schemas` are the columns of each table as JSON, which Spark and Delta write alike.
+
+        `comments` say what each table is.
+        """
         self._place = place.removeprefix("file://").removeprefix("file:")
         self._schemas = schemas
+        self._comments = {SETS: "Which versions of the tables belong together.", **(comments or {})}
         self._files: dict[str, tuple[int, tuple[DataFile, ...]]] = {}
         """By table, the version that was asked for last, and its files."""
 
@@ -283,14 +304,14 @@ class Lake:
         )
 
     def _set_schema(self) -> pa.Schema:
-        numbers = ("number", "at_ms", "format", "batch", "records", "sum_parts")
+        versions = {
+            f"{table}{_VERSION}": (pa.int64(), f"Version of {table} that belongs to the set.")
+            for table in self._schemas
+        }
         return pa.schema(
             [
-                *((name, pa.int64()) for name in numbers),
-                *((f"{table}{_VERSION}", pa.int64()) for table in self._schemas),
-                *((name, pa.string()) for name in ("set_aside", "gold", "records_from")),
-                ("fan_out", pa.bool_()),
-                (_TOOK, pa.list_(pa.string())),
+                pa.field(name, kind, metadata={"comment": comment})
+                for name, (kind, comment) in {**_SET_COLUMNS, **versions}.items()
             ]
         )
 
@@ -316,7 +337,11 @@ class Lake:
     def _create(self, table: str, schema: Schema) -> DeltaTable:
         try:
             return DeltaTable.create(
-                self._uri(table), schema, name=table, configuration=dict(_CONFIGURATION)
+                self._uri(table),
+                schema,
+                name=table,
+                description=self._comments.get(table),
+                configuration=dict(_CONFIGURATION),
             )
         except DeltaError as error:
             if self._open(table) is None:

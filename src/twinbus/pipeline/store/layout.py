@@ -10,6 +10,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from twinbus.pipeline.tables import schemas
 from twinbus.pipeline.tables.bronze import STORED_RECORDS
+from twinbus.pipeline.tables.comments import commented
 from twinbus.pipeline.tables.gold import NOTABLE, GoldTable, gold_tables
 
 BRONZE: Final = "bronze"
@@ -32,9 +33,10 @@ def kept_tables() -> tuple[GoldTable, ...]:
 
 
 def stored_schemas() -> dict[str, StructType]:
-    """The columns of every stored table, by name."""
+    """The columns of every stored table, by name, each with its comment."""
     gold = {table.name: table.schema for table in kept_tables()}
-    return {BRONZE: STORED_RECORDS, JOURNEYS: STORED_JOURNEYS, **gold}
+    schemas = {BRONZE: STORED_RECORDS, JOURNEYS: STORED_JOURNEYS, **gold}
+    return {name: commented(name, schema) for name, schema in schemas.items()}
 
 
 def signature_of(tables: Sequence[GoldTable]) -> str:

@@ -34,6 +34,7 @@ from twinbus.pipeline.spark.session import session_for_few, session_for_many, se
 from twinbus.pipeline.store.lake import KEEP_H, REBUILD, SETS, DataFile, Lake, Snapshot, TableChange
 from twinbus.pipeline.store.layout import BRONZE, JOURNEYS, stored_schemas
 from twinbus.pipeline.store.place_files import PlaceFiles, address
+from twinbus.pipeline.tables import comments
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -57,7 +58,7 @@ class TableStore:
         self.place = self._files.place
         self._schemas = stored_schemas()
         columns = {table: schema.json() for table, schema in self._schemas.items()}
-        self.lake = Lake(self.place, columns)
+        self.lake = Lake(self.place, columns, comments.TABLES)
 
     def for_few(self) -> TableStore:
         """The same tables by a session that is made for few rows: nothing is compiled for them."""
@@ -66,6 +67,10 @@ class TableStore:
     def for_many(self, rows: int) -> TableStore:
         """The same tables by a session that is made for so many rows; it may be this one."""
         return self._by(session_for_many(self._given, rows))
+
+    def by_given(self) -> TableStore:
+        """The same tables by the session that the caller has, for frames that a caller gets."""
+        return self._by(self._given)
 
     def _by(self, session: SparkSession) -> TableStore:
         if session is self.session:

@@ -11,7 +11,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from twinbus.pipeline.tables.columns import day_of, field
-from twinbus.pipeline.tables.journeys import FATES_OF_ACCEPTED
+from twinbus.pipeline.tables.journeys import DELIVERED_FATE, FATES_OF_ACCEPTED
 from twinbus.pipeline.tables.schemas import AGES, FATE_SUMS, LINES, SKEWS
 from twinbus.pipeline.tables.tallies import count_of
 
@@ -24,6 +24,9 @@ ANSWER_MAX_MS: Final = 60_000
 """The longest that one attempt may last (SPEC 1, `attempt_timeout`)."""
 
 BACKLOG_PATH: Final = "%/x-servicebus-transfer/%"
+
+BESIDE_FATES: Final = ("raised", "received_accepted", "moved_unsent", "received_unsent")
+"""Sums of messages beside those of their fates."""
 
 DELETED: Final = "deleted"
 """The broker's word for an entity that is gone with all that was in it."""
@@ -67,6 +70,36 @@ def fate_sums(journeys: DataFrame) -> DataFrame:
         journeys.groupBy(day_of(F.col("first_ms")).alias("day"), "destination")
         .agg(*(F.count_if(condition).alias(name) for name, condition in counts.items()))
         .select(*FATE_SUMS.fieldNames())
+    )
+
+
+def balances(fates: DataFrame, notable: DataFrame, *, in_scope: Column | None = None) -> DataFrame:
+    """One row for each destination: what became of its accepted messages.
+
+    `fates` is the gold table, `notable` has the messages that are not delivered or duplicated with
+    the fate that they have now. `in_scope` selects days of `fates`.
+    """
+    told = fates.where(~in_backlog(F.col("destination")))
+    sums = (
+        (told if in_scope is None else told.where(in_scope))
+        .groupBy("destination")
+        .agg(*(F.sum(name).alias(name) for name in ("accepted", "delivered", *BESIDE_FATES)))
+    )
+    # Whether anybody keeps count of what is received there, on whatever day.
+    heard = told.groupBy("destination").agg((F.sum("received") > 0).alias("heard"))
+    missing = [fate for fate in FATES_OF_ACCEPTED if fate != DELIVERED_FATE]
+    others = notable.groupBy("destination").agg(
+        *(F.count_if(F.col("accepted") & (F.col("fate") == fate)).alias(fate) for fate in missing),
+        F.count_if(is_duplicate()).alias("repeated"),
+    )
+    return (
+        sums.join(heard, "destination", "left")
+        .join(others, "destination", "full")
+        .fillna(0)
+        .fillna(False)
+        .orderBy(
+            F.col("lost").desc(), F.col("undecided").desc(), F.col("accepted").desc(), "destination"
+        )
     )
 
 

@@ -1,0 +1,86 @@
+"""The ledger and its tables as DataFrames of the caller's own session, for notebooks and jobs.
+
+`twinbus.pipeline` exports these functions. Columns and tables have comments (docs/schema.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+
+from twinbus.pipeline.spark.session import master_of, require_shared
+from twinbus.pipeline.store import stream
+from twinbus.pipeline.store.compaction import latest_of
+from twinbus.pipeline.store.increment import totals
+from twinbus.pipeline.store.layout import BRONZE, JOURNEYS, kept_tables, stored_schemas
+from twinbus.pipeline.tables import bronze
+from twinbus.pipeline.tables.conservation import balances
+from twinbus.pipeline.tables.gold import with_fates
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Frames = Mapping[str, "DataFrame"]
+"""DataFrames by the name of their table."""
+
+
+def read_ledger(spark: SparkSession, ledger: Path | str, *, shared: bool = False) -> DataFrame:
+    """Every record in the files of a ledger; lines that are no record are left out.
+
+    Spark keeps the rows, because a query of a few columns does not see a damaged line: call
+    `unpersist` when you are done. `shared`, here and below: a local path is a directory that all
+    machines of the cluster mount.
+    """
+    require_shared(master_of(spark), (ledger,), shared=shared)
+    return bronze.records_of(bronze.read_ledger(spark, ledger)).cache()
+
+
+def update(
+    spark: SparkSession,
+    ledger: Path | str,
+    tables: Path | str | None = None,
+    *,
+    shared: bool = False,
+) -> Frames:
+    """Take the files of a ledger that were ended since the last update; return its tables.
+
+    `tables` is the place of the tables, if it is not inside the ledger.
+    """
+    stream.update(spark, ledger, tables, shared=shared)
+    return read_tables(spark, ledger, tables, shared=shared)
+
+
+def read_tables(
+    spark: SparkSession,
+    ledger: Path | str,
+    tables: Path | str | None = None,
+    *,
+    shared: bool = False,
+) -> Frames:
+    """The tables of a ledger after its last update, all of one moment.
+
+    LedgerError where there are none. The sums of a table are added up: one row for each key.
+    """
+    store = stream.open_store(spark, ledger, tables, shared=shared).by_given()
+    snapshot = latest_of(store)
+    frames = {table: store.read(table, snapshot) for table in (BRONZE, JOURNEYS)}
+    frames |= {table.name: totals(store, snapshot, table) for table in kept_tables()}
+    return {
+        name: frames[name].select(
+            *(F.col(one.name).alias(one.name, metadata=one.metadata) for one in schema)
+        )
+        for name, schema in stored_schemas().items()
+    }
+
+
+def conservation(tables: Frames) -> DataFrame:
+    """What became of the accepted messages of each destination, the worst first.
+
+    Accepted is delivered and dead_lettered, expired, waiting, lost and undecided together. Without
+    a look into the backlog queues undecided messages wait there or are lost. `heard`: a consumer
+    recorded receipts, so that `received_accepted` and `repeated` mean something.
+    """
+    return balances(tables["fates"], with_fates(tables["notable"], tables["states"]))
