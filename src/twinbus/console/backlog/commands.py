@@ -10,6 +10,7 @@ from twinbus.console.backlog import text as backlog_text
 from twinbus.console.backlog.queue_contents import (
     QueueContents,
     backlog_rows,
+    prunable,
     queue_contents,
     remove_if_empty,
     with_ages,
@@ -139,8 +140,7 @@ async def prune(
     async with administration(secondary, "listing and deleting queues") as client:
         with LiveLine() as line:
             line.say(f"listing the queues of {secondary.endpoint}")
-            queues = [queue for queue in await queue_contents(client) if queue.is_of(label)]
-        extra = [queue for queue in queues if queue.index >= count]
+            extra = await prunable(client, label, count)
         empty = [queue for queue in extra if queue.is_empty]
         if not as_json:
             print("\n".join(backlog_text.prune_lines(extra, label, count)))

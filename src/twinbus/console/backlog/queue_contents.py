@@ -77,6 +77,14 @@ async def queue_contents(client: ServiceBusAdministrationClient) -> list[QueueCo
     return sorted(found, key=lambda queue: (queue.label.lower(), queue.index))
 
 
+async def prunable(
+    client: ServiceBusAdministrationClient, label: str, keep: int
+) -> list[QueueContents]:
+    """Return the backlog queues of a label with an index from `keep` on, empty or not."""
+    found = await queue_contents(client)
+    return [queue for queue in found if queue.is_of(label) and queue.index >= keep]
+
+
 def _contents(
     properties: QueueProperties, label: str, index: int, counts: QueueRuntimeProperties
 ) -> QueueContents:

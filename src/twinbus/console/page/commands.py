@@ -19,6 +19,8 @@ from twinbus import __version__
 from twinbus.broker.access.admission import Admission, ConnectionLimits
 from twinbus.broker.http_connection import HttpConnection
 from twinbus.broker.tls import server_context
+from twinbus.console.cost.price_books import book_of
+from twinbus.console.page.cost import PageCost
 from twinbus.console.page.drains import PageDrains, command_environment
 from twinbus.console.page.judging import judged
 from twinbus.console.page.options import PageOptions
@@ -111,7 +113,8 @@ async def _serve(
     proof = None if directory is None else Proof(directory, jobs)
     drains = PageDrains(given, jobs) if given.primary and given.secondary else None
     actions = Actions(live, hosts, secondary, ledger, drains, proof, is_read_only=given.read_only)
-    documents = PageDocuments(live, actions, secondary, directory, proof)
+    cost = None if directory is None else PageCost(directory, book_of(given.prices))
+    documents = PageDocuments(live, actions, secondary, directory, proof, cost)
     server = _Server(_config(application(access, live, documents, __version__), tls))
     loop = asyncio.get_running_loop()
 

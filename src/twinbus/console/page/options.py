@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from twinbus.console.config.pair_defaults import FromFile
-from twinbus.console.options import SidesOptions
+from twinbus.console.options import PricesOption, SidesOptions
 from twinbus.console.terminal.command import flag, option
 
 
@@ -36,6 +36,7 @@ class PageOptions(SidesOptions):
             envvar="TWINBUS_PEERS",
         ),
     ] = None
+    prices: PricesOption = None
     read_only: Annotated[bool, flag("--read-only", "Refuse every action.")] = False
     name: Annotated[
         list[str] | None,

@@ -8,7 +8,12 @@ from contextlib import aclosing, suppress
 from typing import Any, Final
 
 from twinbus.console.backlog.dead_letter_commands import text_of_body
-from twinbus.console.backlog.queue_contents import queue_contents, with_ages
+from twinbus.console.backlog.queue_contents import (
+    prunable,
+    queue_contents,
+    remove_if_empty,
+    with_ages,
+)
 from twinbus.console.namespaces import administration
 from twinbus.errors import MissingRightError
 from twinbus.namespace.endpoint import endpoint_of
@@ -26,12 +31,23 @@ PEEKED_MAX: Final = 5_000
 
 PREVIEW_LENGTH: Final = 200
 
+COUNT_AGAIN_S: Final = 30.0
+"""Azure bills counts."""
+
+COUNT_EMULATOR_AGAIN_S: Final = 2.0
+"""Nobody bills those of an embedded broker, and a drill lasts a minute."""
+
 
 class PageSecondary:
     """The secondary that `twinbus page` was started with."""
 
     def __init__(self, namespace: Namespace) -> None:
         self._namespace = namespace
+
+    @property
+    def count_again_s(self) -> float:
+        """Time between two counts of the same queues."""
+        return COUNT_EMULATOR_AGAIN_S if self._namespace.emulator else COUNT_AGAIN_S
 
     def holds(self, secondary: str) -> bool:
         """Return whether this is the secondary of that endpoint."""
@@ -53,6 +69,24 @@ class PageSecondary:
             }
             for queue in found
         ]
+
+    async def prunable(self, label: str, keep: int) -> list[str]:
+        """Return the empty backlog queues of a label with an index from `keep` on."""
+        async with administration(self._namespace, "listing queues") as client:
+            return [queue.path for queue in await prunable(client, label, keep) if queue.is_empty]
+
+    async def prune(self, label: str, keep: int, queues: list[str]) -> str:
+        """Delete those of the queues that are prunable; return what was done."""
+        kept, deleted = [], 0
+        async with administration(self._namespace, "deleting queues") as client:
+            for queue in await prunable(client, label, keep):
+                if queue.path not in queues or not queue.is_empty:
+                    continue
+                if why := await remove_if_empty(client, self._namespace, queue.path):
+                    kept.append(f"{queue.path} is kept: {why}")
+                else:
+                    deleted += 1
+        return "; ".join([f"deleted {counted(deleted, 'empty backlog queue')}", *kept])
 
     async def letters(
         self, label: str, search: Mapping[str, str], *, with_bodies: bool

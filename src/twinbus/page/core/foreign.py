@@ -27,7 +27,7 @@ _ENTITY: Final = {
 }  # fmt: skip
 _SYPHON: Final = {
     "paused": bool, "completed": int, "in_flight": int, "dead_lettered": int, "rate": float,
-    "forecast_s": float, "obstacles": [{"what": str, "why": str}],
+    "forecast_s": float, "limit": str, "obstacles": [{"what": str, "why": str}],
 }  # fmt: skip
 _PAIR: Final = {
     "id": str, "kind": str, "name": str, "pid": int, "host": str, "program": str, "primary": str,

@@ -322,6 +322,7 @@ def syphon_of(status: Mapping[str, Any]) -> dict[str, Any] | None:
         **sums,
         "rate": round(sum(state.get("rate_per_s", 0.0) for state in states), 1),
         "forecast_s": status.get("empty_in_s"),
+        "limit": next((str(state["limit"]) for state in states if state.get("limit")), ""),
         "obstacles": [{"what": what, "why": why} for what, why in obstacles],
     }
 

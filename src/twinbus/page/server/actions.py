@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from twinbus.control.client import ask
+from twinbus.control.verbs import ADAPTIVE
 from twinbus.errors import ControlError, TwinbusError
 from twinbus.page.core.pair_table import Pair
 from twinbus.page.server.live import LiveView
 from twinbus.page.sources.jobs import JobResult
 from twinbus.page.sources.proof import Proof
+from twinbus.wording import visible
 
 STEERING: Final = {
     "freeze": "{path}: its routing stays as it is until it is unfrozen",
@@ -26,13 +28,6 @@ SYPHON: Final = {
     "resume": "the syphon is resumed",
 }
 DRAINS: Final = ("drain-once", "only-entity")
-BY_COMMAND: Final = {
-    "rate": "the rate of a running syphon cannot be changed: restart it with"
-    " `twinbus syphon run --rate`",
-    "prune": "use `twinbus backlog prune --dry-run`",
-}
-"""Actions that the page does not carry out, and the command that does."""
-
 SEQUENCES_MAX: Final = 10_000
 TEXT_MAX: Final = 300
 
@@ -45,13 +40,19 @@ class Unanswerable(Exception):
         self.status = status
 
 
-class ReplaySource(Protocol):
-    """What replays dead letters: the secondary."""
+class SteeredSecondary(Protocol):
+    """What the actions change in a secondary."""
 
     def holds(self, secondary: str) -> bool: ...
 
     async def replay(self, queue: str, numbers: list[int]) -> str:
         """Replay dead letters of a backlog queue; return what was done."""
+
+    async def prunable(self, label: str, keep: int) -> list[str]:
+        """Return the empty backlog queues of a label with an index from `keep` on."""
+
+    async def prune(self, label: str, keep: int, queues: list[str]) -> str:
+        """Delete those of the queues that `prunable` still names; return what was done."""
 
 
 class DrainSource(Protocol):
@@ -84,7 +85,7 @@ class Actions:
         self,
         live: LiveView,
         sockets: SocketSource,
-        secondary: ReplaySource | None,
+        secondary: SteeredSecondary | None,
         ledger: ActionLedger | None,
         drains: DrainSource | None = None,
         proof: Proof | None = None,
@@ -103,16 +104,22 @@ class Actions:
     def offers(self) -> list[str]:
         """The actions and documents that depend on how the page was started."""
         drains = DRAINS if self._drains is not None else ()
-        return [*drains, *(("proof", "prove") if self._proof is not None else ())]
+        prune = ("prune",) if self._secondary is not None else ()
+        return ["rate", *drains, *prune, *(("proof", "prove") if self._proof is not None else ())]
 
     async def act(self, given: Mapping[str, Any], who: str) -> dict[str, Any]:
         """Carry out one action, and record it; Unanswerable if it is refused."""
-        action, pair = str(given.get("action", "")), self._pair(given)
+        action = str(given.get("action", ""))
         if self.is_read_only:
             raise Unanswerable("this page is read-only", 403)
+        if action == "note":
+            return self._note(given.get("text"), who)
+        pair = self._pair(given)
         path = given.get("path")
         if path is not None and not isinstance(path, str):
             raise Unanswerable("path must be a text")
+        if action == "prune" and given.get("dry_run") is True:
+            return await self._what_prune_does(pair)
         try:
             text = await self._carried_out(action, pair, path or "", given, who)
         except TwinbusError as error:
@@ -120,6 +127,17 @@ class Actions:
             raise Unanswerable(str(error), 409) from error
         self._record(pair, action, path, who, "")
         return {"ok": True, "text": text, "ledger": self._ledger is not None}
+
+    def _note(self, text: object, who: str) -> dict[str, Any]:
+        """Keep what a person, or a drill, writes among the events."""
+        if not isinstance(text, str) or not 0 < len(text.strip()) <= TEXT_MAX:
+            raise Unanswerable(f"a note has 1 to {TEXT_MAX} characters")
+        said = visible(text.strip())
+        self._live.board.add_event("", "note", said, time.time(), who=who)
+        if self._ledger is not None:
+            self._ledger.record("action", state="note", error=f"{said} (by {who})", view="client")
+            self._ledger.flush()
+        return {"ok": True, "text": "noted", "ledger": self._ledger is not None}
 
     def _pair(self, given: Mapping[str, Any]) -> Pair:
         pair = self._live.board.table.pairs.get(str(given.get("pair", "")))
@@ -147,8 +165,10 @@ class Actions:
             return self._drain(pair, path if action == "only-entity" else None, who)
         if action == "prove":
             return self._prove(pair, who)
-        if action in BY_COMMAND:
-            raise Unanswerable(BY_COMMAND[action], 409)
+        if action == "rate":
+            return await self._rate(pair, given.get("value"))
+        if action == "prune":
+            return await self._prune(pair, given.get("queues"))
         raise Unanswerable("there is no such action")
 
     def _drain(self, pair: Pair, path: str | None, who: str) -> str:
@@ -200,10 +220,56 @@ class Actions:
             raise Unanswerable(f"no syphon of {pair['name']} runs on this host", 409)
         return found
 
-    async def _replay(self, pair: Pair, given: Mapping[str, Any]) -> str:
-        queue, numbers = given.get("queue"), given.get("sequences")
+    async def _rate(self, pair: Pair, value: object) -> str:
+        if not isinstance(value, str) or not value.strip():
+            raise Unanswerable(f"rate needs a value: messages a second, or {ADAPTIVE}")
+        rate = value.strip().lower()
+        for id_ in self._syphon_hosts(pair):
+            await self._ask(id_, "rate", {"most_per_s": rate})
+        if rate == ADAPTIVE:
+            return "the syphon moves as many messages as the primary takes"
+        return f"the syphon moves at most {rate} messages a second"
+
+    async def _what_prune_does(self, pair: Pair) -> dict[str, Any]:
+        """Return the empty queues that `prune` may delete; changes nothing."""
+        secondary, keep = self._asked_secondary(pair), self._queues_in_use(pair)
+        found = await secondary.prunable(pair["name"], keep)
+        return {"ok": True, "text": f"the first {keep:,} queues are kept", "queues": found}
+
+    async def _prune(self, pair: Pair, queues: object) -> str:
+        secondary, keep = self._asked_secondary(pair), self._queues_in_use(pair)
+        if (
+            not isinstance(queues, list)
+            or not queues
+            or not all(isinstance(q, str) for q in queues)
+        ):
+            raise Unanswerable("prune needs the queues that a dry run named")
+        assert isinstance(queues, list)
+        return await secondary.prune(pair["name"], keep, queues)
+
+    def _queues_in_use(self, pair: Pair) -> int:
+        """Return how many backlog queues the pairs of this label use, as this host knows."""
+        pairs = self._live.board.table.pairs.values()
+        counts = [
+            len(one["queues"])
+            for one in pairs
+            if one["name"] == pair["name"] and one["kind"] == "pair" and one["state"] == "running"
+        ]
+        if not any(counts):
+            raise Unanswerable(
+                f"no pair {pair['name']} runs here to tell how many queues it uses: use"
+                " `twinbus backlog prune --queues N`", 409,
+            )  # fmt: skip
+        return max(counts)
+
+    def _asked_secondary(self, pair: Pair) -> SteeredSecondary:
         if self._secondary is None or not self._secondary.holds(pair["secondary"]):
             raise Unanswerable(f"start `twinbus page` with the secondary {pair['secondary']}", 409)
+        return self._secondary
+
+    async def _replay(self, pair: Pair, given: Mapping[str, Any]) -> str:
+        queue, numbers = given.get("queue"), given.get("sequences")
+        secondary = self._asked_secondary(pair)
         if not isinstance(queue, str) or not queue.lower().startswith(f"{pair['name']}/".lower()):
             raise Unanswerable("queue must be a backlog queue of this pair")
         if (
@@ -212,7 +278,7 @@ class Actions:
             or not all(type(one) is int and one > 0 for one in numbers)
         ):
             raise Unanswerable(f"sequences must be 1 to {SEQUENCES_MAX:,} sequence numbers")
-        return await self._secondary.replay(queue, numbers)
+        return await secondary.replay(queue, numbers)
 
     async def _ask(self, id_: str, verb: str, arguments: Mapping[str, str] | None = None) -> None:
         path = self._sockets.path_of(id_)

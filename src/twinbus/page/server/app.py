@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -29,6 +29,12 @@ log = logging.getLogger("twinbus.page")
 
 BODY_BYTES_MAX: Final = 256 * 1024
 """An action with the sequence numbers of 10,000 dead letters."""
+
+ENTERED: Final = (
+    '<!doctype html><html lang="en"><title>Twinbus</title>'
+    '<meta http-equiv="refresh" content="0; url=/"><a href="/">Open the page</a></html>'
+)
+"""Leads the browser to the page, once it has the cookie."""
 
 STATIC_TYPES: Final = {
     ".html": "text/html",
@@ -72,7 +78,9 @@ class Guard:
             return None
         if access.role_of(token) is None:
             return None
-        answer = RedirectResponse("/", 303)
+        # Not a redirect: after a link on another site, the browser would follow it as that site's
+        # request, without the cookie.
+        answer = HTMLResponse(ENTERED)
         answer.set_cookie(
             access.cookie, token, httponly=True, samesite="strict", secure=access.is_tls, path="/"
         )
@@ -141,6 +149,7 @@ def application(
             Route("/api/backlog", document(documents.backlog)),
             Route("/api/dead-letters", document(documents.dead_letters)),
             Route("/api/dead-letters/one", document(documents.dead_letter, operator=True)),
+            Route("/api/cost", document(documents.cost)),
             Route("/api/proof", document(documents.proof)),
             Route("/api/events", document(documents.events)),
             Route("/api/actions", document(act), methods=["POST"]),

@@ -17,11 +17,12 @@ from twinbus.page.server.live import LiveView
 from twinbus.page.sources.ledger_tail import ledger_events, timeline
 from twinbus.page.sources.proof import Proof
 
-COUNT_AGAIN_S: Final = 30.0
-"""Runtime counts are billed."""
-
 REMEMBERED_S: Final = 5.0
 """How long a timeline and events are kept: several tabs ask for the same."""
+
+COST_S: Final = 30.0
+OUTAGE_COST_S: Final = 10.0
+"""How long a cost is kept, without an outage and in one: it may read 64 MB of the ledger."""
 
 HISTORY_S: Final = 7 * 86_400.0
 EVENTS_MAX: Final = 1_000
@@ -29,6 +30,10 @@ EVENTS_MAX: Final = 1_000
 
 class SecondarySource(Protocol):
     """What the page asks of a secondary; `console.page` implements it with the commands' code."""
+
+    @property
+    def count_again_s(self) -> float:
+        """Time between two counts of the same queues."""
 
     def holds(self, secondary: str) -> bool:
         """Return whether this is the secondary of that endpoint."""
@@ -45,14 +50,22 @@ class SecondarySource(Protocol):
         """Return one dead letter with its body."""
 
 
+class CostSource(Protocol):
+    """What a ledger costs; `console.page` implements it over the gold tables."""
+
+    def document(self, label: str, outage_since: float | None, idle_queues: int) -> dict[str, Any]:
+        """Return the cost now; blocks for a moment."""
+
+
 class PageDocuments:
     """Makes the documents of one page."""
 
     def __init__(
         self, live: LiveView, actions: Actions, secondary: SecondarySource | None,
-        ledger: Path | None, proof: Proof | None = None,
+        ledger: Path | None, proof: Proof | None = None, cost: CostSource | None = None,
     ) -> None:  # fmt: skip
         self._proof = proof
+        self._cost = cost
         self._live = live
         self._actions = actions
         self._secondary = secondary
@@ -66,13 +79,32 @@ class PageDocuments:
 
     @property
     def offers(self) -> list[str]:
-        return self._actions.offers
+        return [*self._actions.offers, *(("cost",) if self._cost is not None else ())]
 
     async def proof(self, _: Request) -> dict[str, Any]:
         """Return the verdict of the last conservation report."""
         if self._proof is None:
             raise Unanswerable("start `twinbus page` with --ledger to prove conservation", 409)
         return await asyncio.to_thread(self._proof.document)
+
+    async def cost(self, request: Request) -> dict[str, Any]:
+        """Return what the operations in the ledger cost, and those of an outage so far."""
+        if self._cost is None:
+            raise Unanswerable("start `twinbus page` with --ledger to see the cost", 409)
+        pair = self._pair(request)
+        outage = [
+            one["since"]
+            for one in pair["entities"]
+            if one["state"] == "failed over" and one["since"] is not None
+        ]
+        queues = sum(map(len, self._syphons(pair["name"])))
+        since = min(outage, default=None)
+        kept_s = COST_S if since is None else OUTAGE_COST_S
+        key = "cost", pair["name"], since is None
+        found: dict[str, Any] = await self._cached(
+            key, kept_s, self._cost.document, pair["name"], since, queues
+        )
+        return found
 
     async def act(self, given: Mapping[str, Any], who: str) -> dict[str, Any]:
         """Carry out an action; Unanswerable if it is refused."""
@@ -179,7 +211,7 @@ class PageDocuments:
     ) -> tuple[float, list[dict[str, Any]]]:
         async with self._asking:
             known = self._remembered.get(("counts", label))
-            if known is None or time.time() - known[0] >= COUNT_AGAIN_S:
+            if known is None or time.time() - known[0] >= secondary.count_again_s:
                 known = time.time(), await secondary.queues(label)
                 self._remembered["counts", label] = known
         return known

@@ -59,6 +59,8 @@ class LedgerTail:
     directory: Path
     since: float
     bytes_max: int = TAIL_BYTES_MAX
+    without: Collection[str] = ()
+    """Names of files to leave out."""
     is_cut: bool = False
     """Whether older lines since that time were left out."""
     covered_from: float = field(default=0.0)
@@ -91,6 +93,8 @@ class LedgerTail:
         found = []
         for pattern in (f"*{FILE_SUFFIX}", f"*{FILE_SUFFIX}{OPEN_SUFFIX}"):
             for path in self.directory.glob(pattern):
+                if path.name in self.without:
+                    continue
                 try:
                     stat = path.stat()
                 except OSError:
@@ -172,6 +176,8 @@ def _event(record: dict[str, Any]) -> dict[str, Any]:
     path, state, why = record.get("entity"), record.get("state", ""), record.get("error", "")
     is_action = record["operation"] == "action"
     text = f"{path}: {state}" if path else str(state)
+    if is_action and state == "note":
+        text, why = str(why), ""
     level = "info" if state == "healthy" or is_action else "warning"
     if record.get("unrecorded"):
         text, level = f"the ledger could not record {record['unrecorded']:,} lines", "error"

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,12 +52,22 @@ class Proof:
     def _kept(self, place: Path, result: JobResult) -> tuple[str, bool]:
         try:
             report = json.loads(place.read_bytes())
-            verdict, unknown = VERDICTS[report["verdict"]], [str(one) for one in report["unknown"]]
+            verdict, unknown = report["verdict"], [str(one) for one in report["unknown"]]
+            text = result.lines[0] if result.lines else VERDICTS[verdict]
+            keep_proof(self._ledger, verdict, text, unknown)
         except (OSError, ValueError, KeyError, TypeError):
             return f"the report could not be made: {result.error}", False
-        text = result.lines[0] if result.lines else verdict
-        known = {"made_at": time.time(), "verdict": verdict, "text": text, "unknown": unknown}
-        written = self._ledger / f"{FILE}.new"
-        written.write_text(json.dumps(known))
-        written.replace(self._ledger / FILE)
         return text, True
+
+
+def keep_proof(ledger: Path, verdict: str, text: str, unknown: Sequence[str]) -> None:
+    """Keep the answer of a conservation report, whose verdict is a key of VERDICTS."""
+    known = {
+        "made_at": time.time(),
+        "verdict": VERDICTS[verdict],
+        "text": text,
+        "unknown": list(unknown),
+    }
+    written = ledger / f"{FILE}.new"
+    written.write_text(json.dumps(known))
+    written.replace(ledger / FILE)

@@ -82,6 +82,33 @@ const ACTIONS = {
     yes: "Start",
     command: "syphon drain",
   }),
+  rate: () => ({
+    title: "Set the rate of the syphon",
+    lines: [
+      "The syphon moves at most so many messages a second to the primary, from now on until it ends.",
+      "“adaptive”: as many as the primary takes.",
+    ],
+    yes: "Set the rate",
+    input: textInput("Messages a second", "adaptive", { maxlength: 20 }),
+    field: "value",
+  }),
+  prune: ({ pair, queues, text }) => ({
+    title: `Delete ${counted(queues.length, "empty backlog queue")} of ${pair.name}`,
+    lines: [
+      ...queues,
+      `Only these are deleted, and none that holds a message or a dead letter: ${text}, as the pairs of this host use them.`,
+    ],
+    yes: "Delete",
+    body: { queues },
+    command: `backlog prune --queues ${pair.queues.length}`,
+  }),
+  note: () => ({
+    title: "Add a note",
+    lines: ["The note is shown among the events, and kept in the ledger if this page has one."],
+    yes: "Add",
+    input: textInput("Note", "", { maxlength: 300 }),
+    field: "text",
+  }),
   replay: ({ letters }) => ({
     title: `Replay ${counted(letters.length, "dead letter")}`,
     lines: [
@@ -128,6 +155,11 @@ function select(label, values) {
   return { node: el("label", {}, `${label} `, input), read: () => input.value };
 }
 
+function textInput(label, value, attributes) {
+  const input = el("input", { value, autocomplete: "off", required: true, ...attributes });
+  return { node: el("label", {}, `${label} `, input), read: () => input.value };
+}
+
 let pending = null;
 let afterAction = () => {};
 
@@ -157,6 +189,17 @@ export function confirmAction(action, pair, what = {}) {
   byId("confirm").showModal();
 }
 
+/** Ask what prune would delete, then confirm that; says so if it is nothing. */
+export async function confirmPrune(pair) {
+  try {
+    const { queues, text } = await act({ action: "prune", pair: pair.id, dry_run: true });
+    if (queues.length) confirmAction("prune", pair, { queues, text });
+    else toast(`Nothing to prune: ${text}, and there is no other empty one.`);
+  } catch (error) {
+    toast(error.message);
+  }
+}
+
 async function run(asked) {
   if (!asked) return;
   const { action, pair, question } = asked;
@@ -166,7 +209,7 @@ async function run(asked) {
   try {
     const texts = [];
     for (const body of question.bodies ?? [question.body ?? {}]) {
-      texts.push(await act({ action, pair, ...body, ...given }));
+      texts.push((await act({ action, pair, ...body, ...given })).text);
     }
     byId("confirm").close();
     toast(texts.join(" "));

@@ -10,16 +10,16 @@ export async function ask(path, parameters = {}) {
   return read(answer);
 }
 
-/** POST an action; returns the server's text, or throws an Error with it. */
+/** POST an action; returns the server's answer, or throws an Error with its text. */
 export async function act(body) {
   const answer = await fetch("/api/actions", {
     method: "POST",
     headers: { "Content-Type": "application/json", "X-Twinbus-Page": "1" },
     body: JSON.stringify(body),
   });
-  const { ok, text } = await read(answer);
-  if (!ok) throw new Error(text);
-  return text;
+  const done = await read(answer);
+  if (!done.ok) throw new Error(done.text);
+  return done;
 }
 
 async function read(answer) {
@@ -37,14 +37,15 @@ async function read(answer) {
 
 const RETRY_MS = 3_000;
 
-/** Follow the stream for as long as the page is open; `takers` are functions by event name. */
-export function follow(takers) {
+/** Follow the stream as long as the page is open; `takers` are functions by event name, `lost()` is called when it breaks. */
+export function follow(takers, lost) {
   const source = new EventSource("/api/stream");
   for (const [name, take] of Object.entries(takers)) {
     source.addEventListener(name, (event) => take(JSON.parse(event.data)));
   }
   source.addEventListener("error", () => {
+    lost();
     // The browser retries a broken connection by itself, but not a refusal.
-    if (source.readyState === EventSource.CLOSED) setTimeout(() => follow(takers), RETRY_MS);
+    if (source.readyState === EventSource.CLOSED) setTimeout(() => follow(takers, lost), RETRY_MS);
   });
 }

@@ -1,6 +1,6 @@
 // The backlog: depth and age per queue, the way home, what is held, and the syphon's controls.
 
-import { confirmAction } from "./actions.js";
+import { confirmAction, confirmPrune } from "./actions.js";
 import { ask } from "./api.js";
 import { byId, button, el, keyed, set, setText, show } from "./dom.js";
 import { clock, count, duration, rate, utc } from "./format.js";
@@ -9,7 +9,7 @@ import { chosen, left, mayAct, offers } from "./state.js";
 import { makeFact, updateFact } from "./summary.js";
 
 const QUEUES_MAX = 50;
-const EVERY_S = 10; // The server asks the secondary at most every 30 s, however often it is asked.
+const EVERY_S = 2; // The server asks a namespace of Azure at most every 30 s, however often it is asked.
 
 let known = null;
 let failed = "";
@@ -89,7 +89,8 @@ function facts(pair, backlog) {
 function syphonState(pair) {
   if (!pair.syphon) return "no syphon in this process";
   if (pair.syphon.paused) return "the syphon is paused";
-  return `${count(pair.syphon.completed)} moved, ${count(pair.syphon.in_flight)} in flight`;
+  const limit = pair.syphon.limit ? `; ${pair.syphon.limit}` : "";
+  return `${count(pair.syphon.completed)} moved, ${count(pair.syphon.in_flight)} in flight${limit}`;
 }
 
 function forecast(pair, backlog, waiting) {
@@ -144,19 +145,23 @@ function makeQueue({ path }) {
 }
 
 function drawControls(pair) {
-  const allowed = mayAct(pair) && pair.state === "running";
-  const syphon = allowed && pair.syphon;
+  const allowed = mayAct(pair);
+  const syphon = allowed && pair.state === "running" && pair.syphon;
   const controls = [
     syphon && !pair.syphon.paused && { action: "pause", label: "Pause…" },
     syphon && pair.syphon.paused && { action: "resume", label: "Resume…" },
     allowed && offers("only-entity") && pair.entities.length && { action: "only-entity", label: "Drain one entity…" },
     allowed && offers("drain-once") && { action: "drain-once", label: "Drain once…" },
+    syphon && offers("rate") && { action: "rate", label: "Rate…" },
+    allowed && pair.state === "running" && offers("prune") && pair.kind === "pair" && { action: "prune", label: "Prune…" },
   ].filter(Boolean);
   keyed(
     byId("backlog-actions"),
     controls,
     ({ action }) => action,
-    ({ action, label }) => ({ node: button(label, () => confirmAction(action, chosen())) }),
+    ({ action, label }) => ({ node: button(label, () => begin(action)) }),
     () => {},
   );
 }
+
+const begin = (action) => (action === "prune" ? confirmPrune(chosen()) : confirmAction(action, chosen()));

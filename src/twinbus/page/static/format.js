@@ -32,6 +32,13 @@ export function rate(value) {
   return `${(value < 100 ? TENTH : WHOLE).format(value)}/s`;
 }
 
+/** An amount of money; small amounts keep two digits that say something. */
+export function money(value, currency) {
+  if (!known(value)) return "not priced";
+  const small = value > 0 && value < 0.1 ? { maximumSignificantDigits: 2 } : {};
+  return new Intl.NumberFormat(undefined, { style: "currency", currency, ...small }).format(value);
+}
+
 /** A size with its unit; 1 KB is 1,024 bytes, as Service Bus counts. */
 export function size(bytes) {
   if (!known(bytes)) return UNKNOWN;

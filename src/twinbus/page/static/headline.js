@@ -2,7 +2,7 @@
 
 import { byId, set, setText } from "./dom.js";
 import { clock, duration } from "./format.js";
-import { now, silence_s, view } from "./state.js";
+import { isSilent, now, silence_s, view } from "./state.js";
 
 const SIGNS = {
   healthy: "M12 2a10 10 0 1 0 0 20 10 10 0 0 0 0-20zm-1.4 14.4L6 11.8l1.6-1.6 3 3 5.8-5.9L18 8.9z",
@@ -18,13 +18,12 @@ const COLOURS = {
   attention: "#b07800",
   none: "#6b7684",
 };
-const SILENT_AFTER_S = 5;
 
 let spokenLevel = "";
 
 /** Draw the headline; a page without contact says so instead of showing old news as new. */
 export function drawHeadline() {
-  const silent = silence_s() > SILENT_AFTER_S;
+  const silent = isSilent();
   const { level, text } = silent ? lost() : (view.headline ?? { level: "none", text: "Connecting" });
   const known = level in SIGNS ? level : "attention";
   set(byId("headline"), { "data-level": known });

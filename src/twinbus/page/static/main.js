@@ -1,7 +1,8 @@
 // The page: follows the server's stream and draws what changed, at most four times a second.
 
-import { prepareActions } from "./actions.js";
+import { confirmAction, prepareActions } from "./actions.js";
 import { follow } from "./api.js";
+import { refreshCost } from "./cost.js";
 import { drawBacklog, forgetBacklog, prepareBacklog, refreshBacklog } from "./backlog.js";
 import { byId, set, show } from "./dom.js";
 import { drawEvents, loadEvents, prepareEvents, takeEvent } from "./events.js";
@@ -9,7 +10,7 @@ import { drawHeadline } from "./headline.js";
 import { countLetters, draw as drawLetters, forgetLetters, prepareLetters, search } from "./letters.js";
 import { drawPairs, preparePairs } from "./pairs.js";
 import { refreshProof } from "./proof.js";
-import { choose, chosen, mayAct, offers, takeHead, takePair, takeView, view } from "./state.js";
+import { choose, chosen, loseContact, mayAct, offers, takeHead, takePair, takeView, view } from "./state.js";
 import { drawSummary } from "./summary.js";
 import { drawTimeline, forget as forgetTimeline, prepareTimeline } from "./timeline.js";
 
@@ -44,6 +45,8 @@ function drawChosen() {
   show(byId("nobody"), !pair);
   show(byId("pair"), pair);
   show(byId("proof"), offers("proof"));
+  show(byId("cost"), offers("cost") && !pair?.read_only);
+  show(byId("events-note"), mayAct());
   set(document.body, { "data-acts": mayAct(pair) });
   if (!pair) return;
   if (pair.id !== shownId) turnTo(pair);
@@ -60,6 +63,7 @@ function turnTo(pair) {
   forgetLetters();
   forgetTimeline();
   forgetBacklog();
+  refreshCost();
 }
 
 function pick(id) {
@@ -74,6 +78,7 @@ prepareTimeline(chosenChanged);
 prepareBacklog(chosenChanged, countLetters);
 prepareLetters();
 prepareEvents(() => changed("events"));
+byId("events-note").addEventListener("click", () => confirmAction("note", chosen()));
 prepareActions((action) => {
   refreshBacklog();
   if (action === "replay") search();
@@ -100,6 +105,9 @@ follow({
     takeEvent(event);
     changed("events");
   },
+}, () => {
+  loseContact();
+  changed("headline");
 });
 
 // Time passes without a change: axis, countdowns and ages move, and silence is noticed.

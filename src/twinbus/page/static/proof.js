@@ -14,8 +14,7 @@ const VERDICTS = {
   unknown: { level: "attention", text: "? Not everything can be known" },
   none: { level: "none", text: "No proof was made yet" },
 };
-const EVERY_S = 30;
-const MAKING_S = 2;
+const EVERY_S = 5;
 
 let making = false;
 
@@ -24,7 +23,7 @@ export const refreshProof = poll(
   () => (offers("proof") ? ask("/api/proof") : null),
   draw,
   (why) => draw({ verdict: "none", text: why, unknown: [] }),
-  () => (making ? MAKING_S : EVERY_S),
+  () => EVERY_S,
 );
 
 function draw(proof) {

@@ -11,8 +11,11 @@ export const view = {
   pairs: new Map(),
 };
 
+const SILENT_AFTER_S = 5; // The server says something every second.
+
 let serverNow = 0;
 let heardAt = -Infinity;
+let isBroken = false;
 let chosenId = new URL(location.href).searchParams.get("pair");
 
 /** Take a whole view: the first one, or the one after a reconnect. */
@@ -39,7 +42,16 @@ export function takeHead({ now, headline, peers }) {
 function hear(now) {
   serverNow = now;
   heardAt = performance.now();
+  isBroken = false;
 }
+
+/** The connection to the server has ended; the next word of the server begins a new one. */
+export function loseContact() {
+  isBroken = true;
+}
+
+/** Whether the server was not heard for too long, or cannot be. */
+export const isSilent = () => isBroken || silence_s() > SILENT_AFTER_S;
 
 /** The server's time now: the viewer's clock may be wrong. */
 export const now = () => serverNow + (performance.now() - heardAt) / 1000;

@@ -179,7 +179,8 @@ def test_a_syphon_is_shown_with_its_sums_and_obstacles() -> None:
     pair = only(shown)
     assert pair["syphon"] == {
         "paused": True, "completed": 20, "in_flight": 2, "dead_lettered": 4, "rate": 3.0,
-        "forecast_s": None, "obstacles": [{"what": "primary", "why": "connection refused"}],
+        "forecast_s": None, "limit": "",
+        "obstacles": [{"what": "primary", "why": "connection refused"}],
     }  # fmt: skip
     assert pair["waiting"] == 9
     assert pair["attention"] == ["the syphon is paused", "primary: connection refused [2 queues]"]

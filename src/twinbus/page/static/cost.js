@@ -1,0 +1,62 @@
+// The cost meter: operations and money of this month by cause, of today, of an outage and of idling.
+
+import { ask } from "./api.js";
+import { byId, el, keyed, set, setText, show } from "./dom.js";
+import { clock, count, money, utc } from "./format.js";
+import { poll } from "./polling.js";
+import { chosen, offers } from "./state.js";
+import { makeFact, updateFact } from "./summary.js";
+
+const EVERY_S = 5; // The server reads the ledger every 30 s, in an outage every 10 s.
+
+/** Ask now: another pair is shown. */
+export const refreshCost = poll(
+  () => {
+    const pair = chosen();
+    return pair && !pair.read_only && offers("cost") ? ask("/api/cost", { pair: pair.id }) : null;
+  },
+  draw,
+  (why) => {
+    show(byId("cost-why"), why);
+    setText(byId("cost-why"), `The cost is not known: ${why}`);
+  },
+  () => EVERY_S,
+);
+
+function draw(cost) {
+  show(byId("cost-why"), cost.complete_from);
+  setText(byId("cost-why"), cost.complete_from ? `Only operations since ${clock(cost.complete_from)} are counted: the rest of the ledger is in no table yet. “Make it anew” under Proof adds it.` : "");
+  setText(byId("cost-asof"), `as of ${clock(cost.as_of)}`);
+  set(byId("cost-asof"), { title: utc(cost.as_of) });
+  keyed(byId("cost-facts"), facts(cost), ({ name }) => name, makeFact, updateFact);
+  keyed(byId("cost-causes"), cost.month.by_cause, ({ cause }) => cause, makeCause, ({ cells }, row) => {
+    const today = cost.today.by_cause.find(({ cause }) => cause === row.cause);
+    const texts = [count(today?.operations ?? 0), count(row.operations), money(row.money, cost.currency)];
+    texts.forEach((text, index) => setText(cells[index], text));
+  });
+  show(byId("cost-frame"), cost.month.by_cause.length);
+  setText(byId("cost-note"), `Money by the prices of ${cost.prices}, once the ${count(cost.free)} free operations of a month are used up. Receives of consumers that keep no ledger are not counted.`);
+}
+
+function facts(cost) {
+  const { month, today, outage, idle_per_day: idle } = cost;
+  const least = cost.complete_from ? "at least " : "";
+  const list = [
+    { name: "This month", value: `${least}${money(month.money, cost.currency)}`, note: `${count(month.operations)} operations; ${money(month.money_with_free, cost.currency)} if the free ones are left` },
+    { name: "Today", value: `${least}${money(today.money, cost.currency)}`, note: `${count(today.operations)} operations` },
+    { name: "Idling, a day", value: money(idle.money, cost.currency), note: idle.queues ? `${count(idle.operations)} operations of a syphon on ${count(idle.queues)} queues` : "no syphon runs here" },
+  ];
+  if (outage) {
+    list.push({
+      name: "This outage so far",
+      value: `${outage.is_all ? "" : "at least "}${money(outage.money, cost.currency)}`,
+      note: `${count(outage.operations)} operations since ${clock(outage.since)}`,
+    });
+  }
+  return list;
+}
+
+function makeCause({ cause }) {
+  const cells = [0, 1, 2].map(() => el("td", { class: "n" }));
+  return { node: el("tr", {}, el("th", { scope: "row", text: cause }), ...cells), cells };
+}
