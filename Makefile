@@ -26,7 +26,7 @@ ONLY ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup docs drill test spark-floor simulate fuzz soak lint types fmt bench
+.PHONY: help setup docs drill pictures test spark-floor simulate fuzz soak lint types fmt bench
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -43,7 +43,10 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 drill: $(STAMP) ## kill the primary and watch nothing get lost
-	@$(BIN)/twinbus drill $(DRILL_ARGS)
+	@$(BIN)/twinbus drill --page $(DRILL_ARGS)
+
+pictures: $(STAMP) ## take the pictures of the page from a drill, with Chromium
+	@$(BIN)/python -m tests.browser.drill_page
 
 # The types are checked beside the tests, which wait more than they work; told when these are over.
 test: lint ## lint, types and all tests

@@ -26,7 +26,7 @@ from twinbus.console.page.cli import app as page_app
 from twinbus.console.plan.cli import app as plan_app
 from twinbus.console.report.cli import app as report_app
 from twinbus.console.syphon.cli import app as syphon_app
-from twinbus.console.terminal.command import command, option
+from twinbus.console.terminal.command import command, flag, option
 from twinbus.console.terminal.output import COULD_NOT, USAGE_ERROR, Output, OutputOption, WrongUse
 from twinbus.console.terminal.times import seconds_of
 from twinbus.console.watch.cli import app as watch_app
@@ -101,6 +101,7 @@ def drill(
     report: Annotated[Path, option("DIR", "Directory for report.html and drill.json.")] = Path(
         "drill-report"
     ),
+    page: Annotated[bool, flag("--page", "Show the drill in a browser, live.")] = False,
     output: OutputOption = Output.TEXT,
 ) -> int:
     """Kill a primary under load and account for every message."""
@@ -127,7 +128,7 @@ def drill(
         like=like,
         stands_for=known.name if known else None,
     )
-    return run(plan, report, output)
+    return run(plan, report, output, is_page_wanted=page)
 
 
 for commands in (gateway_app, control_app, watch_app, page_app, plan_app, doctor_app):

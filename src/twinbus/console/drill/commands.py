@@ -7,11 +7,14 @@ import json
 import logging
 import os
 import shlex
+import sys
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 
 from azure.core.exceptions import AzureError
 
+from twinbus.console.drill.live_page import DrillPage
 from twinbus.console.drill.phases import Drill
 from twinbus.console.drill.result import DrillPlan, DrillResult
 from twinbus.console.drill.screen import DrillScreen
@@ -29,27 +32,45 @@ PUMP_VARIABLE: Final = "TWINBUS_DRILL_PUMP"
 
 
 @runs_to_its_end
-async def run(plan: DrillPlan, directory: Path, output: Output) -> int:
+async def run(
+    plan: DrillPlan, directory: Path, output: Output, *, is_page_wanted: bool = False
+) -> int:
     """Run a drill, write its report to `directory` and to stdout; return the exit status."""
     require_spark()
     _make_directory(directory)
     _log_to(directory / "drill.log")
     # However the drill ends, no process and no file of its world is left.
-    with World(plan.like) as world, SparkThread() as spark, DrillScreen() as screen:
-        drill = Drill(plan, world, spark, screen, os.environ.get(PUMP_VARIABLE))
-        try:
-            result = await drill.run()
-        except BaseException as error:
-            raise _reason(error) from error
+    with World(plan.like) as world, ExitStack() as stack:
+        page = stack.enter_context(DrillPage(world)) if is_page_wanted else None
+        with SparkThread() as spark, DrillScreen() as screen:
+            if page is not None:
+                screen.told = page.say
+            drill = Drill(plan, world, spark, screen, os.environ.get(PUMP_VARIABLE), page)
+            try:
+                result = await drill.run()
+            except BaseException as error:
+                raise _reason(error) from error
+        _write(result, directory)
+        _print(result, output)
+        if page is not None:
+            page.prove(result, drill_sheet(result).headline)
+            await _until_closed(page)
         await asyncio.to_thread(world.keep_ledger, directory / "ledger")
-    (directory / "drill.json").write_text(json.dumps(result.as_json(), indent=2) + "\n")
-    (directory / "report.html").write_text(page_of(drill_sheet(result)))
-    (directory / "outage.svg").write_text(outage_picture(result))
-    if output is Output.JSON:
-        print(json.dumps(result.as_json()))
-    else:
-        _print(result, directory)
+    if output is Output.TEXT:
+        _print_places(directory)
     return 0 if result.passed else COULD_NOT
+
+
+async def _until_closed(page: DrillPage) -> None:
+    """Keep the page for the person at the terminal until Enter or Ctrl-C; without one, end."""
+    if not sys.stdin.isatty():
+        return
+    print(f"the page stays open at {page.address} until you press Enter", file=sys.stderr)
+    pressed, loop = asyncio.Event(), asyncio.get_running_loop()
+    loop.add_reader(sys.stdin, pressed.set)
+    with suppress(asyncio.CancelledError):
+        await pressed.wait()
+    loop.remove_reader(sys.stdin)
 
 
 def _reason(error: BaseException) -> BaseException:
@@ -80,9 +101,20 @@ def _log_to(path: Path) -> None:
     logging.getLogger("twinbus").setLevel(logging.INFO)
 
 
-def _print(result: DrillResult, directory: Path) -> None:
+def _write(result: DrillResult, directory: Path) -> None:
+    (directory / "drill.json").write_text(json.dumps(result.as_json(), indent=2) + "\n")
+    (directory / "report.html").write_text(page_of(drill_sheet(result)))
+    (directory / "outage.svg").write_text(outage_picture(result))
+
+
+def _print(result: DrillResult, output: Output) -> None:
+    if output is Output.JSON:
+        print(json.dumps(result.as_json()), flush=True)
+    else:
+        print(f"\n{text_of(drill_sheet(result))}", flush=True)
+
+
+def _print_places(directory: Path) -> None:
     ledger = shlex.quote(str(directory / "ledger"))
-    print()
-    print(text_of(drill_sheet(result)))
     print(f"report: {directory / 'report.html'}, with drill.json and drill.log")
     print(f"ledger: more with, for example, twinbus report reconciliation {ledger}")

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import closing
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import twinbus
 from twinbus import Namespace, SendAvailabilityOptions, pair_namespaces
 from twinbus.console.drill.consumers import Consumers
+from twinbus.console.drill.live_page import DrillPage
 from twinbus.console.drill.result import HEALTHY, DrillPlan, DrillResult, Moments
 from twinbus.console.drill.screen import DrillScreen, Phase
 from twinbus.console.drill.sheet import rate_text
@@ -70,6 +72,7 @@ class Drill:
         spark: SparkThread,
         screen: DrillScreen,
         pump_factory: str | None = None,
+        page: DrillPage | None = None,
     ) -> None:
         """`pump_factory` names another pump for the syphon: tests use a faulty one."""
         self._plan = plan
@@ -77,6 +80,7 @@ class Drill:
         self._spark = spark
         self._screen = screen
         self._pump_factory = pump_factory
+        self._page = page
         self._queues: tuple[str, ...] = ()
         self._sends_returned = 0
         self._began_ms = self._killed_ms = self._back_ms = 0
@@ -84,13 +88,15 @@ class Drill:
     async def run(self) -> DrillResult:
         """Run all phases in order; return the result."""
         sent = asyncio.Event()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._get_spark_ready(sent))
-            await self._start()
-            await self._send()
-            sent.set()
-        await self._drain()
-        await self._receive()
+        # The pair stays open until everything is received, so that it can be watched.
+        async with AsyncExitStack() as opened:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._get_spark_ready(sent))
+                await self._start()
+                await self._send(await opened.enter_async_context(self._pair()))
+                sent.set()
+            await self._drain()
+            await self._receive()
         return await self._count()
 
     async def _get_spark_ready(self, sent: asyncio.Event) -> None:
@@ -117,22 +123,25 @@ class Drill:
                     group.create_task(asyncio.to_thread(namespace.start))
             await create_entities(primary.connection_string)
             phase.note = f"{_address(primary)}, {_address(secondary)}"
+        if self._page is not None:
+            await asyncio.to_thread(self._page.start)
+            self._screen.print(f"page     {self._page.address}", sys.stderr)
+            if sys.stdin.isatty():
+                await asyncio.to_thread(self._page.open_browser)
 
-    async def _send(self) -> None:
-        primary, secondary = _side(self._world.primary), _side(self._world.secondary)
-        async with pair_namespaces(primary, secondary, self._options()) as pair:
-            self._queues = pair.backlog_queues
-            plan = self._plan
-            note = f"{plan.messages:,} messages, {rate_text(plan)} a second, {plan.senders} senders"
-            with self._screen.phase("send", note, plan.messages) as phase:
-                traffic = DrillTraffic(plan, pair, phase.reach)
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(traffic.run())
-                    await self._lose_primary(pair)
-            self._began_ms, self._sends_returned = traffic.began_ms, traffic.sends_returned
+    async def _send(self, pair: Pair) -> None:
+        self._queues = pair.backlog_queues
+        plan = self._plan
+        note = f"{plan.messages:,} messages, {rate_text(plan)} a second, {plan.senders} senders"
+        with self._screen.phase("send", note, plan.messages) as phase:
+            traffic = DrillTraffic(plan, pair, phase.reach)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(traffic.run())
+                await self._lose_primary(pair)
+        self._began_ms, self._sends_returned = traffic.began_ms, traffic.sends_returned
 
-    def _options(self) -> SendAvailabilityOptions:
-        return SendAvailabilityOptions(
+    def _pair(self) -> Pair:
+        options = SendAvailabilityOptions(
             backlog_queue_count=self._plan.backlog_queues,
             failover_interval=self._plan.failover_interval_s,
             ping_primary_interval=self._plan.ping_interval_s,
@@ -142,6 +151,7 @@ class Drill:
             retry_backoff_max=1.0,
             ledger=self._world.ledger,
         )
+        return pair_namespaces(_side(self._world.primary), _side(self._world.secondary), options)
 
     async def _lose_primary(self, pair: Pair) -> None:
         plan, primary = self._plan, self._world.primary

@@ -6,7 +6,7 @@ Without a terminal (a CI log, a pipe) each phase prints a line when it begins an
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO
 
@@ -43,6 +43,8 @@ class DrillScreen(LiveLine):
     def __init__(self, stream: IO[str] | None = None) -> None:
         super().__init__(stream)
         self.took_s: dict[str, float] = {}
+        self.told: Callable[[str], None] = lambda _: None
+        """Gets the line of each phase that begins or ends, too."""
         self._running: list[Phase] = []
 
     def text(self) -> str:
@@ -54,6 +56,7 @@ class DrillScreen(LiveLine):
         """Show a phase for the `with` block; `total` is the value of a full bar."""
         phase = Phase(name, note, total)
         self._running.append(phase)
+        self.told(f"{name}: {note}")
         if not self.is_live:
             self.print(f"{phase.name} {note} ...", self._stream)
         try:
@@ -65,4 +68,5 @@ class DrillScreen(LiveLine):
             self.took_s[name] = phase.took_s
         finally:
             self._running.remove(phase)
+            self.told(f"{name} ended after {phase.took_s:.1f} s: {phase.note}")
             self.print(f"{phase.name} {phase.took_s:5.1f} s  {phase.note}", self._stream)

@@ -34,7 +34,7 @@ def test_the_option_reaches_both_namespaces(
 ) -> None:
     plans: list[DrillPlan] = []
 
-    def drill(plan: DrillPlan, *_: object) -> int:
+    def drill(plan: DrillPlan, *_: object, **__: object) -> int:
         plans.append(plan)
         return 0
 

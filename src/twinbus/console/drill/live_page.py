@@ -1,0 +1,120 @@
+"""The page of a drill: `twinbus page` over the drill's world, in a process of its own.
+
+The drill writes its phases to the page as notes, and its proof into the ledger that the page reads.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import subprocess
+import sys
+import threading
+import webbrowser
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Final, Self
+from urllib.parse import parse_qs, urlsplit
+
+from twinbus.console.drill.result import DrillResult
+from twinbus.console.drill.world import PRIMARY, DrillError, World
+from twinbus.page.sources.proof import keep_proof
+
+START_LIMIT_S: Final = 30.0
+STOP_LIMIT_S: Final = 5.0
+NOTE_S: Final = 5.0
+"""Timeout of one note. A page that does not take it never delays the drill."""
+
+_ENTRY: Final = "from twinbus.console.entry import main; main()"
+
+
+class DrillPage:
+    """The page of one drill; a context manager."""
+
+    def __init__(self, world: World) -> None:
+        self.address = ""
+        """With its token; empty until `start`."""
+        self._world = world
+        self._process: subprocess.Popen[str] | None = None
+        self._notes = ThreadPoolExecutor(1, "twinbus-drill-notes")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._notes.shutdown(cancel_futures=True)
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.terminate()
+        try:
+            process.wait(STOP_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+    def start(self) -> None:
+        """Serve the page; returns when it answers. Both namespaces run already."""
+        world = self._world
+        world.ledger.mkdir(exist_ok=True)
+        places = {
+            "TWINBUS_PRIMARY": world.primary.connection_string,
+            "TWINBUS_SECONDARY": world.secondary.connection_string,
+        }
+        command = ["page", "--label", PRIMARY, "--ledger", str(world.ledger)]
+        with (world.directory / "page.log").open("ab") as log:
+            self._process = subprocess.Popen(  # noqa: S603 - our own command
+                [sys.executable, "-c", _ENTRY, *command],
+                env={**os.environ, **places},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                # Ctrl-C is for the drill, which ends the page itself.
+                start_new_session=True,
+            )
+        assert self._process.stdout is not None
+        limit = threading.Timer(START_LIMIT_S, self._process.kill)
+        limit.start()
+        try:
+            self.address = self._process.stdout.readline().strip()
+            if not self._process.stdout.readline().startswith("ready"):
+                raise DrillError("the page did not start; run `twinbus page` to see why")
+        finally:
+            limit.cancel()
+
+    def open_browser(self) -> None:
+        """Open the page where there is a screen; a browser's command line never has the token."""
+        if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
+            return
+        place = self._world.directory / "page.html"
+        place.write_text(f'<meta http-equiv="refresh" content="0; url={self.address}">')
+        with suppress(webbrowser.Error, OSError):
+            webbrowser.open(place.as_uri())
+
+    def say(self, text: str) -> None:
+        """Show a line among the events of the page, soon; before `start` it is dropped."""
+        if self.address:
+            self._notes.submit(self._post, text)
+
+    def prove(self, result: DrillResult, text: str) -> None:
+        """Show the answer of the drill as the proof."""
+        unknown = result.report.conservation.unknown
+        keep_proof(self._world.ledger, "good" if result.passed else "bad", text, unknown)
+
+    def _post(self, text: str) -> None:
+        parts = urlsplit(self.address)
+        headers = {
+            "Authorization": f"Bearer {parse_qs(parts.query)['token'][0]}",
+            "X-Twinbus-Page": "1",
+            "Content-Type": "application/json",
+        }
+        connection = http.client.HTTPConnection(parts.netloc, timeout=NOTE_S)
+        with suppress(OSError, http.client.HTTPException):
+            note = json.dumps({"action": "note", "text": text})
+            connection.request("POST", "/api/actions", note, headers)
+            connection.getresponse().read()
+        connection.close()
