@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.browser import many_pairs, sending_program
+from tests.browser import many_pairs, sending_program, steered_pair
 from tests.official_sdk import administration
 from tests.processes import ENTRY, ServedBroker
 
@@ -30,10 +30,13 @@ class OutageWorld:
     program: subprocess.Popen[str]
     address: str
     """The page's address with its token."""
+    ledger: str
+    environment: Mapping[str, str]
+    """Of every command about this world."""
 
 
 @contextmanager
-def outage_world(directory: Path) -> Iterator[OutageWorld]:
+def outage_world(directory: Path, *, has_syphon: bool = True) -> Iterator[OutageWorld]:
     """Start everything; the program sends and the page answers when the block begins."""
     with ExitStack() as stack:
         for name in ("primary", "secondary"):
@@ -52,6 +55,7 @@ def outage_world(directory: Path) -> Iterator[OutageWorld]:
             "TWINBUS_RUN_DIR": str(sockets),
             "TWINBUS_PRIMARY": sides[0],
             "TWINBUS_SECONDARY": sides[1],
+            **({} if has_syphon else {"NO_SYPHON": "1"}),
         }
         program = stack.enter_context(
             _process([sending_program.__file__, *sides, ledger, *ENTITIES], environment)
@@ -59,7 +63,8 @@ def outage_world(directory: Path) -> Iterator[OutageWorld]:
         assert _first_line(program, "ready")
         command = ["page", "--port", "0", "--ledger", ledger]
         page = stack.enter_context(_process(["-c", ENTRY, *command], environment))
-        yield OutageWorld(primary, secondary, program, _first_line(page, ADDRESS))
+        address = _first_line(page, ADDRESS)
+        yield OutageWorld(primary, secondary, program, address, ledger, environment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,36 @@ def watched_pairs(pairs: int, entities: int, changes_per_s: int) -> Iterator[Wat
         assert _first_line(program, "ready")
         page = stack.enter_context(_process(["-c", ENTRY, "page", "--port", "0"], environment))
         yield Watched(_first_line(page, ADDRESS), page.pid)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A page over the sockets of `steered_pair`."""
+
+    program: subprocess.Popen[str]
+    page: subprocess.Popen[str]
+    address: str
+    """Of the page, without a token."""
+    environment: Mapping[str, str]
+
+    @contextmanager
+    def another_page(self, *options: str) -> Iterator[str]:
+        """Start one more page over the same sockets; yields its address with its token."""
+        with _process(["-c", ENTRY, "page", *options], self.environment) as page:
+            yield _first_line(page, ADDRESS)
+
+
+@contextmanager
+def shown_pairs(*options: str) -> Iterator[Shown]:
+    """Start `steered_pair` and a page with these options, whose tokens come from files."""
+    with ExitStack() as stack:
+        sockets = stack.enter_context(_short_directory())
+        paths = os.pathsep.join(sys.path)
+        environment = {**os.environ, "TWINBUS_RUN_DIR": str(sockets), "PYTHONPATH": paths}
+        program = stack.enter_context(_process([steered_pair.__file__], environment))
+        assert _first_line(program, "ready")
+        page = stack.enter_context(_process(["-c", ENTRY, "page", *options], environment))
+        yield Shown(program, page, _first_line(page, r"https?://\S+"), environment)
 
 
 @contextmanager

@@ -130,6 +130,7 @@ def test_an_outage_is_watched_and_steered(world: OutageWorld, viewer: Viewer) ->
     expect(orders.locator(".span-failed-over")).not_to_have_count(0)
     expect(viewer.fact("Backlog", "Waiting")).to_have_text("0")
     _replay(world, viewer)
+    _drain(viewer)
 
     world.program.kill()
     expect(viewer.page.locator("#pair-chip")).to_have_text("no longer running")
@@ -211,6 +212,16 @@ def _thinks_better_of_it(viewer: Viewer) -> None:
     expect(viewer.page.get_by_role("list", name="Events")).not_to_contain_text("drain-once")
     proof = viewer.page.get_by_role("region", name="Proof", exact=True)
     expect(proof).to_contain_text("No proof was made yet")
+
+
+def _drain(viewer: Viewer) -> None:
+    """A drain that the page starts ends with an event, whoever moved the messages."""
+    viewer.page.get_by_role("button", name="Drain one entity…").click()
+    viewer.page.get_by_role("dialog").get_by_label("Entity").select_option("orders")
+    viewer.confirms("Start", "moves the messages of this entity")
+    events = viewer.page.get_by_role("list", name="Events")
+    expect(events).to_contain_text("only-entity orders (asked by operator")
+    expect(events).to_contain_text("only-entity ended: drained")
 
 
 def _replay(world: OutageWorld, viewer: Viewer) -> None:

@@ -1,0 +1,185 @@
+"""Names with markup, viewers, a read-only page, peers that lie or hang, and the end of it all.
+
+The pairs are sockets that a small program answers: there is no broker here.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect
+
+from tests.browser.outage_world import Shown, shown_pairs
+from tests.browser.steered_pair import ENTITY, MARKUP, NAME
+
+pytestmark = pytest.mark.end_to_end
+
+PATIENCE_MS = 60_000
+OPERATOR, VIEWER = "operator-0123456789abcdef", "viewer-0123456789abcdef"
+LIE = {
+    "id": f"{MARKUP}.1", "kind": "pair", "name": MARKUP, "pid": 1, "host": MARKUP,
+    "program": MARKUP, "primary": MARKUP, "secondary": MARKUP, "state": "running", "safe": True,
+    "safety": MARKUP, "attention": [MARKUP], "waiting": "many", "protected": True,
+    "entities": [{"path": MARKUP, "state": MARKUP, "sent": 1e300, "spans": [[0, "x", MARKUP]]}],
+    "queues": [{"path": MARKUP, "state": MARKUP}], "sends": [[1, 2], "x"], "syphon": 5,
+}  # fmt: skip
+
+
+class Liar(BaseHTTPRequestHandler):
+    """A peer whose view is full of lies."""
+
+    def do_GET(self) -> None:
+        body = json.dumps({"pairs": [LIE, 5, {"name": "nameless"}], "headline": MARKUP}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@contextmanager
+def peers() -> Iterator[list[str]]:
+    """The addresses of a peer that lies and of one that takes connections and says nothing."""
+    liar = ThreadingHTTPServer(("127.0.0.1", 0), Liar)
+    serving = threading.Thread(target=liar.serve_forever)
+    serving.start()
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
+        ports = liar.server_port, hanging.getsockname()[1]
+        yield [f"http://127.0.0.1:{port}/?token=secret-of-a-peer" for port in ports]
+    liar.shutdown()
+    serving.join()
+    liar.server_close()
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
+    directory = tmp_path_factory.mktemp("tokens")
+    for role, token in (("operator", OPERATOR), ("viewer", VIEWER)):
+        (directory / role).write_text(f"{token}\n")
+    with peers() as addresses:
+        options = [word for address in addresses for word in ("--peer", address)]
+        tokens = [
+            *("--operator-token-file", str(directory / "operator")),
+            *("--viewer-token-file", str(directory / "viewer")),
+        ]
+        with shown_pairs(*tokens, *options) as running:
+            yield running
+
+
+@contextmanager
+def opened(browser: Browser, address: str) -> Iterator[tuple[Page, list[str]]]:
+    """A page in a window of its own, and what the browser complains of."""
+    expect.set_options(timeout=PATIENCE_MS)
+    context = browser.new_context()
+    page, complaints = context.new_page(), []
+    page.set_default_timeout(PATIENCE_MS)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on(
+        "console",
+        lambda said: complaints.append(said.text) if said.type in {"error", "warning"} else None,
+    )
+    page.goto(address)
+    yield page, complaints
+    context.close()
+
+
+def entity_button(page: Page) -> Any:
+    return page.get_by_role("button", name=ENTITY, exact=True)
+
+
+def test_markup_of_pairs_and_of_lying_peers_is_text_and_a_hanging_peer_hides_nothing(
+    browser: Browser, world: Shown
+) -> None:
+    with opened(browser, f"{world.address}?token={OPERATOR}") as (page, complaints):
+        expect(page.locator("#pair-name")).to_have_text(NAME)
+        expect(entity_button(page)).to_be_visible()
+        listed = page.locator("#pairs-list")
+        expect(listed).to_contain_text(MARKUP)
+        expect(page.locator("#peers-list")).to_contain_text("unreachable: timed out")
+        listed.get_by_role("button").filter(has_text=MARKUP).first.click()
+        expect(page.locator("#pair-home")).to_contain_text("read-only: a pair of another host")
+        expect(page.locator("#cost")).to_be_hidden()
+        expect(page.get_by_role("button", name="Pause…")).to_have_count(0)
+        assert page.locator("img").count() == 0
+        assert page.title() != "run"
+        assert "secret-of-a-peer" not in page.content()
+        found = Axe().run(page)
+        assert found.violations_count == 0, found.generate_report()
+        assert complaints == []
+
+
+def test_a_viewer_sees_no_action_and_cannot_make_one(browser: Browser, world: Shown) -> None:
+    with opened(browser, f"{world.address}?token={VIEWER}") as (page, complaints):
+        expect(page.locator("#role")).to_have_text("viewer")
+        entity_button(page).click()
+        for name in ("Freeze…", "Force failover…", "Pause…", "Rate…", "Add a note…"):
+            expect(page.get_by_role("button", name=name)).to_have_count(0)
+        assert complaints == []
+        answered = page.evaluate(
+            """async (pair) => {
+              const headers = { "Content-Type": "application/json", "X-Twinbus-Page": "1" };
+              const body = JSON.stringify({ action: "freeze", pair, path: "orders" });
+              const answer = await fetch("/api/actions", { method: "POST", headers, body });
+              return [answer.status, await answer.text()];
+            }""",
+            page.evaluate("new URL(location.href).searchParams.get('pair')"),
+        )
+        assert answered[0] == 403
+        assert "a viewer may not do this" in answered[1]
+
+
+def test_an_operator_steers_what_a_read_only_page_only_shows(
+    browser: Browser, world: Shown, tmp_path: Path
+) -> None:
+    with opened(browser, f"{world.address}?token={OPERATOR}") as (page, complaints):
+        page.get_by_role("button", name="Rate…").click()
+        dialog = page.get_by_role("dialog")
+        dialog.get_by_label("Messages a second").fill("50")
+        dialog.get_by_role("button", name="Set the rate").click()
+        expect(page.locator("#backlog-facts")).to_contain_text("at most 50/s")
+        page.get_by_role("button", name="Add a note…").click()
+        dialog.get_by_label("Note").fill(MARKUP)
+        dialog.get_by_role("button", name="Add", exact=True).click()
+        events = page.get_by_role("list", name="Events")
+        expect(events).to_contain_text(MARKUP)
+        expect(events).to_contain_text("rate (asked by operator")
+        assert complaints == []
+    with (
+        world.another_page("--read-only") as address,
+        opened(browser, address) as (page, complaints),
+    ):
+        expect(page.locator("#role")).to_have_text("read-only")
+        entity_button(page).click()
+        for name in ("Freeze…", "Rate…", "Add a note…"):
+            expect(page.get_by_role("button", name=name)).to_have_count(0)
+        assert complaints == []
+
+
+def test_the_end_of_a_pair_and_of_the_page_is_said(browser: Browser, world: Shown) -> None:
+    with opened(browser, f"{world.address}?token={VIEWER}") as (page, complaints):
+        expect(page.locator("#contact")).to_have_text("live")
+        page.locator("#pairs-list").get_by_role("button").filter(has_text=NAME).first.click()
+        end(world.program)
+        expect(page.locator("#pair-chip")).to_have_text("no longer running")
+        assert complaints == []
+        end(world.page)
+        expect(page.locator("#contact")).to_have_text("no contact")
+        expect(page.locator("#headline")).to_contain_text("No contact with the server")
+        expect(page.locator("#pair-name")).to_have_text(NAME)
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
