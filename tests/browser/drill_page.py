@@ -19,7 +19,6 @@ from pathlib import Path
 from playwright.sync_api import Page, ViewportSize, expect
 
 from tests.browser.conftest import chromium
-from tests.processes import ENTRY
 
 ADDRESS = re.compile(r"https?://\S+token=\S+")
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
@@ -52,7 +51,8 @@ def played_drill(directory: Path, *arguments: str) -> Iterator[PlayedDrill]:
     # No browser but the test's own.
     environment = {name: text for name, text in environment.items() if "DISPLAY" not in name}
     with subprocess.Popen(
-        [sys.executable, "-c", ENTRY, *command],
+        # The script itself: the page shows its name.
+        [Path(sys.executable).with_name("twinbus"), *command],
         env=environment, stdin=stdin, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         try:
@@ -72,6 +72,7 @@ def take_pictures(page: Page, drill: PlayedDrill) -> None:
     """Follow the drill into its outage and take the pictures."""
     page.set_viewport_size(WIDE)
     page.goto(drill.address)
+    page.get_by_text("2 min", exact=True).click()
     expect(page.locator("#headline")).to_have_attribute("data-level", "failed-over")
     # Some seconds of it, with pings that nobody answers.
     expect(page.locator("#entities .mark-ping-failed").nth(8)).to_be_attached()

@@ -2,7 +2,7 @@
 
 import { ask } from "./api.js";
 import { byId, el, keyed, set, setText, show } from "./dom.js";
-import { clock, count, money, utc } from "./format.js";
+import { clock, count, counted, money, utc } from "./format.js";
 import { poll } from "./polling.js";
 import { chosen, offers } from "./state.js";
 import { makeFact, updateFact } from "./summary.js";
@@ -42,9 +42,9 @@ function facts(cost) {
   const { month, today, outage, idle_per_day: idle } = cost;
   const least = cost.complete_from ? "at least " : "";
   const list = [
-    { name: "This month", value: `${least}${money(month.money, cost.currency)}`, note: `${count(month.operations)} operations; ${money(month.money_with_free, cost.currency)} if the free ones are left` },
-    { name: "Today", value: `${least}${money(today.money, cost.currency)}`, note: `${count(today.operations)} operations` },
-    { name: "Idling, a day", value: money(idle.money, cost.currency), note: idle.queues ? `${count(idle.operations)} operations of a syphon on ${count(idle.queues)} queues` : "no syphon runs here" },
+    { name: "This month", value: `${least}${money(month.money, cost.currency)}`, note: `${counted(month.operations, "operation")}; ${money(month.money_with_free, cost.currency)} if the free ones are left` },
+    { name: "Today", value: `${least}${money(today.money, cost.currency)}`, note: counted(today.operations, "operation") },
+    { name: "Idling, a day", value: money(idle.money, cost.currency), note: idle.queues ? `${count(idle.operations)} operations of a syphon on ${counted(idle.queues, "queue")}` : "no syphon runs here" },
   ];
   if (outage) {
     list.push({

@@ -76,7 +76,9 @@ export function clock(epoch) {
 }
 
 /** The label of a tick on an axis that is `span_s` long. */
-export const tick = (epoch, span_s) => (span_s > 200_000 ? DAY : MINUTE).format(date(epoch));
+export function tick(epoch, span_s) {
+  return (span_s > 200_000 ? DAY : span_s < 300 ? CLOCK : MINUTE).format(date(epoch));
+}
 
 /** The time in UTC, for `title`. */
 export function utc(epoch) {

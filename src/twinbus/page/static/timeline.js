@@ -9,7 +9,9 @@ import { poll } from "./polling.js";
 import { drawSends } from "./sends.js";
 import { chosen, now } from "./state.js";
 
+const OBSERVED_S = 600; // How far back the sends go that come with a pair, in steps of 10 s.
 const ZOOMS = [
+  { name: "2 min", span_s: 120, tick_s: 30, every_s: 5 },
   { name: "10 min", span_s: 600, tick_s: 120, every_s: 10 },
   { name: "1 h", span_s: 3_600, tick_s: 600, every_s: 20 },
   { name: "1 day", span_s: 86_400, tick_s: 14_400, every_s: 60 },
@@ -33,7 +35,7 @@ const MARK_WORDS = {
 };
 const TROUBLE = ["unusable", "failed over", "suspect", "healthy"];
 
-let zoom = ZOOMS[0];
+let zoom = ZOOMS[1];
 let past = null;
 let seen = "";
 let redraw = () => {};
@@ -113,7 +115,7 @@ export function drawTimeline(pair) {
   setText(byId("entities-more"), more > 0 ? `and ${count(more)} more: filter by name to see them` : none);
   setText(byId("timeline-count"), counted(pair.entities.length, "entity", "entities"));
   show(byId("entity-filter"), pair.entities.length >= FILTER_FROM);
-  const recent = zoom === ZOOMS[0] || !past;
+  const recent = zoom.span_s === OBSERVED_S || !past;
   drawSends(recent ? pair.sends : past.sends, recent ? 10 : past.bucket_s, frame);
 }
 
@@ -127,9 +129,10 @@ function chosenEntities(pair) {
 
 function drawAxis({ from, to, place }) {
   const zone_s = new Date(to * 1000).getTimezoneOffset() * 60;
+  const margin = zoom.span_s < 300 ? 8 : 3; // Labels with seconds are wider.
   const ticks = [];
   for (let t = Math.ceil((from - zone_s) / zoom.tick_s) * zoom.tick_s + zone_s; t < to; t += zoom.tick_s) {
-    if (place(t) > 3 && place(t) < 97) ticks.push(t);
+    if (place(t) > margin && place(t) < 100 - margin) ticks.push(t);
   }
   keyed(
     byId("axis"),
