@@ -38,7 +38,7 @@ from twinbus.pairing.core.backlog import backlog_paths
 pytestmark = pytest.mark.contract
 
 TOKEN = AcceptedToken(name="app", text="eyJ.web.token", rights=frozenset({"Manage"}))
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def drained(pair: Pair, queue: str, count: int) -> list[str]:
     with pair.get_queue_receiver(queue, receive_mode="receiveanddelete") as receiver:
         got: list[ServiceBusReceivedMessage] = []
         while len(got) < count:
-            more = receiver.receive_messages(count - len(got), max_wait_time=5)
+            more = receiver.receive_messages(count - len(got), max_wait_time=LIMIT_S)
             if not more:
                 break
             got += more
@@ -89,7 +89,7 @@ def test_the_block_of_the_readme_in_sync_code(broker: EmbeddedBroker) -> None:
         with pair.get_queue_sender("orders") as sender:
             assert sender.entity_name == "orders"
             sender.send_messages(ServiceBusMessage("one"))
-            sender.send_messages([ServiceBusMessage("two"), {"body": "three"}], timeout=10)
+            sender.send_messages([ServiceBusMessage("two"), {"body": "three"}], timeout=LIMIT_S)
             batch = sender.create_message_batch()
             batch.add_message(ServiceBusMessage("four"))
             sender.send_messages(batch)
@@ -210,12 +210,11 @@ def test_ctrl_c_ends_the_call_and_leaves_the_pair_as_it_was(broker: EmbeddedBrok
         fault = broker.add_fault(Fault(kind="hang", entity="slow"), "contoso")
         try:
             sender = pair.get_queue_sender("slow")
-            interrupt = interrupt_soon()
             began = time.monotonic()
-            with pytest.raises(KeyboardInterrupt):
+            with pytest.raises(KeyboardInterrupt), interrupted():
                 sender.send_messages(ServiceBusMessage("never"))
-            assert time.monotonic() - began < 10
-            interrupt.join()
+            # An attempt takes longer.
+            assert time.monotonic() - began < 25
         finally:
             broker.remove_fault(fault, "contoso")
         assert pair.status().entities["slow"].state == "healthy"
@@ -231,23 +230,29 @@ def test_ctrl_c_while_pairing_leaves_nothing_and_frees_the_namespaces(
         port = silent.getsockname()[1]
         text = broker.connection_string("contoso-dr")
         hanging = text.replace(str(broker.port("contoso-dr")), str(port))
-        interrupt = interrupt_soon()
         with (
             pytest.raises(KeyboardInterrupt),
+            interrupted(),
             pair_namespaces(primary, hanging, quick(attempt_timeout=30.0)),
         ):
             pytest.fail("it paired")
-        interrupt.join()
     with pair_namespaces(primary, text, quick()) as pair:
         assert pair.status().protected
 
 
-def interrupt_soon() -> threading.Timer:
-    """Ctrl-C in half a second: the kernel gives it to the main thread."""
+@contextmanager
+def interrupted() -> Iterator[None]:
+    """Ctrl-C after half a second in the block: the kernel gives it to the main thread.
+
+    The block begins where the interrupt is caught: elsewhere it would end the run of all tests.
+    """
     main = threading.main_thread().ident or 0
     timer = threading.Timer(0.5, signal.pthread_kill, (main, signal.SIGINT))
     timer.start()
-    return timer
+    try:
+        yield
+    finally:
+        timer.join()
 
 
 def test_close_from_another_thread_ends_a_send_that_waits(broker: EmbeddedBroker) -> None:

@@ -10,13 +10,14 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from twinbus.blocking.loop_thread import LoopThread, _Work
 from twinbus.errors import PairingError
 
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 
 
 @pytest.fixture
@@ -83,18 +84,26 @@ def test_an_interrupted_caller_has_its_work_cancelled_and_over_when_it_raises(
 
 def test_work_that_is_interrupted_before_it_began_never_begins(loop_thread: LoopThread) -> None:
     begun: list[str] = []
+    stands_still = threading.Event()
 
     async def work() -> None:
         begun.append("work")
 
     def busy() -> None:
-        # The loop stands still while the main thread asks and is interrupted.
-        time.sleep(0.2)
-        interrupt_main()
-        time.sleep(0.2)
+        """Keep the loop from running what the main thread hands in, until it has given up."""
+        loop: Any = asyncio.get_running_loop()
+        stands_still.set()
+        # First the work comes, then its cancellation.
+        for count, act in ((1, interrupt_main), (2, lambda: None)):
+            ends = time.monotonic() + LIMIT_S
+            while len(loop._ready) < count:
+                if time.monotonic() > ends:
+                    return
+                time.sleep(0.001)
+            act()
 
-    loop_thread.call(lambda: asyncio.get_running_loop().call_later(0.05, busy))
-    time.sleep(0.1)
+    loop_thread.call(lambda: asyncio.get_running_loop().call_later(0.0, busy))
+    assert stands_still.wait(LIMIT_S)
     with pytest.raises(KeyboardInterrupt):
         loop_thread.run(work)
     assert begun == []
