@@ -129,6 +129,10 @@ def hang(line: socket.socket) -> None:
     line.recv(1)
 
 
+SHORT_S: dict[Answering, dict[str, float]] = {drip: {"ANSWER_S": 0.5}, hang: {"READ_S": 0.3}}
+"""The limit that ends each. The others end by themselves, however slow the machine is."""
+
+
 @pytest.mark.parametrize(
     ("answering", "why"),
     [
@@ -145,8 +149,8 @@ def hang(line: socket.socket) -> None:
 def test_a_peer_that_misbehaves_is_refused_in_bounded_time(
     answering: Answering, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers_module, "READ_S", 0.3)
-    monkeypatch.setattr(peers_module, "ANSWER_S", 0.5)
+    for name, limit_s in {"READ_S": 60.0, "ANSWER_S": 60.0, **SHORT_S.get(answering, {})}.items():
+        monkeypatch.setattr(peers_module, name, limit_s)
     with peer(answering) as address, pytest.raises(PeerRefused, match=why) as refused:
         read_peer(address)
     assert "s3cret" not in str(refused.value)
@@ -158,11 +162,15 @@ def test_a_peer_that_hangs_delays_and_hides_no_other(monkeypatch: pytest.MonkeyP
     with peer(hang) as hanging, peer(says(real_view())) as honest:
         poller = PeerPoller([hanging, honest], table)
         limit = time.monotonic() + 60
-        while not table.pairs or "timed out" not in poller.states[0]["why"]:
+        # On a busy machine the honest one may be late once, too.
+        while (
+            not table.pairs
+            or "timed out" not in poller.states[0]["why"]
+            or [one["state"] for one in poller.states] != ["unreachable", "ok"]
+        ):
             poller.poll(time.time())
             time.sleep(0.02)
-            assert time.monotonic() < limit
-        assert [one["state"] for one in poller.states] == ["unreachable", "ok"]
+            assert time.monotonic() < limit, poller.states
         poller.close()
     assert "s3cret" not in json.dumps(poller.states)
 
