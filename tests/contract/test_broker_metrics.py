@@ -10,7 +10,7 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.official_sdk import client, receive_count
+from tests.official_sdk import PATIENCE_S, client, receive_count
 from twinbus import EmbeddedBroker
 from twinbus.broker import exposition
 
@@ -24,7 +24,7 @@ def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
 
 
 def scraped(broker: EmbeddedBroker) -> dict[str, float]:
-    http_client = http.client.HTTPConnection("localhost", broker.port(), timeout=10)
+    http_client = http.client.HTTPConnection("localhost", broker.port(), timeout=PATIENCE_S)
     try:
         http_client.request("GET", "/metrics")
         answer = http_client.getresponse()

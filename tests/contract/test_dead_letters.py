@@ -205,7 +205,7 @@ def test_a_replay_delivers_once_the_destination_is_there(world: World) -> None:
         client(world.secondary) as sdk,
         sdk.get_queue_receiver(BACKLOG[0], sub_queue=ServiceBusSubQueue.DEAD_LETTER) as receiver,
     ):
-        (found,) = receiver.receive_messages(2, max_wait_time=5)
+        (found,) = receiver.receive_messages(2, max_wait_time=30)
         assert found.message_id == "stray"
         assert found.delivery_count == stray["delivery_count"]
 

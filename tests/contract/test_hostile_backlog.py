@@ -23,7 +23,7 @@ pytestmark = pytest.mark.contract
 
 RESIDENTS = [f"resident-{n}" for n in range(3)]
 """Messages that are in the primary's queue before the syphon comes."""
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 ANSWER_LINKS = 20
 """The syphon numbers the links on which it is answered; the purge has to name one of them."""
 

@@ -13,7 +13,7 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusError
 
-from tests.official_sdk import administration, client
+from tests.official_sdk import PATIENCE_S, administration, client
 from tests.processes import ServedBroker
 from twinbus.broker import server
 from twinbus.broker.embedded import EmbeddedBroker
@@ -33,7 +33,7 @@ def health(broker: EmbeddedBroker) -> tuple[int, dict[str, Any]]:
 
 def send(text: str) -> None:
     with client(text, retry_total=0) as sdk, sdk.get_queue_sender("orders") as sender:
-        sender.send_messages(ServiceBusMessage("x"), timeout=10)
+        sender.send_messages(ServiceBusMessage("x"), timeout=PATIENCE_S)
 
 
 def removed(data: Path) -> None:
@@ -82,7 +82,10 @@ def test_a_full_disk_is_said_and_stays_readable(
         status, answer = health(broker)
         assert (status, answer["status"]) == (200, "full")
         assert "make room on the disk" in answer["detail"]
-        with client(text) as sdk, sdk.get_queue_receiver("orders", max_wait_time=10) as receiver:
+        with (
+            client(text) as sdk,
+            sdk.get_queue_receiver("orders", max_wait_time=PATIENCE_S) as receiver,
+        ):
             (message,) = receiver.receive_messages()
             receiver.complete_message(message)
 
@@ -94,7 +97,7 @@ def test_serve_ends_when_its_store_is_gone(tmp_path: Path) -> None:
         shutil.rmtree(broker.data / "contoso")
         with pytest.raises(ServiceBusError):
             send(broker.connection_string())
-        assert broker.process.wait(60) == 1
+        assert broker.process.wait(PATIENCE_S) == 1
         assert "clients are cut off" in broker.log()
         assert "the store is gone: " in broker.log().splitlines()[-1]
         assert "Traceback" not in broker.log()

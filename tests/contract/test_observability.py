@@ -164,7 +164,7 @@ async def test_a_real_outage_as_its_numbers_tell_it(broker: EmbeddedBroker) -> N
 
 async def test_a_scrape_over_http_from_another_thread(broker: EmbeddedBroker) -> None:
     def _get(url: str) -> str:
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             return str(answer.read().decode())
 
     async with paired(broker, enable_syphon=True, syphon_poll=1.0) as pair:
@@ -280,7 +280,7 @@ def test_code_without_asyncio_sees_and_closes_the_same(broker: EmbeddedBroker) -
             pair.get_queue_sender("orders")
         pair.secondary.close()
         assert (pair.primary.state, pair.secondary.state) == ("faulted", "closed")
-    listener.join(10)
+    listener.join(60)
     assert not listener.is_alive()
     assert [type(event) for event in called] == [EntityChanged, EntityHeld]
     assert heard[:2] == called

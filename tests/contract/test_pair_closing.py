@@ -409,7 +409,7 @@ def test_ctrl_c_in_a_process_of_its_own_ends_it_cleanly(
             assert process.stdout.readline() == "ready\n"
             _sleep(wait_s)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=60)
     finally:
         process.kill()
         process.wait()

@@ -32,7 +32,7 @@ def test_what_waits_and_what_is_set_aside_is_seen_and_stays() -> None:
                     sender.send_messages(to_backlog_message(message, "Orders"))
             with sdk.get_queue_sender("other") as sender:
                 sender.send_messages(ServiceBusMessage("x", message_id="not ours"))
-            with sdk.get_queue_receiver(BACKLOG, max_wait_time=5) as receiver:
+            with sdk.get_queue_receiver(BACKLOG, max_wait_time=60) as receiver:
                 (first,) = receiver.receive_messages(1)
                 receiver.dead_letter_message(first, reason="poison")
         looking = BacklogScan(text)

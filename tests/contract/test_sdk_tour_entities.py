@@ -80,7 +80,7 @@ def test_a_session_lock_that_ran_out_is_lost(tour: Tour) -> None:
     with accept(tour, queue, "s") as first:
         message = receive_one(first)
         # Once the first holder's lock has run out, the session is free for the next.
-        with accept(tour, queue, NEXT_AVAILABLE_SESSION, max_wait_time=10) as second:
+        with accept(tour, queue, NEXT_AVAILABLE_SESSION, max_wait_time=60) as second:
             with pytest.raises(SessionLockLostError):
                 first.complete_message(message)
             again = receive_one(second)

@@ -154,7 +154,7 @@ def test_who_waits_for_a_session_hears_that_the_queue_is_disabled(tour: Tour) ->
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(
             tour.client.get_queue_receiver(
-                queue, session_id=NEXT_AVAILABLE_SESSION, max_wait_time=30
+                queue, session_id=NEXT_AVAILABLE_SESSION, max_wait_time=60
             ).receive_messages
         )
         while f"{queue!r}" not in tour.broker.log() and waiting.running():
@@ -162,7 +162,7 @@ def test_who_waits_for_a_session_hears_that_the_queue_is_disabled(tour: Tour) ->
             settings.status = EntityStatus.DISABLED
             tour.admin.update_queue(settings)
         with pytest.raises(MessagingEntityDisabledError):
-            waiting.result(20)
+            waiting.result(60)
 
 
 def test_faults_strike_scheduling_too(tour: Tour, faults: Faults) -> None:

@@ -50,7 +50,7 @@ def test_a_key_and_rules_come_from_files_and_the_environment_and_are_not_printed
             with client(text) as sdk, sdk.get_queue_sender("orders") as sender:
                 sender.send_messages(ServiceBusMessage(rule))
         text = broker.connection_string(rule="reader", key="second-secret")
-        with client(text) as sdk, sdk.get_queue_receiver("orders", max_wait_time=10) as receiver:
+        with client(text) as sdk, sdk.get_queue_receiver("orders", max_wait_time=60) as receiver:
             assert [str(each) for each in receiver.peek_messages(5)] == ["sender", "other"]
         for secret in (KEY, "first-secret", "second-secret", "third-secret"):
             assert secret not in broker.log()

@@ -278,7 +278,7 @@ def test_a_doctor_that_is_stopped_leaves_nothing(primary: str, secondary: str) -
         doctor.send_signal(signal.SIGINT)
         assert doctor.stderr is not None
         assert doctor.stderr.read() == "twinbus: stopped\n"
-        assert doctor.wait(20) == 130
+        assert doctor.wait(60) == 130
     assert not any("doctor" in name for text in (primary, secondary) for name in names(text))
 
 

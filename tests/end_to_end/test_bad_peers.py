@@ -24,7 +24,7 @@ from twinbus.amqp.types import Symbol, UInt
 
 pytestmark = pytest.mark.end_to_end
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusServerBusyError
 
-from tests.official_sdk import administration, client
+from tests.official_sdk import PATIENCE_S, administration, client
 from twinbus.amqp.connection import AMQP_HEADER
 from twinbus.broker.embedded import EmbeddedBroker
 from twinbus.broker.faults import Fault
@@ -47,10 +47,10 @@ def test_it_serves_and_leaves_no_thread_and_no_socket(tmp_path: Path) -> None:
             exchange(broker.connection_string(name), "orders")
         port = broker.port("contoso-dr")
         # Two that stay connected until the end: the broker has to hang up on them.
-        amqp = socket.create_connection(("localhost", port), timeout=5)
+        amqp = socket.create_connection(("localhost", port), timeout=PATIENCE_S)
         amqp.sendall(AMQP_HEADER)
         assert amqp.recv(8) == AMQP_HEADER
-        http = HTTPConnection("localhost", port, timeout=5)
+        http = HTTPConnection("localhost", port, timeout=PATIENCE_S)
         http.request("GET", "/health")
         assert http.getresponse().read()
     while amqp.recv(1 << 16):

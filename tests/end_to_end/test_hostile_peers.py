@@ -32,7 +32,7 @@ from twinbus.amqp.types import UInt, UShort
 
 pytestmark = pytest.mark.end_to_end
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="module")

@@ -43,7 +43,7 @@ class SdkWorker:
 
     def stop(self) -> None:
         self._process.terminate()
-        assert self._process.wait(30) == 0
+        assert self._process.wait(120) == 0
 
     def tell(self, history: History) -> None:
         """Have the worker's notes taken over, in their order."""

@@ -16,7 +16,13 @@ from azure.servicebus.management import ServiceBusAdministrationClient
 
 from tests.contract.certificates import write_server_files
 from tests.end_to_end.raw_client import ConnectionLost, RawClient, message
-from tests.official_sdk import ClosedTogether, administration, client, is_missing
+from tests.official_sdk import (
+    PATIENCE_S,
+    ClosedTogether,
+    administration,
+    client,
+    is_missing,
+)
 from tests.processes import ServedBroker, run_twinbus
 
 pytestmark = pytest.mark.end_to_end
@@ -54,7 +60,7 @@ def test_a_signal_stops_it_cleanly_though_clients_are_connected(
             sender = over_websocket.get_queue_sender("orders")
             receiver = sdk.get_queue_receiver("orders")
             sender.send_messages(ServiceBusMessage("one"))
-            assert receiver.receive_messages(1, max_wait_time=5)
+            assert receiver.receive_messages(1, max_wait_time=PATIENCE_S)
             began = time.monotonic()
             assert broker.terminate(number) == 0
             assert time.monotonic() - began < STOP_LIMIT_S
@@ -146,18 +152,19 @@ def look_again(
             "scheduled": ServiceBusMessageState.SCHEDULED,
         }
         # Locks do not outlive the broker: what was locked is there for the next receiver at once.
-        received = [receiver.receive_messages(1, max_wait_time=5)[0] for _ in range(2)]
+        received = [receiver.receive_messages(1, max_wait_time=PATIENCE_S)[0] for _ in range(2)]
         counts_by_name = {str(each): each.delivery_count for each in received}
         assert counts_by_name == {"abandoned": 1, "locked": 0}
         (deferred,) = receiver.receive_deferred_messages(deferred_number)
         assert str(deferred) == "deferred"
         letters = opened.add(sdk.get_queue_receiver("orders", sub_queue="deadletter"))
-        (letter,) = letters.receive_messages(1, max_wait_time=5)
+        (letter,) = letters.receive_messages(1, max_wait_time=PATIENCE_S)
         assert letter.dead_letter_reason == "Bad"
         assert letter.dead_letter_error_description == "as told"
         session = opened.add(sdk.get_queue_receiver("steps", session_id="s"))
         assert session.session.get_state() == b"state"
-        assert [str(each) for each in session.receive_messages(1, max_wait_time=5)] == ["step"]
+        (step,) = session.receive_messages(1, max_wait_time=PATIENCE_S)
+        assert str(step) == "step"
         subscription = opened.add(sdk.get_subscription_receiver("news", "all"))
         assert [str(each) for each in subscription.peek_messages(5)] == ["for all"]
 
@@ -192,7 +199,7 @@ def test_new_numbers_go_on_where_they_were_though_the_queue_is_empty(tmp_path: P
             with client(broker.connection_string()) as sdk:
                 sdk.get_queue_sender("orders").send_messages(ServiceBusMessage("one"))
                 receiver = sdk.get_queue_receiver("orders")
-                (message,) = receiver.receive_messages(1, max_wait_time=5)
+                (message,) = receiver.receive_messages(1, max_wait_time=PATIENCE_S)
                 numbers.append(message.sequence_number or 0)
                 receiver.complete_message(message)
             broker.kill9()

@@ -426,12 +426,12 @@ def test_closing_waits_for_the_commit_in_flight(
     def slow_apply(transaction: lmdb.Transaction[bytes], changes: Batch) -> None:
         apply(transaction, changes)
         begun.set()
-        seen.append(lock.contended.wait(timeout=10) and disk._environment is not None)
+        seen.append(lock.contended.wait(timeout=60) and disk._environment is not None)
 
     monkeypatch.setattr(lmdb_store, "_apply", slow_apply)
     writer = threading.Thread(target=disk.write, args=(batch,), daemon=True)
     writer.start()
-    assert begun.wait(timeout=10)
+    assert begun.wait(timeout=60)
     disk.close()
     writer.join()
     assert seen == [True]
