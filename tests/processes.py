@@ -110,7 +110,6 @@ class ServedBroker:
         assert self._process is None, "the broker runs already"
         places = [f"{name}:{self._ports.get(name, 0)}" for name in self._namespaces]
         limit = FILE_LIMIT.format(bytes=self.file_size_max) if self.file_size_max else ""
-        storage = ["--ephemeral"] if self._ephemeral else ["--data", str(self.data)]
         began = time.monotonic()
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
@@ -118,9 +117,7 @@ class ServedBroker:
                     sys.executable,
                     "-c",
                     limit + self._before + ENTRY,
-                    "serve",
-                    *places,
-                    *storage,
+                    *self.command(places),
                     *self.options,
                 ],
                 stdin=subprocess.DEVNULL,
@@ -142,6 +139,11 @@ class ServedBroker:
             self.kill9()
             raise
         self.start_took_s = time.monotonic() - began
+
+    def command(self, places: list[str]) -> list[str]:
+        """The arguments of `twinbus`, without the options that are given."""
+        storage = ["--ephemeral"] if self._ephemeral else ["--data", str(self.data)]
+        return ["serve", *places, *storage]
 
     def restart(self) -> None:
         """Start again on the same ports and the same data."""

@@ -242,7 +242,12 @@ class RelayedRequests(RequestLink, Relayed):
         super().__init__(context, relay.client, link, address, self._forward)
         self.relay = relay
         self._up: SenderLink | None = None
-        self._waiting: deque[bytes] = deque()
+        self._waiting: deque[tuple[bytes, int | None]] = deque()
+        """Requests without credit, each with the delivery to settle."""
+        self._taking: int | None = None
+        """The delivery of the request that is being handed on; None: it is settled."""
+        self._numbers: dict[int, int] = {}
+        """Our delivery for each of the primary's that it has not settled."""
 
     @property
     def own_link(self) -> Link:
@@ -254,7 +259,7 @@ class RelayedRequests(RequestLink, Relayed):
             self.link.name,
             source=replace(source, raw=None),
             target=Target(address=self.address),
-            settled=True,
+            settled=self.link.snd_settle_mode == SETTLED,
         )
         self._up.owner = self
 
@@ -291,14 +296,27 @@ class RelayedRequests(RequestLink, Relayed):
             return failure(correlation_id(request), refusal)
         if len(self._waiting) >= WAITING_MAX:
             raise QuotaExceeded(f"{WAITING_MAX} requests wait for the primary; send fewer at once.")
-        self._waiting.append(join(request))
+        self._waiting.append((join(request), self._taking))
         self._send()
         return None
+
+    def take(self, event: DeliveryArrived, now_ms: int) -> None:
+        self._taking = None if event.settled else event.delivery_id
+        super().take(event, now_ms)
+
+    def taken(self, number: int, state: bytes) -> None:
+        here = self._numbers.pop(number, None)
+        if here is not None and self.link.state is LinkState.OPEN:
+            self.link.session.settle(here, here, state, as_receiver=True)
+            self.relay.client.touch()
 
     def _send(self) -> None:
         up = self._up
         while self._waiting and up is not None and up.credit > 0:
-            up.send(self._waiting.popleft(), b"\0", settled=True)
+            request, here = self._waiting.popleft()
+            number = up.send(request, b"\0", settled=here is None)
+            if here is not None:
+                self._numbers[number] = here
         self.relay.flush()
 
 

@@ -32,7 +32,7 @@ SCHEDULE = "com.microsoft:schedule-message"
 class RequestLink(LinkOwner):
     """The link on which a client sends requests to one node.
 
-    `respond` answers a request; None: the answer comes later, on the client's reply link.
+    `respond` answers a request; None: it will be answered and settled by whoever took it on.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class RequestLink(LinkOwner):
 
     def _carry_out(self, event: DeliveryArrived, now_ms: int, fault: Fault | None) -> None:
         """Answer a request; the response leaves when what it changed is on disk."""
-        state = ACCEPTED_BYTES
+        state, is_ended = ACCEPTED_BYTES, True
         try:
             request = _read(event.payload)
             reply = self._reply_link(request)
@@ -93,14 +93,16 @@ class RequestLink(LinkOwner):
                 response = self._respond(request, now_ms)
             else:
                 response = failure(correlation_id(request), _FaultRefusal(fault))
-            if response is not None:
+            if response is None:
+                is_ended = False
+            else:
                 reply.send(response)
             if reply.link.state is LinkState.CLOSED:
                 self._client.replies.remove(reply)  # It had too many responses to keep.
         except Refusal as refusal:
             self._client.log_refusal(f"a request to {self.address!r}", refusal)
             state = encode_state(rejected(refusal))
-        if not event.settled:
+        if is_ended and not event.settled:
             self.link.session.settle(event.delivery_id, event.delivery_id, state, as_receiver=True)
         if self.link.credit < CREDIT // 2:
             self.link.grant(CREDIT)

@@ -1,0 +1,152 @@
+"""A gateway that is killed under load loses nothing that it acknowledged; one that stops ends it.
+
+Raw clients keep many sends in flight and note what the gateway accepted. In the end all of that is
+in the primary, whatever was killed when.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.raw_client import ConnectionLost, RawClient, Refused, message
+from tests.gateway.gateway_process import GatewayProcess
+from tests.official_sdk import Faults, administration
+from tests.processes import ServedBroker
+
+pytestmark = pytest.mark.end_to_end
+
+ROUNDS = 3
+SOAK_ROUNDS = int(os.environ.get("TWINBUS_KILL_ROUNDS", "20"))
+EACH_ROUND = 300
+"""Sends that are accepted between two kills."""
+
+IN_FLIGHT_MAX = 200
+PATIENCE_S = 120.0
+
+
+class Load:
+    """Clients that send all the time, and connect again when the gateway is back."""
+
+    def __init__(self, connection_string: str) -> None:
+        self.accepted: set[str] = set()
+        self._connection_string = connection_string
+        self._numbers = itertools.count()
+        self._stopping = False
+
+    async def run(self) -> None:
+        while not self._stopping:
+            try:
+                client = await RawClient.open(self._connection_string)
+            except (ConnectionLost, Refused):
+                await asyncio.sleep(0.05)
+                continue
+            try:
+                await self._send(client)
+            except (ConnectionLost, Refused):
+                continue
+            finally:
+                await client.close()
+
+    def stop(self) -> None:
+        self._stopping = True
+
+    async def _send(self, client: RawClient) -> None:
+        sender = await client.sender("orders")
+        flying: set[asyncio.Future[None]] = set()
+        while not self._stopping:
+            await sender.room()
+            key = f"m{next(self._numbers)}"
+            send = sender.send(message(key, b"x" * 200))
+            flying.add(send)
+            send.add_done_callback(flying.discard)
+            send.add_done_callback(lambda done, key=key: self._note(done, key))  # type: ignore[misc]
+            if len(flying) >= IN_FLIGHT_MAX:
+                await asyncio.wait(flying, return_when=asyncio.FIRST_COMPLETED)
+            # Let the answers in, and leave the machine to others: a thousand a second will do.
+            await asyncio.sleep(0.001)
+        if flying:
+            await asyncio.wait(flying, timeout=PATIENCE_S)
+
+    def _note(self, done: asyncio.Future[None], key: str) -> None:
+        if not done.cancelled() and done.exception() is None:
+            self.accepted.add(key)
+
+    async def reach(self, count: int) -> None:
+        """Wait until so many sends were accepted."""
+        async with asyncio.timeout(PATIENCE_S):
+            while len(self.accepted) < count:  # noqa: ASYNC110  # counted by callbacks
+                await asyncio.sleep(0.01)
+
+
+async def kill_again_and_again(directory: Path, rounds: int) -> None:
+    with ServedBroker(directory, "contoso", "contoso-dr", ephemeral=True) as broker:
+        primary, secondary = (broker.connection_string(n) for n in ("contoso", "contoso-dr"))
+        administration(primary).create_queue("orders")
+        faults = Faults(primary)
+        with GatewayProcess(directory / "gate", primary, secondary) as gateway:
+            load = Load(gateway.connection_string())
+            clients = [asyncio.create_task(load.run()) for _ in range(2)]
+            for number in range(rounds):
+                if number == 1:
+                    # One kill meets a gateway that diverts.
+                    faults.add("hang", entity="orders")
+                await load.reach(len(load.accepted) + EACH_ROUND)
+                gateway.kill9()
+                await asyncio.to_thread(gateway.restart)
+                faults.clear()
+            await load.reach(len(load.accepted) + EACH_ROUND)
+            load.stop()
+            await asyncio.gather(*clients)
+            await all_stored(primary, load.accepted)
+
+
+async def all_stored(primary: str, accepted: set[str]) -> None:
+    """Wait until the primary has delivered everything that was accepted."""
+    client = await RawClient.open(primary)
+    receiver = await client.receiver("orders", credit=500, settled=True)
+    missing = set(accepted)
+    async with asyncio.timeout(PATIENCE_S):
+        while missing:
+            found = await receiver.receive()
+            assert found is not None, (
+                f"{len(missing)} of {len(accepted)} are lost: {missing!r:.200}"
+            )
+            missing.discard(found.key)
+    await client.close()
+
+
+async def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    await kill_again_and_again(tmp_path, ROUNDS)
+
+
+@pytest.mark.soak
+async def test_kill_9_many_times_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    await kill_again_and_again(tmp_path, SOAK_ROUNDS)
+
+
+async def test_sigterm_lets_what_is_in_flight_end(tmp_path: Path) -> None:
+    with ServedBroker(tmp_path, "contoso", "contoso-dr", ephemeral=True) as broker:
+        primary, secondary = (broker.connection_string(n) for n in ("contoso", "contoso-dr"))
+        administration(primary).create_queue("orders")
+        with GatewayProcess(tmp_path / "gate", primary, secondary) as gateway:
+            client = await RawClient.open(gateway.connection_string())
+            sender = await client.sender("orders")
+            await sender.room()
+            await sender.send(message("first"))
+            # These wait in the gateway: the primary answers after a while.
+            Faults(primary).add("delay", entity="orders", delay_ms=500)
+            sends = [sender.send(message(f"m{number}")) for number in range(50)]
+            await asyncio.sleep(0.2)
+            status = await asyncio.to_thread(gateway.terminate, signal.SIGTERM)
+            assert status == 0
+            outcomes = await asyncio.gather(*sends, return_exceptions=True)
+            assert outcomes == [None] * 50
+            await client.close()
+        Faults(primary).clear()
+        await all_stored(primary, {"first", *(f"m{number}" for number in range(50))})
