@@ -34,6 +34,8 @@ from twinbus.pairing.lifecycle.administration import LIST_PAGES_MAX
 pytestmark = pytest.mark.contract
 
 START_LIMIT_S = 10.0
+HANGS_S = 2.0
+"""An attempt at a secondary that hangs."""
 RULES = [AuthorizationRule(key_name="weak", primary_key="k", rights=frozenset({"Send"}))]
 
 
@@ -70,7 +72,7 @@ async def test_a_secondary_in_trouble_leaves_a_pair_that_sends_and_is_protected_
         pass
     async with nothing_left(), Front(broker.port("contoso-dr"), mood) as front:
         began = time.monotonic()
-        options = {"create_backlog_queues": create, "attempt_timeout": 1.0}
+        options = {"create_backlog_queues": create, "attempt_timeout": HANGS_S}
         async with paired(broker, behind(front, broker), **options) as pair:
             assert time.monotonic() - began < START_LIMIT_S
             assert not pair.status().protected
@@ -92,8 +94,9 @@ async def test_a_secondary_that_is_required_fails_the_pairing_in_time_and_in_one
 ) -> None:
     async with nothing_left(), Front(broker.port("contoso-dr"), mood) as front:
         began = time.monotonic()
+        options = {"require_secondary": True, "attempt_timeout": HANGS_S}
         with pytest.raises(BacklogUnavailableError, match="require_secondary") as caught:
-            async with paired(broker, behind(front, broker), require_secondary=True):
+            async with paired(broker, behind(front, broker), **options):
                 raise AssertionError
         assert time.monotonic() - began < START_LIMIT_S
         assert "\n" not in str(caught.value)
