@@ -92,10 +92,10 @@ async def test_a_body_that_cannot_be_copied_is_no_silent_success(broker: Embedde
         pair.force_failover("orders")
         for what, make in UNCLONEABLE.items():
             with pytest.raises(Exception, match=r".") as caught:
-                await sender.send_messages(make(), timeout=10)
+                await sender.send_messages(make(), timeout=60)
             assert len(caught.value.message_ids) == 1, what  # type: ignore[attr-defined]
         # The sender is none the worse for it.
-        await sender.send_messages(ServiceBusMessage("good"), timeout=10)
+        await sender.send_messages(ServiceBusMessage("good"), timeout=60)
     assert [str(message) for message in await in_all_queues(broker)] == ["good"]
 
 
@@ -103,7 +103,7 @@ async def test_a_cold_start_with_the_primary_down_fails_over(broker: EmbeddedBro
     """The original needed one successful send before it would ever fail over."""
 
     async with paired(broker, NOBODY) as pair, pair.get_queue_sender("orders") as sender:
-        await sender.send_messages(ServiceBusMessage("first"), timeout=20)
+        await sender.send_messages(ServiceBusMessage("first"), timeout=60)
         assert pair.status().entities["orders"].state == "failed over"
     assert [str(message) for message in await in_all_queues(broker)] == ["first"]
 
@@ -154,14 +154,19 @@ async def test_what_is_known_of_a_bad_backlog_queue_is_known_to_all(
         broker.add_fault(fault, "contoso-dr")
         pair.get_queue_sender("orders")
         pair.force_failover("orders")
-        for number in range(60):
+        sent = met = 0
+        # Until one has met it, and then so many that one of them would meet it again. Not many
+        # more: it is back after 30 s.
+        while met < 20:
+            assert sent < 80, "nobody chose it"
             async with pair.get_queue_sender("orders") as sender:
-                await sender.send_messages(ServiceBusMessage("x", message_id=str(number)))
-        assert "back in" in str(pair.status().backlog_queues[bad])
+                await sender.send_messages(ServiceBusMessage("x", message_id=str(sent)))
+            sent += 1
+            met += "back in" in str(pair.status().backlog_queues[bad])
     diverts = [line for line in read(tmp_path) if line["operation"] == "divert"]
     assert [line["outcome"] for line in diverts if line["backlog_queue"] == bad] != []
     assert sum(line["backlog_queue"] == bad for line in diverts) == 1
-    assert sum(line["outcome"] == "ok" for line in diverts) == 60
+    assert sum(line["outcome"] == "ok" for line in diverts) == sent
 
 
 async def test_the_primarys_error_is_not_lost(broker: EmbeddedBroker) -> None:
@@ -195,7 +200,6 @@ async def test_pings_leave_no_sender_behind(broker: EmbeddedBroker, tmp_path: Pa
 
     # A ping that is answered is answered within this on any machine; the others take all of it.
     async with paired(broker, ledger=tmp_path, attempt_timeout=5.0) as pair:
-        gc.collect()
         before, open_before = senders_alive(), sockets()
         for path in paths:
             pair.get_queue_sender(path)
@@ -211,14 +215,15 @@ async def test_pings_leave_no_sender_behind(broker: EmbeddedBroker, tmp_path: Pa
             pair.freeze(path)
         # Both ends of a connection are in this process; the broker closes its own a bit later.
         await until(lambda: sockets() <= open_before)
-        gc.collect()
-        assert senders_alive() == before
+        # The last ping may still be closing its sender; and what an earlier test left may be gone.
+        await until(lambda: senders_alive() <= before)
     # The last of each may have been cut short by the freeze.
     assert all(set(pings(path)[:-1]) == {"ok"} for path in answering)
     assert all(set(pings(path)[:-1]) == {"unknown"} for path in silent)
 
 
 def senders_alive() -> int:
+    gc.collect()
     return sum(isinstance(thing, ServiceBusSender) for thing in gc.get_objects())
 
 
