@@ -76,7 +76,7 @@ class Front:
         self._key = key
         self._tokens = tuple(tokens)
         self._token_file = None if token_file is None else TokenFile(token_file)
-        self._tls = tls
+        self.tls = tls
 
     def listener(
         self,
@@ -86,7 +86,7 @@ class Front:
     ) -> Listener:
         """The listener of one port; 0: any free one."""
         return Listener(
-            self._host, port, amqp, http, self._tls, self.admission, require_tls=self.require_tls
+            self._host, port, amqp, http, self.tls, self.admission, require_tls=self.require_tls
         )
 
     def accepted_tokens(self) -> tuple[AcceptedToken, ...]:

@@ -17,6 +17,9 @@ from twinbus.errors import BrokerStartError
 
 _log = logging.getLogger(__name__)
 
+RELOAD_CHECK_S = 2.0
+"""Time between two looks at the files of a certificate."""
+
 
 def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
     """The broker's certificate from two PEM files; BrokerStartError if it cannot be loaded.
@@ -40,6 +43,37 @@ def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
             " give a certificate and its own key, both PEM, the key without a password"
         ) from error
     return context
+
+
+async def reload_on_change(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
+    """Load the certificate again whenever its files change, until cancelled.
+
+    New handshakes get the new one; connections go on. Files that cannot be used, such as a
+    certificate without its new key yet, change nothing and are tried again.
+    """
+    loaded = _state_of(certificate, key)
+    while True:
+        await asyncio.sleep(RELOAD_CHECK_S)
+        found = _state_of(certificate, key)
+        if found == loaded:
+            continue
+        try:
+            # Into a context of its own first: half a change must not reach the live one.
+            server_context(certificate, key)
+            context.load_cert_chain(certificate, key, password=_no_password)
+        except (BrokerStartError, OSError, ValueError) as error:
+            _log.warning("the certificate is not loaded again: %s", error)
+            continue
+        loaded = found
+        _log.warning("the certificate %s was loaded again", certificate)
+
+
+def _state_of(*files: Path) -> list[tuple[int, int, int]]:
+    """What changes when a file is written or replaced."""
+    try:
+        return [(it.st_mtime_ns, it.st_ino, it.st_size) for it in map(Path.stat, files)]
+    except OSError:
+        return []
 
 
 def _no_password() -> str:

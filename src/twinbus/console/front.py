@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from twinbus.broker.access.admission import ConnectionLimits
 from twinbus.broker.front import DEFAULT_KEY, Front
 from twinbus.broker.host import parse_rule, parse_token
-from twinbus.broker.tls import server_context
+from twinbus.broker.tls import reload_on_change, server_context
 from twinbus.console.options import FrontOptions
 from twinbus.console.terminal.secret_file import secret_in, secret_lines
 from twinbus.errors import BrokerStartError
@@ -33,6 +36,20 @@ def front_of(given: FrontOptions) -> Front:
             token_s=given.token_limit,
         ),
     )
+
+
+@asynccontextmanager
+async def certificate_reloaded(front: Front, given: FrontOptions) -> AsyncIterator[None]:
+    """Load the certificate of the port again whenever its files change, in the block."""
+    if front.tls is None or given.tls_cert is None or given.tls_key is None:
+        yield
+        return
+    watching = asyncio.create_task(reload_on_change(front.tls, given.tls_cert, given.tls_key))
+    try:
+        yield
+    finally:
+        watching.cancel()
+        await asyncio.wait({watching})
 
 
 def _key(key: str | None, file: Path | None) -> str:

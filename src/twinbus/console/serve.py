@@ -16,11 +16,12 @@ from twinbus.broker.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
+from twinbus.broker.front import Front
 from twinbus.broker.host import BrokerHost, NamespaceAt
 from twinbus.broker.profile import LAPTOP, PROFILES, ServiceProfile
 from twinbus.broker.refusals import EntityAlreadyExists, Refusal
 from twinbus.broker.server import BrokerServer
-from twinbus.console.front import front_of
+from twinbus.console.front import certificate_reloaded, front_of
 from twinbus.console.options import ServeOptions
 from twinbus.console.terminal.times import seconds_of
 from twinbus.errors import BrokerStartError, StoreError
@@ -36,10 +37,11 @@ def run(given: ServeOptions) -> int:
         raise BrokerStartError(
             "where to keep messages? Give --data DIR, or --ephemeral to keep them in memory only"
         )
+    front = front_of(given)
     broker = BrokerHost(
         [NamespaceAt.parse(text) for text in given.namespaces],
         data=given.data,
-        front=front_of(given),
+        front=front,
         fault_seed=given.fault_seed,
         ledger=given.ledger,
         profile=_profile(given.like, given.idle_detach),
@@ -50,7 +52,7 @@ def run(given: ServeOptions) -> int:
         format="%(asctime)s %(message)s",
         datefmt="%H:%M:%S",
     )
-    run_alone(_serve(broker, given))
+    run_alone(_serve(broker, front, given))
     return 0
 
 
@@ -86,7 +88,7 @@ async def _create_entities(server: BrokerServer, given: ServeOptions) -> None:
     await server.commit.durable()
 
 
-async def _serve(broker: BrokerHost, given: ServeOptions) -> None:
+async def _serve(broker: BrokerHost, front: Front, given: ServeOptions) -> None:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -110,7 +112,8 @@ async def _serve(broker: BrokerHost, given: ServeOptions) -> None:
             print(f"{name} over TLS  {text.removesuffix(PLAIN)}", flush=True)
     storage = f"kept in {given.data}" if given.data else "kept in memory only"
     print(f"ready; messages are {storage}; stop with Ctrl-C", flush=True)
-    await stopping.wait()
+    async with certificate_reloaded(front, given):
+        await stopping.wait()
     gone = broker.gone
     await broker.close()
     if gone is not None:

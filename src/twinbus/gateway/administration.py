@@ -26,7 +26,15 @@ from twinbus.broker.admin.api import (
 )
 from twinbus.broker.admin.atom import ERROR_CONTENT_TYPE, local_name, parse_entry, render_error
 from twinbus.broker.engine.names import entity_address
-from twinbus.broker.http import BODY_BYTES_MAX, EVERY_METHOD, OriginForm, admin_request, read_body
+from twinbus.broker.exposition import CONTENT_TYPE
+from twinbus.broker.http import (
+    BODY_BYTES_MAX,
+    EVERY_METHOD,
+    MetricsAccess,
+    OriginForm,
+    admin_request,
+    read_body,
+)
 from twinbus.broker.refusals import Refusal
 from twinbus.syphon.connection.administration_request import (
     NotAnswered,
@@ -36,6 +44,8 @@ from twinbus.syphon.connection.administration_request import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from starlette.websockets import WebSocket
 
     from twinbus.gateway.server import GatewayServer
@@ -54,11 +64,24 @@ FORWARDING: Final = frozenset({"ForwardTo", "ForwardDeadLetteredMessagesTo"})
 BAD_GATEWAY: Final = 502
 
 
-def gateway_application(server: GatewayServer, primary: Endpoint) -> Starlette:
-    """The application of the gateway's port."""
+def gateway_application(
+    server: GatewayServer, primary: Endpoint, access: MetricsAccess, figures: Callable[[], bytes]
+) -> Starlette:
+    """The application of the gateway's port; `figures` are the pair's numbers for Prometheus."""
 
     async def health(_: Request) -> Response:
         return JSONResponse({"status": "ok", "namespace": server.name})
+
+    async def metrics(request: Request) -> Response:
+        refusal = access.refusal(request.headers.get("authorization", ""))
+        if refusal is not None:
+            return refusal
+        try:
+            text = figures()
+        except ImportError:
+            why = "metrics need the extra `telemetry`: pip install twinbus[telemetry]\n"
+            return Response(why, 501, media_type="text/plain")
+        return Response(text, headers={"Content-Type": CONTENT_TYPE})
 
     async def administration(request: Request) -> Response:
         return await _administer(server, primary, request)
@@ -69,6 +92,7 @@ def gateway_application(server: GatewayServer, primary: Endpoint) -> Starlette:
     return Starlette(
         routes=[
             Route("/health", health, methods=["GET"]),
+            Route("/metrics", metrics, methods=["GET"]),
             WebSocketRoute("/{before:path}$servicebus/websocket", amqp),
             WebSocketRoute("/{before:path}$servicebus/websocket/", amqp),
             Route("/{path:path}", administration, methods=EVERY_METHOD),

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from twinbus.broker.host import NamespaceAt
     from twinbus.broker.listener import Listener
     from twinbus.pair import Pair
+    from twinbus.pairing.observing.metrics import PairCollector
 
 PATIENCE_S: Final = 55.0
 """How long a send may wait in the gateway: a little less than the 60 s for which the SDKs of all
@@ -36,6 +37,7 @@ class GatewayHost:
         self._server: GatewayServer | None = None
         self._listener: Listener | None = None
         self._http: HttpHost | None = None
+        self._collector: PairCollector | None = None
 
     @property
     def pair(self) -> Pair:
@@ -57,7 +59,12 @@ class GatewayHost:
             )
             await server.start()
             self._http = HttpHost(
-                gateway_application(server, endpoint_of(server.client.state.primary)),
+                gateway_application(
+                    server,
+                    endpoint_of(server.client.state.primary),
+                    self._front.metrics,
+                    self._figures,
+                ),
                 self._front.admission,
                 local_only=self._front.is_key_known,
             )
@@ -79,6 +86,14 @@ class GatewayHost:
                 await self._http.close()
         finally:
             await self._pair.close()
+
+    def _figures(self) -> bytes:
+        """The pair's numbers; ImportError without the extra `telemetry`."""
+        from twinbus.pairing.observing.metrics import exposition_of
+
+        if self._collector is None:
+            self._collector = self._pair.collector()
+        return exposition_of(self._collector)
 
     def connection_string(self, *, tls: bool = False) -> str:
         """What to give to a Service Bus client, with all rights."""

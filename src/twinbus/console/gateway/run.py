@@ -13,7 +13,7 @@ from typing import Final
 
 from twinbus.broker.front import Front
 from twinbus.broker.host import BrokerHost, NamespaceAt
-from twinbus.console.front import front_of
+from twinbus.console.front import certificate_reloaded, front_of
 from twinbus.console.gateway.options import GatewayOptions
 from twinbus.console.options import FrontOptions, SidesOptions
 from twinbus.console.terminal.output import WrongUse
@@ -70,6 +70,7 @@ def run(given: GatewayOptions, sides: SidesOptions, front: FrontOptions) -> int:
                 )
             pair = pair_namespaces(primary, side, options)
             gateway = GatewayHost(name, pair, port, patience_s=patience_s)
+            await stack.enter_async_context(certificate_reloaded(port, front))
             await _serve(gateway)
 
     run_alone(serve())

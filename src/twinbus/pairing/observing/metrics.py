@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 try:
+    from prometheus_client import CollectorRegistry, generate_latest
     from prometheus_client.core import (
         CounterMetricFamily,
         GaugeMetricFamily,
@@ -115,6 +116,13 @@ class _Series:
             self._before = self.values
         self._seen = numbers
         self.values = tuple(a + b for a, b in zip(self._before, numbers, strict=True))
+
+
+def exposition_of(collector: PairCollector) -> bytes:
+    """The series as Prometheus reads them from a port."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(collector)
+    return generate_latest(registry)
 
 
 class PairCollector(Collector):
