@@ -70,6 +70,7 @@ ARROWS: Mapping[str, Set[str]] = {
         *("amqp", "broker", "errors", "namespace", "pair", "pairing", "syphon", "transfer")
     },
     "blocking": {"errors", "namespace", "options", "pair", "pairing"},
+    "kombu": {"blocking", "errors", "namespace", "options", "pairing", "settings"},
     "pipeline": {"cost", "errors", "ledger", "loops", "namespace", "options", "planning", "syphon"},
     "page": {"control", "cost", "errors", "ledger", "namespace", "wording"},
     "testing": {
@@ -87,12 +88,14 @@ FOREIGN_HOMES: Mapping[str, Set[str]] = {
         "blocking",
         "console",
         "gateway",
+        "kombu",
         "namespace",
         "pair",
         "pairing",
         "testing",
         "transfer",
     },
+    "kombu": {"kombu"},
     "lmdb": {"broker"},
     "opentelemetry": {"pairing"},
     "prometheus_client": {"pairing"},

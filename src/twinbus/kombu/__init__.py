@@ -1,0 +1,18 @@
+"""Celery and kombu on a pair: tasks are sent while the primary is down.
+
+    import twinbus.kombu                           # makes twinbus:// known to kombu
+
+    app = Celery("shop", broker="twinbus://eu")    # `eu` is a pair of the settings file
+
+docs/celery.md has the other ways to name two namespaces.
+"""
+
+from __future__ import annotations
+
+from kombu.transport import TRANSPORT_ALIASES
+
+from twinbus.kombu.transport import Transport
+
+__all__ = ["Transport"]
+
+TRANSPORT_ALIASES["twinbus"] = "twinbus.kombu:Transport"
