@@ -166,7 +166,7 @@ def test_a_new_queue_takes_messages_in_an_outage_and_they_arrive_after_it(
 def test_a_send_that_fails_in_its_time_is_the_error_that_celery_users_catch(
     pair: LocalPair, options: dict[str, Any]
 ) -> None:
-    given = {} if options else {"timeout": 0.5}
+    given: dict[str, Any] = {} if options else {"timeout": 0.5}
     with connected(pair, failover_interval=60, **options) as connection:
         publish(connection, "1")
         began = time.monotonic()
