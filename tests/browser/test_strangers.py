@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect
 
 from tests.browser.outage_world import Shown, shown_pairs
 from tests.browser.steered_pair import ENTITY, MARKUP, NAME
@@ -83,13 +83,16 @@ def opened(browser: Browser, address: str) -> Iterator[tuple[Page, list[str]]]:
     """A page in a window of its own, and what the browser complains of."""
     expect.set_options(timeout=PATIENCE_MS)
     context = browser.new_context()
-    page, complaints = context.new_page(), []
+    page = context.new_page()
+    complaints: list[str] = []
     page.set_default_timeout(PATIENCE_MS)
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on(
-        "console",
-        lambda said: complaints.append(said.text) if said.type in {"error", "warning"} else None,
-    )
+
+    def hear(said: ConsoleMessage) -> None:
+        if said.type in {"error", "warning"}:
+            complaints.append(f"{said.text} {said.location['url']}")
+
+    page.on("console", hear)
     page.goto(address)
     yield page, complaints
     context.close()

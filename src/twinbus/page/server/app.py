@@ -31,10 +31,10 @@ BODY_BYTES_MAX: Final = 256 * 1024
 """An action with the sequence numbers of 10,000 dead letters."""
 
 ENTERED: Final = (
-    '<!doctype html><html lang="en"><title>Twinbus</title>'
+    '<!doctype html><html lang="en"><title>Twinbus</title><link rel="icon" href="data:,">'
     '<meta http-equiv="refresh" content="0; url=/"><a href="/">Open the page</a></html>'
 )
-"""Leads the browser to the page, once it has the cookie."""
+"""Leads the browser to the page, once it has the cookie; the icon keeps it from asking for one."""
 
 STATIC_TYPES: Final = {
     ".html": "text/html",

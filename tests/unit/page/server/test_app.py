@@ -140,6 +140,7 @@ async def test_the_printed_address_becomes_a_cookie_and_the_token_leaves_the_add
     entered = await call(world.app, "GET", f"/?token={OPERATOR}", {"host": HOST})
     assert entered.status == 200
     assert b'content="0; url=/"' in entered.body
+    assert b'rel="icon" href="data:,"' in entered.body, "a slow browser asks for /favicon.ico"
     assert OPERATOR.encode() not in entered.body
     cookie = entered.headers["set-cookie"]
     assert "HttpOnly" in cookie
