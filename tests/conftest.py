@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import os
 import signal
 import tempfile
@@ -49,6 +50,13 @@ SPARK_TESTS = "tests/spark/"
 TOURS = "tests/other_languages/"
 """One after the other: each builds a program, and three builds at once would starve the rest."""
 
+LEFT_BY_OTHERS = (
+    "Task exception was never retrieved",
+    "Future exception was never retrieved",
+    "Task was destroyed but it is pending",
+    "Unclosed ",
+)
+
 SHARING = ("contract", "end_to_end")
 """Marks of tests that share a broker with the others of their file."""
 
@@ -58,6 +66,21 @@ def python_takes_ctrl_c() -> None:
     """Give SIGINT back to Python: a Spark that a test before started here took it for itself."""
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def caplog(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """Leave out what asyncio logs about garbage.
+
+    It tells of what an earlier test left, in whatever test that is collected.
+    """
+
+    def is_told(record: logging.LogRecord) -> bool:
+        return record.name != "asyncio" or not record.getMessage().startswith(LEFT_BY_OTHERS)
+
+    caplog.handler.addFilter(is_told)
+    yield caplog
+    caplog.handler.removeFilter(is_told)
 
 
 @pytest.fixture(autouse=True, scope="session")
