@@ -16,11 +16,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from azure.servicebus import ServiceBusMessage
+from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
 
 from tests.contract.pairs import quick
 from tests.end_to_end.bad_pumps import PlantedPump
-from tests.official_sdk import Faults, administration, async_client
+from tests.official_sdk import Faults, administration, async_client, receive_all_async
 from tests.processes import ServedBroker
 from twinbus import Namespace, pair_namespaces
 from twinbus.ledger import LedgerWriter
@@ -34,7 +34,7 @@ EXPIRED = "planted-expired"
 TOO_LARGE = tuple(f"planted-large-{n}" for n in range(2))
 WAIT = tuple(f"planted-waiting-{n}" for n in range(WAITING))
 BRIEF = timedelta(seconds=1)
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -129,17 +129,19 @@ class PlantedWorld:
             async_client(self._primary) as client,
             client.get_queue_receiver(ENTITY) as receiver,
         ):
-            while messages := await receiver.receive_messages(100, max_wait_time=1):
-                for message in messages:
-                    about: dict[str, Any] = {
-                        "namespace": "contoso",
-                        "entity": ENTITY,
-                        "view": "client",
-                    }
-                    about |= {"cause": "consumer", "outcome": "ok"}
-                    ledger.record("receive", message_id=message.message_id, size_bytes=50, **about)
-                    await receiver.complete_message(message)
-                    ledger.record("complete", message_id=message.message_id, **about)
+
+            async def take(message: ServiceBusReceivedMessage) -> None:
+                about: dict[str, Any] = {
+                    "namespace": "contoso",
+                    "entity": ENTITY,
+                    "view": "client",
+                }
+                about |= {"cause": "consumer", "outcome": "ok"}
+                ledger.record("receive", message_id=message.message_id, size_bytes=50, **about)
+                await receiver.complete_message(message)
+                ledger.record("complete", message_id=message.message_id, **about)
+
+            await receive_all_async(receiver, settle=take)
 
     def _break(self) -> None:
         Faults(self._primary).add("refuse_send", description="planted: the entity is down")
