@@ -22,12 +22,13 @@ class Front:
         """Connections so far."""
         self._target_port = target_port
         self._server: asyncio.Server | None = None
+        self._socket = socket.socket()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
-        # A port that refuses has nobody listening, so its number is found first.
-        with socket.create_server(("localhost", 0)) as free:
-            self.port = free.getsockname()[1]
+        # Bound and not listening it refuses, and no other program can take the port meanwhile.
+        self._socket.bind(("127.0.0.1", 0))
+        self.port = self._socket.getsockname()[1]
         if self.mood != "refuse":
             await self._listen()
         return self
@@ -35,6 +36,7 @@ class Front:
     async def __aexit__(self, *exc: object) -> None:
         if self._server is not None:
             self._server.close()
+        self._socket.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -46,7 +48,7 @@ class Front:
             await self._listen()
 
     async def _listen(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "localhost", self.port)
+        self._server = await asyncio.start_server(self._serve, sock=self._socket)
 
     def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.met += 1
