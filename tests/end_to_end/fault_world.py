@@ -28,11 +28,11 @@ from twinbus import Namespace, pair_namespaces
 from twinbus.pair import Pair
 
 PATIENCE_S = 30.0
-HASTE_S = 0.6
-FAILOVER_S = 3.0
-ATTEMPT_S = 2.5
+HASTE_S = 1.0
+FAILOVER_S = 5.0
+ATTEMPT_S = 4.0
 """Several times what opening a link takes, so that a busy machine does not look like an outage."""
-TOKEN_LIFE_S = 8.0
+TOKEN_LIFE_S = 12.0
 TOO_LARGE_BYTES = 400_000
 """A queue takes 256 KB."""
 OPTIONS = quick(
@@ -42,8 +42,8 @@ OPTIONS = quick(
     # The first retry comes later than the hasty give up, and sooner than the failover; the last
     # comes after it.
     retry_total=5,
-    retry_backoff_factor=0.4,
-    retry_backoff_max=0.8,
+    retry_backoff_factor=0.7,
+    retry_backoff_max=1.4,
 )
 DETECTING = ("drop-after-once-detected", "drop-after-detected", "drop-after-hasty")
 SENDERS_MAX = 100
