@@ -30,7 +30,7 @@ from twinbus.transfer import to_backlog_message
 pytestmark = pytest.mark.end_to_end
 
 COULD_NOT, ASKED_WRONGLY, ATTENTION = 1, 2, 3
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 QUEUES = [f"contoso/x-servicebus-transfer/{index}" for index in range(2)]
 ENTITIES = ("orders", "events")
 
@@ -208,8 +208,8 @@ def test_sigterm_waits_for_what_is_in_flight(desk: Desk) -> None:
     for queue in QUEUES:
         for part in range(4):
             desk.divert(queue, "orders", 100, f"{queue[-1]}{part}")
-    # All of them would take it eight seconds, of which a busy machine may miss some.
-    with desk.running("--rate", "100") as process:
+    # All of them would take it sixteen seconds, of which a busy machine may miss some.
+    with desk.running("--rate", "50") as process:
         until(lambda: desk.arrived("orders") > 50)
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 0
@@ -217,7 +217,7 @@ def test_sigterm_waits_for_what_is_in_flight(desk: Desk) -> None:
     # Not one is in both places, and none is locked any more: a drain moves the rest at once.
     assert waiting > 0
     assert desk.arrived("orders") + waiting == 800
-    code, done = desk.drains("--timeout", "20")
+    code, done = desk.drains("--timeout", "60")
     assert (code, done["forwarded"]) == (0, waiting)
 
 
@@ -231,8 +231,9 @@ def test_a_drain_keeps_to_its_rate_over_all_queues(desk: Desk) -> None:
     traffic = Traffic(rate_per_s=1, size_bytes=1)
     planned = next_level(nothing, 300, 0.0, 60.0, traffic=traffic, drain_per_s=100.0, capacity=1e9)
     assert planned.longest_drain_s == 3.0
-    # What the planner says, less the slice that comes at once; the rest is for signing in.
-    assert planned.longest_drain_s * 0.9 <= done["seconds"] < planned.longest_drain_s + 5
+    # What the planner says, less the slice that comes at once. The rest is for signing in on a busy
+    # machine; a drain at a tenth of its rate would take longer.
+    assert planned.longest_drain_s * 0.9 <= done["seconds"] < planned.longest_drain_s + 25
     assert (desk.arrived("orders"), desk.arrived("events")) == (200, 100)
 
 
@@ -260,7 +261,7 @@ def test_a_drain_of_one_entity_leaves_the_others_in_the_backlog(desk: Desk) -> N
 def test_a_missing_destination_is_told_of_and_given_up_after_the_grace(desk: Desk) -> None:
     desk.divert(QUEUES[0], "gone", 3)
     desk.divert(QUEUES[0], "orders", 5)
-    waited = desk.types("drain", "--label", "contoso", "--timeout", "8")
+    waited = desk.types("drain", "--label", "contoso", "--timeout", "15")
     assert waited.returncode == COULD_NOT
     assert "not drained in time, 3 messages left: gone is missing" in waited.stderr
     assert "dead-lettered in 5 h 59 min (--grace)" in waited.stderr
@@ -283,12 +284,12 @@ def test_only_one_syphon_at_a_time_where_leases_are_wanted(desk: Desk) -> None:
             assert standby.wait(PATIENCE_S) == 0
         desk.types("pause")
         desk.divert(QUEUES[0], "orders", 5, "more")
-        waits = desk.types("drain", "--label", "contoso", "--lease", "--timeout", "5")
+        waits = desk.types("drain", "--label", "contoso", "--lease", "--timeout", "10")
         assert waits.returncode == COULD_NOT
         assert "another syphon has the lease" in waits.stderr
         first.send_signal(signal.SIGTERM)
         first.wait(PATIENCE_S)
-    code, done = desk.drains("--lease", "--timeout", "30")
+    code, done = desk.drains("--lease", "--timeout", "60")
     assert (code, done["forwarded"]) == (0, 5)
 
 
