@@ -13,6 +13,7 @@ from typing import Any
 
 from tests.end_to_end.history import History, SessionHistory
 from tests.end_to_end.raw_client import (
+    PATIENCE_S,
     ConnectionLost,
     Delivery,
     RawClient,
@@ -48,6 +49,7 @@ class Load:
         self.sessions = [SessionHistory(f"session-{number}") for number in range(SESSIONS)]
         self.sdk = History("sdk")
         self._keys = itertools.count()
+        self._kills = 0
 
     @property
     def histories(self) -> list[History]:
@@ -69,6 +71,20 @@ class Load:
         for each in ended:
             if isinstance(each, BaseException):
                 raise each
+
+    async def until_used(self) -> None:
+        """Wait until each history has more confirmations than there were kills, this one too.
+
+        A busy machine may need longer for that than a round lasts; past the patience it is left
+        to the test to find it.
+        """
+        self._kills += 1
+        used = [history for history in self.histories if history is not self.sdk]
+        ends = asyncio.get_running_loop().time() + PATIENCE_S
+        while asyncio.get_running_loop().time() < ends:
+            if all(len(history.confirmed) > self._kills for history in used):
+                return
+            await asyncio.sleep(0.01)
 
     async def drain(self) -> None:
         """Receive all that is left."""
@@ -173,6 +189,7 @@ async def load_and_kill(load: Load, broker: ServedBroker, seconds: float) -> Non
 
     async def kill_later() -> None:
         await asyncio.sleep(seconds)
+        await load.until_used()
         broker.process.kill()
 
     await asyncio.gather(load.run_until_cut(), kill_later())

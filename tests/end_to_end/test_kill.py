@@ -12,6 +12,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ import pytest
 from tests.end_to_end import sdk_worker
 from tests.end_to_end.history import History
 from tests.end_to_end.mixed_load import Load, create_queues, load_and_kill
+from tests.end_to_end.raw_client import PATIENCE_S
 from tests.processes import ServedBroker
 
 REPOSITORY = Path(__file__).parents[2]
@@ -41,7 +43,11 @@ class SdkWorker:
                 stdout=written,
             )
 
-    def stop(self) -> None:
+    def stop(self, confirmed: int) -> None:
+        """End it, as soon as it has so many confirmations: a busy machine may need longer."""
+        ends = time.monotonic() + PATIENCE_S
+        while self._output.read_text().count("confirm ") < confirmed and time.monotonic() < ends:
+            time.sleep(0.1)
         self._process.terminate()
         assert self._process.wait(120) == 0
 
@@ -67,7 +73,7 @@ def kill_again_and_again(directory: Path, rounds: int) -> list[float]:
                 broker.restart()
                 restarts.append(broker.start_took_s)
         finally:
-            worker.stop()
+            worker.stop(confirmed=rounds + 1)
         worker.tell(load.sdk)
         asyncio.run(load.drain())
         assert "Traceback" not in broker.log()

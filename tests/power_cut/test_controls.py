@@ -61,8 +61,8 @@ def _await_port(port: int, process: subprocess.Popen[bytes]) -> None:
 
 async def publish(port: int) -> int:
     """Publish to a stream on disk; how many messages were acknowledged."""
-    connection = await nats.connect(f"nats://127.0.0.1:{port}")
-    stream = connection.jetstream()
+    connection = await nats.connect(f"nats://127.0.0.1:{port}", connect_timeout=START_LIMIT_S)
+    stream = connection.jetstream(timeout=START_LIMIT_S)
     await stream.add_stream(name="orders", subjects=["orders"])
     for _ in range(MESSAGES):
         await stream.publish("orders", BODY)
@@ -72,9 +72,11 @@ async def publish(port: int) -> int:
 
 async def stored(port: int) -> int:
     """How many messages the stream holds; 0 if it is gone."""
-    connection = await nats.connect(f"nats://127.0.0.1:{port}")
+    connection = await nats.connect(f"nats://127.0.0.1:{port}", connect_timeout=START_LIMIT_S)
     try:
-        return int((await connection.jetstream().stream_info("orders")).state.messages)
+        return int(
+            (await connection.jetstream(timeout=START_LIMIT_S).stream_info("orders")).state.messages
+        )
     except nats.js.errors.NotFoundError:
         return 0
     finally:
