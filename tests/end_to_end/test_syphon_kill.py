@@ -26,8 +26,8 @@ WINDOW = 400
 KILLS = 3
 SOAK_DRAINS, SOAK_KILLS = 5, 4
 PATIENCE_S = 120.0
-LAST_WORDS_S = 0.2
-"""After a broker was killed, for what the syphon has under way at the other."""
+LAST_WORDS_S = 1.0
+"""After a broker was killed, for what the syphon has under way at the other, on a busy machine."""
 
 
 @dataclass
