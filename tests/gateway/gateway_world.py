@@ -66,8 +66,6 @@ async def gateway_world(
         "failover_interval": 0.5,
         "ping_primary_interval": 1,
         "attempt_timeout": 1,
-        "enable_syphon": True,
-        "syphon_poll": 1,
         "ledger": None if ledger is None else str(ledger),
         **options,
     }

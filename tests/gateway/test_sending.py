@@ -20,6 +20,7 @@ from tests.end_to_end.raw_client import RawClient, message
 from tests.gateway.gateway_world import gateway_world, wait_for
 from twinbus.amqp.message import Properties, encode_message
 from twinbus.broker.faults import Fault
+from twinbus.gateway import upstream
 from twinbus.gateway.sending import CREDIT
 
 pytestmark = pytest.mark.contract
@@ -39,7 +40,10 @@ async def test_messages_lists_and_batches_reach_the_primary() -> None:
 
 
 async def test_an_outage_is_no_error_and_the_backlog_comes_home() -> None:
-    async with gateway_world("orders") as world, world.client() as client:
+    async with (
+        gateway_world("orders", enable_syphon=True, syphon_poll=1) as world,
+        world.client() as client,
+    ):
         async with client.get_queue_sender("orders") as sender:
             await sender.send_messages(ServiceBusMessage("before"))
             world.primary.add_fault(Fault(kind="hang", entity="orders"))
@@ -154,3 +158,18 @@ async def test_many_in_flight_are_all_answered_and_stored_once() -> None:
         await receiving.close()
     # One client's messages keep their order while the entity is healthy.
     assert keys == [f"m{number}" for number in range(3_000)]
+
+
+async def test_the_link_to_an_entity_is_closed_after_its_last_sender(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(upstream, "UNUSED_S", 0.0)
+    async with gateway_world("orders") as world:
+        async with world.client() as client, client.get_queue_sender("orders") as sender:
+            await sender.send_messages(ServiceBusMessage("one"))
+        server = world.gateway._server
+        assert server is not None
+        await wait_for(lambda: not server.primary._pools)
+        async with world.client() as client, client.get_queue_sender("orders") as sender:
+            await sender.send_messages(ServiceBusMessage("two"))
+        assert await world.received("orders", 2) == ["one", "two"]

@@ -53,7 +53,7 @@ class EncodedMessage(NamedTuple):
 class EncodedMessages:
     """The messages of one delivery; `OutgoingMessages` of a send call."""
 
-    __slots__ = ("_diverted", "_messages", "_own_ids", "has_own_ids", "path", "payload", "suspects")
+    __slots__ = ("_diverted", "_messages", "_own_ids", "path", "payload", "suspects")
 
     def __init__(
         self,

@@ -65,9 +65,9 @@ class GatewaySendingLink(LinkOwner):
         """Deliveries without an answer."""
         self._calls = 0
         """How many of them are calls: later ones do not overtake them."""
-        recorder = target.state.recorder
-        self._record_message = recorder.message_recorder(target.entity.path)
+        self._is_closed = False
         self._stop_listening = target.entity.on_change(self._entity_changed)
+        pool.users += 1
 
     def attach(self) -> None:
         """Answer the client's attach: at once, or when the primary has answered ours."""
@@ -114,9 +114,16 @@ class GatewaySendingLink(LinkOwner):
         return self._granted_until_ms
 
     def close(self, now_ms: int) -> None:
-        """Forget the entity unless others use it; calls in flight go on to their end."""
+        """The client is gone; what is in flight goes on to its end."""
+        self._is_closed = True
+        if not self._held:
+            self._leave()
+
+    def _leave(self) -> None:
+        """Forget the entity and its link, unless others use them."""
         self._stop_listening()
         self._target.state.watched.release(self._target.entity)
+        self._pool.release()
 
     # Deliveries
 
@@ -220,6 +227,8 @@ class GatewaySendingLink(LinkOwner):
         """Answer a delivery: accepted, or rejected with this condition."""
         self._held -= 1
         self._in_flight.release(len(event.payload))
+        if self._is_closed and not self._held:
+            self._leave()
         if refusal is not None:
             self._client.log_refusal(f"a message to {self.address!r}", refusal)
         if not event.settled:

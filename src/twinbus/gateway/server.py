@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from twinbus.broker.faults import FaultPlan
 from twinbus.broker.links.peer import Peer
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from twinbus.pairing.sending.client import PairedClient
 
 log = logging.getLogger("twinbus.gateway")
-
-HANDLE_MAX: Final = 254
-"""Links of a session less one, as in Azure: each of them may need one in the primary."""
 
 
 class GatewayServer:

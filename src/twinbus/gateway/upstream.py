@@ -36,6 +36,10 @@ REOPEN_PAUSE_S: Final = 0.2
 """Calls that come this soon after a failed connection get the same failure: a thousand callers
 that try again together do not open a thousand sockets."""
 
+UNUSED_S: Final = 30.0
+"""How long the link to an entity stays open after its last client: many open and close a sender for
+each message."""
+
 TAG_BYTES: Final = 4
 
 Done = Callable[[Exception | None], None]
@@ -125,6 +129,14 @@ class UpstreamLine:
         if self._connection is not None:
             self._connection.flush()
 
+    def forget_unused(self, pool: LinkPool) -> None:
+        """Close the link to an entity that no client sends to any more."""
+        if not pool.users and self._pools.get(pool.path.lower()) is pool:
+            del self._pools[pool.path.lower()]
+            pool.invalidate()
+            if self._connection is not None:
+                self._connection.forget_token(pool.path)
+
     def in_flight(self, session: LinkSession) -> dict[int, Sent]:
         """The transfers of one session that are not answered, by delivery id."""
         return self._in_flight.setdefault(session, {})
@@ -171,7 +183,6 @@ class UpstreamLine:
                 reason = event.state.error if isinstance(event.state, Rejected) else None
                 error = rejection(reason or Error(description=f"{event.state!r:.60}"))
             one.link.answered_at = self.heard_at
-            one.link.in_flight -= 1
             one.done(error)
 
     def _on_lost(self, connection: NamespaceConnection, reason: asyncio.Future[str]) -> None:
@@ -194,7 +205,6 @@ class UpstreamLink:
 
     def __init__(self, pool: LinkPool, line: UpstreamLine, link: SenderLink) -> None:
         self.link = link
-        self.in_flight = 0
         self.answered_at = 0.0
         self.opened: asyncio.Future[None] = line.loop.create_future()
         self._pool = pool
@@ -218,11 +228,14 @@ class UpstreamLink:
         if self._timer is None:
             self._timer = self._line.loop.call_at(ends_at, self._end_overdue)
 
+    def withdraw(self, done: Done) -> None:
+        """Do not send what still waits for credit: its call has given up."""
+        self._waiting = deque(entry for entry in self._waiting if entry[1] is not done)
+
     def _write(self, wire: Wire, done: Done, ends_at: float) -> None:
         tag = next(_numbers).to_bytes(8, "big")[-TAG_BYTES:]
         number = self.link.send(wire.data, tag, message_format=wire.message_format)
         self._sent[number] = Sent(self, done, ends_at)
-        self.in_flight += 1
         self._line.flush()
 
     def handle(self, event: Event) -> None:
@@ -262,7 +275,6 @@ class UpstreamLink:
             if one.link is self and one.ends_at <= now:
                 overdue.append(number)
         ended = [self._sent.pop(number).done for number in overdue]
-        self.in_flight -= len(overdue)
         while self._waiting and self._waiting[0][2] <= now:
             ended.append(self._waiting.popleft()[1])
         if ended and self._line.heard_at < began:
@@ -290,6 +302,8 @@ class LinkPool:
     ) -> None:
         self.path = path
         self.closed = False
+        self.users = 0
+        """Client links that send here."""
         self.limit_bytes: int | None = None
         """The largest message that the entity takes, as the last link reported."""
         self._line = line
@@ -308,6 +322,12 @@ class LinkPool:
         assert self._link is not None
         self._link.send(wire, done)
 
+    def release(self) -> None:
+        """A client link that sent here is gone; after the last one the link is closed in time."""
+        self.users -= 1
+        if not self.users:
+            self._line.loop.call_later(UNUSED_S, self._line.forget_unused, self)
+
     async def send_messages(self, wire: Wire) -> None:
         """Send one delivery and return when the namespace has accepted it."""
         limit_bytes = self.limit_bytes
@@ -316,8 +336,14 @@ class LinkPool:
                 message=f"{self.path} takes {limit_bytes} bytes and got {len(wire.data)}"
             )
         answer: asyncio.Future[None] = self._line.loop.create_future()
-        self.send(wire, partial(_tell, answer))
-        await answer
+        link, told = self._link, partial(_tell, answer)
+        assert link is not None
+        link.send(wire, told)
+        try:
+            await answer
+        except asyncio.CancelledError:
+            link.withdraw(told)
+            raise
 
     async def open(self) -> None:
         """Open a link unless one is open; raises why that failed."""

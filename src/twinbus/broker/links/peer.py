@@ -170,11 +170,6 @@ class Peer(asyncio.Protocol):
     # Calls of links
 
     @property
-    def container_id(self) -> str:
-        """The name that the client gave itself."""
-        return self.connection.remote_container_id
-
-    @property
     def takes_more(self) -> bool:
         """Whether to render another delivery."""
         return self._pressure.takes_more(self.connection.output.size_bytes)

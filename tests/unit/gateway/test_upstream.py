@@ -1,0 +1,91 @@
+"""The gateway's own links: what waits for credit, what is not answered, what ends with a link."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from azure.servicebus.exceptions import MessagingEntityDisabledError
+
+from twinbus.amqp.events import CreditChanged, Detached
+from twinbus.amqp.link import LinkState, SenderLink
+from twinbus.amqp.output import FrameOutput
+from twinbus.amqp.performatives import Error, Source, Target
+from twinbus.amqp.session import Session
+from twinbus.gateway.messages import Wire
+from twinbus.gateway.upstream import LinkPool, UpstreamLine, UpstreamLink
+
+WIRE = Wire(b"x", 0)
+
+
+class World:
+    """A pool with one open link that has no credit yet."""
+
+    def __init__(self, answer_s: float = 60.0) -> None:
+        session = Session(FrameOutput(), 0)
+        self.link: SenderLink = session.attach_sender("l", source=Source(), target=Target())
+        self.link.state = LinkState.OPEN
+        self.dropped: list[str] = []
+        in_flight: dict[int, object] = {}
+        line = SimpleNamespace(
+            loop=asyncio.get_running_loop(),
+            answer_s=answer_s,
+            heard_at=0.0,
+            in_flight=lambda _: in_flight,
+            flush=lambda: None,
+            drop=self.dropped.append,
+        )
+        self.pool = LinkPool(cast("UpstreamLine", line), "orders", None, splits=False)
+        self.up = UpstreamLink(self.pool, cast("UpstreamLine", line), self.link)
+        self.up.opened.set_result(None)
+        self.pool._link = self.up
+
+    def give_credit(self, credit: int) -> None:
+        self.link.credit = credit
+        self.up.handle(CreditChanged(self.link))
+
+
+async def test_sends_wait_for_credit_in_their_order() -> None:
+    world = World()
+    sends = [asyncio.create_task(world.pool.send_messages(WIRE)) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert world.link.delivery_count == 0
+    world.give_credit(2)
+    assert (world.link.delivery_count, world.link.credit) == (2, 0)
+    for send in sends:
+        send.cancel()
+    await asyncio.wait(sends)
+
+
+async def test_a_send_whose_call_gave_up_is_not_sent_later() -> None:
+    world = World()
+    send = asyncio.create_task(world.pool.send_messages(WIRE))
+    await asyncio.sleep(0)
+    send.cancel()
+    await asyncio.wait({send})
+    world.give_credit(5)
+    assert (world.link.delivery_count, world.link.credit) == (0, 5)
+
+
+async def test_a_detach_ends_what_is_in_flight_and_what_waits() -> None:
+    world = World()
+    sends = [asyncio.create_task(world.pool.send_messages(WIRE)) for _ in range(2)]
+    await asyncio.sleep(0)
+    world.give_credit(1)
+    off = Error(condition="com.microsoft:entity-disabled", description="off")
+    world.up.handle(Detached(world.link, off, True))
+    for send in sends:
+        with pytest.raises(MessagingEntityDisabledError):
+            await send
+    assert not world.pool.is_ready
+
+
+async def test_a_line_that_is_silent_is_dropped_and_its_sends_time_out() -> None:
+    world = World(answer_s=0.01)
+    world.give_credit(1)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(60):
+            await world.pool.send_messages(WIRE)
+    assert world.dropped == ["it sent nothing for 0.01 s"]
