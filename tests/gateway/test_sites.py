@@ -1,22 +1,16 @@
-"""How gateways are set up: two behind one address, a secondary on the local disk, metrics."""
+"""How gateways are set up and watched: two behind one address, health and metrics."""
 
 from __future__ import annotations
 
 import asyncio
 import urllib.request
-from pathlib import Path
 
 import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.aio import ServiceBusClient
 
-from tests.end_to_end.raw_client import RawClient, message
 from tests.gateway.balancer import Balancer
-from tests.gateway.gateway_process import GatewayProcess
 from tests.gateway.gateway_world import gateway_world
-from tests.gateway.test_kill import all_stored
-from tests.official_sdk import administration
-from tests.processes import ServedBroker
 from twinbus import SendAvailabilityOptions, pair_namespaces
 from twinbus.broker.front import Front
 from twinbus.broker.host import NamespaceAt
@@ -51,29 +45,6 @@ async def test_two_gateways_behind_one_address_serve_one_application() -> None:
                 await sender.send_messages(ServiceBusMessage("three"))
         await second.close()
         assert await world.received("orders", 3) == ["one", "two", "three"]
-
-
-async def test_an_embedded_secondary_keeps_what_it_acknowledged_and_brings_it_home(
-    tmp_path: Path,
-) -> None:
-    with ServedBroker(tmp_path, "contoso") as broker:
-        primary = broker.connection_string()
-        administration(primary).create_queue("orders")
-        secondary = f"embedded:{tmp_path / 'edge'}"
-        with GatewayProcess(tmp_path / "gate", primary, secondary) as gateway:
-            client = await RawClient.open(gateway.connection_string())
-            sender = await client.sender("orders")
-            await sender.room()
-            await sender.send(message("online"))
-            broker.kill9()
-            sends = [sender.send(message(f"offline-{number}")) for number in range(20)]
-            async with asyncio.timeout(60):
-                await asyncio.gather(*sends)
-            gateway.kill9()
-            await client.close()
-            await asyncio.to_thread(broker.restart)
-            await asyncio.to_thread(gateway.restart)
-            await all_stored(primary, {"online", *(f"offline-{number}" for number in range(20))})
 
 
 async def test_the_port_serves_the_figures_of_the_pair() -> None:
