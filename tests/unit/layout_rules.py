@@ -71,6 +71,7 @@ ARROWS: Mapping[str, Set[str]] = {
     },
     "blocking": {"errors", "namespace", "options", "pair", "pairing"},
     "kombu": {"blocking", "errors", "namespace", "options", "pairing", "settings"},
+    "verify": {"amqp", "broker", "errors", "namespace", "pairing", "syphon"},
     "pipeline": {"cost", "errors", "ledger", "loops", "namespace", "options", "planning", "syphon"},
     "page": {"control", "cost", "errors", "ledger", "namespace", "wording"},
     "testing": {
@@ -94,6 +95,7 @@ FOREIGN_HOMES: Mapping[str, Set[str]] = {
         "pairing",
         "testing",
         "transfer",
+        "verify",
     },
     "kombu": {"kombu"},
     "lmdb": {"broker"},

@@ -29,6 +29,7 @@ from twinbus.console.syphon.cli import app as syphon_app
 from twinbus.console.terminal.command import command, flag, option
 from twinbus.console.terminal.output import COULD_NOT, USAGE_ERROR, Output, OutputOption, WrongUse
 from twinbus.console.terminal.times import seconds_of
+from twinbus.console.verify.cli import app as verify_app
 from twinbus.console.watch.cli import app as watch_app
 from twinbus.errors import BrokerStartError, SettingsError, TwinbusError
 from twinbus.options import FAILOVER_INTERVAL_MAX_S, PING_INTERVAL_MAX_S
@@ -131,7 +132,7 @@ def drill(
     return run(plan, report, output, is_page_wanted=page)
 
 
-for commands in (gateway_app, control_app, watch_app, page_app, plan_app, doctor_app):
+for commands in (gateway_app, control_app, watch_app, page_app, plan_app, doctor_app, verify_app):
     app.add_typer(commands)
 app.add_typer(backlog_app, name="backlog")
 app.add_typer(syphon_app, name="syphon")

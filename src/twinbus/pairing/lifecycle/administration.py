@@ -182,7 +182,7 @@ class BacklogAdministration:
 
     async def _create(self, path: str, findings: Findings) -> BacklogDescription:
         try:
-            created = await self._call(path, lambda: _create_as_wanted(self._client, path))
+            created = await self._call(path, lambda: create_backlog_queue(self._client, path))
             findings.created.append(path)
         except ResourceExistsError:
             # Another process created it first (SPEC 2.3).
@@ -190,7 +190,7 @@ class BacklogAdministration:
                 created = await self._call(path, lambda: _get_queue(self._client, path))
             except ResourceNotFoundError:
                 # And it was deleted since. If that happens again, the next search creates it.
-                created = await self._call(path, lambda: _create_as_wanted(self._client, path))
+                created = await self._call(path, lambda: create_backlog_queue(self._client, path))
                 findings.created.append(path)
         return description_of(created)
 
@@ -272,7 +272,9 @@ async def _create_for_leases(client: ServiceBusAdministrationClient, path: str) 
     )
 
 
-async def _create_as_wanted(client: ServiceBusAdministrationClient, path: str) -> QueueProperties:
+async def create_backlog_queue(
+    client: ServiceBusAdministrationClient, path: str
+) -> QueueProperties:
     """Create a queue with the settings of SPEC 2.3, and no others."""
     return await client.create_queue(
         path,

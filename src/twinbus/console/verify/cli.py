@@ -1,0 +1,74 @@
+"""The command `twinbus verify`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+from twinbus.console.config.pair_defaults import FromFile
+from twinbus.console.options import AccessOptions, SidesOptions
+from twinbus.console.terminal.command import argument, command, command_group, flag, option
+from twinbus.console.terminal.output import Output, OutputOption
+
+app = command_group("")
+
+
+@command(
+    app,
+    "twinbus verify --like azure-standard --facts facts.json",
+    exit_status="0 no difference; 1 it could not run, or left entities behind; 3 differences.",
+    note="It needs the Manage right and the extra broker. It prints what it costs at most.",
+)
+def verify(
+    reach: AccessOptions,
+    primary: Annotated[
+        str | None,
+        argument(
+            "PRIMARY", "Connection string of a namespace, or sb://HOST.", envvar="TWINBUS_PRIMARY"
+        ),
+        FromFile("primary"),
+    ] = None,
+    secondary: Annotated[
+        str | None,
+        argument("SECONDARY", "The same of another, if any.", envvar="TWINBUS_SECONDARY"),
+        FromFile("secondary"),
+    ] = None,
+    like: Annotated[
+        str, option("TIER", "Compare with this tier, as of serve: azure-standard, azure-premium.")
+    ] = "azure-standard",
+    budget: Annotated[
+        int, option("N", "Billed operations that the run may make at most.", min=1)
+    ] = 500,
+    intrusive: Annotated[
+        bool,
+        flag(
+            "--intrusive",
+            "Also throttle the namespaces and leave links idle for minutes; refused if there are"
+            " entities of others.",
+        ),
+    ] = False,
+    clean: Annotated[
+        bool, flag("--clean", "Only delete what a killed run left, and run no check.")
+    ] = False,
+    facts: Annotated[
+        Path, option("FILE", "File for all facts, with the frames of surprising answers.")
+    ] = Path("facts.json"),
+    label: Annotated[str, option("LABEL", "Part of the names of the scratch entities.")] = "",
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """Compare one or two real namespaces with the embedded broker.
+
+    Each check asks a namespace and a broker of the same tier in this process the same, on scratch
+    entities called twinbus-verify-..., which are deleted again.
+    """
+    from twinbus.console.verify.commands import VerifyRequest, run
+
+    sides = SidesOptions(primary=primary, secondary=secondary, label=None, **asdict(reach))
+    request = VerifyRequest(
+        like=like, budget=budget, is_intrusive=intrusive, facts=facts, label=label
+    )
+    namespaces = {"primary": sides.side(primary, "primary")}
+    if secondary is not None:
+        namespaces["secondary"] = sides.secondary_side
+    return run(namespaces, request, output, is_clean=clean)

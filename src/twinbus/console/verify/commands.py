@@ -1,0 +1,112 @@
+"""`twinbus verify`: runs the checks, prints a table, and writes the facts to a file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from twinbus.broker.profile import PROFILES
+from twinbus.console.namespaces import explained, runs_to_its_end
+from twinbus.console.terminal.live_line import LiveLine
+from twinbus.console.terminal.output import ATTENTION, COULD_NOT, Output, WrongUse, show
+from twinbus.console.terminal.table import counted, table_lines, visible
+from twinbus.cost.prices import standard
+from twinbus.namespace.namespace import Namespace
+from twinbus.verify import Fact, Likeness, VerifyPlan, VerifyReport, clean, verify
+
+COLUMNS = ("SIDE", "CHECK", "ANSWER", "DETAILS")
+SHOWN_MAX = 120
+"""Characters of an answer in the table; the file has all."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyRequest:
+    """The options of the command."""
+
+    like: str
+    budget: int
+    is_intrusive: bool
+    facts: Path
+    label: str
+
+
+@runs_to_its_end
+async def run(
+    sides: dict[str, Namespace],
+    request: VerifyRequest,
+    output: Output,
+    *,
+    is_clean: bool,
+) -> int:
+    """Verify the namespaces, or clean them; return the exit status."""
+    if is_clean:
+        return await _clean(sides, output)
+    profile = PROFILES.get(request.like)
+    if profile is None:
+        raise WrongUse(f"--like is one of {', '.join(PROFILES)}; got {request.like!r}")
+    plan = VerifyPlan(
+        profile=profile,
+        budget=request.budget,
+        is_intrusive=request.is_intrusive,
+        label=request.label,
+    )
+    with LiveLine() as line, explained(sides["primary"], "verifying", "Manage"):
+        line.say("starting the reference")
+        report = await verify(
+            sides, plan, lambda fact: line.say(f"{fact.side}: {fact.check} {fact.likeness}")
+        )
+    document = _document(report, plan)
+    request.facts.write_text(json.dumps(document, indent=2) + "\n")
+    show(output, document, _lines(report, document, request.facts))
+    if report.left_behind:
+        return COULD_NOT
+    return ATTENTION if any(f.likeness is Likeness.DIFFERENT for f in report.facts) else 0
+
+
+async def _clean(sides: dict[str, Namespace], output: Output) -> int:
+    deleted: dict[str, list[str]] = {}
+    for side, namespace in sides.items():
+        with explained(namespace, "deleting scratch entities", "Manage"):
+            deleted[side] = await clean(namespace)
+    lines = [f"{side}: {counted(len(paths), 'entity', 'entities')} deleted"
+             for side, paths in deleted.items()]  # fmt: skip
+    show(output, {"deleted": deleted}, lines)
+    return 0
+
+
+def _document(report: VerifyReport, plan: VerifyPlan) -> dict[str, Any]:
+    cost = standard().meter("operations").cost_past_free(report.operations)
+    return {
+        "like": plan.profile.name,
+        "operations_at_most": report.operations,
+        "cost_at_most_usd": None if cost is None else float(cost),
+        "left_behind": report.left_behind,
+        "facts": [asdict(fact) for fact in report.facts],
+    }
+
+
+def _lines(report: VerifyReport, document: dict[str, Any], file: Path) -> list[str]:
+    rows = [(fact.side, fact.check, str(fact.likeness), _details(fact)) for fact in report.facts]
+    different = sum(fact.likeness is Likeness.DIFFERENT for fact in report.facts)
+    cost = document["cost_at_most_usd"]
+    price = "not priced" if cost is None else f"${cost:.4f}"
+    return [
+        *table_lines(COLUMNS, rows),
+        "",
+        (
+            f"{counted(different, 'difference')} from {document['like']};"
+            f" at most {counted(report.operations, 'operation')}, {price} past the free ones;"
+            f" facts in {file}"
+        ),
+        *(f"left behind: {what}; run verify --clean" for what in report.left_behind),
+    ]
+
+
+def _details(fact: Fact) -> str:
+    if fact.likeness is not Likeness.DIFFERENT:
+        return fact.why or fact.asks
+    name = fact.differs[0]
+    got, wanted = (json.dumps(one.get(name)) for one in (fact.observed, fact.expected))
+    return visible(f"{name}: {got}, not {wanted}")[:SHOWN_MAX]

@@ -1,0 +1,192 @@
+"""A namespace under test: scratch entities with a prefix of their own, and the SDK's clients."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
+from typing import Any, Final, Self
+
+from azure.core.exceptions import AzureError, HttpResponseError, ResourceNotFoundError
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.exceptions import ServiceBusError
+
+from twinbus.errors import TwinbusError, error_text
+from twinbus.namespace.administration_client import administration_client
+from twinbus.namespace.namespace import KEEP_ALIVE_OFF, Namespace
+from twinbus.pairing.core.classify import refused_token
+from twinbus.verify.facts import Observed, settled_text
+
+PREFIX: Final = "twinbus-verify-"
+"""All scratch entities have it; `clean` deletes what has it."""
+
+IDLE: Final = timedelta(minutes=30)
+"""The service itself deletes what a killed run left after this time."""
+
+ANSWER_S: Final = 20.0
+FRAMES_MAX: Final = 400
+
+
+class ForeignEntities(TwinbusError):
+    """A namespace has entities of others, which an intrusive check could disturb."""
+
+
+class ScratchNamespace:
+    """One namespace and its scratch entities; an async context manager that deletes them."""
+
+    def __init__(self, namespace: Namespace, *, label: str = "", is_traced: bool = False) -> None:
+        self.namespace = namespace
+        self.label = f"{PREFIX}{label}{'-' if label else ''}{secrets.token_hex(4)}"
+        self.link_idle_s: float | None = None
+        """When the tier detaches an idle link."""
+        self.left_behind: list[str] = []
+        """What could not be deleted, and why."""
+        self.frames = _FrameLog() if is_traced else None
+        self._made: dict[str, str] = {}
+
+    async def __aenter__(self) -> Self:
+        if self.frames is not None:
+            self.frames.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self.frames is not None:
+            self.frames.stop()
+        async with administration_client(self.namespace) as admin:
+            for path, kind in self._made.items():
+                try:
+                    async with asyncio.timeout(ANSWER_S):
+                        await getattr(admin, f"delete_{kind}")(path)
+                except ResourceNotFoundError:
+                    pass
+                except (AzureError, OSError, TimeoutError) as error:
+                    self.left_behind.append(f"{path} ({error_text(error)})")
+
+    def path(self, name: str) -> str:
+        """The path of a scratch entity."""
+        return f"{self.label}-{name}"
+
+    async def queue(self, name: str, **settings: Any) -> str:
+        """Create a queue; return its path."""
+        path = self.path(name)
+        self._made[path] = "queue"
+        async with administration_client(self.namespace) as admin:
+            await admin.create_queue(path, auto_delete_on_idle=IDLE, **settings)
+        return path
+
+    def made(self, path: str) -> None:
+        """A check creates this queue by itself: delete it at the end."""
+        self._made[path] = "queue"
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[Any]:
+        """A client without retries; if the namespace is traced, its frames are kept."""
+        options = {"retry_total": 0, "logging_enable": self.frames is not None}
+        async with self.namespace.client(**options) as client:
+            yield client
+
+    async def send(self, path: str, *messages: ServiceBusMessage) -> Observed:
+        """Send messages one by one; the answer to the last, or the first refusal."""
+        async with self.client() as client:
+            sender = client.get_queue_sender(path, **KEEP_ALIVE_OFF)
+            try:
+                return await self.answer(_each(sender, messages))
+            finally:
+                await sender.close()
+
+    async def answer(self, asked: Awaitable[Any]) -> Observed:
+        """What a call of the SDK ended with, in a form that can be compared."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await asked
+        except TimeoutError:
+            return {"error": "no answer"}
+        except (AzureError, ServiceBusError, ValueError, OSError) as error:
+            return self.refusal(error)
+        return {"error": None}
+
+    def refusal(self, error: BaseException) -> Observed:
+        """An error of the SDK: its kind, condition, status and text."""
+        inner = getattr(error, "inner_exception", None)
+        condition = getattr(error, "_condition", None) or getattr(inner, "condition", None)
+        status = error.status_code if isinstance(error, HttpResponseError) else None
+        if isinstance(condition, bytes):
+            condition = condition.decode()
+        return {
+            "error": type(error).__name__,
+            "condition": None if condition is None else str(getattr(condition, "value", condition)),
+            "status": status,
+            "text": settled_text(refused_token(error) or str(error), self.label),
+        }
+
+    def secrets(self) -> list[str]:
+        """The keys and signatures of the namespace, which no report may have."""
+        parts, credential = self.namespace.parts, self.namespace.credential
+        named = getattr(credential, "named_key", None)
+        found = [self.namespace.signature, getattr(parts, "key", None)]
+        return [*filter(None, found), *([named[1]] if named else [])]
+
+
+async def _each(sender: Any, messages: tuple[ServiceBusMessage, ...]) -> None:
+    for message in messages:
+        await sender.send_messages(message)
+
+
+async def entities_of(namespace: Namespace) -> list[tuple[str, str]]:
+    """The kind (queue or topic) and the path of every entity."""
+    async with administration_client(namespace) as admin:
+        queues = [("queue", one.name) async for one in admin.list_queues()]
+        return queues + [("topic", one.name) async for one in admin.list_topics()]
+
+
+async def require_no_foreign_entities(namespace: Namespace) -> None:
+    """ForeignEntities unless every entity is a scratch entity."""
+    foreign = [path for _, path in await entities_of(namespace) if not path.startswith(PREFIX)]
+    if foreign:
+        raise ForeignEntities(
+            f"{namespace.endpoint} has {len(foreign)} entities that are not ours ({foreign[0]!r}"
+            " is one); an intrusive check could disturb them: give an empty namespace"
+        )
+
+
+async def clean(namespace: Namespace) -> list[str]:
+    """Delete every scratch entity that a killed run left; return their paths."""
+    found = [(kind, path) for kind, path in await entities_of(namespace) if path.startswith(PREFIX)]
+    async with administration_client(namespace) as admin:
+        for kind, path in found:
+            with suppress(ResourceNotFoundError):
+                await getattr(admin, f"delete_{kind}")(path)
+    return [path for _, path in found]
+
+
+class _FrameLog(logging.Handler):
+    """Keeps the last frames that the SDK logs."""
+
+    _FRAMES: Final = logging.getLogger("azure.servicebus")
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self._lines: list[str] = []
+        self._before = logging.NOTSET
+
+    def start(self) -> None:
+        self._before = self._FRAMES.level
+        self._FRAMES.setLevel(logging.DEBUG)
+        self._FRAMES.addHandler(self)
+
+    def stop(self) -> None:
+        self._FRAMES.removeHandler(self)
+        self._FRAMES.setLevel(self._before)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if text.startswith(("->", "<-")) and len(self._lines) < FRAMES_MAX:
+            self._lines.append(text)
+
+    def take(self) -> tuple[str, ...]:
+        """The frames since the last call."""
+        lines, self._lines = self._lines, []
+        return tuple(lines)

@@ -1,0 +1,126 @@
+"""`twinbus verify` against our broker: as it is, and with differences that it must report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from twinbus import EmbeddedBroker, Namespace
+from twinbus.broker.profile import AZURE_STANDARD
+from twinbus.console.terminal.output import ATTENTION, Output
+from twinbus.console.verify.commands import VerifyRequest, run
+from twinbus.verify import PREFIX, ForeignEntities, Likeness, VerifyPlan, clean, verify
+from twinbus.verify.scratch import entities_of
+
+pytestmark = pytest.mark.contract
+
+PLANTED = replace(AZURE_STANDARD, handle_max=63)
+"""A tier whose sessions have fewer links."""
+
+SHORT = replace(AZURE_STANDARD, link_idle_s=2.0)
+"""A tier that does not let a test wait for ten minutes."""
+
+SAME, DIFFERENT, NOT_CHECKED = Likeness
+
+
+@pytest.fixture
+def broker() -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker("contoso", profile=AZURE_STANDARD) as embedded:
+        yield embedded
+
+
+def namespace_of(broker: EmbeddedBroker) -> Namespace:
+    return Namespace.from_connection_string(broker.connection_string())
+
+
+def test_the_command_finds_what_is_planted_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    request = VerifyRequest(
+        like="azure-standard", budget=500, is_intrusive=False, facts=tmp_path / "f", label="ci"
+    )
+    with EmbeddedBroker("other", profile=PLANTED) as other:
+        sides = {"primary": namespace_of(other)}
+        assert run(sides, request, Output.TEXT, is_clean=False) == ATTENTION
+    said = capsys.readouterr().out
+    assert "1 difference from azure-standard" in said
+    assert "links of a session: 64, not 256" in said
+    text = request.facts.read_text()
+    assert "SAS_KEY_VALUE" not in said + text
+    document = json.loads(text)
+    assert document["left_behind"] == []
+    assert 0 < document["operations_at_most"] <= 500
+    assert document["cost_at_most_usd"] > 0
+    found = {
+        (fact["side"], fact["check"]): fact["differs"]
+        for fact in document["facts"]
+        if fact["likeness"] == "different"
+    }
+    assert found == {("primary", "link limits"): ["links of a session"]}
+    [surprise] = [fact for fact in document["facts"] if fact["differs"]]
+    assert any("AttachFrame" in frame for frame in surprise["frames"])
+    not_checked = {f["check"] for f in document["facts"] if f["likeness"] == "not checked"}
+    assert not_checked == {"throttling", "idle detach"}
+
+
+@pytest.mark.soak
+async def test_a_namespace_that_does_not_throttle_is_found() -> None:
+    only = frozenset({"throttling"})
+    plan = VerifyPlan(profile=AZURE_STANDARD, budget=9_000, is_intrusive=True, only=only)
+    with EmbeddedBroker("mild", profile=replace(AZURE_STANDARD, credits_per_s=None)) as mild:
+        [fact] = (await verify({"mild": namespace_of(mild)}, plan)).facts
+    assert (fact.likeness, fact.observed) == (DIFFERENT, {"refusal": None})
+    assert fact.expected["refusal"]["error"] == "ServiceBusServerBusyError"
+
+
+async def test_an_idle_link_is_detached_as_by_the_tier() -> None:
+    only = frozenset({"idle detach"})
+    plan = VerifyPlan(profile=SHORT, is_intrusive=True, only=only)
+    with EmbeddedBroker("contoso", profile=SHORT) as idle:
+        [fact] = (await verify({"primary": namespace_of(idle)}, plan)).facts
+        assert await entities_of(namespace_of(idle)) == []
+    assert (fact.likeness, fact.observed["detached"]) == (SAME, "amqp:link:detach-forced")
+
+
+def test_the_command_finds_no_difference_where_there_is_none(
+    broker: EmbeddedBroker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    request = VerifyRequest(
+        like="azure-standard", budget=14, is_intrusive=False, facts=tmp_path / "f", label=""
+    )
+    sides = {"primary": namespace_of(broker)}
+    assert run(sides, request, Output.TEXT, is_clean=False) == 0
+    assert "0 differences from azure-standard" in capsys.readouterr().out
+
+
+async def test_an_intrusive_run_refuses_a_namespace_with_entities_of_others(
+    broker: EmbeddedBroker,
+) -> None:
+    broker.create_queue("orders")
+    plan = VerifyPlan(profile=AZURE_STANDARD, is_intrusive=True)
+    with pytest.raises(ForeignEntities, match="'orders'"):
+        await verify({"primary": namespace_of(broker)}, plan)
+    assert await entities_of(namespace_of(broker)) == [("queue", "orders")]
+
+
+async def test_a_budget_is_not_exceeded_and_what_a_killed_run_left_is_cleaned(
+    broker: EmbeddedBroker,
+) -> None:
+    broker.create_queue("orders")
+    broker.create_queue(f"{PREFIX}killed-ghost")
+    broker.create_topic(f"{PREFIX}killed-topic")
+    plan = VerifyPlan(profile=AZURE_STANDARD, budget=5)
+    report = await verify({"primary": namespace_of(broker)}, plan)
+    assert report.operations <= 5
+    judged = {fact.check: fact.likeness for fact in report.facts}
+    assert judged["missing entity"] is SAME
+    assert judged["sessions"] is NOT_CHECKED
+    assert sorted(await clean(namespace_of(broker))) == [
+        f"{PREFIX}killed-ghost",
+        f"{PREFIX}killed-topic",
+    ]
+    assert await entities_of(namespace_of(broker)) == [("queue", "orders")]
