@@ -63,7 +63,6 @@ def test_a_small_ledger_on_a_cluster_has_few_tasks_and_one_file_a_table(
     for module, limit in (
         (stream, "FEW_BYTES"),
         (current, "FEW_BYTES"),
-        (current, "_FEW_RECORDS"),
         (current, "ONE_TASK_MAX"),
         (increment, "ONE_TASK_MAX"),
     ):

@@ -37,9 +37,6 @@ TRIES: Final = 3
 
 _FILE: Final = "file"
 
-_FEW_RECORDS: Final = 20_000
-"""Of a ledger whose sums are surely few: its tables are read without compiling anything."""
-
 
 @contextmanager
 def current_tables(
@@ -66,10 +63,8 @@ def current_tables(
             still_open = _open_files(store, ledger).keys()
             if tail is None or not tries_left or found.keys() <= still_open:
                 _require_read(ledger, tail, still_open)
-                few = snapshot.records <= _FEW_RECORDS
-                yield CurrentTables(
-                    store, store.for_few() if few else store, str(ledger), snapshot, tail
-                )
+                few = snapshot.records <= ONE_TASK_MAX
+                yield CurrentTables(store.for_few() if few else store, str(ledger), snapshot, tail)
                 return
         finally:
             if tail is not None:
@@ -84,8 +79,6 @@ class CurrentTables:
     """The width of a point in the tables over time."""
 
     _store: TableStore
-    _sums: TableStore
-    """The same tables, for sums."""
     ledger: str
     _snapshot: Snapshot
     _tail: _Tail | None
@@ -126,13 +119,14 @@ class CurrentTables:
 
     def every_record(self) -> DataFrame:
         """Every record, as `schemas.LEDGER`: this reads all there are."""
-        store = self._store.for_many(self._snapshot.records)
+        records = self._snapshot.records
+        store = self._store if records <= ONE_TASK_MAX else self._store.for_many(records)
         stored = store.read(BRONZE, self._snapshot).select(*LEDGER.fieldNames())
         return stored if self._tail is None else stored.unionByName(self._tail.taken)
 
     def _total(self, table: GoldTable) -> DataFrame:
         change = self._tail.step.change_of(table) if self._tail else None
-        return totals(self._sums, self._snapshot, table, change)
+        return totals(self._store, self._snapshot, table, change)
 
 
 class _Tail:

@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 BROADCAST_MAX: Final = 1_000_000
 """Messages whose hashes are sent to every task of a look-up (16 MB): past that Spark decides."""
 
-ONE_TASK_MAX: Final = 5_000
-"""Messages of a step that one task does whole: to spread fewer costs more than the work itself."""
+ONE_TASK_MAX: Final = 50_000
+"""Records, or messages, of a step that one task does whole, without compiled code: to plan, to
+compile and to spread fewer takes longer than the work itself. Side by side, an update of 35,000
+records took 26 s of processor time and 15 jobs this way, 31 s and 43 jobs the other way."""
 
 
 def keyed(journeys: DataFrame) -> DataFrame:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 FOLLOW_S: Final = 10.0
 """Between two looks of `follow`: a file of the ledger is ended every few minutes."""
 
-FEW_BYTES: Final = 1_500_000
+FEW_BYTES: Final = 12_500_000
 """Of files of the ledger: about `increment.ONE_TASK_MAX` records."""
 
 TASK_BYTES: Final = 16 << 20
