@@ -261,6 +261,7 @@ def test_a_change_that_the_disk_did_not_take_is_not_confirmed() -> None:
         "contoso", MemoryStore(), LockTokens(), notify=lambda _: None, deleted=lambda _: None
     )
     services = SimpleNamespace(
+        name="contoso",
         namespace=namespace,
         commit=FullDisk(),
         policy=AccessPolicy([root]),

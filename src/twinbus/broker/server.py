@@ -93,6 +93,7 @@ class BrokerServer:
         self._to_collect: dict[Peer, None] = {}
         self._tick_scheduled = False
         self._reading_paused = False
+        self._is_closed = False
         self._no_space: str | None = UNKNOWN
         """Why the disk takes no more sends; checked once a tick."""
         self._timer: asyncio.TimerHandle | None = None
@@ -192,12 +193,16 @@ class BrokerServer:
         finally:
             for peer in list(self.peers):
                 peer.close("amqp:connection:forced", "the broker is shutting down", linger=False)
+            # A connection whose end comes later wakes a broker without a store.
+            self._is_closed = True
             self.store.close()
 
     # The tick
 
     def _tick(self) -> None:
         self._tick_scheduled = False
+        if self._is_closed:
+            return
         self.check_store()
         if self.gone is not None:
             return

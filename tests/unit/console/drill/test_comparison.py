@@ -21,7 +21,8 @@ NAME = "west-europe-2025-11"
 def test_a_known_outage_is_played_a_thousand_times_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[DrillPlan] = []
 
-    def run(plan: DrillPlan, _: Path, __: Output) -> int:
+    def run(plan: DrillPlan, _: Path, __: Output, *, is_page_wanted: bool) -> int:
+        assert not is_page_wanted
         asked.append(plan)
         return 0
 
