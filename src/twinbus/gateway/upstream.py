@@ -335,9 +335,11 @@ class LinkPool:
             raise MessageSizeExceededError(
                 message=f"{self.path} takes {limit_bytes} bytes and got {len(wire.data)}"
             )
+        link = self._link
+        if link is None:  # It ended in the moment after it was opened.
+            raise lost(f"{self.path}: the link ended")
         answer: asyncio.Future[None] = self._line.loop.create_future()
-        link, told = self._link, partial(_tell, answer)
-        assert link is not None
+        told = partial(_tell, answer)
         link.send(wire, told)
         try:
             await answer

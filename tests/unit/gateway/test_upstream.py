@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from azure.servicebus.exceptions import MessagingEntityDisabledError
+from azure.servicebus.exceptions import MessagingEntityDisabledError, ServiceBusConnectionError
 
 from twinbus.amqp.events import CreditChanged, Detached
 from twinbus.amqp.link import LinkState, SenderLink
@@ -89,3 +89,10 @@ async def test_a_line_that_is_silent_is_dropped_and_its_sends_time_out() -> None
         async with asyncio.timeout(60):
             await world.pool.send_messages(WIRE)
     assert world.dropped == ["it sent nothing for 0.01 s"]
+
+
+async def test_a_link_that_ends_in_the_moment_after_its_opening_is_a_lost_connection() -> None:
+    world = World()
+    world.up.handle(Detached(world.link, None, True))
+    with pytest.raises(ServiceBusConnectionError, match="orders: the link ended"):
+        await world.pool.send_messages(WIRE)
