@@ -129,6 +129,8 @@ def agrees_with_the_planner(found: dict[str, Any]) -> None:
     assert found["drain_s"] == pytest.approx(drain_s, abs=error / found["drain_rate"])
 
 
+# A second whole drill. In CI tests/spark/test_truth.py names what is planted in a ledger.
+@pytest.mark.soak
 def test_a_message_that_the_syphon_drops_is_named(tmp_path: Path) -> None:
     culprit = tmp_path / "dropped"
     done = drill(

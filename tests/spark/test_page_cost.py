@@ -47,6 +47,7 @@ def write(place: Path, name: str) -> None:
     draft.rename(place)
 
 
+@pytest.mark.soak  # 80 s of a worker in CI
 def test_the_page_counts_what_the_report_counts(spark: SparkSession, tmp_path: Path) -> None:
     cost = PageCost(tmp_path, BOOK)
     write(tmp_path / "app-0.jsonl", "first")
