@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.broker_send_vs_rabbitmq import DATA, durable_message, twinbus
+from bench.broker_send_vs_rabbitmq import DATA, durable_message, ours_round, twinbus
 from bench.harness import NotMeasured
 from bench.peers.artemis import artemis
 from bench.peers.nats import nats
@@ -52,7 +52,7 @@ class Measured:
 
 
 def tables(progress: Progress) -> str:
-    """Run all peers that can be had here; the table as a person reads it."""
+    """Run every peer that this machine can run; return the table as text."""
     DATA.mkdir(parents=True, exist_ok=True)
     found: dict[Peer, Measured] = {}
     missing: list[str] = []
@@ -105,12 +105,7 @@ def twinbus_peer() -> Iterator[Peer]:
     with twinbus() as broker:
 
         def send(name: str, messages: int, window: int) -> float:
-            broker.declare_queue(name)
-            token = (broker.audience, broker.token)
-            with PipelinedSender(broker.host, broker.port, name, token=token) as sender:
-                rate = sender.send(payload, messages, window)
-            broker.delete_queue(name)
-            return rate
+            return ours_round(broker, name, payload, messages, window)
 
         yield Peer("Twinbus", True, broker.process, send)
 

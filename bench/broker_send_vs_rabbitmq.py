@@ -105,11 +105,13 @@ def durable_message() -> bytes:
     )
 
 
-def ours_round(broker: Twinbus, queue: str, payload: bytes) -> float:
+def ours_round(
+    broker: Twinbus, queue: str, payload: bytes, messages: int = MESSAGES, window: int = WINDOW
+) -> float:
     broker.declare_queue(queue)
     token = (broker.audience, broker.token)
     with PipelinedSender(broker.host, broker.port, queue, token=token) as sender:
-        rate = sender.send(payload, MESSAGES, WINDOW)
+        rate = sender.send(payload, messages, window)
     broker.delete_queue(queue)
     return rate
 

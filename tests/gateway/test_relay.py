@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from datetime import UTC, datetime, timedelta
+from http.client import HTTPConnection
 
 import pytest
 from azure.core.exceptions import ClientAuthenticationError, HttpResponseError
@@ -20,12 +22,14 @@ from azure.servicebus.exceptions import (
     ServiceBusError,
 )
 
-from tests.end_to_end.raw_client import RawClient, message
-from tests.gateway.gateway_world import gateway_world
+from tests.end_to_end.raw_client import RawClient, Refused, message
+from tests.gateway.gateway_world import GatewayWorld, gateway_world
 from tests.official_sdk import async_administration
 from twinbus.amqp.message import Properties, decode_map, encode_message, split
 from twinbus.broker.descriptions import QueueDescription
+from twinbus.broker.front import DEFAULT_KEY
 from twinbus.broker.links.management import OPERATIONS, SENDING_OPERATIONS
+from twinbus.namespace.signatures import sign
 
 pytestmark = pytest.mark.contract
 
@@ -168,3 +172,44 @@ async def test_administration_needs_the_right_to_manage() -> None:
         async with async_administration(world.connection_string()) as admin:
             with pytest.raises((HttpResponseError, ServiceBusError), match="did not answer"):
                 await admin.get_queue("made")
+
+
+async def test_a_path_that_leads_to_another_entity_is_not_handed_on() -> None:
+    async with gateway_world("orders", "payments") as world:
+        for path in (
+            "/orders/../payments",
+            "/orders/%2e%2e/payments",
+            "/orders/%252e%252e/payments",
+        ):
+            status, text = await asyncio.to_thread(_delete, world, path)
+            assert (status, "is no address of an entity" in text) == (400, True), (path, text)
+        raw = await RawClient.open(world.connection_string())
+        for address in ("orders/../payments", "orders/../payments/$management"):
+            with pytest.raises(Refused, match="is no address of an entity"):
+                await raw.receiver(address, credit=1)
+        await raw.close()
+
+
+def _delete(world: GatewayWorld, path: str) -> tuple[int, str]:
+    """A request with a token that is for `orders` alone."""
+    place = f"localhost:{world.gateway.port}"
+    expires_s = int(time.time()) + 600
+    token = sign(f"sb://{place}/orders", "RootManageSharedAccessKey", DEFAULT_KEY, expires_s)
+    connection = HTTPConnection(place, timeout=60)
+    connection.request("DELETE", path, headers={"Authorization": token})
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, text
+
+
+async def test_an_answer_of_the_primary_that_is_too_long_is_not_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("twinbus.gateway.administration.ANSWER_BYTES_MAX", 100)
+    async with (
+        gateway_world("orders") as world,
+        async_administration(world.connection_string()) as admin,
+    ):
+        with pytest.raises(HttpResponseError, match="more than 100 bytes"):
+            await admin.get_queue("orders")

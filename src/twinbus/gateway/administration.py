@@ -36,6 +36,7 @@ from twinbus.broker.http import (
     read_body,
 )
 from twinbus.broker.refusals import Refusal
+from twinbus.gateway.addresses import require_plain
 from twinbus.syphon.connection.administration_request import (
     NotAnswered,
     host_header,
@@ -108,6 +109,7 @@ async def _administer(server: GatewayServer, primary: Endpoint, request: Request
         # First, so that a stranger's body is not read.
         path = unquote(asked.raw_path).strip("/")
         grant = require_manage(server.policy, f"{server.name}/{path}", asked, now_s)
+        require_plain(path)
         body = await read_body(request)
         for destination in _destinations(body or b""):
             require_send(server.policy, server.name, asked, grant, destination, now_s)
@@ -155,7 +157,13 @@ def _forward(
         query = f"?{urlencode(request.query)}" if request.query else ""
         connection.request(request.method, request.raw_path + query, body or None, headers)
         answer = connection.getresponse()
-        content = answer.read(ANSWER_BYTES_MAX)
+        content = answer.read(ANSWER_BYTES_MAX + 1)
+        if len(content) > ANSWER_BYTES_MAX:
+            return _error(
+                BAD_GATEWAY,
+                f"{primary.label} answered with more than {ANSWER_BYTES_MAX} bytes; ask for fewer"
+                " entities at once ($top)",
+            )
         passed = {"Content-Type": answer.headers.get("Content-Type", "application/xml")}
         return Response(content, answer.status, passed)
     finally:

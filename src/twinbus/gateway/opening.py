@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from twinbus.broker.links.sending import refuse_transactions
 from twinbus.broker.refusals import NotAllowed
 from twinbus.broker.sas import LISTEN, SEND
+from twinbus.gateway.addresses import require_plain
 from twinbus.gateway.relay import PrimaryRelay
 from twinbus.gateway.relayed_links import RelayedReceiver, RelayedReplies, RelayedRequests
 from twinbus.gateway.sending import GatewaySendingLink
@@ -61,6 +62,7 @@ class GatewayLinks:
     ) -> LinkOwner:
         """A receiver from the primary."""
         granted_until_ms = client.grants.require(address, LISTEN, now_ms)
+        require_plain(address)
         relay = self._relay(client)
         receiver = RelayedReceiver(relay, link, address, granted_until_ms)
         relay.begin(receiver)
@@ -68,6 +70,7 @@ class GatewayLinks:
 
     def requests(self, client: LinkClient, link: ReceiverLink, address: str) -> LinkOwner:
         """Requests to a `$management` node of the primary; the right is checked for each."""
+        require_plain(address)
         relay = self._relay(client)
         requests = RelayedRequests(self._context, relay, link, address)
         relay.begin(requests)
@@ -75,6 +78,7 @@ class GatewayLinks:
 
     def replies(self, client: LinkClient, link: SenderLink, address: str) -> LinkOwner:
         """Answers of a `$management` node of the primary."""
+        require_plain(address)
         relay = self._relay(client)
         replies = RelayedReplies(relay, link, address)
         relay.begin(replies)

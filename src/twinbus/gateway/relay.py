@@ -12,6 +12,7 @@ detached with the same condition, and the SDK attaches again by itself.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING
 
@@ -179,7 +180,7 @@ class PrimaryRelay:
             relayed.lose(UpstreamRefusal(DETACHED, text))
 
 
-class Relayed(LinkOwner):
+class Relayed(LinkOwner, ABC):
     """A client's link and the one of the primary behind it."""
 
     is_node = False
@@ -187,22 +188,22 @@ class Relayed(LinkOwner):
     relay: PrimaryRelay
 
     @property
+    @abstractmethod
     def own_link(self) -> Link:
         """The client's link."""
-        raise NotImplementedError
 
     @property
     def path(self) -> str:
         """The entity that the gateway needs a token for."""
         return self.address.removesuffix(MANAGEMENT_SUFFIX)
 
+    @abstractmethod
     def attach_to(self, session: Session) -> None:
         """Attach the same link to the primary."""
-        raise NotImplementedError
 
+    @abstractmethod
     def handle(self, event: Event) -> None:
         """Act on an event of the primary's link."""
-        raise NotImplementedError
 
     def taken(self, number: int, state: bytes) -> None:
         """The primary settled a delivery of its link that the client sent."""
