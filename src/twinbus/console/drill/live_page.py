@@ -10,23 +10,19 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import webbrowser
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final, Self
 from urllib.parse import parse_qs, urlsplit
 
+from twinbus.console.drill.programs import STOP_LIMIT_S, first_lines, start_program
 from twinbus.console.drill.result import DrillResult
 from twinbus.console.drill.world import PRIMARY, DrillError, World
 from twinbus.page.sources.proof import keep_proof
 
-START_LIMIT_S: Final = 30.0
-STOP_LIMIT_S: Final = 5.0
 NOTE_S: Final = 5.0
 """Timeout of one note. A page that does not take it never delays the drill."""
-
-_ENTRY: Final = "from twinbus.console.entry import main; main()"
 
 
 class DrillPage:
@@ -65,26 +61,12 @@ class DrillPage:
             "TWINBUS_SECONDARY": world.secondary.connection_string,
         }
         command = ["page", "--label", PRIMARY, "--ledger", str(world.ledger)]
-        with (world.directory / "page.log").open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603 - our own command
-                [sys.executable, "-c", _ENTRY, *command],
-                env={**os.environ, **places},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                # Ctrl-C is for the drill, which ends the page itself.
-                start_new_session=True,
-            )
-        assert self._process.stdout is not None
-        limit = threading.Timer(START_LIMIT_S, self._process.kill)
-        limit.start()
-        try:
-            self.address = self._process.stdout.readline().strip()
-            if not self._process.stdout.readline().startswith("ready"):
+        log = world.directory / "page.log"
+        self._process = start_program(command, log, {**os.environ, **places})
+        with first_lines(self._process) as lines:
+            self.address = lines.readline().strip()
+            if not lines.readline().startswith("ready"):
                 raise DrillError("the page did not start; run `twinbus page` to see why")
-        finally:
-            limit.cancel()
 
     def open_browser(self) -> None:
         """Open the page where there is a screen; a browser's command line never has the token."""

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 import tempfile
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, Self
 
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
+from twinbus.console.drill.programs import STOP_LIMIT_S, first_lines, start_program
 from twinbus.errors import TwinbusError
 from twinbus.namespace.administration_client import administration_client
 from twinbus.namespace.namespace import Namespace
@@ -24,15 +23,8 @@ from twinbus.namespace.namespace import Namespace
 PRIMARY: Final = "contoso"
 SECONDARY: Final = "contoso-dr"
 
-START_LIMIT_S: Final = 30.0
-"""A namespace is up within a second; a machine that needs more than this cannot run a drill."""
-STOP_LIMIT_S: Final = 5.0
-"""Time for a namespace to end before it is killed: its data is not needed any more."""
-
 SESSIONS: Final = tuple(f"customer-{number}" for number in range(8))
 SUBSCRIPTION: Final = "audit"
-
-_ENTRY: Final = "from twinbus.console.cli import main; main()"
 
 
 class DrillError(TwinbusError):
@@ -83,23 +75,9 @@ class NamespaceProcess:
         place = f"{self.name}:{self.port}"
         command = ["serve", place, "--data", str(self._directory / "data"), "--quiet"]
         command += self._options
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603 - our own command
-                [sys.executable, "-c", _ENTRY, *command],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                # Ctrl-C is for the drill, which ends the namespaces itself.
-                start_new_session=True,
-            )
-        assert self._process.stdout is not None
-        limit = threading.Timer(START_LIMIT_S, self._process.kill)
-        limit.start()
-        try:
-            self._read_until_ready(self._process.stdout)
-        finally:
-            limit.cancel()
+        self._process = start_program(command, self._log)
+        with first_lines(self._process) as lines:
+            self._read_until_ready(lines)
 
     def kill(self) -> None:
         """SIGKILL: no goodbye to clients, nothing more to disk."""
