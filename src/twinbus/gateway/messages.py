@@ -6,7 +6,9 @@ stays a batch. The same messages in backlog form are made when they are first di
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from twinbus.amqp.encoding import binary, string
@@ -24,13 +26,15 @@ from twinbus.broker.links.context import new_message_id
 from twinbus.broker.refusals import MalformedMessage
 from twinbus.errors import BacklogGuardError, BacklogMessageTooLargeError
 from twinbus.transfer import RESERVED_NAMES, overhead_bytes, to_backlog_sections
+from twinbus.transfer.aliases import SESSION_ID_MAX
 from twinbus.transfer.sections import GROUP_ID, MESSAGE_ID_FIELD
 from twinbus.transfer.splice import field_value, fields_of, with_fields
 
 BATCH_ALLOWANCE: Final = 64 * 1_024
 """What a service may let a batch have beyond the limit of its messages, as the broker does."""
 
-_RESERVED: Final = tuple(name.encode() for name in RESERVED_NAMES)
+_has_reserved: Final = re.compile("|".join(map(re.escape, RESERVED_NAMES)).encode()).search
+_LONGEST_SESSION_ID: Final = chr(0x10FFFF) * SESSION_ID_MAX
 _DATA_SECTION: Final = bytes((0x00, 0x53, DATA))
 
 
@@ -89,9 +93,14 @@ class EncodedMessages:
         if message_format != BATCH_FORMAT and message_format:
             payload = Wire(payload.data, message_format)
         # Drawn once: every retry of this call, on whatever queue, carries the same.
-        own_ids = [new_message_id() if has_own_ids else None for _ in messages]
+        own_ids: list[str | None] = [None] * len(messages)
+        if has_own_ids:
+            own_ids = [new_message_id() for _ in messages]
         made = cls(payload, messages, path, own_ids)
-        made.suspects = [one for one in messages if _is_suspect(one, path, limit_bytes)]
+        overhead_max = _overhead_max(path)
+        for one in messages:
+            if _is_suspect(one, path, overhead_max, limit_bytes):
+                made.suspects.append(one)
         return made
 
     def __len__(self) -> int:
@@ -198,12 +207,19 @@ def _batch(envelope: Sections, parts: Sequence[bytes]) -> Wire:
     return Wire(join(envelope), BATCH_FORMAT)
 
 
-def _is_suspect(message: EncodedMessage, path: str, limit_bytes: int) -> bool:
-    custom = message.sections.application_properties
-    if custom and any(name in custom for name in _RESERVED):
+def _is_suspect(message: EncodedMessage, path: str, overhead_max: int, limit_bytes: int) -> bool:
+    custom, session_id = message.sections.application_properties, message.session_id
+    if custom and _has_reserved(custom):
         return True
-    size_bytes = message.size_bytes + overhead_bytes(path, session_id=message.session_id)
-    return size_bytes > limit_bytes
+    if message.size_bytes + overhead_max <= limit_bytes and len(session_id or "") <= SESSION_ID_MAX:
+        return False
+    return message.size_bytes + overhead_bytes(path, session_id=session_id) > limit_bytes
+
+
+@lru_cache(maxsize=1_024)
+def _overhead_max(path: str) -> int:
+    """More than any message to that entity grows by, if its session id is a valid one."""
+    return overhead_bytes(path, session_id=_LONGEST_SESSION_ID)
 
 
 def _backlog_form(message: EncodedMessage, path: str, own_id: str | None) -> bytes:
