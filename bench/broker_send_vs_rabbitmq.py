@@ -41,6 +41,7 @@ DATA = Path(__file__).parent / "results"
 CONNECTION_STRING = re.compile(
     r"Endpoint=(sb://[^;/]+)/?;SharedAccessKeyName=([^;]+);SharedAccessKey=([^;]+)"
 )
+MESSAGE_COUNT = re.compile(r"<MessageCount>(\d+)</MessageCount>")
 QUEUE_ENTRY = (
     '<entry xmlns="http://www.w3.org/2005/Atom"><content type="application/xml">'
     "<QueueDescription"
@@ -54,6 +55,10 @@ class Twinbus:
 
     def __init__(self, endpoint: str, rule_name: str, key: str, *, process: int = 0) -> None:
         self.process = process
+        self.connection_string = (
+            f"Endpoint={endpoint};SharedAccessKeyName={rule_name};SharedAccessKey={key};"
+            "UseDevelopmentEmulator=true"
+        )
         parts = urlsplit(endpoint)
         assert parts.hostname is not None
         assert parts.port is not None
@@ -67,7 +72,13 @@ class Twinbus:
     def delete_queue(self, name: str) -> None:
         self._administer("DELETE", name)
 
-    def _administer(self, verb: str, name: str, body: str = "") -> None:
+    def stored(self, name: str) -> int:
+        """How many messages a queue holds."""
+        found = MESSAGE_COUNT.search(self._administer("GET", name))
+        assert found is not None
+        return int(found[1])
+
+    def _administer(self, verb: str, name: str, body: str = "") -> str:
         connection = http.client.HTTPConnection(self.host, self.port, timeout=HTTP_TIMEOUT_S)
         headers = {"Authorization": self.token, "Content-Type": "application/atom+xml"}
         connection.request(verb, f"/{name}?api-version=2021-05", body, headers)
@@ -76,6 +87,7 @@ class Twinbus:
         connection.close()
         if response.status >= 300:
             raise RuntimeError(f"{verb} {name}: {response.status} {text}")
+        return text
 
 
 @contextmanager
@@ -143,6 +155,11 @@ def twinbus() -> Iterator[Twinbus]:
                 log=log,
                 timeout_s=START_TIMEOUT_S,
             )
-            found = CONNECTION_STRING.search(log.read_text())
-            assert found is not None
-            yield Twinbus(*found.groups(), process=process.pid)
+            yield twinbus_at(log, process.pid)
+
+
+def twinbus_at(log: Path, process: int) -> Twinbus:
+    """What a process serves, by the connection string that it printed."""
+    found = CONNECTION_STRING.search(log.read_text())
+    assert found is not None
+    return Twinbus(*found.groups(), process=process)
