@@ -58,9 +58,16 @@ class GatewayWorld:
 
 @asynccontextmanager
 async def gateway_world(
-    *queues: str, ledger: Path | None = None, patience_s: float = 30.0, **options: Any
+    *queues: str,
+    ledger: Path | None = None,
+    patience_s: float = 30.0,
+    front: Front | None = None,
+    **options: Any,
 ) -> AsyncIterator[GatewayWorld]:
-    """Both brokers and the gateway, with these queues in the primary."""
+    """Both brokers and the gateway, with these queues in the primary.
+
+    `front`: who may connect to the gateway; None: the rules that `connection_string` takes.
+    """
     settings: dict[str, Any] = {
         "backlog_queue_count": 2,
         "failover_interval": 0.5,
@@ -78,7 +85,8 @@ async def gateway_world(
             secondary.connection_string(),
             SendAvailabilityOptions(**settings),
         )
-        gateway = GatewayHost(NamespaceAt("gate"), pair, Front(rules=rules), patience_s=patience_s)
+        front = front or Front(rules=rules)
+        gateway = GatewayHost(NamespaceAt("gate"), pair, front, patience_s=patience_s)
         await gateway.start()
         try:
             yield GatewayWorld(primary, secondary, gateway)

@@ -20,7 +20,7 @@ from azure.servicebus.exceptions import (
 from twinbus.amqp.performatives import Error
 from twinbus.broker.refusals import Refusal
 from twinbus.errors import BacklogMessageTooLargeError, EntityUnusableError, PairClosedError
-from twinbus.pairing.core.classify import FailureMeaning, meaning_of
+from twinbus.pairing.core.classify import SERVER_FAULTS, FailureMeaning, meaning_of
 from twinbus.pairing.sending.recording import NO_CONNECTION
 from twinbus.syphon.connection.request_node import MISSING_STATUS, RequestRefused
 
@@ -86,9 +86,12 @@ def detached(error: Error | None) -> ServiceBusError:
 
 
 def refused(error: RequestRefused) -> ServiceBusError:
-    """The error for a token or request that a namespace refused."""
+    """The error for a token that a namespace refused, or that the credential did not give."""
     if error.status == MISSING_STATUS:
         return MessagingEntityNotFoundError(message=str(error))
+    if error.status >= SERVER_FAULTS or (error.__cause__ and meaning_of(error.__cause__).counts):
+        # As for a pair: the namespace is broken, or its token service cannot be reached.
+        return unreachable(str(error))
     return rejection(Error(condition=error.condition or UNAUTHORIZED, description=str(error)))
 
 

@@ -42,6 +42,17 @@ def test_a_token_for_a_missing_entity_says_so() -> None:
     assert meaning_of(refused(RequestRefused("no", 401, ""))) is FailureMeaning.UNAUTHORIZED
 
 
+def test_a_broken_namespace_and_a_silent_token_service_count() -> None:
+    assert meaning_of(refused(RequestRefused("broken", 503, ""))) is FailureMeaning.UNREACHABLE
+    for cause, meaning in (
+        (TimeoutError(), FailureMeaning.UNREACHABLE),
+        (PermissionError("no such secret"), FailureMeaning.UNAUTHORIZED),
+    ):
+        error = RequestRefused("no token", 401, "amqp:unauthorized-access")
+        error.__cause__ = cause
+        assert meaning_of(refused(error)) is meaning
+
+
 def test_errors_of_the_pair_have_a_condition_that_clients_know() -> None:
     assert refusal_of(EntityUnusableError("gone")).condition == "amqp:not-found"
     full = BacklogUnavailableError("none", primary_error=None, queue_errors={})
