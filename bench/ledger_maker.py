@@ -351,6 +351,7 @@ def _columns() -> list[Column]:
             F.when(F.col("cause") == "failover", F.lit("failed_over")).otherwise(F.lit("healthy")),
         ).alias("state"),
         F.lit(None).cast("string").alias("trace_id"),
+        F.lit(None).cast("string").alias("client"),
         F.lit(None).cast("string").alias("view"),
         F.lit(None).cast("long").alias("unrecorded"),
         day.alias(DAY),
@@ -372,4 +373,4 @@ def _uuid(digest: Column) -> Column:
     return F.concat_ws("-", *parts)
 
 
-assert len(LEDGER) == 20, "a field was added to the ledger: the maker must fill it"
+assert len(LEDGER) == 21, "a field was added to the ledger: the maker must fill it"

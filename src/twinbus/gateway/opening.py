@@ -49,7 +49,7 @@ class GatewayLinks:
         if not is_entity_name(address):
             raise NotAllowed(f"{address!r} is no queue or topic that messages can be sent to.")
         pool = self._primary.pool(address)
-        target = self._paired.target(address, pool)
+        target = self._paired.target(address, pool, client.name or None)
         sending = GatewaySendingLink(
             self._held, client, link, address, target, pool, granted_until_ms
         )

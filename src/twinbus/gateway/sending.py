@@ -192,7 +192,7 @@ class GatewaySendingLink(LinkOwner):
         if target.state.recorder.is_on:
             now = self._in_flight.loop.time()
             target.state.recorder.attempted(
-                target.entity.path, None, messages.measured(), began, now
+                target.entity.path, None, messages.measured(), began, now, client=target.client
             )
         target.entity.succeeded(len(messages))
         self._end(event, None)

@@ -57,11 +57,13 @@ FIELDS: Final[Mapping[str, type]] = {
     "latency_us": int,
     "state": str,
     "trace_id": str,
+    "client": str,
     "view": str,
     "unrecorded": int,
 }
 """Every field with its type, the four that each line has first. `entity` is where the message
-belongs, as a path in the primary. `view` is who tells: `client`, also where it is left out, or
+belongs, as a path in the primary. `client` is the container id of the connection that a message
+came by to a gateway. `view` is who tells: `client`, also where it is left out, or
 `broker`, whose fields mean what `twinbus.broker.ledger_view` says. `unrecorded`, on a `state` line,
 is how many records before it this process could not write: whoever counts must say so. There is no
 field for billing units: they are the size, and how it is counted is the reader's rule."""

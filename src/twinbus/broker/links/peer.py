@@ -49,6 +49,9 @@ LINGER_S = 2.0
 is closed while the client still sends is reset, which can destroy the CLOSE frame on its way."""
 
 
+CLIENT_NAME_MAX = 100
+"""Characters kept of a client's container id; those of the SDKs have 36 to 60."""
+
 NOBODY = LinkOwner()
 """Ignores what concerns a link without an owner."""
 
@@ -168,6 +171,11 @@ class Peer(asyncio.Protocol):
             _owner(link).may_write_again()
 
     # Calls of links
+
+    @property
+    def name(self) -> str:
+        """The container id that the client gave itself, as text that may be shown and kept."""
+        return visible_name(self.connection.remote_container_id)
 
     @property
     def takes_more(self) -> bool:
@@ -462,6 +470,12 @@ class Peer(asyncio.Protocol):
         until_ms = owner.granted_until_ms(now_ms)
         if until_ms is not None:
             self._expiry.watch(until_ms)
+
+
+def visible_name(foreign: str) -> str:
+    """A name that a client chose, without characters that steer a terminal, and not too long."""
+    kept = foreign[:CLIENT_NAME_MAX]
+    return "".join(char if char.isprintable() else "?" for char in kept).strip()
 
 
 def _owner(link: Link) -> LinkOwner:

@@ -60,6 +60,8 @@ class SendTarget:
     backlog: KeptChoice
     sessions: SessionRouting | None = None
     """Routes messages by session under strict order; None: the order is relaxed."""
+    client: str | None = None
+    """The client of a gateway for whom this sends, for the ledger; None: the application itself."""
 
 
 class PairedCall:

@@ -92,13 +92,16 @@ class PairedClient:
         self._senders.add(sender)
         return sender
 
-    def target(self, path: str, pool: AttemptPool) -> SendTarget:
-        """Where the calls of a new sender go that uses the senders of this pool."""
+    def target(self, path: str, pool: AttemptPool, client: str | None = None) -> SendTarget:
+        """Where the calls of a new sender go that uses the senders of this pool.
+
+        `client` is the client of a gateway for whom it sends.
+        """
         entity, sessions = self.entity(path), None
         if self.session_scan is not None:
             self.session_scan.wake()
             sessions = SessionRouting(entity, self.state.rotation, self.session_scan)
-        return SendTarget(self.state, entity, pool, self.state.choice(), sessions)
+        return SendTarget(self.state, entity, pool, self.state.choice(), sessions, client)
 
     def _sender_closed(self, entity: WatchedEntity, sender: PairedSender) -> None:
         self._senders.discard(sender)

@@ -35,7 +35,8 @@ Messages = Sequence[Message]
 """Id and size of each message of a call."""
 
 FORMS_MAX: Final = 20_000
-"""Line forms that are cached: one for an entity and one for each queue it diverted to."""
+"""Line forms that are cached: one for an entity and one for each queue it diverted to; in a gateway
+for each client."""
 
 
 SEND: Final = ("send", "application", "primary")
@@ -68,7 +69,7 @@ class Recorder:
         self.pair = f"{primary.label}+{secondary.label}"
         """The name of the pair in ledger and metrics."""
         self._labels = {"primary": primary.label, "secondary": secondary.label}
-        self._forms: dict[tuple[str, str | None], LineForm] = {}
+        self._forms: dict[tuple[str, str | None, str | None], LineForm] = {}
 
     @property
     def unrecorded(self) -> int:
@@ -78,13 +79,15 @@ class Recorder:
     def attempted(
         self, entity: str, queue: str | None, messages: Messages, began: float, ended: float, *,
         error: BaseException | None = None, trace_id: str | None = None,
+        client: str | None = None,
     ) -> None:  # fmt: skip
         """Record one attempt on a backlog queue, or on the primary without one, message by message.
 
-        Successful attempts share the fixed part of their lines.
+        Successful attempts share the fixed part of their lines. `client` is the client of a
+        gateway that the messages came from.
         """
         if error is None and trace_id is None:
-            form = self._forms.get((entity, queue)) or self._form(entity, queue)
+            form = self._forms.get((entity, queue, client)) or self._form(entity, queue, client)
             self.ledger.record_messages(form, int((ended - began) * 1e6), messages)
             return
         operation, cause, side = SEND if queue is None else DIVERT
@@ -92,7 +95,7 @@ class Recorder:
             self._write(
                 operation, cause, side, began, ended, error,
                 entity=entity, backlog_queue=queue, message_id=message_id, size_bytes=size_bytes,
-                trace_id=trace_id,
+                trace_id=trace_id, client=client,
             )  # fmt: skip
 
     def message_recorder(self, entity: str) -> Callable[[int, Message], None] | None:
@@ -104,15 +107,14 @@ class Recorder:
             return None
         return partial(self.ledger.record_message, self._form(entity, None))
 
-    def _form(self, entity: str, queue: str | None) -> LineForm:
+    def _form(self, entity: str, queue: str | None, client: str | None = None) -> LineForm:
         """Make and cache the fixed part of the lines of successful attempts."""
         if len(self._forms) >= FORMS_MAX:
             self._forms.clear()
         operation, cause, side = SEND if queue is None else DIVERT
-        target = {} if queue is None else {"backlog_queue": queue}
-        form = self._forms[entity, queue] = LineForm(
+        form = self._forms[entity, queue, client] = LineForm(
             operation, cause=cause, pair=self.pair, namespace=self._labels[side], side=side,
-            outcome="ok", view="client", entity=entity, **target,
+            outcome="ok", view="client", entity=entity, backlog_queue=queue, client=client,
         )  # fmt: skip
         return form
 

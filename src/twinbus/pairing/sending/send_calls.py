@@ -267,6 +267,7 @@ class SendingCall(PairedCall):
                 self.loop.time(),
                 error=error,
                 trace_id=None if tracing is None else tracing.trace_id(),
+                client=self.target.client,
             )
 
     def ids(self) -> tuple[str, ...]:

@@ -47,6 +47,7 @@ _COLUMNS: Final[Mapping[str, str]] = {
     "cause": "Who wanted the operation: application, failover, ping, syphon, poll, lease,"
     " administration or consumer.",
     "changes": "Number of such records.",
+    "client": "Client of a gateway that sent the message: its connection's container id.",
     "completed": "The syphon completed it in the backlog.",
     "day": "Day in UTC.",
     "deferred": "The syphon deferred it in the backlog.",
