@@ -64,7 +64,7 @@ def twinbus(
     """Keep sending while a Service Bus namespace is down."""
 
 
-@command(app, "twinbus serve contoso:5672 contoso-dr:5673 --data ./bus")
+@command(app, "twinbus serve contoso:5672 contoso-dr:5673 --data ./bus", takes_pair=False)
 def serve(given: ServeOptions) -> int:
     """Run local namespaces that any Service Bus client can use.
 

@@ -18,6 +18,7 @@ from twinbus.console.config.pair_defaults import FromFile
 from twinbus.console.terminal.command import argument, flag, option
 from twinbus.console.terminal.output import WrongUse
 from twinbus.cost.arithmetic import CountingRule
+from twinbus.settings.core.keys import EMBEDDED
 
 if TYPE_CHECKING:
     from twinbus.console.backlog.commands import QueueSelection
@@ -148,9 +149,14 @@ SharedOption = Annotated[
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class FrontOptions:
-    """Who may connect to a port, and how; without a repr, which would show its secrets."""
+    """Who may connect to a port, and how; without a repr, which would show its secrets.
 
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "localhost"
+    The settings file gives them to the gateway only: `serve` takes no pair.
+    """
+
+    host: Annotated[str, typer.Option(help="Address to listen on."), FromFile("gateway.host")] = (
+        "localhost"
+    )
     key: Annotated[
         str | None,
         option("KEY", "Key of the rule RootManageSharedAccessKey.", envvar="TWINBUS_KEY"),
@@ -163,9 +169,15 @@ class FrontOptions:
             envvar="TWINBUS_RULES",
         ),
     ] = None
-    key_file: Annotated[Path | None, option("FILE", "File with the key, instead of --key.")] = None
+    key_file: Annotated[
+        Path | None,
+        option("FILE", "File with the key, instead of --key."),
+        FromFile("gateway.key-file"),
+    ] = None
     rule_file: Annotated[
-        Path | None, option("FILE", "File with a rule on each line, besides --rule.")
+        Path | None,
+        option("FILE", "File with a rule on each line, besides --rule."),
+        FromFile("gateway.rule-file"),
     ] = None
     token: Annotated[
         list[str] | None,
@@ -180,25 +192,35 @@ class FrontOptions:
         option(
             "FILE", "Bearer tokens to accept, NAME TOKEN RIGHTS EXPIRES a line; read on change."
         ),
+        FromFile("gateway.tokens"),
     ] = None
     require_token: Annotated[
-        bool, flag("--require-token", "Refuse shared access keys; accept bearer tokens only.")
+        bool,
+        flag("--require-token", "Refuse shared access keys; accept bearer tokens only."),
+        FromFile("gateway.require-token"),
     ] = False
     tls_cert: Annotated[
         Path | None,
         option("FILE", "Certificate chain (PEM). The same port then also speaks TLS."),
+        FromFile("gateway.tls-cert"),
     ] = None
-    tls_key: Annotated[Path | None, option("FILE", "The certificate's private key (PEM).")] = None
+    tls_key: Annotated[
+        Path | None,
+        option("FILE", "The certificate's private key (PEM)."),
+        FromFile("gateway.tls-key"),
+    ] = None
     require_tls: Annotated[
         bool | None,
         flag(
             "--require-tls/--no-require-tls",
             "Refuse plain text. The default beyond loopback.",
         ),
+        FromFile("gateway.require-tls"),
     ] = None
     metrics_token_file: Annotated[
         Path | None,
         option("FILE", "File with the bearer token for /metrics, which is closed beyond loopback."),
+        FromFile("gateway.metrics-token-file"),
     ] = None
     connections_max: Annotated[int, option("N", "Most connections in all.")] = CONNECTIONS_MAX
     strangers_max: Annotated[
@@ -262,6 +284,11 @@ class AccessOptions:
             raise WrongUse(
                 f"the {role} namespace is missing: put its connection string into"
                 f" TWINBUS_{role.upper()}, give it as an option, or name a pair with --pair"
+            )
+        if text.startswith(EMBEDDED):
+            raise WrongUse(
+                f"the {role} is inside a gateway ({EMBEDDED}DIR), which only `twinbus gateway`"
+                " reaches; status, top, check and page show the gateway with its backlog"
             )
         try:
             return NamespaceAccess.parse(

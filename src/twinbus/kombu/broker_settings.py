@@ -16,6 +16,7 @@ from typing import Any, Final
 from twinbus.errors import SettingsError
 from twinbus.namespace.access import NamespaceAccess
 from twinbus.options import SendAvailabilityOptions
+from twinbus.settings.core.keys import EMBEDDED
 from twinbus.settings.files import read_settings, settings_place
 
 SIDES: Final = ("primary", "secondary")
@@ -73,6 +74,11 @@ def _named_pair(name: str) -> tuple[tuple[NamespaceAccess, NamespaceAccess], dic
     missing = [side for side in SIDES if side not in values]
     if missing:
         raise SettingsError(f"{file.place.path}: pair {name} has no {' and no '.join(missing)}")
+    if values["secondary"].startswith(EMBEDDED):
+        raise SettingsError(
+            f"{file.place.path}: the secondary of pair {name} is inside a gateway ({EMBEDDED}DIR),"
+            " which a broker URL cannot reach; name another pair"
+        )
     route = {key: values[key] for key in _ROUTE if key in values}
     primary = NamespaceAccess.parse(values["primary"], name=values.get("label"), **route)
     options = {"backlog_queue_count": values.get("queues"), "ledger": values.get("ledger")}

@@ -34,6 +34,23 @@ ttl-policy = "remaining"
 poll = 900
 detection-window = "10min"
 
+[pair.eu.gateway]
+address = "contoso:5672"
+host = "0.0.0.0"
+failover-interval = "10s"
+ping-interval = 30
+attempt-timeout = "5s"
+patience = "50s"
+syphon = false
+key-file = "~/gateway-key"
+rule-file = "/etc/twinbus/rules"
+tokens = "/etc/twinbus/tokens"
+require-token = false
+tls-cert = "/etc/twinbus/chain.pem"
+tls-key = "/etc/twinbus/key.pem"
+require-tls = true
+metrics-token-file = "/etc/twinbus/metrics-token"
+
 [pair.us]
 secondary = "file:/run/secrets/us"
 """
@@ -53,7 +70,8 @@ def test_every_key_is_taken_with_its_line() -> None:
     assert list(pairs) == ["eu", "us"]
     assert pairs["eu"].entries.keys() == KEYS.keys()
     assert pairs["eu"].entries["queues"] == (20, 10)
-    assert pairs["us"].entries["secondary"] == ("file:/run/secrets/us", 21)
+    assert pairs["eu"].entries["gateway.patience"] == ("50s", 26)
+    assert pairs["us"].entries["secondary"] == ("file:/run/secrets/us", 38)
     assert [*pairs["eu"].secrets, *pairs["us"].secrets] == []
 
 
@@ -94,6 +112,21 @@ def test_an_empty_file_has_no_pair() -> None:
         (f"endpoint = 'h:{SECRET}'", "pair.eu.endpoint must be HOST or HOST:PORT"),
         (f"grace = '{SECRET}'", "pair.eu.grace must be a duration"),
         ("x = {y = 1}", "pair.eu.x is not a known key"),
+        ("secondary = 'embedded:data'", "pair.eu.secondary must be env:NAME, file:/PATH"),
+        ("primary = 'embedded:/data'", "pair.eu.primary must be env:NAME, file:/PATH"),
+        ("gateway = 'contoso:5672'", "pair.eu.gateway must be a table: [pair.eu.gateway]"),
+        ("gateway.address = 'contoso'", "pair.eu.gateway.address must be NAME:PORT"),
+        (
+            "gateway.adress = 'a:1'",
+            "pair.eu.gateway.adress is not a known key; did you mean address?",
+        ),
+        ("gateway.zzz = 1", "pair.eu.gateway.zzz is not a known key; there are address, host"),
+        (f"gateway.'{STRING}' = 1", "pair.eu.gateway.a key is not a known key"),
+        ("'gateway.patience' = '1s'", "pair.eu.a key is not a known key"),
+        ("gateway = {host = 3}", "pair.eu.gateway.host must be a host name"),
+        ("gateway.patience = '2h'", "pair.eu.gateway.patience must be a duration from 1s to 1h"),
+        ("gateway.key-file = 'key'", "pair.eu.gateway.key-file must be a path"),
+        ("gateway.syphon = 'no'", "pair.eu.gateway.syphon must be true or false"),
         (f"primary = {STRING}", "not TOML: Invalid value"),
         (f"primary = '{SECRET}", "not TOML: "),
         ("queues = 1\nqueues = 2", "not TOML: Cannot overwrite a value"),
@@ -156,6 +189,7 @@ def test_lines_inside_of_a_value_are_no_keys() -> None:
         ("primary = 'sb://h?proxy=http%3A%2F%2Fme%3Apw%40p%3A1'", True),
         ("proxy = 'http://me:pw@p:1'", True),
         ("proxy = 'http://p:1'", False),
+        ("secondary = 'embedded:/data'", False),
     ],
 )
 def test_a_secret_is_known_by_its_value(value: str, is_secret: bool) -> None:
@@ -168,6 +202,7 @@ def test_a_secret_is_known_by_its_value(value: str, is_secret: bool) -> None:
 def test_a_home_is_put_in_front_of_paths_only() -> None:
     assert at_home("~/ledger", "/home/me") == "/home/me/ledger"
     assert at_home("file:~/token", "/home/me") == "file:/home/me/token"
+    assert at_home("embedded:~/data", "/home/me") == "embedded:/home/me/data"
     assert at_home("/a~/b", "/home/me") == "/a~/b"
 
 

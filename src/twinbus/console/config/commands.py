@@ -15,7 +15,7 @@ from twinbus.errors import SettingsError
 from twinbus.namespace.access import NamespaceAccess
 from twinbus.namespace.route import HttpProxy
 from twinbus.settings.core.document import PairSettings
-from twinbus.settings.core.keys import ENVIRONMENT, KEYS, is_reference
+from twinbus.settings.core.keys import EMBEDDED, ENVIRONMENT, KEYS, is_reference
 from twinbus.settings.files import SettingsFile, read_settings, settings_place
 
 
@@ -127,6 +127,8 @@ def _shown(key: str, found: GivenValue, credential: str) -> ShownValue:
 
 
 def _text(key: str, value: Any, credential: str) -> str:
+    if KEYS[key].is_side and value.startswith(EMBEDDED):
+        return str(value)
     if KEYS[key].is_side:
         return NamespaceAccess.parse(value, credential=credential).text
     if key == "proxy" and not value.startswith(ENVIRONMENT):

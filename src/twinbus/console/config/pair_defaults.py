@@ -104,8 +104,9 @@ class PairDefaults(dict[str, Any]):
         for parameter in self._context.command.params:
             name = parameter.name or ""
             key = self._keys.get(name, "")
-            is_asked = is_argument_too and parameter.param_type_name == "argument"
-            if not key or not (KEYS[key].is_side or is_asked):
+            is_argument = parameter.param_type_name == "argument"
+            is_ledger = is_argument_too and is_argument and key == "ledger"
+            if not key or not (KEYS[key].is_side or is_ledger):
                 continue
             source = self._context.get_parameter_source(name)
             if source is not None and source.name in {"COMMANDLINE", "ENVIRONMENT"}:

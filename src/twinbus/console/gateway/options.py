@@ -14,17 +14,25 @@ class GatewayOptions:
     """How the gateway sends."""
 
     namespace: Annotated[
-        str, argument("NAME:PORT", "Name of the gateway and its port; 0 picks a free one.")
+        str,
+        argument("NAME:PORT", "Name of the gateway and its port; 0 picks a free one."),
+        FromFile("gateway.address"),
     ]
     queues: Annotated[
         int, option("N", "Backlog queues in the secondary.", min=1, max=100), FromFile("queues")
     ] = 10
     failover_interval: Annotated[
-        str, option("TIME", "Failover interval of an entity, at most 1h.")
+        str,
+        option("TIME", "Failover interval of an entity, at most 1h."),
+        FromFile("gateway.failover-interval"),
     ] = "60s"
-    ping_interval: Annotated[str, option("TIME", "Time between pings, 1s to 30min.")] = "60s"
+    ping_interval: Annotated[
+        str, option("TIME", "Time between pings, 1s to 30min."), FromFile("gateway.ping-interval")
+    ] = "60s"
     attempt_timeout: Annotated[
-        str, option("TIME", "Time of one attempt on a namespace, 1s to 1min.")
+        str,
+        option("TIME", "Time of one attempt on a namespace, 1s to 1min."),
+        FromFile("gateway.attempt-timeout"),
     ] = "5s"
     patience: Annotated[
         str,
@@ -33,9 +41,12 @@ class GatewayOptions:
             "How long a client's send may wait for a namespace. Longer than the failover interval,"
             " and shorter than the client's own timeout.",
         ),
+        FromFile("gateway.patience"),
     ] = "55s"
     syphon: Annotated[
-        bool, flag("--syphon/--no-syphon", "Move the backlog to the primary from here.")
+        bool,
+        flag("--syphon/--no-syphon", "Move the backlog to the primary from here."),
+        FromFile("gateway.syphon"),
     ] = True
     ledger: Annotated[
         str | None,

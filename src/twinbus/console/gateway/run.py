@@ -27,12 +27,10 @@ from twinbus.options import (
     SendAvailabilityOptions,
 )
 from twinbus.pair import pair_namespaces
+from twinbus.settings.core.keys import ATTEMPT_TIMEOUT_MAX_S, EMBEDDED, PATIENCE_MAX_S
 
-EMBEDDED: Final = "embedded:"
 EMBEDDED_NAME: Final = "backlog"
 """The namespace inside the gateway, and its directory under DIR."""
-
-PATIENCE_MAX_S: Final = 3_600.0
 
 
 def run(given: GatewayOptions, sides: SidesOptions, front: FrontOptions) -> int:
@@ -96,7 +94,9 @@ def _options(given: GatewayOptions) -> SendAvailabilityOptions:
         ping_primary_interval=seconds_of(
             given.ping_interval, "--ping-interval", least=1, most=PING_INTERVAL_MAX_S
         ),
-        attempt_timeout=seconds_of(given.attempt_timeout, "--attempt-timeout", least=1, most=60),
+        attempt_timeout=seconds_of(
+            given.attempt_timeout, "--attempt-timeout", least=1, most=ATTEMPT_TIMEOUT_MAX_S
+        ),
         enable_syphon=given.syphon,
         ledger=given.ledger,
     )

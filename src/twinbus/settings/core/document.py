@@ -4,6 +4,8 @@
 primary = "env:EU_PRIMARY"
 secondary = "sb://contoso-dr.servicebus.windows.net"
 credential = "managed-identity"
+[pair.eu.gateway]
+address = "contoso:5672"
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from typing import Any, Final, NamedTuple
 from twinbus.settings.core.keys import KEYS, holds_secret
 
 PAIR: Final = "pair"
+GATEWAY: Final = "gateway"
+"""The one table below that of a pair; its keys are `gateway.address` and so on."""
 NAME_FORM: Final = "1 to 40 letters, digits, '-' or '_'"
 
 STATEMENT_LINES_MAX: Final = 20
@@ -130,17 +134,37 @@ def _pair(name: str, table: object, lines: Mapping[KeyPath, int]) -> PairSetting
     if not isinstance(table, dict):
         raise SettingsFault(line, f"pair.{name} must be a table: [pair.{name}]")
     entries = {}
-    for key, value in table.items():
-        line = lines[PAIR, name, key]
-        if key not in KEYS:
-            raise SettingsFault(line, f"pair.{name}.{_shown(key)} {_unknown(key, KEYS)}")
+    for path, value in _values(table):
+        line = lines[PAIR, name, *path]
+        key = ".".join(path)
+        if key == GATEWAY:
+            raise SettingsFault(line, f"pair.{name}.{key} must be a table: [pair.{name}.{key}]")
+        if key not in KEYS or "." in path[-1]:
+            shown = ".".join((PAIR, name, *path[:-1], _shown(path[-1])))
+            raise SettingsFault(line, f"{shown} {_unknown(path[-1], _known(path[:-1]))}")
         if not KEYS[key].accepts(value):
             raise SettingsFault(line, f"pair.{name}.{key} must be {KEYS[key].form}")
         entries[key] = SettingsEntry(value, line)
     return PairSettings(name, entries)
 
 
-def _unknown(key: str, known: Mapping[str, Any] | list[str]) -> str:
+def _values(table: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Any]]:
+    """Yield the values of a pair, and those of its gateway in its table."""
+    for key, value in table.items():
+        if key == GATEWAY and isinstance(value, dict):
+            yield from (((key, below), one) for below, one in value.items())
+        else:
+            yield (key,), value
+
+
+def _known(table: KeyPath) -> list[str]:
+    """The keys of a pair's own table, or of that of its gateway."""
+    if table:
+        return [key.removeprefix(f"{GATEWAY}.") for key in KEYS if key.startswith(f"{GATEWAY}.")]
+    return [*(key for key in KEYS if "." not in key), GATEWAY]
+
+
+def _unknown(key: str, known: list[str]) -> str:
     close = get_close_matches(key.lower().replace("_", "-"), known, n=1)
     return f"is not a known key; did you mean {close[0]}?" if close else (
         f"is not a known key; there are {', '.join(known)}"

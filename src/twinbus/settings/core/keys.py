@@ -1,11 +1,13 @@
 """The keys of a `[pair.NAME]` table: what each means, and which values it takes. Pure.
 
-Each key is called as the option of the commands that it stands for. No check repeats a value: it
+Each key is called as the option of the commands that it stands for; those of the gateway's own
+options are in a table `[pair.NAME.gateway]`. No check repeats a value: it
 may be a secret under a wrong key.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -15,6 +17,8 @@ from twinbus.namespace.access import NamespaceAccess, require_source
 from twinbus.namespace.address import namespace_label
 from twinbus.options import (
     BACKLOG_QUEUE_COUNT_MAX,
+    FAILOVER_INTERVAL_MAX_S,
+    PING_INTERVAL_MAX_S,
     SYPHON_POLL_MAX_S,
     SYPHON_RATE_MAX,
     UNDELIVERABLE_GRACE_MAX_S,
@@ -22,12 +26,16 @@ from twinbus.options import (
 
 ENVIRONMENT: Final = "env:"
 FILE: Final = "file:"
+EMBEDDED: Final = "embedded:"
+"""Before the directory of a secondary inside a gateway."""
 HOME: Final = "~/"
 
 ANY_CREDENTIAL: Final = "default"
 """Stands for the credential of a `sb://HOST` text while only the text is of interest."""
 
 DETECTION_MAX_S: Final = 7 * DAY_S
+ATTEMPT_TIMEOUT_MAX_S: Final = 60.0
+PATIENCE_MAX_S: Final = 3_600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +70,15 @@ def holds_secret(key: str, value: object) -> bool:
     text = str(value)
     if key == "proxy":
         return "@" in text
-    if not KEYS[key].is_side or is_reference(text):
+    if not KEYS[key].is_side or is_reference(text) or text.startswith(EMBEDDED):
         return False
     access = NamespaceAccess.parse(text, credential=ANY_CREDENTIAL)
     return bool(access.connection_string) or "@" in access.proxy
 
 
 def at_home(text: str, home: str) -> str:
-    """Return a path, or `file:` with a path, whose `~/` is replaced by the home directory."""
-    prefix = FILE if text.startswith(FILE) else ""
+    """Return a path, also after `file:` or `embedded:`, with the home directory for its `~/`."""
+    prefix = next((one for one in (FILE, EMBEDDED) if text.startswith(one)), "")
     path = text.removeprefix(prefix)
     return f"{prefix}{home}/{path.removeprefix(HOME)}" if path.startswith(HOME) else text
 
@@ -87,9 +95,17 @@ def _is_queue_count(value: object) -> bool:
     return type(value) is int and 1 <= value <= BACKLOG_QUEUE_COUNT_MAX
 
 
-def _is_place(value: object) -> bool:
+def _is_path(value: object) -> bool:
     """Whether it means the same in every working directory."""
-    return _is_text(value) and (str(value).startswith(("/", HOME)) or "://" in str(value))
+    return _is_text(value) and str(value).startswith(("/", HOME))
+
+
+def _is_place(value: object) -> bool:
+    return _is_path(value) or (_is_text(value) and "://" in str(value))
+
+
+def _is_gateway_address(value: object) -> bool:
+    return isinstance(value, str) and bool(_GATEWAY_ADDRESS.fullmatch(value))
 
 
 def _is_side(value: object) -> bool:
@@ -100,6 +116,12 @@ def _is_side(value: object) -> bool:
         return _is_source(text)
     NamespaceAccess.parse(text, credential=ANY_CREDENTIAL)
     return True
+
+
+def _is_secondary(value: object) -> bool:
+    if _is_text(value) and str(value).startswith(EMBEDDED):
+        return _is_path(str(value).removeprefix(EMBEDDED))
+    return _is_side(value)
 
 
 def _is_source(value: object) -> bool:
@@ -139,14 +161,65 @@ def _is_quantity(value: object) -> bool:
     return _is_text(value) or type(value) in {int, float}
 
 
+_GATEWAY_ADDRESS: Final = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,49}:[0-9]{1,5}", re.ASCII)
+
 _SIDE: Final = "env:NAME, file:/PATH, sb://HOST or a whole connection string"
 _SWITCH: Final = "true or false"
+_PATH: Final = "a path that starts with / or ~/"
+
+_GATEWAY: Final = (
+    PairKey(
+        "gateway.address",
+        "name and port of the gateway",
+        "NAME:PORT, like contoso:5672",
+        _is_gateway_address,
+    ),
+    PairKey("gateway.host", "address that the gateway listens on", "a host name", _is_text),
+    PairKey(
+        "gateway.failover-interval",
+        "time until an entity fails over",
+        "a duration up to 1h, like 10s",
+        _is_duration(0, FAILOVER_INTERVAL_MAX_S),
+    ),
+    PairKey(
+        "gateway.ping-interval",
+        "time between pings",
+        "a duration from 1s to 30min",
+        _is_duration(1, PING_INTERVAL_MAX_S),
+    ),
+    PairKey(
+        "gateway.attempt-timeout",
+        "time of one attempt on a namespace",
+        "a duration from 1s to 1min",
+        _is_duration(1, ATTEMPT_TIMEOUT_MAX_S),
+    ),
+    PairKey(
+        "gateway.patience",
+        "how long a client's send may wait for a namespace",
+        "a duration from 1s to 1h, like 55s",
+        _is_duration(1, PATIENCE_MAX_S),
+    ),
+    PairKey("gateway.syphon", "the gateway moves the backlog home", _SWITCH, _is_switch),
+    PairKey("gateway.key-file", "file with the key of the gateway", _PATH, _is_path),
+    PairKey("gateway.rule-file", "file with further rules of the gateway", _PATH, _is_path),
+    PairKey("gateway.tokens", "file with bearer tokens to accept", _PATH, _is_path),
+    PairKey("gateway.require-token", "only bearer tokens are accepted", _SWITCH, _is_switch),
+    PairKey("gateway.tls-cert", "certificate chain of the gateway", _PATH, _is_path),
+    PairKey("gateway.tls-key", "private key of the certificate", _PATH, _is_path),
+    PairKey("gateway.require-tls", "plain text is refused", _SWITCH, _is_switch),
+    PairKey("gateway.metrics-token-file", "file with the token of /metrics", _PATH, _is_path),
+)
 
 KEYS: Final = {
     key.name: key
     for key in (
         PairKey("primary", "namespace that the application sends to", _SIDE, _is_side),
-        PairKey("secondary", "namespace that holds the backlog queues", _SIDE, _is_side),
+        PairKey(
+            "secondary",
+            "namespace that holds the backlog queues",
+            f"{_SIDE}, or embedded:/DIR for a gateway",
+            _is_secondary,
+        ),
         PairKey(
             "label",
             "`name` that the application gave its primary; backlog queues start with it",
@@ -214,6 +287,7 @@ KEYS: Final = {
             "a duration up to 7d, like 10min",
             _is_duration(0, DETECTION_MAX_S),
         ),
+        *_GATEWAY,
     )
 }
 """Every key, in the order in which it is shown."""

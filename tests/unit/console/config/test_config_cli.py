@@ -63,6 +63,30 @@ def test_check_shows_each_value_its_origin_and_no_secret(
     assert all(row["meaning"] for row in document["pairs"]["eu"])
 
 
+def test_check_explains_the_values_of_a_gateway(
+    capsys: pytest.CaptureFixture[str], path: Path
+) -> None:
+    gateway = '[pair.eu.gateway]\naddress = "shop:5672"\nkey-file = "/run/key"\n'
+    path.write_text(TEXT + gateway + "patience = 50\nsyphon = false\n")
+    ran = run(capsys, "config", "check", "--pair", "eu", "--output", "json")
+    rows = {row["key"]: row for row in json.loads(ran.out)["pairs"]["eu"]}
+    shown = {key: row["value"] for key, row in rows.items() if key.startswith("gateway.")}
+    assert (ran.status, shown) == (
+        0,
+        {
+            "gateway.address": "shop:5672",
+            "gateway.patience": "50",
+            "gateway.syphon": "false",
+            "gateway.key-file": "/run/key",
+        },
+    )
+    assert rows["gateway.patience"]["origin"] == "twinbus.toml:13"
+    assert rows["gateway.patience"]["meaning"].startswith("how long a client's send may wait")
+    path.write_text(TEXT.replace("sb://contoso-dr.servicebus.windows.net", "embedded:/data"))
+    ran = run(capsys, "config", "check", "--pair", "eu")
+    assert (ran.status, "embedded:/data" in ran.out) == (0, True)
+
+
 def test_check_shows_all_pairs_and_what_cannot_be_used_here(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, path: Path
 ) -> None:

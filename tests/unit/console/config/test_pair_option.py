@@ -14,6 +14,7 @@ from twinbus.console.backlog import commands as backlog
 from twinbus.console.cli import app
 from twinbus.console.control import commands as control
 from twinbus.console.doctor import commands as doctor
+from twinbus.console.gateway import run as gateway
 from twinbus.console.ledger import commands as ledger
 from twinbus.console.page import commands as page
 from twinbus.console.report import commands as report
@@ -33,6 +34,7 @@ ttl-policy = "remaining"
 poll = "60s"
 detection-window = "20min"
 """
+KEY_OF_EU = KEY.replace("NAME", "contoso")
 US = '[pair.us]\nprimary = "env:US_PRIMARY"\nlabel = "fabrikam"\n'
 
 
@@ -68,6 +70,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
             (control, "steer"),
             (syphon_run, "run"),
             (ledger, "run"),
+            (gateway, "run"),
         ),
     ):
         monkeypatch.setattr(module, name, take)
@@ -98,6 +101,50 @@ def test_a_named_pair_gives_the_values_of_a_command(
     assert (request.options.ttl_policy, request.options.syphon_poll_s) == ("remaining", 60)
     # With a count it would not search for other queues, which may hold messages.
     assert queues is None
+
+
+GATEWAY = """\
+[pair.eu.gateway]
+address = "shop:5673"
+failover-interval = "10s"
+patience = 30
+syphon = false
+host = "127.0.0.1"
+key-file = "~/gateway-key"
+require-tls = false
+"""
+
+
+def test_a_named_pair_gives_a_gateway_its_address_times_and_key(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    called: list[tuple[Any, ...]],
+    path: Path,
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    path.write_text(EU.replace("env:EU_SECONDARY", "embedded:~/backlog") + GATEWAY + US)
+    assert run(capsys, "gateway", "--pair", "eu") == (0, "", "")
+    given, sides, front, _ = called.pop()
+    assert (given.namespace, given.queues, given.ledger) == ("shop:5673", 7, "/var/eu")
+    assert (given.failover_interval, given.patience, given.ping_interval) == ("10s", "30", "60s")
+    assert (sides.secondary, given.syphon) == ("embedded:/home/me/backlog", False)
+    assert (front.host, front.key_file) == ("127.0.0.1", Path("/home/me/gateway-key"))
+    assert (front.require_tls, front.require_token, front.tls_cert) == (False, False, None)
+    words = ("gateway", "other:0", "--pair", "eu", "--patience", "5s", "--syphon")
+    assert run(capsys, *words) == (0, "", "")
+    given, *_ = called.pop()
+    assert (given.namespace, given.patience, given.syphon) == ("other:0", "5s", True)
+    # Only the gateway reaches a namespace that is inside of it.
+    ran = run(capsys, "backlog", "list", "--pair", "eu")
+    assert (ran.status, ran.out) == (2, "")
+    assert "the secondary is inside a gateway (embedded:DIR)" in ran.err
+    path.write_text(EU + GATEWAY)
+    # Its address says nothing of the namespaces, so they are those of the only pair.
+    assert run(capsys, "gateway", "mine:0").err == f"twinbus: using pair eu of {path}\n"
+    given, sides, *_ = called.pop()
+    assert (given.namespace, given.queues, sides.primary) == ("mine:0", 7, KEY_OF_EU)
+    path.write_text(EU)
+    assert "Missing argument 'NAME:PORT'" in run(capsys, "gateway", "--pair", "eu").err
 
 
 def test_an_option_precedes_the_environment_and_that_the_file(
