@@ -96,6 +96,14 @@ def drill(
         option("N", "Backlog queues in the secondary.", min=1, max=100),
         FromFile("queues"),
     ] = 4,
+    gateway: Annotated[
+        bool,
+        flag(
+            "--gateway",
+            "Send through a gateway, from a program in JavaScript; without Node from one in"
+            " Python.",
+        ),
+    ] = False,
     like: Annotated[
         str | None, option("TIER", "Limits of azure-standard or azure-premium, as of serve.")
     ] = None,
@@ -126,6 +134,7 @@ def drill(
             ping_interval, "--ping-interval", least=1, most=PING_INTERVAL_MAX_S
         ),
         backlog_queues=queues,
+        gateway=gateway,
         like=like,
         stands_for=known.name if known else None,
     )

@@ -2,6 +2,8 @@
 
 start   pair   send ------------------------------------.   Spark   drain   receive   count
                  '-- outage (SIGKILL, started again) -- ping
+
+With a gateway the senders are another program (`gateway_senders`); the phases are the same.
 """
 
 from __future__ import annotations
@@ -13,12 +15,14 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import twinbus
 from twinbus import Namespace, SendAvailabilityOptions, pair_namespaces
 from twinbus.console.drill.consumers import Consumers
+from twinbus.console.drill.gateway_senders import GatewaySenders, Senders
 from twinbus.console.drill.live_page import DrillPage
 from twinbus.console.drill.result import HEALTHY, DrillPlan, DrillResult, Moments
 from twinbus.console.drill.screen import DrillScreen, Phase
@@ -83,6 +87,7 @@ class Drill:
         self._page = page
         self._queues: tuple[str, ...] = ()
         self._sends_returned = 0
+        self._client = ""
         self._began_ms = self._killed_ms = self._back_ms = 0
 
     async def run(self) -> DrillResult:
@@ -93,7 +98,14 @@ class Drill:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._get_spark_ready(sent))
                 await self._start()
-                await self._send(await opened.enter_async_context(self._pair()))
+                pair = self._pair()
+                if self._plan.gateway:
+                    senders = GatewaySenders(self._plan, pair, self._world)
+                    await self._open_gateway(opened, senders)
+                    await self._send(pair, senders.traffic)
+                else:
+                    await opened.enter_async_context(pair)
+                    await self._send(pair, partial(DrillTraffic, self._plan, pair))
                 sent.set()
             await self._drain()
             await self._receive()
@@ -129,14 +141,21 @@ class Drill:
             if sys.stdin.isatty():
                 await asyncio.to_thread(self._page.open_browser)
 
-    async def _send(self, pair: Pair) -> None:
+    async def _open_gateway(self, opened: AsyncExitStack, senders: GatewaySenders) -> None:
+        with self._screen.phase("gateway", "a gateway and a client without Twinbus") as phase:
+            await opened.enter_async_context(senders)
+            phase.note = f"gateway at :{senders.port}; the senders use {senders.client}"
+        self._client = senders.client
+
+    async def _send(self, pair: Pair, senders: Senders) -> None:
         self._queues = pair.backlog_queues
         plan = self._plan
         note = f"{plan.messages:,} messages, {rate_text(plan)} a second, {plan.senders} senders"
         with self._screen.phase("send", note, plan.messages) as phase:
-            traffic = DrillTraffic(plan, pair, phase.reach)
+            traffic = senders(phase.reach)
             async with asyncio.TaskGroup() as group:
                 group.create_task(traffic.run())
+                await traffic.begun.wait()
                 await self._lose_primary(pair)
         self._began_ms, self._sends_returned = traffic.began_ms, traffic.sends_returned
 
@@ -272,6 +291,7 @@ class Drill:
             report=report,
             sends_returned=self._sends_returned,
             left_behind=frozenset(sighting.message_id for sighting in seen),
+            client=self._client,
             took_s=self._screen.took_s,
             version=twinbus.__version__,
         )

@@ -35,6 +35,8 @@ class DrillPlan:
     failover_interval_s: float = 2.0
     ping_interval_s: float = 1.0
     backlog_queues: int = 4
+    gateway: bool = False
+    """The senders know nothing of Twinbus: they send through a gateway."""
     like: str | None = None
     """Whose limits the namespaces have (`twinbus serve --like`)."""
     stands_for: str | None = None
@@ -85,6 +87,8 @@ class DrillResult:
     """Messages whose `send_messages` returned: the ledger must have as many accepted ones."""
     left_behind: frozenset[str] = frozenset()
     """Ids that a peek found in the backlog at the end: neither received nor lost."""
+    client: str = ""
+    """The language and SDK of the senders at a gateway; empty: paired senders of the drill."""
     took_s: Mapping[str, float] = field(default_factory=dict)
     """The length of each phase."""
     version: str = ""
@@ -202,6 +206,7 @@ class DrillResult:
             "operations_by_cause": self.operations_by_cause,
             "bill": charges["bill"],
             "doubts": list(self.doubts),
+            "client": self.client or None,
             "plan": vars(self.plan) | {"rate": _rounded(self.plan.rate)},
             "moments": vars(self.moments),
             "took_s": {phase: _rounded(seconds) for phase, seconds in self.took_s.items()},

@@ -145,6 +145,8 @@ def _story(result: DrillResult) -> Iterator[str]:
         f" {rate_text(plan)} a second; the primary was killed with SIGKILL after"
         f" {plan.kill_after_s:.0f} s and was down for {down_s:.1f} s."
     )
+    if result.client:
+        yield f"The senders know nothing of Twinbus: {result.client}, through a gateway."
     if result.failover_s is None:
         yield "No entity failed over: the outage was shorter than the failover interval."
     else:
@@ -251,6 +253,7 @@ def _run(result: DrillResult) -> Iterator[str]:
         f"twinbus drill --messages {plan.messages} --senders {plan.senders}"
         f" --outage {outage} --failover-interval {plan.failover_interval_s:g}"
         f" --ping-interval {plan.ping_interval_s:g} --queues {plan.backlog_queues}"
+        + (" --gateway" if plan.gateway else "")
         + (f" --like {plan.like}" if plan.like else "")
     )
     took = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in result.took_s.items())

@@ -23,16 +23,23 @@ PADDING: Final = "x" * 400
 """Makes a message of half a KB: the size of a small order."""
 
 
+def timeout_s(plan: DrillPlan) -> float:
+    """How long a caller of the drill waits for one send."""
+    return plan.failover_interval_s + TIMEOUT_MARGIN_S
+
+
 class DrillTraffic:
     """Sends all messages of the plan; `run` ends when the last send has ended."""
 
-    def __init__(self, plan: DrillPlan, pair: Any, sent: Callable[[int], None]) -> None:
-        """`sent` gets the number of sends that have ended, for the progress bar."""
+    def __init__(self, plan: DrillPlan, client: Any, sent: Callable[[int], None]) -> None:
+        """`client` is a pair, or a client of the SDK; `sent` gets how many sends have ended."""
         self.sends_returned = 0
         """Messages whose send returned: only a check of the ledger."""
         self.began_ms = 0
+        self.begun = asyncio.Event()
+        """The first message is due."""
         self._plan = plan
-        self._pair = pair
+        self._client = client
         self._sent = sent
         self._ended = 0
 
@@ -40,6 +47,7 @@ class DrillTraffic:
         """Send everything; the ledger counts the sends that raise."""
         began = asyncio.get_running_loop().time()
         self.began_ms = time.time_ns() // 1_000_000
+        self.begun.set()
         async with asyncio.TaskGroup() as group:
             for number in range(self._plan.senders):
                 share = self._plan.share(number)
@@ -50,15 +58,14 @@ class DrillTraffic:
 
     async def _send_to(self, entity: Entity, numbers: range, began: float) -> None:
         loop = asyncio.get_running_loop()
-        timeout_s = self._plan.failover_interval_s + TIMEOUT_MARGIN_S
-        pair = self._pair
-        open_sender = pair.get_topic_sender if entity.is_topic else pair.get_queue_sender
+        limit_s, client = timeout_s(self._plan), self._client
+        open_sender = client.get_topic_sender if entity.is_topic else client.get_queue_sender
         async with open_sender(entity.path) as sender:
             for number in numbers:
                 due = began + number / self._plan.rate
                 await asyncio.sleep(max(0.0, due - loop.time()))
                 try:
-                    await sender.send_messages(_message(entity, number), timeout=timeout_s)
+                    await sender.send_messages(_message(entity, number), timeout=limit_s)
                 except (TwinbusError, ServiceBusError):
                     # The caller knows, so nothing is lost; the ledger records it.
                     pass

@@ -28,6 +28,18 @@ def test_a_good_drill_is_told_from_the_kill_to_the_count() -> None:
     )
 
 
+def test_a_drill_through_a_gateway_says_so_and_which_client_sent() -> None:
+    plan = replace(PASSED.plan, gateway=True)
+    result = replace(PASSED, plan=plan, client="Python (azure-servicebus 7.14.3; no npm)")
+    assert drill_sheet(result).story[1] == (
+        "The senders know nothing of Twinbus: Python (azure-servicebus 7.14.3; no npm), through a"
+        " gateway."
+    )
+    assert " --queues 4 --gateway\n" in text_of(drill_sheet(result))
+    assert result.as_json()["client"] == result.client
+    assert PASSED.as_json()["client"] is None
+
+
 def test_lost_messages_are_named_and_only_so_many() -> None:
     ids = tuple(f"orders-{number:06d}" for number in range(30))
     result = drilled(received=2_970, not_received_ids=ids)
