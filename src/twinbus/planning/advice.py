@@ -68,8 +68,9 @@ def advise(
         least = min(raised_per_million(one, question) for one in fit)
         kept = [one for one in fit if raised_per_million(one, question) == least]
         misses.append(
-            f"no setting keeps raised sends to {limits.raised_per_million:g} of a million, the best"
-            f" has {least:.3g}: compare shorter failover intervals, or send with a longer timeout"
+            "no setting keeps sends that raise before the failover to"
+            f" {limits.raised_per_million:g} of a million, the best has {least:.3g}: compare"
+            " shorter failover intervals, or send with a longer timeout"
         )
     longest = max(one.setting.failover_interval_s for one in kept)
     rest = [one for one in kept if one.setting.failover_interval_s == longest]
@@ -98,7 +99,7 @@ def raised_per_million(outcome: SettingOutcome, question: PlanQuestion) -> float
 
 def _reason(best: SettingOutcome, question: PlanQuestion, *, is_fit: bool, is_kept: bool) -> str:
     setting = best.setting
-    raised = f"({raised_per_million(best, question):.3g} of a million sends)"
+    raised = f"before that ({raised_per_million(best, question):.3g} of a million sends)"
     interval = (
         f"the longest compared that raises few enough {raised}, because a longer one does not fail"
         " over for a hiccup"

@@ -133,7 +133,7 @@ def test_a_plan_is_json_with_every_setting() -> None:
     plan = plan_of(asked(), found, prices.standard())
     document = json.loads(json.dumps(plan.as_json()))
     assert document["recommended"] == document["settings"][0]
-    assert document["settings"][1]["raised"] == {"mean": 50_000, "error": 300}
+    assert document["settings"][1]["raised_before_failover"] == {"mean": 50_000, "error": 300}
     assert document["question"]["outages"] == ["2/year lognormal 2400s (sigma 1)"]
     assert plan.warnings == ()
 

@@ -114,7 +114,7 @@ class PlanOptions(WorkloadOptions):
     syphons: Annotated[int, option("N", "Programs that run a syphon.")] = 1
     full_years: Annotated[float, option("X", "Accepted share of years with a full backlog.")] = 0.01
     raised_per_million: Annotated[
-        float, option("X", "Accepted number of sends that raise, of a million.")
+        float, option("X", "Accepted number of sends that raise before failover, of a million.")
     ] = 1.0
     years: Annotated[int, option("N", "Years to simulate.")] = 4_000
     seed: Annotated[
