@@ -363,6 +363,22 @@ def require_shared_places(master: str | None, *places: str | None, shared: bool)
         raise WrongUse(str(error)) from None
 
 
+def require_ledger(ledger: str) -> None:
+    """Raise WrongUse, before Spark starts, if there is no ledger in the directory."""
+    if "://" in ledger:
+        return
+    if not Path(ledger).is_dir():
+        kind = "is a file" if Path(ledger).exists() else "is not there"
+        raise WrongUse(f"LEDGER must be a directory with a ledger in it; {ledger} {kind}")
+    from twinbus.ledger.record import LedgerError
+    from twinbus.pipeline.tables.bronze import location_of
+
+    try:
+        location_of(ledger)
+    except LedgerError as error:
+        raise WrongUse(str(error)) from None
+
+
 def counting_rule(settlement: str) -> CountingRule:
     """Return the rule that --settlement names; WrongUse if there is none of that name."""
     word = settlement.strip().lower()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from twinbus.pipeline.spark.failure_text import spark_failures_in_one_line
@@ -33,12 +34,28 @@ END_LIMIT_S: Final = 20.0
 STOP_LIMIT_S: Final = 3.0
 """The same for a command that was stopped or failed. The JVM ends when this process does."""
 
+LONG_BYTES: Final = 500 << 20
+"""For larger ledgers Spark compiles fully: a slower start, a faster run."""
+
 
 def require_spark() -> None:
     """Raise SparkStartError if Spark, or what the tables need beside it, is not installed."""
     for package, what in (("pyspark", "Spark"), ("deltalake", "the package deltalake")):
         if importlib.util.find_spec(package) is None:
             raise SparkStartError(f"this command needs {what}: pip install 'twinbus[all]'")
+
+
+def settings_for(ledger: str, tables: str | None = None) -> Mapping[str, str]:
+    """Settings of Spark for a ledger by its size; `tables`, if all that is there is read too."""
+    if "://" in ledger or "://" in (tables or ""):
+        return {}
+    files = [*Path(ledger).glob("*"), *(Path(tables).rglob("*") if tables else ())]
+    total_bytes = 0
+    for file in files:
+        # One may be renamed or removed meanwhile.
+        with suppress(OSError):
+            total_bytes += file.stat().st_size
+    return {} if total_bytes > LONG_BYTES else QUICK_START
 
 
 class SparkThread:

@@ -100,6 +100,9 @@ def _keep_tables(asked: argparse.Namespace) -> int:
         message_id=asked.message_id,
         shared=asked.shared,
     )
+    if task.verb == "status":
+        print(json.dumps(upkeep.status(task.ledger, task.tables)), flush=True)
+        return 0
     with spark_session(master=asked.master or LOCAL_MASTER, announce=_say) as spark:
         print(json.dumps(upkeep.perform(spark, task, _say)), flush=True)
     return 0

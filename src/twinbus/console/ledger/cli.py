@@ -15,8 +15,14 @@ app = command_group("Maintain the tables of a ledger: update, retain, erase.")
 
 @command(app, "twinbus ledger status ./ledger --output json")
 def status(given: TablesOptions) -> int:
-    """Show records, rejected lines, files and bytes."""
-    return _run("status", given)
+    """Show records, rejected lines, files and bytes.
+
+    This starts no Spark.
+    """
+    from twinbus.console.ledger import commands
+
+    require_shared_places(given.master, given.ledger, given.tables, shared=given.shared)
+    return commands.status(given.ledger, given.tables, given.output)
 
 
 @command(app, "twinbus ledger update ./ledger")

@@ -1,4 +1,4 @@
-"""`twinbus ledger`: one task on the tables of a ledger, run on Spark."""
+"""`twinbus ledger`: the status of a ledger's tables, or one task on them, run on Spark."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from twinbus.console.namespaces import runs_to_its_end
-from twinbus.console.spark_thread import SparkThread
+from twinbus.console.options import require_ledger
+from twinbus.console.spark_thread import SparkThread, require_spark, settings_for
 from twinbus.console.terminal.live_line import LiveLine
 from twinbus.console.terminal.output import Output, show
 from twinbus.console.terminal.table import size, table_lines
@@ -19,13 +20,32 @@ if TYPE_CHECKING:
 Document = Mapping[str, Any]
 
 
-@runs_to_its_end
-async def run(task: upkeep.TablesTask, master: str | None, output: Output) -> int:
+def status(ledger: str, tables: str | None, output: Output) -> int:
+    """Print what the tables hold; return the exit status."""
+    require_spark()
+    require_ledger(ledger)
+    result = upkeep.status(ledger, tables)
+    show(output, result, _status_lines(result))
+    return 0
+
+
+def run(task: upkeep.TablesTask, master: str | None, output: Output) -> int:
     """Perform the task and print its result; return the exit status."""
+    require_spark()
+    require_ledger(task.ledger)
+    return _run_on_spark(task, master, output)
+
+
+@runs_to_its_end
+async def _run_on_spark(task: upkeep.TablesTask, master: str | None, output: Output) -> int:
+    from twinbus.pipeline.store.stream import tables_place
+
+    # An update reads what is new; the others read all that is there.
+    whole = None if task.verb == "update" else tables_place(task.ledger, task.tables)
     with LiveLine() as line:
         line.say("starting Spark")
         # A task that was not committed has no effect, so Ctrl-C may end it at any time.
-        with SparkThread(master=master, settings={}) as spark:
+        with SparkThread(master=master, settings=settings_for(task.ledger, whole)) as spark:
             work = spark.submit(lambda session: _perform(session, task, line))
             result = await asyncio.wrap_future(work)
     show(output, result, _LINES[task.verb](result))
@@ -86,7 +106,6 @@ def _erase_lines(result: Document) -> list[str]:
 
 
 _LINES: Final[Mapping[str, Callable[[Document], list[str]]]] = {
-    "status": _status_lines,
     "update": _table_lines,
     "rebuild": _table_lines,
     "compact": _compact_lines,

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from twinbus.console.spark_thread import SparkThread, require_spark
+from twinbus.console.options import require_ledger
+from twinbus.console.spark_thread import SparkThread, require_spark, settings_for
 from twinbus.console.terminal.live_line import LiveLine
 from twinbus.console.terminal.output import COULD_NOT, USAGE_ERROR
 from twinbus.errors import TwinbusError
@@ -40,8 +41,9 @@ HELP: Final = (
 def run(root: RootCommand, given: PlaceOptions) -> int:
     """Run the lines of the terminal or of a pipe; return the exit status of the last one."""
     require_spark()
+    require_ledger(given.ledger)
     status = 0
-    with SparkThread(master=given.master, settings={}) as spark:
+    with SparkThread(master=given.master, settings=settings_for(given.ledger)) as spark:
         with LiveLine() as line:
             line.say("starting Spark")
             spark.submit(lambda session: None).result()

@@ -7,7 +7,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,19 +14,19 @@ from typing import TYPE_CHECKING, Final
 
 from twinbus import __version__
 from twinbus.console.namespaces import runs_to_its_end
+from twinbus.console.options import require_ledger
 from twinbus.console.report.backlog_scan import BacklogScan
 from twinbus.console.report.options import NO_TABLES, ReportOptions
 from twinbus.console.report.sheets import csv_of, sheet_of
 from twinbus.console.sheet.page import page_of
 from twinbus.console.sheet.text import text_of
-from twinbus.console.spark_thread import SparkThread, require_spark
+from twinbus.console.spark_thread import SparkThread, require_spark, settings_for
 from twinbus.console.terminal.live_line import LiveLine
 from twinbus.console.terminal.output import ATTENTION, COULD_NOT, WrongUse
 from twinbus.cost.arithmetic import CountingRule
 from twinbus.cost.prices import PriceBook
 from twinbus.cost.quantities import QuantityError, parse_duration
 from twinbus.errors import TwinbusError
-from twinbus.ledger.record import LedgerError
 from twinbus.pipeline.reports.documents import (
     LedgerReport,
     ReconciliationReport,
@@ -35,16 +34,12 @@ from twinbus.pipeline.reports.documents import (
     ReportVerdict,
 )
 from twinbus.pipeline.spark.java import find_java
-from twinbus.pipeline.spark.session import QUICK_START
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from twinbus.namespace.namespace import Namespace
     from twinbus.pipeline.reports.ledger_tables import LedgerTables
-
-LONG_BYTES: Final = 500 << 20
-"""For larger ledgers Spark compiles fully: a slower start, a faster run."""
 
 DETECTION_MAX_S: Final = 7 * 86_400
 """The longest duplicate detection window of Service Bus."""
@@ -157,10 +152,9 @@ async def _make_and_show(
     making: Sequence[Making],
     scan: BacklogScan | None,
 ) -> int:
-    settings = {} if _is_long(given.ledger) else QUICK_START
     with LiveLine() as line:
         line.say("starting Spark")
-        with SparkThread(master=given.master, settings=settings) as spark:
+        with SparkThread(master=given.master, settings=settings_for(given.ledger)) as spark:
             await asyncio.wrap_future(spark.submit(lambda session: None))
             if scan is not None:
                 line.say("peeking into the backlog queues")
@@ -238,30 +232,12 @@ def _require_writable(given: ReportOptions, *, is_one: bool) -> None:
 def _require_ledger(given: ReportOptions) -> None:
     """Raise WrongUse if there is no ledger, or no place for its tables."""
     ledger = given.ledger
-    if "://" in ledger:
-        return
-    if not Path(ledger).is_dir():
-        kind = "is a file" if Path(ledger).exists() else "is not there"
-        raise WrongUse(f"LEDGER must be a directory with a ledger in it; {ledger} {kind}")
-    from twinbus.pipeline.tables.bronze import location_of
-
-    try:
-        location_of(ledger)
-    except LedgerError as error:
-        raise WrongUse(str(error)) from None
-    if given.tables is None and not os.access(ledger, os.W_OK):
+    require_ledger(ledger)
+    if "://" not in ledger and given.tables is None and not os.access(ledger, os.W_OK):
         raise WrongUse(
             f"the tables of {ledger} cannot be kept in it, it must not be written to: say --tables"
             " DIR, or --tables none to work everything out anew"
         )
-
-
-def _is_long(ledger: str) -> bool:
-    if "://" in ledger:
-        return True
-    with suppress(OSError):
-        return sum(path.stat().st_size for path in Path(ledger).glob("*")) > LONG_BYTES
-    return False
 
 
 def _show(given: ReportOptions, reports: Sequence[LedgerReport]) -> None:

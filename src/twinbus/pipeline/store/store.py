@@ -51,32 +51,43 @@ _WORDS: Final = {BRONZE: "records", JOURNEYS: "journeys"}
 class TableStore:
     """The tables at one place, for one Spark session."""
 
-    def __init__(self, spark: SparkSession, place: Path | str) -> None:
+    def __init__(self, spark: SparkSession | None, place: Path | str) -> None:
+        """`spark` may be None for a caller that reads and writes no rows."""
         self._given = spark
-        self.session = session_for_tables(spark)
+        self._session = None if spark is None else session_for_tables(spark)
         self._files = PlaceFiles(str(place))
         self.place = self._files.place
         self._schemas = stored_schemas()
         columns = {table: schema.json() for table, schema in self._schemas.items()}
         self.lake = Lake(self.place, columns, comments.TABLES)
 
+    @property
+    def session(self) -> SparkSession:
+        """The session that reads and writes rows."""
+        assert self._session is not None, "the store was opened without Spark"
+        return self._session
+
     def for_few(self) -> TableStore:
         """The same tables by a session that is made for few rows: nothing is compiled for them."""
-        return self._by(session_for_few(self._given))
+        return self._by(session_for_few(self._of_caller()))
 
     def for_many(self, rows: int) -> TableStore:
         """The same tables by a session that is made for so many rows; it may be this one."""
-        return self._by(session_for_many(self._given, rows))
+        return self._by(session_for_many(self._of_caller(), rows))
 
     def by_given(self) -> TableStore:
         """The same tables by the session that the caller has, for frames that a caller gets."""
-        return self._by(self._given)
+        return self._by(self._of_caller())
+
+    def _of_caller(self) -> SparkSession:
+        assert self._given is not None, "the store was opened without Spark"
+        return self._given
 
     def _by(self, session: SparkSession) -> TableStore:
-        if session is self.session:
+        if session is self._session:
             return self
         store = copy(self)
-        store.session = session
+        store._session = session
         return store
 
     def latest(self) -> Snapshot:

@@ -82,6 +82,17 @@ def open_store(
     `shared`, here and below: local paths are directories that all machines of the cluster mount.
     """
     require_shared(master_of(spark), (ledger, tables), shared=shared)
+    return _opened(spark, ledger, tables)
+
+
+def open_without_spark(ledger: Path | str, tables: Path | str | None = None) -> TableStore:
+    """The same store for a caller that asks only for snapshots and files, in a second."""
+    return _opened(None, ledger, tables)
+
+
+def _opened(
+    spark: SparkSession | None, ledger: Path | str, tables: Path | str | None
+) -> TableStore:
     bronze.location_of(ledger)
     store = TableStore(spark, tables_place(ledger, tables))
     _require_columns(store, store.require_whole())

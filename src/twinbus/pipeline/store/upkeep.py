@@ -29,6 +29,20 @@ class TablesTask:
     """Local paths are directories that all machines of the cluster mount."""
 
 
+def status(ledger: str, tables: str | None = None) -> Document:
+    """What the tables of a ledger hold; this needs no Spark."""
+    from twinbus.pipeline.store import stream
+    from twinbus.pipeline.store.compaction import files_of_kinds
+
+    store = stream.open_without_spark(ledger, tables)
+    snapshot = store.latest()
+    kinds = {
+        kind: {"files": len(files), "bytes": sum(file.size_bytes for file in files)}
+        for kind, files in files_of_kinds(store, snapshot).items()
+    }
+    return {**_snapshot_document(snapshot), "place": store.place, "kinds": kinds}
+
+
 def perform(spark: SparkSession, task: TablesTask, say: Callable[[str], None]) -> Document:
     """Perform the task and return its result as a document."""
     from twinbus.pipeline.store import stream
@@ -53,10 +67,8 @@ def perform(spark: SparkSession, task: TablesTask, say: Callable[[str], None]) -
         return _compact(store, task, say)
     if task.verb == "retain":
         return _retain(store, task, say)
-    if task.verb == "erase":
-        return _erase(store, task, say)
-    assert task.verb == "status", task.verb
-    return _status(store)
+    assert task.verb == "erase", task.verb
+    return _erase(store, task, say)
 
 
 @contextmanager
@@ -108,17 +120,6 @@ def _erase(store: Any, task: TablesTask, say: Callable[[str], None]) -> Document
         "records_erased": done.records,
         "raw_files_changed": done.raw_files,
     }
-
-
-def _status(store: Any) -> Document:
-    from twinbus.pipeline.store.compaction import files_of_kinds
-
-    snapshot = store.latest()
-    kinds = {
-        kind: {"files": len(files), "bytes": sum(file.size_bytes for file in files)}
-        for kind, files in files_of_kinds(store, snapshot).items()
-    }
-    return {**_snapshot_document(snapshot), "place": store.place, "kinds": kinds}
 
 
 def _snapshot_document(snapshot: Any) -> Document:

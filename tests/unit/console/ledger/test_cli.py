@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -15,14 +17,16 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
 from tests.unit.console.commands import run
 from twinbus.console import spark_thread
-from twinbus.console.terminal.output import COULD_NOT, STOPPED
+from twinbus.console.terminal.output import COULD_NOT, STOPPED, USAGE_ERROR
 from twinbus.ledger.record import LedgerError
+from twinbus.pipeline.spark.session import QUICK_START
 from twinbus.pipeline.store import upkeep
 
-VERBS = (
-    *(["status"], ["update"], ["rebuild"], ["compact"]),
+TASKS = (
+    *(["update"], ["rebuild"], ["compact"]),
     *(["retain", "--days", "9"], ["erase", "--message-id", "x"]),
 )
+VERBS = (["status"], *TASKS)
 
 
 @pytest.fixture
@@ -40,7 +44,7 @@ def perform(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], No
     return patch
 
 
-@pytest.mark.parametrize(("verb", "more"), [(verb, more) for verb, *more in VERBS])
+@pytest.mark.parametrize(("verb", "more"), [(verb, more) for verb, *more in TASKS])
 @pytest.mark.parametrize(
     ("error", "line"),
     [
@@ -79,10 +83,61 @@ def test_ctrl_c_does_not_wait_for_spark(
 
     perform(last)
     try:
-        assert run(capsys, "ledger", "compact", "x") == (STOPPED, "", "twinbus: stopped\n")
+        ran = run(capsys, "ledger", "compact", "hdfs://nohost/x")
+        assert ran == (STOPPED, "", "twinbus: stopped\n")
         assert waited == []
     finally:
         over.set()
+
+
+@pytest.fixture
+def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(**settings: Any) -> None:
+        pytest.fail("Spark was started")
+
+    monkeypatch.setattr(spark_thread, "spark_session", start)
+
+
+@pytest.mark.usefixtures("no_spark")
+@pytest.mark.parametrize(("verb", "more"), [(verb, more) for verb, *more in (*VERBS, ["shell"])])
+def test_a_ledger_that_is_not_there_is_told_without_spark(
+    verb: str, more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = run(capsys, "ledger", verb, str(tmp_path / "gone"), *more)
+    place = f"{tmp_path}/gone is not there"
+    line = f"twinbus: LEDGER must be a directory with a ledger in it; {place}\n"
+    assert gone == (USAGE_ERROR, "", line)
+    empty = run(capsys, "ledger", verb, str(tmp_path), *more)
+    assert (empty.status, empty.out, empty.err.count("\n")) == (USAGE_ERROR, "", 1)
+    assert empty.err.startswith(f"twinbus: there is no ledger at {tmp_path}: ")
+
+
+@pytest.mark.usefixtures("no_spark")
+def test_the_status_needs_no_spark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "app-0.jsonl").write_text("")
+    place = f"file:{tmp_path}/_tables"
+    line = f"{place}: no tables yet; make a report, or twinbus ledger update LEDGER\n"
+    assert run(capsys, "ledger", "status", str(tmp_path)) == (0, line, "")
+    told = run(capsys, "ledger", "status", str(tmp_path), "--output", "json")
+    assert (json.loads(told.out)["commit"], told.err) == (-1, "")
+    nowhere = run(capsys, "ledger", "status", "nofs://host/ledger")
+    assert (nowhere.status, nowhere.out) == (COULD_NOT, "")
+    assert nowhere.err.startswith("twinbus: nofs://host/ledger/_tables cannot be used: ")
+
+
+def test_a_large_ledger_is_worth_a_slow_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark_thread, "LONG_BYTES", 10_000)
+    (tmp_path / "app-0.jsonl").write_bytes(bytes(4_000))
+    (tmp_path / "_tables" / "bronze").mkdir(parents=True)
+    (tmp_path / "_tables" / "bronze" / "0.parquet").write_bytes(bytes(20_000))
+    ledger = str(tmp_path)
+    assert spark_thread.settings_for(ledger) == QUICK_START
+    assert spark_thread.settings_for(ledger, f"{ledger}/_tables") == {}
+    assert spark_thread.settings_for("hdfs://host/ledger") == {}
+    (tmp_path / "app-1.jsonl").write_bytes(bytes(20_000))
+    assert spark_thread.settings_for(ledger) == {}
 
 
 @pytest.mark.parametrize("verb", [verb for verb, *_ in VERBS])
