@@ -7,13 +7,18 @@ on a local broker or take too long (tests/conformance/left-out.txt, each with it
 
 The SDK's tests wait for real clocks, so they run side by side. Those that allow a second or two
 (tests/conformance/one-by-one.txt) run after the others, one at a time. No test runs twice.
+
+Not in CI: `--only async`, the asyncio tests, and `--paired`, which replaces every sender of the
+data plane's tests by that of a pair (tests/conformance/paired_senders.py).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -28,12 +33,25 @@ BASELINES = ROOT / "tests" / "conformance"
 LEFT_OUT = BASELINES / "left-out.txt"
 ONE_BY_ONE = BASELINES / "one-by-one.txt"
 SUITES = ("data", "admin")
+FILES = {
+    "async": (
+        "async_tests/test_queues_async.py async_tests/test_sessions_async.py "
+        "async_tests/test_topic_async.py async_tests/test_subscriptions_async.py "
+        "async_tests/test_sb_client_async.py async_tests/test_list_sessions_async.py"
+    )
+}
+"""Test files of what is no suite of its own there."""
+PAIRED_PLUGIN = BASELINES / "paired_senders.py"
+SECONDARY = "secondary"
 START_TIMEOUT_S = 60.0
-SUITE_TIMEOUT_S = {"data": 900, "admin": 240}
-"""Both together with the unit tests must end within 20 minutes on two cores."""
+SUITE_TIMEOUT_S = {"data": 900, "admin": 240, "async": 900}
+"""The first two together with the unit tests must end within 20 minutes on two cores."""
+PAIRED_TIMEOUT_S = 2_400
+PARALLEL = ("data", "async")
 DATA_WORKERS = "16"
 """They sleep most of the time: twice the suite's own number ends in little more than half."""
 PORT = re.compile(r"Endpoint=sb://[^;:]+:(\d+)/?;")
+KEY_NAME, KEY = "RootManageSharedAccessKey", "SAS_KEY_VALUE"
 SEND_RULE, LISTEN_RULE = "sender:KEYS", "listener:KEYL"
 
 
@@ -42,42 +60,51 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--suite", type=Path, required=True, help="directory of the suite's `run`")
     parser.add_argument("--out", type=Path, default=ROOT / ".ci" / "out")
-    parser.add_argument("--only", choices=SUITES, help="one of the two suites")
+    parser.add_argument("--only", choices=(*SUITES, *FILES), help="one suite")
+    parser.add_argument("--paired", action="store_true", help="replace the senders by paired ones")
     parser.add_argument("--record", action="store_true", help="add what passes to the baseline")
     parser.add_argument("--everything", action="store_true", help="what is left out too")
     given = parser.parse_args()
+    if given.paired and given.only not in PARALLEL:
+        parser.error(f"--paired needs --only with one of {', '.join(PARALLEL)}")
     exit_on_sigterm()
     out = given.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     names = [given.only] if given.only else list(SUITES)
     log = out / "serve.log"
     # A namespace each: the administration suite clears the one it is given.
-    command = [*TWINBUS, "serve", *(f"{name}:0" for name in names)]
+    namespaces = [*names, SECONDARY] if given.paired else names
+    command = [*TWINBUS, "serve", *(f"{name}:0" for name in namespaces)]
     command += ["--rule", f"{SEND_RULE}:Send", "--rule", f"{LISTEN_RULE}:Listen", "--ephemeral"]
     broken = False
     with serve(command, log=log) as process:
         wait_until(
-            lambda: len(PORT.findall(log.read_text())) == len(names),
+            lambda: len(PORT.findall(log.read_text())) == len(namespaces),
             process=process,
             log=log,
             timeout_s=START_TIMEOUT_S,
         )
         ports = PORT.findall(log.read_text())
-        addresses = {name: f"127.0.0.1:{port}" for name, port in zip(names, ports, strict=True)}
+        addresses = {
+            name: f"127.0.0.1:{port}" for name, port in zip(namespaces, ports, strict=True)
+        }
+        suite: Path = given.suite.resolve()
+        prepare(suite, out)
+        if given.paired:
+            suite = with_paired_senders(suite, addresses[SECONDARY], out)
 
         def first_run(name: str) -> dict[str, str]:
-            suite, address = given.suite.resolve(), addresses[name]
-            return run_suite(suite, name, address, out, everything=given.everything)
+            return run_suite(suite, name, addresses[name], out, everything=given.everything)
 
-        prepare(given.suite.resolve(), out)
         # Side by side: both wait more than they work, each in a namespace of its own.
         with ThreadPoolExecutor(len(names)) as pool:
             found = dict(zip(names, pool.map(first_run, names), strict=True))
         if found.get("data"):
-            suite, address = given.suite.resolve(), addresses["data"]
+            address = addresses["data"]
             found["data"] |= run_suite(suite, "data", address, out, only=listed(ONE_BY_ONE))
         for name, outcomes in found.items():
-            broken |= not report(name, outcomes, out, record=given.record)
+            label = f"{name}-paired" if given.paired else name
+            broken |= not report(label, outcomes, out, record=given.record)
     return int(broken)
 
 
@@ -88,6 +115,20 @@ def prepare(suite: Path, out: Path) -> None:
     command += ["--amqp", "nobody", "--admin", "nobody", "--", "--version"]
     with (out / "prepare.log").open("wb") as log:
         subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False)
+
+
+def with_paired_senders(suite: Path, secondary: str, out: Path) -> Path:
+    """A copy of the suite whose import path also has our plugin and this tree's package."""
+    copy = out / "paired-suite"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(suite, copy)
+    (copy / "shim" / PAIRED_PLUGIN.name).symlink_to(PAIRED_PLUGIN)
+    (copy / "shim" / "twinbus").symlink_to(ROOT / "src" / "twinbus")
+    os.environ["TWINBUS_CONFORMANCE_SECONDARY"] = (
+        f"Endpoint=sb://{secondary};SharedAccessKeyName={KEY_NAME};SharedAccessKey={KEY};"
+        "UseDevelopmentEmulator=true"
+    )
+    return copy
 
 
 def run_suite(
@@ -102,23 +143,27 @@ def run_suite(
     """Outcome of every test of the suite: `passed`, `skipped`, or why it failed, in one line."""
     results = out / f"{name}.xml"
     results.unlink(missing_ok=True)
-    chosen = " ".join(node_id(test) for test in only) if only else name
+    is_paired = (suite / "shim" / PAIRED_PLUGIN.name).exists()
+    chosen = " ".join(node_id(test) for test in only) if only else FILES.get(name, name)
     command = [str(suite / "run"), "--python", sys.executable, "--suite", chosen]
     command += ["--amqp", address, "--admin", address, "--ws", address]
     command += ["--send-rule", SEND_RULE, "--listen-rule", LISTEN_RULE]
     command += ["--", f"--junitxml={results}"]
+    if is_paired:
+        command += ["-p", PAIRED_PLUGIN.stem]
     if not only:
         elsewhere = listed(ONE_BY_ONE) + ([] if everything else listed(LEFT_OUT))
         command += [f"--deselect={node_id(test)}" for test in elsewhere]
-        if name == "data":
+        if name in PARALLEL:
             command += ["-n", DATA_WORKERS]
     print(f"conformance {name}: running{', one by one' if only else ''}", flush=True)
     log = out / f"{name}.log"
+    timeout_s = PAIRED_TIMEOUT_S if is_paired else SUITE_TIMEOUT_S[name]
     with serve(command, log=log) as tests:
         try:
-            tests.wait(SUITE_TIMEOUT_S[name])
+            tests.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            print(f"conformance {name}: not done in {SUITE_TIMEOUT_S[name]} s, see {log}")
+            print(f"conformance {name}: not done in {timeout_s} s, see {log}")
             return {}
     if not results.exists():
         print(f"conformance {name}: no results; the end of {log} says:")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,3 +79,19 @@ def test_outcomes_are_read_from_the_results_file(conformance: ModuleType) -> Non
         "q.T::worse": "error",
         "q.T::left": "skipped",
     }
+
+
+def test_the_copy_of_the_suite_also_imports_the_paired_senders(
+    conformance: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TWINBUS_CONFORMANCE_SECONDARY", "")
+    suite, out = tmp_path / "suite", tmp_path / "out"
+    (suite / "shim").mkdir(parents=True)
+    (suite / "shim" / "sbconf_plugin.py").write_text("")
+    (suite / "run").write_text("")
+    copy = conformance.with_paired_senders(suite, "127.0.0.1:5", out)
+    assert (copy / "run").exists()
+    assert (copy / "shim" / "twinbus" / "__init__.py").exists()
+    assert "PairedClient" in (copy / "shim" / "paired_senders.py").read_text()
+    assert not (suite / "shim" / "paired_senders.py").exists()
+    assert "Endpoint=sb://127.0.0.1:5;" in os.environ["TWINBUS_CONFORMANCE_SECONDARY"]
