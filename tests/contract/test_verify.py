@@ -62,9 +62,40 @@ def test_the_command_finds_what_is_planted_and_nothing_else(
     }
     assert found == {("primary", "link limits"): ["links of a session"]}
     [surprise] = [fact for fact in document["facts"] if fact["differs"]]
+    # Of the SDK's own link, and of the connection that asked for the limit.
     assert any("AttachFrame" in frame for frame in surprise["frames"])
+    assert any(f.startswith("<- Begin(") and "handle_max=63" in f for f in surprise["frames"])
     not_checked = {f["check"] for f in document["facts"] if f["likeness"] == "not checked"}
-    assert not_checked == {"throttling", "idle detach"}
+    assert not_checked == {"handle-max", "throttling", "idle detach"}
+
+
+async def test_one_link_too_many_is_tried_and_its_frames_are_kept() -> None:
+    plan = VerifyPlan(profile=AZURE_STANDARD, is_intrusive=True, only=frozenset({"handle-max"}))
+    with EmbeddedBroker("many", profile=AZURE_STANDARD) as broker:
+        [same] = (await verify({"many": namespace_of(broker)}, plan)).facts
+    with EmbeddedBroker("few", profile=PLANTED) as broker:
+        [other] = (await verify({"few": namespace_of(broker)}, plan)).facts
+    assert (same.likeness, same.frames) == (SAME, ())
+    assert (same.observed["answer"], same.observed["condition"]) == (
+        "closed",
+        "amqp:connection:framing-error",
+    )
+    assert (other.likeness, other.differs) == (DIFFERENT, ("text",))
+    assert any(f.startswith("-> Attach(") and "handle=64" in f for f in other.frames)
+    assert any(f.startswith("<- Close(") and "framing-error" in f for f in other.frames)
+    # The token is in the payload of a transfer.
+    assert not any("SharedAccessSignature" in frame for frame in other.frames)
+
+
+async def test_a_key_that_may_only_listen_receives_and_is_refused_a_send(
+    broker: EmbeddedBroker,
+) -> None:
+    plan = VerifyPlan(profile=AZURE_STANDARD, only=frozenset({"listen-only key"}))
+    [fact] = (await verify({"primary": namespace_of(broker)}, plan)).facts
+    assert fact.likeness is SAME
+    assert fact.observed["send"]["error"] == "ServiceBusAuthorizationError"
+    assert "Send" in fact.observed["send"]["text"]
+    assert fact.observed["receive"] == {"error": None}
 
 
 @pytest.mark.soak

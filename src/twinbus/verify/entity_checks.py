@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from base64 import b64encode
+from secrets import token_bytes
 from typing import Final
 
 from azure.servicebus import ServiceBusMessage
+from azure.servicebus.management import AccessRights, AuthorizationRule
 from azure.servicebus.management import EntityStatus as ServiceStatus
 
 from twinbus.namespace.administration_client import administration_client
@@ -18,6 +21,8 @@ from twinbus.verify.scratch import IDLE, ScratchNamespace
 
 RACERS: Final = 5
 WRONG_KEY: Final = "bm90IHRoZSBrZXkgb2YgdGhpcyBuYW1lc3BhY2U="
+LISTENER: Final = "listener"
+KEY_BYTES: Final = 32
 TOO_LARGE: Final = 300 * 1_024
 """Larger than the 256 KB of the Standard tier."""
 
@@ -47,19 +52,28 @@ async def disabled_entity(world: ScratchNamespace) -> Observed:
 async def wrong_key(world: ScratchNamespace) -> Observed:
     """Send with a key that is wrong."""
     path = await world.queue("wrong-key")
-    parts = world.namespace.parts
-    name = parts.key_name if parts is not None and parts.key_name else "RootManageSharedAccessKey"
-    endpoint = world.namespace.endpoint
-    text = f"Endpoint={endpoint};SharedAccessKeyName={name};SharedAccessKey={WRONG_KEY}"
-    if world.namespace.emulator:
-        text += ";UseDevelopmentEmulator=true"
-    stranger = Namespace.from_connection_string(text, **world.namespace.sdk_options)
-    async with stranger.client(retry_total=0) as client:
-        sender = client.get_queue_sender(path, **KEEP_ALIVE_OFF)
-        try:
-            return {"send": await world.answer(sender.send_messages(ServiceBusMessage("x")))}
-        finally:
-            await sender.close()
+    stranger = world.with_key(None, WRONG_KEY)
+    return {"send": await world.send(path, ServiceBusMessage("x"), namespace=stranger)}
+
+
+async def listen_only_key(world: ScratchNamespace) -> Observed:
+    """Send and receive with a key that has only the right to listen."""
+    key, other = (b64encode(token_bytes(KEY_BYTES)).decode() for _ in range(2))
+    listener = world.with_key(LISTENER, key)
+    rule = AuthorizationRule(
+        type="SharedAccessAuthorizationRule",
+        claim_type="SharedAccessKey",
+        claim_value="None",
+        rights=[AccessRights.LISTEN],
+        key_name=LISTENER,
+        primary_key=key,
+        secondary_key=other,
+    )
+    path = await world.queue("listen-only", authorization_rules=[rule])
+    return {
+        "send": await world.send(path, ServiceBusMessage("x"), namespace=listener),
+        "receive": await _receive(world, path, listener),
+    }
 
 
 async def too_large(world: ScratchNamespace) -> Observed:
@@ -97,8 +111,10 @@ async def racing_creations(world: ScratchNamespace) -> Observed:
     }
 
 
-async def _receive(world: ScratchNamespace, path: str) -> Observed:
-    async with world.client() as client:
+async def _receive(
+    world: ScratchNamespace, path: str, namespace: Namespace | None = None
+) -> Observed:
+    async with world.client(namespace) as client:
         receiver = client.get_queue_receiver(path, **KEEP_ALIVE_OFF)
         try:
             return await world.answer(receiver.receive_messages(1, max_wait_time=1))
@@ -110,6 +126,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     Check("missing entity", "errors for an entity that does not exist", 4, missing_entity),
     Check("disabled entity", "errors for an entity that is disabled", 6, disabled_entity),
     Check("wrong key", "error for a key that is wrong", 3, wrong_key),
+    Check("listen-only key", "answers to a key that may only listen", 6, listen_only_key),
     Check("message size", "error for a message of 300 KB", 7, too_large),
     Check("backlog settings", "a backlog queue keeps its settings", 3, backlog_settings),
     Check("racing creations", "answers to creations of one path at once", 8, racing_creations),

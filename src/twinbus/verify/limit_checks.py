@@ -1,4 +1,4 @@
-"""Checks of limits: links, sizes and credit; with --intrusive also throttling and idle links."""
+"""Checks of limits: links, sizes and credit; with --intrusive also what exceeds them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from uuid import uuid4
 
 from azure.servicebus import ServiceBusMessage
 
-from twinbus.amqp.events import Detached, Event
-from twinbus.amqp.performatives import Source, Target
-from twinbus.namespace.endpoint import endpoint_of
+from twinbus.amqp.events import Attached, Closed, Detached, Ended, Event
+from twinbus.amqp.performatives import Attach, Source, Target
+from twinbus.amqp.types import UInt
 from twinbus.namespace.namespace import KEEP_ALIVE_OFF
-from twinbus.syphon.connection.namespace_connection import NamespaceConnection
 from twinbus.verify.check import Check
 from twinbus.verify.facts import Observed, settled_text
-from twinbus.verify.scratch import ScratchNamespace
+from twinbus.verify.scratch import ANSWER_S, ScratchNamespace
 
 BURSTS: Final = 3
 BURST: Final = 1_200
@@ -27,7 +26,7 @@ MINUTE_S: Final = 60.0
 async def link_limits(world: ScratchNamespace) -> Observed:
     """Read what the service grants to a session and to a sending link."""
     path = await world.queue("limits")
-    connection = NamespaceConnection(endpoint_of(world.namespace), lambda event: None)
+    connection = world.connection(lambda event: None)
     await connection.open()
     links = connection.session.free_handles
     await connection.close()
@@ -41,6 +40,50 @@ async def link_limits(world: ScratchNamespace) -> Observed:
         "largest message": largest,
         "largest batch": batch.max_size_in_bytes,
     }
+
+
+async def handle_past_the_highest(world: ScratchNamespace) -> Observed:
+    """Attach a link with a handle that is one higher than the session allows."""
+    path = await world.queue("handles")
+    ended: asyncio.Future[Detached | Ended | Closed] = asyncio.get_running_loop().create_future()
+    attached: list[str] = []
+
+    def heard(event: Event) -> None:
+        if isinstance(event, Attached):
+            # A service that refuses a link attaches and then detaches it.
+            attached.append(event.link.name)
+        elif isinstance(event, Detached | Ended | Closed) and not ended.done():
+            ended.set_result(event)
+
+    name = uuid4().hex
+    connection = world.connection(heard)
+    await connection.open()
+    try:
+        session = connection.session
+        highest = session.free_handles - 1
+        await connection.authorize(path)
+        attach = Attach(
+            name=name,
+            handle=UInt(highest + 1),
+            snd_settle_mode=0,
+            rcv_settle_mode=0,
+            source=Source(address=name),
+            target=Target(address=path),
+            initial_delivery_count=UInt(0),
+        )
+        session.write(attach)
+        connection.flush()
+        async with asyncio.timeout(ANSWER_S):
+            event = await ended
+    except TimeoutError:
+        return {"answer": "attached" if name in attached else None}
+    finally:
+        await connection.close()
+    answer = type(event).__name__.lower()
+    if event.error is None:
+        return {"answer": answer}
+    text = settled_text(str(event.error.description), world.label).replace(name, "LINK")
+    return {"answer": answer, "condition": str(event.error.condition), "text": text}
 
 
 async def throttling(world: ScratchNamespace) -> Observed:
@@ -77,7 +120,7 @@ async def idle_detach(world: ScratchNamespace) -> Observed:
         if isinstance(event, Detached) and not detached.done():
             detached.set_result(event)
 
-    connection = NamespaceConnection(endpoint_of(world.namespace), heard)
+    connection = world.connection(heard)
     await connection.open()
     try:
         await connection.authorize(path)
@@ -101,6 +144,10 @@ async def idle_detach(world: ScratchNamespace) -> Observed:
 
 CHECKS: Final[tuple[Check, ...]] = (
     Check("link limits", "links of a session, size of messages and batches", 3, link_limits),
+    Check(
+        "handle-max", "the answer to one link too many on a session",
+        3, handle_past_the_highest, is_intrusive=True,
+    ),
     Check(
         "throttling", "the refusal of what exceeds the credits of a second",
         BURSTS * BURST + 3, throttling, is_intrusive=True,

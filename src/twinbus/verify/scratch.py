@@ -5,20 +5,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final, Self
 
 from azure.core.exceptions import AzureError, HttpResponseError, ResourceNotFoundError
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusError
 
+from twinbus.amqp.events import Event
 from twinbus.errors import TwinbusError, error_text
 from twinbus.namespace.administration_client import administration_client
+from twinbus.namespace.endpoint import endpoint_of
 from twinbus.namespace.namespace import KEEP_ALIVE_OFF, Namespace
 from twinbus.pairing.core.classify import refused_token
+from twinbus.syphon.connection.namespace_connection import NamespaceConnection
 from twinbus.verify.facts import Observed, settled_text
+from twinbus.verify.traced_connection import TracedConnection
 
 PREFIX: Final = "twinbus-verify-"
 """All scratch entities have it; `clean` deletes what has it."""
@@ -28,6 +34,7 @@ IDLE: Final = timedelta(minutes=30)
 
 ANSWER_S: Final = 20.0
 FRAMES_MAX: Final = 400
+ROOT_RULE: Final = "RootManageSharedAccessKey"
 
 
 class ForeignEntities(TwinbusError):
@@ -46,6 +53,7 @@ class ScratchNamespace:
         """What could not be deleted, and why."""
         self.frames = _FrameLog() if is_traced else None
         self._made: dict[str, str] = {}
+        self._own_keys: list[str] = []
 
     async def __aenter__(self) -> Self:
         if self.frames is not None:
@@ -81,16 +89,41 @@ class ScratchNamespace:
         """A check creates this queue by itself: delete it at the end."""
         self._made[path] = "queue"
 
+    def with_key(self, name: str | None, key: str) -> Namespace:
+        """The namespace as somebody sees it who has this key; no report will have the key.
+
+        None: the name of the key that the run itself uses.
+        """
+        self._own_keys.append(key)
+        parts = self.namespace.parts
+        name = name or getattr(parts, "key_name", None) or ROOT_RULE
+        text = f"Endpoint={self.namespace.endpoint};SharedAccessKeyName={name}"
+        text += f";SharedAccessKey={key}"
+        if self.namespace.emulator:
+            text += ";UseDevelopmentEmulator=true"
+        return Namespace.from_connection_string(text, **self.namespace.sdk_options)
+
     @asynccontextmanager
-    async def client(self) -> AsyncIterator[Any]:
+    async def client(self, namespace: Namespace | None = None) -> AsyncIterator[Any]:
         """A client without retries; if the namespace is traced, its frames are kept."""
         options = {"retry_total": 0, "logging_enable": self.frames is not None}
-        async with self.namespace.client(**options) as client:
+        async with (namespace or self.namespace).client(**options) as client:
             yield client
 
-    async def send(self, path: str, *messages: ServiceBusMessage) -> Observed:
+    def connection(self, on_event: Callable[[Event], None]) -> NamespaceConnection:
+        """A connection without the SDK, for what the SDK cannot ask; its frames are kept too.
+
+        `on_event` also gets the end of the connection or of a session.
+        """
+        keep = (lambda line: None) if self.frames is None else self.frames.keep
+        protocol = partial(TracedConnection, keep=keep, on_end=on_event)
+        return NamespaceConnection(endpoint_of(self.namespace), on_event, protocol=protocol)
+
+    async def send(
+        self, path: str, *messages: ServiceBusMessage, namespace: Namespace | None = None
+    ) -> Observed:
         """Send messages one by one; the answer to the last, or the first refusal."""
-        async with self.client() as client:
+        async with self.client(namespace) as client:
             sender = client.get_queue_sender(path, **KEEP_ALIVE_OFF)
             try:
                 return await self.answer(_each(sender, messages))
@@ -127,7 +160,7 @@ class ScratchNamespace:
         parts, credential = self.namespace.parts, self.namespace.credential
         named = getattr(credential, "named_key", None)
         found = [self.namespace.signature, getattr(parts, "key", None)]
-        return [*filter(None, found), *([named[1]] if named else [])]
+        return [*filter(None, found), *([named[1]] if named else []), *self._own_keys]
 
 
 async def _each(sender: Any, messages: tuple[ServiceBusMessage, ...]) -> None:
@@ -163,13 +196,13 @@ async def clean(namespace: Namespace) -> list[str]:
 
 
 class _FrameLog(logging.Handler):
-    """Keeps the last frames that the SDK logs."""
+    """Keeps the last frames: what the SDK logs, and what other connections hand over."""
 
     _FRAMES: Final = logging.getLogger("azure.servicebus")
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
-        self._lines: list[str] = []
+        self._lines: deque[str] = deque(maxlen=FRAMES_MAX)
         self._before = logging.NOTSET
 
     def start(self) -> None:
@@ -183,10 +216,15 @@ class _FrameLog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
-        if text.startswith(("->", "<-")) and len(self._lines) < FRAMES_MAX:
-            self._lines.append(text)
+        if text.startswith(("->", "<-")):
+            self.keep(text)
+
+    def keep(self, text: str) -> None:
+        """Keep a frame."""
+        self._lines.append(text)
 
     def take(self) -> tuple[str, ...]:
         """The frames since the last call."""
-        lines, self._lines = self._lines, []
-        return tuple(lines)
+        lines = tuple(self._lines)
+        self._lines.clear()
+        return lines

@@ -44,8 +44,8 @@ def verify(
         bool,
         flag(
             "--intrusive",
-            "Also throttle the namespaces and leave links idle for minutes; refused if there are"
-            " entities of others.",
+            "Also exceed limits of links, throttle the namespaces and leave links idle for minutes;"
+            " refused if there are entities of others.",
         ),
     ] = False,
     clean: Annotated[

@@ -72,10 +72,12 @@ class NamespaceConnection:
         answer_s: float = ANSWER_S,
         token_life_share: float = TOKEN_RENEW_AFTER,
         requests: BilledRequests | None = None,
+        protocol: Callable[..., Connection] = Connection,
     ) -> None:
         """`on_deliveries`, if given, gets the deliveries of one read at once, not `on_event`.
 
-        `requests` records what is billed; None: as a command's.
+        `requests` records what is billed; None: as a command's. `protocol` makes the connection
+        that is inside the transport.
         """
         self.endpoint = endpoint
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -86,7 +88,7 @@ class NamespaceConnection:
         self._on_deliveries = on_deliveries
         self._answer_s = answer_s
         self._token_life_share = token_life_share
-        self._connection = Connection(
+        self._connection = protocol(
             f"twinbus-syphon-{next(_numbers)}", sasl=ClientSasl(), hostname=endpoint.host
         )
         self._transport: ClientTransport | None = None
