@@ -7,7 +7,6 @@ docs/other-languages.md says what the SDKs can do and what they cannot.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.certificates import write_authority, write_server_files
-from tests.other_languages.toolchains import CannotBuild, Program, built
+from tests.other_languages.toolchains import built_or_skipped
 from tests.processes import ServedBroker
 
 # The first test of a tour builds and runs it, with an empty cache on a machine that does more.
@@ -88,21 +87,8 @@ def tours(tmp_path_factory: pytest.TempPathFactory) -> Tours:
     return run
 
 
-@cache
-def tried(language: str) -> Program | CannotBuild:
-    """The program, or why there is none: a build without a network is tried only once."""
-    try:
-        return built(language)
-    except CannotBuild as error:
-        return error
-
-
 def toured(language: str, directory: Path, transport: str) -> Result:
-    program = tried(language)
-    if isinstance(program, CannotBuild):
-        if os.environ.get("CI"):
-            pytest.fail(str(program), pytrace=False)
-        pytest.skip(str(program))
+    program = built_or_skipped(language)
     options: tuple[str, ...] = ()
     authority = None
     if transport == "tls":
@@ -113,7 +99,7 @@ def toured(language: str, directory: Path, transport: str) -> Result:
         text = broker.connection_string()
         if transport == "tls":
             text = text.replace("UseDevelopmentEmulator=true;", "")
-        done = program.run(text, authority, TOUR_LIMIT_S)
+        done = program.run_tour(text, authority, TOUR_LIMIT_S)
         log = broker.log()
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     errors = {line["step"]: line.get("error", "") for line in lines}

@@ -1,4 +1,4 @@
-"""Builds the tours: one program per language, kept outside the tree until its sources change."""
+"""Builds the programs of each language; they are kept outside the tree until a source changes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+
+import pytest
 
 SOURCES = Path(__file__).parent
 BUILD_LIMIT_S = 400.0
@@ -31,17 +35,20 @@ class CannotBuild(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A built tour: its command, and how it trusts a certificate authority."""
+    """What was built in one language: its commands, and how it trusts a certificate authority."""
 
-    command: tuple[str, ...]
+    tour: tuple[str, ...]
+    """The command of the tour; empty for Python, whose tours are in tests/contract."""
+    outage: tuple[str, ...]
+    """The command that sends during an outage; it takes a queue and a name."""
     trust: Callable[[Path], TrustedRun]
     """Takes the authority's certificate (PEM)."""
 
-    def run(
+    def run_tour(
         self, connection_string: str, authority: Path | None, timeout_s: float
     ) -> subprocess.CompletedProcess[str]:
         trusting = self.trust(authority) if authority else TrustedRun()
-        command = (self.command[0], *trusting.options, *self.command[1:])
+        command = (self.tour[0], *trusting.options, *self.tour[1:])
         variables = {"SERVICEBUS_CONNECTION_STRING": connection_string, **trusting.environment}
         return subprocess.run(
             command,
@@ -63,12 +70,31 @@ class TrustedRun:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
+def built_or_skipped(language: str) -> Program:
+    """The program; without one the test is skipped with the reason, and in CI it fails."""
+    program = tried(language)
+    if isinstance(program, Program):
+        return program
+    if os.environ.get("CI"):
+        pytest.fail(str(program), pytrace=False)
+    pytest.skip(str(program))
+
+
+@cache
+def tried(language: str) -> Program | CannotBuild:
+    """The program, or why there is none: a build without a network is tried only once."""
+    try:
+        return built(language)
+    except CannotBuild as error:
+        return error
+
+
 def built(language: str) -> Program:
-    """The tour in this language, built if its sources changed; raises `CannotBuild`."""
+    """What is in this language, built if its sources changed; raises `CannotBuild`."""
     tools, build, program = _LANGUAGES[language]
     missing = [tool for tool in tools if shutil.which(tool) is None]
     if missing:
-        raise CannotBuild(f"{', '.join(missing)} not found: the {language} tour needs it")
+        raise CannotBuild(f"{', '.join(missing)} not found: the tests in {language} need it")
     home = _cache() / f"{language}-{_digest(SOURCES / language)}"
     if not home.exists():
         home.parent.mkdir(parents=True, exist_ok=True)
@@ -94,7 +120,7 @@ def _cache() -> Path:
 
 
 def _digest(folder: Path) -> str:
-    """Changes with every file of the tour and with the way it is built."""
+    """Changes with every file of the folder and with the way it is built."""
     digest = hashlib.sha256(Path(__file__).read_bytes())
     for path in sorted(folder.iterdir()):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -132,7 +158,7 @@ def _javascript(home: Path) -> Program:
     def trust(authority: Path) -> TrustedRun:
         return TrustedRun(environment={"NODE_EXTRA_CA_CERTS": str(authority)})
 
-    return Program(("node", str(home / "tour.js")), trust)
+    return Program(("node", str(home / "tour.js")), ("node", str(home / "outage.js")), trust)
 
 
 def _build_go(home: Path) -> None:
@@ -144,7 +170,8 @@ def _go(home: Path) -> Program:
     def trust(authority: Path) -> TrustedRun:
         return TrustedRun(environment={"SSL_CERT_FILE": str(authority)})
 
-    return Program((str(home / "tour"),), trust)
+    # One program: with arguments it is not a tour.
+    return Program((str(home / "tour"),), (str(home / "tour"),), trust)
 
 
 def _build_java(home: Path) -> None:
@@ -179,7 +206,19 @@ def _java(home: Path) -> Program:
 
     classpath = f"{home / 'classes'}{os.pathsep}{home / 'jars'}/*"
     # The quick compiler alone: a tour ends before the other one pays.
-    return Program(("java", "-XX:TieredStopAtLevel=1", "-cp", classpath, "Tour"), trust)
+    command = ("java", "-XX:TieredStopAtLevel=1", "-cp", classpath)
+    return Program((*command, "Tour"), (*command, "Outage"), trust)
+
+
+def _build_nothing(home: Path) -> None:
+    """The tests' own interpreter has the SDK."""
+
+
+def _python(home: Path) -> Program:
+    def trust(authority: Path) -> TrustedRun:
+        return TrustedRun(environment={"SSL_CERT_FILE": str(authority)})
+
+    return Program((), (sys.executable, str(home / "outage.py")), trust)
 
 
 _LANGUAGES: Mapping[
@@ -188,4 +227,5 @@ _LANGUAGES: Mapping[
     "go": (("go",), _build_go, _go),
     "java": (("java", "javac", "keytool", "mvn"), _build_java, _java),
     "javascript": (("node", "npm"), _build_javascript, _javascript),
+    "python": ((), _build_nothing, _python),
 }

@@ -1,7 +1,8 @@
 // A tour of the Go SDK against a broker. Prints one JSON line for each step.
 //
 // The connection string is in SERVICEBUS_CONNECTION_STRING. With UseDevelopmentEmulator=true the
-// tour uses no TLS; otherwise SSL_CERT_FILE names the authority to trust.
+// tour uses no TLS; otherwise SSL_CERT_FILE names the authority to trust. With two arguments the
+// program is not a tour but a client that sends in an outage.
 package main
 
 import (
@@ -169,6 +170,10 @@ func attempt(each step, t *tour) (problem string) {
 }
 
 func main() {
+	if len(os.Args) > 1 {
+		outage(os.Args[1], os.Args[2])
+		return
+	}
 	t := newTour(context.Background())
 	output := json.NewEncoder(os.Stdout)
 	for _, each := range steps {

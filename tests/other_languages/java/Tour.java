@@ -170,7 +170,7 @@ final class Tour {
         }
     }
 
-    private static String json(String text) {
+    static String json(String text) {
         var quoted = new StringBuilder("\"");
         for (var letter : text.toCharArray()) {
             quoted.append(letter < ' ' || letter == '"' || letter == '\\' || letter > '~'
