@@ -7,15 +7,15 @@ in the primary, whatever was killed when.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import signal
 from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.raw_client import ConnectionLost, RawClient, Refused, message
+from tests.end_to_end.raw_client import RawClient, message
 from tests.gateway.gateway_process import GatewayProcess
+from tests.gateway.load import Load, all_stored
 from twinbus.broker.embedded import EmbeddedBroker
 from twinbus.broker.faults import Fault
 
@@ -25,63 +25,6 @@ ROUNDS = 3
 SOAK_ROUNDS = int(os.environ.get("TWINBUS_KILL_ROUNDS", "20"))
 EACH_ROUND = 300
 """Sends that are accepted between two kills."""
-
-IN_FLIGHT_MAX = 200
-PATIENCE_S = 120.0
-
-
-class Load:
-    """Clients that send all the time, and connect again when the gateway is back."""
-
-    def __init__(self, connection_string: str) -> None:
-        self.accepted: set[str] = set()
-        self._connection_string = connection_string
-        self._numbers = itertools.count()
-        self._stopping = False
-
-    async def run(self) -> None:
-        while not self._stopping:
-            try:
-                client = await RawClient.open(self._connection_string)
-            except (ConnectionLost, Refused):
-                await asyncio.sleep(0.05)
-                continue
-            try:
-                await self._send(client)
-            except (ConnectionLost, Refused):
-                continue
-            finally:
-                await client.close()
-
-    def stop(self) -> None:
-        self._stopping = True
-
-    async def _send(self, client: RawClient) -> None:
-        sender = await client.sender("orders")
-        flying: set[asyncio.Future[None]] = set()
-        while not self._stopping:
-            await sender.room()
-            key = f"m{next(self._numbers)}"
-            send = sender.send(message(key, b"x" * 200))
-            flying.add(send)
-            send.add_done_callback(flying.discard)
-            send.add_done_callback(lambda done, key=key: self._note(done, key))  # type: ignore[misc]
-            if len(flying) >= IN_FLIGHT_MAX:
-                await asyncio.wait(flying, return_when=asyncio.FIRST_COMPLETED)
-            # Let the answers in, and leave the machine to others: a thousand a second will do.
-            await asyncio.sleep(0.001)
-        if flying:
-            await asyncio.wait(flying, timeout=PATIENCE_S)
-
-    def _note(self, done: asyncio.Future[None], key: str) -> None:
-        if not done.cancelled() and done.exception() is None:
-            self.accepted.add(key)
-
-    async def reach(self, count: int) -> None:
-        """Wait until so many sends were accepted."""
-        async with asyncio.timeout(PATIENCE_S):
-            while len(self.accepted) < count:  # noqa: ASYNC110  # counted by callbacks
-                await asyncio.sleep(0.01)
 
 
 async def kill_again_and_again(directory: Path, secondary: str, rounds: int) -> None:
@@ -122,21 +65,6 @@ async def stop_with_sends_in_flight(broker: EmbeddedBroker, gateway: GatewayProc
     await client.close()
     broker.clear_faults()
     await all_stored(broker.connection_string(), {f"last-{number}" for number in range(50)})
-
-
-async def all_stored(primary: str, accepted: set[str]) -> None:
-    """Wait until the primary has delivered everything that was accepted."""
-    client = await RawClient.open(primary)
-    receiver = await client.receiver("orders", credit=500, settled=True)
-    missing = set(accepted)
-    async with asyncio.timeout(PATIENCE_S):
-        while missing:
-            found = await receiver.receive()
-            assert found is not None, (
-                f"{len(missing)} of {len(accepted)} are lost: {missing!r:.200}"
-            )
-            missing.discard(found.key)
-    await client.close()
 
 
 async def test_kill_9_loses_nothing_and_sigterm_lets_sends_end(tmp_path: Path) -> None:
