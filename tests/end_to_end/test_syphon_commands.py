@@ -23,6 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.official_sdk import administration, client, receive_count
 from tests.processes import ENTRY, ServedBroker, run_twinbus
+from twinbus import Namespace
 from twinbus.console.cli import main
 from twinbus.planning.model import BacklogLevel, Traffic, next_level
 from twinbus.transfer import to_backlog_message
@@ -180,7 +181,8 @@ def test_metrics_and_health_follow_the_syphon(desk: Desk) -> None:
             samples = [sample for family in families for sample in family.samples]
             return {(one.name, *one.labels.values()): one.value for one in samples}
 
-        of = ("contoso", QUEUES[0])
+        pair = f"contoso+{Namespace.from_connection_string(desk.secondary).label}"
+        of = (pair, QUEUES[0])
         until(lambda: metrics().get(("twinbus_syphon_messages_total", *of, "completed")) == 3)
         until(lambda: metrics().get(("twinbus_backlog_messages", *of, "waiting")) == 1)
         assert metrics()["twinbus_backlog_oldest_seconds", *of] > 0
@@ -192,7 +194,7 @@ def test_metrics_and_health_follow_the_syphon(desk: Desk) -> None:
         assert "missing" in health["waits_for"][0]
 
         desk.types("pause")
-        assert metrics()["twinbus_syphon_paused", "contoso"] == 1
+        assert metrics()["twinbus_syphon_paused", pair] == 1
         busy = desk.types("run", "--label", "contoso", "--metrics", url.removeprefix("http://"))
         assert (busy.returncode, busy.stdout) == (COULD_NOT, "")
         assert "address already in use" in busy.stderr

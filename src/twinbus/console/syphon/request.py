@@ -46,6 +46,11 @@ class SyphonRequest:
     def label(self) -> str:
         return self.primary.label
 
+    @property
+    def pair(self) -> str:
+        """The name of the pair in metrics, as an application with this pair has it."""
+        return f"{self.primary.label}+{self.secondary.label}"
+
     async def have_lease_queue(self) -> None:
         """Create the lease queue if a lease is wanted and the queue is missing."""
         if self.lease:

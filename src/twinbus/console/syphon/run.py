@@ -73,7 +73,7 @@ class SyphonProgram:
         self._metrics: SyphonMetrics | None = None
         if metrics is not None:
             secondary = endpoint_of(request.secondary)
-            self._metrics = SyphonMetrics(metrics, request.label, self._group, secondary, ledger)
+            self._metrics = SyphonMetrics(metrics, request.pair, self._group, secondary, ledger)
         verbs = {"status": Verb(self.status), **steering_verbs(self._group)}
         self._control = ControlServer("syphon", request.label, verbs)
 
