@@ -39,8 +39,9 @@ class TailLine:
     line: bytes
 
     def is_of(self, label: bytes) -> bool:
-        """Whether a pair of this label wrote it."""
-        return b'"pair":"' + label + b"+" in self.line
+        """Whether a pair of this label wrote it, or a syphon of its backlog queues."""
+        queue = b'"backlog_queue":"' + label + b"/"
+        return b'"pair":"' + label + b"+" in self.line or queue in self.line
 
     @property
     def is_ok(self) -> bool:

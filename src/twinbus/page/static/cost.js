@@ -44,13 +44,13 @@ function facts(cost) {
   const list = [
     { name: "This month", value: `${least}${money(month.money, cost.currency)}`, note: `${counted(month.operations, "operation")}; ${money(month.money_with_free, cost.currency)} if the free ones are left` },
     { name: "Today", value: `${least}${money(today.money, cost.currency)}`, note: counted(today.operations, "operation") },
-    { name: "Idling, a day", value: money(idle.money, cost.currency), note: idle.queues ? `${count(idle.operations)} operations of a syphon on ${counted(idle.queues, "queue")}` : "no syphon runs here" },
+    { name: "Idling, a day", value: money(idle.money, cost.currency), note: idle.queues ? `${counted(idle.operations, "operation")} of the syphons of this pair on ${counted(idle.queues, "queue")}` : "no syphon runs here" },
   ];
   if (outage) {
     list.push({
       name: "This outage so far",
       value: `${outage.is_all ? "" : "at least "}${money(outage.money, cost.currency)}`,
-      note: `${count(outage.operations)} operations since ${clock(outage.since)}`,
+      note: `${counted(outage.operations, "operation")} of this pair since ${clock(outage.since)}`,
     });
   }
   return list;
