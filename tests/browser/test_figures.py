@@ -48,6 +48,7 @@ def test_the_figures_are_those_of_status_backlog_list_and_report(
     for path, one in entities.items():
         for place, name in enumerate(("sent", "diverted", "raised")):
             expect(figure(page, path, place)).to_have_text(f"{one[name]:,}")
+    expect(page.locator("#pair-facts")).to_contain_text("Sends now0/s")
     waiting = [one["active"] + one["deferred"] for one in listed(world)]
     assert sum(waiting) > 0
     expect(page.locator("#backlog-facts")).to_contain_text(f"Waiting{sum(waiting):,}")

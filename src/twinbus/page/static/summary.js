@@ -2,7 +2,9 @@
 
 import { byId, el, keyed, set, setText } from "./dom.js";
 import { count, rate, setWhen } from "./format.js";
-import { condition } from "./state.js";
+import { condition, now } from "./state.js";
+
+const BUCKET_S = 10; // The server counts the sends of a pair in such steps.
 
 /** Draw the card of the pair. */
 export function drawSummary(pair) {
@@ -40,12 +42,14 @@ function facts(pair) {
   return list;
 }
 
-/** Sends a second in the last whole bucket. */
+/** Sends a second in the last whole bucket; null: not known. */
 function recent(pair) {
-  const [last, before] = pair.sends.slice(-2).reverse();
-  if (!before) return null;
-  const [, primary, backlog] = before;
-  return pair.state === "running" ? (primary + backlog) / (last[0] - before[0]) : 0;
+  if (pair.state !== "running") return pair.state === "gone" ? 0 : null;
+  const begins = (Math.floor(now() / BUCKET_S) - 1) * BUCKET_S;
+  const isSeen = pair.sends.length && pair.sends[0][0] < begins; // Its first bucket is a part.
+  const bucket = pair.sends.find(([t]) => t === begins);
+  if (isSeen && bucket) return (bucket[1] + bucket[2]) / BUCKET_S;
+  return isSeen && !pair.read_only ? 0 : null; // Another host's clock may be behind.
 }
 
 /** A term and its value, for a <dl>. */
