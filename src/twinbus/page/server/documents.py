@@ -140,8 +140,8 @@ class PageDocuments:
                 "events", REMEMBERED_S, ledger_events, self._ledger, time.time() - HISTORY_S
             )
         # Both tell of the same change: the observed one says from which state.
-        known = {(one["path"], int(one["t"]) + near) for one in observed for near in (-1, 0, 1)}
-        earlier = [one for one in found if (one["path"], int(one["t"])) not in known]
+        known = {_change(one, near) for one in observed for near in (-1, 0, 1)}
+        earlier = [one for one in found if _change(one) not in known]
         return {"events": sorted([*earlier, *observed], key=lambda one: float(one["t"]))[-limit:]}
 
     async def backlog(self, request: Request) -> dict[str, Any]:
@@ -274,6 +274,11 @@ def _observed(pair: Pair, begins: float, ends: float) -> dict[str, Any]:
         "bucket_s": 10.0,
         "truncated": True,
     }
+
+
+def _change(event: Mapping[str, Any], near_s: int = 0) -> tuple[object, ...]:
+    """Return what an observed event and the same one of the ledger have in common."""
+    return event["pair"], event["path"], int(event["t"]) + near_s
 
 
 def _number(request: Request, name: str, default: float) -> float:

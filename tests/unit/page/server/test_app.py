@@ -245,6 +245,21 @@ async def test_an_action_is_recorded_with_who_asked(asked: list[Any], tmp_path: 
         assert [one["kind"] for one in shown] == ["action"]
 
 
+async def test_an_outage_of_two_pairs_is_told_of_both(asked: list[Any], tmp_path: Path) -> None:
+    with LedgerWriter(tmp_path) as ledger:
+        world = World(ledger)
+        await world.act(FREEZE)
+        ledger.record("state", pair="fabrikam+dr", entity="orders", state="failed over")
+        ledger.flush()
+        events = (await world.get("/api/events")).json["events"]
+    # The page has observed the first one itself and finds it in the ledger, too.
+    assert [(one["pair"], one["kind"]) for one in events] == [
+        ("contoso", "action"),
+        ("fabrikam", "state"),
+    ]
+    assert asked == [(ID, "freeze", {"path": "orders"})]
+
+
 async def test_a_note_is_an_event_and_kept_in_the_ledger(tmp_path: Path) -> None:
     with LedgerWriter(tmp_path) as ledger:
         world = World(ledger)
