@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import shutil
 import socket
 import ssl
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trustme
+from azure.servicebus import ServiceBusMessage
 
 from tests.end_to_end.page_process import LIMIT_S, ServedPage, paged, until
 from tests.end_to_end.paired_program import running
-from tests.official_sdk import administration
-from tests.processes import ServedBroker, run_twinbus
+from tests.official_sdk import administration, client
+from tests.processes import ENTRY, ServedBroker, run_twinbus
 from twinbus.control.client import ask
 from twinbus.control.run_directory import VARIABLE, sockets_in
 from twinbus.ledger import read
@@ -123,6 +127,81 @@ def test_a_pair_is_followed_and_steered_and_its_figures_are_those_of_the_command
         ("force-failover", "failed"),
         ("drain-once", "ok"),
     ]
+
+
+def test_a_real_queue_is_pruned_and_a_real_syphon_gets_its_rate(
+    broker: ServedBroker, run_directory: Path
+) -> None:
+    sides = broker.connection_string("contoso"), broker.connection_string("contoso-dr")
+    environment = {
+        VARIABLE: str(run_directory),
+        "TWINBUS_PRIMARY": sides[0],
+        "TWINBUS_SECONDARY": sides[1],
+    }
+    used, spare, full = (f"pruned/x-servicebus-transfer/{number}" for number in (0, 7, 8))
+    with (
+        running(run_directory, *sides, "pruned", "orders"),
+        syphon_of("pruned", environment),
+        paged(environment) as page,
+    ):
+        with administration(sides[1]) as admin, client(sides[1]) as sdk:
+            admin.create_queue(spare)
+            admin.create_queue(full)
+            with sdk.get_queue_sender(full) as sender:
+                sender.send_messages(ServiceBusMessage("it stays"))
+        ids = until(lambda: ids_by_kind(page, {"pair", "syphon"}))
+
+        prune = {"action": "prune", "pair": ids["pair"]}
+        tried = page.ask("POST", "/api/actions", {**prune, "dry_run": True})
+        assert (tried[0], tried[1]["queues"]) == (200, [spare])
+        assert {used, spare, full} <= names(sides[1])
+        # Whatever a script asks for: a queue in use and one that holds something are kept.
+        done = page.ask("POST", "/api/actions", {**prune, "queues": [used, spare, full]})
+        assert (done[0], done[1]["text"]) == (200, "deleted 1 empty backlog queue")
+        assert {used, spare, full} & names(sides[1]) == {used, full}
+
+        rate = {"action": "rate", "pair": ids["pair"]}
+        assert page.ask("POST", "/api/actions", {**rate, "value": "50"})[0] == 200
+        asked = "syphon", "status", "--pair", "pruned", "--output", "json"
+        (syphon,) = json.loads(run_twinbus(*asked, environment=environment).stdout)["syphons"]
+        limits = {one["limit"] for one in syphon["status"]["queues"].values()}
+        assert limits == {"at most 50/s: the rate is set"}
+        until(lambda: shown_limit(page) in limits)
+        refused = page.ask("POST", "/api/actions", {**rate, "value": "fast"})
+        assert refused[0] == 409
+        assert "a rate is a number of messages a second, or adaptive" in refused[1]["text"]
+        assert shown_limit(page) in limits
+        assert page.stop() == 0
+
+
+@contextmanager
+def syphon_of(label: str, environment: dict[str, str]) -> Iterator[None]:
+    """`twinbus syphon run` in a process."""
+    command = [sys.executable, "-c", ENTRY, "syphon", "run", "--label", label]
+    with subprocess.Popen(
+        command, env={**os.environ, **environment}, stdout=subprocess.DEVNULL
+    ) as process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+def ids_by_kind(page: ServedPage, kinds: set[str]) -> dict[str, str]:
+    """The id of what is shown of each kind, once all of them run and have queues."""
+    found = {one["kind"]: one["id"] for one in page.pairs() if one["state"] == "running"}
+    queues = [one["queues"] for one in page.pairs() if one["kind"] == "pair"]
+    return found if found.keys() == kinds and all(queues) else {}
+
+
+def shown_limit(page: ServedPage) -> str:
+    (syphon,) = (one["syphon"] for one in page.pairs() if one["kind"] == "syphon")
+    return str(syphon["limit"])
+
+
+def names(side: str) -> set[str]:
+    with administration(side) as admin:
+        return {queue.name for queue in admin.list_queues()}
 
 
 def at_least(pairs: list[Any], sent: int) -> list[Any]:
