@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -35,6 +36,40 @@ LIE = {
 }  # fmt: skip
 
 
+ATTACK = """async ([page, body]) => {
+  const tries = [
+    { path: "api/view", options: {} },
+    { path: "api/actions", options: { method: "POST", mode: "no-cors", body } },
+    { path: "api/actions", options: {
+      method: "POST", body, headers: { "Content-Type": "application/json", "X-Twinbus-Page": "1" },
+    } },
+  ];
+  const read = [];
+  for (const { path, options } of tries) {
+    try {
+      const answer = await fetch(page + path, { credentials: "include", ...options });
+      read.push(await answer.text());
+    } catch { read.push(""); }
+  }
+  return read;
+}"""
+"""What a script of another site may try with the cookie of an operator."""
+
+
+class Site(BaseHTTPRequestHandler):
+    """A page of another server on the same machine."""
+
+    def do_GET(self) -> None:
+        body = b"<!doctype html><title>prizes</title>"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
 class Liar(BaseHTTPRequestHandler):
     """A peer whose view is full of lies."""
 
@@ -50,17 +85,25 @@ class Liar(BaseHTTPRequestHandler):
 
 
 @contextmanager
+def served(handler: type[BaseHTTPRequestHandler]) -> Iterator[int]:
+    """The port of a server of its own for the block."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    serving = threading.Thread(target=server.serve_forever)
+    serving.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        serving.join()
+        server.server_close()
+
+
+@contextmanager
 def peers() -> Iterator[list[str]]:
     """The addresses of a peer that lies and of one that takes connections and says nothing."""
-    liar = ThreadingHTTPServer(("127.0.0.1", 0), Liar)
-    serving = threading.Thread(target=liar.serve_forever)
-    serving.start()
-    with socket.create_server(("127.0.0.1", 0)) as hanging:
-        ports = liar.server_port, hanging.getsockname()[1]
+    with served(Liar) as liar, socket.create_server(("127.0.0.1", 0)) as hanging:
+        ports = liar, hanging.getsockname()[1]
         yield [f"http://127.0.0.1:{port}/?token=secret-of-a-peer" for port in ports]
-    liar.shutdown()
-    serving.join()
-    liar.server_close()
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +211,40 @@ def test_an_operator_steers_what_a_read_only_page_only_shows(
         for name in ("Freeze…", "Rate…", "Add a note…"):
             expect(page.get_by_role("button", name=name)).to_have_count(0)
         assert complaints == []
+
+
+def test_a_script_of_another_site_neither_reads_nor_acts_with_an_operators_cookie(
+    browser: Browser, world: Shown
+) -> None:
+    with (
+        served(Site) as port,
+        opened(browser, f"{world.address}?token={OPERATOR}") as (page, _),
+    ):
+        expect(entity_button(page)).to_be_visible()
+        pair = page.evaluate("new URL(location.href).searchParams.get('pair')")
+        # Only the port differs, so that the browser sends the cookie along.
+        host = urlsplit(world.address).hostname
+        other = page.context.new_page()
+        other.goto(f"http://{host}:{port}/")
+        # The browser hides the answers from that site's script, but not from its developer tools.
+        tools, sent, answered = page.context.new_cdp_session(other), [], []
+        tools.on("Network.requestWillBeSentExtraInfo", lambda one: sent.append(one["headers"]))
+        tools.on(
+            "Network.responseReceivedExtraInfo", lambda one: answered.append(one["statusCode"])
+        )
+        tools.send("Network.enable")
+        body = json.dumps({"action": "pause", "pair": pair})
+        assert other.evaluate(ATTACK, [world.address, body]) == ["", "", ""]
+        assert any(OPERATOR in headers.get("Cookie", "") for headers in sent)
+        assert answered == [403] * 3
+        page.get_by_role("button", name="Add a note…").click()
+        dialog = page.get_by_role("dialog")
+        dialog.get_by_label("Note").fill("after the attack")
+        dialog.get_by_role("button", name="Add", exact=True).click()
+        events = page.get_by_role("list", name="Events")
+        expect(events).to_contain_text("after the attack")
+        expect(events).not_to_contain_text("pause")
+        expect(page.get_by_role("button", name="Pause…")).to_be_visible()
 
 
 def test_the_end_of_a_pair_and_of_the_page_is_said(browser: Browser, world: Shown) -> None:
