@@ -39,9 +39,9 @@ def test_what_waits_and_what_is_set_aside_is_seen_and_stays() -> None:
         for _ in range(2):
             asyncio.run(looking.peek())
             assert sorted(looking.sightings()) == [
-                Sighting("Orders", "o-0", "dead_lettered"),
-                Sighting("Orders", "o-1", "waiting"),
-                Sighting("Orders", "o-2", "waiting"),
+                Sighting("Orders", "o-0", "dead_lettered", "contoso"),
+                Sighting("Orders", "o-1", "waiting", "contoso"),
+                Sighting("Orders", "o-2", "waiting", "contoso"),
             ]
         looking.close()
 

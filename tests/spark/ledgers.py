@@ -20,6 +20,10 @@ EPOCH_MS = 1_760_000_000_000
 """2025-10-09 08:53:20 UTC."""
 
 
+PAIR = "contoso+east"
+LABEL = "contoso"
+
+
 def line(operation: str, message_id: str | None = None, at_s: float = 0, **fields: Any) -> Line:
     """One record about the queue `orders`, `at_s` seconds after the beginning."""
     return {
@@ -27,6 +31,8 @@ def line(operation: str, message_id: str | None = None, at_s: float = 0, **field
         "at_ms": EPOCH_MS + int(at_s * 1000),
         "operation": operation,
         "process": "test",
+        # A broker knows nothing of pairs.
+        "pair": None if fields.get("view") == "broker" else PAIR,
         "entity": "orders",
         "message_id": message_id,
         "outcome": "ok",

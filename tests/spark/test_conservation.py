@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.spark.ledgers import (
+    LABEL,
     Line,
     assert_rows,
     at_hand,
@@ -63,16 +64,16 @@ def test_what_is_accepted_is_the_sum_of_the_fates_of_each_entity(spark: SparkSes
     )
     told = at_hand(fates(records))
     found = conservation.fate_sums(told)
-    # day, destination, tried, accepted, raised, diverted, ambiguous, entered, received,
+    # day, label, destination, tried, accepted, raised, diverted, ambiguous, entered, received,
     # received_accepted, moved_unsent, received_unsent | delivered, dead_lettered, expired, waiting,
     # lost, undecided
     expected = [
-        (DAY, "orders", 8, 6, 2, 5, 1, 5, 3, 0, 3, 1, 3, 1, 0, 0, 1, 1),
-        (NEXT_DAY, "news", 1, 1, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1),
+        (DAY, LABEL, "orders", 8, 6, 2, 5, 1, 5, 3, 0, 3, 1, 3, 1, 0, 0, 1, 1),
+        (NEXT_DAY, LABEL, "news", 1, 1, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1),
     ]
     assert_rows(found, expected, schemas.FATE_SUMS)
     # A peek afterwards changes what it saw, and the sums with it.
-    sightings = spark.createDataFrame([("orders", "waits", "waiting")], schemas.SIGHTINGS)
+    sightings = spark.createDataFrame([("orders", "waits", "waiting", LABEL)], schemas.SIGHTINGS)
     looked = conservation.fate_sums(journeys.looked_at(told, sightings))
     after = {row["destination"]: row for row in looked.collect()}
     assert (after["orders"]["waiting"], after["orders"]["undecided"]) == (1, 0)
@@ -159,7 +160,7 @@ def test_what_a_deleted_queue_held_is_undecided_until_somebody_looks(spark: Spar
     }
     assert {row["message_id"]: row["fate"] for row in _of(asked, "orders")} == known
     # A look that finds one of them: what should be there and is not is lost.
-    seen = spark.createDataFrame([("orders", "anew", "waiting")], schemas.SIGHTINGS)
+    seen = spark.createDataFrame([("orders", "anew", "waiting", LABEL)], schemas.SIGHTINGS)
     looked = journeys.looked_at(asked, seen)
     lost = dict.fromkeys(("swept", "elsewhere", "two"), "lost")
     assert {row["message_id"]: row["fate"] for row in _of(looked, "orders")} == {**known, **lost}
@@ -229,12 +230,12 @@ def test_duplicates_fall_into_a_window_and_the_broker_explains_more(spark: Spark
     found = conservation.named_duplicates(told).collect()
     assert sorted(map(tuple, found)) == sorted(
         [
-            ("orders", "orders", "unsure", 2, "ambiguous"),
-            ("orders", "orders", "crash", 2, "syphon"),
-            ("orders", "orders", "odd", 3, "unexplained"),
-            ("orders", "orders", "again", 2, "redelivered"),
-            ("orders", "orders", "two", 2, "stored_twice"),
-            ("news/subscriptions/b", "news", "fan-2", 2, "unexplained"),
+            ("orders", "orders", "unsure", 2, "ambiguous", LABEL),
+            ("orders", "orders", "crash", 2, "syphon", LABEL),
+            ("orders", "orders", "odd", 3, "unexplained", LABEL),
+            ("orders", "orders", "again", 2, "redelivered", LABEL),
+            ("orders", "orders", "two", 2, "stored_twice", LABEL),
+            ("news/subscriptions/b", "news", "fan-2", 2, "unexplained", LABEL),
         ]
     )
 
@@ -256,16 +257,16 @@ def test_a_backlog_older_than_the_detection_window_is_flagged(spark: SparkSessio
     ]
     table = at_hand(conservation.ages(fates(ledger(spark, *lines))))
     expected = [
-        ("orders", 600, 1),
-        ("orders", 601, 1),
-        ("orders", 605, 1),
-        ("orders", 7260, 1),
-        ("news", 1800, 1),
-        ("skewed", 0, 1),
+        (LABEL, "orders", 600, 1),
+        (LABEL, "orders", 601, 1),
+        (LABEL, "orders", 605, 1),
+        (LABEL, "orders", 7260, 1),
+        (LABEL, "news", 1800, 1),
+        (LABEL, "skewed", 0, 1),
     ]
     assert_rows(table, expected, schemas.AGES)
-    assert _flagged(table, 600) == [("news", 1, 1800), ("orders", 3, 7260)]
-    assert _flagged(table, 1800) == [("orders", 1, 7260)]
+    assert _flagged(table, 600) == [(LABEL, "news", 1, 1800), (LABEL, "orders", 3, 7260)]
+    assert _flagged(table, 1800) == [(LABEL, "orders", 1, 7260)]
     assert _flagged(table, 0) == []
 
 
@@ -289,9 +290,9 @@ def test_clocks_that_disagree_are_counted_with_how_much(spark: SparkSession) -> 
     )
     found = conservation.skews(fates(records))
     expected = [
-        ("orders", "divert, forward", 4096, 2),
-        ("orders", "forward, complete", 128, 1),
-        ("orders", "accept, receive", 4_194_304, 1),
+        (LABEL, "orders", "divert, forward", 4096, 2),
+        (LABEL, "orders", "forward, complete", 128, 1),
+        (LABEL, "orders", "accept, receive", 4_194_304, 1),
     ]
     assert_rows(found, expected, schemas.SKEWS)
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.spark.ledgers import (
     EPOCH_MS,
+    LABEL,
     Line,
     came_out,
     completed,
@@ -23,7 +24,7 @@ from tests.spark.ledgers import (
 from twinbus.pipeline.spark.session import session_for_few
 from twinbus.pipeline.tables.journeys import judged, looked_at, merged, partial_journeys
 from twinbus.pipeline.tables.schemas import FATES, JOURNEYS, LEDGER, SIGHTINGS
-from twinbus.pipeline.tables.tallies import receivers_of, tallied
+from twinbus.pipeline.tables.tallies import may_share_messages, receivers_of, tallied
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -57,6 +58,9 @@ LINES: list[Line] = [
 ]
 
 
+LABELLED = [one for one in LINES if one.get("view") != "broker"]
+
+
 @pytest.fixture
 def quick(spark: SparkSession) -> SparkSession:
     return session_for_few(spark)
@@ -82,7 +86,7 @@ def test_every_message_has_the_facts_and_the_fate_that_its_lines_tell(quick: Spa
     facts = {(row["message_id"], row["receiver"]): row for row in journeys.collect()}
     unsure = facts["unsure", ""].asDict()
     told = [name for name, value in unsure.items() if value is True]
-    assert told == ["tried", "diverted", "ambiguous", "deferred"]
+    assert told == ["tried", "diverted", "ambiguous", "deferred", "labelled"]
     assert (unsure["failed_sends"], unsure["receipts"], unsure["size_bytes"]) == (1, 0, 150)
     times = {
         name: value - EPOCH_MS for name, value in unsure.items() if name[-3:] == "_ms" and value
@@ -114,10 +118,10 @@ def test_every_message_has_the_facts_and_the_fate_that_its_lines_tell(quick: Spa
         "mine": ("undecided", 0, 0, None),
     }
     seen = [
-        *[("orders", "late", "dead_lettered"), ("Orders", "unsure", "waiting")],
+        *[("orders", "late", "dead_lettered", LABEL), ("Orders", "unsure", "waiting", "Contoso")],
         # A copy of each: it still waits. And one of another queue's message.
-        *[("orders", "poison", "dead_lettered"), ("orders", "poison", "waiting")],
-        ("other", "mine", "waiting"),
+        *[("orders", "poison", place, LABEL) for place in ("dead_lettered", "waiting")],
+        *[("other", "mine", "waiting", LABEL), ("orders", "mine", "waiting", "other")],
     ]
     looked = by_id(looked_at(fates, quick.createDataFrame(seen, SIGHTINGS)), "fate")
     assert looked == {
@@ -172,17 +176,17 @@ def test_facts_merge_in_any_order_and_any_lots(quick: SparkSession) -> None:
 
 
 def test_without_a_fan_out_a_message_is_its_only_row(quick: SparkSession) -> None:
-    lines = [one for one in LINES if "/" not in (one["entity"] or "")]
+    lines = [one for one in LABELLED if "/" not in (one["entity"] or "")]
     lines += [received("twice", 1), received("twice", 2), forwarded("twice", 1)]
     journeys = journeys_of(quick, lines)
-    folded, alone = judged(journeys), judged(journeys, receivers={})
+    folded, alone = judged(journeys), judged(journeys, receivers={}, all_labelled=True)
     assert sorted(map(str, folded.collect())) == sorted(map(str, alone.collect()))
 
 
 def test_messages_are_the_same_whether_receivers_are_known_or_not(quick: SparkSession) -> None:
     at = ("events/subscriptions/a", "events/subscriptions/B")
     lines = [
-        *LINES,
+        *LABELLED,
         *(sent(name, 1, entity="Events") for name in ("tie", "once", "most", "queue")),
         *(received("tie", 2, entity=entity) for entity in (*at, *at)),
         *(received("once", 2, entity=entity) for entity in at),
@@ -195,7 +199,8 @@ def test_messages_are_the_same_whether_receivers_are_known_or_not(quick: SparkSe
     assert {"events/subscriptions/a", "events/subscriptions/b"} <= receivers.keys()
     assert "other/subscriptions/c" not in receivers
     journeys = partial_journeys(records, one_task=True)
-    known, unknown = judged(journeys, receivers=receivers), judged(journeys)
+    assert not may_share_messages(tallied(records, bucket_s=60))
+    known, unknown = judged(journeys, receivers=receivers, all_labelled=True), judged(journeys)
     assert known.dtypes == unknown.dtypes
     assert sorted(map(str, known.collect())) == sorted(map(str, unknown.collect()))
     found = by_id(known, "times", "repeated_at")

@@ -33,6 +33,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "tables.md"
 LINES = [
     *(sent("a"), received("a", 1), sent("raised", 2, outcome="failed")),
     *(*moved("b", 3), diverted("waits", 4), diverted("other", 5, entity="news")),
+    diverted("b", 6, pair="fabrikam+east"),
 ]
 DELTA = {
     "4.0": "io.delta:delta-spark_2.13:4.0.0",
@@ -84,7 +85,8 @@ def reported(spark: SparkSession, ledger: Path) -> list[list[object]]:
     with current_tables(spark, ledger) as tables:
         report = conservation_report(tables, ReportRequest(), None, in_brief=True)
     return sorted(
-        [one.entity, one.accepted, one.delivered, one.undecided] for one in report.entities
+        [one.primary_label, one.entity, one.accepted, one.delivered, one.undecided]
+        for one in report.entities
     )
 
 
@@ -105,7 +107,15 @@ def test_another_tool_gives_the_conservation_of_the_report(
         check=True,
         timeout=120,
     )
-    assert json.loads(ran.stdout) == reported == [["news", 1, 0, 1], ["orders", 3, 2, 1]]
+    assert (
+        json.loads(ran.stdout)
+        == reported
+        == [
+            ["contoso", "news", 1, 0, 1],
+            ["contoso", "orders", 3, 2, 1],
+            ["fabrikam", "orders", 1, 0, 1],
+        ]
+    )
 
 
 def delta_jars() -> str:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.spark.ledgers import (
     EPOCH_MS,
+    LABEL,
     Line,
     came_out,
     completed,
@@ -131,7 +132,10 @@ def test_lost_messages_are_named_up_to_a_bound(spark: SparkSession, tmp_path: Pa
         *[sent("a"), received("a"), diverted("stays", 1), diverted("poison", 1)],
         *(act(name, 2) for name in lost for act in (diverted, came_out, completed)),
     ]
-    seen = [Sighting("orders", "stays", "waiting"), Sighting("orders", "poison", "dead_lettered")]
+    seen = [
+        Sighting("orders", "stays", "waiting", LABEL),
+        Sighting("orders", "poison", "dead_lettered", LABEL),
+    ]
     report = reported(spark, written(tmp_path, lines), seen)
     conservation, total = report.conservation, report.conservation.total
     assert conservation.verdict == "bad"
@@ -148,7 +152,7 @@ def test_lost_messages_are_named_up_to_a_bound(spark: SparkSession, tmp_path: Pa
 @pytest.mark.soak  # other tests of tests/spark have this table by table
 def test_without_a_consumer_the_unknown_is_not_zero(spark: SparkSession, tmp_path: Path) -> None:
     lines = [sent("a", size_bytes=65_537), diverted("b"), sent("c", entity=None)]
-    report = reported(spark, written(tmp_path, lines), [Sighting("orders", "b", "waiting")])
+    report = reported(spark, written(tmp_path, lines), [Sighting("orders", "b", "waiting", LABEL)])
     conservation = report.conservation
     assert (conservation.total.waiting, conservation.total.received) == (1, None)
     assert (conservation.verdict, conservation.nameless) == ("unknown", 1)

@@ -10,6 +10,7 @@ from pyspark.sql import functions as F
 
 from tests.spark.ledgers import (
     EPOCH_MS,
+    LABEL,
     Line,
     diverted,
     forwarded,
@@ -88,25 +89,25 @@ def test_both_views_are_counted_where_the_broker_says_it_was(
     differing = reconciliation.disagreements(records)
     assert Counter(map(tuple, differing.collect())) == Counter(
         [
-            ("orders", "send", "phantom", 1, 0, "only_clients"),
-            ("orders", "send", "stranger", -1, 0, "only_broker"),
-            ("orders", "send", "done", -1, 1, "ambiguous_done"),
-            ("orders", "send", "not-done", 0, 1, "ambiguous_not_done"),
-            ("orders", "send", "again", -1, 1, "ambiguous_done"),
-            ("orders", "receive", "m", -1, 0, "given_back"),
+            (LABEL, "orders", "send", "phantom", 1, 0, "only_clients"),
+            (LABEL, "orders", "send", "stranger", -1, 0, "only_broker"),
+            (LABEL, "orders", "send", "done", -1, 1, "ambiguous_done"),
+            (LABEL, "orders", "send", "not-done", 0, 1, "ambiguous_not_done"),
+            (LABEL, "orders", "send", "again", -1, 1, "ambiguous_done"),
+            (LABEL, "orders", "receive", "m", -1, 0, "given_back"),
         ]
     )
     views = reconciliation.views(tallied(records, bucket_s=60))
     agreed = reconciliation.agreements(views, differing)
-    assert agreed.columns[4:] == [*reconciliation.KINDS, "explained", "found"]
+    assert agreed.columns[5:] == [*reconciliation.KINDS, "explained", "found"]
     assert Counter(map(tuple, agreed.collect())) == Counter(
         [
-            ("orders", "send", 3, 5, 1, 1, 2, 1, 0, 0, 2, 2),
-            ("orders", "receive", 1, 2, 0, 0, 0, 0, 1, 0, 1, 1),
-            ("orders", "complete", 1, 1, 0, 0, 0, 0, 0, 0, 0, 0),
-            (QUEUE, "send", 1, 1, 0, 0, 0, 0, 0, 0, 0, 0),
-            (QUEUE, "receive", 1, 1, 0, 0, 0, 0, 0, 0, 0, 0),
-            (QUEUE, "complete", 1, 1, 0, 0, 0, 0, 0, 0, 0, 0),
+            (LABEL, "orders", "send", 3, 5, 1, 1, 2, 1, 0, 0, 2, 2),
+            (LABEL, "orders", "receive", 1, 2, 0, 0, 0, 0, 1, 0, 1, 1),
+            (LABEL, "orders", "complete", 1, 1, 0, 0, 0, 0, 0, 0, 0, 0),
+            (LABEL, QUEUE, "send", 1, 1, 0, 0, 0, 0, 0, 0, 0, 0),
+            (LABEL, QUEUE, "receive", 1, 1, 0, 0, 0, 0, 0, 0, 0, 0),
+            (LABEL, QUEUE, "complete", 1, 1, 0, 0, 0, 0, 0, 0, 0, 0),
         ]
     )
 

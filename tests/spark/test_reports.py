@@ -67,19 +67,30 @@ def test_conservation_by_entity_and_id(tables: BatchTables) -> None:
     report = conservation_report(tables, ReportRequest(), None)
     delivered = story.ORDERS_SENT + story.ORDERS_DIVERTED - 4
     orders = Balance(
-        "orders", delivered + 4, delivered, None, 1, None, None, 2, None, None, story.RAISED
+        "orders",
+        delivered + 4,
+        delivered,
+        None,
+        1,
+        None,
+        None,
+        2,
+        None,
+        None,
+        story.RAISED,
+        "contoso",
     )
-    payments = Balance("payments", 90, 90, 0, 0, 0, 0, 0, None, None, 0)
+    payments = Balance("payments", 90, 90, 0, 0, 0, 0, 0, None, None, 0, "contoso")
     assert report.entities == (orders, payments)
     assert report.total == orders._replace(
-        entity="", accepted=delivered + 94, delivered=delivered + 90
+        entity="", accepted=delivered + 94, delivered=delivered + 90, primary_label=""
     )
     assert report.verdict is ReportVerdict.BAD
     assert report.messages == (
-        NamedMessage("orders", "o-700", "lost", accepted_ms("o-700")),
-        NamedMessage("orders", "o-701", "dead_lettered", accepted_ms("o-701")),
-        NamedMessage("orders", "o-703", "undecided", accepted_ms("o-703")),
-        NamedMessage("orders", "o-704", "undecided", accepted_ms("o-704")),
+        NamedMessage("orders", "o-700", "lost", accepted_ms("o-700"), "contoso"),
+        NamedMessage("orders", "o-701", "dead_lettered", accepted_ms("o-701"), "contoso"),
+        NamedMessage("orders", "o-703", "undecided", accepted_ms("o-703"), "contoso"),
+        NamedMessage("orders", "o-704", "undecided", accepted_ms("o-704"), "contoso"),
     )
     # Forwarded at second 1621: those diverted before second 1021 were older than ten minutes.
     assert [(aged.entity, aged.messages) for aged in report.aged] == [("orders", 1_021 - 660 - 4)]
@@ -90,7 +101,10 @@ def test_conservation_by_entity_and_id(tables: BatchTables) -> None:
 def test_a_look_decides_but_not_over_what_is_younger_than_itself(
     spark: SparkSession, tables: BatchTables
 ) -> None:
-    seen = [("Orders", "o-703", "waiting"), ("orders", "of another time", "waiting")]
+    seen = [
+        ("Orders", "o-703", "waiting", "contoso"),
+        ("orders", "of another time", "waiting", "contoso"),
+    ]
     look = BacklogSnapshot(spark.createDataFrame(seen, SIGHTINGS), BEGAN_MS + 708_000)
     report = conservation_report(tables, ReportRequest(), look, ids_max=3)
     assert (report.total.waiting, report.total.undecided) == (1, 1)
@@ -114,14 +128,14 @@ def test_a_look_overrules_the_broker_that_says_it_waits(
 ) -> None:
     lines: list[bytes] = []
     for second, name in ((0, "old"), (100, "young")):
-        told = {"message_id": name, "outcome": "ok"}
+        told = {"message_id": name, "outcome": "ok", "pair": "contoso+east"}
         divert = {**told, "entity": "orders", "cause": "failover"}
         stored = {**told, "entity": story.BACKLOG, "view": "broker"}
         at_ms = BEGAN_MS + second * 1000
         lines += [encode("p", at_ms, "divert", divert), encode("b", at_ms, "send", stored)]
     # Put back among the waiting during the look, which passed it by.
     for second, operation in ((0, "divert"), (0, "send"), (1, "dead_letter"), (101, "send")):
-        told = {"message_id": "replayed", "outcome": "ok"}
+        told = {"message_id": "replayed", "outcome": "ok", "pair": "contoso+east"}
         where = {"entity": story.BACKLOG, "view": "broker"}
         fields = {"entity": "orders"} if operation == "divert" else where
         lines.append(encode("b", BEGAN_MS + second * 1000, operation, {**told, **fields}))
@@ -133,7 +147,7 @@ def test_a_look_overrules_the_broker_that_says_it_waits(
     assert (told_by_broker.total.waiting, told_by_broker.verdict) == (3, ReportVerdict.GOOD)
     assert (report.lost_at_least, report.total.waiting) == (1, 2)
     assert report.verdict is ReportVerdict.BAD
-    assert report.messages[0] == NamedMessage("orders", "old", "lost", BEGAN_MS)
+    assert report.messages[0] == NamedMessage("orders", "old", "lost", BEGAN_MS, "contoso")
 
 
 def test_nothing_lost_is_not_known_of_a_ledger_with_holes(
@@ -155,27 +169,6 @@ def test_nothing_lost_is_not_known_of_a_ledger_with_holes(
     assert report.verdict is ReportVerdict.UNKNOWN
 
 
-def test_a_name_that_two_pairs_have_is_told_as_what_it_hides(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    def line(operation: str, message_id: str, namespace: str, entity: str = "orders") -> bytes:
-        told = {"entity": entity, "message_id": message_id, "namespace": namespace, "outcome": "ok"}
-        return encode("p", BEGAN_MS, operation, {**told, "cause": "application"})
-
-    lines = [
-        line("send", "7", "contoso"),
-        line("send", "8", "fabrikam", "Orders"),
-        *(line("divert", "7", "east"), line("complete", "7", "east")),
-        *(line("send", "9", "contoso", "news"), line("send", "9", "fabrikam", "mail")),
-    ]
-    (tmp_path / "p-000001.jsonl").write_bytes(b"".join(lines))
-    with batch_tables(spark, tmp_path) as tables:
-        report = conservation_report(tables, ReportRequest(), None)
-        other = conservation_report(tables, ReportRequest(entity="news"), None)
-    assert report.unknown[-1].startswith("several primaries have an entity orders: of messages")
-    assert not any("several primaries" in sentence for sentence in other.unknown)
-
-
 def test_availability_has_the_failover_and_the_backlog(tables: BatchTables) -> None:
     report = availability_report(tables, ReportRequest())
     at_ms = BEGAN_MS
@@ -186,8 +179,8 @@ def test_availability_has_the_failover_and_the_backlog(tables: BatchTables) -> N
         ),
     )  # fmt: skip
     assert report.entities == (
-        EntityAvailability("orders", 1, 840_000, False, 840, 3),
-        EntityAvailability("payments", 0, 0, False, 0, 0),
+        EntityAvailability("orders", 1, 840_000, False, 840, 3, "contoso"),
+        EntityAvailability("payments", 0, 0, False, 0, 0, "contoso"),
     )
     assert report.detect == Percentiles(1, 60_000, 60_000, 60_000, 60_000)
     assert report.recover == Percentiles(1, 840_000, 840_000, 840_000, 840_000)
@@ -216,7 +209,7 @@ def test_a_window_and_an_entity_leave_the_rest_out(tables: BatchTables) -> None:
     asked = ReportRequest(since_ms=BEGAN_MS + 1_500_000, entity="Payments")
     report = availability_report(tables, asked)
     assert report.windows == ()
-    assert report.entities == (EntityAvailability("payments", 0, 0, False, 0, 0),)
+    assert report.entities == (EntityAvailability("payments", 0, 0, False, 0, 0, "contoso"),)
     assert sum(point.to_primary for point in report.sends) == 30
     elsewhere = conservation_report(tables, ReportRequest(until_ms=BEGAN_MS), None)
     assert (elsewhere.total.accepted, elsewhere.entities, elsewhere.scope.records) == (0, (), 0)
@@ -251,8 +244,8 @@ def test_charges_in_units_and_money_with_the_model_beside_them(tables: BatchTabl
         ("receive from the primary", 1_736 + 180, 1_736 + 180),
     ]
     assert report.by_entity == (
-        EntityUnits("orders", 900 + 1_736 + moved + 838, 900 + 1_736 + moved + 838),
-        EntityUnits("payments", 180, 360),
+        EntityUnits("orders", 900 + 1_736 + moved + 838, 900 + 1_736 + moved + 838, "contoso"),
+        EntityUnits("payments", 180, 360, "contoso"),
     )
     assert sum(line.units for line in report.lines) == report.units
     standard = [line for line in report.prices if line.tier == "standard"]

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.spark.kept import as_rows, batch_tables, stored_tables, write_lines
-from tests.spark.ledgers import Line, diverted, line, moved, received, sent
+from tests.spark.ledgers import LABEL, Line, diverted, line, moved, received, sent
 from twinbus.ledger import LedgerError
 from twinbus.pipeline.store import stream
 from twinbus.pipeline.store.current import current_tables
@@ -165,7 +165,7 @@ def test_a_report_reads_open_files_and_what_a_peek_saw(spark: SparkSession, tmp_
     write_lines(tmp_path, "p-0.jsonl.open", [sent("a"), diverted("b", 1), diverted("c", 2)])
     with (tmp_path / "p-0.jsonl.open").open("a") as file:
         file.write('{"v":1,"at_m')
-    seen = spark.createDataFrame([("Orders", "b", "waiting")], SIGHTINGS)
+    seen = spark.createDataFrame([("Orders", "b", "waiting", LABEL)], SIGHTINGS)
     with current_tables(spark, tmp_path) as now:
         # The line that is being written is no news.
         assert (now.records, now.set_aside) == (3, {})

@@ -9,6 +9,7 @@ from pyspark.sql import functions as F
 
 from tests.spark.ledgers import (
     EPOCH_MS,
+    LABEL,
     Line,
     came_out,
     completed,
@@ -83,11 +84,11 @@ def test_every_message_has_the_fate_that_its_lines_tell(ledger: Any) -> None:
     assert fates_of(fates(operations)) == blind
     sightings = operations.sparkSession.createDataFrame(
         [
-            ("Orders", "waits", "waiting"),
-            ("orders", "consumer", "dead_lettered"),
+            ("Orders", "waits", "waiting", LABEL),
+            ("orders", "consumer", "dead_lettered", LABEL),
             # A copy that the syphon has yet to complete: the message is delivered all the same.
-            ("orders", "moved", "waiting"),
-            ("other", "failed-forward", "waiting"),
+            ("orders", "moved", "waiting", LABEL),
+            ("other", "failed-forward", "waiting", LABEL),
         ],
         schemas.SIGHTINGS,
     )
@@ -137,10 +138,10 @@ def test_duplicates_are_counted_by_entity_and_placed_in_their_window(ledger: Any
     )
     found = conservation.named_duplicates(fates(operations))
     expected = [
-        ("orders", "orders", "unsure", 2, "ambiguous"),
-        ("orders", "orders", "crash", 2, "syphon"),
-        ("orders", "orders", "odd", 3, "unexplained"),
-        ("news/subscriptions/b", "news", "fan", 2, "unexplained"),
+        ("orders", "orders", "unsure", 2, "ambiguous", LABEL),
+        ("orders", "orders", "crash", 2, "syphon", LABEL),
+        ("orders", "orders", "odd", 3, "unexplained", LABEL),
+        ("news/subscriptions/b", "news", "fan", 2, "unexplained", LABEL),
     ]
     assert sorted(map(tuple, found.collect())) == sorted(expected)
 

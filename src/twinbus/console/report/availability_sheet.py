@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from twinbus.console.report.scope_text import closing_sections
+from twinbus.console.report.scope_text import closing_sections, entity_names
 from twinbus.console.sheet.sheet import Figure, Sheet, Table, Tile, clock, span, table
 from twinbus.console.sheet.svg import WIDTH
 from twinbus.console.sheet.timeline import Band, Bar, Marker, Timeline, timeline
@@ -40,7 +40,8 @@ def _headline(report: AvailabilityReport) -> str:
     failovers = sum(row.failovers for row in report.entities)
     saved = sum(row.sends_saved for row in report.entities)
     raised = sum(row.sends_raised for row in report.entities)
-    still = [row.entity for row in report.entities if row.is_failed_over]
+    name = entity_names(report.entities)
+    still = [name(row) for row in report.entities if row.is_failed_over]
     outcome = f"{counted(saved, 'send')} saved, {raised:,} raised"
     if still:
         more = f" and {len(still) - 1:,} more" if len(still) > 1 else ""
@@ -93,13 +94,14 @@ def _tiles(report: AvailabilityReport) -> Iterator[Tile]:
 
 
 def _tables(report: AvailabilityReport) -> Iterator[Table]:
+    name = entity_names(report.entities)
     if report.entities:
         yield table(
             "By entity",
             ("entity", ">failovers", ">failed over", ">sends saved", ">sends raised", "now"),
             report.entities,
             lambda row: (
-                row.entity,
+                name(row),
                 row.failovers,
                 span(row.failed_over_ms) if row.failovers else "–",
                 row.sends_saved,
@@ -115,7 +117,7 @@ def _tables(report: AvailabilityReport) -> Iterator[Table]:
             ("entity", "from (UTC)", "to", ">detected in", ">lasted", ">saved", "process"),
             report.windows,
             lambda window: (
-                window.entity,
+                name(window),
                 clock(window.failed_over_ms),
                 _until(window),
                 span(window.detect_ms),
@@ -138,7 +140,7 @@ def _until(window: FailoverWindow) -> str:
 
 def over_time(report: AvailabilityReport, width: int = WIDTH) -> str:
     """Sends, depth of the backlog and its age on one clock, with the failovers as bands."""
-    bucket_s = report.bucket_s
+    bucket_s, name = report.bucket_s, entity_names(report.entities or report.windows)
     starts = [*(point.at_s for point in report.sends), *(point.at_s for point in report.backlog)]
     origin_s = min(starts)
     until_s = max(starts) + bucket_s - origin_s
@@ -150,7 +152,7 @@ def over_time(report: AvailabilityReport, width: int = WIDTH) -> str:
         Band(
             after(window.failed_over_ms),
             until_s if window.ended_ms is None else after(window.ended_ms),
-            f"{visible(window.entity)} failed over",
+            f"{visible(name(window))} failed over",
         )
         for window in report.windows
     ]
@@ -179,8 +181,9 @@ def over_time(report: AvailabilityReport, width: int = WIDTH) -> str:
 
 def _markers(report: AvailabilityReport, after: Callable[[int], float]) -> list[Marker]:
     marks: list[Marker] = []
+    name_of = entity_names(report.entities or report.windows)
     for window in report.windows:
-        name = visible(window.entity)[:LABEL_LENGTH]
+        name = visible(name_of(window))[:LABEL_LENGTH]
         marks.append(Marker(after(window.failed_over_ms), f"{name} failed over"))
         if window.recovered_ms is not None:
             marks.append(Marker(after(window.recovered_ms), f"{name} back"))

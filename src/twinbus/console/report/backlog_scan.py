@@ -35,11 +35,13 @@ class BacklogScan:
         self._directory = tempfile.TemporaryDirectory(prefix="twinbus-look-")
         self._file = Path(self._directory.name) / "sightings.json"
         self._began_ms = 0
+        self._labels: frozenset[str] = frozenset()
 
     async def peek(self) -> None:
         """Peek into every backlog queue and its dead letters; SyphonError if that fails."""
         self._began_ms = int(time.time() * 1000)
         queues = await list_backlog_queues(self._endpoint, None)
+        self._labels = frozenset(map(_label_of, queues))
         with self._file.open("w") as file:
             async with open_connection(self._endpoint) as line:
                 for queue in queues:
@@ -48,7 +50,10 @@ class BacklogScan:
                         async with aclosing(found) as messages:
                             async for message in messages:
                                 if message.message_id is not None:
-                                    row = Sighting(message.path or "", message.message_id, place)
+                                    row = Sighting(
+                                        *(message.path or "", message.message_id, place),
+                                        primary_label=_label_of(queue),
+                                    )
                                     file.write(json.dumps(row._asdict()) + "\n")
 
     def sightings(self) -> Iterator[Sighting]:
@@ -68,8 +73,13 @@ class BacklogScan:
         else:
             # Executors on other machines do not see the file.
             found = spark.createDataFrame(list(self.sightings()), SIGHTINGS)
-        return BacklogSnapshot(found, self._began_ms)
+        return BacklogSnapshot(found, self._began_ms, self._labels)
 
     def close(self) -> None:
         """Remove the file."""
         self._directory.cleanup()
+
+
+def _label_of(queue: str) -> str:
+    """The label of the primary: with it the path of a backlog queue begins (SPEC 2)."""
+    return queue.lower().partition("/")[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from twinbus.console.report.scope_text import CAUSES, cause_name, closing_sections
+from twinbus.console.report.scope_text import CAUSES, cause_name, closing_sections, entity_names
 from twinbus.console.sheet import bars
 from twinbus.console.sheet.sheet import Figure, Sheet, Table, Tile, table
 from twinbus.console.terminal.table import cell, counted, money, size, visible
@@ -95,11 +95,12 @@ def _tables(report: ChargesReport) -> Iterator[Table]:
             limit=len(report.model),
         )
     if report.by_entity:
+        name = entity_names(report.by_entity)
         yield table(
             "By entity",
             ("entity", ">calls", ">units of 64 KB"),
             report.by_entity,
-            lambda row: (visible(row.entity) or "(none)", row.operations, row.units),
+            lambda row: (visible(name(row)) or "(none)", row.operations, row.units),
             total=report.entities,
             more="more entities",
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from twinbus.console.report.scope_text import DUPLICATE_CAUSES, closing_sections
+from twinbus.console.report.scope_text import DUPLICATE_CAUSES, closing_sections, entity_names
 from twinbus.console.sheet import bars
 from twinbus.console.sheet.sheet import (
     ROWS_SHOWN,
@@ -116,9 +116,10 @@ def _lines(report: ConservationReport) -> Iterator[str]:
             f"{counted(report.total.dead_lettered, 'message')} dead-lettered: twinbus backlog"
             " dead-letters list"
         )
+    name = entity_names(report.entities)
     for aged in report.aged:
         yield (
-            f"{visible(aged.entity)}: {counted(aged.messages, 'message')} stayed in the backlog"
+            f"{visible(name(aged))}: {counted(aged.messages, 'message')} stayed in the backlog"
             f" for up to {span(aged.oldest_ms)}; duplicates are detected for"
             f" {span(aged.detection_ms)} only, so copies of these were not told apart"
         )
@@ -137,6 +138,7 @@ def _tiles(report: ConservationReport) -> Iterator[Tile]:
 
 def _tables(report: ConservationReport) -> Iterator[Table]:
     yield _balances(report)
+    name = entity_names(report.entities)
     if report.messages:
         yield table(
             "Not delivered",
@@ -144,7 +146,7 @@ def _tables(report: ConservationReport) -> Iterator[Table]:
             report.messages,
             lambda message: (
                 FATE_WORDS.get(message.fate, message.fate),
-                message.entity,
+                name(message),
                 message.message_id,
                 clock(message.at_ms),
             ),
@@ -163,13 +165,13 @@ def _tables(report: ConservationReport) -> Iterator[Table]:
             "Duplicates",
             ("entity", "message id", ">times", "window"),
             report.duplicates,
-            lambda one: (one.entity, one.message_id, one.times, one.window),
+            lambda one: (name(one), one.message_id, one.times, one.window),
             total=sum(report.duplicate_windows.values()),
         )
 
 
 def _balances(report: ConservationReport) -> Table:
-    rows = [*report.entities[:ROWS_SHOWN], report.total]
+    rows, name = [*report.entities[:ROWS_SHOWN], report.total], entity_names(report.entities)
     optional = ("undecided", "received", "duplicates", "raised")
     shown = [name for name in optional if any(getattr(row, name) for row in rows)]
     columns = ("accepted", *(fate for fate in FATE_WORDS if fate != "undecided"), *shown)
@@ -178,7 +180,7 @@ def _balances(report: ConservationReport) -> Table:
         ("entity", *(f">{FATE_WORDS.get(name, name)}" for name in columns)),
         rows,
         lambda row: (
-            "all" if row is report.total else row.entity,
+            "all" if row is report.total else name(row),
             *(_cell(row, name) for name in columns),
         ),
         is_bad=lambda row: _of_fate(row, "lost") > 0,
@@ -190,13 +192,14 @@ def _balances(report: ConservationReport) -> Table:
 
 def _charts(report: ConservationReport) -> Iterator[Figure]:
     rows = [row for row in report.entities[:ROWS_SHOWN] if row.accepted]
+    name = entity_names(report.entities)
     if rows:
         yield Figure(
             "What became of the accepted messages",
             lambda width: bars.shares(
                 [
                     # The worst first: it is read first.
-                    (row.entity, [(fate, _of_fate(row, fate)) for fate in reversed(FATE_WORDS)])
+                    (name(row), [(fate, _of_fate(row, fate)) for fate in reversed(FATE_WORDS)])
                     for row in rows
                 ],
                 FATE_WORDS,

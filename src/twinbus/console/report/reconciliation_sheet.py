@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from twinbus.console.report.scope_text import closing_sections
+from twinbus.console.report.scope_text import closing_sections, entity_names
 from twinbus.console.sheet.sheet import Sheet, Table, Tile, table
 from twinbus.console.terminal.table import cell, counted, visible
 from twinbus.pipeline.reports.documents import ReconciliationReport, ReportVerdict
@@ -58,6 +58,7 @@ def _tiles(report: ReconciliationReport) -> Iterator[Tile]:
 
 
 def _tables(report: ReconciliationReport) -> Iterator[Table]:
+    name = entity_names(report.rows)
     if report.rows:
         yield table(
             "By place and operation",
@@ -66,7 +67,7 @@ def _tables(report: ReconciliationReport) -> Iterator[Table]:
                 *(">only clients", ">only broker", ">explained"),
             ),
             report.rows,
-            lambda row: row,
+            lambda row: (name(row), *row[1:-1]),
             is_bad=lambda row: row.only_clients or row.only_broker,
         )
     if report.differences:
@@ -75,7 +76,7 @@ def _tables(report: ReconciliationReport) -> Iterator[Table]:
             ("place", "operation", "message id", ">clients ahead by", ">unanswered", "why"),
             report.differences,
             lambda one: (
-                one.entity,
+                name(one),
                 one.operation,
                 one.message_id,
                 f"{one.ahead:+,}",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Protocol
 
 from twinbus.console.sheet.sheet import Section, clock, sections
 from twinbus.console.terminal.table import counted, visible
@@ -26,6 +26,26 @@ DUPLICATE_CAUSES: Final = {
     "syphon": "the syphon forwarded it twice",
     "unexplained": "the ledger does not say why",
 }
+
+
+class OfEntity(Protocol):
+    """A row of a report about one entity."""
+
+    @property
+    def entity(self) -> str: ...
+
+    @property
+    def primary_label(self) -> str: ...
+
+
+def entity_names(rows: Sequence[OfEntity]) -> Callable[[OfEntity], str]:
+    """How rows name their entity: with its primary, if two primaries have one of the same name."""
+    places = {(row.entity, row.primary_label) for row in rows}
+    if len(places) == len({entity for entity, _ in places}):
+        return lambda row: row.entity
+    return lambda row: (
+        f"{row.entity} ({row.primary_label})" if row.entity and row.primary_label else row.entity
+    )
 
 
 def cause_name(cause: str) -> str:

@@ -25,6 +25,7 @@ from twinbus.pipeline.reports.ledger_tables import (
 )
 from twinbus.pipeline.tables.availability import backlog_over_time, drained, stays, traffic
 from twinbus.pipeline.tables.journeys import judged, partial_journeys
+from twinbus.pipeline.tables.pairs import LABEL, joined
 from twinbus.pipeline.tables.tallies import tallied
 from twinbus.pipeline.tables.windows import SILENCE_S, downtimes, failover_windows, percentiles
 
@@ -124,7 +125,7 @@ def _over_time(
     windows: DataFrame,
     series: _Points,
 ) -> AvailabilityReport:
-    ordered = windows.orderBy("failed_over_ms", "entity", "process").limit(ROWS_MAX + 1)
+    ordered = windows.orderBy("failed_over_ms", "entity", "process", "pair").limit(ROWS_MAX + 1)
     found = ordered.withColumnRenamed("saved", "sends_saved").collect()
     backlog = _backlog(series, asked)
     return AvailabilityReport(
@@ -160,22 +161,26 @@ def _entities(
 ) -> tuple[EntityAvailability, ...]:
     """Each entity with its failovers, also those that never failed over."""
     traffic = _in_scope(tables, asked, "traffic", "entity").where("entity <> ''")
-    saved = traffic.groupBy("entity").agg(F.sum("diverted").alias("saved"))
+    keys = [LABEL, "entity"]
+    counted = traffic.groupBy(*keys).agg(F.sum("diverted").alias("saved"))
+    # A consumer need not say which pair it is of.
+    counted = joined(counted, ["entity"], F.col(LABEL) != "")
+    saved = counted.groupBy(*keys).agg(F.sum("saved").alias("saved"))
     raised = (
         _in_scope(tables, asked, "raised", "destination")
-        .groupBy(F.col("destination").alias("entity"))
+        .groupBy(LABEL, F.col("destination").alias("entity"))
         .agg(F.sum("messages").alias("raised"))
     )
     down = downtimes(
         windows, last_ms=scope.last_ms or 0, since_ms=asked.since_ms, until_ms=asked.until_ms
     )
     rows = (
-        saved.join(raised, "entity", "full")
-        .join(down, "entity", "full")
+        saved.join(raised, keys, "full")
+        .join(down, keys, "full")
         .fillna(0)
         .fillna(False)
-        .orderBy(F.col("open").desc(), F.col("failed_over_ms").desc(), "entity")
-        .select("entity", "failovers", "failed_over_ms", "open", "saved", "raised")
+        .orderBy(F.col("open").desc(), F.col("failed_over_ms").desc(), "entity", LABEL)
+        .select("entity", "failovers", "failed_over_ms", "open", "saved", "raised", LABEL)
         .limit(ROWS_MAX)
         .collect()
     )

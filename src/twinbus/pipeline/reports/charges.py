@@ -23,12 +23,14 @@ from twinbus.pipeline.reports.ledger_tables import (
 )
 from twinbus.pipeline.tables.charges import (
     MESSAGE_STAGES,
+    SUMS,
     beside_model,
     monthly,
     receives_by_view,
     with_receives,
 )
 from twinbus.pipeline.tables.columns import day_of
+from twinbus.pipeline.tables.pairs import LABEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -129,20 +131,22 @@ def _summary(
 
 
 def _lines(table: DataFrame) -> tuple[tuple[documents.ChargeLine, ...], int]:
-    keys = documents.ChargeLine._fields[:-3]
-    summed = table.groupBy(*keys).agg(
-        *(F.sum(name).alias(name) for name in ("operations", "units", "bytes"))
-    )
-    rows = summed.orderBy(*keys).limit(LINES_MAX + 1).collect()
+    keys = [name for name in documents.ChargeLine._fields if name not in SUMS]
+    summed = table.groupBy(*keys).agg(*(F.sum(name).alias(name) for name in SUMS))
+    ordered = summed.select(*documents.ChargeLine._fields).orderBy(*keys)
+    rows = ordered.limit(LINES_MAX + 1).collect()
     left_out = summed.count() - LINES_MAX if len(rows) > LINES_MAX else 0
     return tuple(documents.ChargeLine(*row) for row in rows[:LINES_MAX]), left_out
 
 
 def _entities(table: DataFrame) -> tuple[tuple[documents.EntityUnits, ...], int]:
-    summed = table.groupBy(F.lower("entity").alias("entity")).agg(
+    summed = table.groupBy(F.lower("entity").alias("entity"), LABEL).agg(
         F.sum("operations").alias("operations"), F.sum("units").alias("units")
     )
-    rows = summed.orderBy(F.col("units").desc(), "entity").limit(ENTITIES_MAX + 1).collect()
+    ordered = summed.select(*documents.EntityUnits._fields).orderBy(
+        F.col("units").desc(), "entity", LABEL
+    )
+    rows = ordered.limit(ENTITIES_MAX + 1).collect()
     total = summed.count() if len(rows) > ENTITIES_MAX else len(rows)
     return tuple(documents.EntityUnits(*row) for row in rows[:ENTITIES_MAX]), total
 

@@ -27,6 +27,7 @@ from twinbus.pipeline.reports.ledger_tables import (
 from twinbus.pipeline.tables import conservation, journeys
 from twinbus.pipeline.tables.charges import MESSAGE_STAGES
 from twinbus.pipeline.tables.columns import day_of
+from twinbus.pipeline.tables.pairs import LABEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -59,6 +60,8 @@ class BacklogSnapshot:
 
     sightings: DataFrame
     began_ms: int
+    labels: frozenset[str] = frozenset()
+    """Pairs whose backlog queues were peeked; none: of whatever pair there is."""
 
 
 def conservation_report(
@@ -72,7 +75,7 @@ def conservation_report(
 ) -> ConservationReport:
     """What became of every accepted message. `look` must be older than the tables, or None.
 
-    `in_brief` leaves out the age of the backlog and the checks of clocks and of several primaries.
+    `in_brief` leaves out the age of the backlog and the check of clocks.
     """
     lines = lines_of(tables, asked)
     scope = scope_of(tables, asked, lines)
@@ -100,7 +103,7 @@ def conservation_report(
             unknown=(
                 *incomplete,
                 *_unknown(scope, sums, counted, lines.nameless),
-                *(() if in_brief else _of_several_pairs(tables, asked)),
+                *_unseen(counted, look),
             ),
             assumed=(
                 *whole_days(asked),
@@ -122,12 +125,15 @@ def _notable(tables: LedgerTables, asked: ReportRequest, look: BacklogSnapshot |
     before = found.drop("day").withColumnRenamed("fate", "told")
     now = journeys.looked_at(found.drop("day"), look.sightings)
     # Accepted during the peek, or moved meanwhile: the peek may have missed it.
-    too_young = F.col("last_ms") >= look.began_ms - MARGIN_MS
-    told = before.select("destination", "message_id", "told")
+    passed_by = F.col("last_ms") >= look.began_ms - MARGIN_MS
+    if look.labels:
+        # The backlog of this pair is in another secondary.
+        passed_by |= ~F.col(LABEL).isin(*look.labels)
+    told = before.select(*journeys.MESSAGE, "told")
     fate = F.when(
-        F.col("told").isin(*journeys.UNSEEN) & (F.col("fate") == "lost") & too_young, F.col("told")
+        F.col("told").isin(*journeys.UNSEEN) & (F.col("fate") == "lost") & passed_by, F.col("told")
     ).otherwise(F.col("fate"))
-    return now.join(told, ["destination", "message_id"]).withColumn("fate", fate).drop("told")
+    return now.join(told, list(journeys.MESSAGE)).withColumn("fate", fate).drop("told")
 
 
 def _counted(tables: LedgerTables, asked: ReportRequest, notable: DataFrame) -> list[Counts]:
@@ -139,7 +145,11 @@ def _counted(tables: LedgerTables, asked: ReportRequest, notable: DataFrame) -> 
 
 def _added(rows: Sequence[Counts]) -> Counts:
     names = (*journeys.FATES_OF_ACCEPTED, "accepted", *conservation.BESIDE_FATES, "repeated")
-    return {"destination": "", **{name: sum(row[name] for row in rows) for name in names}}
+    return {
+        "destination": "",
+        LABEL: "",
+        **{name: sum(row[name] for row in rows) for name in names},
+    }
 
 
 @dataclass(frozen=True)
@@ -168,6 +178,7 @@ class _Sums:
             received=row["received_accepted"] if heard else None,
             duplicates=row["repeated"] if heard or row["repeated"] else None,
             raised=row["raised"],
+            primary_label=row[LABEL],
         )
 
     def total(self, rows: Sequence[Counts]) -> Balance:
@@ -183,8 +194,8 @@ def _named(notable: DataFrame, ids_max: int) -> tuple[tuple[NamedMessage, ...], 
     rank = F.array_position(F.array(*(F.lit(fate) for fate in _WORST_FIRST)), F.col("fate"))
     missing = notable.where(F.col("accepted") & (F.col("fate") != journeys.DELIVERED_FATE))
     rows = (
-        missing.orderBy(rank, "accepted_ms", "destination", "message_id")
-        .select("destination", "message_id", "fate", "accepted_ms")
+        missing.orderBy(rank, "accepted_ms", "destination", "message_id", LABEL)
+        .select("destination", "message_id", "fate", "accepted_ms", LABEL)
         .limit(ids_max + 1)
         .collect()
     )
@@ -201,17 +212,23 @@ def _duplicate_windows(notable: DataFrame) -> dict[str, int]:
 
 def _duplicates(notable: DataFrame, ids_max: int) -> tuple[DuplicateMessage, ...]:
     found = conservation.named_duplicates(notable).select(*DuplicateMessage._fields)
-    rows = found.orderBy("entity", "message_id").limit(ids_max).collect()
+    rows = found.orderBy("entity", "message_id", LABEL).limit(ids_max).collect()
     return tuple(DuplicateMessage(*row) for row in rows)
 
 
 def _aged(tables: LedgerTables, asked: ReportRequest, detection_s: int) -> tuple[AgedBacklog, ...]:
     """Entities whose messages were in the backlog for longer than duplicates are detected."""
     found = conservation.aged(of_entity(tables.table("ages"), asked), detection_s)
-    rows = found.orderBy(F.col("oldest_s").desc(), "destination").limit(ENTITIES_MAX).collect()
+    ordered = found.orderBy(F.col("oldest_s").desc(), "destination", LABEL)
     return tuple(
-        AgedBacklog(row["destination"], row["messages"], row["oldest_s"] * 1000, detection_s * 1000)
-        for row in rows
+        AgedBacklog(
+            row["destination"],
+            row["messages"],
+            row["oldest_s"] * 1000,
+            detection_s * 1000,
+            row[LABEL],
+        )
+        for row in ordered.limit(ENTITIES_MAX).collect()
     )
 
 
@@ -222,7 +239,8 @@ def _unknown(
         yield "waiting and dead-lettered: the backlog queues were not peeked"
     silent = [row["destination"] for row in rows if row["accepted"] and not row["heard"]]
     if silent:
-        yield f"received and duplicates: no consumer of {_some(silent)} kept a ledger"
+        names = _some(list(dict.fromkeys(silent)))
+        yield f"received and duplicates: no consumer of {names} kept a ledger"
     if sums.counted["lost"] and not sums.has_broker:
         yield "expired: one of the lost can have expired, which only the broker's view tells"
     if nameless:
@@ -264,24 +282,15 @@ def _of_others(tables: LedgerTables, asked: ReportRequest) -> Iterator[str]:
         )
 
 
-def _of_several_pairs(tables: LedgerTables, asked: ReportRequest) -> Iterator[str]:
-    """A sentence if entities of several primaries have one name: a message is told by that."""
-    table = of_entity(tables.table("charges"), asked, "entity")
-    at_primary = F.col("operation").isin("send", "forward", "ping") & (F.col("namespace") != "")
-    rows = (
-        table.where(at_primary & (F.col("view") == "client"))
-        .groupBy(journeys.destination_of(F.col("entity")).alias("entity"))
-        .agg(F.count_distinct("namespace").alias("primaries"))
-        .where("primaries > 1")
-        .orderBy("entity")
-        .limit(ENTITIES_MAX)
-        .collect()
-    )
-    if rows:
-        names = _some([row["entity"] for row in rows])
+def _unseen(rows: Sequence[Counts], look: BacklogSnapshot | None) -> Iterator[str]:
+    """A sentence on pairs whose backlog queues the peek did not find."""
+    if look is None or not look.labels:
+        return
+    elsewhere = {row[LABEL] for row in rows if row["undecided"]} - look.labels
+    if elsewhere:
         yield (
-            f"several primaries have an entity {names}: of messages with one id in two of them one"
-            " can be lost unseen; a ledger for each pair would tell"
+            f"waiting and lost of {_some(sorted(elsewhere))}: the peek found no backlog queue of"
+            " it; peek into its own secondary (--peek)"
         )
 
 

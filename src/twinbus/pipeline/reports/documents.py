@@ -128,6 +128,8 @@ class ChargeLine(NamedTuple):
     operations: int
     units: int
     bytes: int
+    primary_label: str = ""
+    """Of the primary that the entity belongs to; "": no record tells."""
 
 
 class DayUnits(NamedTuple):
@@ -144,6 +146,8 @@ class EntityUnits(NamedTuple):
     entity: str
     operations: int
     units: int
+    primary_label: str = ""
+    """Of the primary that the entity belongs to; "": no record tells."""
 
 
 class PriceLine(NamedTuple):
@@ -218,6 +222,8 @@ class EntityAvailability(NamedTuple):
     """Messages that went to the backlog instead of being refused."""
     sends_raised: int
     """Messages that were tried and never accepted: their sender had an error."""
+    primary_label: str = ""
+    """Of the primary that the entity belongs to; "": no record tells."""
 
 
 class FailoverWindow(NamedTuple):
@@ -236,6 +242,11 @@ class FailoverWindow(NamedTuple):
     """Messages that this process diverted meanwhile; None: not counted."""
     process_ended_ms: int | None = None
     """Time at which the process ended while failed over: recorded, or its last sign of life."""
+
+    @property
+    def primary_label(self) -> str:
+        """Of the primary that the entity belongs to."""
+        return self.pair.partition("+")[0].lower()
 
     @property
     def ended_ms(self) -> int | None:
@@ -316,6 +327,8 @@ class Sighting(NamedTuple):
     message_id: str
     place: str
     """"waiting" or "dead_lettered"."""
+    primary_label: str
+    """Of the pair that the backlog queue is of."""
 
 
 class Balance(NamedTuple):
@@ -336,6 +349,8 @@ class Balance(NamedTuple):
     duplicates: int | None
     raised: int
     """Tried and never accepted: the sender got an error; not part of the sum."""
+    primary_label: str = ""
+    """Of the primary that the entity belongs to; "": no record tells."""
 
 
 class NamedMessage(NamedTuple):
@@ -346,6 +361,8 @@ class NamedMessage(NamedTuple):
     fate: str
     at_ms: int | None
     """When it was accepted."""
+    primary_label: str = ""
+    """Of the primary that the entity belongs to; "": no record tells."""
 
 
 class DuplicateMessage(NamedTuple):
@@ -355,6 +372,8 @@ class DuplicateMessage(NamedTuple):
     message_id: str
     times: int
     window: str
+    primary_label: str = ""
+    """Of the primary that the entity belongs to; "": no record tells."""
 
 
 class AgedBacklog(NamedTuple):
@@ -364,6 +383,8 @@ class AgedBacklog(NamedTuple):
     messages: int
     oldest_ms: int
     detection_ms: int
+    primary_label: str = ""
+    """Of the primary that the entity belongs to; "": no record tells."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -412,6 +433,8 @@ class Agreement(NamedTuple):
     only_broker: int
     explained: int = 0
     """Operations that only the broker recorded and the ledger explains."""
+    primary_label: str = ""
+    """Of the primary that the entity belongs to; "": no record tells."""
 
 
 class Difference(NamedTuple):
@@ -426,6 +449,8 @@ class Difference(NamedTuple):
     """Calls without an answer."""
     explanation: str
     """The reason, where the ledger shows one: no answer, or a record that was not written."""
+    primary_label: str = ""
+    """Of the primary that the entity belongs to; "": no record tells."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,7 @@ from twinbus.pipeline.store.stream import tables_place
 from twinbus.pipeline.tables import bronze
 from twinbus.pipeline.tables.gold import BUCKET_S, Sources, gold_tables, notable, with_fates
 from twinbus.pipeline.tables.journeys import destination_of, judged, partial_journeys
-from twinbus.pipeline.tables.tallies import tallied
+from twinbus.pipeline.tables.tallies import may_share_messages, tallied
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -78,8 +78,11 @@ class BatchTables:
         self._lines = self._kept(lines.withColumn(_IS_OPEN, is_open))
         records = bronze.records_of(self._lines).drop(_IS_OPEN)
         self._records = self._kept(records) if self._is_small else records
-        self._fates = self._kept(judged(partial_journeys(self._records)))
         self._tallies = self._kept(tallied(self._records, bucket_s=bucket_s))
+        # With few records another query takes longer than it saves.
+        all_labelled = not self._is_small and not may_share_messages(self._tallies)
+        journeys = partial_journeys(self._records)
+        self._fates = self._kept(judged(journeys, all_labelled=all_labelled))
         self._sources = Sources(self._records, self._tallies, self._fates, self._fates)
         self._tables = {table.name: table for table in gold_tables(bucket_s)}
         self._kept_tables: dict[str, DataFrame] = {}

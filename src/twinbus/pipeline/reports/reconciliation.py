@@ -17,7 +17,8 @@ from twinbus.pipeline.reports.ledger_tables import (
     whole_days,
 )
 from twinbus.pipeline.tables.columns import day_of
-from twinbus.pipeline.tables.reconciliation import agreements, disagreements, named
+from twinbus.pipeline.tables.pairs import LABEL
+from twinbus.pipeline.tables.reconciliation import agreements, disagreements, labels_at, named
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,18 +63,22 @@ def reconciliation_report(tables: LedgerTables, asked: ReportRequest) -> Reconci
     # Also of a day before and after: the other end may have recorded it then.
     in_scope = in_days(day_of(F.col("at_ms")), asked, margin_days=1)
     records = tables.every_record().where(in_scope)
+    views = tables.table("views")
+    labels = labels_at(views)
     found_differing = disagreements(
         records,
+        labels=labels,
         began=in_days(day_of(F.col("first_ms")), asked),
         newest_ms=records.agg(F.max("at_ms")).collect()[0][0],
     )
     differing = of_entity(found_differing, asked, "place").cache()
     try:
-        views = by_day(of_entity(tables.table("views"), asked, "place"), asked)
-        found = agreements(views, differing)
+        found = agreements(
+            by_day(of_entity(views, asked, "place"), asked), differing, labels=labels
+        )
         # Those that differ first: no difference may be among the rows that are left out.
         differ = sum((F.col(kind) for kind in EXPLANATIONS), F.lit(0)) > 0
-        rows = found.orderBy(differ.desc(), "place", "operation").limit(ROWS_MAX).collect()
+        rows = found.orderBy(differ.desc(), "place", "operation", LABEL).limit(ROWS_MAX).collect()
         told = sorted(Agreement(*(row[name] for name in _COLUMNS)) for row in rows)
         differences = _differences(differing)
         # An operation at midnight can be in one day by one view and in the next by the other.
@@ -97,6 +102,7 @@ def reconciliation_report(tables: LedgerTables, asked: ReportRequest) -> Reconci
 
 _COLUMNS: Final = (
     *("place", "operation", "clients", "broker", "only_clients", "only_broker", "explained"),
+    LABEL,
 )
 
 
@@ -110,11 +116,22 @@ def _differences(differing: DataFrame) -> tuple[Difference, ...]:
     unexplained_first = F.col("kind").isin(*EXPLAINED)
     rows = (
         named(differing, IDS_MAX)
-        .orderBy(unexplained_first, "place", "operation", "message_id")
+        .orderBy(unexplained_first, "place", "operation", "message_id", LABEL)
         .limit(DIFFERENCES_MAX)
         .collect()
     )
-    return tuple(Difference(*(*row[:5], EXPLANATIONS[row["kind"]])) for row in rows)
+    return tuple(
+        Difference(
+            row["place"],
+            row["operation"],
+            row["message_id"],
+            row["ahead"],
+            row["unanswered"],
+            EXPLANATIONS[row["kind"]],
+            row[LABEL],
+        )
+        for row in rows
+    )
 
 
 def _was_removed(scope: ReportScope, asked: ReportRequest) -> bool:

@@ -23,7 +23,7 @@ from twinbus.pipeline.store.lake import CommitConflict, DataFile, Snapshot, Tabl
 from twinbus.pipeline.store.layout import BRONZE, JOURNEYS, SUMS, kept_tables
 from twinbus.pipeline.store.raw_files import note_removal
 from twinbus.pipeline.store.store import TableStore
-from twinbus.pipeline.tables.journeys import merged
+from twinbus.pipeline.tables.journeys import MESSAGE, merged
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -162,7 +162,7 @@ def _write_journeys(
     many = store.for_many(snapshot.records)
     rows = many.read_files(JOURNEYS, [file.path for file in files]).drop("key_hash")
     new = write_journeys(store, merged(rows), part)
-    keys = ("destination", "message_id", "receiver")
+    keys = (*MESSAGE, "receiver")
     require_same(rows.select(*keys).distinct().count(), rows_of(new), "journeys", store)
     return new
 

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 from pyspark.sql import functions as F
 
 from twinbus.ledger.record import LedgerError
-from twinbus.pipeline.store.increment import ONE_TASK_MAX, Increment, keyed, totals
+from twinbus.pipeline.store.increment import ONE_TASK_MAX, Increment, fanned, keyed, totals
 from twinbus.pipeline.store.lake import Snapshot
 from twinbus.pipeline.store.layout import BRONZE, kept_tables
 from twinbus.pipeline.store.raw_files import missing_from_tables
@@ -163,9 +163,7 @@ class _Tail:
         self.taken = records = bronze.records_of(self._lines).drop(_FILE)
         few = few and self.records <= ONE_TASK_MAX
         self.fresh = keyed(partial_journeys(records, one_task=few)).persist()
-        seen = self.fresh.agg(
-            F.count("*").alias("rows"), F.count_if(F.col("receiver") != "").alias("fanned")
-        ).collect()[0]
+        seen = self.fresh.agg(F.count("*").alias("rows"), fanned().alias("fanned")).collect()[0]
         self.step = Increment(
             store, snapshot, records, self.fresh, messages=seen["rows"], fan_out=seen["fanned"] > 0
         )

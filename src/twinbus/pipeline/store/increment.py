@@ -17,11 +17,11 @@ from twinbus.pipeline.store.layout import JOURNEYS
 from twinbus.pipeline.store.store import TableStore, paths_of
 from twinbus.pipeline.tables.gold import BUCKET_S, GoldTable, Sources, is_followed
 from twinbus.pipeline.tables.gold import merged as merged_sums
-from twinbus.pipeline.tables.journeys import MESSAGE_KEY, Receivers, judged, merged
-from twinbus.pipeline.tables.tallies import receivers_of, tallied
+from twinbus.pipeline.tables.journeys import MESSAGE_KEY, judged, merged
+from twinbus.pipeline.tables.tallies import may_share_messages, receivers_of, tallied
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 BROADCAST_MAX: Final = 1_000_000
 """Messages whose hashes are sent to every task of a look-up (16 MB): past that Spark decides."""
@@ -36,6 +36,11 @@ def keyed(journeys: DataFrame) -> DataFrame:
     """Journeys as they are stored."""
     # Two messages with one hash cost a needless look and nothing else: see `_earlier`.
     return journeys.withColumn("key_hash", F.xxhash64(*MESSAGE_KEY))
+
+
+def fanned() -> Column:
+    """For one pass over journeys: how many may share their message with other rows."""
+    return F.count_if((F.col("receiver") != "") | ~F.col("labelled"))
 
 
 class Increment:
@@ -66,19 +71,26 @@ class Increment:
         if earlier is None:
             # Nothing to merge.
             self._before: Sources | None = None
-            some: Receivers | None = None if fan_out else {}
-            told = judged(plain, receivers=some if one_task else receivers_of(tallies))
+            told = (
+                judged_by(plain, fan_out=fan_out)
+                if one_task
+                else judged(
+                    plain,
+                    receivers=receivers_of(tallies),
+                    all_labelled=not may_share_messages(tallies),
+                )
+            )
             followed = told.where(is_followed())
             self._after = self._sources(told, followed if one_task else self._keep(followed))
             return
-        known: Receivers | None = None if fan_out or snapshot.fan_out else {}
+        fan_out |= snapshot.fan_out
         # The session of a union is that of its first part.
         earlier = plain.limit(0).unionByName(earlier)
         old = self._keep(earlier.coalesce(1) if one_task else earlier)
         both = plain.unionByName(old)
         before = merged(old, one_task=one_task)
         after = merged(both.coalesce(1) if one_task else both, one_task=one_task)
-        before, after = (self._keep(judged(rows, receivers=known)) for rows in (before, after))
+        before, after = (self._keep(judged_by(rows, fan_out=fan_out)) for rows in (before, after))
         if one_task:
             # Not to be planned anew for each of the tables, which takes longer than they do.
             before, after = before.localCheckpoint(), after.localCheckpoint()
@@ -106,6 +118,11 @@ class Increment:
     def _keep(self, frame: DataFrame) -> DataFrame:
         self._kept.append(frame.persist())
         return frame
+
+
+def judged_by(journeys: DataFrame, *, fan_out: bool) -> DataFrame:
+    """The messages of merged journeys; `fan_out` as in `Snapshot`."""
+    return judged(journeys) if fan_out else judged(journeys, receivers={}, all_labelled=True)
 
 
 def _earlier(

@@ -38,8 +38,9 @@ from deltalake.transaction import AddAction, CommitProperties, RemoveAction
 
 from twinbus.ledger.record import FILE_SUFFIX, LedgerError
 
-FORMAT: Final = 3
-"""Goes up when a reader of today would misread tables of tomorrow. 1 and 2 were no Delta tables."""
+FORMAT: Final = 4
+"""Goes up when a reader of today would misread tables of tomorrow. 1 and 2 were no Delta tables, 3
+had no labels of primaries."""
 
 SETS: Final = "sets"
 
@@ -66,7 +67,7 @@ _SET_COLUMNS: Final = {
     "set_aside": (pa.string(), "Lines of the ledger that are no record, by reason, as JSON."),
     "gold": (pa.string(), "Digest of the gold tables and their columns."),
     "records_from": (pa.string(), "First day whose records are kept; empty: all are."),
-    "fan_out": (pa.bool_(), "Whether a message was received at a subscription."),
+    "fan_out": (pa.bool_(), "Whether a message can have several rows in journeys."),
     _TOOK: (pa.list_(pa.string()), "Files of the ledger that came with the set."),
 }
 """Type and comment of the columns of `sets` beside the versions."""
@@ -95,7 +96,8 @@ class Snapshot:
     set_aside: Mapping[str, int] = field(default_factory=dict)
     """Lines that are no record, by reason (`bronze.REASONS`)."""
     fan_out: bool = False
-    """A message was received at a subscription: its journey can have several rows."""
+    """A message can have several journeys: of the subscriptions that received it, or of records
+    that do not name the pair."""
     gold: str = ""
     """The gold tables it has, with their columns, as a digest."""
     records_from: str = ""

@@ -24,11 +24,12 @@ from twinbus.pipeline.store.compaction import (
     write_journeys,
     write_records,
 )
+from twinbus.pipeline.store.increment import judged_by
 from twinbus.pipeline.store.lake import DataFile, Snapshot, TableChange
 from twinbus.pipeline.store.layout import BRONZE, JOURNEYS
 from twinbus.pipeline.store.store import TableStore, paths_of
 from twinbus.pipeline.tables.columns import day_of
-from twinbus.pipeline.tables.journeys import MESSAGE_KEY, judged, merged
+from twinbus.pipeline.tables.journeys import MESSAGE_KEY, merged
 
 DAYS_MIN: Final = 1
 """Today is always kept: its journeys are still on their way."""
@@ -104,13 +105,21 @@ def _remove_journeys(store: TableStore, snapshot: Snapshot, first: date) -> tupl
         return 0, 0
     many = store.for_many(snapshot.records)
     rows = merged(many.read(JOURNEYS, snapshot).drop("key_hash"))
-    messages = judged(rows, receivers=None if snapshot.fan_out else {})
     is_old = day_of(F.col("last_ms")) < F.lit(first)
     # Nothing is awaited any more: it has a fate, or its send failed and was raised.
     is_settled = F.col("fate").isNull() | (F.col("fate") != "undecided")
+    # Messages of one name in several pairs go together: a row may not say which it is of.
+    messages = (
+        judged_by(rows, fan_out=snapshot.fan_out)
+        .groupBy(*MESSAGE_KEY)
+        .agg(
+            F.bool_and(is_old & is_settled).alias("settled"),
+            F.bool_or(is_old & ~is_settled).alias("open"),
+        )
+    )
     counted = messages.agg(
-        F.count_if(is_old & is_settled).alias("settled"),
-        F.count_if(is_old & ~is_settled).alias("open"),
+        F.count_if("settled").alias("settled"),
+        F.count_if("open").alias("open"),
         F.count("*").alias("all"),
     ).collect()[0]
     settled, still_open = counted["settled"], counted["open"]
@@ -118,11 +127,11 @@ def _remove_journeys(store: TableStore, snapshot: Snapshot, first: date) -> tupl
         return 0, still_open
     new = tuple[DataFile, ...]()
     if settled < counted["all"]:
-        going = messages.where(is_old & is_settled).select(*MESSAGE_KEY)
+        going = messages.where("settled").select(*MESSAGE_KEY)
         left = rows.join(going, list(MESSAGE_KEY), "left_anti")
         new = write_journeys(store, left, store.new_part(snapshot.batch))
         written = store.read_files(JOURNEYS, [file.path for file in new]).select(*MESSAGE_KEY)
-        count = (written.distinct() if snapshot.fan_out else written).count()
+        count = written.distinct().count()
         require_same(counted["all"] - settled, count, "journeys", store)
     commit_changes(store, {JOURNEYS: TableChange(new, old)})
     return settled, still_open

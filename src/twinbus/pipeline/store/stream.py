@@ -242,7 +242,7 @@ class _Batch:
         source = records.coalesce(1) if few else records
         seen = Observation()
         journeys = increment.keyed(partial_journeys(source, one_task=few)).observe(
-            seen, F.count("*").alias("rows"), F.count_if(F.col("receiver") != "").alias("fanned")
+            seen, F.count("*").alias("rows"), increment.fanned().alias("fanned")
         )
         ordered = journeys.sortWithinPartitions("first_ms")
         files = store.write(ordered, JOURNEYS, self._part)

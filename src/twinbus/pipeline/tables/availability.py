@@ -17,6 +17,7 @@ from twinbus.pipeline.tables import schemas
 from twinbus.pipeline.tables.columns import bucket_of, field
 from twinbus.pipeline.tables.conservation import DELETED
 from twinbus.pipeline.tables.journeys import destination_of
+from twinbus.pipeline.tables.pairs import LABEL, label_of
 from twinbus.pipeline.tables.tallies import count_of
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def traffic(tallies: DataFrame, *, bucket_s: int) -> DataFrame:
         .where(operation.isin(*about_messages, "receive"))
         .groupBy(
             bucket_of(F.col("at_ms"), bucket_s).alias("at_s"),
+            label_of(),
             F.coalesce(destination_of(F.col("entity")), F.lit("")).alias("entity"),
         )
         .agg(*(count_of(condition).alias(name) for name, condition in counts.items()))
@@ -108,7 +110,7 @@ def stays(journeys: DataFrame, *, bucket_s: int) -> DataFrame:
     return (
         journeys.where(entered_ms.isNotNull())
         .groupBy(
-            "destination",
+            *(LABEL, "destination"),
             bucket_of(entered_ms, bucket_s).alias("entered_s"),
             F.when(gone, bucket_of(left_ms, bucket_s)).alias("left_s"),
         )
@@ -124,7 +126,7 @@ def raised(journeys: DataFrame, *, bucket_s: int) -> DataFrame:
     """Messages whose sender had an error, by when they were first tried."""
     return (
         journeys.where(F.col("tried") & ~F.col("accepted"))
-        .groupBy(bucket_of(F.col("first_ms"), bucket_s).alias("at_s"), "destination")
+        .groupBy(bucket_of(F.col("first_ms"), bucket_s).alias("at_s"), LABEL, "destination")
         .agg(F.count("*").alias("messages"))
         .select(*schemas.RAISED.fieldNames())
     )

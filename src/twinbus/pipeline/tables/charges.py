@@ -25,6 +25,7 @@ from twinbus.cost.arithmetic import UNCHARGED
 from twinbus.pipeline.tables.columns import day_of, field
 from twinbus.pipeline.tables.conservation import in_backlog
 from twinbus.pipeline.tables.journeys import destination_of
+from twinbus.pipeline.tables.pairs import LABEL, joined, label_of
 from twinbus.pipeline.tables.schemas import CHARGES, DELIVERIES
 from twinbus.pipeline.tables.tallies import units_of
 
@@ -56,11 +57,14 @@ MESSAGE_STAGES: Final = ("send_backlog", "receive_backlog", *DIRECT)
 
 def charges(tallies: DataFrame) -> DataFrame:
     """Operations, units and bytes as recorded: of every outcome, and in both views."""
+    about = F.coalesce("entity", "backlog_queue", F.lit(""))
     calls = tallies.where(~F.col("operation").isin(*NOT_CALLS)).select(
         day_of(F.col("at_ms")).alias("day"),
+        # A call about no entity is not one of a pair's.
+        F.when(about != "", label_of()).otherwise(F.lit("")).alias(LABEL),
         field("namespace"),
         # A poll is about a backlog queue and no entity.
-        F.coalesce("entity", "backlog_queue", F.lit("")).alias("entity"),
+        about.alias("entity"),
         field("cause"),
         "operation",
         _stage().alias("stage"),
@@ -86,7 +90,7 @@ def deliveries(journeys: DataFrame) -> DataFrame:
     return (
         delivered.groupBy(
             day_of(F.col("delivered_ms")).alias("day"),
-            "destination",
+            *(LABEL, "destination"),
             (F.col("forwards") > 0).alias("moved"),
         )
         .agg(
@@ -100,7 +104,7 @@ def deliveries(journeys: DataFrame) -> DataFrame:
 
 def receives_of(deliveries: DataFrame) -> DataFrame:
     """Rows of charges for the receives that deliveries bring with them, marked as assumed."""
-    summed = deliveries.groupBy("day", F.col("destination").alias("entity")).agg(
+    summed = deliveries.groupBy("day", LABEL, F.col("destination").alias("entity")).agg(
         F.sum("messages").alias("operations"),
         F.sum("units").alias("units"),
         F.sum("bytes").alias("bytes"),
@@ -125,25 +129,30 @@ def with_receives(table: DataFrame, deliveries: DataFrame) -> DataFrame:
     For each destination: the broker, if its view has any; else the consumers themselves, if they
     kept a ledger; else one is assumed for each delivered message.
     """
-    mine = counted(table)
+    placed = table.withColumn("destination", destination_of(F.col("entity")))
+    # A request of a person's command names the namespace, which may be the secondary.
+    is_sure = (F.col("view") == "client") & F.col("stage").isin(*MESSAGE_STAGES, "ping")
+    placed = joined(placed, ["destination"], is_sure & (F.col(LABEL) != ""), otherwise=F.lit(""))
+    mine = counted(placed)
     by_consumers = mine.where(_received())
-    by_broker = (
-        table.where(_received() & (F.col("view") == "broker") & (F.col("outcome") != "failed"))
-        .withColumn("cause", F.lit("consumer"))
-        .select(*CHARGES.fieldNames())
+    by_broker = placed.where(
+        _received() & (F.col("view") == "broker") & (F.col("outcome") != "failed")
+    ).withColumn("cause", F.lit("consumer"))
+    seen = by_broker.select(LABEL, "destination").distinct()
+    told = by_consumers.select(LABEL, "destination").union(seen).distinct()
+    rest = _but_at(by_consumers, seen)
+    recorded = mine.where(~_received()).unionByName(by_broker).unionByName(rest)
+    return recorded.select(*CHARGES.fieldNames()).unionByName(
+        receives_of(_but_at(deliveries, told))
     )
-    destination = destination_of(F.col("entity")).alias("destination")
-    seen = by_broker.select(destination).distinct()
-    told = by_consumers.select(destination).union(seen).distinct()
-    rest = by_consumers.withColumn("destination", destination).join(
-        F.broadcast(seen), "destination", "left_anti"
-    )
-    return (
-        mine.where(~_received())
-        .unionByName(by_broker)
-        .unionByName(rest.drop("destination"))
-        .unionByName(receives_of(deliveries.join(F.broadcast(told), "destination", "left_anti")))
-    )
+
+
+def _but_at(rows: DataFrame, places: DataFrame) -> DataFrame:
+    """Rows of other destinations than these, of which one without a label is that of all pairs."""
+    one, other = rows.alias("one"), F.broadcast(places).alias("other")
+    same = F.col("other.destination") == F.col("one.destination")
+    same &= F.col(f"other.{LABEL}").isin(F.lit(""), F.col(f"one.{LABEL}"))
+    return one.join(other, same, "left_anti")
 
 
 def receives_by_view(table: DataFrame) -> DataFrame:

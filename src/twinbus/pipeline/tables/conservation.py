@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 
 from twinbus.pipeline.tables.columns import day_of, field
 from twinbus.pipeline.tables.journeys import DELIVERED_FATE, FATES_OF_ACCEPTED
+from twinbus.pipeline.tables.pairs import LABEL
 from twinbus.pipeline.tables.schemas import AGES, FATE_SUMS, LINES, SKEWS
 from twinbus.pipeline.tables.tallies import count_of
 
@@ -67,38 +68,40 @@ def fate_sums(journeys: DataFrame) -> DataFrame:
         **{fate: F.col("fate") == fate for fate in FATES_OF_ACCEPTED},
     }
     return (
-        journeys.groupBy(day_of(F.col("first_ms")).alias("day"), "destination")
+        journeys.groupBy(day_of(F.col("first_ms")).alias("day"), LABEL, "destination")
         .agg(*(F.count_if(condition).alias(name) for name, condition in counts.items()))
         .select(*FATE_SUMS.fieldNames())
     )
 
 
 def balances(fates: DataFrame, notable: DataFrame, *, in_scope: Column | None = None) -> DataFrame:
-    """One row for each destination: what became of its accepted messages.
+    """One row for each destination of a primary: what became of its accepted messages.
 
     `fates` is the gold table, `notable` has the messages that are not delivered or duplicated with
     the fate that they have now. `in_scope` selects days of `fates`.
     """
-    told = fates.where(~in_backlog(F.col("destination")))
+    told, keys = fates.where(~in_backlog(F.col("destination"))), [LABEL, "destination"]
     sums = (
         (told if in_scope is None else told.where(in_scope))
-        .groupBy("destination")
+        .groupBy(*keys)
         .agg(*(F.sum(name).alias(name) for name in ("accepted", "delivered", *BESIDE_FATES)))
     )
     # Whether anybody keeps count of what is received there, on whatever day.
-    heard = told.groupBy("destination").agg((F.sum("received") > 0).alias("heard"))
+    heard = told.groupBy(*keys).agg((F.sum("received") > 0).alias("heard"))
     missing = [fate for fate in FATES_OF_ACCEPTED if fate != DELIVERED_FATE]
-    others = notable.groupBy("destination").agg(
+    others = notable.groupBy(*keys).agg(
         *(F.count_if(F.col("accepted") & (F.col("fate") == fate)).alias(fate) for fate in missing),
         F.count_if(is_duplicate()).alias("repeated"),
     )
     return (
-        sums.join(heard, "destination", "left")
-        .join(others, "destination", "full")
+        sums.join(heard, keys, "left")
+        .join(others, keys, "full")
         .fillna(0)
         .fillna(False)
         .orderBy(
-            F.col("lost").desc(), F.col("undecided").desc(), F.col("accepted").desc(), "destination"
+            *(F.col(name).desc() for name in ("lost", "undecided", "accepted")),
+            "destination",
+            LABEL,
         )
     )
 
@@ -111,12 +114,13 @@ def witnessed(fates: DataFrame, backlog: DataFrame, states: DataFrame) -> DataFr
     broker knows nothing of stays as it is. `states` has the queues that were deleted
     (`availability.states`): what was in one then has ended, and no record says how.
 
-    The broker's rows tell ids and not where they belong. Where messages of several destinations
-    have one id, it is only known that all wait if as many copies stand; else each keeps its fate.
+    The broker's rows tell ids and pairs, and not where they belong. Where messages of several
+    destinations of a pair have one id, it is only known that all wait if as many copies stand; else
+    each keeps its fate.
     """
     fate, told = F.col("fate"), F.col("found")
     is_asked = F.coalesce(fate.isin("undecided", "dead_lettered", "lost"), F.lit(False))
-    sharers = F.count_if(is_asked).over(Window.partitionBy("message_id"))
+    sharers = F.count_if(is_asked).over(Window.partitionBy(LABEL, "message_id"))
     # The copy that did not get lost can be that of a message of this id that was delivered.
     is_sure = (fate != "lost") | (F.col("copies") == 1) | (told == "waiting")
     now = (
@@ -126,7 +130,7 @@ def witnessed(fates: DataFrame, backlog: DataFrame, states: DataFrame) -> DataFr
         .otherwise(fate)
     )
     return (
-        fates.join(_in_queues(backlog, states), "message_id", "left")
+        fates.join(_in_queues(backlog, states), [LABEL, "message_id"], "left")
         .withColumn("sharers", sharers)
         # A copy can be moved by a program that keeps no ledger.
         .withColumns({"fate": now, "last_ms": F.greatest("last_ms", "seen_ms")})
@@ -135,7 +139,7 @@ def witnessed(fates: DataFrame, backlog: DataFrame, states: DataFrame) -> DataFr
 
 
 def _in_queues(backlog: DataFrame, states: DataFrame) -> DataFrame:
-    """What the broker says of each id: copies, those that stand, the last time, and `found`."""
+    """What the broker says of an id of a pair: copies, those standing, the last time, `found`."""
     path = F.col("destination")
     deleted = (
         states.where(F.col("state") == DELETED)
@@ -156,7 +160,7 @@ def _in_queues(backlog: DataFrame, states: DataFrame) -> DataFrame:
                 "swept": F.when(is_swept, open_copies).otherwise(F.lit(0)),
             }
         )
-        .groupBy("message_id")
+        .groupBy(LABEL, "message_id")
         .agg(
             F.sum("standing").alias("standing"),
             F.sum("broker_copies").alias("copies"),
@@ -189,7 +193,7 @@ def ages(journeys: DataFrame) -> DataFrame:
     return (
         journeys.where((F.col("forwards") > 0) & F.col("entered_ms").isNotNull())
         # Two clocks can disagree; nothing is younger than new.
-        .groupBy("destination", F.greatest(rounded, F.lit(0)).alias("age_s"))
+        .groupBy(LABEL, "destination", F.greatest(rounded, F.lit(0)).alias("age_s"))
         .agg(F.count("*").alias("messages"))
         .select(*AGES.fieldNames())
     )
@@ -202,7 +206,7 @@ def aged(ages: DataFrame, detection_s: int) -> DataFrame:
     """
     return (
         ages.where((F.lit(detection_s) > 0) & (F.col("age_s") > detection_s))
-        .groupBy("destination")
+        .groupBy(LABEL, "destination")
         .agg(F.sum("messages").alias("messages"), F.max("age_s").alias("oldest_s"))
     )
 
@@ -231,9 +235,9 @@ def skews(journeys: DataFrame) -> DataFrame:
     # Rounded up to a power of two, so that the table stays small.
     up_to = F.pow(F.lit(2), F.ceil(F.log2(F.col("skew.behind_ms")))).cast("long")
     return (
-        journeys.select("destination", F.explode(steps).alias("skew"))
+        journeys.select(LABEL, "destination", F.explode(steps).alias("skew"))
         .where(F.col("skew.behind_ms") > 0)
-        .groupBy("destination", F.col("skew.step").alias("step"), up_to.alias("up_to_ms"))
+        .groupBy(LABEL, "destination", F.col("skew.step").alias("step"), up_to.alias("up_to_ms"))
         .agg(F.count("*").alias("messages"))
         .select(*SKEWS.fieldNames())
     )
@@ -274,4 +278,5 @@ def named_duplicates(journeys: DataFrame) -> DataFrame:
         "message_id",
         (copies + 1).alias("times"),
         window_of().alias("window"),
+        LABEL,
     )

@@ -1,9 +1,9 @@
 """Silver: the journey of every message, as facts that can be put together in any order.
 
-A message is its destination (the queue or topic it belongs to) and its id. What one lot of records
-says of it is a row of facts: whether something was ever seen (any), how often (sum), when first
-(min) and when last (max). Rows of two lots are merged by the same four words, so that it does not
-matter which record came when, in which file, or in which batch.
+A message is its destination (the queue or topic it belongs to, of one primary) and its id. What one
+lot of records says of it is a row of facts: whether something was ever seen (any), how often (sum),
+when first (min) and when last (max). Rows of two lots are merged by the same four words, so that it
+does not matter which record came when, in which file, or in which batch.
 
 A topic's message is received once at each subscription, which is no duplicate: what a subscription
 received is a row of its own, told by `receiver`, and folded into its message when it is judged.
@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F
 
 from twinbus.pipeline.tables.columns import field
+from twinbus.pipeline.tables.pairs import LABEL, is_labelled, joined, label_of
 from twinbus.pipeline.tables.schemas import FATES, JOURNEYS
 
 if TYPE_CHECKING:
@@ -51,14 +52,18 @@ FATES_OF_ACCEPTED: Final = (
 )
 
 MESSAGE_KEY: Final = ("destination", "message_id")
+"""What all rows of a message share before it is known which pair each of them is about."""
+
+MESSAGE: Final = (LABEL, *MESSAGE_KEY)
+"""Tells messages apart."""
 
 UNSEEN: Final = ("undecided", "waiting")
 """Fates of messages that should be in the backlog, and are lost if a look does not find them."""
 
-_KEY: Final = (*MESSAGE_KEY, "receiver")
+_KEY: Final = (*MESSAGE, "receiver")
 _ANY: Final = tuple(
     """tried sent diverted ambiguous received set_aside completed came_out deferred broker_enqueued
-    broker_received broker_completed broker_expired broker_dead_lettered""".split()
+    broker_received broker_completed broker_expired broker_dead_lettered labelled""".split()
 )
 _SUM: Final = ("failed_sends", "receipts", "forwards", "broker_copies", "broker_ended")
 _MAX: Final = ("size_bytes", "last_ms", "settled_ms", "forwarded_ms")
@@ -123,6 +128,7 @@ def partial_journeys(records: DataFrame, *, one_task: bool = False) -> DataFrame
         "broker_completed": ~client & ok & (operation == "complete"),
         "broker_expired": ~client & ok & ran_out,
         "broker_dead_lettered": ~client & ok & (operation == "dead_letter") & ~ran_out,
+        "labelled": is_labelled(),
         # From here on only to be counted, or to say what a time is of.
         "send_failed": tried & (F.col("outcome") == "failed"),
         "forwarded": client & ok & (operation == "forward"),
@@ -133,6 +139,7 @@ def partial_journeys(records: DataFrame, *, one_task: bool = False) -> DataFrame
     assert tuple(facts)[: len(_ANY)] == _ANY
     # Few columns to shuffle: what they come to is worked out where the rows of a message meet.
     narrow = told.select(
+        label_of(),
         *MESSAGE_KEY,
         F.when(at_subscription, F.lower("entity")).otherwise(F.lit("")).alias("receiver"),
         _packed(facts).alias("facts"),
@@ -190,13 +197,19 @@ def merged(journeys: DataFrame, *, one_task: bool = False) -> DataFrame:
     )
 
 
-def judged(journeys: DataFrame, *, receivers: Receivers | None = None) -> DataFrame:
+def judged(
+    journeys: DataFrame, *, receivers: Receivers | None = None, all_labelled: bool = False
+) -> DataFrame:
     """One row for each message of merged journeys: what is known of it, and its fate.
 
     `receivers` are those that rows may have; None: any. Where they are known, only messages of
-    their topics are folded, and the journeys are read twice.
+    their topics are folded, and the journeys are read twice. `all_labelled`: no row is about a
+    message of another label.
     """
-    if receivers is None or len(receivers) > RECEIVERS_MAX:
+    if not all_labelled:
+        journeys = joined(journeys, MESSAGE_KEY, F.col("labelled"))
+        messages = _folded(journeys, None)
+    elif receivers is None or len(receivers) > RECEIVERS_MAX:
         messages = _folded(journeys, None)
     elif not receivers:
         messages = _alone(journeys)
@@ -241,9 +254,11 @@ def looked_at(fates: DataFrame, sightings: DataFrame) -> DataFrame:
     """
     seen = (
         sightings.select(
-            destination_of(F.col("destination")).alias("destination"), "message_id", "place"
+            F.lower(LABEL).alias(LABEL),
+            destination_of(F.col("destination")).alias("destination"),
+            *("message_id", "place"),
         )
-        .groupBy(*MESSAGE_KEY)
+        .groupBy(*MESSAGE)
         # Seen in both places (a copy of each) it still waits.
         .agg(F.max("place").alias("place"))
     )
@@ -259,9 +274,7 @@ def looked_at(fates: DataFrame, sightings: DataFrame) -> DataFrame:
         .otherwise(fate)
     )
     return (
-        fates.join(seen, list(MESSAGE_KEY), "left")
-        .withColumn("fate", now)
-        .select(*FATES.fieldNames())
+        fates.join(seen, list(MESSAGE), "left").withColumn("fate", now).select(*FATES.fieldNames())
     )
 
 
@@ -295,7 +308,7 @@ def _folded(journeys: DataFrame, receivers: Sequence[str] | None) -> DataFrame:
         found = F.get(names, (F.col("most") % (RECEIVERS_MAX + 1)).cast("int") - 1)
         entity = F.coalesce(found, F.col("destination"))
     return (
-        journeys.groupBy(*MESSAGE_KEY)
+        journeys.groupBy(*MESSAGE)
         .agg(
             F.bit_or(packed).alias("facts"),
             *_numbers(F.col),
@@ -303,7 +316,7 @@ def _folded(journeys: DataFrame, receivers: Sequence[str] | None) -> DataFrame:
             most.alias("most"),
         )
         .select(
-            *_unpacked([*MESSAGE_KEY, *_ANY, *_SUM, *_MAX, *_MIN]),
+            *_unpacked([*MESSAGE, *_ANY, *_SUM, *_MAX, *_MIN]),
             "repeats",
             times.alias("times"),
             F.when(times > 1, entity).alias("repeated_at"),

@@ -1,7 +1,8 @@
 """The clients' view beside the broker's: the same operations, told by both ends (SPEC 8).
 
 An operation is compared at its *place*, as the broker names it: the path of the entity or of the
-backlog queue. (Clients call a namespace by its host, a broker by its name: only paths are shared.)
+backlog queue. Places of one name in several primaries are compared one by one, if the broker calls
+its namespaces as the clients do (`pairs.compared`).
 
     clients say                                  broker says
     send, forward                                send at the entity
@@ -34,11 +35,15 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from twinbus.pipeline.tables.columns import day_of, field
+from twinbus.pipeline.tables.pairs import LABEL, compared, label_of
 from twinbus.pipeline.tables.schemas import VIEWS
 from twinbus.pipeline.tables.tallies import BY_THE_BROKER
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+
+KEYS: Final = (LABEL, "place", "operation")
+"""What both ends are compared by."""
 
 KINDS: Final = (
     *("only_clients", "only_broker"),
@@ -47,6 +52,8 @@ KINDS: Final = (
 
 YOUNG_MS: Final = 5_000
 """A client has written what it was told by then, if it lives."""
+
+_TOLD: Final = "told_label"
 
 _SETTLEMENTS: Final = ("complete", "defer", "dead_letter")
 _AS_THE_BROKER_SAYS: Final = {
@@ -63,17 +70,29 @@ def views(tallies: DataFrame) -> DataFrame:
     """How often each end says that an operation was done at a place: the sums that are kept."""
     return (
         _placed(tallies, "records")
-        .groupBy("day", "namespace", "place", "operation", "view", "outcome")
+        .groupBy("day", LABEL, "namespace", "place", "operation", "view", "outcome")
         .agg(F.sum("records").alias("operations"))
         .select(*VIEWS.fieldNames())
     )
 
 
+def labels_at(views: DataFrame) -> DataFrame:
+    """Every label that is told of a place, with the one that it is compared by."""
+    told = views.select("place", "view", LABEL).distinct().withColumn(_TOLD, F.col(LABEL))
+    is_sure = (F.col("view") == "client") & (F.col(LABEL) != "")
+    return compared(told, ["place"], is_sure).select("place", _TOLD, LABEL).distinct()
+
+
 def disagreements(
-    records: DataFrame, *, began: Column | None = None, newest_ms: int | None = None
+    records: DataFrame,
+    *,
+    labels: DataFrame | None = None,
+    began: Column | None = None,
+    newest_ms: int | None = None,
 ) -> DataFrame:
     """Messages on which the ends disagree, or of which a client had no answer.
 
+    `labels` is what `labels_at` gives, here and below; None: it is worked out from these rows.
     `began` is a condition on `first_ms`, when the first of either end did it: the other may have
     recorded it a day later. `newest_ms` is the time of the newest record there is; None: all is
     recorded that ever will be.
@@ -81,7 +100,8 @@ def disagreements(
     ok, client = F.col("outcome") == "ok", F.col("view") == "client"
     one, less = F.lit(1).cast("long"), F.lit(-1).cast("long")
     placed = _placed(records, "message_id", "at_ms").where(F.col("message_id").isNotNull())
-    told = placed.groupBy("place", "operation", "message_id").agg(
+    placed = _relabelled(placed, labels)
+    told = placed.groupBy(*KEYS, "message_id").agg(
         F.sum(F.when(ok & client, one).when(ok, less).otherwise(0)).alias("ahead"),
         F.count_if(client & (F.col("outcome") == "unknown")).alias("unanswered"),
         F.min("at_ms").alias("first_ms"),
@@ -91,20 +111,22 @@ def disagreements(
     return (
         told.where(F.lit(True) if began is None else began)
         .where((F.col("ahead") != 0) | (F.col("unanswered") > 0))
-        .select("place", "operation", "message_id", "ahead", "unanswered", kind.alias("kind"))
+        .select(*KEYS, "message_id", "ahead", "unanswered", kind.alias("kind"))
     )
 
 
-def agreements(views: DataFrame, disagreements: DataFrame) -> DataFrame:
+def agreements(
+    views: DataFrame, disagreements: DataFrame, *, labels: DataFrame | None = None
+) -> DataFrame:
     """For each place and operation: what both ends count, and how many messages differ how.
 
     `explained` and `found` are operations that only the broker counts: those of differences that
     have a reason, and those of all differences.
     """
-    keys, more = ["place", "operation"], -F.col("ahead")
+    keys, more = list(KEYS), -F.col("ahead")
     client = F.col("view") == "client"
     counted = (
-        views.where(F.col("outcome") == "ok")
+        _relabelled(views.where(F.col("outcome") == "ok"), labels)
         .groupBy(*keys)
         .agg(
             F.sum(F.when(client, F.col("operations")).otherwise(0)).alias("clients"),
@@ -126,7 +148,7 @@ def named(disagreements: DataFrame, ids_max: int) -> DataFrame:
 
     How many there are is in `agreements`.
     """
-    by_id = Window.partitionBy("place", "operation", "kind").orderBy("message_id")
+    by_id = Window.partitionBy(*KEYS, "kind").orderBy("message_id")
     numbered = disagreements.withColumn("number", F.row_number().over(by_id))
     return numbered.where(F.col("number") <= ids_max).drop("number")
 
@@ -149,6 +171,7 @@ def _placed(records: DataFrame, *more: str) -> DataFrame:
     compared = operation.isin(*_AS_THE_BROKER_SAYS) & ~is_poll
     return records.where(compared & ~((view == "broker") & by_itself)).select(
         day_of(F.col("at_ms")).alias("day"),
+        label_of(),
         field("namespace"),
         F.lower(F.coalesce(place, F.lit(""))).alias("place"),
         names[operation].alias("operation"),
@@ -156,6 +179,12 @@ def _placed(records: DataFrame, *more: str) -> DataFrame:
         field("outcome"),
         *more,
     )
+
+
+def _relabelled(rows: DataFrame, labels: DataFrame | None) -> DataFrame:
+    """Rows with the label that they are compared by."""
+    found = labels_at(rows) if labels is None else labels
+    return rows.withColumnRenamed(LABEL, _TOLD).join(F.broadcast(found), ["place", _TOLD])
 
 
 def _kind(newest_ms: int | None) -> Column:

@@ -46,12 +46,13 @@ LEDGER: Final = T.StructType(
 
 SIGHTINGS: Final = schema(
     # The place is "waiting" or "dead_lettered".
-    "string: destination message_id place"
+    "string: destination message_id place primary_label"
 )
 
 JOURNEYS: Final = schema(
-    # The receiver is the subscription that a row of receipts is about; empty in all other rows.
-    "string: destination message_id receiver",
+    # The label is that of the primary (`pairs`). The receiver is the subscription that a row of
+    # receipts is about; empty in all other rows.
+    "string: primary_label destination message_id receiver",
     # Any. Tried: a send or divert is recorded, whatever its outcome. Ambiguous: one of them ended
     # without an answer.
     "boolean: tried sent diverted ambiguous received",
@@ -59,6 +60,8 @@ JOURNEYS: Final = schema(
     "boolean: set_aside completed came_out deferred",
     # What the broker says it saw.
     "boolean: broker_enqueued broker_received broker_completed broker_expired broker_dead_lettered",
+    # A client named the pair.
+    "boolean: labelled",
     # Sums. Copies are those that the broker stored, and those that ended: completed, set aside or
     # expired.
     "long: failed_sends receipts forwards broker_copies broker_ended",
@@ -71,7 +74,7 @@ JOURNEYS: Final = schema(
 )
 
 FATES: Final = schema(
-    "string: destination message_id",
+    "string: primary_label destination message_id",
     # As in JOURNEYS. Acknowledged: a delivery to the destination was.
     "boolean: tried accepted diverted ambiguous acknowledged received",
     "boolean: broker_enqueued broker_received broker_completed broker_expired broker_dead_lettered",
@@ -94,7 +97,7 @@ CHARGES: Final = schema(
     "date: day",
     # The stages are in `charges`. The direction is "in" to the namespace, "out" of it, or "none":
     # the call carries no message. The view is "client", or "broker" for what the broker saw.
-    "string: namespace entity cause operation stage direction outcome view",
+    "string: primary_label namespace entity cause operation stage direction outcome view",
     # Computed from the deliveries and not recorded.
     "boolean: assumed",
     "long: operations units bytes",
@@ -103,7 +106,7 @@ CHARGES: Final = schema(
 DELIVERIES: Final = schema(
     # Of the delivery.
     "date: day",
-    "string: destination",
+    "string: primary_label destination",
     # It went through the backlog.
     "boolean: moved",
     "long: messages units bytes",
@@ -111,7 +114,7 @@ DELIVERIES: Final = schema(
 
 TRAFFIC: Final = schema(
     "long: at_s",
-    "string: entity",
+    "string: primary_label entity",
     # Failed and unanswered are attempts on the primary.
     "long: sent diverted failed unanswered came_out forwarded",
     # Settled: completed or set aside in a backlog queue. Polls are receives from a backlog queue
@@ -140,14 +143,14 @@ VIEWS: Final = schema(
     "date: day",
     # The place is the path of the entity or of the backlog queue; operations are as the broker
     # names them.
-    "string: namespace place operation view outcome",
+    "string: primary_label namespace place operation view outcome",
     "long: operations",
 )
 
 FATE_SUMS: Final = schema(
     # Of the first record of the message.
     "date: day",
-    "string: destination",
+    "string: primary_label destination",
     "long: tried accepted raised diverted ambiguous entered received received_accepted",
     # Of messages that no record says were tried: moved by the syphon, or only received.
     "long: moved_unsent received_unsent",
@@ -156,24 +159,24 @@ FATE_SUMS: Final = schema(
 )
 
 STAYS: Final = schema(
-    "string: destination",
+    "string: primary_label destination",
     "long: entered_s",
     # Null while it is in the backlog, for all that is known.
     "long?: left_s",
     "long: messages waited_ms",
 )
 
-RAISED: Final = schema("long: at_s", "string: destination", "long: messages")
+RAISED: Final = schema("long: at_s", "string: primary_label destination", "long: messages")
 
 AGES: Final = schema(
-    "string: destination",
+    "string: primary_label destination",
     # The age is that of messages in the backlog at their last forward: see `conservation.ages`.
     "long: age_s messages",
 )
 
 SKEWS: Final = schema(
     # The step names the two steps whose times are in the wrong order.
-    "string: destination step",
+    "string: primary_label destination step",
     # By so much at most: a power of two.
     "long: up_to_ms messages",
 )
@@ -191,4 +194,6 @@ WINDOWS: Final = schema(
     "long?: saved",
 )
 
-DOWNTIMES: Final = schema("string: entity", "long: failovers failed_over_ms", "boolean: open")
+DOWNTIMES: Final = schema(
+    "string: primary_label entity", "long: failovers failed_over_ms", "boolean: open"
+)

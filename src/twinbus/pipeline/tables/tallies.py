@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 from twinbus.cost.arithmetic import UNIT_BYTES
 from twinbus.pipeline.tables.columns import bucket_of, field
 from twinbus.pipeline.tables.journeys import RAN_OUT, Receivers, destination_of, is_receipt
+from twinbus.pipeline.tables.pairs import LABEL, is_labelled, label_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -23,7 +24,7 @@ BY_THE_BROKER: Final = f"^({RAN_OUT}|MaxDeliveryCountExceeded)"
 """Reasons for which a broker dead-letters a message by itself."""
 
 _PLAIN: Final = (
-    *("namespace", "entity", "backlog_queue"),
+    *("pair", "namespace", "entity", "backlog_queue"),
     *("cause", "operation", "outcome", "view"),
 )
 
@@ -38,7 +39,6 @@ def tallied(records: DataFrame, *, bucket_s: int) -> DataFrame:
         *_PLAIN,
         # Only whether there is one.
         F.when(F.col("message_id").isNotNull(), F.lit("")).alias("message_id"),
-        F.when(of_process, F.col("pair")).alias("pair"),
         F.when(of_process, F.col("process")).alias("process"),
         F.when(
             operation == "dead_letter", F.regexp_extract(field("error"), BY_THE_BROKER, 1)
@@ -58,6 +58,13 @@ def receivers_of(tallies: DataFrame) -> Receivers:
     found = tallies.where(is_receipt() & F.col("message_id").isNotNull() & (entity != topic))
     rows = found.select(entity.alias("receiver"), topic.alias("topic")).distinct().collect()
     return {row["receiver"]: row["topic"] for row in rows}
+
+
+def may_share_messages(tallies: DataFrame) -> bool:
+    """Whether records of one message can have several labels, one of which is no client's word."""
+    about = tallies.where(F.col("message_id").isNotNull() & F.col("entity").isNotNull())
+    rows = about.select(label_of(), is_labelled().alias("labelled")).distinct().collect()
+    return len({row[LABEL] for row in rows}) > 1 and not all(row["labelled"] for row in rows)
 
 
 def count_of(condition: Column) -> Column:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
+from twinbus.pipeline.tables.pairs import LABEL, label_of_pair
 from twinbus.pipeline.tables.schemas import DOWNTIMES, WINDOWS
 
 if TYPE_CHECKING:
@@ -88,9 +89,9 @@ def _ended_with_process(
     took = traffic.where((F.col("sent") > 0) | (F.col("forwarded") > 0))
     well = (
         states.where(F.col("state") == HEALTHY)
-        .select("entity", "at_ms")
-        .unionAll(took.select("entity", bucket_ms))
-        .groupBy("entity")
+        .select(label_of_pair(F.col("pair")), "entity", "at_ms")
+        .unionAll(took.select(LABEL, "entity", bucket_ms))
+        .groupBy(LABEL, "entity")
         .agg(F.max("at_ms").alias("well_ms"))
     )
     # A sign is somewhere in its bucket.
@@ -101,9 +102,10 @@ def _ended_with_process(
     ended_ms = F.coalesce("process_ended_ms", F.when(is_over, sign_ms))
     return (
         windows.join(signs, list(_OF_ONE), "left")
-        .join(well, "entity", "left")
+        .withColumn(LABEL, label_of_pair(F.col("pair")))
+        .join(well, [LABEL, "entity"], "left")
         .withColumn("process_ended_ms", ended_ms)
-        .drop("sign_ms", "well_ms")
+        .drop("sign_ms", "well_ms", LABEL)
     )
 
 
@@ -148,15 +150,16 @@ def downtimes(
     # None is left out where two are compared.
     begin_ms = F.greatest(F.col("failed_over_ms"), F.lit(since_ms).cast("long"))
     cut_ms = F.least(F.coalesce(ended_ms, F.lit(last_ms)), F.lit(until_ms).cast("long"))
-    by_start = Window.partitionBy("entity").orderBy("begin_ms", "end_ms")
+    by_start = Window.partitionBy(LABEL, "entity").orderBy("begin_ms", "end_ms")
     earlier = by_start.rowsBetween(Window.unboundedPreceding, -1)
     islands = (
-        windows.withColumn("begin_ms", begin_ms)
+        windows.withColumn(LABEL, label_of_pair(F.col("pair")))
+        .withColumn("begin_ms", begin_ms)
         .withColumn("end_ms", F.greatest("begin_ms", cut_ms))
         .withColumn("reached_ms", F.max("end_ms").over(earlier))
         .withColumn("begins", F.coalesce(F.col("reached_ms") < F.col("begin_ms"), F.lit(True)))
         .withColumn("island", F.sum(F.col("begins").cast("long")).over(by_start))
-        .groupBy("entity", "island")
+        .groupBy(LABEL, "entity", "island")
         .agg(
             F.min("begin_ms").alias("began_ms"),
             F.max("end_ms").alias("end_ms"),
@@ -164,7 +167,7 @@ def downtimes(
         )
     )
     return (
-        islands.groupBy("entity")
+        islands.groupBy(LABEL, "entity")
         .agg(
             F.count("*").alias("failovers"),
             F.sum(F.col("end_ms") - F.col("began_ms")).alias("failed_over_ms"),

@@ -17,7 +17,7 @@ from twinbus.console.report.reconciliation_sheet import reconciliation_sheet
 from twinbus.console.report.sheets import csv_of, sheet_of
 from twinbus.console.sheet.page import page_of
 from twinbus.console.sheet.text import text_of
-from twinbus.pipeline.reports.documents import ReportVerdict
+from twinbus.pipeline.reports.documents import NamedMessage, ReportVerdict
 
 if TYPE_CHECKING:
     from twinbus.pipeline.reports.documents import LedgerReport
@@ -314,9 +314,10 @@ def test_reconciliation_names_what_differs() -> None:
         (
             made.CHARGES,
             (
-                "day,namespace,entity,cause,stage,direction,operation,assumed,operations,units,bytes\n"
-                "2026-11-16,contoso,orders,application,send_primary,in,send,false,10000,10060,18000000\n"
-                "2026-11-17,,orders,consumer,receive_primary,out,receive,true,10000,10000,9000000\n"
+                "day,namespace,entity,cause,stage,direction,operation,assumed,operations,units,bytes,"
+                "primary_label\n"
+                "2026-11-16,contoso,orders,application,send_primary,in,send,false,10000,10060,18000000,\n"
+                "2026-11-17,,orders,consumer,receive_primary,out,receive,true,10000,10000,9000000,\n"
             ),
         ),
         (
@@ -334,23 +335,38 @@ def test_reconciliation_names_what_differs() -> None:
             made.UNDECIDED,
             (
                 "entity,accepted,delivered,waiting,dead_lettered,expired,lost,undecided,received,"
-                "duplicates,raised\n"
-                "orders,10000,9966,,,0,,34,,,0\n"
-                "payments,2034,2034,,,0,0,0,,,0\n"
+                "duplicates,raised,primary_label\n"
+                "orders,10000,9966,,,0,,34,,,0,\n"
+                "payments,2034,2034,,,0,0,0,,,0,\n"
             ),
         ),
         (
             made.DIFFERENT,
             (
-                "entity,operation,clients,broker,only_clients,only_broker,explained\n"
-                "orders,send,10000,10000,0,0,0\n"
-                "orders,divert,1500,1500,1,0,0\n"
+                "entity,operation,clients,broker,only_clients,only_broker,explained,primary_label\n"
+                "orders,send,10000,10000,0,0,0,\n"
+                "orders,divert,1500,1500,1,0,0,\n"
             ),
         ),
     ],
 )
 def test_csv_is_one_table_and_an_empty_cell_is_unknown(report: LedgerReport, table: str) -> None:
     assert csv_of(report) == table
+
+
+def test_an_entity_that_two_primaries_have_is_shown_with_its_primary() -> None:
+    here, there = (
+        made.balance("orders", 10, lost=1)._replace(primary_label="contoso"),
+        made.balance("orders", 10)._replace(primary_label="fabrikam"),
+    )
+    lost = NamedMessage("orders", "o-1", "lost", made.BEGAN_MS, "contoso")
+    report = replace(made.LOST, entities=(here, there), messages=(lost,))
+    text = text_of(sheet_of(report))
+    assert "orders (contoso)" in text
+    assert "orders (fabrikam)" in text
+    alone = text_of(sheet_of(replace(report, entities=(here,))))
+    assert "orders" in alone
+    assert "contoso" not in alone
 
 
 def test_no_cell_of_a_csv_is_a_formula() -> None:

@@ -28,6 +28,7 @@ def test_a_balance_adds_up_and_says_what_it_does_not_know(
 ) -> None:
     counts = {
         "destination": "orders",
+        "primary_label": "contoso",
         "accepted": sum(fates.values()),
         "raised": 0,
         "repeated": 0,
