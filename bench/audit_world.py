@@ -90,7 +90,8 @@ def spark_audit(spark: SparkSession, place: Path, plan: maker.Plan) -> Findings:
 
     session = session_for_many(spark, plan.records)
     records = session.read.schema(STORED_RECORDS).parquet(str(place))
-    rows = _balance(judged(partial_journeys(records))).collect()
+    # Every made record names its pair, as those of pairs and syphons do.
+    rows = _balance(judged(partial_journeys(records), all_labelled=True)).collect()
     return _findings([row.asDict() for row in rows])
 
 
@@ -101,7 +102,10 @@ def _balance(messages: DataFrame) -> DataFrame:
     accepted, fate = F.col("accepted"), F.col("fate")
     named = (accepted & (fate != "delivered")) | (F.col("repeats") > 0)
     return messages.groupBy(
-        "destination", "fate", F.when(named, F.col("message_id")).alias("message_id")
+        "primary_label",
+        "destination",
+        "fate",
+        F.when(named, F.col("message_id")).alias("message_id"),
     ).agg(
         F.count_if(accepted).alias("accepted"),
         F.count_if(accepted & F.col("received")).alias("received"),
@@ -157,7 +161,8 @@ def _findings(rows: list[dict[str, Any]]) -> Findings:
 
 _AUDIT_SQL = r"""
 with told as (
-  select message_id, operation, at_ms, coalesce(outcome, 'ok') as outcome,
+  select lower(split_part(pair, '+', 1)) as primary_label, message_id, operation, at_ms,
+    coalesce(outcome, 'ok') as outcome,
     coalesce(cause, '') <> 'consumer' as mine, lower(entity) as entity,
     lower(case when contains(entity, '/')
       then regexp_replace(entity, '/subscriptions/[^/]+(/\$deadletterqueue)?$', '', 'i')
@@ -166,7 +171,7 @@ with told as (
   where message_id is not null and entity is not null and coalesce(view, 'client') = 'client'
 ),
 journeys as (
-  select destination, message_id,
+  select primary_label, destination, message_id,
     case when operation = 'receive' and entity <> destination then entity else '' end as receiver,
     bool_or(operation in ('send', 'divert')) as tried,
     bool_or(operation = 'send' and outcome = 'ok') as sent,
@@ -179,7 +184,8 @@ journeys as (
   from told group by all
 ),
 messages as (
-  select destination, message_id, bool_or(tried) as tried, bool_or(sent or diverted) as accepted,
+  select primary_label, destination, message_id, bool_or(tried) as tried,
+    bool_or(sent or diverted) as accepted,
     bool_or(diverted) as diverted, bool_or(ambiguous) as ambiguous,
     bool_or(receipts > 0) as received, max(receipts) > 1 as repeated,
     case when not bool_or(sent or diverted) then null
@@ -188,7 +194,7 @@ messages as (
       when bool_or(completed) then 'lost' else 'undecided' end as fate
   from journeys group by all
 )
-select destination, fate,
+select primary_label, destination, fate,
   case when (accepted and fate <> 'delivered') or repeated then message_id end as message_id,
   count(*) filter (accepted) as accepted, count(*) filter (accepted and received) as received,
   count(*) filter (diverted) as diverted, count(*) filter (ambiguous) as ambiguous,
