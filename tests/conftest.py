@@ -32,7 +32,6 @@ SPARK_PROGRAMS = (
     "tests/spark/test_submit.py",
     "tests/spark/test_drain_kill.py",
     "tests/spark/test_drain_tokens.py",
-    "tests/spark/test_stream_kill.py",
     "tests/end_to_end/test_drill.py",
 )
 """They start Sparks of their own, one after the other: a third at once would slow all down."""

@@ -1,9 +1,11 @@
-"""A program that keeps tables up to date and dies at a chosen point, for `test_stream_kill`.
+"""Processes that keep tables up to date and die at a chosen point, for `test_stream_kill`.
 
-    python -m tests.spark.stream_driver LEDGER BATCH POINT
+    python -m tests.spark.stream_driver LEDGER POINT     with a Spark of its own, which dies with it
+    python -m tests.spark.stream_driver PORT SECRET -    with the Spark that listens there
 
-It kills itself after the step POINT of the batch (`points`); "": it lives, and prints the tables
-that it has kept and those of a batch.
+The second reads lines `[ledger, point]` and has a process take one batch for each, until it kills
+itself at the point; it answers with the process's exit status. It forks them: what they load is
+loaded once, and the JVM outlives them, so that a point costs little more than its batch.
 """
 
 from __future__ import annotations
@@ -12,60 +14,114 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.spark.kept import batch_tables, stored_tables
-from twinbus.ledger import read
 from twinbus.pipeline.spark.session import QUICK_START, spark_session
 from twinbus.pipeline.store import stream
-from twinbus.pipeline.store.lake import Lake
+from twinbus.pipeline.store.lake import SETS, Lake
 from twinbus.pipeline.store.layout import stored_schemas
 from twinbus.pipeline.store.store import TableStore
 
 PUBLISHED = "published"
+STEPS = (
+    (TableStore, "write", "{2} written"),
+    (Lake, "_create", "{1} created"),
+    (Lake, "_advance", "{1} committed"),
+    (Lake, "_write_sets", f"{SETS} written"),
+    (Lake, "_append", PUBLISHED),
+)
+"""What a batch does to the disk: a kill comes right after one of them."""
 
 
 def points() -> list[str]:
-    """Every step of a batch, from its first write to the set that makes it count."""
+    """Every step of a first batch, from its first write to the set that makes it count."""
     tables = list(stored_schemas())
     return [
-        *(f"{table} written" for table in tables),
-        *(f"{table} committed" for table in tables),
-        PUBLISHED,
+        *(f"{table} {step}" for step in ("written", "created", "committed") for table in tables),
+        *(f"{SETS} created", f"{SETS} written", PUBLISHED),
     ]
 
 
-def main(ledger: Path, batch: int, point: str) -> None:
-    done = 0
+def take_batch(spark: Any, ledger: Path, point: str) -> None:
+    """Take one file of the ledger; the process does not live to see its end."""
 
     def deadly(step: Callable[..., Any], name: str) -> Callable[..., Any]:
         def wrapped(*given: Any, **named: Any) -> Any:
-            nonlocal done
             result = step(*given, **named)
-            if done == batch and name.format(*given) == point:
-                # Python and the JVM at once, as a machine that loses its power.
-                os.killpg(0, signal.SIGKILL)
-            done += name == PUBLISHED
+            if name.format(*given) == point:
+                kill()
             return result
 
         return wrapped
 
-    for owner, step, name in (
-        (TableStore, "write", "{2} written"),
-        (Lake, "_advance", "{1} committed"),
-        (Lake, "_append", PUBLISHED),
-    ):
+    for owner, step, name in STEPS:
         setattr(owner, step, deadly(getattr(owner, step), name))
+    stream.update(spark, ledger, files_max=1)
+
+
+def kill() -> None:
+    """`kill -9` of this process and of the JVM that it has started, if it has."""
+    os.killpg(0, signal.SIGKILL)
+    # It may take a moment, in which this thread must not go on.
+    time.sleep(60)
+
+
+def kill_while_written(ledger: Path, table: str) -> None:
+    """Lose the power while Spark writes a table: its files are there, and not all of them whole."""
+    while not list((ledger / "_tables" / table).glob("*/_temporary")):
+        time.sleep(0.001)
+    kill()
+
+
+def with_own_spark(ledger: Path, table: str) -> None:
+    """Take one batch, and die while a table is written."""
     settings = {**QUICK_START, "spark.sql.shuffle.partitions": "1"}
     with spark_session(master="local[2]", settings=settings) as spark:
-        snapshot = stream.update(spark, ledger, files_max=1)
-        store = stream.open_store(spark, ledger)
-        kept = stored_tables(store, snapshot)
-        batch_rows = batch_tables(spark, list(read(ledger)))
-        sys.stdout.write(json.dumps([snapshot.batch, kept, batch_rows]))
+        threading.Thread(target=kill_while_written, args=(ledger, table), daemon=True).start()
+        stream.update(spark, ledger, files_max=1)
+
+
+def connected(port: str, secret: str) -> Any:
+    """A session of the Spark of another process."""
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.sql import SparkSession
+
+    os.environ.update(PYSPARK_GATEWAY_PORT=port, PYSPARK_GATEWAY_SECRET=secret)
+    start: Any = launch_gateway
+    gateway = start()
+    spark = gateway.jvm.org.apache.spark
+    running = spark.api.java.JavaSparkContext.fromSparkContext(spark.SparkContext.getOrCreate())
+    conf = SparkConf(_jconf=running.getConf())
+    return SparkSession(SparkContext(conf=conf, gateway=gateway, jsc=running))
+
+
+def statuses(port: str, secret: str, orders: Iterator[str]) -> Iterator[int]:
+    """The exit status of a process for each order."""
+    for order in orders:
+        ledger, point = json.loads(order)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.setpgid(0, 0)
+                take_batch(connected(port, secret), Path(ledger), point)
+            finally:
+                os._exit(1)
+        yield os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def main(arguments: list[str]) -> None:
+    if arguments[-1] != "-":
+        with_own_spark(Path(arguments[0]), arguments[1])
+        return
+    for status in statuses(arguments[0], arguments[1], iter(sys.stdin)):
+        sys.stdout.write(f"{status}\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    main(sys.argv[1:])
