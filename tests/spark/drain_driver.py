@@ -1,22 +1,32 @@
-"""A Spark driver in a process of its own, to be killed: drains when a line of JSON says so."""
+"""A Spark driver in a process of its own, to be killed: drains or updates, as lines of JSON say."""
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
+from unittest import mock
 
+from twinbus.ledger import LedgerError
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pipeline.drain.drain import drain
 from twinbus.pipeline.spark.session import QUICK_START, spark_session
 from twinbus.pipeline.spark.shipping import ship_package
+from twinbus.pipeline.store import increment, stream
 from twinbus.syphon.core.pump import IntakeLimits
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 SETTINGS = {
     **QUICK_START,
+    # On a cluster: an executor on each of two small workers, before anything is done.
+    "spark.executor.memory": "512m",
+    "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    "spark.ui.enabled": "false",
     # Executors are killed and started again and again: each start counts.
     "spark.executor.extraJavaOptions": QUICK_START["spark.driver.extraJavaOptions"],
 }
@@ -25,22 +35,52 @@ SETTINGS = {
 def main(master: str) -> None:
     """Serve orders from standard input until it ends; one line of JSON for each."""
     with spark_session(master=master, settings=SETTINGS) as spark:
+        is_bare = not spark.range(2, numPartitions=2).mapInArrow(_find, "place string").collect()
         ship_package(spark)
         places = spark.range(2, numPartitions=2).mapInArrow(_where, "place string").collect()
-        _answer({"places": sorted({row["place"] for row in places})})
+        _answer({"places": sorted({row["place"] for row in places}), "is_bare": is_bare})
         for line in sys.stdin:
             order = json.loads(line)
-            done = drain(
-                spark,
-                order["primary"],
-                order["secondary"],
-                order["queues"],
-                ledger_directory=order["ledger"],
-                limits=IntakeLimits(messages=order["limit"]),
-                options=SendAvailabilityOptions(session_order=order["session_order"]),
-            )
-            statistics = done.statistics()
-            _answer({} if statistics is None else asdict(statistics))
+            _answer(_WORK[order["do"]](spark, order))
+
+
+def _drained(spark: SparkSession, order: dict[str, Any]) -> dict[str, Any]:
+    done = drain(
+        spark,
+        order["primary"],
+        order["secondary"],
+        order["queues"],
+        ledger_directory=order["ledger"],
+        limits=IntakeLimits(messages=order["limit"]),
+        options=SendAvailabilityOptions(session_order=order["session_order"]),
+    )
+    statistics = done.statistics()
+    return {} if statistics is None else asdict(statistics)
+
+
+def _updated(spark: SparkSession, order: dict[str, Any]) -> dict[str, Any]:
+    # As with a ledger of many files and records: several tasks, and rows that move between them.
+    with (
+        mock.patch.object(stream, "FEW_BYTES", 0),
+        mock.patch.object(stream, "TASK_BYTES", 1),
+        mock.patch.object(increment, "ONE_TASK_MAX", 0),
+    ):
+        try:
+            done = stream.update(spark, order["ledger"], order["tables"], shared=order["shared"])
+        except LedgerError as error:
+            return {"error": str(error)}
+    return {"batch": done.batch, "records": done.records}
+
+
+_WORK: Final = {"drain": _drained, "update": _updated}
+
+
+def _find(batches: Iterator[Any]) -> Iterator[Any]:
+    """A row where an executor's Python has the package before anybody brought it."""
+    pa: Any = importlib.import_module("pyarrow")
+    for _ in batches:
+        if importlib.util.find_spec("twinbus") is not None:
+            yield pa.RecordBatch.from_pydict({"place": ["found"]})
 
 
 def _where(batches: Iterator[Any]) -> Iterator[Any]:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -135,8 +135,17 @@ def world(directory: Path, *, lock: timedelta = LOCK) -> Iterator[World]:
 class Driver:
     """`drain_driver` in a process, its JVM and its executors; a context manager."""
 
-    def __init__(self, master: str, log: Path) -> None:
+    def __init__(
+        self,
+        master: str,
+        log: Path,
+        *,
+        environment: Mapping[str, str] | None = None,
+        executors: Callable[[], list[int]] | None = None,
+    ) -> None:
+        """`executors` tells their process ids; None: they are children of the driver's JVM."""
         self._log: IO[bytes] = log.open("wb")
+        self._executors = executors
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.spark.drain_driver", master],
             stdin=subprocess.PIPE,
@@ -144,6 +153,7 @@ class Driver:
             stderr=self._log,
             text=True,
             cwd=Path(__file__).parents[2],
+            env=environment,
         )
         self.started: dict[str, Any] = {}
 
@@ -166,6 +176,7 @@ class Driver:
     def order(self, world: World, ledger: Path, *, limit: int, strict: bool = False) -> None:
         """Have it drain; `answer` waits for the end."""
         order = {
+            "do": "drain",
             "primary": world.primary,
             "secondary": world.secondary,
             "queues": QUEUES,
@@ -173,6 +184,14 @@ class Driver:
             "limit": limit,
             "session_order": "strict" if strict else "relaxed",
         }
+        self._send(order)
+
+    def order_update(self, ledger: Path, tables: Path, *, shared: bool = True) -> None:
+        """Have it update tables as it would large ones; `answer` waits for the end."""
+        order = {"do": "update", "ledger": str(ledger), "tables": str(tables), "shared": shared}
+        self._send(order)
+
+    def _send(self, order: dict[str, Any]) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
@@ -186,13 +205,20 @@ class Driver:
 
     @property
     def jvm(self) -> int:
-        (found,) = [pid for pid in children(self._process.pid) if _is_java(pid)]
+        (found,) = [pid for pid in children(self._process.pid) if is_java(pid)]
         return found
 
     @property
     def executors(self) -> list[int]:
         """The JVMs that run tasks."""
-        return [pid for pid in children(self.jvm) if _is_java(pid)]
+        if self._executors is not None:
+            return self._executors()
+        return [pid for pid in children(self.jvm) if is_java(pid)]
+
+    @property
+    def helpers(self) -> list[int]:
+        """The executors and their Python."""
+        return [pid for one in self.executors for pid in (one, *descendants(one))]
 
     def busy_executor(self, ledger: Path) -> int:
         """The executor whose Python has written to the ledger last, and its name has its pid."""
@@ -241,7 +267,8 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def _is_java(pid: int) -> bool:
+def is_java(pid: int) -> bool:
+    """Whether a process is a JVM."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].endswith(b"java")
     except (FileNotFoundError, ProcessLookupError):

@@ -1,144 +1,132 @@
-"""The tables' jobs on executors that are processes of their own, and by `spark-submit`.
-
-A worker in a mount namespace of its own, with another directory over that of the tables, is the
-machine of a cluster that does not share a path.
-"""
+"""A standalone cluster: tables and drains on executors that are killed, and `spark-submit`."""
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
+from deltalake import DeltaTable
 
-from tests.spark.ledgers import moved, received, sent
+from tests.spark.cluster_world import Cluster, spark_home, standalone_cluster
+from tests.spark.drain_world import Driver, kill9, world
+from tests.spark.ledgers import diverted, moved, received, sent
 from tests.spark.test_compaction import write
+from tests.spark.test_drain_kill import kill_drivers, kill_executors
 from twinbus.pipeline import submit
-from twinbus.pipeline.spark.java import find_java
 
-EXECUTORS = "local-cluster[2,1,1024]"
+FILES = 4
+EACH = 100
+"""Messages of each kind in a file."""
+MESSAGES = 6_000
+PATIENCE_S = 240.0
 
 
-@pytest.mark.soak  # CI has a cluster in the kill tests of the drain
-def test_a_cluster_of_two_executors_keeps_the_tables(tmp_path: Path) -> None:
-    for number in range(4):
-        ids = [f"m{number}-{index}" for index in range(25)]
-        lines = [line for one in ids for line in (sent(one), received(one, 1))]
-        write(tmp_path, f"app-{number}", lines + moved(f"moved-{number}"))
-    ran = subprocess.run(
-        [
-            *(sys.executable, "-m", "twinbus.pipeline.submit", "update", str(tmp_path)),
-            *("--master", EXECUTORS),
-        ],
-        # For the executors too: what is short need not be compiled well.
-        env={**os.environ, "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with standalone_cluster(tmp_path_factory.mktemp("cluster") / "cluster") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def driver(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    """One driver for all tests; the last one ends by killing it."""
+    with Driver(
+        cluster.url,
+        tmp_path_factory.mktemp("driver") / "log",
+        environment=cluster.environment,
+        executors=cluster.executors,
+    ) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """In each file messages that were sent, that came home by the backlog, and that wait in it."""
+    place = tmp_path_factory.mktemp("ledger")
+    for number in range(FILES):
+        ids = [f"{number}-{index:03d}" for index in range(EACH)]
+        lines = [line for one in ids for line in (sent(f"s{one}"), received(f"s{one}", 1))]
+        lines += [line for one in ids for line in moved(f"m{one}")]
+        write(place, f"app-{number}", [*lines, *(diverted(f"w{one}") for one in ids)])
+    return place
+
+
+def test_executors_have_no_twinbus_until_a_driver_brings_it(driver: Driver) -> None:
+    assert driver.started["is_bare"]
+    assert all(".zip/twinbus/" in place for place in driver.started["places"])
+
+
+def test_a_directory_that_is_not_shared_is_refused_and_else_noticed(
+    cluster: Cluster, driver: Driver, ledger: Path
+) -> None:
+    if cluster.covered is None:
+        pytest.skip("only root may give a worker a mount namespace of its own")
+    driver.order_update(ledger, cluster.covered, shared=False)
+    assert f"is a local path and {cluster.url} is a cluster" in driver.answer()["error"]
+    driver.order_update(ledger, cluster.covered)
+    told = (
+        r"2,800 records were written to .* and [\d,]+ can be read there, so nothing was committed"
     )
-    assert ran.returncode == 0, ran.stderr
-    assert json.loads(ran.stdout) == {"commit": 0, "batch": 0, "records": 216, "set_aside": {}}
-    [journeys] = (tmp_path / "_tables" / "journeys").glob("0-*")
-    assert pq.read_table(journeys).num_rows == 104
-
-
-def spark_home() -> Path:
-    spec = importlib.util.find_spec("pyspark")
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).parent
-
-
-@contextlib.contextmanager
-def standalone_cluster(tables: Path, private: Path) -> Iterator[str]:
-    """A master and two workers, one of which has `private` where the others have `tables`."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    url, deploy = f"spark://127.0.0.1:{port}", "org.apache.spark.deploy"
-    spark_class = str(spark_home() / "bin" / "spark-class")
-    worker = [spark_class, f"{deploy}.worker.Worker", "--host", "127.0.0.1", "--webui-port", "0"]
-    worker += ["--cores", "1", "--memory", "1g", "--work-dir", str(private.parent / "work"), url]
-    covered = 'mount --bind "$0" "$1" && shift && exec "$@"'
-    commands = [
-        [
-            *(spark_class, f"{deploy}.master.Master", "--host", "127.0.0.1"),
-            *("--port", str(port), "--webui-port", "0"),
-        ],
-        worker,
-        ["unshare", "-m", "sh", "-c", covered, str(private), str(tables), *worker],
-    ]
-    environment = {
-        **os.environ,
-        "JAVA_HOME": str(find_java().home),
-        "SPARK_HOME": str(spark_home()),
-        "SPARK_LOCAL_IP": "127.0.0.1",
-    }
-    with contextlib.ExitStack() as stack:
-        for place, command in enumerate(commands):
-            process = stack.enter_context(
-                subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-            )
-            stack.callback(process.kill)
-            assert process.stderr is not None
-            # The master first: the workers look for it. A worker says when it has found it.
-            ready = "Starting Spark master" if place == 0 else "Successfully registered"
-            assert any(ready in line for line in process.stderr), command
-        yield url
-
-
-@pytest.mark.soak  # half a minute: three JVMs and two executors
-@pytest.mark.skipif(
-    subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode != 0,
-    reason="only root may give a worker a mount namespace of its own",
-)
-def test_a_worker_that_does_not_share_the_directory_is_noticed(tmp_path: Path) -> None:
-    ledger, tables, private = (tmp_path / name for name in ("ledger", "tables", "private"))
-    for place in (ledger, tables, private):
-        place.mkdir()
-    for number in range(3):
-        write(ledger, f"app-{number}", [sent(f"m{number}-{index}") for index in range(1_000)])
-    with standalone_cluster(tables, private) as url:
-
-        def ran(*more: str) -> subprocess.CompletedProcess[str]:
-            return subprocess.run(
-                [
-                    *(sys.executable, "-c", "from twinbus.console.entry import main; main()"),
-                    *("ledger", "update", str(ledger)),
-                    *("--tables", str(tables), "--master", url, *more),
-                ],
-                env={
-                    **os.environ,
-                    "SPARK_LOCAL_IP": "127.0.0.1",
-                    # Not before both workers are there.
-                    "PYSPARK_SUBMIT_ARGS": "--conf spark.scheduler.minRegisteredResourcesRatio=1.0"
-                    " --conf spark.executor.memory=512m --conf spark.sql.shuffle.partitions=2"
-                    " pyspark-shell",
-                },
-                capture_output=True,
-                text=True,
-                timeout=500,
-                check=False,
-            )
-
-        refused, noticed = ran(), ran("--shared")
-    assert refused.returncode == 2
-    assert f"is a local path and {url} is a cluster" in refused.stderr
-    assert noticed.returncode == 1, noticed.stdout
-    told = r"3,000 records were written to .* and [12],000 can be read there, so nothing was comm"
-    assert re.search(told, noticed.stderr), noticed.stderr
-    assert not list(tables.glob("commits/*.json"))
+    answer = driver.answer()
+    assert re.match(told, answer["error"]), answer
+    assert not (cluster.covered / "sets").exists()
     # What is missing is on the other machine.
-    assert list(private.rglob("*.parquet"))
+    assert list(cluster.private.rglob("*.parquet"))
+
+
+def test_an_update_whose_executor_is_killed_gives_every_message_its_fate(
+    driver: Driver, ledger: Path, tmp_path: Path
+) -> None:
+    driver.order_update(ledger, tmp_path)
+    ends = time.monotonic() + PATIENCE_S
+    # The records are written, and the rows of messages on their way from executor to executor.
+    while not list((tmp_path / "journeys").glob("*")):
+        assert time.monotonic() < ends, "no journeys are written"
+        time.sleep(0.02)
+    kill9(driver.executors[0])
+    assert not (tmp_path / "sets").exists(), "it was over before the kill"
+    records = FILES * EACH * 7
+    assert driver.answer() == {"batch": 0, "records": records}
+    numbers = [f"{number}-{index:03d}" for number in range(FILES) for index in range(EACH)]
+    # As docs/tables.md reads them, by a process without Spark.
+    [newest] = DeltaTable(str(tmp_path / "sets")).to_pyarrow_table().to_pylist()
+    found = {
+        name: DeltaTable(str(tmp_path / name), version=newest[f"{name}_version"])
+        .to_pyarrow_table()
+        .to_pylist()
+        for name in ("bronze", "journeys", "fates", "notable")
+    }
+    assert len(found["bronze"]) == records
+    ids = sorted(f"{kind}{one}" for kind in "smw" for one in numbers)
+    assert sorted(row["message_id"] for row in found["journeys"]) == ids
+    assert {
+        name: sum(row[name] for row in found["fates"])
+        for name in ("accepted", "delivered", "received", "undecided", "lost")
+    } == {"accepted": 1_200, "delivered": 800, "received": 400, "undecided": 400, "lost": 0}
+    waiting = sorted(row["message_id"] for row in found["notable"])
+    assert waiting == [f"w{one}" for one in numbers]
+
+
+@pytest.mark.timeout(600)
+def test_a_drain_whose_executor_and_then_driver_is_killed_loses_nothing(
+    driver: Driver, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with world(tmp_path) as namespaces:
+        figures = [
+            kill_executors(
+                namespaces, driver, tmp_path / "e", 1, is_strict=True, messages=MESSAGES
+            ),
+            kill_drivers(namespaces, tmp_path / "d", 1, first=driver, messages=MESSAGES),
+        ]
+    with capsys.disabled():
+        sys.stdout.write("\n" + "\n".join(figures) + "\n")
 
 
 @pytest.mark.soak  # CI has spark-submit in the drain's job
