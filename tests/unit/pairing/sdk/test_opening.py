@@ -6,6 +6,8 @@ A caller's own short timeout says nothing of the entity while the link opens; th
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import OperationTimeoutError
 
 from twinbus.pairing.core.failover import ForceFailover, MarkHealthy
+from twinbus.pairing.sdk.pooled_sender import _open_quickly
 from twinbus.testing.fake_pair import FakePair
 from twinbus.testing.fake_sdk import accepts, hangs, refuses
 
@@ -217,3 +220,37 @@ async def test_an_opening_of_before_a_failover_serves_no_call() -> None:
     await sender.send_messages(message(), timeout=0.1)
     assert world.primary.opened == 2
     await world.client.close()
+
+
+async def test_an_opening_whose_error_comes_after_its_end_is_not_logged() -> None:
+    """Python 3.11 waits for the SDK's part in a task of its own, which can outlive its caller."""
+    logged: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: logged.append(context))
+    handler = MissesACancellation()
+    _open_quickly(handler)
+    opening = asyncio.create_task(asyncio.wait_for(handler.client_ready_async(), 60))
+    for _ in range(2):
+        await asyncio.sleep(1)
+        opening.cancel()
+    await asyncio.wait({opening})
+    handler.is_closed.set()
+    await asyncio.sleep(1)
+    assert opening.cancelled()
+    # It still refers to the task, which complains when it is freed.
+    del opening
+    gc.collect()
+    assert logged == []
+
+
+class MissesACancellation:
+    """A handler of the SDK that goes on to open, and fails when it is closed."""
+
+    def __init__(self) -> None:
+        self.is_closed = asyncio.Event()
+
+    async def client_ready_async(self) -> bool:
+        with contextlib.suppress(asyncio.CancelledError):
+            await self.is_closed.wait()
+        await self.is_closed.wait()
+        raise AttributeError("it has no session any more")
