@@ -119,7 +119,7 @@ def test_a_drill_through_a_gateway_has_the_same_proof(tmp_path: Path, client: st
     assert f"the senders use {found['client']}" in done.stderr
     assert found["accepted"] == found["delivered"] == found["received"] == 300
     assert (found["lost"], found["caller_errors"]) == (0, 0)
-    assert 0 < found["diverted"] < 300
+    assert found["diverted"] > 0
     sent = [one for one in read(done.report / "ledger") if one["operation"] == "send"]
     assert all(one.get("client") for one in sent if one.get("view") == "client")
 
