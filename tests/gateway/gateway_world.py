@@ -16,6 +16,7 @@ from twinbus.broker.embedded import EmbeddedBroker
 from twinbus.broker.front import DEFAULT_KEY, Front
 from twinbus.broker.host import NamespaceAt, parse_rule
 from twinbus.gateway import GatewayHost
+from twinbus.gateway.holding import HELD_BYTES_MAX
 
 PATIENCE_S = 60.0
 RULES = {"sender": "send-key:Send", "listener": "listen-key:Listen"}
@@ -62,6 +63,7 @@ async def gateway_world(
     ledger: Path | None = None,
     patience_s: float = 30.0,
     front: Front | None = None,
+    held_bytes_max: int = HELD_BYTES_MAX,
     **options: Any,
 ) -> AsyncIterator[GatewayWorld]:
     """Both brokers and the gateway, with these queues in the primary.
@@ -85,8 +87,13 @@ async def gateway_world(
             secondary.connection_string(),
             SendAvailabilityOptions(**settings),
         )
-        front = front or Front(rules=rules)
-        gateway = GatewayHost(NamespaceAt("gate"), pair, front, patience_s=patience_s)
+        gateway = GatewayHost(
+            NamespaceAt("gate"),
+            pair,
+            front or Front(rules=rules),
+            patience_s=patience_s,
+            held_bytes_max=held_bytes_max,
+        )
         await gateway.start()
         try:
             yield GatewayWorld(primary, secondary, gateway)

@@ -24,10 +24,11 @@ send more; it reads on when half of them have been answered."""
 class HeldSends:
     """The sends of all clients that have no answer yet."""
 
-    def __init__(self, name: str, patience_s: float) -> None:
+    def __init__(self, name: str, patience_s: float, bytes_max: int = HELD_BYTES_MAX) -> None:
         """`patience_s`: how long a client's send may wait for a namespace to accept it."""
         self.loop = asyncio.get_running_loop()
         self.patience_s = patience_s
+        self.bytes_max = bytes_max
         self.count = 0
         self.size_bytes = 0
         self.is_closing = False
@@ -41,7 +42,7 @@ class HeldSends:
         """Count a message that has no answer yet."""
         self.count += 1
         self.size_bytes += size_bytes
-        if self.size_bytes > HELD_BYTES_MAX and client not in self._paused:
+        if self.size_bytes > self.bytes_max and client not in self._paused:
             self._paused.add(client)
             client.pause_reading()
 
@@ -49,7 +50,7 @@ class HeldSends:
         """Count a message that was answered."""
         self.count -= 1
         self.size_bytes -= size_bytes
-        if self._paused and self.size_bytes <= HELD_BYTES_MAX // 2 and not self.is_closing:
+        if self._paused and self.size_bytes <= self.bytes_max // 2 and not self.is_closing:
             paused, self._paused = self._paused, set()
             for client in paused:
                 client.resume_reading()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from twinbus.broker.http import HttpHost
 from twinbus.gateway.administration import gateway_application
+from twinbus.gateway.holding import HELD_BYTES_MAX
 from twinbus.gateway.server import GatewayServer
 from twinbus.namespace.endpoint import endpoint_of
 from twinbus.pair import client_of
@@ -26,14 +27,24 @@ class GatewayHost:
     """Serves one port for one pair, until it is closed."""
 
     def __init__(
-        self, name: NamespaceAt, pair: Pair, front: Front, *, patience_s: float = PATIENCE_S
+        self,
+        name: NamespaceAt,
+        pair: Pair,
+        front: Front,
+        *,
+        patience_s: float = PATIENCE_S,
+        held_bytes_max: int = HELD_BYTES_MAX,
     ) -> None:
-        """The pair is started and closed with the gateway."""
+        """The pair is started and closed with the gateway.
+
+        `held_bytes_max` bounds the messages of all clients that have no answer yet.
+        """
         self.name = name.name
         self._port = name.port
         self._pair = pair
         self._front = front
         self._patience_s = patience_s
+        self._held_bytes_max = held_bytes_max
         self._server: GatewayServer | None = None
         self._listener: Listener | None = None
         self._http: HttpHost | None = None
@@ -55,7 +66,11 @@ class GatewayHost:
         try:
             await self._pair.start()
             self._server = server = GatewayServer(
-                self.name, client_of(self._pair), self._front, patience_s=self._patience_s
+                self.name,
+                client_of(self._pair),
+                self._front,
+                patience_s=self._patience_s,
+                held_bytes_max=self._held_bytes_max,
             )
             await server.start()
             self._http = HttpHost(

@@ -32,8 +32,11 @@ if TYPE_CHECKING:
     from twinbus.broker.links.context import PeerContext
 
 WINDOW: Final = 250
-"""Deliveries that the primary may have on their way to one receiver of a client. A client that
-gives more credit and does not read must not fill the gateway's memory."""
+WINDOW_BYTES: Final = 4 * 1024 * 1024
+FIRST_WINDOW: Final = 16
+"""Deliveries that the primary may have on their way to one receiver of a client: so many, fewer
+large ones, and at first as many as are not too much at 256 KB. A client that gives more credit and
+does not read must not fill the gateway's memory."""
 
 REPLY_CREDIT: Final = 100
 WAITING_MAX: Final = 1_000
@@ -55,6 +58,8 @@ class RelayedReceiver(Relayed):
         self._up: ReceiverLink | None = None
         self._numbers: dict[int, int] = {}
         """The primary's delivery id for each of ours that the client has not settled."""
+        self._size_bytes = 0
+        """About the size of the largest recent delivery; 0: none came."""
         self._beyond = 0
         """Credit of a draining client that the primary was not asked for yet."""
 
@@ -121,12 +126,12 @@ class RelayedReceiver(Relayed):
         link, up = self.link, self._up
         if up is None or up.state is not LinkState.OPEN:
             return
-        wanted = min(link.credit, WINDOW)
+        wanted = min(link.credit, self._window)
         if link.drain:
             if wanted == 0:
                 link.drained()
                 self.relay.client.touch()
-            elif not up.is_draining:
+            elif not up.is_draining and self.relay.client.takes_more:
                 self._beyond = link.credit - wanted
                 up.grant(wanted, drain=True)
         elif wanted < up.credit or self._may_ask(wanted, up.credit):
@@ -136,11 +141,17 @@ class RelayedReceiver(Relayed):
     def may_write_again(self) -> None:
         self.credit_changed()
 
+    @property
+    def _window(self) -> int:
+        if not self._size_bytes:
+            return FIRST_WINDOW
+        return max(1, min(WINDOW, WINDOW_BYTES // self._size_bytes))
+
     def _may_ask(self, wanted: int, asked: int) -> bool:
         """Whether to ask the primary for more: the client reads, and enough has come."""
         if wanted <= asked or not self.relay.client.takes_more:
             return False
-        return wanted < WINDOW or asked <= WINDOW // 2
+        return wanted < self._window or asked <= wanted // 2
 
     def _deliver(self, event: DeliveryArrived) -> None:
         link = self.link
@@ -154,7 +165,8 @@ class RelayedReceiver(Relayed):
         if not event.settled:
             self._numbers[number] = event.delivery_id
         self.relay.client.touch()
-        if link.credit >= WINDOW:
+        self._size_bytes = max(len(event.payload), self._size_bytes * 15 // 16)
+        if self._up is not None and link.credit > self._up.credit:
             self.credit_changed()
 
     def _on_drained(self) -> None:

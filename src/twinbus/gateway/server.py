@@ -17,7 +17,7 @@ from twinbus.broker.links.peer import Peer
 from twinbus.broker.profile import LAPTOP
 from twinbus.broker.sas import AccessPolicy
 from twinbus.broker.tracking import RefusalTracker
-from twinbus.gateway.holding import HeldSends
+from twinbus.gateway.holding import HELD_BYTES_MAX, HeldSends
 from twinbus.gateway.opening import GatewayLinks
 from twinbus.gateway.upstream import UpstreamLine
 
@@ -33,7 +33,15 @@ log = logging.getLogger("twinbus.gateway")
 class GatewayServer:
     """Accepts clients and sends for them; `PeerContext` and owner of their connections."""
 
-    def __init__(self, name: str, client: PairedClient, front: Front, *, patience_s: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        client: PairedClient,
+        front: Front,
+        *,
+        patience_s: float,
+        held_bytes_max: int = HELD_BYTES_MAX,
+    ) -> None:
         """`patience_s`: how long a client's send may wait for a namespace to accept it."""
         self.name = name
         self.loop = asyncio.get_running_loop()
@@ -50,7 +58,7 @@ class GatewayServer:
         self.primary = UpstreamLine(state.primary, answer_s)
         self.secondary = UpstreamLine(state.secondary, answer_s)
         self.peers: set[Peer] = set()
-        self.held = HeldSends(name, patience_s)
+        self.held = HeldSends(name, patience_s, held_bytes_max)
         self._to_collect: dict[Peer, None] = {}
         self._is_tick_due = False
         self._links = GatewayLinks(self, client, self.primary, self.held)

@@ -1,0 +1,228 @@
+"""What a gateway holds is bounded: by bytes, by client, and by connection."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.load_worker import times
+from tests.end_to_end.raw_client import RawClient, message
+from tests.end_to_end.test_deep_queue import anonymous_bytes
+from tests.gateway.gateway_process import GatewayProcess
+from tests.gateway.gateway_world import GatewayWorld, gateway_world, wait_for
+from tests.official_sdk import administration
+from tests.processes import ServedBroker
+from twinbus.broker.embedded import EmbeddedBroker
+from twinbus.broker.faults import Fault
+from twinbus.broker.links.back_pressure import OUTPUT_BYTES_MAX, TURN_BYTES_MAX
+from twinbus.gateway.holding import HELD_BYTES_MAX
+from twinbus.gateway.relayed_links import WINDOW_BYTES
+from twinbus.gateway.server import GatewayServer
+
+pytestmark = pytest.mark.end_to_end
+
+PATIENCE_S = 120.0
+BODY = b"x" * 20_000
+
+
+def server_of(world: GatewayWorld) -> GatewayServer:
+    server = world.gateway._server
+    assert server is not None
+    return server
+
+
+def stop_reading(client: RawClient) -> Callable[[], None]:
+    """Have a client read nothing more; the function that is returned lets it read on."""
+    wire = client._transport._socket
+    assert wire is not None
+    wire.pause_reading()
+    return wire.resume_reading
+
+
+async def test_a_slow_primary_bounds_the_bytes_that_all_clients_together_have_in_the_gateway() -> (
+    None
+):
+    limit_bytes, clients, each = 1_000_000, 3, 200
+    async with gateway_world("orders", attempt_timeout=30, held_bytes_max=limit_bytes) as world:
+        held, most_bytes, sends = server_of(world).held, 0, []
+        # Each is answered in time, and meanwhile the clients send on.
+        world.primary.add_fault(Fault(kind="delay", entity="orders", delay_ms=200))
+        opened = [await RawClient.open(world.connection_string()) for _ in range(clients)]
+        for number, client in enumerate(opened):
+            sender = await client.sender("orders")
+            await sender.room()
+            sends += [sender.send(message(f"m{number}-{n}", BODY)) for n in range(each)]
+        async with asyncio.timeout(PATIENCE_S):
+            while not all(send.done() for send in sends):
+                most_bytes = max(most_bytes, held.size_bytes)
+                await asyncio.sleep(0.005)
+        await asyncio.gather(*sends)
+        # Beyond the limit each client may send what was read of it before it was stopped.
+        assert limit_bytes < most_bytes < limit_bytes + clients * 2 * TURN_BYTES_MAX
+        assert most_bytes < clients * each * len(BODY) / 2
+        assert (held.size_bytes, held.count) == (0, 0)
+        for client in opened:
+            await client.close()
+
+
+async def test_a_client_that_reads_no_answers_keeps_no_messages_here_and_nobody_up() -> None:
+    async with gateway_world("orders", attempt_timeout=30) as world:
+        silent = await RawClient.open(world.connection_string())
+        sender = await silent.sender("orders")
+        await sender.room()
+        read_on = stop_reading(silent)
+        sends = [sender.send(message(f"s{number}")) for number in range(1_000)]
+        held = server_of(world).held
+        await wait_for(lambda: world.gateway.pair.status().entities["orders"].sent == 1_000)
+        assert (held.size_bytes, held.count) == (0, 0)
+        other = await RawClient.open(world.connection_string())
+        second = await other.sender("orders")
+        await second.room()
+        await second.send(message("other"))
+        assert not any(send.done() for send in sends)
+        read_on()
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.gather(*sends)
+        await other.close()
+        await silent.close()
+
+
+async def test_a_client_that_reads_no_deliveries_has_few_megabytes_of_them_here() -> None:
+    count, body = 150, b"x" * 200_000
+    async with gateway_world("orders", attempt_timeout=30) as world:
+        filling = await RawClient.open(world.primary.connection_string())
+        sender = await filling.sender("orders")
+        for number in range(count):
+            await sender.room()
+            await sender.send(message(f"m{number}", body))
+        await filling.close()
+        client = await RawClient.open(world.connection_string())
+        receiver = await client.receiver("orders", credit=1, settled=True)
+        assert await receiver.receive() is not None
+        read_on = stop_reading(client)
+        receiver.link.grant(10 * count)
+        client.flush()
+        (peer,) = server_of(world).peers
+        wire = peer._transport
+        assert wire is not None
+
+        def waiting_bytes() -> int:
+            return wire.get_write_buffer_size() + peer.connection.output.size_bytes
+
+        # The kernel takes the first megabytes; then the gateway has to keep what comes.
+        await wait_for(lambda: waiting_bytes() > OUTPUT_BYTES_MAX // 2)
+        seen = -1
+        while waiting_bytes() > seen:
+            seen = waiting_bytes()
+            await asyncio.sleep(0.5)
+        assert waiting_bytes() < 2 * WINDOW_BYTES < count * len(body) / 2
+        read_on()
+        for _ in range(count - 1):
+            assert await receiver.receive() is not None
+        await client.close()
+
+
+async def wave(gateway: GatewayProcess, count: int, name: str) -> int:
+    """Open so many connections, send on all of them, and close them; memory while all are open."""
+    clients: list[RawClient] = []
+
+    async def connect() -> None:
+        client = await RawClient.open(gateway.connection_string())
+        clients.append(client)
+        sender = await client.sender("orders")
+        await sender.room()
+        await sender.send(message(f"{name}-{id(client)}", b"x" * 1_000))
+
+    await times(count, connect)
+    assert len(clients) == count
+    used_bytes = anonymous_bytes(gateway)
+    for client in clients:
+        await client.close()
+    return used_bytes
+
+
+async def waves(directory: Path, count: int) -> tuple[int, list[int]]:
+    """Memory of a gateway before, and in each of three waves of connections."""
+    with EmbeddedBroker("contoso") as primary, EmbeddedBroker("contoso-dr") as secondary:
+        primary.create_queue("orders")
+        sides = primary.connection_string(), secondary.connection_string()
+        with GatewayProcess(directory / "gate", *sides, ("--quiet",)) as gateway:
+            before_bytes = anonymous_bytes(gateway)
+            async with asyncio.timeout(PATIENCE_S * 5):
+                used = [await wave(gateway, count, f"wave-{number}") for number in range(3)]
+            assert "Traceback" not in gateway.log()
+    return before_bytes, used
+
+
+LEVEL_SHARE, LEVEL_BYTES = 0.05, 8_000_000
+"""Growth of the memory that counts as level, as for the broker."""
+
+
+async def test_the_memory_is_level_after_waves_of_connections(tmp_path: Path) -> None:
+    _, (first, _, third) = await waves(tmp_path, 100)
+    assert third - first < LEVEL_SHARE * first + LEVEL_BYTES
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+async def test_the_memory_is_level_with_a_thousand_connections(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    count = 1_000
+    before_bytes, (first, second, third) = await waves(tmp_path, count)
+    with capsys.disabled():
+        megabytes = ", ".join(f"{used / 1e6:.0f}" for used in (before_bytes, first, second, third))
+        each = (first - before_bytes) / count / 1e3
+        print(f"\n{count:,} connections: {each:.1f} KB each; {megabytes} MB")  # noqa: T201
+    assert third - first < LEVEL_SHARE * first + LEVEL_BYTES
+
+
+COPIES = 4
+"""What a held message may take in all: as it came, as it goes, and what waits in the sockets."""
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+async def test_a_primary_that_hangs_does_not_fill_the_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    each, clients, body = 2_000, 4, b"x" * 60_000
+    options = ("--quiet", "--failover-interval", "1h", "--attempt-timeout", "60s")
+    with (
+        ServedBroker(tmp_path, "contoso", "contoso-dr", ephemeral=True) as broker,
+        administration(broker.connection_string()) as admin,
+    ):
+        admin.create_queue("orders")
+        sides = broker.connection_string(), broker.connection_string("contoso-dr")
+        with GatewayProcess(tmp_path / "gate", *sides, options) as gateway:
+            opened = [await RawClient.open(gateway.connection_string()) for _ in range(clients)]
+            senders = [await client.sender("orders") for client in opened]
+            for sender in senders:
+                await sender.room()
+                await sender.send(message("first"))
+            before_bytes = anonymous_bytes(gateway)
+            broker.process.send_signal(signal.SIGSTOP)
+            try:
+                sends = [
+                    sender.send(message(f"m{n}", body)) for sender in senders for n in range(each)
+                ]
+                most, grew = 0, True
+                while grew:
+                    await asyncio.sleep(2)
+                    used = anonymous_bytes(gateway)
+                    most, grew = max(most, used), used > most
+                assert not any(send.done() for send in sends)
+            finally:
+                broker.process.send_signal(signal.SIGCONT)
+            async with asyncio.timeout(PATIENCE_S * 3):
+                await asyncio.gather(*sends)
+            for client in opened:
+                await client.close()
+    with capsys.disabled():
+        sent_mb, used_mb = each * clients * len(body) / 1e6, (most - before_bytes) / 1e6
+        print(f"\n{sent_mb:.0f} MB sent to a hung primary: {used_mb:.0f} MB held")  # noqa: T201
+    assert most - before_bytes < COPIES * HELD_BYTES_MAX
