@@ -421,3 +421,8 @@ class Pair:
 def client_of(pair: Pair) -> PairedClient:
     """The failover core of a running pair, for a gateway that sends through it."""
     return pair._live()
+
+
+def call_program(pair: Pair, name: str) -> None:
+    """Give the program of a pair that is not started yet another name, for `twinbus status`."""
+    pair._control.program = name

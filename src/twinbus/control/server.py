@@ -63,6 +63,8 @@ class ControlServer:
         """`verbs` are the operations of the host, by name."""
         self.path: Path | None = None
         """The socket, while there is one."""
+        self.program = os.path.basename(sys.argv[0] if sys.argv else "")
+        """What people see as the program of this host; to be set before `start`."""
         self._verbs = {HELLO: Verb(lambda: None), **verbs}
         self._card = HostCard(kind, name, os.getpid())
         self.listening: socket.socket | None = None
@@ -75,7 +77,7 @@ class ControlServer:
         self._card = replace(
             self._card,
             pid=os.getpid(),
-            program=os.path.basename(sys.argv[0] if sys.argv else ""),
+            program=self.program,
             began_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )
         reasons = []

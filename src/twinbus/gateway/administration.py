@@ -71,7 +71,7 @@ def gateway_application(
     """The application of the gateway's port; `figures` are the pair's numbers for Prometheus."""
 
     async def health(_: Request) -> Response:
-        return JSONResponse({"status": "ok", "namespace": server.name})
+        return JSONResponse({"status": "ok", "namespace": server.name, "gateway": server.state()})
 
     async def metrics(request: Request) -> Response:
         refusal = access.refusal(request.headers.get("authorization", ""))

@@ -9,7 +9,7 @@ from twinbus.gateway.administration import gateway_application
 from twinbus.gateway.holding import HELD_BYTES_MAX
 from twinbus.gateway.server import GatewayServer
 from twinbus.namespace.endpoint import endpoint_of
-from twinbus.pair import client_of
+from twinbus.pair import call_program, client_of
 
 if TYPE_CHECKING:
     from twinbus.broker.front import Front
@@ -64,6 +64,7 @@ class GatewayHost:
     async def start(self) -> None:
         """Pair the namespaces and open the port; on any failure nothing stays open."""
         try:
+            call_program(self._pair, f"gateway {self.name}")
             await self._pair.start()
             self._server = server = GatewayServer(
                 self.name,

@@ -72,6 +72,18 @@ class GatewayServer:
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
 
+    def state(self) -> dict[str, object]:
+        """The connections for sends to both namespaces, and whether there is a backlog to use.
+
+        Anyone may ask for it: no address and no name.
+        """
+        rotation = self.client.state.rotation
+        return {
+            "primary": self.primary.state,
+            "secondary": self.secondary.state,
+            "protected": rotation.protected and not rotation.secondary.is_lost,
+        }
+
     def resolve(self, path: str) -> object:
         """Every entity may exist: only the primary knows, and it may be down."""
         return None

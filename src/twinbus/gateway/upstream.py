@@ -77,6 +77,13 @@ class UpstreamLine:
         self._is_flush_due = False
         self._closed = False
 
+    @property
+    def state(self) -> str:
+        """`connected`; `unused`, for it was not needed yet; or `lost`."""
+        if self._connection is not None and not self._connection.lost.done():
+            return "connected"
+        return "lost" if self._failure is not None or self.heard_at else "unused"
+
     def pool(
         self, path: str, on_open: Callable[[int, int], None] | None = None, *, splits: bool = False
     ) -> LinkPool:

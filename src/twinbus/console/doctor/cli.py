@@ -41,6 +41,14 @@ def doctor(
             "An entity that the application sends to. The doctor checks the Send right there.",
         ),
     ] = None,
+    gateway: Annotated[
+        str | None,
+        option(
+            "STRING",
+            "Connection string of a gateway to examine: with the namespaces, or alone.",
+            envvar="TWINBUS_GATEWAY",
+        ),
+    ] = None,
     label: LabelOption = None,
     queues: QueuesOption = 10,
     output: OutputOption = Output.TEXT,
@@ -51,7 +59,13 @@ def doctor(
     With the Manage right the doctor creates scratch entities called twinbus-doctor-... and deletes
     them again. It says what it could not check.
     """
-    from twinbus.console.doctor.commands import run
+    from twinbus.console.doctor.commands import run, run_gateway
 
     sides = SidesOptions(primary=primary, secondary=secondary, label=label, **asdict(reach))
-    return run(*sides.both, queues, entity, output)
+    if gateway is None:
+        return run(*sides.both, queues, entity, output)
+    # Not by the route of the namespaces, which may lead through a proxy.
+    examined = AccessOptions().side(gateway, "gateway")
+    if primary is None and secondary is None:
+        return run_gateway(examined, entity, output)
+    return run(*sides.both, queues, entity, output, examined)

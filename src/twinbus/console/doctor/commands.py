@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from twinbus.console.doctor.connectivity import check_clock, check_reach, check_sides
 from twinbus.console.doctor.findings import ExaminedPair, Finding, Level, document, line_of, verdict
+from twinbus.console.doctor.gateway import check_gateway
 from twinbus.console.doctor.rights import (
     check_credential,
     check_limits,
@@ -24,14 +25,45 @@ from twinbus.namespace.namespace import Namespace
 
 @runs_to_its_end
 async def run(
-    primary: Namespace, secondary: Namespace, count: int, entity: str | None, output: Output
+    primary: Namespace,
+    secondary: Namespace,
+    count: int,
+    entity: str | None,
+    output: Output,
+    gateway: Namespace | None = None,
 ) -> int:
-    """Examine both namespaces and print the findings; return the exit status."""
+    """Examine both namespaces, and a gateway; print the findings and return the exit status."""
     pair = ExaminedPair(primary, secondary, count, entity)
     with LiveLine() as line:
         findings = await _examine(pair, line, is_printed=output is Output.TEXT)
-    show(output, document(findings), ["", verdict(findings)])
+        if gateway is not None:
+            findings += await _examine_gateway(gateway, entity, line, output)
+    return _concluded(findings, output)
+
+
+@runs_to_its_end
+async def run_gateway(gateway: Namespace, entity: str | None, output: Output) -> int:
+    """Examine a gateway alone; print the findings and return the exit status."""
+    with LiveLine() as line:
+        findings = await _examine_gateway(gateway, entity, line, output)
+    return _concluded(findings, output, "fit to be sent through")
+
+
+def _concluded(findings: list[Finding], output: Output, fit: str = "fit to be paired") -> int:
+    show(output, document(findings), ["", verdict(findings, fit)])
     return COULD_NOT if any(f.level is Level.FAIL for f in findings) else 0
+
+
+async def _examine_gateway(
+    gateway: Namespace, entity: str | None, line: LiveLine, output: Output
+) -> list[Finding]:
+    findings = []
+    line.say("asking the gateway")
+    async for finding in check_gateway(gateway, entity):
+        findings.append(finding)
+        if output is Output.TEXT:
+            line.print(line_of(finding))
+    return findings
 
 
 async def _trials(pair: ExaminedPair, scratch: Scratch) -> list[Finding]:

@@ -11,6 +11,7 @@ from typing import Final
 
 from twinbus.console.doctor.findings import ExaminedPair, Finding, Level
 from twinbus.namespace.endpoint import Endpoint, endpoint_of
+from twinbus.namespace.namespace import Namespace
 from twinbus.syphon.connection.administration_request import host_header, http_connection
 
 PATH_LENGTH_MAX: Final = 260
@@ -44,7 +45,11 @@ async def check_sides(pair: ExaminedPair) -> list[Finding]:
 
 async def check_reach(pair: ExaminedPair, role: str) -> Finding:
     """Check that a side accepts a connection, with TLS where it must have it."""
-    check, namespace = f"reach {role}", pair.roles[role]
+    return await reach(f"reach {role}", pair.roles[role])
+
+
+async def reach(check: str, namespace: Namespace) -> Finding:
+    """Connect as AMQP does, and say how long it took or why it failed."""
     began = time.monotonic()
     endpoint = endpoint_of(namespace)
     host, port = endpoint.administration[:2] if endpoint.route.websocket else endpoint.amqp

@@ -86,15 +86,15 @@ def line_of(finding: Finding) -> str:
     return f"{level}  {finding.check:<{CHECK_WIDTH}}  {visible(finding.says)}{do}"
 
 
-def verdict(findings: Sequence[Finding]) -> str:
+def verdict(findings: Sequence[Finding], fit: str = "fit to be paired") -> str:
     """Return the verdict over all findings as one line."""
     count = {level: sum(1 for f in findings if f.level is level) for level in Level}
     failed, warned, skipped = count[Level.FAIL], count[Level.WARN], count[Level.SKIP]
     counts = [f"{failed} failed"] if failed else []
     counts += [counted(warned, "warning")] if warned else []
     counts += [f"{skipped} not checked"] if skipped else []
-    head = "fit to be paired" if not skipped else "no problem was found"
-    head = "not fit to be paired" if failed else head
+    head = fit if not skipped else "no problem was found"
+    head = f"not {fit}" if failed else head
     return f"{head}: {', '.join(counts)}" if counts else f"{head}: every check passed"
 
 

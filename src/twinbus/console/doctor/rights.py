@@ -120,7 +120,7 @@ async def _send(pair: ExaminedPair, role: str, missing: str) -> Finding:
             await sender.create_message_batch()
             pair.sizes[role] = int(getattr(sender, "_max_message_size_on_link", 0) or 0)
 
-    return await _right(check, namespace, "Send", path, ask, Level.FAIL, missing)
+    return await right_on(check, namespace, "Send", path, ask, Level.FAIL, missing)
 
 
 async def _listen(pair: ExaminedPair) -> Finding:
@@ -133,10 +133,10 @@ async def _listen(pair: ExaminedPair) -> Finding:
             await receiver.peek_messages(1)
 
     missing = "the syphon cannot drain with this credential: grant Listen where it runs"
-    return await _right(check, pair.secondary, "Listen", path, ask, Level.WARN, missing)
+    return await right_on(check, pair.secondary, "Listen", path, ask, Level.WARN, missing)
 
 
-async def _right(
+async def right_on(
     check: str,
     namespace: Namespace,
     right: str,
@@ -145,6 +145,7 @@ async def _right(
     level: Level,
     missing: str,
 ) -> Finding:
+    """Attach to an entity and say whether the credential has the right to; `ask` attaches."""
     try:
         with explained(namespace, f"attaching to {path}", right):
             async with namespace.bounded_client(ATTEMPT_S) as client:

@@ -87,6 +87,9 @@ def test_a_named_pair_gives_the_values_of_a_command(
     assert run(capsys, "doctor", "--pair", "eu") == (0, "", "")
     primary, secondary, queues, *_ = called.pop()
     assert (primary.label, secondary.label, queues) == ("contoso", "contoso-dr", 7)
+    gateway = ("--gateway", KEY.replace("NAME", "gate"))
+    assert run(capsys, "doctor", "--pair", "eu", *gateway) == (0, "", "")
+    assert [called[0][0].label, called.pop()[5].label] == ["contoso", "gate"]
     assert run(capsys, "report", "conservation", "--pair", "eu") == (0, "", "")
     given, secondary, window_s, _ = called.pop()
     assert (given.ledger, secondary.label, window_s) == ("/var/eu", "contoso-dr", 1_200)
