@@ -9,6 +9,7 @@ from twinbus.console.config.pair_defaults import FromFile
 from twinbus.console.options import AccessOptions, LabelOption, QueuesOption, SidesOptions
 from twinbus.console.terminal.command import argument, command, command_group, option
 from twinbus.console.terminal.output import Output, OutputOption
+from twinbus.settings.core.keys import EMBEDDED
 
 app = command_group("")
 
@@ -66,6 +67,7 @@ def doctor(
         return run(*sides.both, queues, entity, output)
     # Not by the route of the namespaces, which may lead through a proxy.
     examined = AccessOptions().side(gateway, "gateway")
-    if primary is None and secondary is None:
+    # A secondary inside a gateway is examined by the gateway's own word.
+    if (primary is None and secondary is None) or (secondary or "").startswith(EMBEDDED):
         return run_gateway(examined, entity, output)
     return run(*sides.both, queues, entity, output, examined)

@@ -63,7 +63,8 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         return 0
 
     for module, name in (
-        *((backlog, "list_queues"), (backlog, "create"), (doctor, "run"), (report, "conservation")),
+        *((backlog, "list_queues"), (backlog, "create"), (report, "conservation")),
+        *((doctor, "run"), (doctor, "run_gateway")),
         *(
             (page, "run"),
             (control, "show_status"),
@@ -141,6 +142,9 @@ def test_a_named_pair_gives_a_gateway_its_address_times_and_key(
     ran = run(capsys, "backlog", "list", "--pair", "eu")
     assert (ran.status, ran.out) == (2, "")
     assert "the secondary is inside a gateway (embedded:DIR)" in ran.err
+    examined = ("--gateway", KEY.replace("NAME", "gate"))
+    assert run(capsys, "doctor", "--pair", "eu", *examined) == (0, "", "")
+    assert [type(one).__name__ for one in called.pop()][:2] == ["Namespace", "NoneType"]
     path.write_text(EU + GATEWAY)
     # Its address says nothing of the namespaces, so they are those of the only pair.
     assert run(capsys, "gateway", "mine:0").err == f"twinbus: using pair eu of {path}\n"
