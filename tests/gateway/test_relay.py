@@ -22,10 +22,11 @@ from azure.servicebus.exceptions import (
     ServiceBusError,
 )
 
-from tests.end_to_end.raw_client import RawClient, Refused, message
+from tests.end_to_end.raw_client import RawClient, RawReceiver, RawSender, Refused, message
 from tests.gateway.gateway_world import GatewayWorld, gateway_world
 from tests.official_sdk import async_administration
 from twinbus.amqp.message import Properties, decode_map, encode_message, split
+from twinbus.amqp.types import Int
 from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.front import DEFAULT_KEY
 from twinbus.broker.links.management import OPERATIONS, SENDING_OPERATIONS
@@ -122,6 +123,47 @@ async def test_links_to_a_dead_primary_are_detached_and_the_client_stays_connect
         async with asyncio.timeout(60):
             await sender.send(message("diverted"))
         await raw.close()
+
+
+async def test_a_management_node_is_open_while_the_primary_is_down_and_works_when_it_is_back() -> (
+    None
+):
+    """The Go SDK opens one with every sender, and sends nothing without it."""
+    async with gateway_world("orders") as world:
+        world.primary.cut_off()
+        raw = await RawClient.open(world.connection_string())
+        requests = await raw.sender("orders/$management")
+        replies = await raw.receiver("orders/$management", credit=100)
+        sender = await raw.sender("orders")
+        await sender.room()
+        async with asyncio.timeout(60):
+            await sender.send(message("diverted"))
+        status, text = await _asked(requests, replies)
+        assert (status, "cannot be reached" in text) == (503, True)
+        world.primary.serve_again()
+        async with asyncio.timeout(60):
+            while (await _asked(requests, replies))[0] == 503:  # noqa: ASYNC110  # each asks again
+                await asyncio.sleep(0.05)
+        # Nothing is in the queue yet, and it is the primary that says so.
+        assert (await _asked(requests, replies))[0] == 204
+        assert raw.detached.empty()
+        await raw.close()
+
+
+async def _asked(requests: RawSender, replies: RawReceiver) -> tuple[int, str]:
+    """Status and text of the answer to a peek."""
+    await requests.room()
+    requests.send_unasked(
+        encode_message(
+            properties=Properties(message_id="peek"),
+            application_properties={"operation": "com.microsoft:peek-message"},
+            value={"from-sequence-number": 1, "message-count": Int(1)},
+        )
+    )
+    reply = await replies.receive()
+    assert reply is not None
+    answer = decode_map(split(reply.payload).application_properties)
+    return int(str(answer["statusCode"])), str(answer["statusDescription"])
 
 
 async def test_rights_are_checked_before_anything_goes_to_the_primary() -> None:

@@ -7,6 +7,9 @@
 Each client has a connection of its own to the primary, because locks and sessions belong to a
 connection, and requests name its links. When a link of the primary is lost, the client's link is
 detached with the same condition, and the SDK attaches again by itself.
+
+A `$management` node can be opened while the primary is down, because the Go SDK opens one with
+every sender: without it the SDK would send nothing in an outage. Its requests are refused.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from twinbus.amqp.events import (
     DeliveryArrived,
@@ -30,10 +33,9 @@ from twinbus.amqp.performatives import (
 )
 from twinbus.broker.engine.names import MANAGEMENT_SUFFIX
 from twinbus.broker.links.owner import LinkOwner
-from twinbus.broker.refusals import Refusal
+from twinbus.broker.refusals import Refusal, ServerBusy
 from twinbus.gateway.conditions import (
     DETACHED,
-    SERVER_BUSY,
     UpstreamRefusal,
     refusal_of,
     refused,
@@ -47,6 +49,11 @@ if TYPE_CHECKING:
     from twinbus.amqp.session import Session
     from twinbus.broker.links.context import LinkClient
     from twinbus.namespace.endpoint import Endpoint
+
+
+REOPEN_PAUSE_S: Final = 0.2
+"""Links that were waiting for a connection which then failed get the same failure: with a primary
+that hangs, each would otherwise wait for a connection of its own, one after the other."""
 
 
 class PrimaryRelay:
@@ -63,6 +70,8 @@ class PrimaryRelay:
         self._spawn = spawn
         self._connection: NamespaceConnection | None = None
         self._opening = asyncio.Lock()
+        self._failure: tuple[float, str] | None = None
+        """When the primary could last not be reached, and why."""
         self._relayed: set[Relayed] = set()
         self._nodes: dict[tuple[LinkSession, str], Session] = {}
         """Sessions of `$management` links: requests and answers must share one."""
@@ -75,15 +84,31 @@ class PrimaryRelay:
         self._relayed.add(relayed)
         self._spawn(self._begin(relayed))
 
+    def begin_node(self, requests: Relayed) -> None:
+        """Attach the links of a `$management` node that are open at the client already."""
+        self._spawn(self._begin_node(requests))
+
+    async def _begin_node(self, requests: Relayed) -> None:
+        key = requests.own_link.session, requests.path
+        replies = [
+            one
+            for one in self._relayed
+            if one is not requests and one.is_node and (one.own_link.session, one.path) == key
+        ]
+        # The answers first: a request goes out with the first credit.
+        for relayed in (*replies, requests):
+            if not relayed.is_attached:
+                await self._begin(relayed)
+
     async def _begin(self, relayed: Relayed) -> None:
         try:
             session = await self._session(relayed)
         except RequestRefused as error:
             relayed.lose(refusal_of(refused(error)))
         except ConnectionLost as error:
-            relayed.lose(UpstreamRefusal(SERVER_BUSY, str(error)))
+            relayed.not_reached(ServerBusy(str(error)))
         else:
-            if relayed in self._relayed and relayed.own_link.state is LinkState.OFFERED:
+            if relayed in self._relayed and relayed.own_link.state is not LinkState.CLOSED:
                 relayed.attach_to(session)
                 self.flush()
 
@@ -94,10 +119,7 @@ class PrimaryRelay:
                 raise ConnectionLost("the client is gone")
             connection = self._connection
             if connection is None:
-                connection = NamespaceConnection(
-                    self._endpoint, self._on_event, on_deliveries=self._on_deliveries
-                )
-                await connection.open()
+                connection = await self._open()
                 self._connection = connection
                 connection.lost.add_done_callback(self._on_lost)
         await connection.authorize(relayed.path)
@@ -108,6 +130,20 @@ class PrimaryRelay:
         if session is None or session.free_handles < 1:
             session = self._nodes[key] = await connection.session_with_room(links=2)
         return session
+
+    async def _open(self) -> NamespaceConnection:
+        loop = asyncio.get_running_loop()
+        if self._failure is not None and loop.time() - self._failure[0] < REOPEN_PAUSE_S:
+            raise ConnectionLost(self._failure[1])
+        connection = NamespaceConnection(
+            self._endpoint, self._on_event, on_deliveries=self._on_deliveries
+        )
+        try:
+            await connection.open()
+        except ConnectionLost as error:
+            self._failure = loop.time(), str(error)
+            raise
+        return connection
 
     def flush(self) -> None:
         if self._connection is not None:
@@ -197,6 +233,11 @@ class Relayed(LinkOwner, ABC):
         """The entity that the gateway needs a token for."""
         return self.address.removesuffix(MANAGEMENT_SUFFIX)
 
+    @property
+    @abstractmethod
+    def is_attached(self) -> bool:
+        """Whether a link of the primary is or was behind the client's."""
+
     @abstractmethod
     def attach_to(self, session: Session) -> None:
         """Attach the same link to the primary."""
@@ -207,6 +248,10 @@ class Relayed(LinkOwner, ABC):
 
     def taken(self, number: int, state: bytes) -> None:
         """The primary settled a delivery of its link that the client sent."""
+
+    def not_reached(self, refusal: Refusal) -> None:
+        """The primary cannot be reached: refuse the client's link."""
+        self.lose(refusal)
 
     def lose(self, refusal: Refusal) -> None:
         """The primary refused or closed its link, or is gone: so does the client's link."""

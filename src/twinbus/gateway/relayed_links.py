@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -16,14 +17,20 @@ from twinbus.amqp.events import (
     Event,
 )
 from twinbus.amqp.link import SETTLED, Link, LinkState, ReceiverLink, SenderLink
-from twinbus.amqp.message import Sections, decode_map, join
+from twinbus.amqp.message import Sections, decode_map, join, split
 from twinbus.amqp.performatives import ACCEPTED_BYTES, RELEASED_BYTES, Source, Target
 from twinbus.amqp.types import DecodeError
 from twinbus.broker.links.management import SENDING_OPERATIONS
 from twinbus.broker.links.management_request import correlation_id, failure, text_of
 from twinbus.broker.links.replies import ReplyLink
 from twinbus.broker.links.requests import RequestLink
-from twinbus.broker.refusals import MalformedMessage, QuotaExceeded, Unauthorized
+from twinbus.broker.refusals import (
+    EntityNotFound,
+    MalformedMessage,
+    QuotaExceeded,
+    Refusal,
+    Unauthorized,
+)
 from twinbus.broker.sas import LISTEN, SEND
 from twinbus.gateway.relay import PrimaryRelay, Relayed, encoded_state
 
@@ -66,6 +73,10 @@ class RelayedReceiver(Relayed):
     @property
     def own_link(self) -> Link:
         return self.link
+
+    @property
+    def is_attached(self) -> bool:
+        return self._up is not None
 
     def attach_to(self, session: Session) -> None:
         link = self.link
@@ -209,6 +220,10 @@ class RelayedReplies(ReplyLink, Relayed):
     def own_link(self) -> Link:
         return self.link
 
+    @property
+    def is_attached(self) -> bool:
+        return self._up is not None
+
     def attach_to(self, session: Session) -> None:
         target = self.link.target if isinstance(self.link.target, Target) else Target()
         self._up = session.attach_receiver(
@@ -228,12 +243,20 @@ class RelayedReplies(ReplyLink, Relayed):
                 if up.credit < REPLY_CREDIT // 2:
                     up.grant(REPLY_CREDIT)
                 self.relay.client.touch()
-            case Attached() if up.source is not None and self.link.state is LinkState.OFFERED:
-                self.link.accept()
+            case Attached() if up.source is not None:
+                self._accept()
                 up.grant(REPLY_CREDIT)
-                self.relay.client.touch()
+                self.relay.flush()
             case Detached():
                 self.lose_by(event.error)
+
+    def not_reached(self, refusal: Refusal) -> None:
+        self._accept()
+
+    def _accept(self) -> None:
+        if self.link.state is LinkState.OFFERED:
+            self.link.accept()
+            self.relay.client.touch()
 
     def close(self, now_ms: int) -> None:
         super().close(now_ms)
@@ -260,12 +283,19 @@ class RelayedRequests(RequestLink, Relayed):
         """The delivery of the request that is being handed on; None: it is settled."""
         self._numbers: dict[int, int] = {}
         """Our delivery for each of the primary's that it has not settled."""
+        self._is_beginning = False
+        """Whether the primary is being reached for requests that wait."""
 
     @property
     def own_link(self) -> Link:
         return self.link
 
+    @property
+    def is_attached(self) -> bool:
+        return self._up is not None
+
     def attach_to(self, session: Session) -> None:
+        self._is_beginning = False
         source = self.link.source or Source()
         self._up = session.attach_sender(
             self.link.name,
@@ -279,13 +309,32 @@ class RelayedRequests(RequestLink, Relayed):
         up = self._up
         assert up is not None
         match event:
-            case Attached() if up.target is not None and self.link.state is LinkState.OFFERED:
-                self.attach()
-                self.relay.client.touch()
+            case Attached() if up.target is not None:
+                self._accept()
             case CreditChanged():
                 self._send()
             case Detached():
                 self.lose_by(event.error)
+
+    def not_reached(self, refusal: Refusal) -> None:
+        """Take requests all the same; each is answered that the primary cannot be reached."""
+        self._is_beginning = False
+        self._accept()
+        waiting, self._waiting = self._waiting, deque()
+        for request, here in waiting:
+            self._refuse(split(request), here, refusal)
+
+    def _accept(self) -> None:
+        if self.link.state is LinkState.OFFERED:
+            self.attach()
+            self.relay.client.touch()
+
+    def _refuse(self, request: Sections, here: int | None, refusal: Refusal) -> None:
+        with suppress(EntityNotFound):  # Nobody reads the answers any more.
+            self._reply_link(request).send(failure(correlation_id(request), refusal))
+        if here is not None and self.link.state is LinkState.OPEN:
+            self.link.session.settle(here, here, ACCEPTED_BYTES, as_receiver=True)
+        self.relay.client.touch()
 
     def close(self, now_ms: int) -> None:
         self.relay.forget(self)
@@ -309,6 +358,9 @@ class RelayedRequests(RequestLink, Relayed):
         if len(self._waiting) >= WAITING_MAX:
             raise QuotaExceeded(f"{WAITING_MAX} requests wait for the primary; send fewer at once.")
         self._waiting.append((join(request), self._taking))
+        if self._up is None and not self._is_beginning:
+            self._is_beginning = True
+            self.relay.begin_node(self)
         self._send()
         return None
 
