@@ -41,6 +41,9 @@ SILENCE_S = 1.0
 SENDS_BEFORE = 8
 """Of each client between two faults: two of each kind."""
 
+LATE = "late."
+"""Begins the name of a client that started while the primary was dead."""
+
 IS_HEALTHY = re.compile(r'^twinbus_entities\{.*state="healthy".*\} 1\.0$', re.MULTILINE)
 
 
@@ -49,6 +52,8 @@ class Outages:
     """Which faults the primary has, one after the other, and how the gateway is set up."""
 
     faults: Sequence[str]
+    latecomers: Sequence[str]
+    """Languages with a second client, which starts while the primary is dead."""
     gateway: tuple[str, ...]
 
 
@@ -75,12 +80,24 @@ class OutageWorld:
         primary: ServedBroker,
         secondary: EmbeddedBroker,
         gateway: GatewayProcess,
-        clients: Sequence[SendingProgram],
+        directory: Path,
+        stack: ExitStack,
     ) -> None:
+        """The stack ends the clients."""
+        self.clients: list[SendingProgram] = []
+        self.latecomers: dict[str, Program] = {}
+        """Clients that start while the primary is dead for the first time."""
         self._primary = primary
         self._secondary = secondary
         self._gateway = gateway
-        self._clients = clients
+        self._directory = directory
+        self._stack = stack
+
+    def add(self, name: str, program: Program) -> None:
+        """Start a client."""
+        text, log = self._gateway.connection_string(), self._directory / f"{name}.log"
+        client = SendingProgram(program.outage, text, QUEUE, name, log)
+        self.clients.append(self._stack.enter_context(client))
 
     def suffer(self, fault: str) -> None:
         """Let the primary have a fault until every client has met it, then wait for its end."""
@@ -97,6 +114,8 @@ class OutageWorld:
     def _killed(self) -> None:
         """End as a power cut would, and start again after the failover."""
         self._primary.kill9()
+        while self.latecomers:
+            self.add(*self.latecomers.popitem())
         self._each_sent(SENDS_BEFORE)
         self._primary.restart()
 
@@ -123,7 +142,7 @@ class OutageWorld:
     def end(self) -> None:
         """Stop the clients, then the gateway when the backlog has been moved."""
         self._each_sent(SENDS_BEFORE)
-        for client in self._clients:
+        for client in self.clients:
             status = client.stop()
             assert status == 0, f"{client.name} ended with {status}"
         with administration(self._secondary.connection_string()) as admin:
@@ -138,7 +157,7 @@ class OutageWorld:
     def _each_sent(self, count: int) -> None:
         """Wait until each client has begun and ended so many sends from now on."""
         now_s = time.time()
-        for client in self._clients:
+        for client in self.clients:
             self._until(
                 lambda client=client: client.has_sent_since(now_s, count),  # type: ignore[misc]
                 f"{client.name} has sent {count} times",
@@ -148,7 +167,7 @@ class OutageWorld:
         deadline = time.monotonic() + PATIENCE_S
         while not is_so():
             if time.monotonic() > deadline:
-                said = {client.name: client.sends[-1:] for client in self._clients}
+                said = {client.name: client.sends[-1:] for client in self.clients}
                 log = self._gateway.log()[-3_000:]
                 raise TimeoutError(f"not in {PATIENCE_S:g} s: {what}; {said}; the gateway:\n{log}")
             time.sleep(0.05)
@@ -175,26 +194,18 @@ def results_of(
                 ("--ledger", str(ledger), *outages.gateway),
             )
         )
-        clients = [
-            stack.enter_context(
-                SendingProgram(
-                    program.outage,
-                    gateway.connection_string(),
-                    QUEUE,
-                    name,
-                    directory / f"{name}.log",
-                )
-            )
-            for name, program in programs.items()
-        ]
-        world = OutageWorld(primary, secondary, gateway, clients)
+        world = OutageWorld(primary, secondary, gateway, directory, stack)
+        for language, program in programs.items():
+            world.add(language, program)
+            if language in outages.latecomers:
+                world.latecomers[f"{LATE}{language}"] = program
         for fault in outages.faults:
             world.suffer(fault)
         world.end()
         arrived = asyncio.run(_arrived(text))
         assert "Traceback" not in gateway.log(), gateway.log()
     unanswered, diverted = _ledger(ledger)
-    return {client.name: _result(client, arrived, unanswered, diverted) for client in clients}
+    return {one.name: _result(one, arrived, unanswered, diverted) for one in world.clients}
 
 
 def _is_empty(admin: ServiceBusAdministrationClient) -> bool:
