@@ -264,4 +264,6 @@ class BacklogFormatError(TransferError):
 
 def error_text(error: BaseException) -> str:
     """An error's class and text, for logs and for errors that report it."""
-    return f"{type(error).__name__}: {error}"
+    # A deadline of asyncio has no text of its own.
+    text = str(error) or ("no answer in time" if isinstance(error, TimeoutError) else "")
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

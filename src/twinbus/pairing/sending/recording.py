@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
+from twinbus.errors import error_text
 from twinbus.ledger.record import LineForm
 from twinbus.pairing.core.classify import FailureMeaning, meaning_of
 from twinbus.pairing.sdk.sender_pool import OpeningCutShort
@@ -173,8 +174,7 @@ def outcome_of(error: BaseException | None) -> Outcome:
 
 
 def _text(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}"[:ERROR_LENGTH_MAX]
+    return " ".join(error_text(error).split())[:ERROR_LENGTH_MAX]
 
 
 def open_recorder(

@@ -147,6 +147,16 @@ async def test_an_outage_as_its_events_tell_it() -> None:
         assert plain["event"] == type(event).__name__
 
 
+async def test_a_ping_without_an_answer_has_a_reason() -> None:
+    world = FakePair(retry_total=0)
+    world.primary.behaviour = refuses
+    await world.client.get_queue_sender("orders").send_messages(message(), timeout=30)
+    world.primary.behaviour = hangs
+    await asyncio.sleep(300)
+    assert world.client.entity("orders").status().last_error == "TimeoutError: no answer in time"
+    await world.client.close()
+
+
 async def test_the_status_counts_down_to_what_happens_next() -> None:
     world = FakePair(retry_total=0)
     entity = world.client.entity("orders")
