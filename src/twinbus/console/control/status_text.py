@@ -53,6 +53,8 @@ def attention(status: Mapping[str, Any]) -> list[str]:
     frozen = [visible(entity["path"]) for entity in _entities(status) if entity.get("frozen")]
     if frozen:
         found.append(f"frozen by hand: {named(frozen)}")
+    if any(queue.get("paused") for queue in (status.get("syphon") or {}).values()):
+        found.append("the syphon is paused: `twinbus syphon resume` resumes it")
     if status.get("ledger_unrecorded"):
         found.append(f"the ledger could not record {status['ledger_unrecorded']:,} lines")
     return found

@@ -154,6 +154,7 @@ def test_queues_out_of_use_and_the_syphons_obstacles_say_why() -> None:
         (status(sides={"primary": {"state": "faulted", "reason": "gone"}}), "primary is faulted"),
         (status(ledger_unrecorded=12), "ledger could not record 12"),
         (status(entity("x", "suspect")), "suspect: x"),
+        (status(syphon={"q/0": {"paused": True}}), "the syphon is paused"),
     ],
 )
 def test_what_needs_attention(document: dict[str, Any], said: str) -> None:
