@@ -261,7 +261,7 @@ def test_wrong_use_gets_one_clear_line(world: World) -> None:
     assert "--all" in errors
     status, _, errors = world.run("list", "--queue", "7")
     assert (status, errors.count("\n")) == (1, 1)
-    assert "no such backlog queue" in errors
+    assert "there is no backlog queue 7 in sb:" in errors
     status, _, errors = world.run("list", text=world.listener)
     assert status == 1
     assert "needs the Manage right" in errors

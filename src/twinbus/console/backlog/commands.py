@@ -54,9 +54,11 @@ class QueueSelection:
         if queue is not None:
             found = [one for one in found if one.index == int(queue)]
         if not found:
+            which = "" if queue is None else f" {queue}"
+            whose = "" if label is None else f" of {label} (--label names another primary)"
             raise UnreachableError(
-                f"there is no such backlog queue in {self.secondary.endpoint}; `twinbus backlog"
-                " list` shows all of them"
+                f"there is no backlog queue{which}{whose} in {self.secondary.endpoint}; `twinbus"
+                " backlog list` shows all of them"
             )
         return [one.path for one in found]
 
