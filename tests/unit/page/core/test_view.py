@@ -8,7 +8,7 @@ from typing import Any
 from tests.unit.page.pairs import answer, entity, status
 from twinbus.console.page.judging import judged
 from twinbus.page.core.headline import headline_of
-from twinbus.page.core.history import SPANS_MAX, EntitySpans, SendHistory
+from twinbus.page.core.history import SPANS_MAX, WINDOW_S, EntitySpans, SendHistory
 from twinbus.page.core.pair_table import Pair
 from twinbus.page.core.view import GONE_MAX, GONE_SHOWN_S, Board
 
@@ -208,3 +208,17 @@ def test_a_hold_by_hand_is_a_span_of_its_own_and_flapping_is_bounded() -> None:
     for second in range(200):
         spans.observe(("healthy", "suspect")[second % 2], None, NOW + second)
     assert len(spans.end(NOW + 200)) == SPANS_MAX
+
+
+def test_hours_of_changes_are_no_larger_than_the_window() -> None:
+    """What a tab holds is the documents; the soak of an open tab measures a real one."""
+    shown, sizes = board(), []
+    for second in range(0, 3 * 3_600, 5):
+        state = ("healthy", "failed over")[second // 100 % 2]
+        changing = entity(state=state, since_s=second % 100.0, sent=1_000_000 + second)
+        shown.observe([answer(status(changing), second)], NOW + second)
+        if second >= WINDOW_S + 100:
+            sizes.append(len(json.dumps(only(shown))))
+    assert max(sizes) <= max(sizes[:100]) * 1.02
+    assert len(only(shown)["entities"][0]["spans"]) <= WINDOW_S / 100 + 2
+    assert len(shown.events) == 107
