@@ -38,8 +38,11 @@ class CheckRequest:
     secondary: Namespace | None
     """Where to count the backlog; None: only the pairs are asked."""
     label: str | None
+    """Of --label: no other backlog is counted."""
     thresholds: Thresholds
     timeout_s: float
+    primary_label: str | None = None
+    """Of the primary; a pair that runs may have been given another one."""
 
 
 def run_check(request: Callable[[], CheckRequest], output: Output) -> int:
@@ -102,8 +105,9 @@ def labels_of(request: CheckRequest, hosts: Sequence[CheckedHost]) -> list[str]:
     """Return the labels whose backlog is counted; none: all of the secondary."""
     if request.label:
         return [request.label]
-    if hosts or request.pair is None:
-        return [host.label for host in hosts]
+    own = [request.primary_label] if request.primary_label else []
+    if own or hosts or request.pair is None:
+        return list(dict.fromkeys([*(host.label for host in hosts), *own]))
     # The pair does not run: its name is its label, or LABEL.PID.
     label, _, pid = request.pair.rpartition(".")
     return [label if label and pid.isdecimal() else request.pair]

@@ -82,7 +82,7 @@ def check(
         return CheckRequest(
             pair=pair,
             secondary=given.secondary_side if given.secondary else None,
-            label=given.given_label,
+            label=given.given_label if given.label else None,
             thresholds=Thresholds(
                 age_s=limits_of(backlog_age, "--backlog-age", is_time=True),
                 depth=limits_of(backlog_depth, "--backlog-depth"),
@@ -90,6 +90,7 @@ def check(
                 unprotected=CheckLevel(unprotected.upper()),
             ),
             timeout_s=seconds_of(timeout, "--timeout", least=0.1, most=TIMEOUT_MAX_S),
+            primary_label=given.given_label,
         )
 
     return run_check(request, output)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,14 @@ def test_a_pair_that_does_not_run_still_has_its_own_backlog_only(
 ) -> None:
     request = CheckRequest(name, None, label, Thresholds(), 1.0)
     assert labels_of(request, hosts) == labels
+
+
+def test_the_backlog_of_a_pair_that_runs_is_counted_whatever_the_primary_is_called() -> None:
+    request = CheckRequest(None, None, None, Thresholds(), 1.0, primary_label="localhost-5672")
+    assert labels_of(request, [pair(status())] * 2) == ["contoso", "localhost-5672"]
+    assert labels_of(request, []) == ["localhost-5672"]
+    assert labels_of(replace(request, pair="contoso"), []) == ["localhost-5672"]
+    assert labels_of(replace(request, label="fabrikam"), [pair(status())]) == ["fabrikam"]
 
 
 def test_figures_have_units_limits_and_a_minimum() -> None:
