@@ -157,7 +157,7 @@ def _lines(found: list[PeekedMessage], count: int, *, more: bool) -> list[str]:
     ]
     limit = f"; --max {count} was reached, there are more" if more else ""
     columns = ("QUEUE", ">NUMBER", "FOR", "MESSAGE ID", "DIVERTED AT", ">REPLAYS", "REASON")
-    return [*table_lines(columns, rows), "", f"{len(found):,} dead letters{limit}"]
+    return [*table_lines(columns, rows), "", f"{counted(len(found), 'dead letter')}{limit}"]
 
 
 def _replay_document(result: Replayed) -> dict[str, Any]:
