@@ -107,6 +107,7 @@ class SparkThread:
                             master=self._master,
                             announce=partial(setattr, self, "announcement"),
                             settings=self._settings,
+                            record_classes=True,
                         )
                     )
                 with spark_failures_in_one_line():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
+import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,14 +24,22 @@ _END_LIMIT_S: Final = 15.0
 _shipped: weakref.WeakSet[Any] = weakref.WeakSet()
 """Contexts whose executors have the package."""
 
+_ending_alone: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Processes of JVMs whose end is not waited for."""
+
 
 def is_classic(spark: SparkSession) -> bool:
     """Whether a session has a SparkContext; one of Spark Connect has none."""
     return not type(spark).__module__.startswith("pyspark.sql.connect")
 
 
-def launch(settings: Mapping[str, str], output: IO[bytes]) -> SparkSession:
-    """A session on a JVM of its own, whose output goes to a file."""
+def launch(
+    settings: Mapping[str, str], output: IO[bytes], *, ends_alone: bool = False
+) -> SparkSession:
+    """A session on a JVM of its own, whose output goes to a file.
+
+    `ends_alone`: the JVM has something to do at its end that nobody needs to wait for.
+    """
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
@@ -38,6 +47,8 @@ def launch(settings: Mapping[str, str], output: IO[bytes]) -> SparkSession:
     conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
     start: Any = launch_gateway
     gateway = start(conf, {"stdout": output, "stderr": subprocess.STDOUT})
+    if ends_alone:
+        _ending_alone.add(gateway.proc)
     return SparkSession(SparkContext(conf=conf, gateway=gateway))
 
 
@@ -53,7 +64,7 @@ def running_session() -> SparkSession | None:
 
 
 def stop(session: SparkSession) -> None:
-    """Stop a session and, where this process started it, the JVM; waits until it is gone."""
+    """Stop a session and, where this process started it, the JVM (`reset`)."""
     process = getattr(session.sparkContext._gateway, "proc", None)
     try:
         session.stop()
@@ -83,6 +94,9 @@ def reset() -> None:
     # The JVM ends by itself when its standard input does.
     if process.stdin is not None:
         process.stdin.close()
+    if process in _ending_alone:
+        threading.Thread(target=process.wait, daemon=True).start()
+        return
     try:
         process.wait(_END_LIMIT_S)
     except subprocess.TimeoutExpired:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import hashlib
 import importlib.util
 import os
@@ -94,6 +95,24 @@ def _installed(environment: Mapping[str, str]) -> list[tuple[str, Path]]:
 
 def java_version(executable: Path) -> int | None:
     """The major version of a Java, or None where it is not there or does not run."""
+    told = _VERSION.search(java_told(executable) or "")
+    return int(told[1]) if told else None
+
+
+def java_told(executable: Path) -> str | None:
+    """What a Java tells of its version, or None where it is not there or does not run.
+
+    A Java that was replaced meanwhile is asked again: it takes a tenth of a second.
+    """
+    try:
+        found = executable.stat()
+    except OSError:
+        return None
+    return _told(executable, found.st_mtime_ns, found.st_ino)
+
+
+@functools.cache
+def _told(executable: Path, _modified_ns: int, _inode: int) -> str | None:
     try:
         asked = subprocess.run(  # noqa: S603 - the user's own Java
             [executable, "-version"],
@@ -105,8 +124,7 @@ def java_version(executable: Path) -> int | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    told = _VERSION.search(asked.stderr) or _VERSION.search(asked.stdout)
-    return int(told[1]) if told and asked.returncode == 0 else None
+    return asked.stderr + asked.stdout if asked.returncode == 0 else None
 
 
 def bundled_java() -> Path | None:

@@ -17,6 +17,7 @@ import os
 import re
 import sys
 import tempfile
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePath
@@ -26,9 +27,10 @@ from twinbus.errors import TwinbusError
 from twinbus.ledger.record import LedgerError
 from twinbus.pipeline.drain.task_ledger import is_url
 from twinbus.pipeline.spark import classic
+from twinbus.pipeline.spark.class_archive import ClassArchive, class_archive
 from twinbus.pipeline.spark.connect import SCHEME, connect, connected_session
 from twinbus.pipeline.spark.failure_text import spark_failures_in_one_line
-from twinbus.pipeline.spark.java import find_java
+from twinbus.pipeline.spark.java import Java, find_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,7 +44,10 @@ DRIVER_MEMORY: Final = "1g"
 SHUFFLE_PARTITIONS: Final = 4
 """Spark's 200 are for a cluster: on one machine each is a task with nothing to do."""
 
-QUICK_START: Final = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+_JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+_CLASS_PATH: Final = "spark.driver.extraClassPath"
+
+QUICK_START: Final = {_JAVA_OPTIONS: "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 """Settings for short work (a drill, the tests): half the start for a slower long run."""
 
 ROWS_A_PARTITION: Final = 2_000_000
@@ -93,6 +98,7 @@ def spark_session(
     master: str = LOCAL_MASTER,
     announce: Callable[[str], None] | None = None,
     settings: Mapping[str, str] | None = None,
+    record_classes: bool = False,
 ) -> Iterator[SparkSession]:
     """A session for a `with` block: `start_session` before it, `stop_session` after it.
 
@@ -103,7 +109,9 @@ def spark_session(
         if running is not None:
             yield running
             return
-        session = start_session(master=master, announce=announce, settings=settings)
+        session = start_session(
+            master=master, announce=announce, settings=settings, record_classes=record_classes
+        )
         try:
             yield session
         finally:
@@ -115,10 +123,12 @@ def start_session(
     master: str = LOCAL_MASTER,
     announce: Callable[[str], None] | None = None,
     settings: Mapping[str, str] | None = None,
+    record_classes: bool = False,
 ) -> SparkSession:
     """A quiet session on `master`, or the active one; takes seconds, and says so to `announce`.
 
     `settings` are Spark's own, over the ones here; under `spark-submit` its own come first.
+    `record_classes`: later ones start faster (`class_archive`) by what this one loads.
     """
     if importlib.util.find_spec("pyspark") is None:
         raise SparkStartError("Spark is not installed: pip install 'twinbus[spark,jre]'")
@@ -129,23 +139,53 @@ def start_session(
         return _connect(master)
     if _UNDER_SPARK_SUBMIT in os.environ:
         return _submitted(settings or {})
-    changes = _environment(master, announce or (lambda line: None))
+    java = find_java()
+    if announce is not None:
+        announce(f"starting Spark (Java {java.version} from {java.source})")
+    changes = _environment(master, java)
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     # Py4J also writes to the root logger, with a traceback, when the JVM is gone.
     logging.getLogger().addFilter(_is_not_py4j)
-    # To a file and not a pipe: a pipe that is not read fills up and stops the JVM.
-    with tempfile.TemporaryFile() as output, _changed(os.environ, changes):
+    wanted = {**_settings(master), **(settings or {})}
+    with _changed(os.environ, changes):
+        archive = _archive(java, wanted, record=record_classes)
+        if archive is None:
+            return _launched(wanted)
+        options = f"{wanted.get(_JAVA_OPTIONS, '')} {archive.option}"
         try:
-            return classic.launch({**_settings(master), **(settings or {})}, output)
+            return _launched({**wanted, _JAVA_OPTIONS: options}, records=archive.is_recorded)
+        except SparkStartError:
+            session = _launched(wanted)
+            # It was the archive that was at fault.
+            archive.discard()
+            return session
+
+
+def _launched(settings: Mapping[str, str], *, records: bool = False) -> SparkSession:
+    # To a file and not a pipe: a pipe that is not read fills up and stops the JVM.
+    with tempfile.TemporaryFile() as output:
+        try:
+            return classic.launch(settings, output, ends_alone=records)
         except Exception as error:
             classic.reset()
-            raise SparkStartError(
-                f"Spark does not start on {master}: {_last_words(output) or error}"
-            ) from error
+            master, words = settings["spark.master"], _last_words(output)
+            raise SparkStartError(f"Spark does not start on {master}: {words or error}") from error
+
+
+def _archive(java: Java, settings: Mapping[str, str], *, record: bool) -> ClassArchive | None:
+    """The archive to start a JVM on this machine with; a cluster has settings of its own."""
+    options = settings.get(_JAVA_OPTIONS, "")
+    is_own = "-Xshare" in options or "-XX:SharedArchiveFile" in options
+    if is_own or not _is_local(settings["spark.master"]) or _CLASS_PATH in settings:
+        return None
+    return class_archive(java, _pyspark_home(), os.environ, record=record, now=time.time())
 
 
 def stop_session(session: SparkSession) -> None:
-    """Stop the session and, where this process started it, the JVM; waits until it is gone."""
+    """Stop the session and, where this process started it, the JVM.
+
+    Waits until it is gone, unless the JVM records its classes, which takes it some seconds.
+    """
     if classic.is_classic(session):
         classic.stop(session)
     else:
@@ -294,10 +334,8 @@ def _settings(master: str) -> dict[str, str]:
     return {**common, "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 
-def _environment(master: str, announce: Callable[[str], None]) -> dict[str, str]:
+def _environment(master: str, java: Java) -> dict[str, str]:
     """What the JVM and its Python workers find in their environment."""
-    java = find_java()
-    announce(f"starting Spark (Java {java.version} from {java.source})")
     changes = {"JAVA_HOME": str(java.home)}
     if _is_local(master):
         changes |= {
