@@ -141,7 +141,8 @@ def run_suite(
     only: Sequence[str] = (),
 ) -> dict[str, str]:
     """Outcome of every test of the suite: `passed`, `skipped`, or why it failed, in one line."""
-    results = out / f"{name}.xml"
+    files = f"{name}-one-by-one" if only else name
+    results = out / f"{files}.xml"
     results.unlink(missing_ok=True)
     is_paired = (suite / "shim" / PAIRED_PLUGIN.name).exists()
     chosen = " ".join(node_id(test) for test in only) if only else FILES.get(name, name)
@@ -157,7 +158,7 @@ def run_suite(
         if name in PARALLEL:
             command += ["-n", DATA_WORKERS]
     print(f"conformance {name}: running{', one by one' if only else ''}", flush=True)
-    log = out / f"{name}.log"
+    log = out / f"{files}.log"
     timeout_s = PAIRED_TIMEOUT_S if is_paired else SUITE_TIMEOUT_S[name]
     with serve(command, log=log) as tests:
         try:
@@ -210,6 +211,9 @@ def report(name: str, outcomes: dict[str, str], out: Path, *, record: bool) -> b
     broken, gained = sorted(before - passed), sorted(passed - before)
     for test in broken:
         print(f"conformance {name}: BROKEN {test}: {outcomes.get(test, 'did not run')}")
+    for test in sorted(set(outcomes) - before):
+        if outcomes[test] not in ("passed", "skipped"):
+            print(f"conformance {name}: fails  {test}: {outcomes[test]}")
     for test in gained:
         print(f"conformance {name}: new    {test}{'' if record else ' (--record keeps it)'}")
     if record:

@@ -58,8 +58,11 @@ def test_a_recorded_test_that_fails_or_vanishes_breaks_the_run(
     assert counts == {"passed": 1, "failed": 2}
 
 
-def test_unrecorded_failures_do_not_break_the_run(conformance: ModuleType, tmp_path: Path) -> None:
+def test_unrecorded_failures_are_named_and_do_not_break_the_run(
+    conformance: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert conformance.report("data", {"a": "failed for now"}, tmp_path, record=False)
+    assert "fails  a: failed for now" in capsys.readouterr().out
 
 
 def test_a_suite_without_results_breaks_the_run(conformance: ModuleType, tmp_path: Path) -> None:
