@@ -187,12 +187,16 @@ async def test_messages_are_scheduled_cancelled_peeked_and_expire(tour: AsyncTou
     sender, receiver = tour.sender(queue), tour.receiver(queue)
     dead = tour.receiver(queue, sub_queue="deadletter")
     brief = timedelta(seconds=1)
-    due = datetime.now(UTC) + timedelta(seconds=2)
-    numbers = await sender.schedule_messages([hello(), hello()], due)
+    # Far ahead: on a busy machine a few seconds pass before the peek.
+    later = datetime.now(UTC) + timedelta(hours=1)
+    numbers = await sender.schedule_messages([hello(), hello()], later)
     await sender.cancel_scheduled_messages(numbers[0])
     (peeked,) = await receiver.peek_messages(5)
     assert peeked.state == ServiceBusMessageState.SCHEDULED
     assert peeked.sequence_number == numbers[1]
+    await sender.cancel_scheduled_messages(numbers[1])
+    due = datetime.now(UTC) + timedelta(seconds=2)
+    await sender.schedule_messages(hello(), due)
     await sender.send_messages(ServiceBusMessage("brief", time_to_live=brief))
     letter = await receive_one(dead)
     assert (str(letter), letter.dead_letter_reason) == ("brief", "TTLExpiredException")
