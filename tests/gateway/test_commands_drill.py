@@ -123,6 +123,9 @@ async def test_an_sdk_that_cannot_be_fetched_is_one_line_and_leaves_nothing(
     with pytest.raises(NoJavaScript, match=r"^npm ended with 7: npm error network is down$"):
         await javascript_client()
     assert list((cache / "twinbus" / "drill").iterdir()) == []
+    make_tool(tools, "node", "echo v18.19.1")
+    with pytest.raises(NoJavaScript, match=r"^the SDK needs Node 20, and this is v18\.19\.1$"):
+        await javascript_client()
 
 
 async def test_a_client_that_ends_too_early_ends_the_drill_in_one_line(tmp_path: Path) -> None:

@@ -27,6 +27,9 @@ from twinbus.wording import visible
 SOURCES: Final = Path(__file__).parent / "javascript"
 SDK: Final = "@azure/service-bus"
 
+NODE_LEAST: Final = 20
+"""What package.json says of the SDK."""
+
 FETCH_LIMIT_S: Final = 120.0
 """For the SDK with an empty cache: some megabytes. A drill without it uses the Python SDK."""
 
@@ -57,6 +60,9 @@ async def javascript_client() -> JavaScriptClient:
         raise NoJavaScript(f"there is no {' and no '.join(missing)} here")
     version = json.loads((SOURCES / "package.json").read_text())["dependencies"][SDK]
     node = (await _output("node", "--version")).strip()
+    major = node.removeprefix("v").partition(".")[0]
+    if not major.isdecimal() or int(major) < NODE_LEAST:
+        raise NoJavaScript(f"the SDK needs Node {NODE_LEAST}, and this is {_short(node)}")
     home = _cache() / f"javascript-{_digest()}"
     if not home.exists():
         try:

@@ -6,7 +6,8 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
 from typing import Any, Final
 
 from azure.servicebus import ServiceBusMessage
@@ -45,34 +46,46 @@ class DrillTraffic:
 
     async def run(self) -> None:
         """Send everything; the ledger counts the sends that raise."""
-        began = asyncio.get_running_loop().time()
-        self.began_ms = time.time_ns() // 1_000_000
-        self.begun.set()
-        async with asyncio.TaskGroup() as group:
-            for number in range(self._plan.senders):
-                share = self._plan.share(number)
-                # A sender that waits for one entity goes on with the others.
-                for place, entity in enumerate(ENTITIES):
-                    numbers = share[place :: len(ENTITIES)]
-                    group.create_task(self._send_to(entity, numbers, began))
+        async with AsyncExitStack() as opened:
+            # First, because the links of the plain SDK may take seconds on a busy machine.
+            senders = [
+                (await opened.enter_async_context(self._sender(entity)), entity, numbers)
+                for entity, numbers in self._shares()
+            ]
+            began = asyncio.get_running_loop().time()
+            self.began_ms = time.time_ns() // 1_000_000
+            self.begun.set()
+            async with asyncio.TaskGroup() as group:
+                for sender, entity, numbers in senders:
+                    group.create_task(self._send_to(sender, entity, numbers, began))
 
-    async def _send_to(self, entity: Entity, numbers: range, began: float) -> None:
+    def _shares(self) -> Iterator[tuple[Entity, range]]:
+        """Yield the messages of each sender, by entity: one that waits does not hold up others."""
+        for number in range(self._plan.senders):
+            share = self._plan.share(number)
+            for place, entity in enumerate(ENTITIES):
+                yield entity, share[place :: len(ENTITIES)]
+
+    def _sender(self, entity: Entity) -> Any:
+        client = self._client
+        get = client.get_topic_sender if entity.is_topic else client.get_queue_sender
+        return get(entity.path)
+
+    async def _send_to(self, sender: Any, entity: Entity, numbers: range, began: float) -> None:
         loop = asyncio.get_running_loop()
-        limit_s, client = timeout_s(self._plan), self._client
-        open_sender = client.get_topic_sender if entity.is_topic else client.get_queue_sender
-        async with open_sender(entity.path) as sender:
-            for number in numbers:
-                due = began + number / self._plan.rate
-                await asyncio.sleep(max(0.0, due - loop.time()))
-                try:
-                    await sender.send_messages(_message(entity, number), timeout=limit_s)
-                except (TwinbusError, ServiceBusError):
-                    # The caller knows, so nothing is lost; the ledger records it.
-                    pass
-                else:
-                    self.sends_returned += 1
-                self._ended += 1
-                self._sent(self._ended)
+        limit_s = timeout_s(self._plan)
+        for number in numbers:
+            due = began + number / self._plan.rate
+            await asyncio.sleep(max(0.0, due - loop.time()))
+            try:
+                await sender.send_messages(_message(entity, number), timeout=limit_s)
+            except (TwinbusError, ServiceBusError):
+                # The caller knows, so nothing is lost; the ledger records it.
+                pass
+            else:
+                self.sends_returned += 1
+            self._ended += 1
+            self._sent(self._ended)
 
 
 def _message(entity: Entity, number: int) -> ServiceBusMessage:
