@@ -85,6 +85,9 @@ class Viewer:
     def fits(self) -> None:
         width = self.page.evaluate("document.documentElement.scrollWidth - innerWidth")
         assert width <= 0, f"the page is {width} px wider than the window"
+        frame = self.page.locator("#queues-frame")
+        hidden = frame.evaluate("(frame) => frame.scrollWidth - frame.clientWidth")
+        assert hidden <= 0, f"{hidden} px of the backlog queues are out of sight"
 
     def takes_picture(self, name: str) -> None:
         self._pictures.mkdir(parents=True, exist_ok=True)
