@@ -38,8 +38,8 @@ PATIENCE_S = 180.0
 SILENCE_S = 1.0
 """Before the queue is asked whether it has more: a ping in it expires in this time."""
 
-SENDS_BEFORE = 8
-"""Of each client between two faults: two of each kind."""
+SENDS_BEFORE = 4
+"""Of each client between two faults: one of each kind."""
 
 LATE = "late."
 """Begins the name of a client that started while the primary was dead."""
