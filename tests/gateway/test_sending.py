@@ -46,12 +46,12 @@ async def test_an_outage_is_no_error_and_the_backlog_comes_home() -> None:
     ):
         async with client.get_queue_sender("orders") as sender:
             await sender.send_messages(ServiceBusMessage("before"))
-            world.primary.add_fault(Fault(kind="hang", entity="orders"))
+            world.primary.cut_off()
             # The first waits for the failover, the others are diverted at once.
             await sender.send_messages(ServiceBusMessage("first"))
             await sender.send_messages([ServiceBusMessage("a"), ServiceBusMessage("b")])
             assert world.gateway.pair.status().entities["orders"].diverted == 3
-            world.primary.clear_faults()
+            world.primary.serve_again()
             bodies = await world.received("orders", 4)
             assert sorted(bodies) == ["a", "b", "before", "first"]
             pair = world.gateway.pair
