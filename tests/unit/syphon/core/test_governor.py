@@ -99,7 +99,7 @@ class Drain:
 
 def test_an_unthrottled_primary_is_open_after_a_moment() -> None:
     drain = Drain(Throttling(1e9))
-    drain.run(0.08)
+    drain.run(0.3)
     assert drain.governor.is_open
     assert drain.governor.limit == ""
     assert drain.rates[0] <= FIRST_PER_S

@@ -31,9 +31,8 @@ SLICE_S: Final = 0.1
 """Length of the slice that a pump reserves: long enough to send in groups, short enough that ten
 busy pumps each get a slice every second. Also the most unused time that is made up for."""
 
-RAMP_SLICE_S: Final = 0.01
-"""The same during a ramp, which must not cost a fast primary much time. A primary far away answers
-later than this, and its answers slow the ramp."""
+RAMP_SLICE_S: Final = 0.025
+"""The same during a ramp, which must not cost a fast primary much time."""
 
 FIRST_PER_S: Final = 1_000.0
 """Where a ramp begins: what a Standard namespace takes in all."""
