@@ -94,6 +94,20 @@ def test_a_session_that_was_killed_is_not_waited_for_for_ever(machine: Machine) 
     assert list(machine.cache.iterdir()) == [later.path]
 
 
+def test_an_archive_that_belongs_to_another_user_is_used(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = machine.recorded()
+
+    def refused(*_: Any) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "utime", refused)
+    used = machine.ask()
+    assert used is not None
+    assert used.path == archive
+
+
 def test_of_two_that_recorded_one_is_used_and_the_other_goes(machine: Machine) -> None:
     first = machine.ask()
     assert first is not None
