@@ -216,7 +216,8 @@ async def test_a_primary_that_hangs_does_not_fill_the_memory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     each, clients, body = 1_500, 4, b"x" * 60_000
-    options = ("--quiet", "--failover-interval", "1h", "--attempt-timeout", "60s")
+    times = ("--failover-interval", "30min", "--attempt-timeout", "60s", "--patience", "1h")
+    options = ("--quiet", *times)
     with (
         ServedBroker(tmp_path, "contoso", "contoso-dr", ephemeral=True) as broker,
         administration(broker.connection_string()) as admin,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from twinbus.console.config.pair_defaults import FromFile
 from twinbus.console.terminal.command import argument, flag, option
@@ -23,9 +23,9 @@ class GatewayOptions:
     ] = 10
     failover_interval: Annotated[
         str,
-        option("TIME", "Failover interval of an entity, at most 1h."),
+        option("TIME", "Failover interval of an entity, shorter than --patience."),
         FromFile("gateway.failover-interval"),
-    ] = "60s"
+    ] = "20s"
     ping_interval: Annotated[
         str, option("TIME", "Time between pings, 1s to 30min."), FromFile("gateway.ping-interval")
     ] = "60s"
@@ -38,11 +38,16 @@ class GatewayOptions:
         str,
         option(
             "TIME",
-            "How long a client's send may wait for a namespace. Longer than the failover interval,"
-            " and shorter than the client's own timeout.",
+            "How long a client's send may wait for a namespace. Shorter than the client's own"
+            " timeout.",
         ),
         FromFile("gateway.patience"),
     ] = "55s"
+    session_order: Annotated[
+        Literal["relaxed", "strict"],
+        option("ORDER", "Order of a session's messages across a failover: relaxed or strict."),
+        FromFile("gateway.session-order"),
+    ] = "relaxed"
     syphon: Annotated[
         bool,
         flag("--syphon/--no-syphon", "Move the backlog to the primary from here."),

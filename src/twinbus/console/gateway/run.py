@@ -37,8 +37,16 @@ def run(given: GatewayOptions, sides: SidesOptions, front: FrontOptions) -> int:
     """Serve until SIGTERM or Ctrl-C; the connection string goes to stdout, the log to stderr."""
     name = NamespaceAt.parse(given.namespace)
     port = front_of(front)
-    options = _options(given)
+    interval_s = seconds_of(
+        given.failover_interval, "--failover-interval", least=0, most=FAILOVER_INTERVAL_MAX_S
+    )
+    options = _options(given, interval_s)
     patience_s = seconds_of(given.patience, "--patience", least=1, most=PATIENCE_MAX_S)
+    if interval_s >= patience_s:
+        raise WrongUse(
+            f"--failover-interval ({given.failover_interval}) must be shorter than --patience"
+            f" ({given.patience}): else clients get errors before an entity fails over"
+        )
     primary = sides.side(sides.primary, "primary", sides.label)
     directory = embedded_directory(sides.secondary)
     secondary = None if directory is not None else sides.secondary_side
@@ -85,18 +93,17 @@ def embedded_directory(secondary: str | None) -> Path | None:
     return Path(text)
 
 
-def _options(given: GatewayOptions) -> SendAvailabilityOptions:
+def _options(given: GatewayOptions, interval_s: float) -> SendAvailabilityOptions:
     return SendAvailabilityOptions(
         backlog_queue_count=given.queues,
-        failover_interval=seconds_of(
-            given.failover_interval, "--failover-interval", least=0, most=FAILOVER_INTERVAL_MAX_S
-        ),
+        failover_interval=interval_s,
         ping_primary_interval=seconds_of(
             given.ping_interval, "--ping-interval", least=1, most=PING_INTERVAL_MAX_S
         ),
         attempt_timeout=seconds_of(
             given.attempt_timeout, "--attempt-timeout", least=1, most=ATTEMPT_TIMEOUT_MAX_S
         ),
+        session_order=given.session_order,
         enable_syphon=given.syphon,
         ledger=given.ledger,
     )

@@ -94,7 +94,7 @@ def test_a_named_pair_gives_the_values_of_a_command(
     assert run(capsys, "report", "conservation", "--pair", "eu") == (0, "", "")
     given, secondary, window_s, _ = called.pop()
     assert (given.ledger, secondary.label, window_s) == ("/var/eu", "contoso-dr", 1_200)
-    assert run(capsys, "ledger", "status", "--pair", "eu") == (0, "", "")
+    assert run(capsys, "ledger", "update", "--pair", "eu") == (0, "", "")
     assert called.pop()[0].ledger == "/var/eu"
     assert run(capsys, "page", "--pair", "eu") == (0, "", "")
     given, _ = called.pop()

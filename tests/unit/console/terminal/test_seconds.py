@@ -66,3 +66,16 @@ def test_the_limits_of_each_option(
     (line,) = ran.err.splitlines()
     assert line.startswith(f"twinbus: {said}, written like")
     assert line.endswith(f"got {words.rsplit(maxsplit=1)[-1]!r}")
+
+
+def test_a_gateway_whose_clients_would_not_wait_for_the_failover_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in SIDES.items():
+        monkeypatch.setenv(name, value)
+    ran = run(capsys, "gateway", "gate:0", "--failover-interval", "1min")
+    assert ran.status == 2
+    assert ran.err == (
+        "twinbus: --failover-interval (1min) must be shorter than --patience (55s): else clients"
+        " get errors before an entity fails over\n"
+    )
