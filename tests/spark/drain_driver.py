@@ -51,6 +51,7 @@ def _drained(spark: SparkSession, order: dict[str, Any]) -> dict[str, Any]:
         order["secondary"],
         order["queues"],
         ledger_directory=order["ledger"],
+        shared=True,
         limits=IntakeLimits(messages=order["limit"]),
         options=SendAvailabilityOptions(session_order=order["session_order"]),
     )

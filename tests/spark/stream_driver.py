@@ -1,17 +1,19 @@
 """Processes that keep tables up to date and die at a chosen point, for `test_stream_kill`.
 
-    python -m tests.spark.stream_driver LEDGER POINT     with a Spark of its own, which dies with it
+    python -m tests.spark.stream_driver LEDGER TABLE     with a Spark of its own, which dies with it
     python -m tests.spark.stream_driver PORT SECRET -    with the Spark that listens there
 
-The second reads lines `[ledger, point]` and has a process take one batch for each, until it kills
-itself at the point; it answers with the process's exit status. It forks them: what they load is
-loaded once, and the JVM outlives them, so that a point costs little more than its batch.
+The second reads lines `[place, point, step]`, and forks a process for each that kills itself at the
+point; it answers with the process's exit status. What they load is loaded once, and the JVM
+outlives them. `step` is a file: a batch is written and its commit put there (the point `COMMIT`),
+or a commit that is there is made. Without it a process takes a batch of a ledger.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -25,7 +27,9 @@ from twinbus.pipeline.store import stream
 from twinbus.pipeline.store.lake import SETS, Lake
 from twinbus.pipeline.store.layout import stored_schemas
 from twinbus.pipeline.store.store import TableStore
+from twinbus.pipeline.tables.comments import TABLES
 
+COMMIT = "commit begun"
 PUBLISHED = "published"
 STEPS = (
     (TableStore, "write", "{2} written"),
@@ -36,18 +40,24 @@ STEPS = (
 )
 """What a batch does to the disk: a kill comes right after one of them."""
 
+WRITTEN = [f"{table} written" for table in stored_schemas()]
+"""Points at which Spark has written files that no version names."""
+COMMITTED = [
+    *(f"{table} {step}" for step in ("created", "committed") for table in stored_schemas()),
+    *(f"{SETS} created", f"{SETS} written", PUBLISHED),
+]
+"""Points of a first batch after that, which need no Spark."""
 
-def points() -> list[str]:
-    """Every step of a first batch, from its first write to the set that makes it count."""
-    tables = list(stored_schemas())
-    return [
-        *(f"{table} {step}" for step in ("written", "created", "committed") for table in tables),
-        *(f"{SETS} created", f"{SETS} written", PUBLISHED),
-    ]
+
+def lake_at(tables: Path) -> Lake:
+    """The tables, without Spark."""
+    return Lake(
+        str(tables), {name: schema.json() for name, schema in stored_schemas().items()}, TABLES
+    )
 
 
-def take_batch(spark: Any, ledger: Path, point: str) -> None:
-    """Take one file of the ledger; the process does not live to see its end."""
+def die_at(point: str) -> None:
+    """Have this process kill itself after a step."""
 
     def deadly(step: Callable[..., Any], name: str) -> Callable[..., Any]:
         def wrapped(*given: Any, **named: Any) -> Any:
@@ -60,7 +70,6 @@ def take_batch(spark: Any, ledger: Path, point: str) -> None:
 
     for owner, step, name in STEPS:
         setattr(owner, step, deadly(getattr(owner, step), name))
-    stream.update(spark, ledger, files_max=1)
 
 
 def kill() -> None:
@@ -68,6 +77,16 @@ def kill() -> None:
     os.killpg(0, signal.SIGKILL)
     # It may take a moment, in which this thread must not go on.
     time.sleep(60)
+
+
+def note_commit(step: Path) -> None:
+    """Have this process note what it would commit, and kill itself instead."""
+
+    def noted(lake: Lake, *given: Any) -> None:
+        step.write_bytes(pickle.dumps(given))
+        kill()
+
+    setattr(Lake, "publish", noted)  # noqa: B010  (mypy does not let a method be assigned)
 
 
 def kill_while_written(ledger: Path, table: str) -> None:
@@ -100,15 +119,27 @@ def connected(port: str, secret: str) -> Any:
     return SparkSession(SparkContext(conf=conf, gateway=gateway, jsc=running))
 
 
+def work(port: str, secret: str, place: Path, point: str, step: Path | None) -> None:
+    """What a forked process does; it does not live to see its end."""
+    if step is not None and point != COMMIT:
+        die_at(point)
+        lake_at(place).publish(*pickle.loads(step.read_bytes()))
+        return
+    if step is not None:
+        note_commit(step)
+    die_at(point)
+    stream.update(connected(port, secret), place, files_max=1)
+
+
 def statuses(port: str, secret: str, orders: Iterator[str]) -> Iterator[int]:
     """The exit status of a process for each order."""
     for order in orders:
-        ledger, point = json.loads(order)
+        place, point, step = json.loads(order)
         pid = os.fork()
         if pid == 0:
             try:
                 os.setpgid(0, 0)
-                take_batch(connected(port, secret), Path(ledger), point)
+                work(port, secret, Path(place), point, Path(step) if step else None)
             finally:
                 os._exit(1)
         yield os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -114,7 +114,7 @@ def test_an_update_whose_executor_is_killed_gives_every_message_its_fate(
     assert waiting == [f"w{one}" for one in numbers]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1_200)
 def test_a_drain_whose_executor_and_then_driver_is_killed_loses_nothing(
     driver: Driver, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

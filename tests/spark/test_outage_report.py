@@ -80,7 +80,7 @@ def test_an_outage_that_lost_nothing(spark: SparkSession, tmp_path: Path) -> Non
     assert (report.not_received_ids, total.undecided, total.raised) == ((), 0, 1)
     assert total.duplicates == 1
     assert conservation.duplicate_windows == {"ambiguous": 1}
-    assert conservation.duplicates == (DuplicateMessage("orders", "c", 2, "ambiguous"),)
+    assert conservation.duplicates == (DuplicateMessage("orders", "c", 2, "ambiguous", LABEL),)
     assert (conservation.scope.records, conservation.scope.set_aside) == (22, {})
     assert conservation.unknown == ()
     calls: dict[str, int] = {}
