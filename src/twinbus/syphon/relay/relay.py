@@ -17,6 +17,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, Final
 
 from twinbus.amqp.events import (
@@ -226,6 +227,10 @@ class Relay:
         connection = NamespaceConnection(self._primary_endpoint, self._on_primary)
         try:
             await connection.open()
+            with suppress(RequestRefused):
+                # A namespace cuts off a client that shows no token for long, as before the first
+                # message. A key of single entities is refused here, and put with the first link.
+                await connection.authorize("")
             if not self._leased.is_set():
                 return "the lease is gone"
             self._primary = self._outbound.line = connection
