@@ -37,7 +37,7 @@ FIRST_DAY = date(2025, 10, 9)
 
 BATCHES: list[list[Line]] = [
     # A message whose journey is in two batches, one that is complete, one that stays open.
-    [diverted("a", pair="x+y"), sent("b"), received("b", 1), diverted("open")],
+    [diverted("a"), sent("b"), received("b", 1), diverted("open")],
     [
         *(came_out("a", 9), *moved("a", 0, 10)[2:], sent("t", 5, entity="news")),
         *(received("t", 6, entity="news/Subscriptions/s"), sent("c", 2 * DAY_S)),
