@@ -2,9 +2,6 @@
 
 link      up to 3/4 of the messages, by the credit of the backlog queue
 fetched   up to 1/4, deferred messages that are received by sequence number
-
-While no message is deferred or likely to be, those of the link fill the quarter too. The credit
-stays at 3/4, because it cannot be taken back in time for a message that is to be fetched.
 """
 
 from __future__ import annotations
@@ -63,12 +60,10 @@ class Intake:
         self._limit_bytes = limits.size_bytes
         self._largest_bytes = SIZE_AT_FIRST
         self._lock_most_s = LOCK_LONGEST_S
-        self._limit_messages = self._most = limits.messages
+        self._limit_messages = limits.messages
         self._fetch_window = limits.messages // FETCH_SHARE
         self._link_window = limits.messages - self._fetch_window
         self._fetched = 0
-        self.expects_deferred = False
-        """Deferred messages are known, which will be fetched."""
         self.remembered: dict[tuple[int, int], None] = {}
         """Identities of messages that the primary has and that the queue may deliver again."""
         self._highest = 0
@@ -125,19 +120,14 @@ class Intake:
 
     def limit_to(self, messages: int) -> None:
         """Receive at most this many messages at once, within the limit of `IntakeLimits`."""
-        self._most = messages = min(messages, self._limit_messages)
+        messages = min(messages, self._limit_messages)
         self._fetch_window = max(1, messages // FETCH_SHARE)
         self._link_window = max(1, messages - self._fetch_window)
 
-    def wanted(self, *, leaves_quarter: bool = False) -> int:
-        """Return how many more messages the backlog queue may send.
-
-        `leaves_quarter`: a quarter stays free for deferred messages, although none is known.
-        """
-        held, window = len(self._live), self._link_window
-        if leaves_quarter or self.expects_deferred:
-            window -= held - self._fetched
-        return max(0, min(window, self._most - held - self.fetching, self._room_by_bytes()))
+    def wanted(self) -> int:
+        """Return how many more messages the backlog queue may send."""
+        room = self._room_by_bytes()
+        return max(0, min(self._link_window - (len(self._live) - self._fetched), room))
 
     def is_worth_a_frame(self, wanted: int) -> bool:
         """Return whether the credit differs enough from `wanted` to tell the queue."""
@@ -146,8 +136,7 @@ class Intake:
 
     def fetch_room(self) -> int:
         """Return how many deferred messages may be requested."""
-        free = self._most - len(self._live) - self.credit
-        room = min(self._fetch_window - self._fetched, free, self._room_by_bytes())
+        room = min(self._fetch_window - self._fetched, self._room_by_bytes())
         return max(0, room - self.fetching)
 
     def _room_by_bytes(self) -> int:

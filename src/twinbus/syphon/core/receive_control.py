@@ -68,8 +68,7 @@ class ReceiveControl:
         if self.pace is not None:
             self.pace.is_working = bool(intake)
             intake.limit_to(self.pace.share)
-        # What waits for a held destination may be deferred soon.
-        wanted = intake.wanted(leaves_quarter=bool(self._destinations.held)) if most else 0
+        wanted = intake.wanted() if most else 0
         if most < ANY_NUMBER:
             # A small number must be exact, although it is less than is usually worth a frame.
             wanted = min(wanted, most)
@@ -134,11 +133,8 @@ class ReceiveControl:
     def fetch_all(self, now: float) -> list[Action]:
         """Receive deferred messages of all destinations, as room allows."""
         actions: list[Action] = []
-        known = False
         for destination in self._destinations:
             actions += self.fetch(destination, now)
-            known = known or self._waiting.has_deferred(destination)
-        self._intake.expects_deferred = known
         return actions
 
     def fetch(self, destination: Destination, now: float) -> list[Action]:

@@ -83,7 +83,6 @@ class WaitingMessages:
 
     def was_deferred(self, message: BacklogMessage, now: float) -> None:
         """Note that a message is deferred in the backlog queue and no longer in memory."""
-        self._intake.expects_deferred = True
         if self._lanes is None or message.session is None:
             destination = self._destinations.add(message.path)
             self._deferred.add(destination, message.sequence_number, now)
@@ -92,7 +91,6 @@ class WaitingMessages:
 
     def found_deferred(self, entry: PeekedEntry, now: float) -> None:
         """Note a deferred message that a peek found; any process may have deferred it."""
-        self._intake.expects_deferred = True
         if self._lanes is None or entry.session is None:
             self._deferred.add(self._destinations.add(entry.path), entry.number, now)
         else:

@@ -66,27 +66,13 @@ def test_messages_under_way_are_bounded_by_number() -> None:
     world.attach("orders")
     world.accept(30)
     assert world.credit == 0
-    world.confirm(7)
-    # The quarter that deferred messages would need is used too, as there are none.
-    assert world.pump.in_flight + world.credit == 40
-    assert world.deliver(100) == 17
-    assert world.credit == 0
+    world.confirm(30)
+    assert world.credit == 30
 
 
 def test_the_embedded_broker_gives_a_pump_credit_for_all_that_it_may_have_in_flight() -> None:
     # It gives new credit when half is used. With less, a pump waits for it, not for the disk.
     assert LAPTOP.sender_credit // 2 >= IntakeLimits().messages
-
-
-def test_a_quarter_stays_free_while_deferred_messages_are_known() -> None:
-    world = running(limits=IntakeLimits(messages=40))
-    world.pump._intake.expects_deferred = True
-    world.store("orders", 100)
-    assert world.deliver(100) == 30
-    world.attach("orders")
-    world.accept(30)
-    world.confirm(6)
-    assert world.pump.in_flight + world.credit == 30
 
 
 def test_messages_under_way_are_bounded_by_size() -> None:
