@@ -224,7 +224,7 @@ def test_the_command_prints_a_plan_of_known_figures(
     usual = document["settings"][-1]
     # By hand in tests/unit/planning: 39 pings, 49.6 s raise, 2,351.2 s are diverted.
     assert usual["pings"]["mean"] == pytest.approx(800 * 39)
-    assert usual["raised"]["mean"] == pytest.approx(500 * 49.6)
+    assert usual["raised_before_failover"]["mean"] == pytest.approx(500 * 49.6)
     assert usual["diverted"]["mean"] == pytest.approx(500 * 2_351.2)
     assert usual["drain_s"]["p50"] == pytest.approx(2 * 2_351.2)
     assert usual["polls"] == 350_400

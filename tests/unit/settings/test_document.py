@@ -41,7 +41,6 @@ failover-interval = "10s"
 ping-interval = 30
 attempt-timeout = "5s"
 patience = "50s"
-session-order = "strict"
 syphon = false
 key-file = "~/gateway-key"
 rule-file = "/etc/twinbus/rules"
@@ -72,7 +71,7 @@ def test_every_key_is_taken_with_its_line() -> None:
     assert pairs["eu"].entries.keys() == KEYS.keys()
     assert pairs["eu"].entries["queues"] == (20, 10)
     assert pairs["eu"].entries["gateway.patience"] == ("50s", 26)
-    assert pairs["us"].entries["secondary"] == ("file:/run/secrets/us", 39)
+    assert pairs["us"].entries["secondary"] == ("file:/run/secrets/us", 38)
     assert [*pairs["eu"].secrets, *pairs["us"].secrets] == []
 
 

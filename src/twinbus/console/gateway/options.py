@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from twinbus.console.config.pair_defaults import FromFile
 from twinbus.console.terminal.command import argument, flag, option
@@ -43,11 +43,11 @@ class GatewayOptions:
         ),
         FromFile("gateway.patience"),
     ] = "55s"
-    session_order: Annotated[
-        Literal["relaxed", "strict"],
-        option("ORDER", "Order of a session's messages across a failover: relaxed or strict."),
-        FromFile("gateway.session-order"),
-    ] = "relaxed"
+    strict: Annotated[
+        bool,
+        flag("--strict/--no-strict", "Keep the order within sessions (session_order='strict')."),
+        FromFile("strict"),
+    ] = False
     syphon: Annotated[
         bool,
         flag("--syphon/--no-syphon", "Move the backlog to the primary from here."),

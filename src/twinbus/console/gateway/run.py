@@ -103,7 +103,7 @@ def _options(given: GatewayOptions, interval_s: float) -> SendAvailabilityOption
         attempt_timeout=seconds_of(
             given.attempt_timeout, "--attempt-timeout", least=1, most=ATTEMPT_TIMEOUT_MAX_S
         ),
-        session_order=given.session_order,
+        session_order="strict" if given.strict else "relaxed",
         enable_syphon=given.syphon,
         ledger=given.ledger,
     )

@@ -91,10 +91,6 @@ def _is_switch(value: object) -> bool:
     return isinstance(value, bool)
 
 
-def _is_order(value: object) -> bool:
-    return value in ("relaxed", "strict")
-
-
 def _is_queue_count(value: object) -> bool:
     return type(value) is int and 1 <= value <= BACKLOG_QUEUE_COUNT_MAX
 
@@ -203,12 +199,6 @@ _GATEWAY: Final = (
         "a duration from 1s to 1h, like 55s",
         _is_duration(1, PATIENCE_MAX_S),
     ),
-    PairKey(
-        "gateway.session-order",
-        "order of a session's messages across a failover",
-        "relaxed or strict",
-        _is_order,
-    ),
     PairKey("gateway.syphon", "the gateway moves the backlog home", _SWITCH, _is_switch),
     PairKey("gateway.key-file", "file with the key of the gateway", _PATH, _is_path),
     PairKey("gateway.rule-file", "file with further rules of the gateway", _PATH, _is_path),
@@ -272,7 +262,7 @@ KEYS: Final = {
             _is_rate,
         ),
         PairKey("lease", "the syphon holds a lease on each queue", _SWITCH, _is_switch),
-        PairKey("strict", "the syphon keeps the order within sessions", _SWITCH, _is_switch),
+        PairKey("strict", "syphon and gateway keep the order within sessions", _SWITCH, _is_switch),
         PairKey(
             "grace",
             "undeliverable_grace of the application",
