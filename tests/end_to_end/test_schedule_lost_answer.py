@@ -20,8 +20,8 @@ pytestmark = pytest.mark.end_to_end
 
 PLAIN, DETECTING = "orders", "orders-once"
 PATIENT_S = 60.0
-# The retries that must not happen would come long before the failover. An attempt has long: one that
-# a full machine makes late is not repeated either.
+# The retries that must not happen would come long before the failover. An attempt has much time,
+# because one that a full machine makes late is not repeated either.
 OPTIONS = quick(failover_interval=60.0, attempt_timeout=30.0, retry_backoff_factor=0.1)
 
 
