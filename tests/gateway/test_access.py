@@ -154,7 +154,7 @@ async def test_tokens_of_the_gateway_itself_are_renewed_while_its_links_are_open
 
 
 async def test_a_token_service_that_cannot_be_reached_is_an_outage() -> None:
-    """As for a pair: nobody has answered (docs/failures.md)."""
+    """As for a pair: there was no answer (docs/failures.md)."""
     credential = Fetching(text=WEB_TOKEN)
     credential.error = ServiceRequestError("no route to the token service")
     async with gateway_with(credential, failover_interval=0) as gateway:

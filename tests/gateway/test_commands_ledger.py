@@ -11,7 +11,7 @@ from azure.servicebus import ServiceBusMessage
 from tests.end_to_end.raw_client import RawClient, message
 from tests.gateway.gateway_world import gateway_world
 from twinbus.broker.faults import Fault
-from twinbus.broker.links.peer import CLIENT_NAME_MAX
+from twinbus.gateway.opening import CLIENT_NAME_MAX
 from twinbus.ledger import read
 
 pytestmark = pytest.mark.contract
@@ -70,6 +70,6 @@ async def test_a_name_that_a_client_chose_is_bounded_and_shows_no_control_charac
         await send(await NamedClient.open(world.connection_string()), "nameless")
     sent = records(tmp_path, "send")
     name = sent["hostile"]["client"]
-    assert name.startswith("?[2J?evil?xxx")
+    assert name.startswith("�[2J evil�xxx")
     assert len(name) == CLIENT_NAME_MAX
     assert "client" not in sent["nameless"]

@@ -72,7 +72,7 @@ async def test_a_slow_primary_bounds_the_bytes_that_all_clients_together_have_in
             await client.close()
 
 
-async def test_a_client_that_reads_no_answers_keeps_no_messages_here_and_nobody_up() -> None:
+async def test_a_client_that_reads_no_answers_keeps_no_messages_and_holds_up_no_other() -> None:
     async with gateway_world("orders", attempt_timeout=30) as world:
         silent = await RawClient.open(world.connection_string())
         sender = await silent.sender("orders")

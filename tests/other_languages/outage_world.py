@@ -236,7 +236,7 @@ def _result(
 
 
 def _ledger(directory: Path) -> tuple[set[str], set[str]]:
-    """The ids of messages with an attempt that nobody answered (W1 to W3), and of diverted ones."""
+    """The ids of messages with an unanswered attempt (W1 to W3), and of diverted ones."""
     files = (path.read_text() for path in directory.rglob("*.jsonl*"))
     lines = [json.loads(line) for text in files for line in text.splitlines()]
     messages = [line for line in lines if "message_id" in line]

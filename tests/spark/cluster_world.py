@@ -108,7 +108,7 @@ def bare_python(place: Path) -> Path:
     """This Python with all that is installed in it but what is linked there, as Twinbus is."""
     script = place / "python"
     packages = shlex.quote(sysconfig.get_path("purelib"))
-    # Without `site` nobody reads the files that name further directories.
+    # Without `site` the files that name further directories are not read.
     run = f'exec env PYTHONPATH={packages}:"$PYTHONPATH" {shlex.quote(sys.executable)} -S "$@"'
     script.write_text(f"#!/bin/sh\n{run}\n")
     script.chmod(0o755)

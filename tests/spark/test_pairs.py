@@ -183,7 +183,7 @@ def test_records_that_do_not_name_their_pair_count_for_the_only_one(spark: Spark
     records = [
         *(by_pair("Contoso", "divert", "mine", 1), received("mine", pair=None)),
         *(by_pair("contoso", "divert", "named", 1), by_broker("broker-7", "send", "named")),
-        # Of two nobody can tell; and what a client of another primary says is that one's.
+        # Of two it cannot be told; and what a client of another primary says is that one's.
         *(*both, received("both", pair=None)),
         *(by_pair("contoso", "divert", "other", 1), by_consumer("fabrikam", "other", 2)),
     ]

@@ -67,7 +67,8 @@ ARROWS: Mapping[str, Set[str]] = {
     "settings": {"cost", "errors", "namespace", "options"},
     "pair": {"control", "errors", "namespace", "options", "pairing", "syphon"},
     "gateway": {
-        *("amqp", "broker", "errors", "namespace", "pair", "pairing", "syphon", "transfer")
+        *("amqp", "broker", "errors", "namespace", "pair", "pairing", "syphon", "transfer"),
+        "wording",
     },
     "blocking": {"errors", "namespace", "options", "pair", "pairing"},
     "kombu": {"blocking", "errors", "namespace", "options", "pairing", "settings"},

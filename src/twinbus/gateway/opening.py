@@ -5,7 +5,7 @@ Sending to an entity goes through the failover core. Everything else goes to the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from twinbus.broker.links.sending import refuse_transactions
 from twinbus.broker.refusals import NotAllowed
@@ -16,6 +16,7 @@ from twinbus.gateway.relayed_links import RelayedReceiver, RelayedReplies, Relay
 from twinbus.gateway.sending import GatewaySendingLink
 from twinbus.namespace.endpoint import endpoint_of
 from twinbus.transfer.entity_names import is_entity_name
+from twinbus.wording import visible
 
 if TYPE_CHECKING:
     from twinbus.amqp.events import Disposed
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from twinbus.gateway.holding import HeldSends
     from twinbus.gateway.upstream import UpstreamLine
     from twinbus.pairing.sending.client import PairedClient
+
+CLIENT_NAME_MAX: Final = 100
+"""Characters kept of a client's container id; those of the SDKs have 36 to 60."""
 
 
 class GatewayLinks:
@@ -49,7 +53,8 @@ class GatewayLinks:
         if not is_entity_name(address):
             raise NotAllowed(f"{address!r} is no queue or topic that messages can be sent to.")
         pool = self._primary.pool(address)
-        target = self._paired.target(address, pool, client.name or None)
+        name = visible(client.container_id[:CLIENT_NAME_MAX]) or None
+        target = self._paired.target(address, pool, name)
         sending = GatewaySendingLink(
             self._held, client, link, address, target, pool, granted_until_ms
         )

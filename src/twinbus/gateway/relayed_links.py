@@ -330,7 +330,7 @@ class RelayedRequests(RequestLink, Relayed):
             self.relay.client.touch()
 
     def _refuse(self, request: Sections, here: int | None, refusal: Refusal) -> None:
-        with suppress(EntityNotFound):  # Nobody reads the answers any more.
+        with suppress(EntityNotFound):  # The client reads no answers any more.
             self._reply_link(request).send(failure(correlation_id(request), refusal))
         if here is not None and self.link.state is LinkState.OPEN:
             self.link.session.settle(here, here, ACCEPTED_BYTES, as_receiver=True)

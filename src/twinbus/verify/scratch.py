@@ -90,7 +90,7 @@ class ScratchNamespace:
         self._made[path] = "queue"
 
     def with_key(self, name: str | None, key: str) -> Namespace:
-        """The namespace as somebody sees it who has this key; no report will have the key.
+        """The namespace by another key; no report will have the key.
 
         None: the name of the key that the run itself uses.
         """

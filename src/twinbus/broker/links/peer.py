@@ -48,10 +48,6 @@ LINGER_S = 2.0
 """How long a connection that the broker closed stays open for the client to read why. A socket that
 is closed while the client still sends is reset, which can destroy the CLOSE frame on its way."""
 
-
-CLIENT_NAME_MAX = 100
-"""Characters kept of a client's container id; those of the SDKs have 36 to 60."""
-
 NOBODY = LinkOwner()
 """Ignores what concerns a link without an owner."""
 
@@ -173,9 +169,9 @@ class Peer(asyncio.Protocol):
     # Calls of links
 
     @property
-    def name(self) -> str:
-        """The container id that the client gave itself, as text that may be shown and kept."""
-        return visible_name(self.connection.remote_container_id)
+    def container_id(self) -> str:
+        """The name that the client gave itself: foreign text of any length."""
+        return self.connection.remote_container_id
 
     @property
     def takes_more(self) -> bool:
@@ -470,12 +466,6 @@ class Peer(asyncio.Protocol):
         until_ms = owner.granted_until_ms(now_ms)
         if until_ms is not None:
             self._expiry.watch(until_ms)
-
-
-def visible_name(foreign: str) -> str:
-    """A name that a client chose, without characters that steer a terminal, and not too long."""
-    kept = foreign[:CLIENT_NAME_MAX]
-    return "".join(char if char.isprintable() else "?" for char in kept).strip()
 
 
 def _owner(link: Link) -> LinkOwner:

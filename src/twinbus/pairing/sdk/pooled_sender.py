@@ -140,7 +140,7 @@ def _open_quickly(handler: Any) -> None:
         task = asyncio.current_task()
         if task is not None and getattr(task.get_coro(), "cr_code", None) is until_ready.__code__:
             # On Python 3.11 the SDK waits in a task of its own. It may miss a cancellation, and
-            # fail when the handler is closed and nobody waits any more.
+            # fail when the handler is closed and no caller waits any more.
             task.add_done_callback(_retrieve_error)
         is_ready = await ready()
         while not is_ready:

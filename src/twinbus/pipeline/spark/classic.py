@@ -38,7 +38,7 @@ def launch(
 ) -> SparkSession:
     """A session on a JVM of its own, whose output goes to a file.
 
-    `ends_alone`: the JVM has something to do at its end that nobody needs to wait for.
+    `ends_alone`: no caller needs to wait for the end of the JVM, which has something to do then.
     """
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
