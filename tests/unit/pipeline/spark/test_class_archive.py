@@ -224,10 +224,24 @@ def test_spark_starts_without_an_archive_that_no_jvm_starts_with(
     # The same for a JVM that should record one.
     session.start_session(record_classes=True)
     assert [option.partition("=")[0] for option in launches[2:]] == [
-        ' "-XX:ArchiveClassesAtExit',
-        "",
+        '-XX:+UseParallelGC "-XX:ArchiveClassesAtExit',
+        "-XX:+UseParallelGC",
     ]
     assert list(machine.cache.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS"])
+def test_a_collector_of_the_environment_is_the_only_one(
+    launches: list[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "-Dx=y -XX:+UseZGC")
+    session.start_session()
+    session.start_session(settings=session.QUICK_START)
+    assert launches == ["", "-XX:TieredStopAtLevel=1 "]
+    # Options that choose none change nothing.
+    monkeypatch.setenv(name, "-XX:+UseStringDeduplication")
+    session.start_session()
+    assert launches[2:] == ["-XX:+UseParallelGC"]
 
 
 @pytest.mark.parametrize(
