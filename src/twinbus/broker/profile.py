@@ -26,10 +26,9 @@ class ServiceProfile:
     """Operations of the namespace in each second; what exceeds it is answered server-busy."""
     handle_max: int = HANDLE_MAX
     """Highest link handle of a session, so a session has one link more than this."""
-    sender_credit: int = 4_000
-    """Deliveries that a client may have in flight on one link. New credit is given when half is
-    used, and leaves with the next commit: half must be enough for a fast client until then. Memory
-    is bounded by bytes, not by this."""
+    sender_credit: int = 1_000
+    """Deliveries that a client may have in flight on one link. More is slower: a client then sends
+    larger lots, and each side waits for the other (docs/decisions/0008)."""
     connection_idle_ms: int = IDLE_TIMEOUT_MS
     """idle-time-out of a connection: a client that sends nothing for this long is cut off."""
     link_idle_s: float | None = None

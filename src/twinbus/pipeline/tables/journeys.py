@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F
 
 from twinbus.pipeline.tables.columns import field
-from twinbus.pipeline.tables.pairs import LABEL, is_labelled, joined, label_of
+from twinbus.pipeline.tables.pairs import LABEL, joined, label_of
 from twinbus.pipeline.tables.schemas import FATES, JOURNEYS
 
 if TYPE_CHECKING:
@@ -98,7 +98,8 @@ def partial_journeys(records: DataFrame, *, one_task: bool = False) -> DataFrame
     records are few, and in one partition already.
     """
     named = records.where(F.col("message_id").isNotNull() & F.col("entity").isNotNull())
-    told = named.withColumn("destination", destination_of(F.col("entity")))
+    # Columns of their own: each is asked for twice below, and worked out once.
+    told = named.withColumns({LABEL: label_of(), "destination": destination_of(F.col("entity"))})
     operation = F.col("operation")
     ok = field("outcome") == "ok"
     client = field("view") == "client"
@@ -112,7 +113,9 @@ def partial_journeys(records: DataFrame, *, one_task: bool = False) -> DataFrame
         (operation == "dead_letter") & field("error").startswith(RAN_OUT)
     )
     dropped = field("state") == "duplicate"
-    at_subscription = received & (F.lower("entity") != F.col("destination"))
+    # A path without a slash is its own destination.
+    is_path = F.contains(F.col("entity"), F.lit("/"))
+    at_subscription = received & is_path & (F.lower("entity") != F.col("destination"))
     facts = {
         "tried": tried,
         "sent": sent,
@@ -128,7 +131,7 @@ def partial_journeys(records: DataFrame, *, one_task: bool = False) -> DataFrame
         "broker_completed": ~client & ok & (operation == "complete"),
         "broker_expired": ~client & ok & ran_out,
         "broker_dead_lettered": ~client & ok & (operation == "dead_letter") & ~ran_out,
-        "labelled": is_labelled(),
+        "labelled": client & (F.col(LABEL) != ""),
         # From here on only to be counted, or to say what a time is of.
         "send_failed": tried & (F.col("outcome") == "failed"),
         "forwarded": client & ok & (operation == "forward"),
@@ -139,8 +142,7 @@ def partial_journeys(records: DataFrame, *, one_task: bool = False) -> DataFrame
     assert tuple(facts)[: len(_ANY)] == _ANY
     # Few columns to shuffle: what they come to is worked out where the rows of a message meet.
     narrow = told.select(
-        label_of(),
-        *MESSAGE_KEY,
+        *MESSAGE,
         F.when(at_subscription, F.lower("entity")).otherwise(F.lit("")).alias("receiver"),
         _packed(facts).alias("facts"),
         F.coalesce("size_bytes", F.lit(0)).alias("size_bytes"),
