@@ -8,8 +8,9 @@ on a local broker or take too long (tests/conformance/left-out.txt, each with it
 The SDK's tests wait for real clocks, so they run side by side. Those that allow a second or two
 (tests/conformance/one-by-one.txt) run after the others, one at a time. No test runs twice.
 
-Not in CI: `--only async`, the asyncio tests, and `--paired`, which replaces every sender of the
-data plane's tests by that of a pair (tests/conformance/paired_senders.py).
+Not in CI: `--only async`, the asyncio tests; `--paired`, which replaces every sender of the data
+plane's tests by that of a pair (tests/conformance/paired_senders.py); and `--gateway`, which puts a
+`twinbus gateway` between the tests and the namespace.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 from bench.processes import TWINBUS, exit_on_sigterm, serve, wait_until
@@ -62,32 +64,33 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / ".ci" / "out")
     parser.add_argument("--only", choices=(*SUITES, *FILES), help="one suite")
     parser.add_argument("--paired", action="store_true", help="replace the senders by paired ones")
+    parser.add_argument("--gateway", action="store_true", help="go through a gateway")
     parser.add_argument("--record", action="store_true", help="add what passes to the baseline")
     parser.add_argument("--everything", action="store_true", help="what is left out too")
     given = parser.parse_args()
     if given.paired and given.only not in PARALLEL:
         parser.error(f"--paired needs --only with one of {', '.join(PARALLEL)}")
+    if given.paired and given.gateway:
+        parser.error("--paired and --gateway are two runs")
     exit_on_sigterm()
     out = given.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     names = [given.only] if given.only else list(SUITES)
     log = out / "serve.log"
     # A namespace each: the administration suite clears the one it is given.
-    namespaces = [*names, SECONDARY] if given.paired else names
+    namespaces = [*names, SECONDARY] if given.paired or given.gateway else names
     command = [*TWINBUS, "serve", *(f"{name}:0" for name in namespaces)]
     command += ["--rule", f"{SEND_RULE}:Send", "--rule", f"{LISTEN_RULE}:Listen", "--ephemeral"]
     broken = False
-    with serve(command, log=log) as process:
-        wait_until(
-            lambda: len(PORT.findall(log.read_text())) == len(namespaces),
-            process=process,
-            log=log,
-            timeout_s=START_TIMEOUT_S,
-        )
-        ports = PORT.findall(log.read_text())
+    with ExitStack() as servers:
+        ports = started(command, log, len(namespaces), servers)
         addresses = {
             name: f"127.0.0.1:{port}" for name, port in zip(namespaces, ports, strict=True)
         }
+        if given.gateway:
+            for name in names:
+                sides = addresses[name], addresses[SECONDARY]
+                addresses[name] = through_gateway(name, *sides, out, servers)
         suite: Path = given.suite.resolve()
         prepare(suite, out)
         if given.paired:
@@ -103,9 +106,39 @@ def main() -> int:
             address = addresses["data"]
             found["data"] |= run_suite(suite, "data", address, out, only=listed(ONE_BY_ONE))
         for name, outcomes in found.items():
-            label = f"{name}-paired" if given.paired else name
+            how = "-paired" if given.paired else "-gateway" if given.gateway else ""
+            label = f"{name}{how}"
             broken |= not report(label, outcomes, out, record=given.record)
     return int(broken)
+
+
+def started(command: Sequence[str], log: Path, count: int, servers: ExitStack) -> list[str]:
+    """Start a server that runs as long as `servers`; the ports of its namespaces."""
+    process = servers.enter_context(serve(command, log=log))
+    wait_until(
+        lambda: len(PORT.findall(log.read_text())) == count,
+        process=process,
+        log=log,
+        timeout_s=START_TIMEOUT_S,
+    )
+    return PORT.findall(log.read_text())
+
+
+def through_gateway(name: str, primary: str, secondary: str, out: Path, servers: ExitStack) -> str:
+    """The address of a gateway to a namespace, with the rules that the tests use."""
+    command = [*TWINBUS, "gateway", f"{name}:0", "--label", name]
+    command += ["--primary", connection_string(primary)]
+    command += ["--secondary", connection_string(secondary)]
+    command += ["--rule", f"{SEND_RULE}:Send", "--rule", f"{LISTEN_RULE}:Listen"]
+    [port] = started(command, out / f"gateway-{name}.log", 1, servers)
+    return f"127.0.0.1:{port}"
+
+
+def connection_string(address: str) -> str:
+    return (
+        f"Endpoint=sb://{address};SharedAccessKeyName={KEY_NAME};SharedAccessKey={KEY};"
+        "UseDevelopmentEmulator=true"
+    )
 
 
 def prepare(suite: Path, out: Path) -> None:
@@ -124,10 +157,7 @@ def with_paired_senders(suite: Path, secondary: str, out: Path) -> Path:
     shutil.copytree(suite, copy)
     (copy / "shim" / PAIRED_PLUGIN.name).symlink_to(PAIRED_PLUGIN)
     (copy / "shim" / "twinbus").symlink_to(ROOT / "src" / "twinbus")
-    os.environ["TWINBUS_CONFORMANCE_SECONDARY"] = (
-        f"Endpoint=sb://{secondary};SharedAccessKeyName={KEY_NAME};SharedAccessKey={KEY};"
-        "UseDevelopmentEmulator=true"
-    )
+    os.environ["TWINBUS_CONFORMANCE_SECONDARY"] = connection_string(secondary)
     return copy
 
 

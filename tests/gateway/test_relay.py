@@ -22,8 +22,15 @@ from azure.servicebus.exceptions import (
     ServiceBusError,
 )
 
-from tests.end_to_end.raw_client import RawClient, RawReceiver, RawSender, Refused, message
-from tests.gateway.gateway_world import GatewayWorld, gateway_world
+from tests.end_to_end.raw_client import (
+    RawClient,
+    RawReceiver,
+    RawSender,
+    Refused,
+    message,
+    sas_token,
+)
+from tests.gateway.gateway_world import GatewayWorld, gateway_world, wait_for
 from tests.official_sdk import async_administration
 from twinbus.amqp.message import Properties, decode_map, encode_message, split
 from twinbus.amqp.types import Int
@@ -67,6 +74,60 @@ async def test_receive_settle_peek_defer_and_dead_letter() -> None:
         ) as receiver:
             [dead] = await receiver.receive_messages(1, max_wait_time=30)
             assert (str(dead), dead.dead_letter_reason) == ("m0", "bad")
+
+
+@pytest.mark.parametrize("credit", [5, 20, 300])
+@pytest.mark.parametrize("is_first", [True, False], ids=["first", "again"])
+async def test_a_receiver_gets_no_more_than_it_gave_credit_for(
+    *, credit: int, is_first: bool
+) -> None:
+    """The primary's deliveries come many to a read, and are handed on one by one."""
+    async with gateway_world("orders") as world:
+        filling = await RawClient.open(world.primary.connection_string())
+        sender = await filling.sender("orders")
+        for number in range(2 * credit + 10):
+            await sender.room()
+            await sender.send(message(f"m{number}"))
+        await filling.close()
+        raw = await RawClient.open(world.connection_string())
+        receiver = await raw.receiver("orders", credit=0)
+        if not is_first:
+            # The gateway knows by now how large messages are.
+            receiver.link.grant(1)
+            raw.flush()
+            assert await receiver.receive() is not None
+        receiver.link.grant(credit)
+        raw.flush()
+        for _ in range(credit):
+            assert await receiver.receive() is not None
+        # What had been asked of the primary beyond it would be here before these have answers.
+        async with world.client() as client, client.get_queue_receiver("orders") as second:
+            [other] = await second.receive_messages(1, max_wait_time=30)
+            await second.complete_message(other)
+        await raw.put_token(sas_token(world.connection_string(), ""))
+        assert await receiver.receive(0.1) is None
+        await raw.close()
+
+
+@pytest.mark.parametrize("stored", [0, 3, 20, 50])
+async def test_a_drain_ends_with_the_credit_or_with_the_messages(stored: int) -> None:
+    async with gateway_world("orders") as world:
+        raw = await RawClient.open(world.connection_string())
+        sender = await raw.sender("orders")
+        await sender.room()
+        await asyncio.gather(*(sender.send(message(f"m{number}")) for number in range(stored)))
+        receiver = await raw.receiver("orders", credit=0)
+        for credit in (20, 25):
+            left = min(stored, credit)
+            stored -= left
+            receiver.link.grant(credit, drain=True)
+            raw.flush()
+            for _ in range(left):
+                assert await receiver.receive() is not None
+            await wait_for(lambda: not receiver.link.is_draining)
+            assert receiver.link.credit == 0
+        assert await receiver.receive(0.1) is None
+        await raw.close()
 
 
 async def test_sessions_with_state_and_scheduled_messages_with_numbers() -> None:

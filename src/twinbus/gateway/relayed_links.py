@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from contextlib import suppress
 from dataclasses import replace
@@ -69,6 +70,8 @@ class RelayedReceiver(Relayed):
         """About the size of the largest recent delivery; 0: none came."""
         self._beyond = 0
         """Credit of a draining client that the primary was not asked for yet."""
+        self._is_asking = False
+        """Whether the primary is asked for more when all of the last read was handed on."""
 
     @property
     def own_link(self) -> Link:
@@ -177,7 +180,15 @@ class RelayedReceiver(Relayed):
             self._numbers[number] = event.delivery_id
         self.relay.client.touch()
         self._size_bytes = max(len(event.payload), self._size_bytes * 15 // 16)
-        if self._up is not None and link.credit > self._up.credit:
+        # Later: the primary's link has counted all deliveries of a read when the first of them is
+        # handed on, and the client's has counted this one only.
+        if not self._is_asking:
+            self._is_asking = True
+            asyncio.get_running_loop().call_soon(self._ask_again)
+
+    def _ask_again(self) -> None:
+        self._is_asking = False
+        if self.link.state is LinkState.OPEN:
             self.credit_changed()
 
     def _on_drained(self) -> None:
