@@ -28,10 +28,9 @@ from tests.end_to_end.raw_client import (
     RawSender,
     Refused,
     message,
-    sas_token,
 )
 from tests.gateway.gateway_world import GatewayWorld, gateway_world, wait_for
-from tests.official_sdk import async_administration
+from tests.official_sdk import async_administration, sas_token
 from twinbus.amqp.message import Properties, decode_map, encode_message, split
 from twinbus.amqp.types import Int
 from twinbus.broker.descriptions import QueueDescription
