@@ -203,7 +203,10 @@ class UpstreamLine:
         for pool in self._pools.values():
             pool.forget_links(text)
         for sent in in_flight.values():
-            for one in sent.values():
+            ended = list(sent.values())
+            # A retired link has a timer of its own, which must not end them a second time.
+            sent.clear()
+            for one in ended:
                 one.done(lost(text))
 
 

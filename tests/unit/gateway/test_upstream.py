@@ -16,6 +16,8 @@ from twinbus.amqp.performatives import Error, Source, Target
 from twinbus.amqp.session import Session
 from twinbus.gateway.messages import Wire
 from twinbus.gateway.upstream import LinkPool, UpstreamLine, UpstreamLink
+from twinbus.namespace.namespace import Namespace
+from twinbus.syphon.connection.namespace_connection import NamespaceConnection
 
 WIRE = Wire(b"x", 0)
 
@@ -96,3 +98,27 @@ async def test_a_link_that_ends_in_the_moment_after_its_opening_is_a_lost_connec
     world.up.handle(Detached(world.link, None, True))
     with pytest.raises(ServiceBusConnectionError, match="orders: the link ended"):
         await world.pool.send_messages(WIRE)
+
+
+async def test_a_lost_connection_ends_a_send_on_a_retired_link_once() -> None:
+    """Twice would send it twice, and count what the gateway holds wrongly for ever."""
+    namespace = Namespace.from_connection_string(
+        "Endpoint=sb://contoso/;SharedAccessKeyName=name;SharedAccessKey=key"
+    )
+    line = UpstreamLine(namespace, answer_s=0.05)
+    connection = line._connection = NamespaceConnection(line._endpoint, line._on_event)
+    session = Session(FrameOutput(), 0)
+    link = session.attach_sender("l", source=Source(), target=Target())
+    link.state, link.credit = LinkState.OPEN, 1
+    pool = line.pool("orders")
+    up = pool._link = UpstreamLink(pool, line, link)
+    up.opened.set_result(None)
+    answers: list[Exception | None] = []
+    pool.send(WIRE, answers.append)
+    pool.retire(up)
+    connection.drop("gone")
+    line._on_lost(connection, connection.lost)
+    async with asyncio.timeout(60):
+        while up._timer is not None:  # noqa: ASYNC110  # there is no event to wait for
+            await asyncio.sleep(0.01)
+    assert [type(one) for one in answers] == [ServiceBusConnectionError]
