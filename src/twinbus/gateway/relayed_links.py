@@ -145,7 +145,7 @@ class RelayedReceiver(Relayed):
             if wanted == 0:
                 link.drained()
                 self.relay.client.touch()
-            elif not up.is_draining and self.relay.client.takes_more:
+            elif not up.is_draining and self._takes_more:
                 self._beyond = link.credit - wanted
                 up.grant(wanted, drain=True)
         elif wanted < up.credit or self._may_ask(wanted, up.credit):
@@ -163,9 +163,14 @@ class RelayedReceiver(Relayed):
 
     def _may_ask(self, wanted: int, asked: int) -> bool:
         """Whether to ask the primary for more: the client reads, and enough has come."""
-        if wanted <= asked or not self.relay.client.takes_more:
+        if wanted <= asked or not self._takes_more:
             return False
         return wanted < self._window or asked <= wanted // 2
+
+    @property
+    def _takes_more(self) -> bool:
+        """Whether the client reads: its socket and the window of its session take more."""
+        return self.relay.client.takes_more and not self.link.session.blocks(self.link)
 
     def _deliver(self, event: DeliveryArrived) -> None:
         link = self.link

@@ -1,0 +1,68 @@
+"""A client's links to the primary: what the gateway keeps for a client, and what it passes on."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from twinbus.amqp.events import CreditChanged, DeliveryArrived, Event
+from twinbus.amqp.link import LinkState, ReceiverLink, SenderLink
+from twinbus.amqp.output import FrameOutput
+from twinbus.amqp.performatives import Flow, Source, Target
+from twinbus.amqp.session import Session
+from twinbus.amqp.types import UInt
+from twinbus.gateway.relay import PrimaryRelay
+from twinbus.gateway.relayed_links import WINDOW, RelayedReceiver
+
+ADDRESS = "orders/$management"
+
+
+class World:
+    """A client's session and one of the primary, without a network between them."""
+
+    def __init__(self) -> None:
+        self.here = Session(FrameOutput(), 0)
+        self.there = Session(FrameOutput(), 0)
+        self.client: Any = SimpleNamespace(takes_more=True, touch=lambda: None)
+        self.relay = PrimaryRelay(cast("Any", None), self.client, lambda work: work.close())
+
+    def sending(self, session: Session) -> SenderLink:
+        link = session.attach_sender("out", source=Source(), target=Target(address="answers"))
+        link.state = LinkState.OPEN
+        return link
+
+    def receiving(self, session: Session) -> ReceiverLink:
+        link = session.attach_receiver("in", source=Source(address=ADDRESS), target=Target())
+        link.state = LinkState.OPEN
+        return link
+
+
+def flow(session: Session, window: int) -> list[Event]:
+    """The client's window takes so many transfers more."""
+    events: list[Event] = []
+    frame = Flow(
+        next_incoming_id=UInt(session._next_outgoing_id),
+        incoming_window=UInt(window),
+        next_outgoing_id=UInt(0),
+        outgoing_window=UInt(0),
+    )
+    session.take(frame, b"", events)
+    return events
+
+
+def test_a_client_whose_session_window_is_closed_gets_few_deliveries_from_the_primary() -> None:
+    world = World()
+    link, up = world.sending(world.here), world.receiving(world.there)
+    receiver = RelayedReceiver(world.relay, link, "orders", 0)
+    receiver._up, link.credit = up, 10 * WINDOW
+    receiver.credit_changed()
+    came = 0
+    while up.credit and came < 10 * WINDOW:
+        came += 1
+        up.count_incoming(1)
+        receiver.handle(DeliveryArrived(up, came, b"tag", 0, True, b"x"))
+    assert 0 < came <= WINDOW
+    [waiting] = flow(world.here, window=10 * WINDOW)
+    assert waiting == CreditChanged(link)
+    receiver.credit_changed()
+    assert up.credit == WINDOW
