@@ -256,7 +256,9 @@ class RelayedReplies(ReplyLink, Relayed):
                     number = event.delivery_id
                     up.session.settle(number, number, ACCEPTED_BYTES, as_receiver=True)
                 self.send(event.payload)
-                if up.credit < REPLY_CREDIT // 2:
+                if self.link.state is LinkState.CLOSED:  # It had too many answers to keep.
+                    self.close(0)
+                elif up.credit < REPLY_CREDIT // 2:
                     up.grant(REPLY_CREDIT)
                 self.relay.client.touch()
             case Attached() if up.source is not None:

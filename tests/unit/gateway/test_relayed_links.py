@@ -11,8 +11,9 @@ from twinbus.amqp.output import FrameOutput
 from twinbus.amqp.performatives import Flow, Source, Target
 from twinbus.amqp.session import Session
 from twinbus.amqp.types import UInt
+from twinbus.broker.links.replies import REPLIES_MAX, ReplyLinks
 from twinbus.gateway.relay import PrimaryRelay
-from twinbus.gateway.relayed_links import WINDOW, RelayedReceiver
+from twinbus.gateway.relayed_links import WINDOW, RelayedReceiver, RelayedReplies
 
 ADDRESS = "orders/$management"
 
@@ -23,7 +24,9 @@ class World:
     def __init__(self) -> None:
         self.here = Session(FrameOutput(), 0)
         self.there = Session(FrameOutput(), 0)
-        self.client: Any = SimpleNamespace(takes_more=True, touch=lambda: None)
+        self.client: Any = SimpleNamespace(
+            takes_more=True, touch=lambda: None, replies=ReplyLinks()
+        )
         self.relay = PrimaryRelay(cast("Any", None), self.client, lambda work: work.close())
 
     def sending(self, session: Session) -> SenderLink:
@@ -66,3 +69,16 @@ def test_a_client_whose_session_window_is_closed_gets_few_deliveries_from_the_pr
     assert waiting == CreditChanged(link)
     receiver.credit_changed()
     assert up.credit == WINDOW
+
+
+def test_answers_that_a_client_does_not_read_are_let_go_with_their_link() -> None:
+    """The client may open another link and do the same again."""
+    world = World()
+    link, up = world.sending(world.here), world.receiving(world.there)
+    replies = RelayedReplies(world.relay, link, ADDRESS)
+    replies._up = up
+    world.relay.begin(replies)
+    for number in range(REPLIES_MAX + 1):
+        replies.handle(DeliveryArrived(up, number, b"tag", 0, True, b"answer"))
+    assert link.state is LinkState.CLOSED
+    assert (world.relay._relayed, up.state) == (set(), LinkState.CLOSED)
