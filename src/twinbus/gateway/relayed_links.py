@@ -396,7 +396,9 @@ class RelayedRequests(RequestLink, Relayed):
         up = self._up
         while self._waiting and up is not None and up.credit > 0:
             request, here = self._waiting.popleft()
-            number = up.send(request, b"\0", settled=here is None)
+            # Tags of unsettled deliveries must differ on a link (AMQP 1.0, 2.6.12).
+            tag = up.delivery_count.to_bytes(4, "big")
+            number = up.send(request, tag, settled=here is None)
             if here is not None:
                 self._numbers[number] = here
         self.relay.flush()

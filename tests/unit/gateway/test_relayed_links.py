@@ -13,7 +13,7 @@ from twinbus.amqp.session import Session
 from twinbus.amqp.types import UInt
 from twinbus.broker.links.replies import REPLIES_MAX, ReplyLinks
 from twinbus.gateway.relay import PrimaryRelay
-from twinbus.gateway.relayed_links import WINDOW, RelayedReceiver, RelayedReplies
+from twinbus.gateway.relayed_links import WINDOW, RelayedReceiver, RelayedReplies, RelayedRequests
 
 ADDRESS = "orders/$management"
 
@@ -82,3 +82,14 @@ def test_answers_that_a_client_does_not_read_are_let_go_with_their_link() -> Non
         replies.handle(DeliveryArrived(up, number, b"tag", 0, True, b"answer"))
     assert link.state is LinkState.CLOSED
     assert (world.relay._relayed, up.state) == (set(), LinkState.CLOSED)
+
+
+def test_requests_that_are_under_way_together_have_tags_of_their_own() -> None:
+    world = World()
+    requests = RelayedRequests(cast("Any", None), world.relay, world.receiving(world.here), ADDRESS)
+    requests._up = up = world.sending(world.there)
+    requests._waiting.extend((b"request", here) for here in range(3))
+    up.credit = 3
+    requests.handle(CreditChanged(up))
+    tags = [tag for _, _, tag in world.there.take_unsettled(0, 2)]
+    assert len(set(tags)) == 3
