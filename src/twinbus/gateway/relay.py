@@ -199,6 +199,8 @@ class PrimaryRelay:
         sessions: dict[LinkSession, None] = {}
         for number in event.among(waiting):
             receiver, here = waiting.pop(number)
+            if receiver.own_link.state is LinkState.CLOSED:
+                continue  # Its session may be gone, and another may have the channel.
             session = receiver.own_link.session
             session.settle(here, here, state, as_receiver=False)
             sessions[session] = None

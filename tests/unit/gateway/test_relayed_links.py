@@ -5,10 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from twinbus.amqp.events import CreditChanged, DeliveryArrived, Event
+from twinbus.amqp.events import CreditChanged, DeliveryArrived, Disposed, Event
 from twinbus.amqp.link import LinkState, ReceiverLink, SenderLink
 from twinbus.amqp.output import FrameOutput
-from twinbus.amqp.performatives import Flow, Source, Target
+from twinbus.amqp.performatives import Accepted, Flow, Source, Target
 from twinbus.amqp.session import Session
 from twinbus.amqp.types import UInt
 from twinbus.broker.links.replies import REPLIES_MAX, ReplyLinks
@@ -93,3 +93,18 @@ def test_requests_that_are_under_way_together_have_tags_of_their_own() -> None:
     requests.handle(CreditChanged(up))
     tags = [tag for _, _, tag in world.there.take_unsettled(0, 2)]
     assert len(set(tags)) == 3
+
+
+def test_nothing_is_written_for_a_settlement_whose_link_is_gone() -> None:
+    """The client may have ended the session, and its channel may have another one by now."""
+    world = World()
+    link, up = world.sending(world.here), world.receiving(world.there)
+    receiver = RelayedReceiver(world.relay, link, "orders", 0)
+    receiver._up, link.credit = up, 1
+    receiver.handle(DeliveryArrived(up, 7, b"tag", 0, False, b"x"))
+    receiver.settle([0], Disposed(world.here, True, 0, 0, False, Accepted()))
+    receiver.close(0)
+    link.state = LinkState.CLOSED
+    before_bytes = world.here._output.size_bytes
+    world.relay._on_event(Disposed(world.there, False, 7, 7, True, Accepted()))
+    assert world.here._output.size_bytes == before_bytes
