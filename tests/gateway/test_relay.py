@@ -210,6 +210,23 @@ async def test_a_management_node_is_open_while_the_primary_is_down_and_works_whe
         await raw.close()
 
 
+async def test_a_node_whose_links_are_opened_before_and_after_the_primary_is_back_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("twinbus.gateway.relay.REOPEN_PAUSE_S", 0.0)
+    async with gateway_world("orders") as world:
+        world.primary.cut_off()
+        raw = await RawClient.open(world.connection_string())
+        replies = await raw.receiver("orders/$management", credit=100)
+        world.primary.serve_again()
+        requests = await raw.sender("orders/$management")
+        async with asyncio.timeout(60):
+            while (await _asked(requests, replies))[0] == 503:  # noqa: ASYNC110  # each asks again
+                await asyncio.sleep(0.05)
+        assert (await _asked(requests, replies))[0] == 204
+        await raw.close()
+
+
 async def _asked(requests: RawSender, replies: RawReceiver) -> tuple[int, str]:
     """Status and text of the answer to a peek."""
     await requests.room()

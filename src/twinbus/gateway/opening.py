@@ -78,7 +78,7 @@ class GatewayLinks:
         require_plain(address)
         relay = self._relay(client)
         requests = RelayedRequests(self._context, relay, link, address)
-        relay.begin(requests)
+        relay.begin_node(requests)
         return requests
 
     def replies(self, client: LinkClient, link: SenderLink, address: str) -> LinkOwner:

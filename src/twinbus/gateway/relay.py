@@ -85,20 +85,26 @@ class PrimaryRelay:
         self._spawn(self._begin(relayed))
 
     def begin_node(self, requests: Relayed) -> None:
-        """Attach the links of a `$management` node that are open at the client already."""
+        """Attach requests, and the answers of the same node if the client has opened them."""
+        self._relayed.add(requests)
         self._spawn(self._begin_node(requests))
 
     async def _begin_node(self, requests: Relayed) -> None:
-        key = requests.own_link.session, requests.path
         replies = [
-            one
-            for one in self._relayed
-            if one is not requests and one.is_node and (one.own_link.session, one.path) == key
+            one for one in self._relayed if one is not requests and one.node == requests.node
         ]
         # The answers first: a request goes out with the first credit.
-        for relayed in (*replies, requests):
+        for relayed in replies:
             if not relayed.is_attached:
                 await self._begin(relayed)
+        if all(one.is_attached for one in replies if one in self._relayed):
+            await self._begin(requests)
+        else:
+            # The primary would have nowhere to send its answers, and the client would wait.
+            why = (
+                self._failure[1] if self._failure is not None else "The primary cannot be reached."
+            )
+            requests.not_reached(ServerBusy(why))
 
     async def _begin(self, relayed: Relayed) -> None:
         try:
@@ -108,7 +114,8 @@ class PrimaryRelay:
         except ConnectionLost as error:
             relayed.not_reached(ServerBusy(str(error)))
         else:
-            if relayed in self._relayed and relayed.own_link.state is not LinkState.CLOSED:
+            is_open = relayed in self._relayed and relayed.own_link.state is not LinkState.CLOSED
+            if is_open and not relayed.is_attached:
                 relayed.attach_to(session)
                 self.flush()
 
@@ -123,12 +130,12 @@ class PrimaryRelay:
                 self._connection = connection
                 connection.lost.add_done_callback(self._on_lost)
         await connection.authorize(relayed.path)
-        if not relayed.is_node:
+        node = relayed.node
+        if node is None:
             return await connection.session_with_room()
-        key = relayed.own_link.session, relayed.path.lower()
-        session = self._nodes.get(key)
+        session = self._nodes.get(node)
         if session is None or session.free_handles < 1:
-            session = self._nodes[key] = await connection.session_with_room(links=2)
+            session = self._nodes[node] = await connection.session_with_room(links=2)
         return session
 
     async def _open(self) -> NamespaceConnection:
@@ -234,6 +241,11 @@ class Relayed(LinkOwner, ABC):
     def path(self) -> str:
         """The entity that the gateway needs a token for."""
         return self.address.removesuffix(MANAGEMENT_SUFFIX)
+
+    @property
+    def node(self) -> tuple[LinkSession, str] | None:
+        """What requests and answers of one `$management` node share; None for other links."""
+        return (self.own_link.session, self.path.lower()) if self.is_node else None
 
     @property
     @abstractmethod
