@@ -114,8 +114,9 @@ class PrimaryRelay:
         except ConnectionLost as error:
             relayed.not_reached(ServerBusy(str(error)))
         else:
-            is_open = relayed in self._relayed and relayed.own_link.state is not LinkState.CLOSED
-            if is_open and not relayed.is_attached:
+            if relayed not in self._relayed or relayed.own_link.state is LinkState.CLOSED:
+                self.forget(relayed)
+            elif not relayed.is_attached:
                 relayed.attach_to(session)
                 self.flush()
 
@@ -159,8 +160,9 @@ class PrimaryRelay:
     def forget(self, relayed: Relayed) -> None:
         """The client's link is closed."""
         self._relayed.discard(relayed)
-        if not any(one.is_node for one in self._relayed):
-            self._nodes.clear()
+        node = relayed.node
+        if node is not None and not any(one.node == node for one in self._relayed):
+            self._nodes.pop(node, None)
 
     def settling(self, session: LinkSession) -> dict[int, tuple[Relayed, int]]:
         return self._settling.setdefault(session, {})

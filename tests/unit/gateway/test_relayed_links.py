@@ -108,3 +108,16 @@ def test_nothing_is_written_for_a_settlement_whose_link_is_gone() -> None:
     before_bytes = world.here._output.size_bytes
     world.relay._on_event(Disposed(world.there, False, 7, 7, True, Accepted()))
     assert world.here._output.size_bytes == before_bytes
+
+
+def test_a_node_is_forgotten_with_its_last_link_though_the_client_has_others() -> None:
+    """A client may open a node with a session of its own for every message that it sends."""
+    world = World()
+    for number in range(3):
+        session = Session(FrameOutput(), number)
+        replies = RelayedReplies(world.relay, world.sending(session), ADDRESS)
+        world.relay.begin(replies)
+        world.relay._nodes[session, "orders"] = world.there
+        if number:
+            replies.close(0)
+    assert len(world.relay._nodes) == 1
