@@ -48,7 +48,8 @@ does not read must not fill the gateway's memory."""
 
 REPLY_CREDIT: Final = 100
 WAITING_MAX: Final = 1_000
-"""Requests of a client that wait for credit of the primary."""
+WAITING_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Requests on one link that wait for credit of the primary; a single one may be larger."""
 
 
 class RelayedReceiver(Relayed):
@@ -297,6 +298,7 @@ class RelayedRequests(RequestLink, Relayed):
         self._up: SenderLink | None = None
         self._waiting: deque[tuple[bytes, int | None]] = deque()
         """Requests without credit, each with the delivery to settle."""
+        self._waiting_bytes = 0
         self._taking: int | None = None
         """The delivery of the request that is being handed on; None: it is settled."""
         self._numbers: dict[int, int] = {}
@@ -338,7 +340,7 @@ class RelayedRequests(RequestLink, Relayed):
         """Take requests all the same; each is answered that the primary cannot be reached."""
         self._is_beginning = False
         self._accept()
-        waiting, self._waiting = self._waiting, deque()
+        waiting, self._waiting, self._waiting_bytes = self._waiting, deque(), 0
         for request, here in waiting:
             self._refuse(split(request), here, refusal)
 
@@ -373,9 +375,15 @@ class RelayedRequests(RequestLink, Relayed):
         except Unauthorized as refusal:
             self.relay.client.log_refusal(f"a request to {self.address!r}", refusal)
             return failure(correlation_id(request), refusal)
-        if len(self._waiting) >= WAITING_MAX:
-            raise QuotaExceeded(f"{WAITING_MAX} requests wait for the primary; send fewer at once.")
-        self._waiting.append((join(request), self._taking))
+        count, encoded = len(self._waiting), join(request)
+        size_bytes = self._waiting_bytes + len(encoded)
+        if count >= WAITING_MAX or (count and size_bytes > WAITING_BYTES_MAX):
+            raise QuotaExceeded(
+                f"{count} requests wait for the primary, and {WAITING_MAX} may, of at most"
+                f" {WAITING_BYTES_MAX} bytes together; send fewer at once."
+            )
+        self._waiting_bytes = size_bytes
+        self._waiting.append((encoded, self._taking))
         if self._up is None and not self._is_beginning:
             self._is_beginning = True
             self.relay.begin_node(self)
@@ -396,6 +404,7 @@ class RelayedRequests(RequestLink, Relayed):
         up = self._up
         while self._waiting and up is not None and up.credit > 0:
             request, here = self._waiting.popleft()
+            self._waiting_bytes -= len(request)
             # Tags of unsettled deliveries must differ on a link (AMQP 1.0, 2.6.12).
             tag = up.delivery_count.to_bytes(4, "big")
             number = up.send(request, tag, settled=here is None)

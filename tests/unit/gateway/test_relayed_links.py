@@ -5,15 +5,25 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from twinbus.amqp.events import CreditChanged, DeliveryArrived, Disposed, Event
 from twinbus.amqp.link import LinkState, ReceiverLink, SenderLink
+from twinbus.amqp.message import Sections
 from twinbus.amqp.output import FrameOutput
 from twinbus.amqp.performatives import Accepted, Flow, Source, Target
 from twinbus.amqp.session import Session
 from twinbus.amqp.types import UInt
 from twinbus.broker.links.replies import REPLIES_MAX, ReplyLinks
+from twinbus.broker.refusals import QuotaExceeded
 from twinbus.gateway.relay import PrimaryRelay
-from twinbus.gateway.relayed_links import WINDOW, RelayedReceiver, RelayedReplies, RelayedRequests
+from twinbus.gateway.relayed_links import (
+    WAITING_BYTES_MAX,
+    WINDOW,
+    RelayedReceiver,
+    RelayedReplies,
+    RelayedRequests,
+)
 
 ADDRESS = "orders/$management"
 
@@ -25,7 +35,10 @@ class World:
         self.here = Session(FrameOutput(), 0)
         self.there = Session(FrameOutput(), 0)
         self.client: Any = SimpleNamespace(
-            takes_more=True, touch=lambda: None, replies=ReplyLinks()
+            takes_more=True,
+            touch=lambda: None,
+            replies=ReplyLinks(),
+            grants=SimpleNamespace(require=lambda *_: 0),
         )
         self.relay = PrimaryRelay(cast("Any", None), self.client, lambda work: work.close())
 
@@ -88,7 +101,9 @@ def test_requests_that_are_under_way_together_have_tags_of_their_own() -> None:
     world = World()
     requests = RelayedRequests(cast("Any", None), world.relay, world.receiving(world.here), ADDRESS)
     requests._up = up = world.sending(world.there)
-    requests._waiting.extend((b"request", here) for here in range(3))
+    for here in range(3):
+        requests._taking = here
+        requests._forward(Sections(), 0)
     up.credit = 3
     requests.handle(CreditChanged(up))
     tags = [tag for _, _, tag in world.there.take_unsettled(0, 2)]
@@ -121,3 +136,18 @@ def test_a_node_is_forgotten_with_its_last_link_though_the_client_has_others() -
         if number:
             replies.close(0)
     assert len(world.relay._nodes) == 1
+
+
+def test_the_bytes_of_requests_that_wait_for_the_primary_are_bounded() -> None:
+    world = World()
+    link = world.receiving(world.here)
+    requests = RelayedRequests(cast("Any", None), world.relay, link, ADDRESS)
+    requests._up = up = world.sending(world.there)
+    large = Sections(body=bytes(WAITING_BYTES_MAX // 2))
+    for _ in range(2):
+        assert requests._forward(large, 0) is None
+    with pytest.raises(QuotaExceeded, match="2 requests wait for the primary"):
+        requests._forward(large, 0)
+    up.credit = 10
+    requests.handle(CreditChanged(up))
+    assert requests._forward(large, 0) is None
