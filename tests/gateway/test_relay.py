@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from datetime import UTC, datetime, timedelta
 from http.client import HTTPConnection
@@ -21,14 +22,9 @@ from azure.servicebus.exceptions import (
     ServiceBusAuthorizationError,
     ServiceBusError,
 )
+from starlette.responses import Response
 
-from tests.end_to_end.raw_client import (
-    RawClient,
-    RawReceiver,
-    RawSender,
-    Refused,
-    message,
-)
+from tests.end_to_end.raw_client import RawClient, RawReceiver, RawSender, Refused, message
 from tests.gateway.gateway_world import GatewayWorld, gateway_world, wait_for
 from tests.official_sdk import async_administration, sas_token
 from twinbus.amqp.message import Properties, decode_map, encode_message, split
@@ -291,6 +287,41 @@ async def test_administration_needs_the_right_to_manage() -> None:
         async with async_administration(world.connection_string()) as admin:
             with pytest.raises((HttpResponseError, ServiceBusError), match="did not answer"):
                 await admin.get_queue("made")
+
+
+async def test_administration_of_a_primary_that_hangs_leaves_the_threads_of_the_loop_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A connection to the secondary needs one of them for its certificates or its token."""
+    answers, begun = threading.Event(), threading.Semaphore(0)
+
+    def hang(*_: object) -> Response:
+        begun.release()
+        answers.wait(60)
+        return Response("late")
+
+    monkeypatch.setattr("twinbus.gateway.administration._forward", hang)
+    async with gateway_world() as world:
+        place, count = f"localhost:{world.gateway.port}", 40
+        expires_s = int(time.time()) + 600
+        token = sign(f"sb://{place}/", "RootManageSharedAccessKey", DEFAULT_KEY, expires_s)
+        lines = "GET /orders HTTP/1.1", f"Host: {place}", f"Authorization: {token}", "", ""
+        wires = [
+            await asyncio.open_connection("localhost", world.gateway.port) for _ in range(count)
+        ]
+        try:
+            for _, writer in wires:
+                writer.write("\r\n".join(lines).encode())
+            await wait_for(lambda: begun.acquire(blocking=False))
+            async with asyncio.timeout(20):
+                for _ in range(count):
+                    await asyncio.to_thread(int)
+                    await asyncio.sleep(0.01)
+        finally:
+            answers.set()
+        for reader, writer in wires:
+            assert (await reader.readline()).split()[1] == b"200"
+            writer.close()
 
 
 async def test_a_path_that_leads_to_another_entity_is_not_handed_on() -> None:

@@ -6,8 +6,8 @@ primary with the gateway's credential; the client's tokens never leave the gatew
 
 from __future__ import annotations
 
-import asyncio
 import http.client
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlencode
 
@@ -56,6 +56,10 @@ ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
 ANSWER_S: Final = 60.0
 """Time of one request to the primary."""
 
+AT_ONCE_MAX: Final = 8
+"""Requests that the primary has at once; others wait. They have threads of their own: while the
+primary hangs, the shared ones must be free for the tokens and certificates of the secondary."""
+
 PASSED_HEADERS: Final = ("content-type", "if-match", "accept")
 """What the primary is told of the client's request, besides path, query and body."""
 
@@ -69,6 +73,7 @@ def gateway_application(
     server: GatewayServer, primary: Endpoint, access: MetricsAccess, figures: Callable[[], bytes]
 ) -> Starlette:
     """The application of the gateway's port; `figures` are the pair's numbers for Prometheus."""
+    threads = ThreadPoolExecutor(AT_ONCE_MAX, thread_name_prefix="administration")
 
     async def health(_: Request) -> Response:
         return JSONResponse({"status": "ok", "namespace": server.name, "gateway": server.state()})
@@ -85,7 +90,7 @@ def gateway_application(
         return Response(text, headers={"Content-Type": CONTENT_TYPE})
 
     async def administration(request: Request) -> Response:
-        return await _administer(server, primary, request)
+        return await _administer(server, primary, threads, request)
 
     async def amqp(websocket: WebSocket) -> None:
         await amqp_over_websocket.serve(websocket, server.peer)
@@ -102,7 +107,9 @@ def gateway_application(
     )
 
 
-async def _administer(server: GatewayServer, primary: Endpoint, request: Request) -> Response:
+async def _administer(
+    server: GatewayServer, primary: Endpoint, threads: ThreadPoolExecutor, request: Request
+) -> Response:
     now_s = server.now_ms() / 1000
     try:
         asked = admin_request(request, b"")
@@ -124,7 +131,7 @@ async def _administer(server: GatewayServer, primary: Endpoint, request: Request
     if body is None:
         return _error(413, f"the request body is longer than {BODY_BYTES_MAX} bytes")
     try:
-        return await asyncio.to_thread(_forward, primary, asked, headers, body)
+        return await server.loop.run_in_executor(threads, _forward, primary, asked, headers, body)
     except (OSError, http.client.HTTPException, UnicodeError) as error:
         return _error(BAD_GATEWAY, f"{primary.label} did not answer: {error}")
 
