@@ -126,7 +126,7 @@ def toured(language: str, directory: Path, transport: str) -> Result:
 def _gateway(directory: Path, primary: ServedBroker, stack: ExitStack) -> GatewayProcess:
     secondary = stack.enter_context(EmbeddedBroker("contoso-dr"))
     # No outage is wanted here: a busy machine has time to answer.
-    times = ("--failover-interval", "50s", "--attempt-timeout", "15s")
+    times = ("--failover-interval", "35s", "--attempt-timeout", "15s")
     return GatewayProcess(
         directory / "gateway", primary.connection_string(), secondary.connection_string(), times
     )

@@ -23,7 +23,10 @@ class GatewayOptions:
     ] = 10
     failover_interval: Annotated[
         str,
-        option("TIME", "Failover interval of an entity, shorter than --patience."),
+        option(
+            "TIME",
+            "Failover interval of an entity; with --attempt-timeout shorter than --patience.",
+        ),
         FromFile("gateway.failover-interval"),
     ] = "20s"
     ping_interval: Annotated[

@@ -42,9 +42,11 @@ def run(given: GatewayOptions, sides: SidesOptions, front: FrontOptions) -> int:
     )
     options = _options(given, interval_s)
     patience_s = seconds_of(given.patience, "--patience", least=1, most=PATIENCE_MAX_S)
-    if interval_s >= patience_s:
+    # The interval begins when the first attempt on a primary that hangs has ended.
+    if interval_s + options.attempt_timeout_s >= patience_s:
         raise WrongUse(
-            f"--failover-interval ({given.failover_interval}) must be shorter than --patience"
+            f"--failover-interval ({given.failover_interval}) and --attempt-timeout"
+            f" ({given.attempt_timeout}) together must be shorter than --patience"
             f" ({given.patience}): else clients get errors before an entity fails over"
         )
     primary = sides.side(sides.primary, "primary", sides.label)
