@@ -241,8 +241,9 @@ class GatewaySendingLink(LinkOwner):
             return
         link.session.settle(number, number, state, as_receiver=True)
         # What is held counts as used: credit is bounded by what the namespaces take.
+        # There is none for a client that sends more than it has credit for.
         room = CREDIT - self._held
-        if link.credit < room - CREDIT // 4 and not self._in_flight.is_closing:
+        if room > 0 and link.credit < room - CREDIT // 4 and not self._in_flight.is_closing:
             link.grant(room)
         self._client.touch()
 
