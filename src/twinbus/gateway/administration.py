@@ -35,7 +35,7 @@ from twinbus.broker.http import (
     admin_request,
     read_body,
 )
-from twinbus.broker.refusals import Refusal
+from twinbus.broker.refusals import ArgumentInvalid, Refusal
 from twinbus.gateway.addresses import require_plain
 from twinbus.syphon.connection.administration_request import (
     NotAnswered,
@@ -140,8 +140,11 @@ def _destinations(body: bytes) -> list[str]:
     """The entities that the description in a request forwards to."""
     if not body:
         return []
-    found = (one for one in parse_entry(body).iter() if local_name(one) in FORWARDING)
-    return [path for one in found if (path := entity_address("".join(one.itertext()).strip()))]
+    found = [one for one in parse_entry(body).iter() if local_name(one) in FORWARDING]
+    if any(len(one) for one in found):
+        # The primary may read another name out of it than the one whose right is checked.
+        raise ArgumentInvalid("an entity to forward to is named by text without elements in it")
+    return [path for one in found if (path := entity_address((one.text or "").strip()))]
 
 
 async def _headers(primary: Endpoint, request: AdminRequest) -> dict[str, str]:
