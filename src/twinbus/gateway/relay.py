@@ -40,6 +40,7 @@ from twinbus.gateway.conditions import (
     refusal_of,
     refused,
 )
+from twinbus.pairing.core.classify import meaning_of
 from twinbus.syphon.connection.namespace_connection import NamespaceConnection
 from twinbus.syphon.connection.request_node import ConnectionLost, RequestRefused
 
@@ -110,7 +111,11 @@ class PrimaryRelay:
         try:
             session = await self._session(relayed)
         except RequestRefused as error:
-            relayed.lose(refusal_of(refused(error)))
+            why = refused(error)
+            if meaning_of(why).counts:  # The token service or the primary's own is down.
+                relayed.not_reached(ServerBusy(str(error)))
+            else:
+                relayed.lose(refusal_of(why))
         except ConnectionLost as error:
             relayed.not_reached(ServerBusy(str(error)))
         else:

@@ -16,7 +16,7 @@ from twinbus.amqp.session import Session
 from twinbus.amqp.types import UInt
 from twinbus.broker.links.replies import REPLIES_MAX, ReplyLinks
 from twinbus.broker.refusals import QuotaExceeded
-from twinbus.gateway.relay import PrimaryRelay
+from twinbus.gateway.relay import PrimaryRelay, Relayed
 from twinbus.gateway.relayed_links import (
     WAITING_BYTES_MAX,
     WINDOW,
@@ -24,6 +24,7 @@ from twinbus.gateway.relayed_links import (
     RelayedReplies,
     RelayedRequests,
 )
+from twinbus.syphon.connection.request_node import RequestRefused
 
 ADDRESS = "orders/$management"
 
@@ -151,3 +152,31 @@ def test_the_bytes_of_requests_that_wait_for_the_primary_are_bounded() -> None:
     up.credit = 10
     requests.handle(CreditChanged(up))
     assert requests._forward(large, 0) is None
+
+
+class NoToken(PrimaryRelay):
+    """A relay whose credential gives no token, for this reason."""
+
+    reason: Exception
+
+    async def _session(self, relayed: Relayed) -> Session:
+        raise RequestRefused("no token", 401, "amqp:unauthorized-access") from self.reason
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_open"), [(TimeoutError("no answer"), True), (ValueError("a bad secret"), False)]
+)
+async def test_a_node_can_be_opened_while_the_token_service_cannot_be_reached(
+    reason: Exception, is_open: bool
+) -> None:
+    """The Go SDK sends nothing without it, and its messages could be diverted."""
+    world = World()
+    relay = NoToken(cast("Any", None), world.client, lambda work: work.close())
+    relay.reason = reason
+    link = world.sending(world.here)
+    link.state = LinkState.OFFERED
+    world.client.detach = lambda link, refusal: link.refuse(refusal.condition, "")
+    replies = RelayedReplies(relay, link, ADDRESS)
+    relay.begin(replies)
+    await relay._begin(replies)
+    assert (link.state is LinkState.OPEN) == is_open
