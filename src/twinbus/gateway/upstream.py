@@ -27,6 +27,7 @@ from twinbus.gateway.messages import Wire
 from twinbus.ledger.requests import BilledRequests
 from twinbus.namespace.endpoint import endpoint_of
 from twinbus.namespace.namespace import Namespace
+from twinbus.pairing.sdk.sender_pool import ANSWER_MIN_S, CutShort
 from twinbus.syphon.connection.namespace_connection import NamespaceConnection
 from twinbus.syphon.connection.request_node import ConnectionLost, RequestRefused
 
@@ -430,10 +431,18 @@ class LinkPool:
         *,
         is_late: bool = False,
     ) -> Any:
-        """Open the link if there is none, and carry out one operation on it; within the time."""
-        async with asyncio.timeout(timeout_s):
-            await self.open()
-            return await operation(pooled)
+        """Open the link if there is none, and carry out one operation on it; within the time.
+
+        CutShort if the call `is_late`, and has too little time left for an answer.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.open()
+                return await operation(pooled)
+        except TimeoutError as error:
+            if is_late and timeout_s < ANSWER_MIN_S:
+                raise CutShort(f"{timeout_s:.2g} s") from error
+            raise
 
     def invalidate(self) -> None:
         """Use the present link no more; what it carries may still be answered."""

@@ -17,6 +17,7 @@ from twinbus.amqp.session import Session
 from twinbus.gateway.messages import Wire
 from twinbus.gateway.upstream import LinkPool, UpstreamLine, UpstreamLink
 from twinbus.namespace.namespace import Namespace
+from twinbus.pairing.sdk.sender_pool import CutShort
 from twinbus.syphon.connection.namespace_connection import NamespaceConnection
 
 WIRE = Wire(b"x", 0)
@@ -122,3 +123,14 @@ async def test_a_lost_connection_ends_a_send_on_a_retired_link_once() -> None:
         while up._timer is not None:  # noqa: ASYNC110  # there is no event to wait for
             await asyncio.sleep(0.01)
     assert [type(one) for one in answers] == [ServiceBusConnectionError]
+
+
+@pytest.mark.parametrize(("is_late", "kind"), [(True, CutShort), (False, TimeoutError)])
+async def test_the_last_moment_of_a_patience_is_no_evidence_against_the_primary(
+    is_late: bool, kind: type[TimeoutError]
+) -> None:
+    """A primary that throttles would else fail over: its answer takes longer than that moment."""
+    pool = World().pool
+    with pytest.raises(TimeoutError) as caught:
+        await pool.attempt(pool, lambda one: one.send_messages(WIRE), 0.01, is_late=is_late)
+    assert caught.type is kind
