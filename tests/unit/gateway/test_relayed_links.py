@@ -20,6 +20,7 @@ from twinbus.gateway.relay import PrimaryRelay, Relayed
 from twinbus.gateway.relayed_links import (
     WAITING_BYTES_MAX,
     WINDOW,
+    WINDOW_BYTES,
     RelayedReceiver,
     RelayedReplies,
     RelayedRequests,
@@ -83,6 +84,18 @@ def test_a_client_whose_session_window_is_closed_gets_few_deliveries_from_the_pr
     assert waiting == CreditChanged(link)
     receiver.credit_changed()
     assert up.credit == WINDOW
+
+
+def test_credit_is_taken_back_from_the_primary_when_large_deliveries_follow_small_ones() -> None:
+    world = World()
+    world.here._remote_incoming_window = 1_000_000
+    link, up = world.sending(world.here), world.receiving(world.there)
+    receiver = RelayedReceiver(world.relay, link, "orders", 0)
+    receiver._up, link.credit = up, WINDOW
+    for size in (1, WINDOW_BYTES // 4):
+        up.count_incoming(1)
+        receiver.handle(DeliveryArrived(up, 0, b"tag", 0, True, bytes(size)))
+        assert up.credit == (WINDOW - 1 if size == 1 else 4)
 
 
 def test_answers_that_a_client_does_not_read_are_let_go_with_their_link() -> None:
