@@ -271,6 +271,21 @@ def _request(operation: str) -> bytes:
     )
 
 
+async def test_a_node_needs_a_right_to_its_entity() -> None:
+    """The gateway would attach with its own credential, and say which entities there are."""
+    async with gateway_world("orders", "payments") as world:
+        raw = await RawClient.open(world.connection_string(), "orders")
+        for address in ("payments/$management", "ghost/$management"):
+            with pytest.raises(Refused, match="'Listen' claim"):
+                await raw.receiver(address, credit=1)
+            with pytest.raises(Refused, match="'Listen' claim"):
+                await raw.sender(address)
+        requests = await raw.sender("orders/$management")
+        replies = await raw.receiver("orders/$management", credit=10)
+        assert (await _asked(requests, replies))[0] == 204
+        await raw.close()
+
+
 async def test_administration_needs_the_right_to_manage() -> None:
     async with gateway_world() as world:
         async with async_administration(world.connection_string()) as admin:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from twinbus.broker.links.sending import refuse_transactions
-from twinbus.broker.refusals import NotAllowed
+from twinbus.broker.refusals import NotAllowed, Unauthorized
 from twinbus.broker.sas import LISTEN, SEND
 from twinbus.gateway.addresses import require_plain
 from twinbus.gateway.relay import PrimaryRelay
@@ -74,8 +74,8 @@ class GatewayLinks:
         return receiver
 
     def requests(self, client: LinkClient, link: ReceiverLink, address: str) -> LinkOwner:
-        """Requests to a `$management` node of the primary; the right is checked for each."""
-        require_plain(address)
+        """Requests to a `$management` node of the primary; each needs a right of its own too."""
+        self._require_node(client, address)
         relay = self._relay(client)
         requests = RelayedRequests(self._context, relay, link, address)
         relay.begin_node(requests)
@@ -83,7 +83,7 @@ class GatewayLinks:
 
     def replies(self, client: LinkClient, link: SenderLink, address: str) -> LinkOwner:
         """Answers of a `$management` node of the primary."""
-        require_plain(address)
+        self._require_node(client, address)
         relay = self._relay(client)
         replies = RelayedReplies(relay, link, address)
         relay.begin(replies)
@@ -105,6 +105,15 @@ class GatewayLinks:
         relay = self._relays.pop(client, None)
         if relay is not None:
             self._held.spawn(relay.close())
+
+    def _require_node(self, client: LinkClient, address: str) -> None:
+        """Raise unless the client may send or listen: its link goes to the primary as ours."""
+        require_plain(address)
+        now_ms = self._context.now_ms()
+        try:
+            client.grants.require(address, SEND, now_ms)
+        except Unauthorized:
+            client.grants.require(address, LISTEN, now_ms)
 
     def _relay(self, client: LinkClient) -> PrimaryRelay:
         relay = self._relays.get(client)
