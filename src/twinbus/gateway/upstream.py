@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -220,7 +220,8 @@ class UpstreamLink:
         self.opened: asyncio.Future[None] = line.loop.create_future()
         self._pool = pool
         self._line = line
-        self._waiting: deque[tuple[Wire, Done, float]] = deque()
+        self._waiting: OrderedDict[Done, tuple[Wire, float]] = OrderedDict()
+        """What has no credit, and until when it waits; the first came first."""
         self._sent = line.in_flight(link.session)
         self._timer: asyncio.TimerHandle | None = None
         link.owner = self
@@ -235,13 +236,13 @@ class UpstreamLink:
         if self.link.credit > 0 and not self._waiting:
             self._write(wire, done, ends_at)
         else:
-            self._waiting.append((wire, done, ends_at))
+            self._waiting[done] = wire, ends_at
         if self._timer is None:
             self._timer = self._line.loop.call_at(ends_at, self._end_overdue)
 
     def withdraw(self, done: Done) -> None:
         """Do not send what still waits for credit: its call has given up."""
-        self._waiting = deque(entry for entry in self._waiting if entry[1] is not done)
+        self._waiting.pop(done, None)
 
     def _write(self, wire: Wire, done: Done, ends_at: float) -> None:
         tag = next(_numbers).to_bytes(8, "big")[-TAG_BYTES:]
@@ -255,7 +256,8 @@ class UpstreamLink:
                 if self.link.credit and not self.opened.done():
                     self.opened.set_result(None)
                 while self._waiting and self.link.credit > 0:
-                    self._write(*self._waiting.popleft())
+                    done, (wire, ends_at) = self._waiting.popitem(last=False)
+                    self._write(wire, done, ends_at)
             case Detached():
                 self.end(detached(event.error), lambda: detached(event.error))
             case Attached():
@@ -269,11 +271,11 @@ class UpstreamLink:
             self.opened.set_exception(refusal)
             self.opened.exception()
         self._pool.forget(self)
-        waiting, self._waiting = self._waiting, deque()
+        waiting, self._waiting = self._waiting, OrderedDict()
         mine = [number for number, one in self._sent.items() if one.link is self]
         for one in [self._sent.pop(number) for number in mine]:
             one.done(error())
-        for _, done, _ in waiting:
+        for done in waiting:
             done(error())
 
     def _end_overdue(self) -> None:
@@ -286,8 +288,8 @@ class UpstreamLink:
             if one.link is self and one.ends_at <= now:
                 overdue.append(number)
         ended = [self._sent.pop(number).done for number in overdue]
-        while self._waiting and self._waiting[0][2] <= now:
-            ended.append(self._waiting.popleft()[1])
+        while self._waiting and self._first_ends_at() <= now:
+            ended.append(self._waiting.popitem(last=False)[0])
         if ended and self._line.heard_at < began:
             self._line.drop(f"it sent nothing for {self._line.answer_s:g} s")
         elif ended and self.answered_at < began:
@@ -295,9 +297,14 @@ class UpstreamLink:
         for done in ended:
             done(TimeoutError())
         left = [one.ends_at for one in self._sent.values() if one.link is self]
-        left += [ends_at for _, _, ends_at in self._waiting]
+        if self._waiting:
+            left.append(self._first_ends_at())
         if left and self.link.state is LinkState.OPEN:
             self._timer = loop.call_at(min(left), self._end_overdue)
+
+    def _first_ends_at(self) -> float:
+        """When the first of what waits has waited long enough; each later one ends later."""
+        return self._waiting[next(iter(self._waiting))][1]
 
 
 class LinkPool:

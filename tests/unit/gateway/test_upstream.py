@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from functools import partial
 from types import SimpleNamespace
 from typing import cast
 
@@ -70,6 +72,22 @@ async def test_a_send_whose_call_gave_up_is_not_sent_later() -> None:
     await asyncio.wait({send})
     world.give_credit(5)
     assert (world.link.delivery_count, world.link.credit) == (0, 5)
+
+
+async def test_giving_up_costs_the_same_however_many_sends_wait() -> None:
+    """With an entity that hangs all of them give up at once, and the gateway must go on."""
+
+    def seconds(count: int) -> float:
+        up = World().up
+        sends = [partial(print, number) for number in range(count)]
+        for send in sends:
+            up.send(WIRE, send)
+        began = time.process_time()
+        for send in sends[-200:]:
+            up.withdraw(send)
+        return time.process_time() - began
+
+    assert seconds(20_000) < 20 * seconds(200) + 0.05
 
 
 async def test_a_detach_ends_what_is_in_flight_and_what_waits() -> None:
