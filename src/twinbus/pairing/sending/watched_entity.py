@@ -298,6 +298,8 @@ class WatchedEntities:
     def release(self, entity: WatchedEntity) -> None:
         """A sender of the entity was closed: forget the one that was not used for longest."""
         key = entity.path.lower()
+        if self._entities.get(key) is not entity:
+            return  # It was forgotten before an attempt or a ping of its own ended.
         self._unused.pop(key, None)
         self._unused[key] = None
         while len(self._unused) > self._unused_max:

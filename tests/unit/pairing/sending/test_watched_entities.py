@@ -67,6 +67,22 @@ async def test_an_entity_in_use_held_or_not_healthy_is_kept() -> None:
     await world.client.close()
 
 
+async def test_an_entity_that_changes_after_it_was_forgotten_does_not_come_back() -> None:
+    """A sender of it may have been closed while an attempt was under way."""
+    world = small_world()
+    late = world.client.entity("late")
+    world.client.state.watched.release(late)
+    for number in range(KEPT):
+        await send_to(world, f"other-{number}")
+    late.tell(ForceFailover())
+    late.tell(MarkHealthy())
+    for number in range(2 * KEPT):
+        await send_to(world, f"another-{number}")
+    assert paths(world) == ["another-3", "another-4", "another-5"]
+    await late.close()
+    await world.client.close()
+
+
 async def test_an_entity_that_was_used_last_is_forgotten_last() -> None:
     world = small_world()
     for path in ("a", "b", "c", "a", "d"):
