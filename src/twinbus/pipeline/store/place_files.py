@@ -66,9 +66,9 @@ class PlaceFiles:
 
         On a local disk it is synced when this returns.
         """
-        # Readers pass over names that begin with an underscore.
+        # Killed before the move it stays: no reader may take it for a file of a ledger.
         directory, _, last = name.rpartition("/")
-        draft = self._at(f"{directory}/_{last}".lstrip("/"))
+        draft = self._at(f"{directory}/.{last}.draft".lstrip("/"))
         with self._in_words():
             self._files.create_dir(self._at(directory), recursive=True)
             # Delta-rs takes bytes, and pyarrow gives it bytes only from a buffer of its own.

@@ -11,7 +11,8 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from deltalake.fs import DeltaStorageHandler
 
-from twinbus.ledger.record import LedgerError
+from twinbus.ledger import reader
+from twinbus.ledger.record import LedgerError, encode
 from twinbus.pipeline.store import place_files
 from twinbus.pipeline.store.place_files import PlaceFiles
 
@@ -47,6 +48,26 @@ def test_a_file_appears_whole_and_is_replaced_and_removed(
     # An object store has no directories, so an empty one may stay on a disk.
     assert files.found() == files.found("deep/er") == []
     assert files.names("nowhere") == []
+
+
+def test_a_draft_that_a_kill_left_is_no_file_of_the_ledger(
+    files: PlaceFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = encode("app", 0, "send", {"message_id": "1"})
+    for number in range(3):
+        files.put(f"app-{number:05d}.jsonl", line)
+
+    def killed(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    # The step before the draft gets the name of the file.
+    monkeypatch.setattr(PlaceFiles, "_remove_checksum", killed)
+    with pytest.raises(KeyboardInterrupt):
+        files.put("app-00002.jsonl", line)
+    assert sorted(files.names()) == [f"app-{number:05d}.jsonl" for number in range(3)]
+    reading = reader.read(tmp_path)
+    assert not reading.missing
+    assert len(list(reading)) == 3
 
 
 def test_checksums_of_hadoop_are_hidden_and_go_with_their_file(
