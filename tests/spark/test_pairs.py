@@ -123,6 +123,12 @@ def test_a_peek_into_one_secondary_decides_for_the_pairs_whose_queues_it_found(
     report = conservation_report(tables, ALL, elsewhere, in_brief=True)
     assert (report.total.undecided, report.lost_at_least) == (1, 1)
     assert any("the peek found no backlog queue of it" in text for text in report.unknown)
+    # How many of its messages wait is as little known.
+    waiting = {row.primary_label: row.waiting for row in report.entities}
+    assert (waiting, report.total.waiting) == ({"contoso": None, "fabrikam": 0}, None)
+    # A secondary without a backlog queue, such as a wrong one, is that of no pair.
+    empty = BacklogSnapshot(nothing, later_ms, frozenset())
+    assert conservation_report(tables, ALL, empty, in_brief=True) == report
     seen = spark.createDataFrame([("Orders", "3", "waiting", "fabrikam")], SIGHTINGS)
     here = BacklogSnapshot(seen, later_ms, frozenset({"contoso", "fabrikam"}))
     # The message of that name that waits is the other pair's.

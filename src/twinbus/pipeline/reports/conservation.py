@@ -60,8 +60,12 @@ class BacklogSnapshot:
 
     sightings: DataFrame
     began_ms: int
-    labels: frozenset[str] = frozenset()
-    """Pairs whose backlog queues were peeked; none: of whatever pair there is."""
+    labels: frozenset[str] | None = None
+    """Pairs whose backlog queues were peeked; None: of whatever pair there is."""
+
+    def is_of(self, label: str) -> bool:
+        """Whether it looked into the backlog of a pair."""
+        return self.labels is None or label in self.labels
 
 
 def conservation_report(
@@ -83,7 +87,7 @@ def conservation_report(
     notable = _notable(tables, asked, look).cache()
     try:
         counted = _counted(tables, asked, notable)
-        sums = _Sums(looked=look is not None, has_broker=has_broker, counted=_added(counted))
+        sums = _Sums(look=look, has_broker=has_broker, counted=_added(counted))
         named, left_out = _named(notable, ids_max)
         twice = sums.counted["repeated"]
         incomplete = tuple(_incomplete(tables, asked, scope, sums.counted))
@@ -126,7 +130,7 @@ def _notable(tables: LedgerTables, asked: ReportRequest, look: BacklogSnapshot |
     now = journeys.looked_at(found.drop("day"), look.sightings)
     # Accepted during the peek, or moved meanwhile: the peek may have missed it.
     passed_by = F.col("last_ms") >= look.began_ms - MARGIN_MS
-    if look.labels:
+    if look.labels is not None:
         # The backlog of this pair is in another secondary.
         passed_by |= ~F.col(LABEL).isin(*look.labels)
     told = before.select(*journeys.MESSAGE, "told")
@@ -156,12 +160,18 @@ def _added(rows: Sequence[Counts]) -> Counts:
 class _Sums:
     """Counts as balances, with what cannot be known left out."""
 
-    looked: bool
+    look: BacklogSnapshot | None
     has_broker: bool
     counted: Counts
 
     def balance(self, row: Counts) -> Balance:
         """What is known of one entity."""
+        return self._balance(row, looked=self._looked_at(row))
+
+    def _looked_at(self, row: Counts) -> bool:
+        return self.look is not None and self.look.is_of(row[LABEL])
+
+    def _balance(self, row: Counts, *, looked: bool) -> Balance:
         lost, undecided, expired = row["lost"], row["undecided"], row["expired"]
         is_settled = self.has_broker or not (lost or undecided)
         heard = row.get("heard", False)
@@ -170,8 +180,8 @@ class _Sums:
             accepted=row["accepted"],
             delivered=row["delivered"],
             # Without a look the broker's view can have told of some.
-            waiting=row["waiting"] or (0 if self.looked or not undecided else None),
-            dead_lettered=row["dead_lettered"] or (0 if self.looked or not undecided else None),
+            waiting=row["waiting"] or (0 if looked or not undecided else None),
+            dead_lettered=row["dead_lettered"] or (0 if looked or not undecided else None),
             expired=expired or (0 if is_settled else None),
             lost=None if undecided else lost,
             undecided=undecided,
@@ -184,7 +194,8 @@ class _Sums:
     def total(self, rows: Sequence[Counts]) -> Balance:
         """All entities: what is unknown of one with messages is unknown of all."""
         all_heard = bool(rows) and all(row["heard"] for row in rows if row["accepted"])
-        whole = self.balance({**self.counted, "heard": all_heard})
+        looked = all(self._looked_at(row) for row in rows if row["undecided"])
+        whole = self._balance({**self.counted, "heard": all_heard}, looked=looked)
         any_heard = any(row["heard"] for row in rows)
         return whole._replace(duplicates=self.counted["repeated"] if any_heard else None)
 
@@ -235,7 +246,7 @@ def _aged(tables: LedgerTables, asked: ReportRequest, detection_s: int) -> tuple
 def _unknown(
     scope: ReportScope, sums: _Sums, rows: Sequence[Counts], nameless: int
 ) -> Iterator[str]:
-    if not sums.looked and sums.counted["undecided"]:
+    if sums.look is None and sums.counted["undecided"]:
         yield "waiting and dead-lettered: the backlog queues were not peeked"
     silent = [row["destination"] for row in rows if row["accepted"] and not row["heard"]]
     if silent:
@@ -284,9 +295,9 @@ def _of_others(tables: LedgerTables, asked: ReportRequest) -> Iterator[str]:
 
 def _unseen(rows: Sequence[Counts], look: BacklogSnapshot | None) -> Iterator[str]:
     """A sentence on pairs whose backlog queues the peek did not find."""
-    if look is None or not look.labels:
+    if look is None:
         return
-    elsewhere = {row[LABEL] for row in rows if row["undecided"]} - look.labels
+    elsewhere = {row[LABEL] for row in rows if row["undecided"] and not look.is_of(row[LABEL])}
     if elsewhere:
         yield (
             f"waiting and lost of {_some(sorted(elsewhere))}: the peek found no backlog queue of"
