@@ -19,6 +19,7 @@ from twinbus.console.terminal.output import COULD_NOT, USAGE_ERROR
 from twinbus.ledger.record import LedgerError
 from twinbus.pipeline.drain.drain import drain
 from twinbus.pipeline.reports.ledger_tables import batch_tables
+from twinbus.pipeline.store import current
 from twinbus.pipeline.store.compaction import compact
 from twinbus.pipeline.store.current import current_tables
 from twinbus.pipeline.store.layout import BRONZE, JOURNEYS
@@ -163,6 +164,29 @@ def test_open_files_that_no_worker_reads_are_not_passed_over(
         current_tables(spark, tmp_path),
     ):
         pass
+
+
+def test_a_file_that_is_ended_at_every_look_is_not_passed_over(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    write_lines(tmp_path, "p-1.jsonl.open", moved("c"))
+    real = DataFrameReader.json
+
+    def ended(reader: DataFrameReader, path: str, **options: str) -> object:
+        """The process ends its file before the tasks come."""
+        lines = real(reader, path, **options)
+        (tmp_path / "p-1.jsonl.open").rename(tmp_path / "p-1.jsonl")
+        return lines
+
+    with (
+        mock.patch.object(current, "TRIES", 1),
+        mock.patch.object(DataFrameReader, "json", ended),
+        pytest.raises(LedgerError, match=r"1 files .* ended while they were read \(p-1\.jsonl\)"),
+        current_tables(spark, tmp_path),
+    ):
+        pass
+    with current_tables(spark, tmp_path) as tables:
+        assert tables.records == len(moved("c"))
 
 
 def answering(master: str) -> Callable[..., str | None]:

@@ -7,7 +7,7 @@ committing it: next time those files have grown.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from pyspark.sql import functions as F
 
-from twinbus.ledger.record import LedgerError
+from twinbus.ledger.record import OPEN_SUFFIX, LedgerError
 from twinbus.pipeline.store.increment import ONE_TASK_MAX, Increment, fanned, keyed, totals
 from twinbus.pipeline.store.lake import Snapshot
 from twinbus.pipeline.store.layout import BRONZE, kept_tables
@@ -63,6 +63,9 @@ def current_tables(
             still_open = _open_files(store, ledger).keys()
             if tail is None or not tries_left or found.keys() <= still_open:
                 _require_read(ledger, tail, still_open)
+                if not tries_left:
+                    read = found.keys() - (tail.unread if tail else set())
+                    _require_whole(store, ledger, snapshot, before.keys() | found.keys(), read)
                 few = snapshot.records <= ONE_TASK_MAX
                 yield CurrentTables(store.for_few() if few else store, str(ledger), snapshot, tail)
                 return
@@ -182,6 +185,22 @@ def _require_read(ledger: Path | str, tail: _Tail | None, still_open: Collection
             f"{len(unread):,} of the open files at {ledger} could not be read by Spark's workers"
             f" ({unread[0]}): keep the ledger in a directory that all machines share, or at a URL"
             " that all machines reach"
+        )
+
+
+def _require_whole(
+    store: TableStore, ledger: Path | str, snapshot: Snapshot, known: Set[str], read: Set[str]
+) -> None:
+    """LedgerError where a file that was open is now in neither the tables nor what was read."""
+    ended = {name.removesuffix(OPEN_SUFFIX) for name in known - read}
+    # One without a line is removed when it is ended.
+    ended &= {name for name, _ in store.files_at(str(ledger))} if ended else set()
+    taken = store.lake.taken() if ended else {}
+    missed = sorted(name for name in ended if taken.get(name, snapshot.batch + 1) > snapshot.batch)
+    if missed:
+        raise LedgerError(
+            f"{len(missed):,} files of the ledger at {ledger} were ended while they were read"
+            f" ({missed[0]}), at each of {TRIES} looks: try again"
         )
 
 
