@@ -16,10 +16,10 @@ from pyspark.sql import functions as F
 
 from tests.spark.ledgers import Line, came_out, completed, diverted, moved, received, sent
 from twinbus.ledger.record import LedgerError
-from twinbus.pipeline.store import compaction
+from twinbus.pipeline.store import compaction, retention
 from twinbus.pipeline.store.compaction import compact, remove_raw
 from twinbus.pipeline.store.increment import totals
-from twinbus.pipeline.store.lake import DataFile, Snapshot
+from twinbus.pipeline.store.lake import DataFile, Snapshot, TableChange
 from twinbus.pipeline.store.layout import BRONZE, JOURNEYS, SUMS, kept_tables
 from twinbus.pipeline.store.retention import retain
 from twinbus.pipeline.store.store import TableStore
@@ -123,7 +123,7 @@ def _compaction_keeps_a_batch_that_comes_in_between(
     for place in (ledger / "_tables").glob("*/*/*.parquet"):
         os.utime(place, (1_000_000_000, 1_000_000_000))
 
-    def late(*arguments: Any, **named: Any) -> Snapshot:
+    def late(*arguments: Any, **named: Any) -> Snapshot | None:
         if not seen:
             write(ledger, "app-8", [received("a", 20)])
             update(spark, ledger)
@@ -172,6 +172,30 @@ def _raw_files_go_and_the_stream_goes_on(
     update(spark, ledger)
     notable = totals(store, store.latest(), NOTABLE).select("message_id", "fate").collect()
     assert ("open", "lost") in {tuple(row) for row in notable}
+
+
+def test_retention_counts_only_what_it_removed(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compaction that replaces the same files in between has the last word: it is done again."""
+    write(tmp_path, "app-1", [sent("a"), sent("b"), sent("c", 2 * DAY_S)])
+    before = update(spark, tmp_path)
+    store = open_store(spark, tmp_path).for_few()
+    commit = compaction.commit_changes
+    seen: list[tuple[DataFile, ...]] = []
+
+    def late(*arguments: Any, **named: Any) -> Snapshot | None:
+        if not seen:
+            old, records = store.lake.files(BRONZE, before), store.read(BRONZE, before)
+            seen.append(compaction.write_records(store, records, store.new_part(0)))
+            commit(store, {BRONZE: TableChange(seen[0], old)})
+        return commit(*arguments, **named)
+
+    monkeypatch.setattr(retention, "commit_changes", late)
+    done = retain(store, 2, today=FIRST_DAY + timedelta(days=2))
+    assert (done.records_removed, done.journeys_removed, done.journeys_open) == (2, 2, 0)
+    kept = sum(file.rows for file in store.lake.files(BRONZE, done.snapshot))
+    assert (kept, done.snapshot.records_from) == (1, "2025-10-10")
 
 
 def test_no_tables_is_said_in_words(spark: SparkSession, tmp_path: Path) -> None:

@@ -66,18 +66,19 @@ def pays(store: TableStore, snapshot: Snapshot) -> bool:
 def compact(store: TableStore, *, announce: Announce | None = None) -> Compacted:
     """Write the small files of every table as few; the tables say the same before and after."""
     say = announce or (lambda line: None)
-    before = after = latest_of(store)
+    before = latest_of(store)
     part = store.new_part(before.batch)
     for table, write in _WRITERS.items():
         small = _small(store, before, table)
         if len(small) > 1:
             say(f"compacting {len(small)} files of {table}")
             new = write(store, before, small, part)
-            after = commit_changes(store, {table: TableChange(new, small)})
+            commit_changes(store, {table: TableChange(new, small)})
     sums = _compacted_sums(store, before, part)
     if sums:
-        after = commit_changes(store, sums, sum_parts=1)
+        commit_changes(store, sums, sum_parts=1)
     store.sweep()
+    after = store.latest()
     return Compacted(after, files_by_kind(store, before), files_by_kind(store, after))
 
 
@@ -112,17 +113,17 @@ def commit_changes(
     *,
     records_from: str = "",
     sum_parts: int | None = None,
-) -> Snapshot:
+) -> Snapshot | None:
     """Commit what was written, on top of whatever others have committed meanwhile.
 
-    Where another process has replaced the same files, it is left as that one made it.
+    None: another process has replaced the same files, and all is left as that one made it.
     `records_from` is the first day whose records are still there afterwards; "": as before.
     """
     for _ in range(COMMIT_TRIES):
         latest = latest_of(store)
         for table, change in changes.items():
             if not set(change.removed) <= set(store.lake.files(table, latest)):
-                return latest
+                return None
         after = replace(latest, records_from=max(latest.records_from, records_from))
         if sum_parts is not None:
             after = replace(after, sum_parts=sum_parts)

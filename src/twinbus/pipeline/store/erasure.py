@@ -59,8 +59,7 @@ def erase(
         }
         if not changes:
             break
-        committed = commit_changes(store, changes)
-        if committed.number > snapshot.number and BRONZE in changes:
+        if commit_changes(store, changes) is not None and BRONZE in changes:
             change = changes[BRONZE]
             records += rows_of(change.removed) - rows_of(change.added)
     else:

@@ -8,14 +8,16 @@ to place a record that comes later than all of the kept time: it would begin a j
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from typing import Final
+from typing import Final, TypeVar
 
 from pyspark.sql import functions as F
 
+from twinbus.ledger.record import LedgerError
 from twinbus.pipeline.store.compaction import (
+    COMMIT_TRIES,
     Announce,
     commit_changes,
     latest_of,
@@ -30,6 +32,8 @@ from twinbus.pipeline.store.layout import BRONZE, JOURNEYS
 from twinbus.pipeline.store.store import TableStore, paths_of
 from twinbus.pipeline.tables.columns import day_of
 from twinbus.pipeline.tables.journeys import MESSAGE_KEY, merged
+
+T = TypeVar("T")
 
 DAYS_MIN: Final = 1
 """Today is always kept: its journeys are still on their way."""
@@ -54,18 +58,34 @@ def retain(
     """Remove records, and journeys that are settled, of before the last `days` days (UTC)."""
     assert days >= DAYS_MIN
     say = announce or (lambda line: None)
-    snapshot = latest_of(store)
     first = (today or datetime.now(UTC).date()) - timedelta(days=days - 1)
     say(f"removing records of before {first}")
-    records_removed = _remove_records(store, snapshot, first)
+    records_removed = _committed(store, lambda latest: _remove_records(store, latest, first))
     say(f"removing journeys that were settled before {first}")
-    journeys_removed, journeys_open = _remove_journeys(store, snapshot, first)
+    journeys_removed, journeys_open = _committed(
+        store, lambda latest: _remove_journeys(store, latest, first)
+    )
     store.sweep()
     return Retained(store.latest(), first, records_removed, journeys_removed, journeys_open)
 
 
-def _remove_records(store: TableStore, snapshot: Snapshot, first: date) -> int:
-    """Files that are old altogether go; those that are old in part are written anew without it."""
+def _committed(store: TableStore, remove: Callable[[Snapshot], T | None]) -> T:
+    """Do a step until it counts: others may replace its files meanwhile, as a compaction does."""
+    for _ in range(COMMIT_TRIES):
+        done = remove(latest_of(store))
+        if done is not None:
+            return done
+    raise LedgerError(
+        f"other processes keep committing to the tables at {store.place}: try again when they are"
+        " done"
+    )
+
+
+def _remove_records(store: TableStore, snapshot: Snapshot, first: date) -> int | None:
+    """Files that are old altogether go; those that are old in part are written anew without it.
+
+    None, here and below: another process has replaced them.
+    """
     if not store.lake.files(BRONZE, snapshot):
         return 0
     is_old = F.col("day") < F.lit(first)
@@ -86,8 +106,10 @@ def _remove_records(store: TableStore, snapshot: Snapshot, first: date) -> int:
         new = write_records(store, records, store.new_part(snapshot.batch))
         require_same(kept, rows_of(new), "records", store)
     changes = {BRONZE: TableChange(new, touched)}
-    commit_changes(store, changes, records_from=first.isoformat())
-    return sum(row["old"] for row in counts)
+    if commit_changes(store, changes, records_from=first.isoformat()) is None:
+        return None
+    removed: int = sum(row["old"] for row in counts)
+    return removed
 
 
 def files_at(
@@ -98,7 +120,7 @@ def files_at(
     return tuple(file for file in store.lake.files(table, snapshot) if file.path in paths)
 
 
-def _remove_journeys(store: TableStore, snapshot: Snapshot, first: date) -> tuple[int, int]:
+def _remove_journeys(store: TableStore, snapshot: Snapshot, first: date) -> tuple[int, int] | None:
     """All are written anew without the settled ones: a message can have rows in every file."""
     old = store.lake.files(JOURNEYS, snapshot)
     if not old:
@@ -133,5 +155,6 @@ def _remove_journeys(store: TableStore, snapshot: Snapshot, first: date) -> tupl
         written = store.read_files(JOURNEYS, [file.path for file in new]).select(*MESSAGE_KEY)
         count = written.distinct().count()
         require_same(counted["all"] - settled, count, "journeys", store)
-    commit_changes(store, {JOURNEYS: TableChange(new, old)})
+    if commit_changes(store, {JOURNEYS: TableChange(new, old)}) is None:
+        return None
     return settled, still_open
