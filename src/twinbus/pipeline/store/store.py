@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _RAW_REMOVED: Final = "raw-removed"
+ONLY_COPY: Final = "the only copy of records whose files were removed"
+"""What such tables are, where a rebuild would help if they were not."""
+
 _BEING_REMOVED: Final = "being-removed"
 """A mark: to remove directories is no single step, and what is left half-way looks like tables."""
 OLD_COMMITS: Final = "commits"
@@ -194,8 +197,8 @@ class TableStore:
         """LedgerError where the ledger's files cannot make the tables again."""
         if self.is_only_copy:
             raise LedgerError(
-                f"the tables at {self.place} cannot be rebuilt: they are the only copy of records"
-                " whose files were removed (compact --remove-raw)"
+                f"the tables at {self.place} cannot be rebuilt: they are {ONLY_COPY} (compact"
+                " --remove-raw); the version of Twinbus that made them reads them"
             )
 
     @property

@@ -33,7 +33,7 @@ from twinbus.pipeline.store.lake import (
     TableChange,
 )
 from twinbus.pipeline.store.layout import BRONZE, JOURNEYS, kept_tables, signature_of
-from twinbus.pipeline.store.store import TableStore, counts_of, ledger_paths
+from twinbus.pipeline.store.store import ONLY_COPY, TableStore, counts_of, ledger_paths
 from twinbus.pipeline.store.takeover import take_over
 from twinbus.pipeline.tables import bronze
 from twinbus.pipeline.tables.gold import GoldTable
@@ -288,7 +288,10 @@ class _Batch:
 
 def _require_columns(store: TableStore, snapshot: Snapshot) -> None:
     if snapshot.number >= 0 and snapshot.gold != signature_of(kept_tables()):
+        way_out = f": {REBUILD}"
+        if store.is_only_copy:
+            way_out = f", and are {ONLY_COPY}: use the version of Twinbus that made them"
         raise LedgerError(
             f"the tables at {store.place} were made by another version of Twinbus and have other"
-            f" columns: {REBUILD}"
+            f" columns{way_out}"
         )

@@ -1,0 +1,32 @@
+"""Tables that are the only copy of records: no line names a way out that is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from twinbus.ledger.record import LedgerError
+from twinbus.pipeline.store.lake import Snapshot
+from twinbus.pipeline.store.store import TableStore
+from twinbus.pipeline.store.stream import open_without_spark, tables_place
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    """A ledger whose tables are of a version with other columns."""
+    (tmp_path / "p-00000.jsonl").touch()
+    store = TableStore(None, tables_place(tmp_path))
+    store.commit(Snapshot(), Snapshot(gold="of another version"), {}, ["p-00000.jsonl"])
+    return tmp_path
+
+
+def test_other_columns_are_to_be_rebuilt_only_where_that_can_be_done(ledger: Path) -> None:
+    with pytest.raises(LedgerError, match=r"have other columns: rebuild them \([^\n]+$"):
+        open_without_spark(ledger)
+    TableStore(None, tables_place(ledger)).mark_raw_removed()
+    with pytest.raises(LedgerError) as told:
+        open_without_spark(ledger)
+    assert "only copy" in str(told.value)
+    assert "rebuild" not in str(told.value)
+    assert "\n" not in str(told.value)
