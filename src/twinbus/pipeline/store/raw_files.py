@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from twinbus.ledger import missing
-from twinbus.pipeline.store.store import TableStore
+from twinbus.ledger.record import LedgerError
+from twinbus.pipeline.store.store import ONLY_COPY, TableStore
 
 
 def note_removal(store: TableStore, ledger: str, going: Iterable[str]) -> None:
@@ -23,6 +24,20 @@ def note_removal(store: TableStore, ledger: str, going: Iterable[str]) -> None:
         store.put_text(ledger, missing.note_name(), missing.new_note(new))
     if names:
         store.mark_raw_removed()
+
+
+def require_raw(store: TableStore, ledger: str) -> None:
+    """LedgerError where the ledger's files cannot make the tables again."""
+    is_only_copy = store.is_only_copy
+    if not is_only_copy:
+        # With other tables of this ledger: these are a copy that may be the last.
+        removed = missing.missing_files(*_listed(store, ledger)).removed
+        is_only_copy = bool(removed and store.lake.taken().keys() & set(removed))
+    if is_only_copy:
+        raise LedgerError(
+            f"the tables at {store.place} cannot be rebuilt: they are {ONLY_COPY} (compact"
+            " --remove-raw); the version of Twinbus that made them reads them"
+        )
 
 
 def missing_from_files(tables: TableStore, ledger: Path | str) -> missing.MissingFiles:

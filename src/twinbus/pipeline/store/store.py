@@ -193,14 +193,6 @@ class TableStore:
         """Whether files of the ledger were removed whose records these tables hold."""
         return self._files.exists(_RAW_REMOVED)
 
-    def require_raw(self) -> None:
-        """LedgerError where the ledger's files cannot make the tables again."""
-        if self.is_only_copy:
-            raise LedgerError(
-                f"the tables at {self.place} cannot be rebuilt: they are {ONLY_COPY} (compact"
-                " --remove-raw); the version of Twinbus that made them reads them"
-            )
-
     @property
     def is_old(self) -> bool:
         """Whether there are tables of a version of Twinbus before Delta."""

@@ -33,6 +33,7 @@ from twinbus.pipeline.store.lake import (
     TableChange,
 )
 from twinbus.pipeline.store.layout import BRONZE, JOURNEYS, kept_tables, signature_of
+from twinbus.pipeline.store.raw_files import require_raw
 from twinbus.pipeline.store.store import ONLY_COPY, TableStore, counts_of, ledger_paths
 from twinbus.pipeline.store.takeover import take_over
 from twinbus.pipeline.tables import bronze
@@ -161,7 +162,7 @@ def rebuild(
     if store.is_old and store.is_only_copy:
         take_over(store)
     else:
-        store.require_raw()
+        require_raw(store, str(ledger))
         store.remove()
     return update(spark, ledger, tables, shared=shared)
 

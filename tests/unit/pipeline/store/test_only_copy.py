@@ -8,6 +8,7 @@ import pytest
 
 from twinbus.ledger.record import LedgerError
 from twinbus.pipeline.store.lake import Snapshot
+from twinbus.pipeline.store.raw_files import note_removal, require_raw
 from twinbus.pipeline.store.store import TableStore
 from twinbus.pipeline.store.stream import open_without_spark, tables_place
 
@@ -30,3 +31,16 @@ def test_other_columns_are_to_be_rebuilt_only_where_that_can_be_done(ledger: Pat
     assert "only copy" in str(told.value)
     assert "rebuild" not in str(told.value)
     assert "\n" not in str(told.value)
+
+
+def test_tables_whose_files_were_removed_with_other_tables_are_kept(ledger: Path) -> None:
+    (ledger / "p-00001.jsonl").touch()
+    here, other = (TableStore(None, tables_place(ledger, one)) for one in (None, ledger / "more"))
+    other.commit(Snapshot(), Snapshot(), {}, ["p-00000.jsonl"])
+    require_raw(here, str(ledger))
+    note_removal(other, str(ledger), ["p-00000.jsonl"])
+    # Noted, and not gone yet.
+    require_raw(here, str(ledger))
+    (ledger / "p-00000.jsonl").unlink()
+    with pytest.raises(LedgerError, match="cannot be rebuilt: they are the only copy"):
+        require_raw(here, str(ledger))
