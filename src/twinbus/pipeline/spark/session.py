@@ -55,8 +55,14 @@ _LONG_WORK: Final = "-XX:+UseParallelGC"
 reference that is written: an audit took 18.4 s with it and 14.0 s with this one."""
 
 _COLLECTOR: Final = re.compile(r"-XX:\+Use\w+GC\b")
-_JAVA_READS: Final = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
-"""Where the environment can give options to every JVM: two collectors, and it does not start."""
+_JAVA_READS: Final = (
+    *("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS"),
+    # Spark's own scripts.
+    "SPARK_SUBMIT_OPTS",
+)
+_SPARK_READS: Final = ("java-opts", "spark-defaults.conf")
+"""Where the environment, and files in `SPARK_CONF_DIR`, can give options to every JVM: two
+collectors, and it does not start."""
 
 ROWS_A_PARTITION: Final = 2_000_000
 """Of records, so that a task has what it adds up in its memory. Larger ones are sorted on disk: an
@@ -155,8 +161,11 @@ def start_session(
     # Py4J also writes to the root logger, with a traceback, when the JVM is gone.
     logging.getLogger().addFilter(_is_not_py4j)
     wanted = {**_settings(master), **(settings or {})}
-    if any(_COLLECTOR.search(os.environ.get(name, "")) for name in _JAVA_READS):
-        wanted[_JAVA_OPTIONS] = _COLLECTOR.sub("", wanted.get(_JAVA_OPTIONS, ""))
+    if _JAVA_OPTIONS in wanted and _has_collector(os.environ):
+        wanted[_JAVA_OPTIONS] = _COLLECTOR.sub("", wanted[_JAVA_OPTIONS])
+        if not wanted[_JAVA_OPTIONS].strip():
+            # None at all: an empty text would take the place of those in Spark's own files.
+            del wanted[_JAVA_OPTIONS]
     with _changed(os.environ, changes):
         archive = _archive(java, wanted, record=record_classes)
         if archive is None:
@@ -169,6 +178,16 @@ def start_session(
             # It was the archive that was at fault.
             archive.discard()
             return session
+
+
+def _has_collector(environment: Mapping[str, str]) -> bool:
+    """Whether the user has chosen a collector."""
+    told = [environment.get(name, "") for name in _JAVA_READS]
+    if directory := environment.get("SPARK_CONF_DIR"):
+        for name in _SPARK_READS:
+            with contextlib.suppress(OSError):
+                told.append(Path(directory, name).read_text(errors="replace"))
+    return any(map(_COLLECTOR.search, told))
 
 
 def _launched(settings: Mapping[str, str], *, records: bool = False) -> SparkSession:

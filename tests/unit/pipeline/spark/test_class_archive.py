@@ -199,7 +199,7 @@ def launches(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     options: list[str] = []
 
     def launch(settings: Mapping[str, str], output: Any, *, ends_alone: bool) -> Any:
-        options.append(settings.get("spark.driver.extraJavaOptions", ""))
+        options.append(settings.get("spark.driver.extraJavaOptions", "none"))
         if "SharedArchiveFile" in options[-1] or ends_alone:
             raise OSError("Java gateway process exited")
         return mock.Mock()
@@ -230,18 +230,33 @@ def test_spark_starts_without_an_archive_that_no_jvm_starts_with(
     assert list(machine.cache.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS"])
+@pytest.mark.parametrize(
+    "name", ["JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS"]
+)
 def test_a_collector_of_the_environment_is_the_only_one(
     launches: list[str], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv(name, "-Dx=y -XX:+UseZGC")
     session.start_session()
     session.start_session(settings=session.QUICK_START)
-    assert launches == ["", "-XX:TieredStopAtLevel=1 "]
+    # A cluster has options of its own.
+    session.start_session(master="spark://host:7077")
+    assert launches == ["none", "-XX:TieredStopAtLevel=1 ", "none"]
     # Options that choose none change nothing.
     monkeypatch.setenv(name, "-XX:+UseStringDeduplication")
     session.start_session()
-    assert launches[2:] == ["-XX:+UseParallelGC"]
+    assert launches[3:] == ["-XX:+UseParallelGC"]
+
+
+@pytest.mark.parametrize("name", ["java-opts", "spark-defaults.conf"])
+def test_a_collector_of_sparks_own_files_is_the_only_one(
+    launches: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    session.start_session()
+    (tmp_path / name).write_text("spark.driver.defaultJavaOptions -Dx=y -XX:+UseG1GC\n")
+    session.start_session()
+    assert launches == ["-XX:+UseParallelGC", "none"]
 
 
 @pytest.mark.parametrize(
