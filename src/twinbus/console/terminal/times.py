@@ -20,6 +20,11 @@ from twinbus.cost.quantities import QuantityError, parse_duration
 AGO_MAX_S: Final = 100 * 366 * 86_400
 """A hundred years: no ledger is older, and `datetime` has a limit."""
 
+_FIRST_MS: Final = 0
+_LAST_MS: Final = 253_402_214_400_000
+"""From 1970, before which nothing is recorded, to the last day that has a day after it: reports
+look at the day before and after a window too."""
+
 _DAY: Final = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 _AGO: Final = re.compile(r"[\d.][\d.\s]*[a-z][a-z\d.\s]*", re.ASCII | re.IGNORECASE)
 
@@ -66,9 +71,9 @@ def _moment(text: str, option: str, now: datetime, *, is_end: bool) -> datetime:
         if "-" not in stripped.lstrip("-") or ":" not in stripped:
             raise WrongUse(_cannot_read(text, option))
         moment = datetime.fromisoformat(stripped)
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
     except (ValueError, OverflowError):
         raise WrongUse(_cannot_read(text, option)) from None
-    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
 def _cannot_read(text: str, option: str) -> str:
@@ -79,7 +84,9 @@ def _cannot_read(text: str, option: str) -> str:
 
 
 def _in_ms(moment: datetime | None) -> int | None:
-    return None if moment is None else round(moment.timestamp() * 1000)
+    if moment is None:
+        return None
+    return min(max(round(moment.timestamp() * 1000), _FIRST_MS), _LAST_MS)
 
 
 def _text(moment: datetime) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 
 import pytest
 
 from twinbus.console.terminal.output import WrongUse
 from twinbus.console.terminal.times import window_of
+from twinbus.pipeline.reports.documents import ReportRequest
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 
@@ -54,6 +55,7 @@ def test_a_window(
         ("3 fortnights", None, "--since must be a day like"),
         (None, "9999-12-31", "--until must be a day"),
         ("1" * 16 + "d", None, "--since must be"),
+        ("0001-01-01T00:00+05:00", None, "--since must be a day"),
     ],
 )
 def test_what_makes_no_sense_is_one_line(since: str | None, until: str | None, told: str) -> None:
@@ -66,3 +68,15 @@ def test_what_makes_no_sense_is_one_line(since: str | None, until: str | None, t
 def test_long_ago_is_long_ago_and_no_error() -> None:
     assert window_of("3650d", None, NOW)[0] == ms(2016, 11, 18, 12)
     assert NOW - timedelta(days=3650) == datetime(2016, 11, 18, 12, tzinfo=UTC)
+
+
+def test_all_times_are_a_window_that_has_a_day_before_and_after_it() -> None:
+    since_ms, until_ms = window_of("0001-01-01", "9999-12-31T23:59", NOW)
+    asked = ReportRequest(since_ms=since_ms, until_ms=until_ms)
+    assert asked.first_day is not None
+    assert asked.last_day is not None
+    day = timedelta(days=1)
+    # Spark's dates have four digits for the year.
+    assert (asked.first_day - day, asked.last_day + day) == (date(1969, 12, 31), date(9999, 12, 31))
+    long_ago = ReportRequest(until_ms=window_of(None, "0001-01-01T00:00", NOW)[1])
+    assert long_ago.last_day == date(1969, 12, 31)
