@@ -39,6 +39,8 @@ BAD = {
         # Numbers that no sum would survive.
         json.dumps({**sent("a"), "at_ms": -1}),
         json.dumps({**sent("a"), "at_ms": 2**62}),
+        # The last moment that has a date: its minute ends in the year 10000.
+        json.dumps({**sent("a"), "at_ms": 253_402_300_799_999}),
         json.dumps({**sent("a"), "size_bytes": 2**62}),
         json.dumps({**sent("a"), "size_bytes": -5}),
     ],

@@ -54,8 +54,8 @@ READING: Final = {
 _BEGINNING: Final = '{"v":'
 
 BOUNDS: Final = {
-    # Up to the year 9999: a day is worked out from it.
-    "at_ms": 253_402_300_799_999,
+    # Up to the year 2999: reports also name times after the last one, and dates end with 9999.
+    "at_ms": 32_503_679_999_999,
     "size_bytes": 1 << 40,
     "unrecorded": 1 << 40,
 }
