@@ -189,6 +189,8 @@ def test_records_that_do_not_name_their_pair_count_for_the_only_one(spark: Spark
     records = [
         *(by_pair("Contoso", "divert", "mine", 1), received("mine", pair=None)),
         *(by_pair("contoso", "divert", "named", 1), by_broker("broker-7", "send", "named")),
+        by_pair("contoso", "divert", "host", 1),
+        by_consumer("Contoso.servicebus.windows.net", "host", 2),
         # Of two it cannot be told; and what a client of another primary says is that one's.
         *(*both, received("both", pair=None)),
         *(by_pair("contoso", "divert", "other", 1), by_consumer("fabrikam", "other", 2)),
@@ -201,6 +203,7 @@ def test_records_that_do_not_name_their_pair_count_for_the_only_one(spark: Spark
     assert found == {
         ("mine", "contoso"): ("delivered", True),
         ("named", "contoso"): ("delivered", False),
+        ("host", "contoso"): ("delivered", True),
         ("both", "contoso"): ("undecided", False),
         ("both", "fabrikam"): ("undecided", False),
         ("both", ""): (None, True),

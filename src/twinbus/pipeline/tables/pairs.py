@@ -25,6 +25,9 @@ LABEL: Final = "primary_label"
 _BETWEEN: Final = "/x-servicebus-transfer/"
 """Between the label and the number of a backlog queue."""
 
+_HOST_REST: Final = ".servicebus."
+"""After the label in the host of a namespace, in every cloud of Azure."""
+
 _SURE, _IS_UNSURE = "sure_labels", "is_unsure"
 
 
@@ -35,7 +38,8 @@ def label_of() -> Column:
         _label_in("backlog_queue"),
         # In the broker's view a message of the backlog is in the backlog queue.
         _label_in("entity"),
-        F.col("namespace"),
+        # A consumer may name it by its host.
+        F.substring_index(F.lower("namespace"), _HOST_REST, 1),
     )
     return F.lower(F.coalesce(*told, F.lit(""))).alias(LABEL)
 
