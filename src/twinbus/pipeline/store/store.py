@@ -45,9 +45,9 @@ ONLY_COPY: Final = "the only copy of records whose files were removed"
 
 _BEING_REMOVED: Final = "being-removed"
 """A mark: to remove directories is no single step, and what is left half-way looks like tables."""
-OLD_COMMITS: Final = "commits"
+_OLD_COMMITS: Final = "commits"
 """Where versions of Twinbus before Delta kept which parts counted."""
-_OLD_NAMES: Final = re.compile(rf"{OLD_COMMITS}|checkpoint|sums-.*")
+_OLD_NAMES: Final = re.compile(rf"{_OLD_COMMITS}|checkpoint|sums-.*")
 _WORDS: Final = {BRONZE: "records", JOURNEYS: "journeys"}
 
 
@@ -105,10 +105,10 @@ class TableStore:
                 f"a rebuild of the tables at {self.place} is at work, or was broken off: wait for"
                 f" it, or {REBUILD}"
             )
-        if OLD_COMMITS in names:
+        if _OLD_COMMITS in names:
             raise LedgerError(
                 f"the tables at {self.place} were made by an earlier version of Twinbus, before"
-                f" they became Delta tables: {REBUILD}"
+                f" they became Delta tables{self.way_out}"
             )
         snapshot = self.latest()
         if snapshot.number < 0 and _RAW_REMOVED in names:
@@ -194,32 +194,11 @@ class TableStore:
         return self._files.exists(_RAW_REMOVED)
 
     @property
-    def is_old(self) -> bool:
-        """Whether there are tables of a version of Twinbus before Delta."""
-        return OLD_COMMITS in self._files.names()
-
-    def texts_in(self, directory: str) -> Iterator[tuple[str, str]]:
-        """Name and text of each file in a directory of old tables."""
-        for name in self._files.names(directory):
-            yield name, self.text_at(self.place, f"{directory}/{name}")
-
-    def read_old(self, table: str, directory: str, parts: Sequence[str]) -> DataFrame:
-        """The rows of some parts of an old table, with the columns of today's."""
-        # With the directory as their root Spark takes names of directories for columns.
-        reader = self.session.read.schema(self._schemas[table])
-        reader = reader.option("basePath", f"{self.place}/{directory}")
-        place = _literal(f"{self.place}/{directory}")
-        return reader.parquet(*(f"{place}/{part}" for part in parts)).drop("batch")
-
-    def remove_old(self) -> None:
-        """Remove old tables, the commits last: while these are there, the tables are refused."""
-        for table in (BRONZE, JOURNEYS):
-            for name in self._files.names(table):
-                if name.startswith("batch="):
-                    self._files.remove(f"{table}/{name}")
-        old = [name for name in self._files.names() if _OLD_NAMES.fullmatch(name)]
-        for name in sorted(old, key=lambda name: name == OLD_COMMITS):
-            self._files.remove(name)
+    def way_out(self) -> str:
+        """What can be done with tables that this version does not read."""
+        if self.is_only_copy:
+            return f", and are {ONLY_COPY}: use the version of Twinbus that made them"
+        return f": {REBUILD}"
 
     def remove(self) -> None:
         """Remove the tables, and nothing else that may be at their place."""

@@ -26,7 +26,6 @@ from twinbus.pipeline.spark.session import master_of, require_shared
 from twinbus.pipeline.store import increment
 from twinbus.pipeline.store.compaction import compact, pays
 from twinbus.pipeline.store.lake import (
-    REBUILD,
     CommitConflict,
     DataFile,
     Snapshot,
@@ -34,8 +33,7 @@ from twinbus.pipeline.store.lake import (
 )
 from twinbus.pipeline.store.layout import BRONZE, JOURNEYS, kept_tables, signature_of
 from twinbus.pipeline.store.raw_files import require_raw
-from twinbus.pipeline.store.store import ONLY_COPY, TableStore, counts_of, ledger_paths
-from twinbus.pipeline.store.takeover import take_over
+from twinbus.pipeline.store.store import TableStore, counts_of, ledger_paths
 from twinbus.pipeline.tables import bronze
 from twinbus.pipeline.tables.gold import GoldTable
 from twinbus.pipeline.tables.journeys import partial_journeys
@@ -154,16 +152,13 @@ def rebuild(
 ) -> Snapshot:
     """Remove the tables and make them anew from the files of the ledger that are there.
 
-    Tables of the time before Delta that are the only copy of records are taken over as they are.
+    LedgerError, before anything is removed, where they are the only copy of records.
     """
     require_shared(master_of(spark), (ledger, tables), shared=shared)
     bronze.location_of(ledger)
     store = TableStore(spark, tables_place(ledger, tables))
-    if store.is_old and store.is_only_copy:
-        take_over(store)
-    else:
-        require_raw(store, str(ledger))
-        store.remove()
+    require_raw(store, str(ledger))
+    store.remove()
     return update(spark, ledger, tables, shared=shared)
 
 
@@ -289,10 +284,7 @@ class _Batch:
 
 def _require_columns(store: TableStore, snapshot: Snapshot) -> None:
     if snapshot.number >= 0 and snapshot.gold != signature_of(kept_tables()):
-        way_out = f": {REBUILD}"
-        if store.is_only_copy:
-            way_out = f", and are {ONLY_COPY}: use the version of Twinbus that made them"
         raise LedgerError(
             f"the tables at {store.place} were made by another version of Twinbus and have other"
-            f" columns{way_out}"
+            f" columns{store.way_out}"
         )

@@ -26,11 +26,18 @@ def test_other_columns_are_to_be_rebuilt_only_where_that_can_be_done(ledger: Pat
     with pytest.raises(LedgerError, match=r"have other columns: rebuild them \([^\n]+$"):
         open_without_spark(ledger)
     TableStore(None, tables_place(ledger)).mark_raw_removed()
+    assert "have other columns, and are the only copy" in refusal(ledger)
+    # Of the time before Delta.
+    (ledger / "_tables" / "commits").mkdir()
+    assert "before they became Delta tables, and are the only copy" in refusal(ledger)
+
+
+def refusal(ledger: Path) -> str:
     with pytest.raises(LedgerError) as told:
         open_without_spark(ledger)
-    assert "only copy" in str(told.value)
     assert "rebuild" not in str(told.value)
     assert "\n" not in str(told.value)
+    return str(told.value)
 
 
 def test_tables_whose_files_were_removed_with_other_tables_are_kept(ledger: Path) -> None:
