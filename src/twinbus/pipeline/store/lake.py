@@ -327,13 +327,17 @@ class Lake:
         return rows[max(0, ended - 1) :]
 
     def _remove_empty_directories(self, table: str, keep_h: int) -> None:
-        """Remove what a vacuum leaves of a part on a disk: checksums, and the directory."""
+        """Remove what a vacuum leaves of a part on a disk: checksums, and the directory.
+
+        And the files of tasks that were killed: Spark has them in a `_temporary` of the part, and
+        delta-rs leaves names with an underscore alone.
+        """
         if "://" in self._place:
             return
         limit_s = time.time() - keep_h * 3600
         for part in Path(self._place, table).iterdir():
             is_old = part.is_dir() and part.name != "_delta_log" and part.stat().st_mtime < limit_s
-            if is_old and not any(part.rglob("*.parquet")):
+            if is_old and not any(part.glob("*.parquet")):
                 shutil.rmtree(part)
 
     def _create(self, table: str, schema: Schema) -> DeltaTable:

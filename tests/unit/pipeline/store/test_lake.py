@@ -153,6 +153,7 @@ def test_a_sweep_removes_what_no_set_of_the_last_day_names(
     monkeypatch.setattr(time, "time", lambda: now() - 3 * DAY_S)
     first = replace_records(add(tmp_path, Snapshot(), "0-a", ["1"]), "0-b")
     write_file(tmp_path, "records", "remains", ["9"])
+    write_file(tmp_path, "records", "killed/_temporary/0", ["9"])
     for path in tmp_path.glob("*/*/*.parquet"):
         (path.parent / ".checksum.crc").touch()
         os.utime(path, (time.time(),) * 2)
