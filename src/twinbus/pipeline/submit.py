@@ -91,6 +91,8 @@ def _keep_tables(asked: argparse.Namespace) -> int:
 
     if asked.days is not None and asked.days < 1:
         raise WrongArguments(f"--days is {asked.days}, at least 1: today is always kept")
+    if asked.message_id == "":
+        raise WrongArguments("--message-id is empty: name the message to forget")
     task = upkeep.TablesTask(
         verb=asked.job,
         ledger=asked.ledger,

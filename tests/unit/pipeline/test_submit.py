@@ -86,6 +86,8 @@ def test_the_names_of_earlier_releases_work_and_name_the_new_one(
     told, refused = capsys.readouterr().err.splitlines()
     assert "`python -m twinbus.pipeline.submit`" in told
     assert refused == "twinbus: --days is 0, at least 1: today is always kept"
+    assert submit.main(["erase", "x", "--message-id", ""]) == submit.WRONG_USE
+    assert "--message-id is empty" in capsys.readouterr().err
     # The path must be of the script that takes the same arguments.
     assert drain_job.main(["--where"]) == 0
     assert Path(capsys.readouterr().out.strip()).name == "drain_job.py"

@@ -9,6 +9,7 @@ import typer
 from twinbus.console.ledger.options import PlaceOptions, TablesOptions
 from twinbus.console.options import require_shared_places
 from twinbus.console.terminal.command import command, command_group, flag, option
+from twinbus.console.terminal.output import WrongUse
 
 app = command_group("Maintain the tables of a ledger: update, retain, erase.")
 
@@ -85,6 +86,9 @@ def erase(
     Its records leave the tables and the ledger's files; the sums stay, for they name no message.
     Old files are deleted at once, so a report that is running may fail.
     """
+    if not message_id:
+        # An empty text is in every line.
+        raise WrongUse("--message-id is empty: name the message to forget")
     return _run("erase", given, message_id=message_id)
 
 

@@ -113,6 +113,16 @@ def test_a_ledger_that_is_not_there_is_told_without_spark(
 
 
 @pytest.mark.usefixtures("no_spark")
+def test_no_message_is_not_every_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "app-0.jsonl").write_text("")
+    ran = run(capsys, "ledger", "erase", str(tmp_path), "--message-id", "")
+    line = "twinbus: --message-id is empty: name the message to forget\n"
+    assert ran == (USAGE_ERROR, "", line)
+
+
+@pytest.mark.usefixtures("no_spark")
 def test_the_status_needs_no_spark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "app-0.jsonl").write_text("")
     place = f"file:{tmp_path}/_tables"
