@@ -140,9 +140,9 @@ class CarriedLedger:
         return True
 
     def _bring(self, path: Path) -> None:
-        # Readers pass over names that begin with an underscore: they see a whole file or none.
+        # A name that no reader takes for a file of a ledger: they see a whole file or none.
         ended = path.name.removesuffix(OPEN_SUFFIX)
-        unfinished, name = f"{self._folder}/_{ended}", f"{self._folder}/{ended}"
+        unfinished, name = f"{self._folder}/.{ended}.draft", f"{self._folder}/{ended}"
         self._files.create_dir(self._folder, recursive=True)
         with path.open("rb") as source, self._files.open_output_stream(unfinished) as target:
             while block := source.read(_BLOCK_BYTES):

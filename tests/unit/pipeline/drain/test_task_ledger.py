@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -37,7 +39,7 @@ def test_a_url_gets_closed_files_now_and_then_and_at_the_end(tmp_path: Path) -> 
     found = [record["message_id"] for record in read(target)]
     assert sorted(found) == sorted(["a", *map(str, range(1_000))])
     assert not staging.exists()
-    assert not list(target.glob("_*"))
+    assert not list(target.glob("*.draft"))
 
 
 def test_files_that_the_url_does_not_take_are_kept_and_named(
@@ -51,6 +53,19 @@ def test_files_that_the_url_does_not_take_are_kept_and_named(
     assert [record["message_id"] for record in read(kept[0].parent)] == ["a"]
     assert str(ledger._staging) in caplog.text
     assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.ERROR]
+
+
+def test_a_file_that_is_not_there_whole_is_none_of_the_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledgers, "LAST_WAIT_S", 0.01)
+    with CarriedLedger(f"file://{tmp_path}/ledger", "spark-1") as ledger:
+        ledger._files = mock.Mock(wraps=ledger._files)
+        ledger._files.move.side_effect = OSError("the store is gone")
+        ledger.record("complete", message_id="a")
+    assert list(tmp_path.glob("ledger/.*"))
+    assert list(read(tmp_path / "ledger")) == []
+    shutil.rmtree(ledger._staging)
 
 
 def test_what_is_a_url() -> None:
