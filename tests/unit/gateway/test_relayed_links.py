@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -68,7 +69,7 @@ def flow(session: Session, window: int) -> list[Event]:
     return events
 
 
-def test_a_client_whose_session_window_is_closed_gets_few_deliveries_from_the_primary() -> None:
+async def test_a_client_whose_session_window_is_closed_gets_few_deliveries() -> None:
     world = World()
     link, up = world.sending(world.here), world.receiving(world.there)
     receiver = RelayedReceiver(world.relay, link, "orders", 0)
@@ -79,6 +80,7 @@ def test_a_client_whose_session_window_is_closed_gets_few_deliveries_from_the_pr
         came += 1
         up.count_incoming(1)
         receiver.handle(DeliveryArrived(up, came, b"tag", 0, True, b"x"))
+        await asyncio.sleep(0)  # The read is over.
     assert 0 < came <= WINDOW
     [waiting] = flow(world.here, window=10 * WINDOW)
     assert waiting == CreditChanged(link)
@@ -86,7 +88,7 @@ def test_a_client_whose_session_window_is_closed_gets_few_deliveries_from_the_pr
     assert up.credit == WINDOW
 
 
-def test_credit_is_taken_back_from_the_primary_when_large_deliveries_follow_small_ones() -> None:
+async def test_credit_is_taken_back_when_large_deliveries_follow_small_ones() -> None:
     world = World()
     world.here._remote_incoming_window = 1_000_000
     link, up = world.sending(world.here), world.receiving(world.there)
@@ -95,6 +97,7 @@ def test_credit_is_taken_back_from_the_primary_when_large_deliveries_follow_smal
     for size in (1, WINDOW_BYTES // 4):
         up.count_incoming(1)
         receiver.handle(DeliveryArrived(up, 0, b"tag", 0, True, bytes(size)))
+        await asyncio.sleep(0)
         assert up.credit == (WINDOW - 1 if size == 1 else 4)
 
 
@@ -124,7 +127,7 @@ def test_requests_that_are_under_way_together_have_tags_of_their_own() -> None:
     assert len(set(tags)) == 3
 
 
-def test_nothing_is_written_for_a_settlement_whose_link_is_gone() -> None:
+async def test_nothing_is_written_for_a_settlement_whose_link_is_gone() -> None:
     """The client may have ended the session, and its channel may have another one by now."""
     world = World()
     link, up = world.sending(world.here), world.receiving(world.there)
