@@ -206,6 +206,8 @@ def launches(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(classic, "launch", launch)
     monkeypatch.setattr(classic, "running_session", lambda: None)
+    # It would end the real Spark of other tests of this process.
+    monkeypatch.setattr(classic, "reset", lambda: None)
     monkeypatch.setattr(session, "_pyspark_home", lambda: str(machine.spark))
     monkeypatch.setenv("JAVA_HOME", str(machine.home))
     monkeypatch.setenv("XDG_CACHE_HOME", machine.environment["XDG_CACHE_HOME"])
