@@ -85,7 +85,7 @@ class GatewaySendingLink(LinkOwner):
             error = translated(caught, entity.path, state.policy.attempt_timeout_s)
             counts = state.counts(error)
             if self._is_closed:
-                return  # The entity may be forgotten by now, and nobody sends to it from here.
+                return  # Without a sender the entity may have been forgotten meanwhile.
             # Opening the link counts like sending (SPEC 3); the client may send all the same.
             entity.tell(SendFailed(counts=counts, error=error_text(error)))
             if not counts and not meaning_of(error).retried:
