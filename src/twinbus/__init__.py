@@ -133,14 +133,15 @@ _NAMES = {
 
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 
+if not TYPE_CHECKING:  # a checker that sees this function accepts every name
 
-def __getattr__(name: str) -> object:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'twinbus' has no attribute {name!r}")
-    value: object = getattr(import_module(home), name)
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> object:
+        home = _HOMES.get(name)
+        if home is None:
+            raise AttributeError(f"module 'twinbus' has no attribute {name!r}")
+        value: object = getattr(import_module(home), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

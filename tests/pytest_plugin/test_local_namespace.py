@@ -189,4 +189,4 @@ def test_the_public_names_of_testing_all_load() -> None:
     for name in testing.__all__:
         assert getattr(testing, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'crystal_ball'"):
-        testing.crystal_ball  # noqa: B018
+        testing.crystal_ball  # type: ignore[attr-defined]  # noqa: B018

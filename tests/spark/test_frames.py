@@ -37,7 +37,7 @@ def test_the_public_names_load_spark_only_when_they_are_used() -> None:
     program = "import sys, twinbus.pipeline; sys.exit('pyspark' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = pipeline.nothing
+        _ = pipeline.nothing  # type: ignore[attr-defined]
 
 
 def test_tables_are_frames_of_the_callers_session_with_comments(

@@ -105,7 +105,18 @@ def test_the_public_names_are_these_and_all_of_them_load() -> None:
         assert getattr(twinbus, name).__name__ == name
     assert set(twinbus.__all__) <= set(dir(twinbus))
     with pytest.raises(AttributeError, match="no attribute 'pair_of_shoes'"):
-        twinbus.pair_of_shoes  # noqa: B018
+        twinbus.pair_of_shoes  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_no_type_checker_sees_the_functions_that_load_names_on_first_use() -> None:
+    """A checker that sees `__getattr__` of a module accepts every misspelt name of it."""
+    visible = [
+        module.name
+        for module in rules.modules(SOURCE)
+        for node in module.tree.body
+        if isinstance(node, ast.FunctionDef) and node.name == "__getattr__"
+    ]
+    assert visible == []
 
 
 def test_every_error_is_a_twinbus_error_and_is_drawn_in_the_tree() -> None:

@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Frames", "conservation", "read_ledger", "read_tables", "start_session", "update"]
 
+if not TYPE_CHECKING:  # a checker that sees this function accepts every name
 
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module 'twinbus.pipeline' has no attribute {name!r}")
-    home = "spark.session" if name == "start_session" else "frames"
-    value: object = getattr(import_module(f"twinbus.pipeline.{home}"), name)
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module 'twinbus.pipeline' has no attribute {name!r}")
+        home = "spark.session" if name == "start_session" else "frames"
+        value: object = getattr(import_module(f"twinbus.pipeline.{home}"), name)
+        globals()[name] = value
+        return value
