@@ -18,11 +18,24 @@ from twinbus.amqp.types import Symbol, UInt, ULong
 SERIAL_MASK = 0xFFFF_FFFF
 """Delivery ids and counts are 32-bit serial numbers that wrap."""
 
+HALF_SERIAL = 1 << 31
+"""Distance of serial numbers from which on one is not ahead of the other but behind."""
+
 SETTLED = 1
 """snd-settle-mode of a link whose deliveries are all settled by the sender."""
 
 MAX_MESSAGE_BYTES = 100 * 1024 * 1024
 """Largest delivery joined from frames unless the owner sets less; Azure Premium's own limit."""
+
+
+def serial_ahead(number: int, other: int) -> int:
+    """How far one serial number is ahead of another; 0 if it is not.
+
+    Only ids and counts are serial numbers. A window or a credit is a plain number: both may be
+    2^32-1 (every FLOW of the .NET SDK), so neither may be added to one of them modulo 2^32.
+    """
+    ahead = (number - other) & SERIAL_MASK
+    return ahead if ahead < HALF_SERIAL else 0
 
 
 class LinkSession(Protocol):
@@ -161,9 +174,9 @@ class SenderLink(Link):
 
     def take_flow(self, flow: Flow) -> None:
         """Take the peer's credit. `max`: pyamqp lowers its credit with a stale count."""
-        base = flow.delivery_count if flow.delivery_count is not None else 0
-        granted = (base + (flow.link_credit or 0) - self.delivery_count) & SERIAL_MASK
-        self.credit = granted if granted < 1 << 31 else 0
+        # Without a count the peer has not read our ATTACH, which said 0.
+        on_their_way = serial_ahead(self.delivery_count, flow.delivery_count or 0)
+        self.credit = max(0, (flow.link_credit or 0) - on_their_way)
         self.drain = bool(flow.drain)
 
     def send(

@@ -27,7 +27,15 @@ from twinbus.amqp.frames import (
     encode_transfer_frame,
     transfer_fields,
 )
-from twinbus.amqp.link import SERIAL_MASK, Link, LinkState, ReceiverLink, SenderLink
+from twinbus.amqp.link import (
+    HALF_SERIAL,
+    SERIAL_MASK,
+    Link,
+    LinkState,
+    ReceiverLink,
+    SenderLink,
+    serial_ahead,
+)
 from twinbus.amqp.output import (
     ERRANT_LINK,
     HANDLE_IN_USE,
@@ -61,7 +69,6 @@ TRANSFER_OVERHEAD = 64
 TAG_BYTES_MAX = 16
 """Longest tag for which the prefix of a transfer is remembered: a lock token."""
 
-HALF_SERIAL = 1 << 31
 ULONG_DESCRIPTOR = b"\x00\x53"
 OPEN = LinkState.OPEN
 
@@ -396,9 +403,9 @@ class Session:
 
     def _on_flow(self, flow: Flow, payload: bytes, events: list[Event]) -> None:
         self.flows += 1
-        base = flow.next_incoming_id if flow.next_incoming_id is not None else 0
-        window = (base + (flow.incoming_window or 0) - self._next_outgoing_id) & SERIAL_MASK
-        self._remote_incoming_window = window if window < HALF_SERIAL else 0
+        # Without an id the peer has not read our BEGIN, which said 0.
+        on_their_way = serial_ahead(self._next_outgoing_id, flow.next_incoming_id or 0)
+        self._remote_incoming_window = max(0, flow.incoming_window - on_their_way)
         if self._blocked:
             self._release_blocked()
             if not self._blocked:

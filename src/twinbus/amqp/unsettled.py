@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 
-from twinbus.amqp.link import SERIAL_MASK, LinkState, SenderLink
+from twinbus.amqp.link import HALF_SERIAL, SERIAL_MASK, LinkState, SenderLink
 
 CLOSED = LinkState.CLOSED
-HALF_SERIAL = 1 << 31
 
 NARROW = 64
 """Width of a range whose ids are tried one by one; a client that settles each delivery needs 1."""
