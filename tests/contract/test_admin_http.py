@@ -31,7 +31,7 @@ from azure.servicebus.management import (
 
 from tests.official_sdk import Faults, administration, async_administration, sas_token
 from twinbus.broker import descriptions
-from twinbus.broker.admin.api import AdminRequest, respond
+from twinbus.broker.admin.api import AdminRequest, respond, verified
 from twinbus.broker.embedded import EmbeddedBroker
 from twinbus.broker.engine.namespace import BrokerNamespace
 from twinbus.broker.links.context import LockTokens
@@ -280,7 +280,8 @@ def test_a_change_that_the_disk_did_not_take_is_not_confirmed() -> None:
         headers={"authorization": sign("sb://localhost/", "sender", "send-key", 1_800_000_000)},
         body=ENTRY.format("QueueDescription", "").encode(),
     )
-    answer = asyncio.run(respond(cast("BrokerServer", services), request))
+    token = verified(services.policy, request, 1_700_000_000.0)
+    answer = asyncio.run(respond(cast("BrokerServer", services), request, token))
     assert (answer.status, b"no room left" in answer.body) == (500, True)
 
 

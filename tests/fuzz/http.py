@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import quote
@@ -12,8 +13,10 @@ from hypothesis import strategies as st
 
 from tests.fuzz.engine import facts, queues_of
 from tests.fuzz.part import Part, run_async
+from tests.fuzz.requests import DEEP_AUDIENCES
 from tests.fuzz.sql import expressions
 from tests.fuzz.values import EDGES
+from tests.fuzz.work import WORK_S_PER_KIB
 from tests.fuzz.world import MANAGE_TOKEN, TOKENS, FuzzWorld
 from twinbus.broker.http import HttpHost, MetricsAccess, application
 
@@ -22,6 +25,8 @@ CONNECT = "http://schemas.microsoft.com/netservices/2010/10/servicebus/connect"
 INSTANCE = "http://www.w3.org/2001/XMLSchema-instance"
 METRICS_TOKEN = "fuzz-metrics"
 TICKS = 60
+REQUEST_S = 0.25
+"""Processor time that any request may take; a stranger's longer one takes `WORK_S_PER_KIB` more."""
 
 _durations = ("PT30S", "P1D", "PT0S", "PT-1S", "P", "P99999999999D", "PT0.0001S", "P1Y2M3W", "x")
 _texts = st.one_of(
@@ -137,6 +142,10 @@ _queries = st.sampled_from(
     )
 )
 _hosts = ("localhost", "127.0.0.1:5672", "evil.example", "localhost.evil.example", "[::1]", "[x")
+_deep_tokens = tuple(
+    f"SharedAccessSignature sr={audience}&sig=x&se=9999999999&skn=%2572oot"
+    for audience in DEEP_AUDIENCES
+)
 _header_values = {
     "Host": st.sampled_from(_hosts),
     "Origin": st.sampled_from(
@@ -148,8 +157,9 @@ _header_values = {
             "://[",
         )
     ),
-    "Authorization": st.sampled_from(
-        (*(token.text for token in TOKENS), MANAGE_TOKEN, "Bearer fuzz-metrics", "Bearer x", "\xe9")
+    "Authorization": st.one_of(
+        st.sampled_from((*(token.text for token in TOKENS), MANAGE_TOKEN, "Bearer fuzz-metrics")),
+        st.sampled_from(("Bearer x", "\xe9", *_deep_tokens)),
     ),
     "If-Match": st.just("*"),
     "Content-Type": st.sampled_from(("application/atom+xml", "x")),
@@ -256,7 +266,10 @@ async def _check(requests: list[HttpRequest]) -> None:
         host = HttpHost(app, world.server.admission, local_only=True)
         for request in requests:
             before = [facts(queue) for queue in queues_of(world.server.namespace)]
+            began_s = time.process_time()
             status = await _answer(host, request)
+            spent_s = time.process_time() - began_s
+            assert spent_s < REQUEST_S + len(request.wire) / 1024 * WORK_S_PER_KIB, spent_s
             world.check_errors()
             after = [facts(queue) for queue in queues_of(world.server.namespace)]
             assert status in range(100, 500) or status == 0, f"status {status}"
@@ -300,4 +313,12 @@ async def _answer(host: HttpHost, request: HttpRequest) -> int:
     )
 
 
-HTTP = Part("http", st.lists(_requests, min_size=1, max_size=3), check, short=25, round=100)
+_deep = HttpRequest("GET", "/orders", {"Host": "localhost", "Authorization": _deep_tokens[0]}, b"")
+HTTP = Part(
+    "http",
+    st.lists(_requests, min_size=1, max_size=3),
+    check,
+    finds=([_deep],),
+    short=25,
+    round=100,
+)

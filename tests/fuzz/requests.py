@@ -21,7 +21,7 @@ from twinbus.broker.links import cbs, management
 from twinbus.broker.links.management_request import ManagementContext
 from twinbus.broker.messages.incoming import parse
 from twinbus.broker.refusals import MalformedMessage
-from twinbus.broker.sas import LISTEN, SEND, AccessPolicy, ConnectionGrants
+from twinbus.broker.sas import AUDIENCE_PATH_MAX, LISTEN, SEND, AccessPolicy, ConnectionGrants
 
 LINK = "the-link"
 OPERATIONS = tuple(name.removeprefix("com.microsoft:") for name in management.OPERATIONS)
@@ -213,8 +213,21 @@ MANAGEMENT = Part(
 
 _KEY = "c2VjcmV0"
 _RULE = AuthorizationRule(key_name="root", primary_key=_KEY, rights=frozenset({"Manage"}))
-_paths = st.sampled_from(
-    ("sb://h/orders", "sb%3A%2F%2Fh%2Forders", "://[", "amqps://[x", "http://h:port/", "%ff", "")
+DEEP_AUDIENCES = (
+    "sb://h/a" + "/" * 7_900 + "a",
+    "sb://h" + "/a" * 3_950,
+    "sb://h" + "%2Fa" * 1_980,
+    "sb://h" + "/a" * 260,
+    "sb://h/orders" + "/$transfer/$deadletterqueue" * 19,
+)
+"""Rules are looked for at each part of an audience, and a stranger chooses how many it has."""
+
+LOOKUPS_MAX = AUDIENCE_PATH_MAX // 2 + 1
+_paths = st.one_of(
+    st.sampled_from(
+        ("sb://h/orders", "sb%3A%2F%2Fh%2Forders", "://[", "amqps://[x", "http://h:port/", "%ff")
+    ),
+    st.sampled_from(("", *DEEP_AUDIENCES)),
 )
 _digits = st.one_of(
     st.sampled_from(INTEGERS).map(str), st.sampled_from(("", "x", "1e9", "9" * 400))
@@ -238,14 +251,22 @@ def check_token(given: tuple[Any, Any, Any, Any]) -> None:
     """A request on `$cbs` gives a grant or says why not; only a good token gives one."""
     operation, name, token, request_id = given
     wire = _request(request_id, {"operation": operation, "name": name}, token)
-    policy = AccessPolicy([_RULE], tokens=lambda: TOKENS)
+    looked_for: list[str] = []
+
+    def rules_of(path: str) -> tuple[AuthorizationRule, ...]:
+        looked_for.append(path)
+        return ()
+
+    policy = AccessPolicy([_RULE], rules_of, lambda: TOKENS)
     try:
         answer = cbs.handle(split(wire), policy, NOW_MS / 1000, lambda _: None)
     except MalformedMessage:
         return
+    assert len(looked_for) <= LOOKUPS_MAX, f"rules looked for at {len(looked_for)} paths"
     assert (answer.grant is None) != (answer.refusal is None)
     assert answer.grant is None or token == MANAGE_TOKEN
     split(answer.response)
 
 
-CBS = Part("cbs", _put, check_token, short=60, round=400)
+_deep = f"SharedAccessSignature sr={DEEP_AUDIENCES[0]}&sig=x&se=9999999999&skn=%2572oot"
+CBS = Part("cbs", _put, check_token, finds=(("put-token", "a", _deep, "1"),), short=60, round=400)

@@ -10,6 +10,7 @@ import asyncio
 import hmac
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from email.utils import formatdate
 
 import uvicorn
@@ -26,12 +27,12 @@ from uvicorn.server import ServerState
 from twinbus.broker import websocket as amqp_over_websocket
 from twinbus.broker.access.admission import Admission
 from twinbus.broker.access.origins import foreign_origin
-from twinbus.broker.admin.api import AdminRequest, respond, respond_faults
+from twinbus.broker.admin.api import AdminRequest, Verified, respond, respond_faults, verified
 from twinbus.broker.admin.atom import ERROR_CONTENT_TYPE, render_error
 from twinbus.broker.admin.entities import Document
 from twinbus.broker.exposition import CONTENT_TYPE, exposition
 from twinbus.broker.http_connection import AmqpWebSocket, HttpConnection
-from twinbus.broker.refusals import Unauthorized
+from twinbus.broker.sas import Grant
 from twinbus.broker.server import BrokerServer
 
 _log = logging.getLogger(__name__)
@@ -199,33 +200,29 @@ class OriginForm:
         await self._app(scope, receive, send)
 
 
-Answer = Callable[[BrokerServer, AdminRequest], Awaitable[Document]]
+Answer = Callable[[BrokerServer, AdminRequest, Verified], Awaitable[Document]]
 
 
 async def _carry_out(broker: BrokerServer, request: Request, answer: Answer) -> Response:
     broker.check_store()
     if broker.gone is not None:
         return Response(render_error(503, broker.gone), 503, media_type=ERROR_CONTENT_TYPE)
-    try:
+    asked = admin_request(request)
+    token = verified(broker.policy, asked, broker.now_ms() / 1000)
+    if isinstance(token, Grant):
         # A stranger's body is not read; its request is refused for want of a token.
-        body = await read_body(request) if _has_token(broker, request) else b""
-    except ClientDisconnect:
-        return Response(status_code=400)
-    if body is None:
-        detail = f"the request body is longer than {BODY_BYTES_MAX} bytes"
-        return Response(render_error(413, detail), 413, media_type=ERROR_CONTENT_TYPE)
-    answered = await answer(broker, admin_request(request, body))
+        try:
+            body = await read_body(request)
+        except ClientDisconnect:
+            return Response(status_code=400)
+        if body is None:
+            detail = f"the request body is longer than {BODY_BYTES_MAX} bytes"
+            return Response(render_error(413, detail), 413, media_type=ERROR_CONTENT_TYPE)
+        asked = replace(asked, body=body)
+    answered = await answer(broker, asked, token)
     # Clients compare it with their own clock: their tokens and times depend on that.
     date = {"Date": formatdate(usegmt=True)}
     return Response(answered.body, answered.status, date, answered.content_type)
-
-
-def _has_token(broker: BrokerServer, request: Request) -> bool:
-    try:
-        broker.policy.verify(request.headers.get("authorization", ""), broker.now_ms() / 1000)
-    except Unauthorized:
-        return False
-    return True
 
 
 async def read_body(request: Request) -> bytes | None:
@@ -238,12 +235,12 @@ async def read_body(request: Request) -> bytes | None:
     return bytes(body)
 
 
-def admin_request(request: Request, body: bytes) -> AdminRequest:
+def admin_request(request: Request) -> AdminRequest:
+    """The request without its body."""
     raw_path = request.scope.get("raw_path") or request.scope["path"].encode()
     return AdminRequest(
         method=request.method,
         raw_path=raw_path.decode("latin-1"),
         query=dict(request.query_params),
         headers={name.lower(): value for name, value in request.headers.items()},
-        body=body,
     )

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from urllib.parse import quote_plus, unquote, unquote_plus, urlsplit
 
 from twinbus.broker.descriptions import AuthorizationRule
+from twinbus.broker.engine.names import PATH_LENGTH_MAX
 from twinbus.broker.refusals import Unauthorized
 from twinbus.namespace.signatures import SCHEME, signature_digest, utc_text
 
@@ -23,6 +24,10 @@ ALL_RIGHTS = frozenset({LISTEN, SEND, MANAGE})
 
 TOKEN_LENGTH_MAX = 8192
 """Characters. A real token has a few hundred; the limit bounds the work done for a stranger."""
+
+AUDIENCE_PATH_MAX = 2 * PATH_LENGTH_MAX
+"""Characters of an audience's path, which a stranger chooses: rules are looked for at each of its
+parts. The longest real one is an entity's path (260) with a subscription, a rule and a node."""
 
 GRANTS_MAX = 5_000
 """Tokens kept for one connection; a client needs one for each entity it uses."""
@@ -154,7 +159,8 @@ class AccessPolicy:
                 f"{path or 'an entity'!r}; check SharedAccessKeyName."
             )
         signature = _signature(fields["sig"])
-        rule = next((rule for rule in candidates if _signing_key(rule, fields, signature)), None)
+        signed = ((rule, _signing_key(rule, fields, signature)) for rule in candidates)
+        rule, key = next(((rule, key) for rule, key in signed if key), (None, ""))
         if rule is None:
             raise Unauthorized(
                 f"{INVALID_SIGNATURE} The signature does not match a key of the shared access "
@@ -168,7 +174,7 @@ class AccessPolicy:
             rights=rights,
             expires_at_s=expires_at_s,
             rule_name=rule.key_name,
-            signed_with=_signing_key(rule, fields, signature),
+            signed_with=key,
         )
 
     def still_holds(self, grant: Grant) -> bool:
@@ -195,8 +201,9 @@ class AccessPolicy:
         # The Python SDK encodes the rule's name twice, the others once. An exact match wins, so a
         # name that really holds a percent sign still works.
         once = unquote_plus(encoded_name)
+        in_reach = list(self._in_reach(path))
         for name in dict.fromkeys((once, unquote_plus(once))):
-            found = [rule for rule in self._in_reach(path) if rule.key_name == name]
+            found = [rule for rule in in_reach if rule.key_name == name]
             if found:
                 return name, found
         return once, []
@@ -204,9 +211,9 @@ class AccessPolicy:
     def _in_reach(self, path: str) -> Iterable[AuthorizationRule]:
         """The namespace's rules and those of each entity that holds `path`."""
         yield from self.rules.values()
-        parts = path.split("/") if path else []
-        for length in range(len(parts), 0, -1):
-            yield from self._entity_rules("/".join(parts[:length]))
+        while path:
+            yield from self._entity_rules(path)
+            path = path.rpartition("/")[0]
 
 
 def _require_unexpired(whose: str, expires_at_s: float, now_s: float) -> None:
@@ -263,7 +270,15 @@ def _audience_path(audience: str) -> str:
         raise Unauthorized(
             f"The audience {audience[:200]!r} is no URI; expected one like sb://host/entity."
         )
-    return unquote(parts.path).strip("/").lower()
+    path = unquote(parts.path).strip("/").lower()
+    if len(path) > AUDIENCE_PATH_MAX:
+        raise Unauthorized(
+            f"The path of the audience has {len(path)} characters, the limit is"
+            f" {AUDIENCE_PATH_MAX}; sign the address of an entity, such as sb://host/entity."
+        )
+    if "//" in path:
+        raise Unauthorized(f"The path of the audience, {path!r:.200}, has an empty part ('//').")
+    return path
 
 
 def _expiry(text: str) -> float:

@@ -23,6 +23,7 @@ from twinbus.broker.admin.api import (
     AdminRequest,
     require_manage,
     require_send,
+    verified,
 )
 from twinbus.broker.admin.atom import ERROR_CONTENT_TYPE, local_name, parse_entry, render_error
 from twinbus.broker.engine.names import entity_address
@@ -112,10 +113,11 @@ async def _administer(
 ) -> Response:
     now_s = server.now_ms() / 1000
     try:
-        asked = admin_request(request, b"")
+        asked = admin_request(request)
         # First, so that a stranger's body is not read.
         path = unquote(asked.raw_path).strip("/")
-        grant = require_manage(server.policy, f"{server.name}/{path}", asked, now_s)
+        token = verified(server.policy, asked, now_s)
+        grant = require_manage(token, f"{server.name}/{path}", asked)
         require_plain(path)
         body = await read_body(request)
         for destination in _destinations(body or b""):

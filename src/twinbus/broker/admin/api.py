@@ -54,10 +54,28 @@ class MethodNotAllowed(Refusal):
     condition, status = "amqp:not-allowed", 405
 
 
-async def respond(broker: BrokerServer, request: AdminRequest) -> Document:
+Verified = Grant | Unauthorized
+"""What the token of a request grants, or why it grants nothing. A token is verified once for each
+request: strangers send them too."""
+
+
+def verified(policy: AccessPolicy, request: AdminRequest, now_s: float) -> Verified:
+    token = request.headers.get("authorization")
+    if token is None:
+        return Unauthorized(
+            "MissingToken: The request has no Authorization header; sign it with a shared access"
+            " key."
+        )
+    try:
+        return policy.verify(token, now_s)
+    except Unauthorized as refusal:
+        return refusal
+
+
+async def respond(broker: BrokerServer, request: AdminRequest, token: Verified) -> Document:
     try:
         address = parse_address(request.raw_path)
-        grant = _require_manage(broker, request, address.path)
+        grant = require_manage(token, f"{broker.name}/{address.path}", request)
         if broker.credits is not None:
             broker.credits.require(ADMINISTRATION_COST, broker.now_ms())
         if request.method == "GET":
@@ -98,10 +116,10 @@ async def _change(
     return document
 
 
-async def respond_faults(broker: BrokerServer, request: AdminRequest) -> Document:
+async def respond_faults(broker: BrokerServer, request: AdminRequest, token: Verified) -> Document:
     """Carry out one request on the faults in force: list, add, remove, clear."""
     try:
-        _require_manage(broker, request, "")
+        require_manage(token, f"{broker.name}/", request)
         return _faults(broker, request)
     except Refusal as refusal:
         return _json(refusal.status, {"error": refusal.description})
@@ -127,29 +145,18 @@ def _carry_out(
     raise MethodNotAllowed(f"{request.method} is not a method of the administration API")
 
 
-def _require_manage(broker: BrokerServer, request: AdminRequest, path: str) -> Grant:
-    return require_manage(broker.policy, f"{broker.name}/{path}", request, broker.now_ms() / 1000)
-
-
-def require_manage(
-    policy: AccessPolicy, resource: str, request: AdminRequest, now_s: float
-) -> Grant:
+def require_manage(token: Verified, resource: str, request: AdminRequest) -> Grant:
     """What the request's token grants; raises `Unauthorized` without the right to manage."""
-    token = request.headers.get("authorization")
-    if token is None:
-        raise Unauthorized(
-            "MissingToken: The request has no Authorization header; sign it with a shared access"
-            " key."
-        )
-    grant = policy.verify(token, now_s)
+    if isinstance(token, Unauthorized):
+        raise token
     # The JavaScript SDK signs the address of the request itself, as in `$Resources/queues`.
-    if not grant.allows(unquote(request.raw_path), MANAGE):
+    if not token.allows(unquote(request.raw_path), MANAGE):
         raise Unauthorized.lacking(
             MANAGE,
             f"sb://{resource}",
-            f" The rule {grant.rule_name!r} does not grant it.",
+            f" The rule {token.rule_name!r} does not grant it.",
         )
-    return grant
+    return token
 
 
 def _require_send(broker: BrokerServer, request: AdminRequest, grant: Grant, path: str) -> None:

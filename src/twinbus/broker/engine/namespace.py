@@ -84,6 +84,7 @@ class BrokerNamespace:
         self._engine_log = engine_log
         self._failed = failed
         self._directory = Directory(name, self._factory.empty_part)
+        self.find = self._directory.find
         self.resolve = self._directory.resolve
         self.receive_source = self._directory.receive_source
         self.get_queue = self._directory.queue
@@ -316,7 +317,7 @@ class BrokerNamespace:
         return min((due_ms for due_ms in due if due_ms), default=0)
 
     def _end_if_idle(self, path: str, now_ms: int) -> None:
-        entity = self._directory.find(path)
+        entity = self.find(path)
         if entity is None or entity.description.auto_delete_on_idle_ms >= FOREVER_MS:
             return
         limit_ms = entity.description.auto_delete_on_idle_ms
