@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     )
     from twinbus.namespace.namespace import Namespace
     from twinbus.options import SendAvailabilityOptions, Verdict
-    from twinbus.pair import pair_namespaces
+    from twinbus.pair import Pair, pair_namespaces
     from twinbus.pairing.core.announcements import (
         BacklogQueueFound,
         BacklogQueueLeftOut,
@@ -57,6 +57,10 @@ if TYPE_CHECKING:
         RightMissing,
         SideChanged,
     )
+    from twinbus.pairing.core.status import PairStatus
+    from twinbus.pairing.lifecycle.closing import PairSide
+    from twinbus.pairing.observing.listeners import EventStream
+    from twinbus.pairing.sending.sender import PairedSender
 
 __version__ = "0.1.0.dev0"
 
@@ -77,6 +81,7 @@ __all__ = [
     "EntityChanged",
     "EntityHeld",
     "EntityUnusableError",
+    "EventStream",
     "EventsDropped",
     "Fault",
     "GuardWarned",
@@ -86,9 +91,13 @@ __all__ = [
     "MissingRightError",
     "Namespace",
     "NamespaceInUseError",
+    "Pair",
     "PairClosedError",
     "PairEvent",
     "PairFaultedError",
+    "PairSide",
+    "PairStatus",
+    "PairedSender",
     "PairingError",
     "PartialDivertError",
     "PingEnded",
@@ -122,12 +131,16 @@ _NAMES = {
     """,
     "twinbus.namespace.namespace": "Namespace",
     "twinbus.options": "SendAvailabilityOptions Verdict",
-    "twinbus.pair": "pair_namespaces",
+    "twinbus.pair": "Pair pair_namespaces",
     "twinbus.pairing.core.announcements": """
         BacklogQueueFound BacklogQueueLeftOut BacklogQueuePulled BacklogQueueReturned
         EntityChanged EntityHeld EventsDropped GuardWarned PairEvent PingEnded ProtectionChanged
         RightMissing SideChanged
     """,
+    "twinbus.pairing.core.status": "PairStatus",
+    "twinbus.pairing.lifecycle.closing": "PairSide",
+    "twinbus.pairing.observing.listeners": "EventStream",
+    "twinbus.pairing.sending.sender": "PairedSender",
 }
 """Module and names of each public object; `__all__` lists the same names for type checkers."""
 

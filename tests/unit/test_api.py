@@ -235,6 +235,16 @@ def test_the_senders_have_the_methods_of_the_sdks_own_senders() -> None:
             assert "timeout" in mine.parameters
 
 
+def test_the_asyncio_twin_of_each_blocking_name_is_public_too() -> None:
+    """So that a function which takes a pair, its sender or its status can be annotated."""
+    assert set(blocking.__all__) <= set(twinbus.__all__)
+    assert twinbus.Pair is Pair
+    assert twinbus.PairedSender is PairedSender
+    assert twinbus.PairSide is PairSide
+    assert twinbus.PairStatus is blocking.PairStatus
+    assert twinbus.EventStream is EventStream
+
+
 def test_blocking_exports_these_names() -> None:
     assert sorted(blocking.__all__) == [
         "EventStream",
