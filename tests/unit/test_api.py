@@ -55,7 +55,7 @@ SIDE = {
 
 SENDER = {
     "cancel_scheduled_messages": (
-        "(sequence_numbers: int | list[int], *, timeout: float | None = None, **unknown: Any)"
+        "(sequence_numbers: int | list[int], *, timeout: float | None = None, **unknown: Never)"
         " -> None"
     ),
     "client_identifier": "str",
@@ -64,10 +64,13 @@ SENDER = {
     "entity_name": "str",
     "fully_qualified_namespace": "str",
     "schedule_messages": (
-        "(messages: Any, schedule_time_utc: datetime, *, timeout: float | None = None,"
-        " **unknown: Any) -> list[int]"
+        "(messages: Messages, schedule_time_utc: datetime, *, timeout: float | None = None,"
+        " **unknown: Never) -> list[int]"
     ),
-    "send_messages": ("(message: Any, *, timeout: float | None = None, **unknown: Any) -> None"),
+    "send_messages": (
+        "(message: Messages | ServiceBusMessageBatch, *, timeout: float | None = None,"
+        " **unknown: Never) -> None"
+    ),
 }
 
 PAIR_NAMESPACES = (

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import time
 from datetime import datetime
-from typing import Any, Self
+from typing import Any, Never, Self
 
 from azure.servicebus import ServiceBusMessageBatch
 
 from twinbus.blocking.direct_links import DirectLinks
 from twinbus.blocking.loop_thread import LoopThread
 from twinbus.pairing.sending.direct_attempts import DirectAttempts
+from twinbus.pairing.sending.message_sender import Messages
 from twinbus.pairing.sending.sender import PairedSender as CoreSender
 from twinbus.pairing.sending.sender import warn_of_unknown
 
@@ -51,7 +52,13 @@ class PairedSender:
         """The primary's."""
         return self._core.fully_qualified_namespace
 
-    def send_messages(self, message: Any, *, timeout: float | None = None, **unknown: Any) -> None:
+    def send_messages(
+        self,
+        message: Messages | ServiceBusMessageBatch,
+        *,
+        timeout: float | None = None,
+        **unknown: Never,
+    ) -> None:
         """Return when the message, list or batch is stored: on the primary, or in the backlog.
 
         It returns or raises within `timeout` seconds; None: the options' retries bound it. An
@@ -90,11 +97,11 @@ class PairedSender:
 
     def schedule_messages(
         self,
-        messages: Any,
+        messages: Messages,
         schedule_time_utc: datetime,
         *,
         timeout: float | None = None,
-        **unknown: Any,
+        **unknown: Never,
     ) -> list[int]:
         """Schedule messages on the primary; return their sequence numbers.
 
@@ -110,7 +117,7 @@ class PairedSender:
         )
 
     def cancel_scheduled_messages(
-        self, sequence_numbers: int | list[int], *, timeout: float | None = None, **unknown: Any
+        self, sequence_numbers: int | list[int], *, timeout: float | None = None, **unknown: Never
     ) -> None:
         """Cancel what `schedule_messages` scheduled; it raises as that does."""
         if unknown:

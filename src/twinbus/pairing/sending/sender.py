@@ -15,7 +15,7 @@ import warnings
 from asyncio import get_running_loop
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, Final, Self
+from typing import Any, Final, Never, Self
 
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 
@@ -25,6 +25,7 @@ from twinbus.pairing.sdk.guards import glance, id_of
 from twinbus.pairing.sdk.outgoing import Outgoing, PairedMessageBatch, with_id
 from twinbus.pairing.sdk.sender_pool import SenderPool
 from twinbus.pairing.sending.calls import SendTarget, with_ids
+from twinbus.pairing.sending.message_sender import Messages
 from twinbus.pairing.sending.schedule_calls import ScheduleCall, require_numbers
 from twinbus.pairing.sending.send_calls import SendingCall, call_of
 
@@ -98,7 +99,11 @@ class PairedSender:
         return self._state.primary.fully_qualified_namespace
 
     async def send_messages(
-        self, message: Any, *, timeout: float | None = None, **unknown: Any
+        self,
+        message: Messages | ServiceBusMessageBatch,
+        *,
+        timeout: float | None = None,
+        **unknown: Never,
     ) -> None:
         """Return when the message, list or batch is stored: on the primary, or in the backlog.
 
@@ -134,7 +139,7 @@ class PairedSender:
             measured = id_of(message), measured[1]
         pool.watchdog.begin(pooled, began, timeout_s)
         try:
-            await pooled.sdk.send_messages(message)
+            await pooled.sdk.send_messages(message)  # type: ignore[arg-type]  # one, as measured
         except BaseException as caught:  # noqa: BLE001  # judged below, then raised or not
             failed = pool.end_attempt(pooled, caught) or caught
             if failed is not caught:
@@ -182,11 +187,11 @@ class PairedSender:
 
     async def schedule_messages(
         self,
-        messages: Any,
+        messages: Messages,
         schedule_time_utc: datetime,
         *,
         timeout: float | None = None,
-        **unknown: Any,
+        **unknown: Never,
     ) -> list[int]:
         """Schedule messages on the primary; return their sequence numbers.
 
@@ -215,7 +220,7 @@ class PairedSender:
         return numbers
 
     async def cancel_scheduled_messages(
-        self, sequence_numbers: int | list[int], *, timeout: float | None = None, **unknown: Any
+        self, sequence_numbers: int | list[int], *, timeout: float | None = None, **unknown: Never
     ) -> None:
         """Cancel what `schedule_messages` scheduled; it raises as that does."""
         if unknown:
@@ -336,5 +341,8 @@ class PairedSender:
 
 
 def warn_of_unknown(unknown: Mapping[str, Any]) -> None:
-    """Warn the caller of a sender's method about keywords that it ignores, as the SDK does."""
+    """Warn the caller of a sender's method about keywords that it ignores, as the SDK does.
+
+    The methods declare them as `Never`, so that a type checker refuses a misspelt `timeout`.
+    """
     warnings.warn(f"Unsupported keyword args: {dict(unknown)}", stacklevel=3)

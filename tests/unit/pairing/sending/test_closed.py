@@ -40,7 +40,7 @@ async def test_what_is_no_message_has_no_id() -> None:
     sender = world.client.get_queue_sender("orders")
     await sender.close()
     with pytest.raises(ValueError, match="was closed") as caught:
-        await sender.send_messages(7)
+        await sender.send_messages(7)  # type: ignore[arg-type]
     assert caught.value.message_ids == ()  # type: ignore[attr-defined]
     await world.client.close()
 
