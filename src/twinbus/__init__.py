@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from twinbus.pairing.core.status import PairStatus
     from twinbus.pairing.lifecycle.closing import PairSide
     from twinbus.pairing.observing.listeners import EventStream
+    from twinbus.pairing.sending.message_sender import MessageSender
     from twinbus.pairing.sending.sender import PairedSender
 
 __version__ = "0.1.0.dev0"
@@ -87,6 +88,7 @@ __all__ = [
     "GuardWarned",
     "InvalidDestinationError",
     "ListenError",
+    "MessageSender",
     "MissingDestinationError",
     "MissingRightError",
     "Namespace",
@@ -140,6 +142,7 @@ _NAMES = {
     "twinbus.pairing.core.status": "PairStatus",
     "twinbus.pairing.lifecycle.closing": "PairSide",
     "twinbus.pairing.observing.listeners": "EventStream",
+    "twinbus.pairing.sending.message_sender": "MessageSender",
     "twinbus.pairing.sending.sender": "PairedSender",
 }
 """Module and names of each public object; `__all__` lists the same names for type checkers."""

@@ -238,6 +238,19 @@ def test_the_senders_have_the_methods_of_the_sdks_own_senders() -> None:
             assert "timeout" in mine.parameters
 
 
+def test_the_protocol_of_senders_has_what_both_senders_have() -> None:
+    for protocol, paired in (
+        (twinbus.MessageSender, PairedSender),
+        (blocking.MessageSender, blocking.PairedSender),
+    ):
+        ours = without_managers(public(paired))
+        wanted = {name: text.replace(", **unknown: Never", "") for name, text in ours.items()}
+        assert {
+            name: text.replace("SdkMessages", "Messages")
+            for name, text in without_managers(public(protocol)).items()
+        } == wanted
+
+
 def test_the_asyncio_twin_of_each_blocking_name_is_public_too() -> None:
     """So that a function which takes a pair, its sender or its status can be annotated."""
     assert set(blocking.__all__) <= set(twinbus.__all__)
@@ -251,6 +264,7 @@ def test_the_asyncio_twin_of_each_blocking_name_is_public_too() -> None:
 def test_blocking_exports_these_names() -> None:
     assert sorted(blocking.__all__) == [
         "EventStream",
+        "MessageSender",
         "Namespace",
         "Pair",
         "PairSide",

@@ -50,6 +50,7 @@ PUBLIC_NAMES = [
     "GuardWarned",
     "InvalidDestinationError",
     "ListenError",
+    "MessageSender",
     "MissingDestinationError",
     "MissingRightError",
     "Namespace",

@@ -23,6 +23,7 @@ interrupted: Ctrl-C ends it in the core too.
 
 from __future__ import annotations
 
+from twinbus.blocking.message_sender import MessageSender
 from twinbus.blocking.pair import Pair, pair_namespaces
 from twinbus.blocking.sender import PairedSender
 from twinbus.blocking.sides import EventStream, PairSide
@@ -32,6 +33,7 @@ from twinbus.pair import PairStatus
 
 __all__ = [
     "EventStream",
+    "MessageSender",
     "Namespace",
     "Pair",
     "PairSide",
