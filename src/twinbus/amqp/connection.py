@@ -16,6 +16,7 @@ from twinbus.amqp.events import Begun, Closed, DeliveryArrived, Ended, Event, Op
 from twinbus.amqp.frames import decode_performative, encode_frame
 from twinbus.amqp.link import LinkSession
 from twinbus.amqp.output import (
+    INVALID_FIELD,
     NOT_ALLOWED,
     RESOURCE_LIMIT,
     SMALLEST_MAX_FRAME_BYTES,
@@ -48,6 +49,10 @@ EMPTY_FRAME = b"\x00\x00\x00\x08\x02\x00\x00\x00"
 MAX_FRAME_BYTES = 65_536
 CHANNEL_MAX = 4_999
 IDLE_TIMEOUT_MS = 240_000
+IDLE_TIMEOUT_LEAST_MS = 250
+"""The smallest idle-time-out that a peer may ask for. This end owes it a frame in half of that
+time, so a peer that asks for 1 ms and sends nothing would take half a processor."""
+
 FRAME_TYPE_AMQP = 0
 
 SESSION_FRAMES = frozenset({Transfer, Disposition, Flow, Attach, Detach})
@@ -69,7 +74,8 @@ class ConnectionPhase(Enum):
 
 
 # Module globals: looking up an enum member costs more than the comparison.
-HEADER, OPEN, CLOSED = ConnectionPhase.HEADER, ConnectionPhase.OPEN, ConnectionPhase.CLOSED
+HEADER, OPEN = ConnectionPhase.HEADER, ConnectionPhase.OPEN
+CLOSING, CLOSED = ConnectionPhase.CLOSING, ConnectionPhase.CLOSED
 
 
 class Connection:
@@ -179,11 +185,15 @@ class Connection:
         self._heard_ms = now_ms
 
     def next_deadline_ms(self) -> int:
-        """When to call `run_timers` next; 0: never."""
+        """When to call `run_timers` next; 0: never.
+
+        Ask when `Opened` comes and after each call of `run_timers`. Before OPEN there is none: the
+        owner limits how long the peer may take. Afterwards it only moves to later.
+        """
         deadlines = []
-        if self._idle_timeout_ms and self._heard_ms:
+        if self._idle_timeout_ms and self.phase in (OPEN, CLOSING):
             deadlines.append(self._heard_ms + self._idle_timeout_ms)
-        if self._remote_idle_timeout_ms:
+        if self._remote_idle_timeout_ms and self.phase is OPEN:
             deadlines.append(self._spoke_ms + self._remote_idle_timeout_ms // 2)
         return min(deadlines, default=0)
 
@@ -197,8 +207,11 @@ class Connection:
         if self._idle_timeout_ms and now_ms >= heard_ms + self._idle_timeout_ms:
             text = f"the peer sent nothing for {self._idle_timeout_ms // 1000} s"
             self._fail("amqp:resource-limit-exceeded", text, events)
-        elif 0 < self._remote_idle_timeout_ms // 2 <= now_ms - self._spoke_ms:
+        elif (
+            self.phase is OPEN and 0 < self._remote_idle_timeout_ms // 2 <= now_ms - self._spoke_ms
+        ):
             self.output.put(EMPTY_FRAME)
+            self._spoke_ms = now_ms
         return events
 
     # Calls of the owner
@@ -211,13 +224,13 @@ class Connection:
 
     def close(self, condition: str | None = None, description: str | None = None) -> None:
         """Send CLOSE, with an error if one is named; nothing can be sent after it."""
-        if self.phase in (ConnectionPhase.CLOSING, ConnectionPhase.CLOSED):
+        if self.phase in (CLOSING, CLOSED):
             return
         for session in self.sessions.values():
             session.flush()
         error = Error(condition=Symbol(condition), description=description) if condition else None
         self.output.put(encode_frame(0, Close(error=error)))
-        self.phase = ConnectionPhase.CLOSING
+        self.phase = CLOSING
 
     def end_session(self, session: LinkSession) -> None:
         """Send END for a session, unless it has ended."""
@@ -333,6 +346,14 @@ class Connection:
     def _take_open(self, remote: Open, events: list[Event]) -> None:
         if self.phase is not ConnectionPhase.OPENING:
             raise ProtocolViolation("a second open frame")
+        idle_ms = remote.idle_time_out or 0
+        if 0 < idle_ms < IDLE_TIMEOUT_LEAST_MS:
+            # AMQP 1.0 part 2.4.5: close on a value that this end cannot support, and say so.
+            raise ProtocolViolation(
+                f"the idle-time-out is {idle_ms} ms; ask for {IDLE_TIMEOUT_LEAST_MS} ms or more, "
+                "or for none",
+                INVALID_FIELD,
+            )
         self.phase = ConnectionPhase.OPEN
         self.remote_container_id = remote.container_id or ""
         asked = remote.max_frame_size
@@ -340,7 +361,7 @@ class Connection:
             self.output.max_frame_size = max(asked, SMALLEST_MAX_FRAME_BYTES)
         else:
             self.output.max_frame_size = self._max_frame_size
-        self._remote_idle_timeout_ms = remote.idle_time_out or 0
+        self._remote_idle_timeout_ms = idle_ms
         if remote.channel_max is not None:
             self._channel_max = min(CHANNEL_MAX, remote.channel_max)
         if self._server:

@@ -13,6 +13,7 @@ SMALLEST_MAX_FRAME_BYTES = 512
 
 ERRANT_LINK = "amqp:session:errant-link"
 HANDLE_IN_USE = "amqp:session:handle-in-use"
+INVALID_FIELD = "amqp:invalid-field"
 NOT_ALLOWED = "amqp:not-allowed"
 RESOURCE_LIMIT = "amqp:resource-limit-exceeded"
 

@@ -70,7 +70,6 @@ class ClientTransport(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._socket = cast(asyncio.Transport, transport)
         self.flush()
-        self._arm()
 
     def data_received(self, data: bytes) -> None:
         """Hand on what happened, then answer."""
@@ -81,6 +80,8 @@ class ClientTransport(asyncio.Protocol):
         else:
             self._hand_on(events, self._on_deliveries)
         self.flush()
+        if self._timer is None:
+            self._arm()
 
     def _hand_on(
         self, events: list[Event], on_deliveries: Callable[[list[DeliveryArrived]], None]
@@ -120,10 +121,12 @@ class ClientTransport(asyncio.Protocol):
 
     def _arm(self) -> None:
         deadline_ms = self._connection.next_deadline_ms()
-        wait_s = max(0.01, (deadline_ms - _now_ms()) / 1000) if deadline_ms else 1.0
-        self._timer = asyncio.get_running_loop().call_later(wait_s, self._on_timer)
+        if deadline_ms and self._socket is not None:
+            wait_s = max(0.0, (deadline_ms - _now_ms()) / 1000)
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._on_timer)
 
     def _on_timer(self) -> None:
+        self._timer = None
         for event in self._connection.run_timers(_now_ms()):
             self._on_event(event)
         self.flush()

@@ -244,8 +244,6 @@ class Peer(asyncio.Protocol):
         closing = self.connection.phase is ConnectionPhase.CLOSED
         if not data and not closing:
             return None
-        if self._timer is None:
-            self._arm()
         pressure = self._pressure
         pressure.unwritten_bytes += len(data)
         if pressure.unwritten_bytes >= UNWRITTEN_BYTES_MAX:
@@ -340,6 +338,7 @@ class Peer(asyncio.Protocol):
         self.touch()
 
     def _opened(self) -> None:
+        self._arm()
         if self._probation is not None:
             self._probation.opened()
         name, limit = self._context.name, self._context.profile.connections_max
