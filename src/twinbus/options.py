@@ -111,7 +111,7 @@ class SendAvailabilityOptions:
     """True: pairing fails when the secondary cannot be reached."""
 
     accept_drift: bool = False
-    """Use backlog queues with unsafe settings too."""
+    """Use backlog queues with unsafe settings too; copies then get ids of their own."""
 
     strict_guards: bool = False
     """Refuse oversize messages and reserved property names also while the entity is healthy."""

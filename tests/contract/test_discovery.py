@@ -222,7 +222,7 @@ async def test_each_unsafe_description_keeps_a_queue_out_unless_drift_is_accepte
         found.append(queues)
 
     async with async_administration(broker.connection_string("contoso-dr")) as client:
-        await client.create_queue(drifted, **UNSAFE[setting])
+        await client.create_queue(drifted, **{"max_delivery_count": 1_000, **UNSAFE[setting]})
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Pair, "_drain", drain)
             async with paired(broker) as pair:
@@ -244,7 +244,10 @@ async def test_safe_drift_is_reported_and_the_queue_is_used(
 ) -> None:
     drifted = backlog_paths("contoso", 2)[0]
     description = QueueDescription(
-        lock_duration_ms=30_000, default_ttl_ms=3_600_000, dead_letter_on_expiration=True
+        lock_duration_ms=30_000,
+        default_ttl_ms=3_600_000,
+        dead_letter_on_expiration=True,
+        max_delivery_count=1_000,
     )
     broker.create_queue(drifted, description, "contoso-dr")
 

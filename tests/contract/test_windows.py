@@ -70,7 +70,11 @@ def world() -> Iterator[World]:
         broker.create_queue(PLAIN)
         broker.create_queue(DETECTING, QueueDescription(requires_duplicate_detection=True))
         for queue in BACKLOG:
-            broker.create_queue(queue, QueueDescription(lock_duration_ms=5_000), "contoso-dr")
+            broker.create_queue(
+                queue,
+                QueueDescription(lock_duration_ms=5_000, max_delivery_count=1_000),
+                "contoso-dr",
+            )
         yield World(broker)
 
 

@@ -98,7 +98,7 @@ async def test_queues_disabled_at_start_and_enabled_later_protect_the_pair(
     queues = sides.queues(2)
     with administration(sides.secondary) as admin:
         for queue in queues:
-            admin.create_queue(queue, status=EntityStatus.DISABLED)
+            admin.create_queue(queue, status=EntityStatus.DISABLED, max_delivery_count=1_000)
         async with paired(sides, sides.secondary) as (pair, events):
             assert not pair.status().protected
             for queue in queues:

@@ -25,6 +25,10 @@ OLD_LEASE_LOCK_S: Final = 30.0
 FOREVER_MS: Final = 922_337_203_685_477
 """The largest duration Service Bus knows (10,675,199 days): never."""
 
+DELIVERIES_MIN: Final = 1_000
+"""The least delivery count of a safe queue. A message uses up one delivery when a syphon is
+restarted, or loses its connection or a lock, while it has the message."""
+
 FIRST_PULL_S: Final = 30.0
 LONGEST_PULL_S: Final = 600.0
 """A queue that failed is pulled for the first; each failure right after its return doubles that, up
@@ -112,6 +116,8 @@ def _same(wanted: object, actual: object) -> bool:
 def _danger(setting: str, found: BacklogDescription) -> str:
     if setting == "default_ttl_ms" and found.dead_letter_on_expiration:
         return ""
+    if setting == "max_delivery_count" and found.max_delivery_count >= DELIVERIES_MIN:
+        return ""
     return DANGERS.get(setting, "")
 
 
@@ -121,6 +127,9 @@ DANGERS: Final = {
     "forward_to": "its messages would go to a queue that no syphon drains",
     "forward_dead_letters_to": "dead letters would go to a queue that no tool reads",
     "status": "it does not take messages, or does not give them back",
+    "auto_delete_on_idle_ms": "the service would delete it with its messages while it is idle",
+    "max_delivery_count": "it would dead-letter a message that a syphon received so many times and"
+    " could not deliver yet",
     "default_ttl_ms": "its messages would expire, and without dead-lettering they would be lost",
 }
 """Drift that would lose, refuse or hide messages (SPEC 2.3)."""

@@ -27,7 +27,9 @@ ATTACHES_AT_ONCE: Final = 4
 """Queues that are attached to at the same time. Opening a link is mostly waiting, and a hundred
 connections at once would burden both ends."""
 
-NEVER_SHOWN: Final = ("time to live", "forwarding of dead letters")
+NEVER_SHOWN: Final = (
+    "time to live", "auto-delete on idle", "delivery count", "forwarding of dead letters",
+)  # fmt: skip
 SHOWN_TO_RECEIVERS: Final = ("sessions", "forwarding")
 
 SETTING_TEXTS: Final = {

@@ -85,8 +85,9 @@ class SharedState:
         self.rotation = Rotation()
         self.waiting = WaitingCalls(self.rotation.secondary)
         self.paths = backlog_paths(primary.label, options.backlog_queue_count)
-        # Without the right to read their descriptions, the queues may detect duplicates (SPEC 4).
-        self.message_ids = MessageIds(own_in_backlog=not options.create_backlog_queues)
+        # The queues may detect duplicates: their descriptions cannot be read, or do not matter.
+        may_detect = not options.create_backlog_queues or options.accept_drift
+        self.message_ids = MessageIds(own_in_backlog=may_detect)
         self.limits = BacklogLimits(options.message_size_limit)
         self.listeners = Listeners()
         self.counters = PairCounters()

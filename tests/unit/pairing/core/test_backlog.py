@@ -78,9 +78,10 @@ def test_what_we_create_is_exactly_the_documented_description() -> None:
     ("setting", "value", "unsafe"),
     [
         ("max_size_mb", 1024, False),
-        ("max_delivery_count", 10, False),
+        ("max_delivery_count", 999, True),
+        ("max_delivery_count", 1_000, False),
         ("default_ttl_ms", 60_000, False),
-        ("auto_delete_on_idle_ms", 300_000, False),
+        ("auto_delete_on_idle_ms", 300_000, True),
         ("lock_duration_ms", 30_000, False),
         ("dead_letter_on_expiration", False, False),
         ("enable_batched_operations", False, False),

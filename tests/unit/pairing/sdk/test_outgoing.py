@@ -199,8 +199,11 @@ def stored_ids(world: FakePair) -> list[tuple[str, Any, Any]]:
     ]
 
 
-async def test_without_the_descriptions_every_accepted_copy_has_an_id_of_its_own() -> None:
-    world = FakePair(create_backlog_queues=False)
+@pytest.mark.parametrize("option", [{"create_backlog_queues": False}, {"accept_drift": True}])
+async def test_where_a_queue_may_detect_duplicates_every_accepted_copy_has_an_id_of_its_own(
+    option: dict[str, Any],
+) -> None:
+    world = FakePair(**option)
     for path in ("orders", "bills"):
         world.client.entity(path).tell(ForceFailover())
         sender = world.client.get_queue_sender(path)
