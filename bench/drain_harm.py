@@ -95,7 +95,7 @@ class LiveCallers:
 
     async def _fill(self, queues: tuple[str, ...]) -> None:
         """Have a backlog that outlasts the round; what the round before left is part of it."""
-        each = [to_backlog_message(ServiceBusMessage(b"x" * 1_000), QUEUE)] * 100
+        each = [to_backlog_message(ServiceBusMessage(b"x" * 1_000), QUEUE, now_ms=0)] * 100
         async with ServiceBusClient.from_connection_string(self._secondary) as client:
             for queue in queues:
                 async with client.get_queue_sender(queue) as sender:

@@ -285,7 +285,7 @@ def backlog_message(path: str, body_bytes: int = KILOBYTE) -> bytes:
         application_properties={"origin": "bench"},
         data=bytes(body_bytes),
     )
-    return join(to_backlog_sections(split(sent), path))
+    return join(to_backlog_sections(split(sent), path, now_ms=0))
 
 
 def cpu_s(pid: int) -> float:

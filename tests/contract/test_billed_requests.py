@@ -107,7 +107,7 @@ async def test_a_replay_is_in_the_ledger(broker: EmbeddedBroker, tmp_path: Path)
     text = broker.connection_string("contoso-dr")
     with client(text) as sdk:
         with sdk.get_queue_sender(BACKLOG[0]) as sender:
-            sender.send_messages(to_backlog_message(ServiceBusMessage("x"), "orders"))
+            sender.send_messages(to_backlog_message(ServiceBusMessage("x"), "orders", now_ms=0))
         with sdk.get_queue_receiver(BACKLOG[0]) as receiver:
             [message] = receiver.receive_messages(max_wait_time=30)
             receiver.dead_letter_message(message, reason="test")

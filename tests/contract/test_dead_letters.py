@@ -91,7 +91,9 @@ def world(broker: ServedBroker) -> Iterator[World]:
                 ServiceBusMessage(f"body {n}", message_id=f"late-{n}", correlation_id="c")
                 for n in range(3)
             ]
-            sender.send_messages([to_backlog_message(message, "late") for message in late])
+            sender.send_messages(
+                [to_backlog_message(message, "late", now_ms=0) for message in late]
+            )
             sender.send_messages(ServiceBusMessage("stray", message_id="stray"))
         with sdk.get_queue_sender(BACKLOG[1]) as sender:
             sender.send_messages(ServiceBusMessage(b"\x00\xff", message_id="other stray"))

@@ -89,7 +89,7 @@ def test_a_message_that_comes_back_as_another_is_noticed(
     broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch, alias: str, said: str
 ) -> None:
     def forgetful(message: Any, path: str) -> Any:
-        diverted = to_backlog_message(message, path)
+        diverted = to_backlog_message(message, path, now_ms=0)
         del diverted.application_properties[alias]
         return diverted
 

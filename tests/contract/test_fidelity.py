@@ -119,7 +119,7 @@ async def test_what_only_other_clients_send_arrives_as_if_sent_straight(roads: R
             await sender.room()
             await sender.send(wire)
             await backlog.room()
-            await backlog.send(join(to_backlog_sections(split(wire), QUEUE)))
+            await backlog.send(join(to_backlog_sections(split(wire), QUEUE, now_ms=0)))
     straight = await received(roads, QUEUE, len(messages))
     for name, wire in messages.items():
         assert straight[name] == facts(wire), name

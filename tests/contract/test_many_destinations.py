@@ -59,7 +59,9 @@ def drain_to(broker: EmbeddedBroker, destinations: int, backlog_queues: int = 1)
                 mine = paths[number::backlog_queues]
                 for at in range(0, len(mine), BATCH):
                     part = mine[at : at + BATCH]
-                    copies = [to_backlog_message(ServiceBusMessage(path), path) for path in part]
+                    copies = [
+                        to_backlog_message(ServiceBusMessage(path), path, now_ms=0) for path in part
+                    ]
                     sender.send_messages(copies)
     began, before_mb = time.monotonic(), peak_mb()
     stats = asyncio.run(asyncio.wait_for(drain(primary, secondary, queues), PATIENCE_S))

@@ -29,7 +29,7 @@ def test_what_waits_and_what_is_set_aside_is_seen_and_stays() -> None:
             with sdk.get_queue_sender(BACKLOG) as sender:
                 for number in range(3):
                     message = ServiceBusMessage("x", message_id=f"o-{number}")
-                    sender.send_messages(to_backlog_message(message, "Orders"))
+                    sender.send_messages(to_backlog_message(message, "Orders", now_ms=0))
             with sdk.get_queue_sender("other") as sender:
                 sender.send_messages(ServiceBusMessage("x", message_id="not ours"))
             with sdk.get_queue_receiver(BACKLOG, max_wait_time=60) as receiver:

@@ -202,7 +202,9 @@ def divert(two: Two, sessions: dict[str, list[str]]) -> None:
             turns = zip_longest(*([(s, i) for i in ids] for s, ids in mine.items()))
             batch = [
                 to_backlog_message(
-                    ServiceBusMessage("x", message_id=turn[1], session_id=turn[0]), "orders"
+                    ServiceBusMessage("x", message_id=turn[1], session_id=turn[0]),
+                    "orders",
+                    now_ms=0,
                 )
                 for turn in chain.from_iterable(turns)
                 if turn is not None

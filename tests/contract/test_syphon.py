@@ -56,7 +56,7 @@ class Namespaces:
         """Put messages into a backlog queue as a paired sender does."""
         with client(self.secondary) as sdk, sdk.get_queue_sender(queue) as sender:
             for at in range(0, len(messages), 100):
-                batch = [to_backlog_message(m, path) for m in messages[at : at + 100]]
+                batch = [to_backlog_message(m, path, now_ms=0) for m in messages[at : at + 100]]
                 sender.send_messages(batch)
 
     def receive(

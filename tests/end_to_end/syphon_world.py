@@ -285,7 +285,7 @@ def stored(path: str, key: str, session: str | None = None, *, body: bytes = BOD
     """An encoded message as a paired sender stores it in a backlog queue."""
     properties = Properties(message_id=key, group_id=session)
     sent = encode_message(properties=properties, data=body)
-    return join(to_backlog_sections(split(sent), path))
+    return join(to_backlog_sections(split(sent), path, now_ms=0))
 
 
 async def send_all(connection: RawClient, queue: str, messages: Iterator[bytes]) -> None:

@@ -113,7 +113,7 @@ def by_rule(text: str, name: str) -> str:
 def divert(secondary: str, queue: str, *messages: tuple[str, ServiceBusMessage]) -> None:
     with client(secondary) as sdk, sdk.get_queue_sender(queue) as sender:
         for path, message in messages:
-            sender.send_messages(to_backlog_message(message, path))
+            sender.send_messages(to_backlog_message(message, path, now_ms=0))
 
 
 def names(text: str) -> list[str]:

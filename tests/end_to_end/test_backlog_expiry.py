@@ -53,7 +53,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
                     for lives in (BRIEF, LONG):
                         name = f"{path}-{lives.seconds}"
                         message = ServiceBusMessage("x", message_id=name, time_to_live=lives)
-                        sender.send_messages(to_backlog_message(message, path))
+                        sender.send_messages(to_backlog_message(message, path, now_ms=0))
         time.sleep(AGE_S)
         yield broker
 

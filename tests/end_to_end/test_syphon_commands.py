@@ -69,7 +69,9 @@ class Desk:
     def divert(self, queue: str, path: str, count: int, prefix: str = "m") -> None:
         with client(self.secondary) as sdk, sdk.get_queue_sender(queue) as sender:
             batch = [
-                to_backlog_message(ServiceBusMessage("x", message_id=f"{prefix}-{n}"), path)
+                to_backlog_message(
+                    ServiceBusMessage("x", message_id=f"{prefix}-{n}"), path, now_ms=0
+                )
                 for n in range(count)
             ]
             sender.send_messages(batch)

@@ -34,7 +34,8 @@ from twinbus.amqp.message import (
     split,
 )
 from twinbus.amqp.types import DecodeError
-from twinbus.errors import ReservedPropertyError, TransferError
+from twinbus.errors import BacklogGuardError, ReservedPropertyError, TransferError
+from twinbus.syphon.core.unpacking import unpack
 from twinbus.transfer import (
     RESERVED_NAMES,
     aliases_of,
@@ -45,6 +46,8 @@ from twinbus.transfer import (
     to_backlog_sections,
     without_delivery_marks,
 )
+from twinbus.transfer.aliases import DATE_MAX_MS, DATE_MIN_MS, FOREVER_MS, SESSION_ID_MAX
+from twinbus.transfer.entity_names import is_entity_name
 
 NOW_MS = 1_800_000_000_000
 UINT_MAX = 2**32 - 1
@@ -111,6 +114,8 @@ def properties(draw: st.DrawFn) -> Properties:
         made.creation_time = draw(TIMES)
         if draw(st.booleans()):
             made.absolute_expiry_time = made.creation_time + draw(st.integers(0, 2**44))
+    elif draw(st.booleans()):
+        made.absolute_expiry_time = NOW_MS + draw(st.integers(-5, 2**44))
     return made
 
 
@@ -168,8 +173,9 @@ def lifetime_ms(sections: Sections) -> int | None:
     ttl = decode_header(sections.header).ttl
     about = decode_properties(sections.properties)
     lifetime = None
-    if about.absolute_expiry_time is not None and about.creation_time is not None:
-        lifetime = about.absolute_expiry_time - about.creation_time
+    if about.absolute_expiry_time is not None:
+        began = NOW_MS if about.creation_time is None else about.creation_time
+        lifetime = max(about.absolute_expiry_time - began, 1)
     if ttl is None or (ttl == UINT_MAX and lifetime is not None):
         return lifetime if ttl is None or lifetime is None else max(ttl, lifetime)
     return ttl
@@ -194,7 +200,7 @@ def test_any_raw_message_comes_back_as_it_was(
     message: Sections, path: str, own_id: str | None
 ) -> None:
     assert split(join(message)) == message
-    backlog = to_backlog_sections(message, path, own_id=own_id)
+    backlog = to_backlog_sections(message, path, own_id=own_id, now_ms=NOW_MS)
     back, aliases = from_backlog_sections(backlog, now_ms=NOW_MS)
     assert aliases.path == path
     before = decode_properties(message.properties).message_id
@@ -222,7 +228,7 @@ def test_any_raw_message_comes_back_as_it_was(
 def test_in_the_backlog_nothing_expires_waits_or_needs_a_session(
     message: Sections, path: str, own_id: str | None
 ) -> None:
-    backlog = to_backlog_sections(message, path, own_id=own_id)
+    backlog = to_backlog_sections(message, path, own_id=own_id, now_ms=NOW_MS)
     assert split(join(backlog)) == backlog
     assert decode_properties(backlog.properties).group_id is None
     assert SCHEDULED not in decode_map(backlog.message_annotations)
@@ -233,21 +239,81 @@ def test_in_the_backlog_nothing_expires_waits_or_needs_a_session(
     assert added <= overhead_bytes(path, session_id=about.group_id, message_id=replaced)
 
 
+ANY_TEXT = st.one_of(TEXT, st.text(min_size=125, max_size=200))
+ANY_PATH = st.one_of(PATHS, TEXT, st.sampled_from(["orders ", "a" * 261, "orders/$management", ""]))
+
+
+@given(messages(), ANY_PATH, ANY_TEXT, LONG, LONG, OWN_IDS)
+def test_the_syphon_restores_every_message_that_the_send_side_accepts(
+    message: Sections, path: str, session: str, scheduled: int, expiry: int, own_id: str | None
+) -> None:
+    about = decode_properties(message.properties)
+    about.group_id, about.absolute_expiry_time = session, expiry
+    message.properties = encode_properties(about)
+    annotations = {**decode_map(message.message_annotations), SCHEDULED: types.Timestamp(scheduled)}
+    message.message_annotations = encode_map_section(MESSAGE_ANNOTATIONS, annotations)
+    is_date = DATE_MIN_MS <= scheduled <= DATE_MAX_MS
+    is_valid = is_entity_name(path) and len(session) <= SESSION_ID_MAX and is_date
+    try:
+        stored = to_backlog_sections(message, path, now_ms=NOW_MS, own_id=own_id)
+    except BacklogGuardError:
+        assert not is_valid
+        return
+    assert is_valid
+    restored = unpack(join(stored), b"", NOW_MS)
+    assert (restored.fault, restored.path, restored.session) == (None, path, session)
+    sent_again = split(restored.wire)
+    assert decode_map(sent_again.message_annotations)[SCHEDULED] == scheduled
+
+
+@given(
+    PATHS, ANY_TEXT, st.none() | LONG, st.none() | LONG, st.none() | st.integers(-5, 2**70), OWN_IDS
+)
+def test_the_syphon_restores_every_sdk_message_that_the_send_side_accepts(
+    path: str,
+    session: str,
+    scheduled: int | None,
+    expiry: int | None,
+    ttl: int | None,
+    own_id: str | None,
+) -> None:
+    annotations: dict[Any, Any] = {}
+    if scheduled is not None:
+        annotations[SCHEDULED.encode()] = {"TYPE": "TIMESTAMP", "VALUE": scheduled}
+    given_message = AmqpAnnotatedMessage(
+        data_body=b"x",
+        header={"time_to_live": ttl},
+        properties={"group_id": session, "absolute_expiry_time": expiry},
+        annotations=annotations,
+    )
+    try:
+        copy = to_backlog_message(given_message, path, now_ms=NOW_MS, own_id=own_id)
+    except BacklogGuardError:
+        is_date = scheduled is None or DATE_MIN_MS <= scheduled <= DATE_MAX_MS
+        is_time = ttl is None or 0 <= ttl <= FOREVER_MS
+        assert len(session) > SESSION_ID_MAX or not is_date or not is_time
+        return
+    restored = unpack(join(on_the_wire(copy)), b"", NOW_MS)
+    assert (restored.fault, restored.path, restored.session) == (None, path, session)
+
+
 @given(messages(), PATHS)
 def test_sections_without_anything_to_clear_keep_their_very_bytes(
     message: Sections, path: str
 ) -> None:
     about = decode_properties(message.properties)
     if about.group_id is None and about.absolute_expiry_time is None:
-        assert to_backlog_sections(message, path).properties == message.properties
+        assert to_backlog_sections(message, path, now_ms=NOW_MS).properties == message.properties
     if decode_header(message.header).ttl is None:
-        assert to_backlog_sections(message, path).header == message.header
+        assert to_backlog_sections(message, path, now_ms=NOW_MS).header == message.header
     names = decode_map(message.message_annotations)
     if not {SCHEDULED, PARTITION_KEY} & set(names):
-        backlog = to_backlog_sections(message, path)
+        backlog = to_backlog_sections(message, path, now_ms=NOW_MS)
         assert backlog.message_annotations == message.message_annotations
     if message.application_properties and decode_map(message.application_properties):
-        back, _ = from_backlog_sections(to_backlog_sections(message, path), now_ms=NOW_MS)
+        back, _ = from_backlog_sections(
+            to_backlog_sections(message, path, now_ms=NOW_MS), now_ms=NOW_MS
+        )
         assert back.application_properties == message.application_properties
 
 
@@ -256,7 +322,7 @@ def test_a_reserved_name_is_always_refused(message: Sections, name: str, value: 
     custom = {**decode_map(message.application_properties), name: value}
     message.application_properties = encode_map_section(APPLICATION_PROPERTIES, custom)
     with pytest.raises(ReservedPropertyError) as refused:
-        to_backlog_sections(message, "orders")
+        to_backlog_sections(message, "orders", now_ms=NOW_MS)
     assert refused.value.name == name
 
 
@@ -325,7 +391,7 @@ def test_any_sdk_message_comes_back_as_it_was(
 ) -> None:
     sent = on_the_wire(message)
     before = repr(vars(message.raw_amqp_message))
-    copy = to_backlog_message(message, path, own_id=own_id)
+    copy = to_backlog_message(message, path, own_id=own_id, now_ms=NOW_MS)
     back, aliases = from_backlog_message(copy)
     assert aliases.path == path
     assert_same(on_the_wire(back), sent)

@@ -107,7 +107,7 @@ def made(
     )
     path = draw(st.sampled_from(["orders", "Orders/7", "events"]))
     own_id = draw(st.sampled_from([None, None, f"{draw(st.integers(0, 9)):032}"]))
-    stored = to_backlog_sections(sent, path, own_id=own_id)
+    stored = to_backlog_sections(sent, path, own_id=own_id, now_ms=0)
     marks = {
         Symbol("x-opt-sequence-number"): number + draw(st.integers(0, 9)),
         Symbol("x-opt-enqueued-time"): Timestamp(NOW_MS - draw(st.integers(0, 20_000))),
@@ -264,7 +264,7 @@ def usual(path: bytes, note: str = "n") -> bytes:
         application_properties=encode_map_section(APPLICATION_PROPERTIES, {"note": note}),
         body=BODIES[0],
     )
-    stored = to_backlog_sections(sent, path.decode())
+    stored = to_backlog_sections(sent, path.decode(), now_ms=0)
     marks = {
         Symbol("x-opt-sequence-number"): 2**40,
         Symbol("x-opt-enqueued-time"): Timestamp(NOW_MS),
@@ -289,7 +289,7 @@ def test_the_short_way_is_taken() -> None:
         assert parcel.path == "orders"
     parcel, stored = BacklogMessage(b"t", 0), split(usual(b"orders"))
     own = to_backlog_sections(
-        split(unpack(usual(b"orders"), b"t", NOW_MS).wire), "orders", own_id="o"
+        split(unpack(usual(b"orders"), b"t", NOW_MS).wire), "orders", own_id="o", now_ms=0
     )
     stored.properties, stored.application_properties = own.properties, own.application_properties
     with pytest.MonkeyPatch.context() as patch:
@@ -309,7 +309,7 @@ def test_the_id_before_the_diversion_is_restored_and_is_the_one_that_is_recorded
         unpacker.unpack(usual(b"orders"), b"t", NOW_MS)
     sent = split(usual(b"orders"))
     sent.application_properties = b""
-    stored = to_backlog_sections(sent, "orders", own_id="own" * 10)
+    stored = to_backlog_sections(sent, "orders", own_id="own" * 10, now_ms=0)
     assert decode_properties(stored.properties).message_id == "own" * 10
     parcel = unpacker.unpack(join(stored), b"t", NOW_MS)
     assert parcel.message_id == "m"
@@ -321,7 +321,9 @@ def test_the_id_before_the_diversion_is_restored_and_is_the_one_that_is_recorded
 
 
 def delivery(ttl_ms: int | None, age_ms: int) -> bytes:
-    stored = to_backlog_sections(Sections(header=encode_header(Header(ttl=ttl_ms))), "orders")
+    stored = to_backlog_sections(
+        Sections(header=encode_header(Header(ttl=ttl_ms))), "orders", now_ms=0
+    )
     marks = {Symbol("x-opt-enqueued-time"): Timestamp(NOW_MS - age_ms)}
     stored.message_annotations = encode_map_section(MESSAGE_ANNOTATIONS, marks)
     return join(stored)

@@ -91,7 +91,7 @@ class World:
                     ),
                     data=b"x" * 200,
                 )
-                stored = join(to_backlog_sections(split(sent), kind))
+                stored = join(to_backlog_sections(split(sent), kind, now_ms=0))
                 parts[QUEUES[place % len(QUEUES)]].append(stored)
         connection = await RawClient.open(self.secondary)
         for queue, messages in parts.items():

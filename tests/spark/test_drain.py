@@ -60,7 +60,7 @@ def divert(secondary: str, queue: str, message_ids: list[str], path: str = "orde
 
     messages = [ServiceBusMessage("x", message_id=message_id) for message_id in message_ids]
     with client(secondary) as sdk, sdk.get_queue_sender(queue) as sender:
-        sender.send_messages([to_backlog_message(m, path) for m in messages])
+        sender.send_messages([to_backlog_message(m, path, now_ms=0) for m in messages])
 
 
 def received(primary: str) -> Counter[str | None]:

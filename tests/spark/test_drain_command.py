@@ -53,7 +53,9 @@ def test_a_drain_on_spark_says_what_was_moved_and_what_was_given_up(
                 admin.create_queue(queue)
         with client(secondary) as sdk, sdk.get_queue_sender(QUEUES[0]) as sender:
             for path in ("events", "orders"):
-                sender.send_messages([to_backlog_message(ServiceBusMessage("x"), path)] * EACH)
+                sender.send_messages(
+                    [to_backlog_message(ServiceBusMessage("x"), path, now_ms=0)] * EACH
+                )
             sender.send_messages(ServiceBusMessage("it says no destination"))
 
         bounds = "--only", "orders", "--rate", str(RATE_PER_S), "--lease"

@@ -80,9 +80,9 @@ def fill(text: str) -> None:
             )
         with sdk.get_queue_sender(BACKLOG[0]) as sender:
             diverted = [ServiceBusMessage(f"{n}", message_id=f"m-{n}") for n in range(MANY)]
-            sender.send_messages([to_backlog_message(one, "orders") for one in diverted])
+            sender.send_messages([to_backlog_message(one, "orders", now_ms=0) for one in diverted])
         with sdk.get_queue_sender(BACKLOG[1]) as sender:
-            sender.send_messages(to_backlog_message(rich, "sessions"))
+            sender.send_messages(to_backlog_message(rich, "sessions", now_ms=0))
             sender.send_messages(ServiceBusMessage("stray", message_id="stray"))
 
 

@@ -19,12 +19,18 @@ from azure.servicebus.exceptions import (
 
 from twinbus.amqp.performatives import Error
 from twinbus.broker.refusals import Refusal
-from twinbus.errors import BacklogMessageTooLargeError, EntityUnusableError, PairClosedError
+from twinbus.errors import (
+    BacklogGuardError,
+    BacklogMessageTooLargeError,
+    EntityUnusableError,
+    PairClosedError,
+)
 from twinbus.pairing.core.classify import SERVER_FAULTS, FailureMeaning, meaning_of
 from twinbus.pairing.sending.recording import NO_CONNECTION
 from twinbus.syphon.connection.request_node import MISSING_STATUS, RequestRefused
 
 NOT_FOUND: Final = "amqp:not-found"
+NOT_ALLOWED: Final = "amqp:not-allowed"
 UNAUTHORIZED: Final = "amqp:unauthorized-access"
 SERVER_BUSY: Final = "com.microsoft:server-busy"
 TIMEOUT: Final = "com.microsoft:timeout"
@@ -48,7 +54,7 @@ _CONDITIONS: Final[dict[FailureMeaning, str]] = {
     FailureMeaning.UNAUTHORIZED: UNAUTHORIZED,
     FailureMeaning.QUOTA: "amqp:resource-limit-exceeded",
     FailureMeaning.BUSY: SERVER_BUSY,
-    FailureMeaning.MESSAGE: "amqp:not-allowed",
+    FailureMeaning.MESSAGE: NOT_ALLOWED,
     # Every SDK sends again after these, as after a send that was not answered.
     FailureMeaning.UNREACHABLE: TIMEOUT,
     FailureMeaning.STALE: TIMEOUT,
@@ -112,6 +118,9 @@ def refusal_of(error: Exception) -> Refusal:
     condition = getattr(error, "_condition", None)
     if isinstance(error, BacklogMessageTooLargeError | MessageSizeExceededError):
         condition = "amqp:link:message-size-exceeded"
+    elif isinstance(error, BacklogGuardError):
+        # A retry would have the same result, so no condition after which SDKs retry.
+        condition = NOT_ALLOWED
     elif isinstance(error, EntityUnusableError):
         condition = NOT_FOUND
     elif isinstance(error, PairClosedError):

@@ -7,6 +7,7 @@ stays a batch. The same messages in backlog form are made when they are first di
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -224,7 +225,8 @@ def _overhead_max(path: str) -> int:
 
 def _backlog_form(message: EncodedMessage, path: str, own_id: str | None) -> bytes:
     try:
-        return join(to_backlog_sections(message.sections, path, own_id=own_id))
+        now_ms = time.time_ns() // 1_000_000
+        return join(to_backlog_sections(message.sections, path, now_ms=now_ms, own_id=own_id))
     except DecodeError as error:
         raise BacklogGuardError(
             f"the message cannot be copied for a backlog queue ({error}); send one that is valid"

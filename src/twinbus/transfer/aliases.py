@@ -20,7 +20,9 @@ from twinbus.errors import (
     AliasTypeError,
     AliasValueError,
     BacklogFormatError,
+    BacklogGuardError,
     MissingDestinationError,
+    TransferError,
 )
 from twinbus.transfer.entity_names import require_entity_name
 
@@ -118,6 +120,16 @@ class Aliases:
         """The same, each encoded as an entry of a map."""
         return [_KEYS[name] + encode(value) for name, value in self.as_properties().items()]
 
+    def require_restorable(self) -> None:
+        """Raise BacklogGuardError for what `read` refuses: it would be dead-lettered later."""
+        try:
+            Aliases.read(self.as_properties())
+        except TransferError as error:
+            raise BacklogGuardError(
+                f"the syphon could not restore the message from a backlog queue: {error};"
+                " send one with a valid value"
+            ) from error
+
     @classmethod
     def read(cls, properties: Mapping[str, object]) -> Aliases:
         """The aliases among application properties; TransferError if they make no sense."""
@@ -165,6 +177,11 @@ def overhead_bytes(
     )
     growth = SECTION_GROWTH_MAX + (0 if replaced is None else PROPERTIES_GROWTH_MAX)
     return growth + sum(map(len, aliases.as_entries()))
+
+
+def lifetime_ms(expiry_ms: int, creation_ms: int) -> int:
+    """The time to live of a message that says when it expires; 0 would mean that it never does."""
+    return min(max(expiry_ms - creation_ms, 1), FOREVER_MS)
 
 
 def replaceable_id(message_id: object) -> MessageId | None:

@@ -32,8 +32,12 @@ def is_entity_name(path: str) -> bool:
 
 def require_entity_name(path: str) -> None:
     """Raise InvalidDestinationError, with the path in its text, if no entity can have it."""
-    if is_entity_name(path):
-        return
+    if not is_entity_name(path):
+        raise InvalidDestinationError(not_an_entity_name(path))
+
+
+def not_an_entity_name(path: str) -> str:
+    """The text of an error about a path that no entity can have."""
     if len(path) > ENTITY_NAME_MAX:
         wrong = f"{len(path)} characters; the limit is {ENTITY_NAME_MAX}"
     else:
@@ -42,4 +46,4 @@ def require_entity_name(path: str) -> None:
             "with a letter, digit or '_' at both ends, no part '.' or '..', and no part "
             "'Subscriptions' after the first"
         )
-    raise InvalidDestinationError(f"{path!r:.280} is not the path of a queue or topic: {wrong}")
+    return f"{path!r:.280} is not the path of a queue or topic: {wrong}"

@@ -12,20 +12,32 @@ from typing import Any, Final
 
 from twinbus.amqp.types import Described, Symbol, Timestamp, ULong
 from twinbus.errors import AliasValueError, ReservedPropertyError
-from twinbus.transfer.aliases import RESERVED_NAMES, Aliases, MessageId, replaceable_id
+from twinbus.transfer.aliases import (
+    RESERVED_NAMES,
+    Aliases,
+    MessageId,
+    lifetime_ms,
+    replaceable_id,
+)
 from twinbus.transfer.sections import PARTITION_KEY_ANNOTATION, SCHEDULED_ANNOTATION
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def to_backlog_message(
-    message: Any, path: str, *, message_id: str | None = None, own_id: str | None = None
+    message: Any,
+    path: str,
+    *,
+    now_ms: int,
+    message_id: str | None = None,
+    own_id: str | None = None,
 ) -> Any:
     """Return a copy in backlog form, an AmqpAnnotatedMessage; the message is not changed.
 
     `message` is a ServiceBusMessage or an AmqpAnnotatedMessage; `message_id` is the id it gets if
     it has none; `own_id` replaces the id of one that has one. Raise ReservedPropertyError if a
-    property has the name of an alias.
+    property has the name of an alias, BacklogGuardError if the syphon could not restore the
+    message.
     """
     source = _annotated(message)
     custom = dict(source.application_properties or {})
@@ -40,11 +52,12 @@ def to_backlog_message(
     aliases = Aliases(
         path=path,
         session_id=session_id,
-        time_to_live_ms=_take_time_to_live(result),
+        time_to_live_ms=_take_time_to_live(result, now_ms),
         scheduled_ms=_take_scheduled(result),
         partition_key_is_session=_take_partition_key(result, session_id),
         message_id=_replace_id(result, own_id),
     )
+    aliases.require_restorable()
     custom |= {name: _sdk_value(value) for name, value in aliases.as_properties().items()}
     return result
 
@@ -148,12 +161,13 @@ def _take_session(message: Any) -> str | None:
     return _text(session_id)
 
 
-def _take_time_to_live(message: Any) -> int | None:
+def _take_time_to_live(message: Any, now_ms: int) -> int | None:
     header, properties = message.header, message.properties
     ttl_ms = header.time_to_live if header is not None else None
     expiry = properties.absolute_expiry_time if properties is not None else None
-    if ttl_ms is None and expiry is not None and properties.creation_time is not None:
-        ttl_ms = max(int(expiry) - int(properties.creation_time), 0)
+    if ttl_ms is None and expiry is not None:
+        creation = properties.creation_time
+        ttl_ms = lifetime_ms(int(expiry), now_ms if creation is None else int(creation))
     if ttl_ms is None:
         return None
     if header is not None:

@@ -4,7 +4,7 @@
     message annotations x-opt-scheduled-enqueue-time         cleared, kept as x-ms-scheduled...
                         x-opt-partition-key = the session    cleared and restored with the session
     properties          group-id                             cleared, kept as x-ms-sessionid
-                        absolute-expiry, creation time       derived from the time to live, cleared
+                        absolute-expiry, creation time       cleared, kept as x-ms-timetolive
                         message-id, if an id is given        kept as x-twinbus-messageid, replaced
     application properties                                   gain the aliases and x-ms-path
 
@@ -33,6 +33,7 @@ from twinbus.transfer.aliases import (
     RESERVED_NAMES,
     Aliases,
     MessageId,
+    lifetime_ms,
     replaceable_id,
 )
 from twinbus.transfer.splice import (
@@ -79,10 +80,13 @@ UINT_MAX: Final = 0xFFFF_FFFF
 """The longest ttl of a header, 49 days. The two times in the properties give a longer one."""
 
 
-def to_backlog_sections(sections: Sections, path: str, *, own_id: str | None = None) -> Sections:
-    """Return the message in backlog form; raise ReservedPropertyError if it has an alias name.
+def to_backlog_sections(
+    sections: Sections, path: str, *, now_ms: int, own_id: str | None = None
+) -> Sections:
+    """Return the message in backlog form.
 
-    `own_id` replaces the id of a message that has one.
+    Raise ReservedPropertyError if it has an alias name, BacklogGuardError if the syphon could not
+    restore it. `own_id` replaces the id of a message that has one.
     """
     custom = entries_of(sections.application_properties)
     for entry in custom:
@@ -105,11 +109,12 @@ def to_backlog_sections(sections: Sections, path: str, *, own_id: str | None = N
     aliases = Aliases(
         path=path,
         session_id=session_id,
-        time_to_live_ms=_time_to_live_ms(ttl, expiry, creation),
+        time_to_live_ms=_time_to_live_ms(ttl, expiry, now_ms if creation is None else creation),
         scheduled_ms=scheduled,
         partition_key_is_session=key_leaves,
         message_id=replaced,
     )
+    aliases.require_restorable()
 
     result = _copied(sections)
     cleared = {} if session_id is None else {GROUP_ID: NULL}
@@ -264,8 +269,8 @@ def _aliases_among(raw: bytes, entries: list[Entry]) -> Aliases:
     )
 
 
-def _time_to_live_ms(ttl: int | None, expiry: int | None, creation: int | None) -> int | None:
-    lifetime = None if expiry is None or creation is None else max(expiry - creation, 0)
+def _time_to_live_ms(ttl: int | None, expiry: int | None, creation: int) -> int | None:
+    lifetime = None if expiry is None else lifetime_ms(expiry, creation)
     if ttl is None:
         return lifetime
     return max(ttl, lifetime) if ttl == UINT_MAX and lifetime is not None else ttl

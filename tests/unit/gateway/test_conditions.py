@@ -6,7 +6,7 @@ import pytest
 from azure.servicebus.exceptions import OperationTimeoutError
 
 from twinbus.amqp.performatives import Error
-from twinbus.errors import BacklogUnavailableError, EntityUnusableError
+from twinbus.errors import BacklogGuardError, BacklogUnavailableError, EntityUnusableError
 from twinbus.gateway.conditions import detached, lost, refusal_of, refused, rejection, unreachable
 from twinbus.pairing.core.classify import CONDITIONS, FailureMeaning, meaning_of
 from twinbus.pairing.sending.recording import outcome_of
@@ -55,6 +55,8 @@ def test_a_broken_namespace_and_a_silent_token_service_count() -> None:
 
 def test_errors_of_the_pair_have_a_condition_that_clients_know() -> None:
     assert refusal_of(EntityUnusableError("gone")).condition == "amqp:not-found"
+    # After this one an SDK does not retry.
+    assert refusal_of(BacklogGuardError("reserved")).condition == "amqp:not-allowed"
     full = BacklogUnavailableError("none", primary_error=None, queue_errors={})
     assert refusal_of(full).condition == "com.microsoft:timeout"
     assert refusal_of(OperationTimeoutError()).condition == "com.microsoft:timeout"

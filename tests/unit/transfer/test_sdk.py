@@ -58,7 +58,7 @@ def sdk_message() -> ServiceBusMessage:
 
 
 def test_through_the_sdk_the_aliases_have_the_same_types_on_the_wire() -> None:
-    backlog = on_the_wire(to_backlog_message(sdk_message(), "orders"))
+    backlog = on_the_wire(to_backlog_message(sdk_message(), "orders", now_ms=0))
     properties = decode_map(backlog.application_properties)
     assert properties["x-ms-timetolive"] == TTL_ALIAS
     assert type(properties["x-ms-timetolive"].descriptor) is Symbol
@@ -80,13 +80,13 @@ def test_the_applications_own_message_is_not_changed() -> None:
     for message in (sdk_message(), sdk_message().raw_amqp_message):
         annotated = getattr(message, "raw_amqp_message", message)
         before = repr(vars(annotated))
-        to_backlog_message(message, "orders", message_id="other")
+        to_backlog_message(message, "orders", message_id="other", now_ms=0)
         assert repr(vars(annotated)) == before
 
 
 def test_the_raw_road_back_meets_the_sdks_road_there() -> None:
     original = sdk_message()
-    backlog = on_the_wire(to_backlog_message(original, "orders"))
+    backlog = on_the_wire(to_backlog_message(original, "orders", now_ms=0))
     back, _ = from_backlog_sections(backlog, now_ms=NOW_MS)
     sent = on_the_wire(original)
     assert wire.decode_header(back.header) == wire.decode_header(sent.header)
@@ -96,7 +96,7 @@ def test_the_raw_road_back_meets_the_sdks_road_there() -> None:
 
 
 def test_an_sdk_receiver_can_restore_what_it_received() -> None:
-    backlog = received(on_the_wire(to_backlog_message(sdk_message(), "orders")))
+    backlog = received(on_the_wire(to_backlog_message(sdk_message(), "orders", now_ms=0)))
     back, aliases = from_backlog_message(backlog)
     assert aliases.path == "orders"
     assert back.header.time_to_live == 90_000
@@ -115,7 +115,7 @@ def test_bodies_of_every_kind_are_shared_as_they_are() -> None:
         {"data_body": [b""]},
     ):
         original = AmqpAnnotatedMessage(**body)
-        copy = to_backlog_message(original, "orders")
+        copy = to_backlog_message(original, "orders", now_ms=0)
         assert copy.body_type == original.body_type
         assert on_the_wire(copy).body == on_the_wire(original).body
 
@@ -124,11 +124,11 @@ def test_a_message_that_has_no_id_gets_the_given_one_in_its_copy() -> None:
     bare = AmqpAnnotatedMessage(data_body=b"x")
     named = AmqpAnnotatedMessage(data_body=b"x", properties={"subject": "named"})
     for original in (bare, named):
-        copy = to_backlog_message(original, "orders", message_id="new")
+        copy = to_backlog_message(original, "orders", message_id="new", now_ms=0)
         assert copy.properties.message_id == "new"
     assert bare.properties is None
-    assert to_backlog_message(bare, "orders").properties is None
-    kept = to_backlog_message(sdk_message(), "orders", message_id="new")
+    assert to_backlog_message(bare, "orders", now_ms=0).properties is None
+    kept = to_backlog_message(sdk_message(), "orders", message_id="new", now_ms=0)
     assert kept.properties.message_id == "id 1"
 
 
@@ -153,7 +153,7 @@ def test_a_date_without_a_zone_is_utc_and_typed_values_are_understood() -> None:
         keys: list[Any] = ["x-opt-scheduled-enqueue-time", b"x-opt-scheduled-enqueue-time"]
         for key in keys:
             message = AmqpAnnotatedMessage(data_body=b"x", annotations={key: form})
-            copy = to_backlog_message(message, "orders")
+            copy = to_backlog_message(message, "orders", now_ms=0)
             assert from_backlog_message(copy)[1].scheduled_ms == WHEN_MS
             assert not copy.annotations
 
@@ -167,7 +167,7 @@ def test_a_time_that_is_no_date_is_refused() -> None:
 @pytest.mark.parametrize("message", [{"body": "x"}, "x", None, 5])
 def test_what_is_no_message_is_refused(message: object) -> None:
     with pytest.raises(TypeError, match=type(message).__name__):
-        to_backlog_message(message, "orders")
+        to_backlog_message(message, "orders", now_ms=0)
 
 
 @pytest.mark.parametrize("name", sorted(RESERVED_NAMES))
@@ -176,7 +176,7 @@ def test_a_reserved_name_is_refused_as_text_and_as_bytes(name: str) -> None:
     for key in keys:
         message = ServiceBusMessage("body", application_properties={key: "mine"})
         with pytest.raises(ReservedPropertyError, match=name):
-            to_backlog_message(message, "orders")
+            to_backlog_message(message, "orders", now_ms=0)
 
 
 def test_a_message_gets_an_id_in_a_copy() -> None:

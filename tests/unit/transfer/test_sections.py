@@ -119,7 +119,7 @@ FULL = raw(
 
 
 def test_every_alias_has_the_documented_name_and_type() -> None:
-    backlog = to_backlog_sections(FULL, "orders")
+    backlog = to_backlog_sections(FULL, "orders", now_ms=0)
     properties = decode_map(backlog.application_properties)
     assert properties == {
         "colour": "red",
@@ -137,7 +137,7 @@ def test_every_alias_has_the_documented_name_and_type() -> None:
 
 
 def test_what_has_an_alias_is_cleared_and_nothing_else() -> None:
-    backlog = to_backlog_sections(FULL, "orders")
+    backlog = to_backlog_sections(FULL, "orders", now_ms=0)
     assert wire.decode_header(backlog.header) == Header(durable=True, priority=4)
     assert wire.decode_properties(backlog.properties) == Properties(
         message_id="id 1", reply_to_group_id="answers"
@@ -147,7 +147,9 @@ def test_what_has_an_alias_is_cleared_and_nothing_else() -> None:
 
 
 def test_back_again_it_is_the_message_it_was_without_the_derived_times() -> None:
-    back, aliases = from_backlog_sections(to_backlog_sections(FULL, "orders"), now_ms=NOW_MS)
+    back, aliases = from_backlog_sections(
+        to_backlog_sections(FULL, "orders", now_ms=0), now_ms=NOW_MS
+    )
     assert aliases == Aliases(
         path="orders",
         session_id="session 1",
@@ -167,7 +169,7 @@ def test_back_again_it_is_the_message_it_was_without_the_derived_times() -> None
 
 def test_a_message_without_any_of_it_only_gains_its_path() -> None:
     plain = raw()
-    backlog = to_backlog_sections(plain, "orders")
+    backlog = to_backlog_sections(plain, "orders", now_ms=0)
     assert decode_map(backlog.application_properties) == {"x-ms-path": "orders"}
     assert replace_properties(backlog, b"") == plain
     assert from_backlog_sections(backlog, now_ms=NOW_MS)[0] == plain
@@ -191,25 +193,25 @@ def test_a_partition_key_of_its_own_passes_through() -> None:
             message_annotations={"x-opt-partition-key": key},
             properties=Properties(group_id="session 1"),
         )
-        backlog = to_backlog_sections(message, "orders")
+        backlog = to_backlog_sections(message, "orders", now_ms=0)
         assert backlog.message_annotations == message.message_annotations
 
 
 def test_a_session_without_a_partition_key_gains_none() -> None:
     message = raw(properties=Properties(group_id="session 1"))
-    back, _ = from_backlog_sections(to_backlog_sections(message, "orders"), now_ms=NOW_MS)
+    back, _ = from_backlog_sections(to_backlog_sections(message, "orders", now_ms=0), now_ms=NOW_MS)
     assert back == message
 
 
 def test_a_creation_time_without_an_expiry_is_the_applications() -> None:
     message = raw(header=Header(ttl=5), properties=Properties(creation_time=7))
-    backlog = to_backlog_sections(message, "orders")
+    backlog = to_backlog_sections(message, "orders", now_ms=0)
     assert wire.decode_properties(backlog.properties).creation_time == 7
 
 
 def test_an_expiry_alone_in_the_properties_is_a_time_to_live_too() -> None:
     message = raw(properties=Properties(absolute_expiry_time=NOW_MS + 500, creation_time=NOW_MS))
-    backlog = to_backlog_sections(message, "orders")
+    backlog = to_backlog_sections(message, "orders", now_ms=0)
     assert aliases_of(backlog).time_to_live_ms == 500
     assert wire.decode_properties(backlog.properties) == Properties()
     back, _ = from_backlog_sections(backlog, now_ms=NOW_MS)
@@ -222,7 +224,7 @@ def test_a_time_to_live_past_49_days_comes_back_as_the_two_times() -> None:
         header=Header(ttl=0xFFFF_FFFF),
         properties=Properties(absolute_expiry_time=1_000 + ninety_days, creation_time=1_000),
     )
-    backlog = to_backlog_sections(message, "orders")
+    backlog = to_backlog_sections(message, "orders", now_ms=0)
     assert aliases_of(backlog).time_to_live_ms == ninety_days
     back, _ = from_backlog_sections(backlog, now_ms=NOW_MS)
     assert wire.decode_header(back.header).ttl == 0xFFFF_FFFF
@@ -236,7 +238,7 @@ def test_an_id_of_its_own_replaces_the_messages_and_the_message_gets_its_own_bac
     message_id: str | ULong | UUID | bytes,
 ) -> None:
     message = raw(properties=Properties(message_id=message_id, subject="s"))
-    backlog = to_backlog_sections(message, "orders", own_id="0" * 32)
+    backlog = to_backlog_sections(message, "orders", own_id="0" * 32, now_ms=0)
     assert wire.decode_properties(backlog.properties).message_id == "0" * 32
     alias = decode_map(backlog.application_properties)["x-twinbus-messageid"]
     assert (type(alias), alias) == (type(message_id), message_id)
@@ -249,7 +251,7 @@ def test_an_id_of_its_own_replaces_the_messages_and_the_message_gets_its_own_bac
 @pytest.mark.parametrize("message_id", [None, "m" * 129])
 def test_no_id_and_one_that_no_service_takes_stay_as_they_are(message_id: str | None) -> None:
     message = raw(properties=Properties(message_id=message_id, subject="s"))
-    backlog = to_backlog_sections(message, "orders", own_id="0" * 32)
+    backlog = to_backlog_sections(message, "orders", own_id="0" * 32, now_ms=0)
     assert backlog.properties == message.properties
     assert decode_map(backlog.application_properties) == {"x-ms-path": "orders"}
 
@@ -257,19 +259,19 @@ def test_no_id_and_one_that_no_service_takes_stay_as_they_are(message_id: str | 
 def test_another_id_of_its_own_keeps_the_original_one() -> None:
     message = raw(properties=Properties(message_id="id 1"))
     for backlog in (
-        to_backlog_sections(message, "orders"),
-        to_backlog_sections(message, "orders", own_id="0" * 32),
+        to_backlog_sections(message, "orders", now_ms=0),
+        to_backlog_sections(message, "orders", own_id="0" * 32, now_ms=0),
     ):
         again = with_own_id(backlog, "1" * 32)
         assert wire.decode_properties(again.properties).message_id == "1" * 32
         assert original_id(again) == "id 1"
         assert from_backlog_sections(again, now_ms=NOW_MS)[0] == message
-    nameless = to_backlog_sections(raw(), "orders")
+    nameless = to_backlog_sections(raw(), "orders", now_ms=0)
     assert with_own_id(nameless, "1" * 32) == nameless
 
 
 def test_other_aliases_can_be_restored_in_place_of_the_messages_own() -> None:
-    backlog = to_backlog_sections(FULL, "orders")
+    backlog = to_backlog_sections(FULL, "orders", now_ms=0)
     shorter = replace(aliases_of(backlog), time_to_live_ms=1)
     back, _ = from_backlog_sections(backlog, now_ms=NOW_MS, aliases=shorter)
     assert wire.decode_header(back.header).ttl == 1
@@ -278,7 +280,7 @@ def test_other_aliases_can_be_restored_in_place_of_the_messages_own() -> None:
 @pytest.mark.parametrize("name", sorted(RESERVED_NAMES))
 def test_a_reserved_name_is_refused_and_named(name: str) -> None:
     with pytest.raises(ReservedPropertyError, match=name):
-        to_backlog_sections(raw(application_properties={name: "mine"}), "orders")
+        to_backlog_sections(raw(application_properties={name: "mine"}), "orders", now_ms=0)
 
 
 @pytest.mark.parametrize(
@@ -435,7 +437,7 @@ def test_the_marks_of_a_delivery_do_not_travel_on() -> None:
 
 def test_the_overhead_is_never_less_than_what_the_aliases_add() -> None:
     for message in (FULL, raw()):
-        backlog = to_backlog_sections(message, "orders")
+        backlog = to_backlog_sections(message, "orders", now_ms=0)
         added = len(wire.join(backlog)) - len(wire.join(message))
         assert added <= overhead_bytes("orders", session_id="session 1")
     assert overhead_bytes("orders", has_time_to_live=False) < overhead_bytes("orders")
@@ -451,11 +453,14 @@ def test_wide_encodings_are_read_as_well_as_compact_ones() -> None:
     )
     assert aliases_of(wide) == Aliases(path="orders")
     with pytest.raises(ReservedPropertyError, match="x-ms-path"):
-        to_backlog_sections(wide, "orders")
+        to_backlog_sections(wide, "orders", now_ms=0)
     assert from_backlog_sections(wide, now_ms=NOW_MS)[0] == Sections()
     fields = b"\x00\x00\x00\x03\x40\x40\x70\x00\x01\x5f\x90"
     header = b"\x00\x80" + bytes(7) + b"\x70\xd0" + len(fields).to_bytes(4, "big") + fields
-    assert aliases_of(to_backlog_sections(Sections(header=header), "q")).time_to_live_ms == 90_000
+    assert (
+        aliases_of(to_backlog_sections(Sections(header=header), "q", now_ms=0)).time_to_live_ms
+        == 90_000
+    )
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ The trials use the code of a pair: its ping, its backlog form, its relay.
 from __future__ import annotations
 
 import asyncio
+import time
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import uuid4
@@ -150,7 +151,8 @@ async def try_round_trip(pair: ExaminedPair, scratch: Scratch) -> list[Finding]:
                 secondary.bounded_client(ATTEMPT_S) as client,
                 client.get_queue_sender(backlog) as sender,
             ):
-                await sender.send_messages(to_backlog_message(message, home))
+                now_ms = time.time_ns() // 1_000_000
+                await sender.send_messages(to_backlog_message(message, home, now_ms=now_ms))
         began = asyncio.get_running_loop().time()
         stuck = await _moved(pair, backlog)
         if stuck:

@@ -11,6 +11,7 @@ that its properties could exceed it is copied and sized.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -194,7 +195,9 @@ def refused_size(
 def diverted_copy(message: Any, path: str, own_id: str | None = None) -> AmqpAnnotatedMessage:
     """The copy for a backlog queue; BacklogGuardError where there can be none."""
     try:
-        copy: AmqpAnnotatedMessage = to_backlog_message(message, path, own_id=own_id)
+        copy: AmqpAnnotatedMessage = to_backlog_message(
+            message, path, now_ms=time.time_ns() // 1_000_000, own_id=own_id
+        )
     except BacklogGuardError:
         raise
     except Exception as error:

@@ -26,6 +26,7 @@ from twinbus.pairing.sending.session_routing import SessionRouting
 from twinbus.pairing.sending.session_scan import SessionScan
 from twinbus.pairing.sending.shared_state import SharedState
 from twinbus.pairing.sending.watched_entity import WatchedEntity
+from twinbus.transfer.entity_names import is_entity_name, not_an_entity_name
 
 if TYPE_CHECKING:
     from azure.servicebus.aio import ServiceBusSender
@@ -76,6 +77,9 @@ class PairedClient:
             raise ValueError(
                 f"the name of an entity must be a text that is not empty; got {path!r}"
             )
+        if not is_entity_name(path.strip("/")):
+            # The syphon would deliver nothing to it.
+            raise ValueError(not_an_entity_name(path.strip("/")))
         only = self.state.primary.entity_path
         if only is not None and path != only:
             raise ValueError(

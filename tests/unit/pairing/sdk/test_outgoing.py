@@ -296,13 +296,16 @@ def test_a_batch_filled_to_the_brim_fits_the_backlog_with_its_aliases(
     batch = paired_batch(20_000, 20_000, own_ids=own_id is not None)
     count = fill(batch, make)
     diverted = sdk_batch(
-        *(to_backlog_message(message, "orders", own_id=own_id) for message in batch._messages),
+        *(
+            to_backlog_message(message, "orders", own_id=own_id, now_ms=0)
+            for message in batch._messages
+        ),
         size=20_000,
     )
     assert len(diverted) == count > 3
     # The room that is left unused is one message, and for each what it might have had and had not:
     # both times, and the session id, which is counted where it was and where it goes.
-    grown = encoded_bytes(to_backlog_message(make(0), "orders", own_id=own_id)) + 300
+    grown = encoded_bytes(to_backlog_message(make(0), "orders", own_id=own_id, now_ms=0)) + 300
     unused = 20_000 - diverted.size_in_bytes
     replaced = 0 if own_id is None else 40 + 128
     assert unused < grown + count * (140 + 2 * len(session or "") + 40 + replaced)

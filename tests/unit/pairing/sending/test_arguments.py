@@ -30,6 +30,16 @@ async def test_the_name_of_an_entity_is_a_text(name: Any) -> None:
 
 
 @pytest.mark.virtual_time
+@pytest.mark.parametrize("name", ["orders ", "a" * 261, "orders/$management", "$cbs", "a//b"])
+async def test_a_name_that_no_entity_can_have_is_refused(name: str) -> None:
+    world = FakePair()
+    for make in (world.client.get_queue_sender, world.client.get_topic_sender):
+        with pytest.raises(ValueError, match="is not the path of a queue or topic"):
+            make(name)
+    await world.client.close()
+
+
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("wrong", ["10", timedelta(seconds=10), [10], Decimal(10)])
 async def test_a_timeout_is_a_number(wrong: Any) -> None:
     world = FakePair()

@@ -47,7 +47,7 @@ SENT = split(
 
 def dead_letter(sent: Sections = SENT, path: str = "orders", **extra: object) -> bytes:
     """A message as its backlog queue's dead-letter queue delivers it."""
-    sections = to_backlog_sections(sent, path)
+    sections = to_backlog_sections(sent, path, now_ms=0)
     custom = decode_map(sections.application_properties)
     custom |= {"DeadLetterReason": "DestinationNotFound", "DeadLetterErrorDescription": "no orders"}
     marks = {
@@ -67,7 +67,7 @@ def dead_letter(sent: Sections = SENT, path: str = "orders", **extra: object) ->
 
 def test_a_replayed_message_is_restored_as_if_it_had_never_been_dead() -> None:
     sent = join(SENT)
-    first = unpack(join(to_backlog_sections(SENT, "orders")), b"t", NOW_MS)
+    first = unpack(join(to_backlog_sections(SENT, "orders", now_ms=0)), b"t", NOW_MS)
     again = unpack(for_replay(dead_letter()), b"t", NOW_MS)
     assert again.path == "orders"
     assert again.fault is None
