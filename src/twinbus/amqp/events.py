@@ -59,7 +59,11 @@ class Detached:
 
 @dataclass(slots=True)
 class CreditChanged:
-    """The peer's FLOW changed what a sender link may send, or asked it to drain."""
+    """The peer's FLOW changed what a sender link may send, or asked it to drain.
+
+    A FLOW may come before the owner accepts the link. It causes no event then: `accept` is when the
+    owner reads the credit that the link has.
+    """
 
     link: SenderLink
 

@@ -416,7 +416,8 @@ class Session:
             link = self._by_remote_handle.get(flow.handle)
             if isinstance(link, SenderLink) and link.state is not LinkState.CLOSED:
                 link.take_flow(flow)
-                events.append(CreditChanged(link))
+                if link.state is OPEN:
+                    events.append(CreditChanged(link))
             elif isinstance(link, ReceiverLink):
                 was_draining = link.is_draining
                 link.take_flow(flow)

@@ -119,6 +119,7 @@ class RelayedReceiver(Relayed):
             max_message_size=up.max_message_size,
             properties=up.properties or None,
         )
+        self.credit_changed()  # The .NET SDK gives its credit with the attach.
         self.relay.client.touch()
 
     def granted_until_ms(self, now_ms: int) -> int:
@@ -275,6 +276,7 @@ class RelayedReplies(ReplyLink, Relayed):
     def _accept(self) -> None:
         if self.link.state is LinkState.OFFERED:
             self.link.accept()
+            self.credit_changed()
             self.relay.client.touch()
 
     def close(self, now_ms: int) -> None:

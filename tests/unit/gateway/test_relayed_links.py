@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from twinbus.amqp.events import CreditChanged, DeliveryArrived, Disposed, Event
+from twinbus.amqp.events import Attached, CreditChanged, DeliveryArrived, Disposed, Event
 from twinbus.amqp.link import LinkState, ReceiverLink, SenderLink
 from twinbus.amqp.message import Sections
 from twinbus.amqp.output import FrameOutput
@@ -86,6 +86,32 @@ async def test_a_client_whose_session_window_is_closed_gets_few_deliveries() -> 
     assert waiting == CreditChanged(link)
     receiver.credit_changed()
     assert up.credit == WINDOW
+
+
+@pytest.mark.parametrize("drain", [False, True])
+def test_credit_that_came_before_the_primary_answered_is_given_to_it(drain: bool) -> None:
+    """The .NET SDK sends its FLOW with the ATTACH."""
+    world = World()
+    link, up = world.sending(world.here), world.receiving(world.there)
+    receiver = RelayedReceiver(world.relay, link, "orders", 0)
+    receiver._up, up.state = up, LinkState.ATTACHING
+    link.state, link.credit, link.drain = LinkState.OFFERED, 12, drain
+    receiver.credit_changed()
+    up.state = LinkState.OPEN
+    receiver.handle(Attached(up))
+    assert (link.state, up.credit, up.is_draining) == (LinkState.OPEN, 12, drain)
+
+
+def test_an_answer_waits_until_the_client_s_link_is_open() -> None:
+    world = World()
+    link, up = world.sending(world.here), world.receiving(world.there)
+    link.state, link.credit = LinkState.OFFERED, 5
+    replies = RelayedReplies(world.relay, link, ADDRESS)
+    replies._up = up
+    replies.send(b"refused")
+    assert link.credit == 5
+    replies.handle(Attached(up))
+    assert (link.state, link.credit) == (LinkState.OPEN, 4)
 
 
 async def test_credit_is_taken_back_when_large_deliveries_follow_small_ones() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from twinbus.amqp.link import LinkSession, SenderLink
+from twinbus.amqp.link import LinkSession, LinkState, SenderLink
 from twinbus.amqp.performatives import Target
 from twinbus.broker.links.owner import LinkOwner
 
@@ -49,8 +49,10 @@ class ReplyLink(LinkOwner):
         self._replies.remove(self)
 
     def credit_changed(self) -> None:
-        """Send waiting responses within the credit."""
+        """Send waiting responses within the credit, once the link is open."""
         link = self.link
+        if link.state is not LinkState.OPEN:
+            return
         # A client that gives credit and no window must not make the session keep its responses.
         while self._waiting and link.credit > 0 and not link.session.blocks(link):
             response = self._waiting.popleft()
