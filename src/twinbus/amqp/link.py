@@ -111,8 +111,13 @@ class Link:
         max_message_size: int = 0,
         properties: dict[object, object] | None = None,
     ) -> None:
-        """Answer the peer's attach; its termini are echoed unless `source` replaces one."""
+        """Answer the peer's attach; its termini are echoed unless `source` replaces one.
+
+        `max_message_size` is for a link on which the peer sends. On the others a client would hold
+        this end to it, and a delivery is larger than the message was when it was sent.
+        """
         assert self.state is LinkState.OFFERED, self
+        assert not (self.sends and max_message_size), self
         self.state = LinkState.OPEN
         self._attach(source or self.source, self.target, max_message_size, properties)
 

@@ -115,9 +115,7 @@ class RelayedReceiver(Relayed):
             return  # A refusal, whose reason follows in a detach.
         address = link.source.address if link.source is not None else None
         link.accept(
-            source=replace(up.source, address=address, raw=None),
-            max_message_size=up.max_message_size,
-            properties=up.properties or None,
+            source=replace(up.source, address=address, raw=None), properties=up.properties or None
         )
         self.credit_changed()  # The .NET SDK gives its credit with the attach.
         self.relay.client.touch()

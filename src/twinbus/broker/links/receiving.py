@@ -256,7 +256,7 @@ class ReceivingLink(LinkOwner):
         self.queue.sessions.release_holder(self, now_ms)
 
     def _open(self) -> None:
-        self.link.accept(max_message_size=self.queue.max_message_bytes)
+        self.link.accept()
         self._start()
 
     def _open_session(self, session_id: str, locked_until_ms: int) -> None:
@@ -269,11 +269,7 @@ class ReceivingLink(LinkOwner):
             answer = Described(asked.descriptor, session_id)
         granted = Source(address=source.address, filter={SESSION_FILTER: answer})
         ticks = locked_until_ms * TICKS_PER_MS + EPOCH_TICKS
-        self.link.accept(
-            source=granted,
-            max_message_size=self.queue.max_message_bytes,
-            properties={LOCKED_UNTIL: ticks},
-        )
+        self.link.accept(source=granted, properties={LOCKED_UNTIL: ticks})
         self._start()
 
     def _start(self) -> None:
