@@ -15,11 +15,10 @@ from twinbus.errors import InvalidDestinationError
 ENTITY_NAME_MAX: Final = 260
 """Characters of a path of a queue or topic: the limit of Azure."""
 
-_END: Final = r"[A-Za-z0-9_]"
 _SEGMENT: Final = r"(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._~-]+"
 _LATER_SEGMENT: Final = rf"(?!(?i:subscriptions)(?:/|\Z)){_SEGMENT}"
 _ENTITY: Final = re.compile(
-    rf"(?={_END}){_SEGMENT}(?:/{_LATER_SEGMENT})*(?<={_END})",
+    rf"{_SEGMENT}(?:/{_LATER_SEGMENT})*",
     # Without it the letters in any case would include U+017F and U+212A.
     re.ASCII,
 )
@@ -43,7 +42,6 @@ def not_an_entity_name(path: str) -> str:
     else:
         wrong = (
             "only letters, digits, '.', '-', '_', '~' and single '/' between parts can be in it, "
-            "with a letter, digit or '_' at both ends, no part '.' or '..', and no part "
-            "'Subscriptions' after the first"
+            "no part '.' or '..', and no part 'Subscriptions' after the first"
         )
     return f"{path!r:.280} is not the path of a queue or topic: {wrong}"

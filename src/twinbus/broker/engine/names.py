@@ -17,20 +17,26 @@ TRANSFER_DEAD_LETTER = "$Transfer/$DeadLetterQueue"
 MANAGEMENT_SUFFIX = "/$management"
 """Ends the address of an entity's node for requests."""
 
-_PATH = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._~/-]*[A-Za-z0-9_])?")
-_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?")
-_RULE_NAME = re.compile(r"[A-Za-z0-9_$](?:[A-Za-z0-9._$-]*[A-Za-z0-9_])?")
+# Azure names these characters when it refuses a path, and no rule for the first and the last:
+# MassTransit has topics there that end in '--'.
+_PATH = re.compile(r"[A-Za-z0-9._~/-]+")
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
+_RULE_NAME = re.compile(r"[A-Za-z0-9._$-]+")
+
+_NO_PARTS = {"", ".", ".."}
+"""Parts that an address over HTTP cannot have: a URL with one of them means another path."""
 
 
 def check_path(kind: str, path: str) -> None:
     """Refuse a path that no queue or topic can have."""
     _check_length(f"path of the {kind}", path, PATH_LENGTH_MAX)
     parts = path.lower().split("/")
-    if not _PATH.fullmatch(path) or "" in parts or SUBSCRIPTIONS.lower() in parts[1:]:
+    is_wrong = not _NO_PARTS.isdisjoint(parts) or SUBSCRIPTIONS.lower() in parts[1:]
+    if is_wrong or not _PATH.fullmatch(path):
         raise ArgumentInvalid(
             f"{path!r} cannot be the path of a {kind}: use letters, digits, '.', '-', '_', '~' and "
-            "single '/' between parts, with a letter, digit or '_' at both ends, and no part "
-            f"named {SUBSCRIPTIONS!r} after the first"
+            f"single '/' between parts, no part '.' or '..', and no part {SUBSCRIPTIONS!r} after "
+            "the first"
         )
 
 
@@ -38,10 +44,10 @@ def check_name(kind: str, name: str) -> None:
     """Refuse a name that no subscription or rule can have."""
     _check_length(f"name of the {kind}", name, NAME_LENGTH_MAX)
     pattern = _RULE_NAME if kind == "rule" else _NAME
-    if not pattern.fullmatch(name):
+    if name in _NO_PARTS or not pattern.fullmatch(name):
         raise ArgumentInvalid(
-            f"{name!r} cannot be the name of a {kind}: use letters, digits, '.', '-' and '_', with "
-            "a letter, digit or '_' at both ends"
+            f"{name!r} cannot be the name of a {kind}: use letters, digits, '.', '-' and '_', and "
+            "not '.' or '..' alone"
         )
 
 
