@@ -11,6 +11,7 @@ import pytest
 
 from twinbus.broker.access.admission import Admission, ConnectionLimits
 from twinbus.broker.http import HttpHost, MetricsAccess, application
+from twinbus.broker.http_connection import AmqpWebSocket
 from twinbus.broker.listener import Listener
 from twinbus.broker.websocket import FRAME_BYTES_MAX, HIGH_WATER_BYTES, SUBPROTOCOLS
 
@@ -23,6 +24,9 @@ pytestmark = pytest.mark.contract
 
 PATH = "/$servicebus/websocket"
 SUBPROTOCOL = SUBPROTOCOLS[0]
+PING = b"\x89\xfd" + bytes(4) + bytes(125)
+"""The largest ping, with a mask of zeros."""
+
 PATIENCE_S = 60.0
 """How long what must happen may take; on a quiet machine it takes milliseconds."""
 
@@ -30,10 +34,15 @@ PATIENCE_S = 60.0
 class Recorder(asyncio.Protocol):
     """Stands where the AMQP protocol would, and remembers what happens to it."""
 
+    connection: AmqpWebSocket
+
     def __init__(self) -> None:
         self.received = bytearray()
+        self.pieces = 0
+        self.overhead_bytes = 0
         self.events: list[str] = []
         self.made = asyncio.Event()
+        self.came = asyncio.Event()
         self.lost = asyncio.Event()
         self.error: Exception | None = None
 
@@ -43,11 +52,16 @@ class Recorder(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.received += data
+        self.pieces += 1
+        self.came.set()
         if data == b"stumble":
             raise RuntimeError("a mistake of ours")
-        if data == b"echo":
+        if data.endswith(b"echo"):
             self.transport.write(b"ech")
             self.transport.writelines([b"o"])
+
+    def overhead_received(self, size_bytes: int) -> None:
+        self.overhead_bytes += size_bytes
 
     def pause_writing(self) -> None:
         self.events.append("pause")
@@ -91,14 +105,22 @@ async def broker(
 @asynccontextmanager
 async def connected() -> AsyncIterator[tuple[aiohttp.ClientWebSocketResponse, Recorder]]:
     """A client and the broker's end of its connection, which the broker closes in the end."""
-    async with broker() as (services, url, _), aiohttp.ClientSession() as session:
+    async with broker() as (services, url, http), aiohttp.ClientSession() as session:
         async with session.ws_connect(url, protocols=[SUBPROTOCOL]) as client:
             assert client.protocol == SUBPROTOCOL
             peer = services.peers[0]
             await peer.made.wait()
+            (peer.connection,) = http.connections
             async with asyncio.timeout(PATIENCE_S):
                 yield client, peer
         await asyncio.wait_for(peer.lost.wait(), PATIENCE_S)
+
+
+def wire(client: aiohttp.ClientWebSocketResponse) -> asyncio.Transport:
+    """The client's socket."""
+    connection = client._response.connection
+    assert connection is not None
+    return cast(asyncio.Transport, connection.transport)
 
 
 async def test_bytes_go_through_in_both_directions() -> None:
@@ -129,8 +151,9 @@ async def test_a_protocol_that_paused_reading_gets_nothing_until_it_resumes() ->
     async with connected() as (client, peer):
         peer.transport.pause_reading()
         assert not peer.transport.is_reading()
-        # One frame was asked for before the pause; it may still arrive.
+        # One read was asked for before the pause; it may still arrive.
         await client.send_bytes(b"1")
+        await asyncio.sleep(0.05)
         await client.send_bytes(b"2")
         await client.ping()
         await asyncio.sleep(0.05)
@@ -151,16 +174,50 @@ async def test_closing_the_transport_sends_what_was_written_first() -> None:
         assert (await client.receive()).type is aiohttp.WSMsgType.CLOSE
 
 
-async def test_aborting_the_transport_drops_what_was_written() -> None:
+async def test_aborting_the_transport_ends_the_connection_of_a_client_that_does_not_read() -> None:
     async with connected() as (client, peer):
-        peer.transport.write(b"never mind")
+        peer.transport.write(bytes(32 * 1024 * 1024))
+        await client.receive_bytes()
+        await asyncio.sleep(0.05)
+        assert peer.transport.get_write_buffer_size() > 0
         peer.transport.abort()
-        assert (await client.receive()).type is aiohttp.WSMsgType.CLOSE
+        await asyncio.wait_for(peer.lost.wait(), PATIENCE_S)
+
+
+async def test_a_client_that_does_not_read_its_pongs_gets_no_more_of_them() -> None:
+    async with connected() as (client, peer):
+        connection = peer.connection
+        connection.pause_writing()
+        wire(client).write(PING * 100)
+        await client.send_bytes(b"then this")
+        await peer.came.wait()
+        assert connection.transport.get_write_buffer_size() == 0
+        # Pings and the 6 bytes before a message are not AMQP; a stranger may send few of them.
+        assert peer.overhead_bytes == 100 * len(PING) + 6
+        connection.resume_writing()
+        await client.send_bytes(b"echo")
+        assert await client.receive_bytes() == b"echo"
+
+
+async def test_messages_of_one_read_are_handed_on_as_one_and_empty_ones_not_at_all() -> None:
+    async with connected() as (client, peer):
+        empty, letter = b"\x82\x80" + bytes(4), b"\x82\x81" + bytes(4) + b"."
+        wire(client).write(empty * 1_000 + letter * 1_000)
+        await client.send_bytes(b"echo")
+        assert await client.receive_bytes() == b"echo"
+        assert (len(peer.received), peer.pieces < 10) == (1_004, True)
+
+
+async def test_a_text_is_refused_before_it_is_complete() -> None:
+    async with connected() as (client, _):
+        wire(client).write(b"\x01\x81" + bytes(4) + b".")
+        message = await client.receive()
+        assert (message.type, message.data) == (aiohttp.WSMsgType.CLOSE, 1003)
 
 
 async def test_a_client_that_vanishes_is_a_lost_connection() -> None:
     async with connected() as (client, peer):
-        client._response.connection.transport.abort()  # type: ignore[union-attr]
+        wire(client).abort()
         await asyncio.wait_for(peer.lost.wait(), PATIENCE_S)
         peer.transport.write(b"into the void")
 
@@ -244,10 +301,10 @@ async def test_the_bytes_of_a_message_go_on_before_it_is_complete() -> None:
     async with connected() as (client, peer):
         # A binary message of 100 MB with a mask of zeros, of which only the start comes.
         head = b"\x82\xff" + (100_000_000).to_bytes(8) + bytes(4)
-        client._response.connection.transport.write(head + b"echo")  # type: ignore[union-attr]
+        wire(client).write(head + b"echo")
         assert await client.receive_bytes() == b"echo"
         assert peer.received == b"echo"
-        client._response.connection.transport.abort()  # type: ignore[union-attr]
+        wire(client).abort()
 
 
 async def test_an_http_request_that_dawdles_is_cut_off(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from email.utils import formatdate
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -79,6 +80,11 @@ class HttpHost:
         self._state = ServerState()
         self._admission = admission
 
+    @property
+    def connections(self) -> set[Any]:
+        """The connections that are open, HTTP and WebSocket."""
+        return self._state.connections
+
     def __call__(self) -> asyncio.Protocol:
         return HttpConnection(self._admission, self._config, self._state, {})
 
@@ -87,12 +93,12 @@ class HttpHost:
 
         AMQP over WebSocket ends when its AMQP peer does, so close the peers first.
         """
-        for connection in list(self._state.connections):
+        for connection in list(self.connections):
             if isinstance(connection, HttpConnection):
                 connection.shutdown()
         if self._state.tasks:
             await asyncio.wait(self._state.tasks, timeout=CLOSE_TIMEOUT_S)
-        for connection in list(self._state.connections):
+        for connection in list(self.connections):
             connection.shutdown()
 
 

@@ -8,16 +8,19 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.wsproto_impl import WSProtocol
-from wsproto.events import BytesMessage, TextMessage
+from wsproto.events import BytesMessage, CloseConnection, Ping, TextMessage
 
-from twinbus.broker.access.admission import Admission
+from twinbus.broker.access.admission import CUT_OFF_S, Admission
 
 _log = logging.getLogger(__name__)
+
+CONNECTION = "connection"
 
 _UNFINISHED = (h11.IDLE, h11.SEND_BODY)
 """States of a client that has sent a part of a request."""
@@ -79,12 +82,59 @@ class HttpConnection(H11Protocol):
 
 
 class AmqpWebSocket(WSProtocol):
-    """A WebSocket that hands on the bytes of a message as they come: AMQP is a stream.
+    """A WebSocket that hands on the bytes of messages as they come: AMQP is a stream.
 
-    A stranger's message of many megabytes is then never kept whole.
+    A stranger's message of many megabytes is then never kept whole, and a thousand empty ones are
+    nothing. The application finds it as `state["connection"]` of its scope.
     """
 
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.app_state = {**self.app_state, CONNECTION: self}
+        self.on_overhead: Callable[[int], None] = lambda _: None
+        """Called with the number of bytes that came and are not AMQP: pings, frame headers."""
+        self._came = bytearray()
+        self._cutting: asyncio.TimerHandle | None = None
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        overhead_bytes = len(data) - len(self._came)
+        self._hand_on()
+        self.on_overhead(overhead_bytes)
+
     def handle_message(self, event: TextMessage | BytesMessage) -> None:
-        if isinstance(event, BytesMessage) and event.data:
-            event = dataclasses.replace(event, message_finished=True)
-        super().handle_message(event)
+        if isinstance(event, BytesMessage):
+            self._came += event.data
+        else:
+            # Refused at its first piece: it is never AMQP.
+            super().handle_message(dataclasses.replace(event, message_finished=True))
+
+    def handle_close(self, event: CloseConnection) -> None:
+        self._hand_on()
+        super().handle_close(event)
+
+    def handle_ping(self, event: Ping) -> None:
+        # A client that does not read its pongs would fill the memory with them. RFC 6455 (5.5.2)
+        # allows to answer a later ping only.
+        if self.writable.is_set():
+            super().handle_ping(event)
+
+    def abort(self) -> None:
+        """Close the socket now, whatever the client reads."""
+        self.transport.abort()
+
+    async def run_asgi(self) -> None:
+        await super().run_asgi()
+        # Closing waits for the client to read what was written.
+        if not self.disconnected:
+            self._cutting = self.loop.call_later(CUT_OFF_S, self.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._cutting is not None:
+            self._cutting.cancel()
+
+    def _hand_on(self) -> None:
+        if self._came:
+            data, self._came = bytes(self._came), bytearray()
+            super().handle_message(BytesMessage(data=data, message_finished=True))

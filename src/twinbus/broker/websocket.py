@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from twinbus.broker.http_connection import CONNECTION, AmqpWebSocket
 
 SUBPROTOCOLS = ("AMQPWSB10", "amqp")
 """Names of AMQP in a WebSocket handshake: Service Bus's own, which Azure's SDKs ask for, and that
@@ -30,12 +32,29 @@ _UNACCEPTABLE_DATA = 1003
 _INTERNAL_ERROR = 1011
 
 
+class AmqpProtocol(Protocol):
+    """An asyncio protocol that also counts what a WebSocket adds to its stream."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None: ...
+    def data_received(self, data: bytes) -> None: ...
+    def pause_writing(self) -> None: ...
+    def resume_writing(self) -> None: ...
+    def connection_lost(self, exc: Exception | None) -> None: ...
+
+    def overhead_received(self, size_bytes: int) -> None:
+        """Count bytes that came with the stream and are not AMQP: pings, headers of frames."""
+
+
 class WebSocketTransport(asyncio.Transport):
     """What the AMQP protocol sees of a WebSocket: an asyncio transport."""
 
-    def __init__(self, protocol: asyncio.Protocol, extra: dict[str, Any]) -> None:
+    def __init__(
+        self, protocol: AmqpProtocol, extra: dict[str, Any], cut: Callable[[], None]
+    ) -> None:
+        """`cut` closes the socket below, whatever the client reads."""
         super().__init__(extra)
         self._protocol = protocol
+        self._cut = cut
         self._buffer = bytearray()
         self._something_to_do = asyncio.Event()
         self._may_read = asyncio.Event()
@@ -58,7 +77,12 @@ class WebSocketTransport(asyncio.Transport):
         self._something_to_do.set()
 
     def abort(self) -> None:
-        """Close and drop what has not gone out."""
+        """Close the socket now and drop what has not gone out."""
+        self.end()
+        self._cut()
+
+    def end(self) -> None:
+        """Close and drop what has not gone out; the WebSocket may still say goodbye."""
         self._buffer.clear()
         self.close()
 
@@ -99,7 +123,7 @@ class WebSocketTransport(asyncio.Transport):
         return frame
 
 
-async def serve(websocket: WebSocket, amqp_factory: Callable[[], asyncio.Protocol]) -> None:
+async def serve(websocket: WebSocket, amqp_factory: Callable[[], AmqpProtocol]) -> None:
     """Speak AMQP on a WebSocket until either side ends it."""
     offered = websocket.scope.get("subprotocols", ())
     chosen = next((name for name in SUBPROTOCOLS if name in offered), None)
@@ -107,18 +131,21 @@ async def serve(websocket: WebSocket, amqp_factory: Callable[[], asyncio.Protoco
         await websocket.close(_PROTOCOL_ERROR, f"ask for the subprotocol {SUBPROTOCOLS[0]}")
         return
     await websocket.accept(subprotocol=chosen)
+    connection: AmqpWebSocket = websocket.scope["state"][CONNECTION]
     protocol = amqp_factory()
     transport = WebSocketTransport(
         protocol,
         {"peername": websocket.scope.get("client"), "sockname": websocket.scope.get("server")},
+        connection.abort,
     )
     protocol.connection_made(transport)
+    connection.on_overhead = protocol.overhead_received
     sending = asyncio.create_task(_send(websocket, transport))
     receiving = asyncio.create_task(_receive(websocket, transport, protocol))
     try:
         await asyncio.wait((sending, receiving), return_when=asyncio.FIRST_COMPLETED)
     finally:
-        transport.abort()
+        transport.end()
         for task in (sending, receiving):
             task.cancel()
         results = await asyncio.gather(sending, receiving, return_exceptions=True)
@@ -130,7 +157,7 @@ async def serve(websocket: WebSocket, amqp_factory: Callable[[], asyncio.Protoco
         protocol.connection_lost(failure)
 
 
-def _report(failure: Exception, protocol: asyncio.Protocol) -> None:
+def _report(failure: Exception, protocol: AmqpProtocol) -> None:
     """Make our own mistake known, as asyncio does for a protocol on a socket."""
     asyncio.get_running_loop().call_exception_handler(
         {
@@ -148,7 +175,7 @@ async def _send(websocket: WebSocket, transport: WebSocketTransport) -> None:
 
 
 async def _receive(
-    websocket: WebSocket, transport: WebSocketTransport, protocol: asyncio.Protocol
+    websocket: WebSocket, transport: WebSocketTransport, protocol: AmqpProtocol
 ) -> None:
     while True:
         await transport.readable()

@@ -18,6 +18,9 @@ STRANGERS_MAX = 500
 OPEN_LIMIT_S = 20.0
 TOKEN_LIMIT_S = 60.0
 
+CUT_OFF_S = 30.0
+"""A connection that the broker closed is cut off after this, read or not."""
+
 IPV6_SITE_BITS = 64
 """One customer of a network has this prefix for itself, and 2^64 addresses in it."""
 

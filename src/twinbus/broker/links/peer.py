@@ -28,6 +28,7 @@ from twinbus.amqp.events import (
 from twinbus.amqp.link import Link, LinkState, ReceiverLink, SenderLink
 from twinbus.amqp.message import Sections
 from twinbus.amqp.sasl import ServerSasl
+from twinbus.broker.access.admission import CUT_OFF_S
 from twinbus.broker.engine.names import MANAGEMENT_SUFFIX, entity_address
 from twinbus.broker.links.back_pressure import OUTPUT_BYTES_MAX, UNWRITTEN_BYTES_MAX, BackPressure
 from twinbus.broker.links.context import CBS, LinkOpener, PeerContext
@@ -40,9 +41,6 @@ from twinbus.broker.refusals import LinkExpired, QuotaExceeded, Refusal, ServerB
 from twinbus.broker.sas import ConnectionGrants, covers
 
 log = logging.getLogger("twinbus.broker")
-
-CUT_OFF_S = 30.0
-"""A connection that the broker closed is cut off after this, read or not."""
 
 LINGER_S = 2.0
 """How long a connection that the broker closed stays open for the client to read why. A socket that
@@ -85,6 +83,7 @@ class Peer(asyncio.Protocol):
         self._hanging = False
         self._said_close = False
         self._timer: asyncio.TimerHandle | None = None
+        self._cutting: asyncio.TimerHandle | None = None
         self._expiry = ExpiryTimer(context, self._end_expired)
 
     # asyncio.Protocol
@@ -137,6 +136,11 @@ class Peer(asyncio.Protocol):
         self._pressure.received(len(data))
         self.touch()
 
+    def overhead_received(self, size_bytes: int) -> None:
+        """Count bytes of a WebSocket that are not AMQP: a stranger may send few of either."""
+        if self._probation is not None and not self._said_close:
+            self._probation.takes(size_bytes)
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Close the client's links; its message locks stay until they expire."""
         self._transport = None
@@ -144,8 +148,9 @@ class Peer(asyncio.Protocol):
         self.trust()
         self._context.admission.leave(self._host, trusted=True)
         self._expiry.cancel()
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._cutting):
+            if timer is not None:
+                timer.cancel()
         self._close_owners(self._context.now_ms())
         self._opener.disconnected(self)
         self._context.wake()
@@ -431,7 +436,9 @@ class Peer(asyncio.Protocol):
                 self._transport.write_eof()
             # The client closes the socket when it has read CLOSE; this is for one that does not.
             self._context.loop.call_later(LINGER_S, self._transport.close)
-            self._context.loop.call_later(CUT_OFF_S, self._transport.abort)
+        if self._cutting is None:
+            # Closing waits for the client to read what was written.
+            self._cutting = self._context.loop.call_later(CUT_OFF_S, self._transport.abort)
         self._said_close = True
 
     def _arm(self) -> None:

@@ -40,6 +40,8 @@ class Wire:
 
     def close(self) -> None: ...
 
+    abort = close
+
 
 async def drain_with_huge_credit() -> tuple[int, int]:
     """How many messages arrived, and the most that was written in one go."""

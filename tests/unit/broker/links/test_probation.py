@@ -70,6 +70,7 @@ TOO_MUCH: dict[str, Greed] = {
         # Keep-alives, the cheapest frames there are.
         b"\x00\x00\x00\x08\x02\x00\x00\x00" * (RECEIVED_BYTES_MAX // 8)
     ),
+    "pings of a WebSocket": lambda client, _: client.peer.overhead_received(RECEIVED_BYTES_MAX),
 }
 
 
@@ -154,6 +155,21 @@ async def test_a_client_that_never_opens_is_cut_off(caplog: pytest.LogCaptureFix
         async with asyncio.timeout(PATIENCE_S):
             await client.transport.ended.wait()
         assert "no OPEN came within 0.05 s (--open-limit)" in caplog.text
+
+
+async def test_a_client_that_closes_and_reads_nothing_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("twinbus.broker.links.peer.CUT_OFF_S", 0.05)
+    async with serving() as server:
+        client = JoinedClient(server, trusted=False)
+        await begun(client)
+        aborted = asyncio.Event()
+        monkeypatch.setattr(client.transport, "abort", aborted.set)
+        client.connection.close()
+        await client.exchange()
+        async with asyncio.timeout(PATIENCE_S):
+            await aborted.wait()
 
 
 async def test_a_client_that_puts_no_token_is_cut_off() -> None:
