@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 from twinbus.control.server import ControlServer
 from twinbus.control.verbs import known_path, pair_verbs, steering_verbs
 from twinbus.errors import PairClosedError, PairingError, SameNamespaceError, error_text
-from twinbus.namespace.namespace import Namespace
+from twinbus.namespace.namespace import Namespace, both_sides
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.core.announcements import EntityHeld, PairEvent, SideChanged
 from twinbus.pairing.core.failover import Event, ForceFailover, Freeze, MarkHealthy, Unfreeze
@@ -56,11 +56,12 @@ def pair_namespaces(
     """Pair two namespaces for the `async with` block; the primary may be down meanwhile.
 
     Without a block, call `await pair.start()` and at the end `await pair.close()`. A side is a
-    connection string or a Namespace. Raises SameNamespaceError and NamespaceInUseError; the start
-    raises MissingRightError, and with `require_secondary` BacklogUnavailableError.
+    connection string, sb://HOST?credential=SOURCE or a Namespace. Raises
+    SameNamespaceError and NamespaceInUseError; the start raises MissingRightError, and with
+    `require_secondary` BacklogUnavailableError.
     """
     given = SendAvailabilityOptions() if options is None else options
-    return Pair(Namespace.of(primary), Namespace.of(secondary), given)
+    return Pair(*both_sides(primary, secondary), given)
 
 
 class Pair:

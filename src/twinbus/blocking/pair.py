@@ -12,7 +12,7 @@ from twinbus.blocking.loop_thread import LoopThread
 from twinbus.blocking.sender import PairedSender
 from twinbus.blocking.sides import EventStream, PairSide
 from twinbus.errors import PairClosedError, PairingError
-from twinbus.namespace.namespace import KEEP_ALIVE_OFF, Namespace, bounds
+from twinbus.namespace.namespace import KEEP_ALIVE_OFF, Namespace, both_sides, bounds
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pair import Pair as CorePair
 from twinbus.pair import PairStatus
@@ -42,7 +42,7 @@ def pair_namespaces(
     Without a block, call `pair.start()` and at the end `pair.close()`.
     """
     given = SendAvailabilityOptions() if options is None else options
-    return Pair(Namespace.of(primary), Namespace.of(secondary), given)
+    return Pair(*both_sides(primary, secondary), given)
 
 
 class Pair:

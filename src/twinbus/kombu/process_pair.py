@@ -29,7 +29,7 @@ from twinbus.blocking.pair import Pair, pair_namespaces
 from twinbus.errors import error_text
 from twinbus.kombu.receiving import TaskReceivers
 from twinbus.namespace.administration_client import administration_client
-from twinbus.namespace.namespace import Namespace
+from twinbus.namespace.namespace import Namespace, both_sides
 
 if TYPE_CHECKING:
     from azure.servicebus.aio.management import ServiceBusAdministrationClient
@@ -133,7 +133,7 @@ class ProcessPair:
             return sender
         with self._lock:
             if self._pair is None:
-                sides = Namespace.of(self.settings.primary), Namespace.of(self.settings.secondary)
+                sides = both_sides(self.settings.primary, self.settings.secondary)
                 pair = pair_namespaces(*sides, self.settings.options)
                 pair.start()
                 self._pair = pair

@@ -122,6 +122,13 @@ class ConnectionString:
 def _parts(text: str) -> dict[str, str]:
     if not text.strip():
         raise ValueError("the connection string is empty")
+    if "=" not in text:
+        # Never repeated: it may be a token or a key.
+        raise ValueError(
+            "this is no connection string (NAME=VALUE;NAME=VALUE...); a host name needs a"
+            " credential with it: sb://HOST?credential=default, or in Python"
+            " Namespace(HOST, credential)"
+        )
     parts: dict[str, str] = {}
     for part in text.strip().strip(";").split(";"):
         name, separator, value = part.partition("=")

@@ -150,7 +150,8 @@ class Namespace:
                 return cls.from_access(NamespaceAccess.parse(side))
             return cls.from_connection_string(side)
         raise TypeError(
-            f"a side of a pair is a connection string or a Namespace; got {type(side).__name__}"
+            "a side of a pair is a connection string, sb://HOST?credential=SOURCE or a Namespace;"
+            f" got {type(side).__name__}"
         )
 
     def __repr__(self) -> str:
@@ -276,6 +277,22 @@ class Namespace:
             kinds = TransportType
             defaults["transport_type"] = kinds.AmqpOverWebsocket if route.websocket else kinds.Amqp
         return defaults
+
+
+def both_sides(
+    primary: str | Namespace | NamespaceAccess, secondary: str | Namespace | NamespaceAccess
+) -> tuple[Namespace, Namespace]:
+    """Return the namespaces of a pair's sides; an error says which side it is about."""
+    return _side("primary", primary), _side("secondary", secondary)
+
+
+def _side(role: str, given: str | Namespace | NamespaceAccess) -> Namespace:
+    try:
+        return Namespace.of(given)
+    except (TypeError, ValueError, CredentialError) as error:
+        # Not its own class: that may be one whose constructor wants more than a text.
+        [kind] = (one for one in (TypeError, ValueError, CredentialError) if isinstance(error, one))
+        raise kind(f"the {role}: {error}") from error.__cause__
 
 
 def bounds(attempt_timeout_s: float) -> dict[str, Any]:

@@ -10,7 +10,8 @@ import pytest
 from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
 from azure.servicebus import TransportType
 
-from twinbus.errors import NamespaceInUseError
+from twinbus import blocking, pair_namespaces
+from twinbus.errors import CredentialError, NamespaceInUseError
 from twinbus.namespace.namespace import Namespace
 
 EMULATOR = (
@@ -71,6 +72,29 @@ def test_a_side_is_a_connection_string_or_a_namespace() -> None:
     assert Namespace.of(namespace) is namespace
     with pytest.raises(TypeError, match="got int"):
         Namespace.of(5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["contoso.servicebus.windows.net", "https://contoso.servicebus.windows.net/", "eyJ.s.x"],
+)
+def test_a_host_name_alone_is_answered_with_what_to_give_and_for_which_side(wrong: str) -> None:
+    for sides, role in (((wrong, EMULATOR), "primary"), ((EMULATOR, wrong), "secondary")):
+        for function in (pair_namespaces, blocking.pair_namespaces):
+            with pytest.raises(ValueError, match=f"^the {role}: this is no connection") as caught:
+                function(*sides)
+            text = str(caught.value)
+            assert "sb://HOST?credential=default" in text
+            assert "Namespace(HOST, credential)" in text
+            # It may be a token.
+            assert wrong not in text
+
+
+def test_every_error_of_a_side_says_which_side_it_is() -> None:
+    with pytest.raises(TypeError, match=r"^the secondary: a side of a pair is .* got NoneType"):
+        pair_namespaces(EMULATOR, None)  # type: ignore[arg-type]
+    with pytest.raises(CredentialError, match=r"^the primary: the variable TWINBUS_NOT_SET"):
+        pair_namespaces("sb://contoso?credential=env:TWINBUS_NOT_SET", EMULATOR)
 
 
 def test_the_clients_of_the_sdk_get_the_users_keywords_and_our_bounds() -> None:
