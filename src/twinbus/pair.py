@@ -30,6 +30,7 @@ from twinbus.pairing.core.status import (
 )
 from twinbus.pairing.lifecycle.closing import PairSide, SideKeeper
 from twinbus.pairing.lifecycle.discovery import Discovery
+from twinbus.pairing.lifecycle.wrong_block import AsyncOnly
 from twinbus.pairing.observing.listeners import BUFFER_MAX, EventStream
 from twinbus.pairing.sdk.sdk_cleanup import close_sdk_client
 from twinbus.pairing.sending.client import PairedClient
@@ -64,7 +65,7 @@ def pair_namespaces(
     return Pair(*both_sides(primary, secondary), given)
 
 
-class Pair:
+class Pair(AsyncOnly):
     """A primary and a secondary namespace; `pair_namespaces` makes one."""
 
     def __init__(

@@ -18,6 +18,7 @@ from twinbus.namespace.namespace import Namespace
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pair import Pair, pair_namespaces
 from twinbus.pairing.lifecycle.closing import PairSide
+from twinbus.pairing.lifecycle.wrong_block import AsyncOnly, BlockingOnly
 from twinbus.pairing.observing.listeners import EventStream
 from twinbus.pairing.sending.sender import PairedSender
 
@@ -190,18 +191,32 @@ def test_the_twin_for_sync_code_has_the_same_methods_and_none_is_a_coroutine(
         assert inspect.getdoc(getattr(twin, name)) or name.startswith("_")
 
 
-def test_the_twin_has_the_same_attributes() -> None:
-    def sides() -> tuple[Namespace, Namespace]:
-        end = "SharedAccessKeyName=a;SharedAccessKey=b"
-        one, two = (
-            Namespace.from_connection_string(f"Endpoint=sb://{name}.example.net;{end}")
-            for name in ("contoso", "contoso-dr")
-        )
-        return one, two
+def two_namespaces() -> tuple[Namespace, Namespace]:
+    end = "SharedAccessKeyName=a;SharedAccessKey=b"
+    one, two = (
+        Namespace.from_connection_string(f"Endpoint=sb://{name}.example.net;{end}")
+        for name in ("contoso", "contoso-dr")
+    )
+    return one, two
 
+
+def test_the_twin_has_the_same_attributes() -> None:
     for kind in (Pair, blocking.Pair):
-        pair = kind(*sides(), SendAvailabilityOptions())
+        pair = kind(*two_namespaces(), SendAvailabilityOptions())
         assert {name for name in vars(pair) if not name.startswith("_")} == PAIR_ATTRIBUTES
+
+
+async def test_a_block_of_the_wrong_kind_names_the_right_one() -> None:
+    options = SendAvailabilityOptions()
+    asynchronous, sync = Pair(*two_namespaces(), options), blocking.Pair(*two_namespaces(), options)
+    text = r"write `async with`, or import pair_namespaces from twinbus\.blocking"
+    with pytest.raises(TypeError, match=text), asynchronous:  # type: ignore[attr-defined]
+        pass
+    with pytest.raises(TypeError, match=r"is of twinbus\.blocking: write `with`"):
+        async with sync:  # type: ignore[attr-defined]
+            pass
+    assert issubclass(PairedSender, AsyncOnly)
+    assert issubclass(blocking.PairedSender, BlockingOnly)
 
 
 def test_pair_namespaces_takes_the_same_and_makes_a_pair_of_its_kind() -> None:

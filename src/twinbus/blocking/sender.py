@@ -11,13 +11,14 @@ from azure.servicebus import ServiceBusMessageBatch
 
 from twinbus.blocking.direct_links import DirectLinks
 from twinbus.blocking.loop_thread import LoopThread
+from twinbus.pairing.lifecycle.wrong_block import BlockingOnly
 from twinbus.pairing.sending.direct_attempts import DirectAttempts
 from twinbus.pairing.sending.message_sender import Messages
 from twinbus.pairing.sending.sender import PairedSender as CoreSender
 from twinbus.pairing.sending.sender import warn_of_unknown
 
 
-class PairedSender:
+class PairedSender(BlockingOnly):
     """Sends to one entity of the primary, or to a backlog queue while the entity is down."""
 
     def __init__(self, core: CoreSender, loop_thread: LoopThread, links: DirectLinks) -> None:

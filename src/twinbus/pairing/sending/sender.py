@@ -21,6 +21,7 @@ from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 
 from twinbus.errors import PairingError, PartialDivertError, error_text
 from twinbus.pairing.core.failover import EntityState, Route, SendFailed
+from twinbus.pairing.lifecycle.wrong_block import AsyncOnly
 from twinbus.pairing.sdk.guards import glance, id_of
 from twinbus.pairing.sdk.outgoing import Outgoing, PairedMessageBatch, with_id
 from twinbus.pairing.sdk.sender_pool import SenderPool
@@ -40,7 +41,7 @@ BATCH_BYTES: Final = 262_144
 """The batch size that every tier takes, for a batch made while no link reports its limit."""
 
 
-class PairedSender:
+class PairedSender(AsyncOnly):
     """Sends to one entity of the primary, or to a backlog queue while the entity is down."""
 
     def __init__(
