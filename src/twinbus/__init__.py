@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         BacklogUnavailableError,
         BrokerError,
         BrokerStartError,
+        CredentialError,
         EntityUnusableError,
         InvalidDestinationError,
         ListenError,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         PairClosedError,
         PairFaultedError,
         PairingError,
+        PairNotStartedError,
         PartialDivertError,
         ReservedPropertyError,
         SameNamespaceError,
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
         StoreFull,
         TransferError,
         TwinbusError,
+        WrongKeyError,
     )
     from twinbus.namespace.namespace import Namespace
     from twinbus.options import SendAvailabilityOptions, Verdict
@@ -78,6 +81,7 @@ __all__ = [
     "BacklogUnavailableError",
     "BrokerError",
     "BrokerStartError",
+    "CredentialError",
     "EmbeddedBroker",
     "EntityChanged",
     "EntityHeld",
@@ -97,6 +101,7 @@ __all__ = [
     "PairClosedError",
     "PairEvent",
     "PairFaultedError",
+    "PairNotStartedError",
     "PairSide",
     "PairStatus",
     "PairedSender",
@@ -116,6 +121,7 @@ __all__ = [
     "TransferError",
     "TwinbusError",
     "Verdict",
+    "WrongKeyError",
     "pair_namespaces",
 ]
 
@@ -125,11 +131,11 @@ _NAMES = {
     "twinbus.errors": """
         AliasTypeError AliasValueError BacklogFormatError BacklogGuardError
         BacklogMessageTooLargeError BacklogUnavailableError BrokerError BrokerStartError
-        EntityUnusableError
-        InvalidDestinationError ListenError MissingDestinationError MissingRightError
-        NamespaceInUseError PairClosedError PairFaultedError PairingError PartialDivertError
-        ReservedPropertyError SameNamespaceError ScheduleUnavailableError ScheduleUnknownError
-        StoreError StoreFull TransferError TwinbusError
+        CredentialError EntityUnusableError InvalidDestinationError ListenError
+        MissingDestinationError MissingRightError NamespaceInUseError PairClosedError
+        PairFaultedError PairingError PairNotStartedError PartialDivertError ReservedPropertyError
+        SameNamespaceError ScheduleUnavailableError ScheduleUnknownError StoreError StoreFull
+        TransferError TwinbusError WrongKeyError
     """,
     "twinbus.namespace.namespace": "Namespace",
     "twinbus.options": "SendAvailabilityOptions Verdict",

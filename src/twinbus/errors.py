@@ -10,6 +10,8 @@
      |    +-- SameNamespaceError           both sides are the same namespace
      |    +-- NamespaceInUseError          a Namespace object already belongs to a pair
      |    +-- MissingRightError            a credential lacks a right that pairing needs
+     |    |    +-- WrongKeyError           ... or is refused itself: no right mends it
+     |    +-- PairNotStartedError          a call came before the pair was started
      |    +-- PairFaultedError             the pair was faulted; every later call raises this
      |    +-- PairClosedError              the pair, or its primary side, was closed
      |    +-- BacklogUnavailableError      there is no backlog queue, or none takes the message
@@ -102,6 +104,14 @@ class NamespaceInUseError(PairingError):
 
 class MissingRightError(PairingError):
     """A credential lacks a right, or is refused; the text says which, where, and what to do."""
+
+
+class WrongKeyError(MissingRightError):
+    """The key or its name is wrong: the service refuses the signature. Copy the string again."""
+
+
+class PairNotStartedError(PairingError):
+    """The pair is made and not started yet. Use it as a context manager, or call its `start`."""
 
 
 class PairFaultedError(PairingError):

@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from twinbus.control.server import ControlServer
 from twinbus.control.verbs import known_path, pair_verbs, steering_verbs
-from twinbus.errors import PairClosedError, PairingError, SameNamespaceError, error_text
+from twinbus.errors import (
+    PairClosedError,
+    PairingError,
+    PairNotStartedError,
+    SameNamespaceError,
+    error_text,
+)
 from twinbus.namespace.namespace import Namespace, both_sides
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.core.announcements import EntityHeld, PairEvent, SideChanged
@@ -416,7 +422,10 @@ class Pair(AsyncOnly):
 
     def _started(self) -> PairedClient:
         if self._client is None:
-            raise PairClosedError("the pair was not started; use it in `async with`, or start it")
+            raise PairNotStartedError(
+                "the pair was not started; use it as a context manager, or call its start() before"
+                " the first sender (a web application does so when it starts: docs/from-sdk.md)"
+            )
         return self._client
 
 

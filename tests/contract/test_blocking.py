@@ -25,10 +25,11 @@ from tests.contract.certificates import client_context, server_context
 from tests.contract.pairs import numbered, quick, sockets
 from twinbus import (
     EmbeddedBroker,
-    MissingRightError,
     PairClosedError,
     PairingError,
+    PairNotStartedError,
     ScheduleUnavailableError,
+    WrongKeyError,
 )
 from twinbus.blocking import EventStream, Namespace, Pair, pair_namespaces
 from twinbus.broker.faults import Fault
@@ -124,7 +125,7 @@ def test_the_block_of_the_readme_in_sync_code(broker: EmbeddedBroker) -> None:
 def test_a_pair_without_a_block_is_started_and_closed(broker: EmbeddedBroker) -> None:
     strings = [broker.connection_string(name) for name in ("contoso", "contoso-dr")]
     pair = pair_namespaces(strings[0], strings[1], quick())
-    with pytest.raises(PairClosedError, match="the pair was not started"):
+    with pytest.raises(PairNotStartedError, match="the pair was not started"):
         pair.get_queue_sender("orders")
     pair.start()
     with pytest.raises(PairingError, match="started already"):
@@ -134,7 +135,7 @@ def test_a_pair_without_a_block_is_started_and_closed(broker: EmbeddedBroker) ->
     pair.close()
     # A start that fails leaves no thread.
     wrong = strings[1].replace("SharedAccessKey=", "SharedAccessKey=x")
-    with pytest.raises(MissingRightError):
+    with pytest.raises(WrongKeyError):
         pair_namespaces(strings[0], wrong, quick()).start()
 
 

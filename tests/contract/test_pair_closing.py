@@ -23,6 +23,7 @@ from twinbus import (
     PairEvent,
     PairFaultedError,
     PairingError,
+    PairNotStartedError,
     SideChanged,
     pair_namespaces,
 )
@@ -232,7 +233,7 @@ async def test_a_close_during_the_start_ends_the_start(broker: EmbeddedBroker) -
 async def test_a_pair_without_a_block_is_started_and_closed(broker: EmbeddedBroker) -> None:
     async with nothing_left():
         pair = pair_namespaces(*sides(broker), quick())
-        with pytest.raises(PairClosedError, match="the pair was not started"):
+        with pytest.raises(PairNotStartedError, match="the pair was not started"):
             pair.get_queue_sender("orders")
         await pair.start()
         with pytest.raises(PairingError, match="started already"):

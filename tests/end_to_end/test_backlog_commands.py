@@ -21,7 +21,7 @@ from azure.servicebus import ServiceBusMessage
 
 from tests.official_sdk import administration, client, receive_count
 from tests.processes import ENTRY, ServedBroker, run_twinbus
-from twinbus import MissingRightError, SendAvailabilityOptions, pair_namespaces
+from twinbus import SendAvailabilityOptions, WrongKeyError, pair_namespaces
 from twinbus.console.cli import main
 from twinbus.transfer import to_backlog_message
 
@@ -236,9 +236,9 @@ def test_a_wrong_key_is_not_called_a_missing_right(
             line = one_line(done)
             assert "refused the credential: wrong key or wrong key name" in line
             assert "right" not in line
-    with pytest.raises(MissingRightError, match="wrong key or wrong key name"):
+    with pytest.raises(WrongKeyError, match="wrong key or wrong key name"):
         asyncio.run(pair_once(primary, wrong_key))
-    with pytest.raises(MissingRightError, match="wrong key or wrong key name"):
+    with pytest.raises(WrongKeyError, match="wrong key or wrong key name"):
         asyncio.run(pair_once(primary, wrong_key, create_backlog_queues=False))
 
 

@@ -40,6 +40,7 @@ PUBLIC_NAMES = [
     "BacklogUnavailableError",
     "BrokerError",
     "BrokerStartError",
+    "CredentialError",
     "EmbeddedBroker",
     "EntityChanged",
     "EntityHeld",
@@ -59,6 +60,7 @@ PUBLIC_NAMES = [
     "PairClosedError",
     "PairEvent",
     "PairFaultedError",
+    "PairNotStartedError",
     "PairSide",
     "PairStatus",
     "PairedSender",
@@ -78,6 +80,7 @@ PUBLIC_NAMES = [
     "TransferError",
     "TwinbusError",
     "Verdict",
+    "WrongKeyError",
     "pair_namespaces",
 ]
 

@@ -22,7 +22,7 @@ from twinbus.ledger.requests import BilledRequests, current_ledger
 from twinbus.loops import fast_loop
 from twinbus.namespace.administration_client import administration_client
 from twinbus.namespace.namespace import Namespace
-from twinbus.namespace.signatures import wrong_key_text
+from twinbus.namespace.signatures import refusal_error
 from twinbus.pairing.core.classify import FailureMeaning, meaning_of
 from twinbus.pairing.lifecycle.administration import (
     BacklogAdministration,
@@ -67,10 +67,11 @@ async def creating(
     except SecondaryUnreachable as error:
         raise UnreachableError(str(error)) from error
     except MissingRightError as error:
-        raise MissingRightError(
-            wrong_key_text(secondary.endpoint, str(error.__cause__))
-            or f"{doing} in {secondary.endpoint} needs the Manage right, and this credential does"
-            f" not have it; use one that does{otherwise}"
+        raise refusal_error(
+            secondary.endpoint,
+            str(error.__cause__),
+            f"{doing} in {secondary.endpoint} needs the Manage right, and this credential does"
+            f" not have it; use one that does{otherwise}",
         ) from error
 
 
@@ -92,10 +93,11 @@ def _translated(error: Exception, endpoint: str, doing: str, right: str) -> Twin
         or status in FORBIDDEN
         or meaning is FailureMeaning.UNAUTHORIZED
     ):
-        return MissingRightError(
-            wrong_key_text(endpoint, f"{text} {error}")
-            or f"{doing} in {endpoint} needs the {right} right, and the credential is refused or"
-            f" does not have it ({text})"
+        return refusal_error(
+            endpoint,
+            f"{text} {error}",
+            f"{doing} in {endpoint} needs the {right} right, and the credential is refused or"
+            f" does not have it ({text})",
         )
     if meaning is FailureMeaning.UNREACHABLE and status is None:
         return UnreachableError(f"{endpoint} cannot be reached: {text}")

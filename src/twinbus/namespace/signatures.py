@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from typing import Final
 from urllib.parse import quote_plus
 
+from twinbus.errors import MissingRightError, WrongKeyError
+
 SCHEME: Final = "SharedAccessSignature "
 
 WRONG_SIGNATURE: Final = ("InvalidSignature", "SubCode=40103")
@@ -42,6 +44,12 @@ def wrong_key_text(endpoint: str, refusal: str) -> str | None:
         f"{endpoint} refused the credential: wrong key or wrong key name; copy the connection"
         " string again"
     )
+
+
+def refusal_error(endpoint: str, refusal: str, otherwise: str) -> MissingRightError:
+    """Return the error for a credential that was refused: WrongKeyError, or `otherwise` as text."""
+    wrong = wrong_key_text(endpoint, refusal)
+    return MissingRightError(otherwise) if wrong is None else WrongKeyError(wrong)
 
 
 def expiry_of(signature: str) -> float | None:

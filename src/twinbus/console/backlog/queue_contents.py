@@ -13,10 +13,10 @@ from azure.servicebus.aio.management import ServiceBusAdministrationClient
 from azure.servicebus.management import EntityStatus, QueueProperties, QueueRuntimeProperties
 
 from twinbus.console.namespaces import FORBIDDEN, UnreachableError
-from twinbus.errors import MissingRightError, SyphonError
+from twinbus.errors import SyphonError
 from twinbus.namespace.endpoint import endpoint_of
 from twinbus.namespace.namespace import Namespace
-from twinbus.namespace.signatures import wrong_key_text
+from twinbus.namespace.signatures import refusal_error
 from twinbus.pairing.core.backlog import Drift, drift_of, parse_backlog_path
 from twinbus.pairing.lifecycle.administration import description_of
 from twinbus.syphon.connection.amqp_json import as_time
@@ -178,10 +178,11 @@ async def _peeking(namespace: Namespace) -> AsyncIterator[NamespaceConnection]:
         if isinstance(refusal, RequestRefused) and (
             refusal.status in FORBIDDEN or refusal.condition == UNAUTHORIZED
         ):
-            raise MissingRightError(
-                wrong_key_text(namespace.endpoint, str(refusal))
-                or f"peeking in {namespace.endpoint} needs the Listen right, and the credential is"
-                f" refused or does not have it ({refusal})"
+            raise refusal_error(
+                namespace.endpoint,
+                str(refusal),
+                f"peeking in {namespace.endpoint} needs the Listen right, and the credential is"
+                f" refused or does not have it ({refusal})",
             ) from error
         raise UnreachableError(f"peeking in {namespace.endpoint} failed: {error}") from error
 

@@ -12,10 +12,10 @@ from typing import Any, Final
 from twinbus.console.namespaces import FORBIDDEN, UnreachableError, runs_to_its_end
 from twinbus.console.terminal.output import Output, WrongUse, show
 from twinbus.console.terminal.table import counted, duration, table_lines, visible
-from twinbus.errors import MissingRightError, TwinbusError
+from twinbus.errors import TwinbusError
 from twinbus.namespace.endpoint import Endpoint, endpoint_of
 from twinbus.namespace.namespace import Namespace
-from twinbus.namespace.signatures import wrong_key_text
+from twinbus.namespace.signatures import refusal_error
 from twinbus.syphon.connection.administration_request import (
     NotAnswered,
     host_header,
@@ -143,10 +143,8 @@ def _request(
 
 def _refusal(endpoint: Endpoint, status: int, detail: str) -> TwinbusError:
     if status in FORBIDDEN:
-        return MissingRightError(
-            wrong_key_text(endpoint.label, detail)
-            or f"faults of {endpoint.label} need the Manage right: {detail}"
-        )
+        otherwise = f"faults of {endpoint.label} need the Manage right: {detail}"
+        return refusal_error(endpoint.label, detail, otherwise)
     if status == http.client.BAD_REQUEST:
         return WrongUse(detail)
     return UnreachableError(f"{endpoint.label}: {detail}")

@@ -27,9 +27,8 @@ from azure.core.exceptions import (
     ServiceResponseError,
 )
 
-from twinbus.errors import MissingRightError
 from twinbus.namespace.administration_client import administration_client
-from twinbus.namespace.signatures import expiry_of, utc_text, wrong_key_text
+from twinbus.namespace.signatures import expiry_of, refusal_error, utc_text
 from twinbus.pairing.core.backlog import (
     LEASE_LOCK_S,
     OLD_LEASE_LOCK_S,
@@ -214,12 +213,13 @@ class BacklogAdministration:
         # The service also forbids one queue too many; after a listing the credential is good.
         is_forbidden = status == FORBIDDEN and path is None
         if isinstance(error, ClientAuthenticationError) or is_forbidden:
-            return MissingRightError(
-                wrong_key_text(endpoint, str(error))
-                or f"creating backlog queues in {endpoint} needs the Manage right, and the"
+            return refusal_error(
+                endpoint,
+                str(error),
+                f"creating backlog queues in {endpoint} needs the Manage right, and the"
                 f" credential was refused ({self._why_refused(error)}); grant it, or have an"
                 " administrator run `twinbus backlog create` and pair with"
-                " create_backlog_queues=False"
+                " create_backlog_queues=False",
             )
         if isinstance(error, ServiceRequestError | ServiceResponseError | TimeoutError | OSError):
             why = first_line(error) or f"no answer within {self._timeout_s:g} s"

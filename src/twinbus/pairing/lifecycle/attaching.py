@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from twinbus.errors import MissingRightError
-from twinbus.namespace.signatures import wrong_key_text
+from twinbus.namespace.signatures import refusal_error
 from twinbus.pairing.core.backlog import DANGERS
 from twinbus.pairing.core.classify import FailureMeaning, meaning_of, refusing_setting
 from twinbus.pairing.lifecycle.administration import Findings, SecondaryUnreachable, first_line
@@ -109,10 +109,11 @@ class LinkSearch:
         why, meaning = first_line(error) or type(error).__name__, meaning_of(error)
         endpoint = self._state.secondary.endpoint
         if meaning is FailureMeaning.UNAUTHORIZED:
-            missing = MissingRightError(
-                wrong_key_text(endpoint, why)
-                or f"diverting to {path} in {endpoint} needs the Send right, and the credential was"
-                f" refused ({why}); grant it, or give another"
+            missing = refusal_error(
+                endpoint,
+                why,
+                f"diverting to {path} in {endpoint} needs the Send right, and the credential was"
+                f" refused ({why}); grant it, or give another",
             )
             if self._fails_fast:
                 raise missing from error
