@@ -116,6 +116,11 @@ def _lines(report: ConservationReport) -> Iterator[str]:
             f"{counted(report.total.dead_lettered, 'message')} dead-lettered: twinbus backlog"
             " dead-letters list"
         )
+    if report.reused:
+        yield (
+            f"{counted(report.reused, 'id')} accepted more than once: each counts as one message;"
+            " ids must be unique to tell messages apart"
+        )
     name = entity_names(report.entities)
     for aged in report.aged:
         yield (

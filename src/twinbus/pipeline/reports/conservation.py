@@ -90,7 +90,11 @@ def conservation_report(
         sums = _Sums(look=look, has_broker=has_broker, counted=_added(counted))
         named, left_out = _named(notable, ids_max)
         twice = sums.counted["repeated"]
-        incomplete = tuple(_incomplete(tables, asked, scope, sums.counted))
+        unsent = _unsent(tables, asked) if has_broker else 0
+        incomplete = (
+            *_unbalanced(counted),
+            *_incomplete(tables, asked, scope, {**sums.counted, "stored_unsent": unsent}),
+        )
         return ConservationReport(
             scope=scope,
             total=sums.total(counted),
@@ -103,6 +107,7 @@ def conservation_report(
             aged=() if in_brief else _aged(tables, asked, detection_s),
             peeked_ms=None if look is None else look.began_ms,
             nameless=lines.nameless,
+            reused=sums.counted["reused"],
             incomplete=incomplete,
             unknown=(
                 *incomplete,
@@ -278,8 +283,42 @@ def _incomplete(
             f"{received:,} messages were received, and no record says that they were accepted:"
             " their senders keep no ledger, or records of them are missing"
         )
-    if not (counted["accepted"] or counted["raised"] or moved or received):
+    stored = counted["stored_unsent"]
+    if stored:
+        yield (
+            f"{stored:,} messages were stored in a backlog queue, as the broker's records say, and"
+            " no record says that they were accepted: their senders keep no ledger, or records of"
+            " them are missing"
+        )
+    if not (counted["accepted"] or counted["raised"] or moved or received or stored):
         yield from _of_others(tables, asked)
+    if counted["masked"]:
+        yield (
+            f"{counted['masked']:,} ids were accepted more than once and diverted more often than"
+            " forwarded: a message that is not delivered can have the id of one that is"
+        )
+
+
+def _unbalanced(rows: Sequence[Counts]) -> Iterator[str]:
+    """A sentence on entities whose fates do not add up to what was accepted."""
+    off = [row for row in rows if row["accepted"] != _fates_of(row)]
+    if off:
+        accepted, told = sum(row["accepted"] for row in off), sum(map(_fates_of, off))
+        yield (
+            f"the tables contradict themselves: {accepted:,} messages of"
+            f" {_some([row['destination'] for row in off])} were accepted and {told:,} have a"
+            " fate; make the tables again (twinbus ledger rebuild LEDGER)"
+        )
+
+
+def _fates_of(row: Counts) -> int:
+    return sum(row[fate] for fate in journeys.FATES_OF_ACCEPTED)
+
+
+def _unsent(tables: LedgerTables, asked: ReportRequest) -> int:
+    """How many messages only the broker saw in the backlog; of all entities: it knows none."""
+    found = tables.unsent_in_backlog().withColumn("day", day_of(F.col("first_ms")))
+    return by_day(found, asked).count()
 
 
 def _of_others(tables: LedgerTables, asked: ReportRequest) -> Iterator[str]:

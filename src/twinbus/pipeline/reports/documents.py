@@ -406,6 +406,8 @@ class ConservationReport(LedgerReport):
     """Time of the peek into the backlog queues; None: there was none."""
     nameless: int = 0
     """Accepted messages without an id or an entity: they cannot be followed."""
+    reused: int = 0
+    """Ids that were accepted more than once; each counts as one message."""
     incomplete: tuple[str, ...] = ()
     """Why there must be accepted messages of which no record in scope tells, a sentence each."""
 

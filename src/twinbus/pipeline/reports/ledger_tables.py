@@ -30,6 +30,7 @@ from twinbus.pipeline.store.raw_files import missing_from_files
 from twinbus.pipeline.store.store import TableStore
 from twinbus.pipeline.store.stream import tables_place
 from twinbus.pipeline.tables import bronze
+from twinbus.pipeline.tables.conservation import unsent_in_backlog
 from twinbus.pipeline.tables.gold import BUCKET_S, Sources, gold_tables, notable, with_fates
 from twinbus.pipeline.tables.journeys import destination_of, judged, partial_journeys
 from twinbus.pipeline.tables.tallies import may_share_messages, tallied
@@ -109,6 +110,10 @@ class BatchTables:
     def notable(self) -> DataFrame:
         """Messages that a report may have to name, as `schemas.FATES`."""
         return with_fates(notable(self._fates), self.table("states"))
+
+    def unsent_in_backlog(self) -> DataFrame:
+        """What only the broker saw in a backlog queue, by `conservation.unsent_in_backlog`."""
+        return unsent_in_backlog(notable(self._fates), self._fates)
 
     def messages(self) -> DataFrame:
         """Every message with its fate, as `schemas.FATES`."""

@@ -20,11 +20,13 @@ from pyspark.sql import functions as F
 from twinbus.ledger.record import OPEN_SUFFIX, LedgerError
 from twinbus.pipeline.store.increment import ONE_TASK_MAX, Increment, fanned, keyed, totals
 from twinbus.pipeline.store.lake import Snapshot
-from twinbus.pipeline.store.layout import BRONZE, kept_tables
+from twinbus.pipeline.store.layout import BRONZE, JOURNEYS, kept_tables
 from twinbus.pipeline.store.raw_files import missing_from_tables
 from twinbus.pipeline.store.store import TableStore
 from twinbus.pipeline.store.stream import FEW_BYTES, open_store, update
 from twinbus.pipeline.tables import bronze
+from twinbus.pipeline.tables.columns import day_of
+from twinbus.pipeline.tables.conservation import unsent_in_backlog
 from twinbus.pipeline.tables.gold import BUCKET_S, NOTABLE, GoldTable, with_fates
 from twinbus.pipeline.tables.journeys import partial_journeys
 from twinbus.pipeline.tables.schemas import LEDGER
@@ -119,6 +121,16 @@ class CurrentTables:
     def notable(self) -> DataFrame:
         """Messages that a report may have to name, as `schemas.FATES`."""
         return with_fates(self._total(NOTABLE), self.table("states"))
+
+    def unsent_in_backlog(self) -> DataFrame:
+        """What only the broker saw in a backlog queue, by `conservation.unsent_in_backlog`."""
+        kept = self._store.read(JOURNEYS, self._snapshot)
+        messages = kept if self._tail is None else kept.unionByName(self._tail.fresh)
+        backlog = self._total(NOTABLE)
+        if self.records_from is not None:
+            # Of earlier days retention has removed journeys of clients.
+            backlog = backlog.where(day_of(F.col("first_ms")) > F.lit(self.records_from))
+        return unsent_in_backlog(backlog, messages)
 
     def every_record(self) -> DataFrame:
         """Every record, as `schemas.LEDGER`: this reads all there are."""

@@ -38,9 +38,9 @@ from deltalake.transaction import AddAction, CommitProperties, RemoveAction
 
 from twinbus.ledger.record import FILE_SUFFIX, LedgerError
 
-FORMAT: Final = 4
+FORMAT: Final = 5
 """Goes up when a reader of today would misread tables of tomorrow. 1 and 2 were no Delta tables, 3
-had no labels of primaries."""
+had no labels of primaries, 4 knew the ledger's files by their names only."""
 
 SETS: Final = "sets"
 

@@ -26,6 +26,7 @@ TABLES: Final[Mapping[str, str]] = {
 }
 
 _COLUMNS: Final[Mapping[str, str]] = {
+    "accepts": "Acknowledged sends and diverts; more than one: the id was used again.",
     "accepted": "A send or a divert was acknowledged.",
     "accepted_ms": "First acknowledged send or divert, in unix milliseconds.",
     "acknowledged": "A delivery to the destination was acknowledged.",
@@ -57,6 +58,7 @@ _COLUMNS: Final[Mapping[str, str]] = {
     " carries no message.",
     "diverted": "A divert to a backlog queue was acknowledged.",
     "diverted_ms": "First acknowledged divert, in unix milliseconds.",
+    "diverts": "Acknowledged diverts to a backlog queue.",
     "entered_ms": "When it came into the backlog, in unix milliseconds.",
     "entered_s": "First second of the bucket in which the messages came into the backlog.",
     "entity": "Path of the entity in the primary.",
@@ -130,11 +132,13 @@ _COUNTED: Final[Mapping[str, Mapping[str, str]]] = {
         "entered": "Messages that came into the backlog.",
         "expired": "Accepted messages that expired on their way.",
         "lost": "Accepted messages that are nowhere.",
+        "masked": "Ids that were accepted more than once, with more diverts than forwards.",
         "moved_unsent": "Messages that the syphon moved and no record says were sent.",
         "raised": "Messages whose send raised an error.",
         "received": "Messages that a consumer received.",
         "received_accepted": "Accepted messages that a consumer received.",
         "received_unsent": "Messages that a consumer received and no record says were sent.",
+        "reused": "Ids that were accepted more than once: each counts as one message.",
         "tried": "Messages with a send or divert, whatever its outcome.",
         "undecided": "Accepted messages that wait in the backlog or are lost: not known.",
         "waiting": "Accepted messages that wait in the backlog.",

@@ -26,7 +26,10 @@ ANSWER_MAX_MS: Final = 60_000
 
 BACKLOG_PATH: Final = "%/x-servicebus-transfer/%"
 
-BESIDE_FATES: Final = ("raised", "received_accepted", "moved_unsent", "received_unsent")
+BESIDE_FATES: Final = (
+    *("raised", "received_accepted", "moved_unsent", "received_unsent"),
+    *("reused", "masked"),
+)
 """Sums of messages beside those of their fates."""
 
 DELETED: Final = "deleted"
@@ -52,8 +55,10 @@ def lines(tallies: DataFrame) -> DataFrame:
 def fate_sums(journeys: DataFrame) -> DataFrame:
     """Messages by what is known of them, and by fate."""
     accepted, received = F.col("accepted"), F.col("received")
-    # Settled in the backlog, or brought home from it.
-    moved = (F.col("forwards") > 0) | (~received & F.col("left_ms").isNotNull())
+    # Taken out of the backlog, settled there, or brought home from it.
+    moved = (F.col("forwards") > 0) | F.col("came_out")
+    moved |= ~received & F.col("left_ms").isNotNull()
+    reused = F.col("accepts") > 1
     counts = {
         "tried": F.col("tried"),
         "accepted": accepted,
@@ -65,6 +70,8 @@ def fate_sums(journeys: DataFrame) -> DataFrame:
         "received_accepted": accepted & received,
         "moved_unsent": ~F.col("tried") & moved,
         "received_unsent": ~F.col("tried") & received & ~moved,
+        "reused": reused,
+        "masked": reused & (F.col("diverts") > F.col("forwards")),
         **{fate: F.col("fate") == fate for fate in FATES_OF_ACCEPTED},
     }
     return (
@@ -175,6 +182,29 @@ def _in_queues(backlog: DataFrame, states: DataFrame) -> DataFrame:
             .alias("found"),
         )
     )
+
+
+def unsent_in_backlog(backlog: DataFrame, messages: DataFrame) -> DataFrame:
+    """Messages that the broker stored in a backlog queue and of which no client has a record.
+
+    With the label of their pair, and the time of their first record.
+    `backlog` is as in `witnessed`, `messages` are rows of journeys or of fates.
+    """
+    path = F.col("destination")
+    is_stored = in_backlog(path) & ~path.endswith("$deadletterqueue") & (F.col("broker_copies") > 0)
+    stored = (
+        backlog.where(is_stored)
+        .groupBy(LABEL, "message_id")
+        .agg(F.min("first_ms").alias("first_ms"))
+    )
+    is_known = F.col("tried") | F.col("received") | F.col("came_out") | (F.col("forwards") > 0)
+    left_ms = "left_ms" if "left_ms" in messages.columns else "settled_ms"
+    known = messages.where(is_known | F.col(left_ms).isNotNull()).select(
+        F.col(LABEL).alias("label"), F.col("message_id").alias("known_id")
+    )
+    # A client need not name its pair.
+    is_same = (F.col("message_id") == F.col("known_id")) & F.col("label").isin(F.col(LABEL), "")
+    return stored.join(known, is_same, "left_anti")
 
 
 def in_backlog(path: Column) -> Column:

@@ -65,7 +65,9 @@ _ANY: Final = tuple(
     """tried sent diverted ambiguous received set_aside completed came_out deferred broker_enqueued
     broker_received broker_completed broker_expired broker_dead_lettered labelled""".split()
 )
-_SUM: Final = ("failed_sends", "receipts", "forwards", "broker_copies", "broker_ended")
+_SUM: Final = tuple(
+    "failed_sends receipts forwards broker_copies broker_ended accepts diverts".split()
+)
 _MAX: Final = ("size_bytes", "last_ms", "settled_ms", "forwarded_ms")
 _MIN: Final = ("first_ms", "accepted_ms", "diverted_ms", "tried_ms", "delivered_ms", "received_ms")
 
@@ -175,6 +177,9 @@ def _numbers_of(facts: list[str]) -> dict[str, Column]:
         "forwards": one_if("forwarded"),
         "broker_copies": one_if("copied"),
         "broker_ended": one_if("ended"),
+        # A record is a send or a divert, never both.
+        "accepts": one_if("sent") + one_if("diverted"),
+        "diverts": one_if("diverted"),
         "size_bytes": F.col("size_bytes"),
         "last_ms": at_ms,
         "settled_ms": time_of("completed", "set_aside"),

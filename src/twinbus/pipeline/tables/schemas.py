@@ -63,8 +63,8 @@ JOURNEYS: Final = schema(
     # A client named the pair.
     "boolean: labelled",
     # Sums. Copies are those that the broker stored, and those that ended: completed, set aside or
-    # expired.
-    "long: failed_sends receipts forwards broker_copies broker_ended",
+    # expired. Accepts are acknowledged sends and diverts: more than one if the id was used again.
+    "long: failed_sends receipts forwards broker_copies broker_ended accepts diverts",
     # The greatest, and the last times.
     "long: size_bytes last_ms",
     "long?: settled_ms forwarded_ms",
@@ -76,9 +76,9 @@ JOURNEYS: Final = schema(
 FATES: Final = schema(
     "string: primary_label destination message_id",
     # As in JOURNEYS. Acknowledged: a delivery to the destination was.
-    "boolean: tried accepted diverted ambiguous acknowledged received",
+    "boolean: tried accepted diverted ambiguous acknowledged received came_out",
     "boolean: broker_enqueued broker_received broker_completed broker_expired broker_dead_lettered",
-    "long: failed_sends forwards broker_copies broker_ended",
+    "long: failed_sends forwards broker_copies broker_ended accepts diverts",
     # Receipts past the first, over all entities that received it; how often the entity received it
     # that did so most often; and if twice or more, which.
     "long: repeats times",
@@ -154,6 +154,9 @@ FATE_SUMS: Final = schema(
     "long: tried accepted raised diverted ambiguous entered received received_accepted",
     # Of messages that no record says were tried: moved by the syphon, or only received.
     "long: moved_unsent received_unsent",
+    # Of ids that were accepted more than once; of these, ids with more diverts than forwards: a
+    # message that is not delivered can be behind one that is.
+    "long: reused masked",
     # One for each of `journeys.FATES_OF_ACCEPTED`, as known without a peek.
     "long: delivered dead_lettered expired waiting lost undecided",
 )

@@ -1,0 +1,71 @@
+"""Ledgers that hide a loss: no report calls them "nothing lost"."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.spark.kept import write_lines
+from tests.spark.ledgers import Line, came_out, completed, diverted, line, moved, sent
+from twinbus.console.report.conservation_sheet import conservation_sheet
+from twinbus.pipeline.reports.conservation import _unbalanced, conservation_report
+from twinbus.pipeline.reports.documents import ReportRequest, ReportVerdict
+from twinbus.pipeline.reports.ledger_tables import batch_tables
+from twinbus.pipeline.store.current import current_tables
+from twinbus.pipeline.tables.conservation import BESIDE_FATES
+from twinbus.pipeline.tables.journeys import FATES_OF_ACCEPTED
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+ALL = ReportRequest()
+QUEUE = "contoso/x-servicebus-transfer/0"
+
+
+def broker(operation: str, message_id: str, at_s: float = 0, **fields: Any) -> Line:
+    """What the broker says of a message in a backlog queue."""
+    return line(operation, message_id, at_s, **{"view": "broker", "entity": QUEUE, **fields})
+
+
+def test_fates_that_do_not_add_up_to_what_was_accepted_are_told() -> None:
+    row = {
+        "destination": "orders",
+        "accepted": 3,
+        **dict.fromkeys((*FATES_OF_ACCEPTED, *BESIDE_FATES), 0),
+    }
+    [sentence] = _unbalanced([{**row, "delivered": 2}, {**row, "delivered": 2, "lost": 1}])
+    assert "3 messages of orders were accepted and 2 have a fate" in sentence
+    assert not [*_unbalanced([{**row, "delivered": 1, "waiting": 1, "undecided": 1}])]
+
+
+def test_what_only_the_broker_saw_and_ids_that_were_used_again_are_unknown(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    lines = [
+        *moved("known"),
+        *(broker("send", "known"), broker("receive", "known", 9), broker("complete", "known", 9)),
+        # The ledger of its sender is missing: it was stored, completed, and never forwarded.
+        *(broker("send", "gone"), broker("receive", "gone", 9), broker("complete", "gone", 9)),
+        # The same id for two messages: the second was lost.
+        *(*moved("again"), diverted("again", 20), came_out("again", 30), completed("again", 30)),
+        # Sent again by a careful sender: both are known to be at their destination.
+        *(sent("twice"), sent("twice", 1), sent("both"), *moved("both")),
+    ]
+    write_lines(tmp_path, "p-0.jsonl", lines)
+    reports = []
+    with batch_tables(spark, tmp_path) as tables:
+        reports.append(conservation_report(tables, ALL, None, in_brief=True))
+    with current_tables(spark, tmp_path) as stored:
+        reports.append(conservation_report(stored, ALL, None, in_brief=True))
+    for report in reports:
+        assert report.verdict is ReportVerdict.UNKNOWN
+        [unsent, masked] = report.incomplete
+        assert unsent.startswith("1 messages were stored in a backlog queue, as the broker's")
+        assert masked.startswith("1 ids were accepted more than once and diverted more often")
+        assert report.reused == 3
+        said = "3 ids accepted more than once: each counts as one message"
+        assert any(one.startswith(said) for one in conservation_sheet(report).lines)
