@@ -69,7 +69,8 @@ def _lines(report: AvailabilityReport) -> Iterator[str]:
     if report.drain_per_s is not None:
         yield (
             f"{counted(report.drained, 'message')} came home in {span(report.drain_ms)} (started"
-            f" minutes count whole): at least {report.drain_per_s:,.0f} a second"
+            f" {'seconds' if report.drain_step_s == 1 else 'minutes'} count whole): at least"
+            f" {report.drain_per_s:,.0f} a second"
         )
 
 

@@ -63,7 +63,7 @@ def availability_report(tables: LedgerTables, asked: ReportRequest) -> Availabil
             for row in percentiles(windows).collect()
             if found.windows
         }
-        left, drain_s = _drained(tables, asked)
+        left, drain_s = _drained(series, asked)
         return replace(
             found,
             entities=_entities(tables, asked, scope, windows),
@@ -71,6 +71,7 @@ def availability_report(tables: LedgerTables, asked: ReportRequest) -> Availabil
             recover=took.get("recover"),
             drained=left,
             drain_ms=drain_s * 1000 if left else None,
+            drain_step_s=series.step_s,
         )
     finally:
         windows.unpersist()
@@ -104,8 +105,9 @@ def _series(tables: LedgerTables, scope: ReportScope, records: int) -> _Points:
     if fine_s is None or records > FINE_RECORDS_MAX or scope.records_from is not None:
         return _kept_series(tables, scope)
     every = tables.every_record()
-    sends = traffic(tallied(every, bucket_s=fine_s), bucket_s=fine_s)
-    return _Points(sends, stays(judged(partial_journeys(every)), bucket_s=fine_s), fine_s, fine_s)
+    # By the second, however wide a point is: the rate of a drain of seconds comes from these too.
+    sends = traffic(tallied(every, bucket_s=1), bucket_s=1)
+    return _Points(sends, stays(judged(partial_journeys(every)), bucket_s=1), 1, fine_s)
 
 
 def _kept_series(tables: LedgerTables, scope: ReportScope) -> _Points:
@@ -215,10 +217,10 @@ def _backlog(series: _Points, asked: ReportRequest) -> tuple[BacklogPoint, ...]:
     return tuple(sorted(BacklogPoint(*row) for row in points.collect()))
 
 
-def _drained(tables: LedgerTables, asked: ReportRequest) -> tuple[int, int]:
-    """Messages that left the backlog, and the seconds (whole buckets) in which they did."""
-    left = by_time(of_entity(tables.table("stays"), asked), asked, tables.bucket_s, "left_s")
-    row = drained(left, bucket_s=tables.bucket_s).collect()[0]
+def _drained(series: _Points, asked: ReportRequest) -> tuple[int, int]:
+    """Messages that left the backlog, and the seconds (whole steps) in which they did."""
+    left = by_time(of_entity(series.stays, asked), asked, series.step_s, "left_s")
+    row = drained(left, bucket_s=series.step_s).collect()[0]
     return row["drained"], row["drain_s"]
 
 

@@ -299,7 +299,8 @@ class AvailabilityReport(LedgerReport):
     drained: int = 0
     """Messages that left the backlog."""
     drain_ms: int | None = None
-    """The time in which messages left it; None: none did."""
+    """The time in which messages left it, in whole steps; None: none did."""
+    drain_step_s: int = 60
 
     @property
     def drain_per_s(self) -> float | None:
