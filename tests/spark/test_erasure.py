@@ -1,4 +1,4 @@
-"""Erasure: nothing names the message afterwards, and all else is as it was."""
+"""Erasure: nothing names the message afterwards, and what became of it still counts."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.spark.kept import write_lines
-from tests.spark.ledgers import diverted, moved, received, sent
+from tests.spark.ledgers import came_out, completed, diverted, moved, received, sent
 from twinbus.ledger.record import LedgerError
-from twinbus.pipeline.store.erasure import erase
+from twinbus.pipeline.reports.conservation import conservation_report
+from twinbus.pipeline.reports.documents import ReportRequest, ReportVerdict
+from twinbus.pipeline.reports.ledger_tables import batch_tables
+from twinbus.pipeline.store.current import current_tables
+from twinbus.pipeline.store.erasure import _new_id, erase
 from twinbus.pipeline.store.layout import BRONZE, JOURNEYS
 from twinbus.pipeline.store.stream import open_store, update
+from twinbus.pipeline.tables.journeys import is_erased_id
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,29 +34,39 @@ def naming(ledger: Path, message_id: str) -> list[str]:
     return sorted(path.name for path in files if any(one in path.read_bytes() for one in forms))
 
 
-def test_a_message_is_forgotten_and_the_others_are_not(spark: SparkSession, tmp_path: Path) -> None:
-    write_lines(tmp_path, "p-0.jsonl", [sent("a"), diverted(SECRET, 1), received("a", 2)])
-    write_lines(tmp_path, "p-1.jsonl", [*moved("b", 3)])
+def test_a_lost_message_is_forgotten_and_stays_lost(spark: SparkSession, tmp_path: Path) -> None:
+    divert = diverted(SECRET, 1, error="of jane", trace_id="t", sequence_number=7, client="c")
+    write_lines(tmp_path, "p-0.jsonl", [sent("a"), divert, received("a", 2)])
+    # Completed in the backlog and never forwarded.
+    write_lines(tmp_path, "p-1.jsonl", [*moved("b", 3), came_out(SECRET, 4), completed(SECRET, 4)])
     before = update(spark, tmp_path)
     store = open_store(spark, tmp_path).for_few()
     fates = store.lake.files("fates", before)
     assert "p-0.jsonl" in naming(tmp_path, SECRET)
+    # Killed and begun again, it goes on with the same name.
+    new_id = _new_id(store, str(tmp_path), SECRET)
     done = erase(store, str(tmp_path), SECRET)
-    assert (done.records, done.raw_files, done.snapshot.number) == (1, 1, before.number + 1)
-    assert naming(tmp_path, SECRET) == []
+    assert (done.records, done.raw_files, done.snapshot.number) == (3, 2, before.number + 1)
+    assert naming(tmp_path, SECRET) == naming(tmp_path, "of jane") == []
+    assert "p-1.jsonl" in naming(tmp_path, new_id)
     rows = {
         table: sum(file.rows for file in store.lake.files(table, done.snapshot))
         for table in (BRONZE, JOURNEYS, "notable")
     }
-    assert rows == {BRONZE: 6, JOURNEYS: 2, "notable": 0}
+    assert rows == {BRONZE: 9, JOURNEYS: 3, "notable": 1}
     there = {f"{path.parent.name}/{path.name}" for path in tmp_path.glob("*/bronze/*/*.parquet")}
     assert there == {file.path for file in store.lake.files(BRONZE, done.snapshot)}
     # Sums name no message, and the ledger's files are not taken again.
     assert store.lake.files("fates", done.snapshot) == fates
-    assert update(spark, tmp_path) == done.snapshot
-    assert (tmp_path / "p-0.jsonl").read_text().count("\n") == 2
+    with current_tables(spark, tmp_path) as kept, batch_tables(spark, tmp_path) as made_anew:
+        for tables in (kept, made_anew):
+            report = conservation_report(tables, ReportRequest(), None, in_brief=True)
+            assert (report.verdict, report.total.accepted) == (ReportVerdict.BAD, 3)
+            [lost] = report.messages
+            assert (lost.fate, lost.message_id) == ("lost", new_id)
+            assert is_erased_id(lost.message_id)
     # A file that is still written cannot be changed by anyone else.
     write_lines(tmp_path, "p-2.jsonl.open", [sent("a", 9)])
-    with pytest.raises(LedgerError, match=r"but p-2\.jsonl\.open is still being written"):
+    with pytest.raises(LedgerError, match=r"a was not erased: p-2\.jsonl\.open names it and is"):
         erase(store, str(tmp_path), "a")
-    assert store.latest().number == done.snapshot.number + 1
+    assert store.latest().number == done.snapshot.number

@@ -8,14 +8,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.spark.kept import write_lines
-from tests.spark.ledgers import Line, came_out, completed, diverted, line, moved, sent
+from tests.spark.ledgers import EPOCH_MS, Line, came_out, completed, diverted, line, moved, sent
 from twinbus.console.report.conservation_sheet import conservation_sheet
-from twinbus.pipeline.reports.conservation import _unbalanced, conservation_report
+from twinbus.pipeline.reports.conservation import (
+    BacklogSnapshot,
+    _unbalanced,
+    awaited_messages,
+    conservation_report,
+)
 from twinbus.pipeline.reports.documents import ReportRequest, ReportVerdict
 from twinbus.pipeline.reports.ledger_tables import batch_tables
 from twinbus.pipeline.store.current import current_tables
 from twinbus.pipeline.tables.conservation import BESIDE_FATES
 from twinbus.pipeline.tables.journeys import FATES_OF_ACCEPTED
+from twinbus.pipeline.tables.schemas import SIGHTINGS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,3 +75,24 @@ def test_what_only_the_broker_saw_and_ids_that_were_used_again_are_unknown(
         assert report.reused == 3
         said = "3 ids accepted more than once: each counts as one message"
         assert any(one.startswith(said) for one in conservation_sheet(report).lines)
+
+
+def test_a_peek_calls_lost_what_the_ledger_knew_before_it_whatever_the_clocks_say(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    # What a peek cannot find because its id was erased.
+    erased = diverted(f"erased:{'0' * 32}")
+    write_lines(tmp_path, "p-0.jsonl", [diverted("early", 3_600), erased, sent("a")])
+    with batch_tables(spark, tmp_path) as tables:
+        awaited = awaited_messages(tables)
+    began_ms = EPOCH_MS + 60_000
+    # After the peek, by a sender whose clock is an hour behind; "early" is by one that is ahead.
+    write_lines(tmp_path, "p-1.jsonl", [diverted("late", -3_600)])
+    look = BacklogSnapshot(spark.createDataFrame([], SIGHTINGS), began_ms, awaited=awaited)
+    with batch_tables(spark, tmp_path) as tables:
+        report = conservation_report(tables, ALL, look, in_brief=True)
+    fates = {message.message_id: message.fate for message in report.messages}
+    assert fates == {"early": "lost", "late": "undecided", erased["message_id"]: "undecided"}
+    assert "waiting and lost of 1 erased messages: a peek cannot find them without ids" in (
+        report.unknown
+    )

@@ -83,8 +83,9 @@ def erase(
 ) -> int:
     """Remove everything that names one message.
 
-    Its records leave the tables and the ledger's files; the sums stay, for they name no message.
-    Old files are deleted at once, so a report that is running may fail.
+    A random name takes the place of its id, in the tables and in the ledger's files, so that
+    figures stay the same: a lost message stays lost. Old files are deleted at once, so a report
+    that is running may fail.
     """
     if not message_id:
         # An empty text is in every line.

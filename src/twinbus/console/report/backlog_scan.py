@@ -15,7 +15,7 @@ from twinbus.pipeline.reports.documents import Sighting
 from twinbus.syphon.connection.peeking import list_backlog_queues, open_connection, peek
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from twinbus.namespace.namespace import Namespace
     from twinbus.pipeline.reports.conservation import BacklogSnapshot
@@ -27,7 +27,8 @@ PLACES: Final = {False: "waiting", True: "dead_lettered"}
 class BacklogScan:
     """The messages that were found, in a file until Spark reads it: they may not fit in memory.
 
-    Read the tables after the peek, so that they have what was sent before it.
+    The ledger is read before the peek and after it. What was in the backlog by the first reading,
+    was not found, and is not accounted for by the second, is lost: no clock has a part in it.
     """
 
     def __init__(self, secondary: str | Namespace) -> None:
@@ -36,6 +37,8 @@ class BacklogScan:
         self._file = Path(self._directory.name) / "sightings.json"
         self._began_ms = 0
         self._labels: frozenset[str] = frozenset()
+        self.awaited: DataFrame | None = None
+        """What the ledger said was in the backlog before the peek."""
 
     async def peek(self) -> None:
         """Peek into every backlog queue and its dead letters; SyphonError if that fails."""
@@ -73,7 +76,7 @@ class BacklogScan:
         else:
             # Executors on other machines do not see the file.
             found = spark.createDataFrame(list(self.sightings()), SIGHTINGS)
-        return BacklogSnapshot(found, self._began_ms, self._labels)
+        return BacklogSnapshot(found, self._began_ms, self._labels, self.awaited)
 
     def close(self) -> None:
         """Remove the file."""

@@ -36,7 +36,9 @@ from twinbus.pipeline.reports.documents import (
 from twinbus.pipeline.spark.java import find_java
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from contextlib import AbstractContextManager
+
+    from pyspark.sql import DataFrame, SparkSession
 
     from twinbus.namespace.namespace import Namespace
     from twinbus.pipeline.reports.ledger_tables import LedgerTables
@@ -157,6 +159,9 @@ async def _make_and_show(
         with SparkThread(master=given.master, settings=settings_for(given.ledger)) as spark:
             await asyncio.wrap_future(spark.submit(lambda session: None))
             if scan is not None:
+                line.say("reading the ledger")
+                awaited = spark.submit(lambda session: _awaited(session, given))
+                scan.awaited = await asyncio.wrap_future(awaited)
                 line.say("peeking into the backlog queues")
                 await scan.peek()
                 await asyncio.sleep(SETTLE_S)
@@ -180,6 +185,23 @@ def _status(reports: Sequence[LedgerReport]) -> int:
     return next(_STATUS[one] for one in worst_first if one in verdicts)
 
 
+def _awaited(spark: SparkSession, given: ReportOptions) -> DataFrame:
+    from twinbus.pipeline.reports.conservation import awaited_messages
+
+    with _tables(spark, given) as tables:
+        return awaited_messages(tables)
+
+
+def _tables(spark: SparkSession, given: ReportOptions) -> AbstractContextManager[LedgerTables]:
+    """The tables of the ledger: kept ones, or computed from all records."""
+    from twinbus.pipeline.reports.ledger_tables import batch_tables
+    from twinbus.pipeline.store.current import current_tables
+
+    if given.tables == NO_TABLES:
+        return batch_tables(spark, given.ledger, shared=given.shared)
+    return current_tables(spark, given.ledger, given.tables, shared=given.shared)
+
+
 def _make(
     spark: SparkSession,
     given: ReportOptions,
@@ -188,14 +210,9 @@ def _make(
     line: LiveLine,
 ) -> list[LedgerReport]:
     from twinbus.pipeline.reports import ledger_tables as reporting
-    from twinbus.pipeline.store.current import current_tables
 
     try:
-        with (
-            reporting.batch_tables(spark, given.ledger, shared=given.shared)
-            if given.tables == NO_TABLES
-            else current_tables(spark, given.ledger, given.tables, shared=given.shared)
-        ) as tables:
+        with _tables(spark, given) as tables:
             reporting.require_entity(tables, request)
             reports = []
             for number, make in enumerate(making, 1):

@@ -48,8 +48,9 @@ IDS_MAX: Final = 1_000
 
 ENTITIES_MAX: Final = 10_000
 
-MARGIN_MS: Final = 5_000
-"""What clocks of processes may differ by: a message younger than the look is not called lost."""
+MARGIN_MS: Final = 60_000
+"""What clocks of processes may differ by, where the ledger was not read before the peek: a message
+younger than the peek is not called lost."""
 
 _WORST_FIRST: Final = ("lost", "expired", "dead_lettered", "undecided", "waiting")
 
@@ -62,10 +63,21 @@ class BacklogSnapshot:
     began_ms: int
     labels: frozenset[str] | None = None
     """Pairs whose backlog queues were peeked; None: of whatever pair there is."""
+    awaited: DataFrame | None = None
+    """Messages that were in the backlog, by the ledger as it was before the peek
+    (`awaited_messages`). Only these can be missed by the peek, whatever any clock says. None: the
+    ledger was not read before, and times decide."""
 
     def is_of(self, label: str) -> bool:
         """Whether it looked into the backlog of a pair."""
         return self.labels is None or label in self.labels
+
+
+def awaited_messages(tables: LedgerTables) -> DataFrame:
+    """Messages that a peek from now on finds in the backlog, unless they were moved or are lost."""
+    found = tables.notable().where(F.col("accepted") & F.col("fate").isin(*journeys.UNSEEN))
+    # It outlives the tables.
+    return found.select(*journeys.MESSAGE).localCheckpoint()
 
 
 def conservation_report(
@@ -113,6 +125,7 @@ def conservation_report(
                 *incomplete,
                 *_unknown(scope, sums, counted, lines.nameless),
                 *_unseen(counted, look),
+                *_erased(named, look),
             ),
             assumed=(
                 *whole_days(asked),
@@ -133,16 +146,22 @@ def _notable(tables: LedgerTables, asked: ReportRequest, look: BacklogSnapshot |
         return found.drop("day")
     before = found.drop("day").withColumnRenamed("fate", "told")
     now = journeys.looked_at(found.drop("day"), look.sightings)
-    # Accepted during the peek, or moved meanwhile: the peek may have missed it.
-    passed_by = F.col("last_ms") >= look.began_ms - MARGIN_MS
+    # Accepted after the peek began, or moved meanwhile: the peek may have missed it.
+    if look.awaited is None:
+        passed_by = F.col("last_ms") >= look.began_ms - MARGIN_MS
+    else:
+        awaited = look.awaited.withColumn("awaited", F.lit(True))
+        now = now.join(awaited, list(journeys.MESSAGE), "left")
+        passed_by = F.col("awaited").isNull()
     if look.labels is not None:
         # The backlog of this pair is in another secondary.
         passed_by |= ~F.col(LABEL).isin(*look.labels)
+    passed_by |= journeys.is_erased()
     told = before.select(*journeys.MESSAGE, "told")
     fate = F.when(
         F.col("told").isin(*journeys.UNSEEN) & (F.col("fate") == "lost") & passed_by, F.col("told")
     ).otherwise(F.col("fate"))
-    return now.join(told, list(journeys.MESSAGE)).withColumn("fate", fate).drop("told")
+    return now.join(told, list(journeys.MESSAGE)).withColumn("fate", fate).drop("told", "awaited")
 
 
 def _counted(tables: LedgerTables, asked: ReportRequest, notable: DataFrame) -> list[Counts]:
@@ -342,6 +361,14 @@ def _unseen(rows: Sequence[Counts], look: BacklogSnapshot | None) -> Iterator[st
             f"waiting and lost of {_some(sorted(elsewhere))}: the peek found no backlog queue of"
             " it; peek into its own secondary (--peek)"
         )
+
+
+def _erased(named: Sequence[NamedMessage], look: BacklogSnapshot | None) -> Iterator[str]:
+    """A sentence on messages that a peek cannot find, because their ids were erased."""
+    unseen = [one for one in named if one.fate in journeys.UNSEEN]
+    count = sum(journeys.is_erased_id(one.message_id) for one in unseen)
+    if count and look is not None:
+        yield f"waiting and lost of {count:,} erased messages: a peek cannot find them without ids"
 
 
 def _some(names: Sequence[str]) -> str:

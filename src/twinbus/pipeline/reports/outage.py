@@ -18,6 +18,7 @@ from twinbus.pipeline.reports.charges import charges_summary
 from twinbus.pipeline.reports.conservation import BacklogSnapshot, conservation_report
 from twinbus.pipeline.reports.ledger_tables import BatchTables
 from twinbus.pipeline.tables.columns import field
+from twinbus.pipeline.tables.journeys import MESSAGE
 from twinbus.pipeline.tables.schemas import SIGHTINGS
 
 if TYPE_CHECKING:
@@ -63,7 +64,10 @@ def outage_report(
         closing(BatchTables(spark, ledger, bucket_s=BUCKET_S)) as tables,
         ThreadPoolExecutor() as pool,
     ):
-        snapshot = BacklogSnapshot(spark.createDataFrame(list(sightings), SIGHTINGS), peeked_ms)
+        seen = spark.createDataFrame(list(sightings), SIGHTINGS)
+        # Senders and syphon of a drill have ended before the peek.
+        messages = tables.messages().select(*MESSAGE)
+        snapshot = BacklogSnapshot(seen, peeked_ms, awaited=messages)
         conservation = conservation_report(
             tables, WHOLE_LEDGER, snapshot, ids_max=ids_max, in_brief=True
         )

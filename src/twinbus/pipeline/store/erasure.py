@@ -1,13 +1,18 @@
-"""Everything that names one message goes: its records, its journey, and its lines in the ledger.
+"""Nothing names the message any more: a random name takes the place of its id, everywhere.
 
-Sums stay, for they name no message. The files that held it are removed at once: a report that
-began earlier and still reads them fails, and can be made again.
+Its records, its journey and its lines in the ledger stay, without what else could tell which
+message they are of. So what became of it still counts: a lost message stays lost, an undecided one
+unknown, and a rebuild comes to the same. Nothing leads from the new name to the id.
+
+The files that held the id are removed at once: a report that began earlier and still reads them
+fails, and can be made again.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,13 +27,22 @@ from twinbus.pipeline.store.compaction import (
     require_same,
     rows_of,
 )
+from twinbus.pipeline.store.increment import keyed
 from twinbus.pipeline.store.lake import DataFile, Snapshot, TableChange
 from twinbus.pipeline.store.layout import BRONZE, JOURNEYS
 from twinbus.pipeline.store.store import TableStore, ledger_paths, paths_of
 from twinbus.pipeline.tables.gold import NOTABLE
+from twinbus.pipeline.tables.journeys import ERASED, RAN_OUT, is_erased_id
 
 _ORDER: Final = {BRONZE: "at_ms", JOURNEYS: "first_ms", NOTABLE.name: "first_ms"}
 """The tables that name messages, and the column that their files are ordered by."""
+
+_TELLING: Final = ("client", "sequence_number", "trace_id")
+"""Fields of a record that lead to its message in another system."""
+
+_AT_WORK: Final = "_erasing.json"
+"""A note of the id and its new name, until all is done: an erasure that was killed goes on with the
+same name, or the records of one message would become those of two."""
 
 
 @dataclass(frozen=True)
@@ -37,56 +51,74 @@ class Erased:
 
     snapshot: Snapshot
     records: int
-    """Rows of `bronze` that are gone."""
+    """Rows of `bronze` that named the message."""
     raw_files: int
-    """Files of the ledger that were written anew without the message."""
+    """Files of the ledger that were written anew."""
 
 
 def erase(
     store: TableStore, ledger: str, message_id: str, *, announce: Announce | None = None
 ) -> Erased:
-    """Remove all that names a message; LedgerError where a file that is still written does."""
+    """Remove all that names a message; LedgerError, and no change, where an open file does."""
     say = announce or (lambda line: None)
+    say(f"looking for message {message_id} in the ledger's files")
+    names = _naming(store, ledger, message_id)
+    still_open = [name for name in names if not name.endswith(FILE_SUFFIX)]
+    if still_open:
+        raise LedgerError(
+            f"message {message_id} was not erased: {still_open[0]} names it and is still being"
+            " written; close its process, and erase again"
+        )
+    new_id = _new_id(store, ledger, message_id)
+    # First the files: what is taken into the tables from now on does not name it.
+    for name in names:
+        lines = store.content_of(ledger, name).split(b"\n")
+        store.replace_content(
+            ledger, name, b"\n".join(_renamed(line, message_id, new_id) for line in lines)
+        )
+    say(f"looking for message {message_id} in the tables")
+    records = _erase_from_tables(store, message_id, new_id)
+    store.sweep(keep_h=0)
+    store.remove_raw_file(ledger, _AT_WORK)
+    return Erased(store.latest(), records, len(names))
+
+
+def _new_id(store: TableStore, ledger: str, message_id: str) -> str:
+    """The name that takes the place of an id: noted first, and found again after a kill."""
+    with suppress(ValueError, KeyError, TypeError):
+        found = json.loads(store.text_at(ledger, _AT_WORK))
+        if found["message_id"] == message_id and is_erased_id(found["new_id"]):
+            return str(found["new_id"])
+    new_id = f"{ERASED}{uuid.uuid4().hex}"
+    store.put_text(ledger, _AT_WORK, json.dumps({"message_id": message_id, "new_id": new_id}))
+    return new_id
+
+
+def _erase_from_tables(store: TableStore, message_id: str, new_id: str) -> int:
+    """Rename a message in every table; return how many records it had."""
     records = 0
     for _ in range(COMMIT_TRIES):
         # Another process may replace files meanwhile, so it is done when nothing is found.
         snapshot = latest_of(store)
-        say(f"looking for message {message_id} in the tables")
-        changes = {
+        found = {
             table: change
             for table in _ORDER
-            if (change := _without(store, snapshot, table, message_id)) is not None
+            if (change := _without(store, snapshot, table, message_id, new_id)) is not None
         }
-        if not changes:
-            break
-        if commit_changes(store, changes) is not None and BRONZE in changes:
-            change = changes[BRONZE]
-            records += rows_of(change.removed) - rows_of(change.added)
-    else:
-        raise LedgerError(
-            f"other processes keep committing to the tables at {store.place}: try again when they"
-            " are done"
-        )
-    say(f"looking for message {message_id} in the ledger's files")
-    names = _naming(store, ledger, message_id)
-    ended = [name for name in names if name.endswith(FILE_SUFFIX)]
-    for name in ended:
-        kept = _lines_without(store.content_of(ledger, name), message_id)
-        store.replace_content(ledger, name, b"\n".join(kept))
-    store.sweep(keep_h=0)
-    if len(ended) < len(names):
-        left = next(name for name in names if name not in ended)
-        raise LedgerError(
-            f"message {message_id} was erased from the tables and from {len(ended)} files of the"
-            f" ledger, but {left} is still being written: close its process, and erase again"
-        )
-    return Erased(store.latest(), records, len(ended))
+        if not found:
+            return records
+        if commit_changes(store, {table: change for table, (change, _) in found.items()}):
+            records += found[BRONZE][1] if BRONZE in found else 0
+    raise LedgerError(
+        f"other processes keep committing to the tables at {store.place}: try again when they are"
+        " done"
+    )
 
 
 def _without(
-    store: TableStore, snapshot: Snapshot, table: str, message_id: str
-) -> TableChange | None:
-    """Write the files that name a message anew without it; None: no file does."""
+    store: TableStore, snapshot: Snapshot, table: str, message_id: str, new_id: str
+) -> tuple[TableChange, int] | None:
+    """Write the files that name a message anew, and count its rows; None: no file names it."""
     files = {file.path: file for file in store.lake.files(table, snapshot)}
     if not files:
         return None
@@ -103,11 +135,19 @@ def _without(
         return None
     old = tuple(files[path] for path in paths_of(row["file"] for row in found))
     rows = many.read_files(table, [file.path for file in old])
-    kept = rows.where(~F.coalesce(is_it, F.lit(False))).sortWithinPartitions(_ORDER[table])
-    new: tuple[DataFile, ...] = store.write(kept, table, store.new_part(snapshot.batch))
-    going = sum(row["count"] for row in found)
-    require_same(rows_of(old) - going, rows_of(new), f"rows of {table}", store)
-    return TableChange(new, old)
+    changed = {"message_id": F.lit(new_id)}
+    if table == BRONZE:
+        changed |= {name: F.lit(None).cast(rows.schema[name].dataType) for name in _TELLING}
+        changed["error"] = F.when(F.startswith(F.col("error"), F.lit(RAN_OUT)), F.lit(RAN_OUT))
+    renamed = rows.withColumns(
+        {name: F.when(is_it, value).otherwise(F.col(name)) for name, value in changed.items()}
+    )
+    if table == JOURNEYS:
+        renamed = keyed(renamed)
+    placed = renamed.select(*rows.columns).sortWithinPartitions(_ORDER[table])
+    new: tuple[DataFile, ...] = store.write(placed, table, store.new_part(snapshot.batch))
+    require_same(rows_of(old), rows_of(new), f"rows of {table}", store)
+    return TableChange(new, old), sum(row["count"] for row in found)
 
 
 def _naming(store: TableStore, ledger: str, message_id: str) -> list[str]:
@@ -125,19 +165,26 @@ def _naming(store: TableStore, ledger: str, message_id: str) -> list[str]:
     return [name for name in names if name in there]
 
 
-def _lines_without(content: bytes, message_id: str) -> Iterator[bytes]:
+def _renamed(line: bytes, message_id: str, new_id: str) -> bytes:
+    """A line of the ledger without the id."""
     written = _written(message_id).encode()
-    for line in content.split(b"\n"):
-        if written not in line or not _names(line, message_id):
-            yield line
-
-
-def _names(line: bytes, message_id: str) -> bool:
+    if written not in line:
+        return line
     try:
         told = json.loads(line)
     except ValueError:
-        return True  # Cut off or damaged, and the id is in it.
-    return not isinstance(told, dict) or told.get("message_id") == message_id
+        # Cut off or damaged, and it stays so: it still counts as a line that is no record.
+        return line.replace(written, new_id.encode())
+    if not isinstance(told, dict) or told.get("message_id") != message_id:
+        return line
+    told["message_id"] = new_id
+    error = str(told.pop("error", ""))
+    if error.startswith(RAN_OUT):
+        told["error"] = RAN_OUT
+    return json.dumps(
+        {name: value for name, value in told.items() if name not in _TELLING},
+        separators=(",", ":"),
+    ).encode()
 
 
 def _written(message_id: str) -> str:

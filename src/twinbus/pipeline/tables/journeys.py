@@ -32,6 +32,7 @@ A receipt counts as a delivery because the line that says "forwarded" can die wi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Final
@@ -74,6 +75,11 @@ _MIN: Final = ("first_ms", "accepted_ms", "diverted_ms", "tried_ms", "delivered_
 RAN_OUT: Final = "TTLExpiredException"
 """Why Service Bus dead-lettered a message whose time was over."""
 
+ERASED: Final = "erased:"
+"""Begins the name that an erased message has in place of its id (`store.erasure`): a random one."""
+
+_ERASED_ID: Final = f"^{ERASED}[0-9a-f]{{32}}$"
+
 Receivers = Mapping[str, str]
 """Subscriptions that received messages, each with its topic."""
 
@@ -81,6 +87,16 @@ RECEIVERS_MAX: Final = 127
 """Receivers that are told apart by a number while rows are folded."""
 
 _SUBSCRIPTION: Final = r"(?i)/subscriptions/[^/]+(/\$deadletterqueue)?$"
+
+
+def is_erased() -> Column:
+    """Whether the id of a message was erased: a peek cannot find it."""
+    return F.rlike(F.col("message_id"), F.lit(_ERASED_ID))
+
+
+def is_erased_id(message_id: str) -> bool:
+    """Whether a message id is the name of an erased message."""
+    return re.search(_ERASED_ID, message_id) is not None
 
 
 def destination_of(entity: Column) -> Column:
