@@ -90,6 +90,7 @@ def test_the_commands_from_an_update_to_a_rebuild(
     assert retained == {
         **compacted,
         "commit": 6,
+        "records": 0,
         "records_removed": 0,
         "journeys_removed": 0,
         "journeys_open": 1,

@@ -124,7 +124,12 @@ def commit_changes(
         for table, change in changes.items():
             if not set(change.removed) <= set(store.lake.files(table, latest)):
                 return None
-        after = replace(latest, records_from=max(latest.records_from, records_from))
+        bronze = changes.get(BRONZE, TableChange())
+        after = replace(
+            latest,
+            records=latest.records + rows_of(bronze.added) - rows_of(bronze.removed),
+            records_from=max(latest.records_from, records_from),
+        )
         if sum_parts is not None:
             after = replace(after, sum_parts=sum_parts)
         try:
