@@ -161,9 +161,19 @@ def test_a_syphon_runs_is_paused_and_resumed_and_ends_cleanly(desk: Desk) -> Non
         assert status["queues"][QUEUES[1]]["completed"] == 5
         assert (status["waiting"], status["empty_in_s"]) == (0, 0.0)
 
+        # A queue that another application makes is found by the next count.
+        later = QUEUES[0].replace("/0", "/6")
+        with administration(desk.secondary) as admin:
+            admin.create_queue(later)
+        desk.divert(later, "orders", 3, "other")
+        status = desk.status()
+        assert (list(status["queues"]), status["without_pump"]) == ([*QUEUES, later], [])
+        until(lambda: desk.arrived("orders") == 28)
+        until(lambda: bool(desk.status()["waiting"] == 0))
+
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 0
-        assert process.stdout.read().rstrip().endswith("25 messages moved, 0 dead-lettered")
+        assert process.stdout.read().rstrip().endswith("28 messages moved, 0 dead-lettered")
         assert process.stderr is not None
         assert process.stderr.read() == ""
     assert desk.types("status").returncode == COULD_NOT

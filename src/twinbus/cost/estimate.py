@@ -330,7 +330,8 @@ def _assumed(work: Workload) -> Iterator[str]:
     )
     yield (
         "the syphon is a program that runs all month: it searches each queue for deferred messages"
-        " every hour, and lists the queues every 15 min"
+        " every hour, and lists the queues every 15 min; the listings of each minute of an outage"
+        " are left out"
     )
     if work.lease:
         yield (

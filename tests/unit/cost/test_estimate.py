@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.console.syphon.run import FIND_AGAIN_S
 from twinbus.cost import CountingRule, ServiceTier, arithmetic, standard
 from twinbus.cost.arithmetic import (
     deferred_search_operations,
@@ -20,6 +19,7 @@ from twinbus.cost.arithmetic import (
 )
 from twinbus.cost.estimate import CostEstimate, Workload, estimate
 from twinbus.cost.quantities import QuantityError
+from twinbus.pairing.core.listing_times import IDLE_S
 from twinbus.syphon.core.deferred import VALID_S
 from twinbus.syphon.core.lease_validity import LEASE_LOCK_S, RENEW_SHARE, STANDBY_SHARE
 
@@ -198,7 +198,7 @@ def test_the_times_of_an_idle_syphon_are_those_of_the_syphon() -> None:
     assert arithmetic.LEASE_RENEW_S == LEASE_LOCK_S * RENEW_SHARE
     assert arithmetic.LEASE_STANDBY_S == LEASE_LOCK_S * STANDBY_SHARE
     assert arithmetic.DEFERRED_SEARCH_S == VALID_S
-    assert arithmetic.QUEUE_SEARCH_S == FIND_AGAIN_S
+    assert arithmetic.QUEUE_SEARCH_S == IDLE_S
 
 
 def test_a_rate_that_one_namespace_does_not_take_is_pointed_out() -> None:

@@ -188,9 +188,7 @@ async def check_queues(pair: ExaminedPair) -> list[Finding]:
     stranded = [queue.path for queue in extra if queue.waiting]
     if stranded:
         text = f"{', '.join(stranded)} hold messages and have an index past the count"
-        found.append(
-            Finding("extra queues", Level.WARN, text, "no pair drains them: raise the count")
-        )
+        found.append(Finding("extra queues", Level.WARN, text, "run a syphon, which drains them"))
     return found
 
 

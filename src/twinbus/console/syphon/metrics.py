@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
+from twinbus.console.syphon.queue_search import QueueSearch
 from twinbus.console.terminal.output import WrongUse
 from twinbus.console.terminal.secret_file import secret_in
 from twinbus.console.terminal.times import seconds_of
@@ -57,11 +58,13 @@ class SyphonMetrics:
         request: MetricsRequest,
         pair: str,
         group: SyphonGroup,
+        search: QueueSearch,
         secondary: Endpoint,
         ledger: LedgerWriter | NullLedger,
     ) -> None:
         self._pair = pair
         self._group = group
+        self._search = search
         self._ledger = ledger
         self._watch = HealthWatch(group.rate.governor.most_per_s)
         self._refused = (
@@ -73,7 +76,7 @@ class SyphonMetrics:
         self._port = HttpPort(request.address, request.token, pages)
         self._backlog: SyphonBacklog | None = None
         if request.backlog_every_s is not None:
-            self._backlog = SyphonBacklog(secondary, group.status, request.backlog_every_s)
+            self._backlog = SyphonBacklog(secondary, search.counts, request.backlog_every_s)
         self._measuring: asyncio.Task[None] | None = None
 
     async def start(self) -> str:
@@ -121,4 +124,4 @@ class SyphonMetrics:
 
     def _judge(self) -> SyphonHealth:
         self.observe()
-        return self._watch.health(self._group.status(), time.monotonic())
+        return self._watch.health(self._group.status(), time.monotonic(), self._search.without_pump)

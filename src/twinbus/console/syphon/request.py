@@ -77,7 +77,11 @@ class SyphonRequest:
         )
 
     def status(
-        self, host: SyphonHost | SyphonGroup, waiting: int | None, per_s: float
+        self,
+        host: SyphonHost | SyphonGroup,
+        waiting: int | None,
+        per_s: float,
+        without_pump: Sequence[str] = (),
     ) -> dict[str, Any]:
         """Return the status of this syphon for its control socket, with a forecast."""
         # The rate is a mean of the last seconds, and a pause ends it at once.
@@ -89,6 +93,7 @@ class SyphonRequest:
             "rate_limit_per_s": host.rate.governor.most_per_s,
             "only": sorted(self.only),
             "queues": host.status(),
+            "without_pump": list(without_pump),
             "waiting": waiting,
             "rate_per_s": round(per_s, 1),
             "empty_in_s": None if waiting is None else time_to_empty_s(waiting, lasting_per_s),

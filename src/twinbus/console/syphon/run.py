@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import time
 from datetime import datetime
 from typing import Any, Final
 
 from twinbus.console.namespaces import runs_to_its_end
 from twinbus.console.syphon.metrics import MetricsRequest, SyphonMetrics
+from twinbus.console.syphon.queue_search import QueueSearch
 from twinbus.console.syphon.request import SyphonRequest
 from twinbus.console.terminal.output import Output, show
 from twinbus.console.terminal.table import visible
@@ -22,8 +22,7 @@ from twinbus.ledger import LedgerWriter, NullLedger, open_ledger
 from twinbus.ledger.requests import recording_to
 from twinbus.namespace.endpoint import endpoint_of
 from twinbus.pairing.core.backlog import backlog_paths
-from twinbus.syphon.connection.counts import CountsUnavailable, counts_of
-from twinbus.syphon.connection.peeking import KeyRefused, ListingRefused, list_backlog_queues
+from twinbus.syphon.connection.peeking import KeyRefused, ListingRefused
 from twinbus.syphon.host import SyphonGroup
 
 CHECK_EVERY_S: Final = 1.0
@@ -31,12 +30,6 @@ CHECK_EVERY_S: Final = 1.0
 
 COUNTS_S: Final = 2.0
 """Timeout of the counts in a status; without them the rest is returned."""
-
-FIND_AGAIN_S: Final = 900.0
-"""Time between two searches for new backlog queues: as long as an idle poll."""
-
-FIND_FIRST_S: Final = 30.0
-"""The same while there is no backlog queue."""
 
 
 @runs_to_its_end
@@ -66,14 +59,19 @@ class SyphonProgram:
         """With `count` the queues are known and not listed, which would need the Manage right."""
         self._request = request
         self._ledger = ledger
-        self._count = count
         self._output = output
         self._group = SyphonGroup(request.make_rate())
         self._obstacles: set[str] = set()
+        self._waits_for = ""
+        """The last text about queues that were not found: each is printed once."""
+        secondary = endpoint_of(request.secondary)
+        named = None if count is None else backlog_paths(request.label, count)
+        self._search = QueueSearch(secondary, request.label, self._group, self._start_host, named)
         self._metrics: SyphonMetrics | None = None
         if metrics is not None:
-            secondary = endpoint_of(request.secondary)
-            self._metrics = SyphonMetrics(metrics, request.pair, self._group, secondary, ledger)
+            self._metrics = SyphonMetrics(
+                metrics, request.pair, self._group, self._search, secondary, ledger
+            )
         verbs = {"status": Verb(self.status), **steering_verbs(self._group)}
         self._control = ControlServer("syphon", request.label, verbs)
 
@@ -85,12 +83,9 @@ class SyphonProgram:
                 url = await self._metrics.start()
                 self._say("metrics", f"metrics at {url}/metrics, health at {url}/health", url=url)
             await self._request.have_lease_queue()
-            find_at = 0.0
             while not stop.is_set():
-                if time.monotonic() >= find_at:
+                if self._search.is_due():
                     await self._find()
-                    wait_s = FIND_AGAIN_S if self._group.hosts else FIND_FIRST_S
-                    find_at = time.monotonic() + wait_s
                 self._report_obstacles()
                 if self._metrics is not None:
                     self._metrics.observe()
@@ -98,6 +93,7 @@ class SyphonProgram:
                     async with asyncio.timeout(CHECK_EVERY_S):
                         await stop.wait()
         finally:
+            self._search.close()
             await asyncio.gather(*(host.close() for host in self._group.hosts))
             if self._metrics is not None:
                 await self._metrics.close()
@@ -108,41 +104,36 @@ class SyphonProgram:
 
     async def status(self) -> dict[str, Any]:
         """Return the status, with the messages that wait in the queues."""
-        queues = self._group.status()
-        per_s = sum(state["rate_per_s"] for state in queues.values())
+        per_s = sum(state["rate_per_s"] for state in self._group.status().values())
         waiting: int | None = None
-        with contextlib.suppress(CountsUnavailable, SyphonError, TimeoutError):
-            endpoint = endpoint_of(self._request.secondary)
+        with contextlib.suppress(SyphonError, TimeoutError):
             async with asyncio.timeout(COUNTS_S):
-                counts = await asyncio.gather(*(counts_of(endpoint, queue) for queue in queues))
-            waiting = sum(count.waiting for count in counts)
-        return self._request.status(self._group, waiting, per_s)
+                counts = await self._search.counts()
+            waiting = sum(count.waiting for count in counts.values())
+        return self._request.status(self._group, waiting, per_s, self._search.without_pump)
 
     async def _find(self) -> None:
         """Start a host for the backlog queues that have none yet."""
-        if self._count is not None:
-            found = list(backlog_paths(self._request.label, self._count))
+        try:
+            await self._search.search()
+        except SyphonError as error:
+            is_refusal = isinstance(error, ListingRefused | KeyRefused)
+            if is_refusal and not self._group.hosts:
+                more = " (--queues N)" if isinstance(error, ListingRefused) else ""
+                raise SyphonError(f"{error}{more}") from None
+            waits_for = f"searching for backlog queues: {error}"
         else:
-            try:
-                found = await list_backlog_queues(
-                    endpoint_of(self._request.secondary), self._request.label
-                )
-            except ListingRefused as error:
-                raise SyphonError(f"{error} (--queues N)") from None
-            except KeyRefused:
-                raise
-            except SyphonError as error:
-                self._say("waiting", f"searching for backlog queues: {error}")
-                return
-        known = set(self._group.status())
-        queues = [queue for queue in found if queue not in known]
-        if queues:
-            await self._group.add(self._request.host(queues, self._ledger, self._group.rate))
-            counted = f"{len(queues)} backlog queue{'s' if len(queues) > 1 else ''}"
-            text = f"{counted} of {self._request.label}, {self._settings()}"
-            self._say("running", text, queues=queues)
-        elif not known:
-            self._say("waiting", f"no backlog queue of {self._request.label} is there yet")
+            none = f"no backlog queue of {self._request.label} is there yet"
+            waits_for = "" if self._group.hosts else none
+        if waits_for and waits_for != self._waits_for:
+            self._say("waiting", waits_for)
+        self._waits_for = waits_for
+
+    async def _start_host(self, queues: list[str]) -> None:
+        await self._group.add(self._request.host(queues, self._ledger, self._group.rate))
+        counted = f"{len(queues)} backlog queue{'s' if len(queues) > 1 else ''}"
+        text = f"{counted} of {self._request.label}, {self._settings()}"
+        self._say("running", text, queues=queues)
 
     def _settings(self) -> str:
         request = self._request

@@ -9,6 +9,7 @@ from twinbus.console.terminal.live_line import progress_bar
 from twinbus.console.terminal.table import duration, table_lines, visible
 from twinbus.syphon.core.forecast import time_to_empty_s
 from twinbus.syphon.host import DrainProgress
+from twinbus.syphon.observing.health import no_pump_text
 from twinbus.syphon.relay.lease import WAITING
 
 STILL_S: Final = 5.0
@@ -86,10 +87,14 @@ def status_lines(title: str, document: Mapping[str, Any]) -> list[str]:
     limits = dict.fromkeys(state["limit"] for state in queues.values() if state.get("limit"))
     lines += [f"  {visible(limit)}" for limit in limits]
     lines += [f"  ! {visible(reason)}" for reason in obstacles(queues)]
+    if unpumped := document.get("without_pump"):
+        lines.append(f"  ! {visible(no_pump_text(unpumped))}; {PUMP_THEM}")
     if document.get("waiting") is not None:
         lines.append("  " + _forecast(document))
     return lines
 
+
+PUMP_THEM: Final = "start the syphon without --queues, or with a larger number"
 
 STANDING_BY: Final = (WAITING, "the lease is gone")
 """Problems that begin so need no attention: another syphon serves the queue, this one waits."""
@@ -104,7 +109,7 @@ def needs_attention(document: Mapping[str, Any]) -> bool:
         or not all(why.startswith(STANDING_BY) for why in state["problems"].values())
         for state in states
     )
-    return bool(document.get("paused")) or is_troubled
+    return bool(document.get("paused") or document.get("without_pump")) or is_troubled
 
 
 def _forecast(document: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ from twinbus.console.control.status_text import attention
 from twinbus.console.syphon.text import obstacles
 from twinbus.console.terminal.table import counted, duration, visible
 from twinbus.console.watch.thresholds import NO_LIMITS, CheckLevel, Limits, Thresholds
+from twinbus.syphon.observing.health import no_pump_text
 
 FINDINGS_MAX: Final = 5
 """Findings to name in the line; monitoring systems cut a long one. `--output json` has all."""
@@ -69,7 +70,8 @@ def findings_of(host: CheckedHost, unprotected: CheckLevel) -> list[CheckFinding
     """Return the state of one pair with its syphon, or of one syphon."""
     status = host.status
     if host.kind != "pair":
-        return [_syphon_finding(host, status["queues"], is_paused=status["paused"])]
+        unpumped = status.get("without_pump", ())
+        return [_syphon_finding(host, status["queues"], unpumped, is_paused=status["paused"])]
     found = [_pair_finding(host, unprotected)]
     if (queues := status.get("syphon")) is not None:
         is_paused = any(state["paused"] for state in queues.values())
@@ -171,10 +173,15 @@ def _pair_finding(host: CheckedHost, unprotected: CheckLevel) -> CheckFinding:
 
 
 def _syphon_finding(
-    host: CheckedHost, queues: Mapping[str, Mapping[str, Any]], *, is_paused: bool
+    host: CheckedHost,
+    queues: Mapping[str, Mapping[str, Any]],
+    unpumped: Sequence[str] = (),
+    *,
+    is_paused: bool,
 ) -> CheckFinding:
     """Return the state of a syphon; one that waits for its lease is well."""
     why = (["paused"] if is_paused else []) + obstacles(queues, is_standing_by_left_out=True)
+    why += [no_pump_text(unpumped)] if unpumped else []
     level = CheckLevel.WARNING if why else CheckLevel.OK
     return CheckFinding(level, f"syphon of {host.process}: {'; '.join(why) or 'running'}")
 

@@ -36,6 +36,7 @@ from twinbus.pairing.core.backlog import (
     BacklogDescription,
     Drift,
     drift_of,
+    parse_backlog_path,
 )
 from twinbus.pairing.core.classify import refused_token
 
@@ -129,6 +130,19 @@ class BacklogAdministration:
                         group.create_task(work)
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
+
+    async def backlog_queues(self, label: str) -> list[str]:
+        """Every backlog queue of a label by index, those beyond a pair's own number too."""
+        found: list[tuple[int, str]] = []
+        pages: Any = self._client.list_queues().by_page()
+        for _ in range(LIST_PAGES_MAX):
+            for queue in await self._call(None, lambda: _next_page(pages)):
+                place = parse_backlog_path(queue.name)
+                if place is not None and place[0].lower() == label.lower():
+                    found.append((place[1], queue.name))
+            if pages.continuation_token is None:
+                break
+        return [path for _, path in sorted(found)]
 
     async def counts(self, path: str) -> QueueRuntimeProperties:
         """The service's message counts of a queue."""

@@ -4,6 +4,9 @@ With the Manage right it uses the administration API and creates missing queues 
 without it (`create_backlog_queues=False`) it attaches to each queue (`attaching`). While a wanted
 queue is not in use, it searches again and again, at the times of `search_schedule`. While all are
 in use it only waits: a queue that is pulled, or that a divert finds missing or disabled, wakes it.
+
+A pair with a syphon also lists the queues that other applications made for the same primary, at the
+times of `listing_times`: it does not divert to them, but its syphon drains them.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from twinbus.pairing.core import search_schedule as schedule
 from twinbus.pairing.core.announcements import RightMissing
 from twinbus.pairing.core.backlog import lease_path
 from twinbus.pairing.core.classify import FailureMeaning, meaning_of
+from twinbus.pairing.core.failover import EntityState
+from twinbus.pairing.core.listing_times import BUSY_S, ListingTimes
 from twinbus.pairing.lifecycle.administration import (
     BacklogAdministration,
     Findings,
@@ -75,6 +80,12 @@ class Discovery:
         self._answers = True
         self._missing_right: str | None = None
         self._has_lease_queue = False
+        options = state.options
+        self._times: ListingTimes | None = None
+        """When to list the queues of other applications; None: no syphon runs here, or the pair
+        does without the Manage right."""
+        if options.enable_syphon and options.create_backlog_queues:
+            self._times = ListingTimes()
         self.unreachable: str | None = None
         """Why the last search did not finish; None: the result for every queue is known."""
         self.not_verified: dict[str, tuple[str, ...]] = {}
@@ -167,15 +178,34 @@ class Discovery:
             at = now + schedule.wait_s(since_s, answers=self._answers, chance=self._chance())
         while True:
             try:
-                async with asyncio.timeout_at(at):
+                async with asyncio.timeout_at(self._wakes_at(at)):
                     await self._woken.wait()
             except TimeoutError:
-                return
+                now = self._state.now
+                if (at is not None and now >= at) or self._lists_now():
+                    return
+                continue
             self._woken.clear()
             now = self._state.now
             since_s = now - self._searched_at
             soon = now + schedule.wait_after_loss_s(since_s, chance=self._chance())
             at = soon if at is None else min(at, soon)
+
+    def _wakes_at(self, at: float | None) -> float | None:
+        """When to check whether it is time for a search: a syphon lists more often in an outage."""
+        if self._times is None:
+            return at
+        check_at = self._state.now + BUSY_S
+        return check_at if at is None else min(at, check_at)
+
+    def _lists_now(self) -> bool:
+        """Whether it is time to list the backlog queues of other applications."""
+        if self._times is None:
+            return False
+        now, entities = self._state.now, self._state.watched.all()
+        is_down = any(entity.failover.state is not EntityState.HEALTHY for entity in entities)
+        self._times.observe(is_down=is_down, moved=0, now=now)
+        return now >= self._times.due_at(now)
 
     async def _search(self) -> None:
         """Search once for the queues that are not in use."""
@@ -209,6 +239,11 @@ class Discovery:
             if options.session_order == "strict" and not self._has_lease_queue:
                 await admin.ensure_lease_queue(lease_path(state.primary.label))
                 self._has_lease_queue = True
+            if self._times is not None and self._lists_now():
+                self._times.searched(state.now)
+                own = {path.lower() for path in state.paths}
+                others = await admin.backlog_queues(state.primary.label)
+                findings.drained += [path for path in others if path.lower() not in own]
 
     def _apply(self, findings: Findings) -> None:
         """Update the rotation, and report what has changed; a search that finds the same is silent.
@@ -234,7 +269,10 @@ class Discovery:
         self._sound_at |= dict.fromkeys(self._lost.intersection(findings.usable), state.now)
         self._lost -= {*findings.usable, *findings.left_out}
         self.not_verified.update(findings.not_verified)
-        new = sorted(set(findings.drained) - self._drained, key=state.paths.index)
+        # Those of other applications come by index after our own.
+        order = [path for path in state.paths if path in findings.drained]
+        order += [path for path in findings.drained if path not in state.paths]
+        new = [path for path in order if path not in self._drained]
         self._drained.update(new)
         self._new += new
 

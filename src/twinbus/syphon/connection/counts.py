@@ -81,12 +81,20 @@ def _read(endpoint: Endpoint, queue: str, status: int, text: str) -> QueueCounts
             or f"counting the messages of {queue} in {endpoint.label} needs the Manage right, and "
             f"{endpoint.tokens.who} does not have it: use a credential that has it"
         )
-    counts = dict(_COUNT.findall(text))
+    counts = counts_in(text)
     # Azure answers 200 with an empty feed for a queue that does not exist.
-    if status == 404 or (status == 200 and "MessageCount" not in counts):
+    if status == 404 or (status == 200 and counts is None):
         raise SyphonError(f"there is no queue {queue} in {endpoint.label}; name one that exists")
-    if status != 200:
+    if status != 200 or counts is None:
         raise CountsUnavailable(f"{endpoint.label} answers {status} for the counts of {queue}")
+    return counts
+
+
+def counts_in(entry: str) -> QueueCounts | None:
+    """Return the counts in the administration API's description of a queue; None: it has none."""
+    counts = dict(_COUNT.findall(entry))
+    if "MessageCount" not in counts:
+        return None
     return QueueCounts(
         active=int(counts.get("ActiveMessageCount", 0)),
         scheduled=int(counts.get("ScheduledMessageCount", 0)),

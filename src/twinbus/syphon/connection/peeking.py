@@ -17,6 +17,7 @@ from twinbus.namespace.endpoint import Endpoint
 from twinbus.namespace.signatures import wrong_key_text
 from twinbus.namespace.tokens import NamespaceToken
 from twinbus.syphon.connection.administration_request import NotAnswered, get, token_for
+from twinbus.syphon.connection.counts import QueueCounts, counts_in
 from twinbus.syphon.connection.namespace_connection import (
     ConnectionLost,
     NamespaceConnection,
@@ -117,29 +118,37 @@ async def list_backlog_queues(endpoint: Endpoint, label: str | None = None) -> l
 
     Raise SyphonError if listing them is refused or not answered.
     """
+    return list(await list_backlog_counts(endpoint, label))
+
+
+async def list_backlog_counts(
+    endpoint: Endpoint, label: str | None = None
+) -> dict[str, QueueCounts | None]:
+    """Return the backlog queues as `list_backlog_queues`, with the counts that the list has."""
     try:
         token = await token_for(endpoint, "")
     except NotAnswered as error:
         raise SyphonError(str(error)) from error
-    names = await asyncio.to_thread(_queue_names, endpoint, token)
+    queues = await asyncio.to_thread(_listed, endpoint, token)
     found = []
-    for name in names:
+    for name, counts in queues.items():
         place = _BACKLOG.fullmatch(name)
         if place and (label is None or place["label"].lower() == label.lower()):
-            found.append((place["label"].lower(), int(place["index"]), name))
-    return [name for _, _, name in sorted(found)]
+            found.append((place["label"].lower(), int(place["index"]), name, counts))
+    return {name: counts for _, _, name, counts in sorted(found, key=lambda one: one[:3])}
 
 
-def _queue_names(endpoint: Endpoint, token: NamespaceToken) -> list[str]:
-    names: list[str] = []
+def _listed(endpoint: Endpoint, token: NamespaceToken) -> dict[str, QueueCounts | None]:
+    queues: dict[str, QueueCounts | None] = {}
+    listed = 0
     while True:
-        page = _page(endpoint, token, len(names))
-        entries = _ENTRY.findall(page)
-        names += [
-            unescape(title[1]) for entry in entries if (title := _TITLE.search(entry)) is not None
-        ]
+        entries = _ENTRY.findall(_page(endpoint, token, listed))
+        for entry in entries:
+            if (title := _TITLE.search(entry)) is not None:
+                queues[unescape(title[1])] = counts_in(entry)
+        listed += len(entries)
         if len(entries) < LIST_PAGE:
-            return names
+            return queues
 
 
 def _page(endpoint: Endpoint, token: NamespaceToken, skip: int) -> str:

@@ -1,7 +1,7 @@
 """Measures depth and age of the backlog at intervals, for the metrics of a syphon.
 
-One administration call for each queue, and a peek at the oldest message of each that holds any.
-Both are billed, so this runs only with `--backlog-every`. It needs the rights Manage and Listen.
+One listing of the queues, and a peek at the oldest message of each that holds any. Both are billed,
+so this runs only with `--backlog-every`. It needs the rights Manage and Listen.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
 from twinbus.namespace.endpoint import Endpoint
-from twinbus.syphon.connection.counts import QueueCounts, counts_of
+from twinbus.syphon.connection.counts import QueueCounts
 from twinbus.syphon.connection.namespace_connection import NamespaceConnection
 from twinbus.syphon.connection.peeking import open_connection, peek
 
@@ -40,10 +40,14 @@ class SyphonBacklog:
     """The backlog of a syphon, measured every few seconds until the task is cancelled."""
 
     def __init__(
-        self, secondary: Endpoint, queues: Callable[[], Collection[str]], every_s: float
+        self,
+        secondary: Endpoint,
+        counts: Callable[[], Awaitable[Mapping[str, QueueCounts]]],
+        every_s: float,
     ) -> None:
+        """`counts` counts the messages of all backlog queues (`QueueSearch.counts`)."""
         self._secondary = secondary
-        self._queues = queues
+        self._counts = counts
         self._every_s = every_s
         self._depths: Mapping[str, MeasuredQueue] = {}
         self._measured_at = float("-inf")
@@ -66,16 +70,7 @@ class SyphonBacklog:
             await asyncio.sleep(self._every_s)
 
     async def _measure(self) -> Mapping[str, MeasuredQueue]:
-        queues = list(self._queues())
-        found = await asyncio.gather(
-            *(counts_of(self._secondary, queue) for queue in queues), return_exceptions=True
-        )
-        named = zip(queues, found, strict=True)
-        counts = {queue: one for queue, one in named if isinstance(one, QueueCounts)}
-        failures = [one for one in found if isinstance(one, BaseException)]
-        # A queue that was deleted leaves the others as they are.
-        if failures and not counts:
-            raise failures[0]
+        counts = await self._counts()
         if not any(count.waiting for count in counts.values()):
             return {queue: _measured(count, None) for queue, count in counts.items()}
         async with open_connection(self._secondary) as line:

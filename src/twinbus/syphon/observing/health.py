@@ -7,7 +7,7 @@ restart. Such a syphon is healthy and waits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -61,7 +61,9 @@ class HealthWatch:
                 since = now
             self._moved[queue] = settled, since
 
-    def health(self, queues: QueueStates, now: float) -> SyphonHealth:
+    def health(
+        self, queues: QueueStates, now: float, without_pump: Sequence[str] = ()
+    ) -> SyphonHealth:
         """Return the verdict about the queues, which were observed before."""
         failures = [
             state["problems"][PUMP] for state in queues.values() if PUMP in state["problems"]
@@ -74,8 +76,15 @@ class HealthWatch:
                     f" {still_s:.0f} s although nothing blocks them"
                 )
         blocks = [block for state in queues.values() for block in _blocks(state)]
+        blocks += [no_pump_text(without_pump)] if without_pump else []
         waits_for = dict.fromkeys(blocks) if queues else ["no backlog queue was found yet"]
         return SyphonHealth(tuple(failures), tuple(waits_for))
+
+
+def no_pump_text(queues: Sequence[str]) -> str:
+    """Return what to say of backlog queues that a syphon does not pump."""
+    verb = "backlog queue has" if len(queues) == 1 else "backlog queues have"
+    return f"{len(queues)} {verb} no pump here: {', '.join(queues)}"
 
 
 def _blocks(state: Mapping[str, Any]) -> list[str]:

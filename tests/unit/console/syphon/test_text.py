@@ -99,6 +99,16 @@ def test_a_status_lists_queues_and_what_is_in_the_way_once() -> None:
     assert still[-1] == "  600 messages wait, 0/s, not moving"
 
 
+def test_queues_without_a_pump_are_named_and_need_attention() -> None:
+    document = {"queues": {}, "paused": False, "without_pump": ["a/6", "a/7"], "waiting": 5}
+    lines = status_lines("a", {**document, "rate_per_s": 0.0, "empty_in_s": None})
+    assert lines[-2] == (
+        "  ! 2 backlog queues have no pump here: a/6, a/7;"
+        " start the syphon without --queues, or with a larger number"
+    )
+    assert needs_attention(document)
+
+
 def test_a_paused_syphon_forecasts_no_end() -> None:
     host = SyphonGroup(Rate(None))
     sides = [Namespace.from_connection_string(f"Endpoint=sb://{n}{SECRET}") for n in ("a", "b")]

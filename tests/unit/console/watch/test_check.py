@@ -50,6 +50,18 @@ def syphon(paused: bool = False, **queue_changes: Any) -> CheckedHost:
     return CheckedHost("syphon", "contoso", "contoso.4712", document)
 
 
+def test_a_queue_without_a_pump_is_a_warning() -> None:
+    host = syphon()
+    unpumped = CheckedHost(
+        host.kind, host.label, host.process, {**host.status, "without_pump": ["a/6"]}
+    )
+    (finding,) = findings_of(unpumped, CRITICAL)
+    assert (finding.level, finding.text) == (
+        WARNING,
+        "syphon of contoso.4712: 1 backlog queue has no pump here: a/6",
+    )
+
+
 def levels(host: CheckedHost, unprotected: CheckLevel = CRITICAL) -> list[CheckLevel]:
     return [finding.level for finding in findings_of(host, unprotected)]
 
