@@ -255,8 +255,8 @@ class Pair(AsyncOnly):
         if backlog_every:
             depth = BacklogDepth(state, backlog_every)
             self._backlog_depths.append(depth)
-        measured = MeasuredPair(state, self._keeper.sides, self._syphon_status, depth)
-        return PairCollector(measured, entities_max=entities_max)
+        parts = state, self._keeper.sides, self._syphon_status, self.status
+        return PairCollector(MeasuredPair(*parts, depth), entities_max=entities_max)
 
     def force_failover(self, path: str) -> None:
         """Divert the entity's sends until `mark_healthy`; ValueError: it has no sender here."""

@@ -2,6 +2,21 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from typing import Final
+
+NAMED_MAX: Final = 5
+"""Names to list in one line; a table has them all."""
+
+REASON_LENGTH_MAX: Final = 160
+"""An error of the service can be a page; its beginning is enough."""
+
+_SERVICE_MARKS: Final = re.compile(
+    r"(?i)[\s,;]*\b(?:tracking_?id|systemtracker|timestamp|reference|clientrequestid)[:=]"
+    r"\s*[^\s,;)\]]+|\$cbs:\s*|\s*(?:for more information|to know more)[^\n]*?aka\.ms/\S+"
+)
+
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3_600, 86_400
 
 
@@ -9,6 +24,27 @@ def visible(text: object) -> str:
     """Return foreign text as one line without control characters, which could steer a terminal."""
     line = " ".join(str(text).split())
     return "".join(char if char.isprintable() else "�" for char in line)
+
+
+def plain(text: object) -> str:
+    """Return an error's text as one line, without the marks that the service puts on each answer.
+
+    They are for Microsoft's support, are never the same twice and hide what the sentence says.
+    """
+    return visible(_SERVICE_MARKS.sub("", str(text)))
+
+
+def short(text: object) -> str:
+    """Return the beginning of an error's text, as `plain`."""
+    whole = plain(text)
+    return whole if len(whole) <= REASON_LENGTH_MAX else whole[: REASON_LENGTH_MAX - 1] + "…"
+
+
+def named(names: Sequence[str], most: int = NAMED_MAX) -> str:
+    """Return the first names and the number of the others."""
+    more = len(names) - most
+    shown = ", ".join(visible(name) for name in names[:most])
+    return shown + (f" and {more:,} more" if more > 0 else "")
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:

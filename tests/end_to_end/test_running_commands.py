@@ -134,7 +134,7 @@ def test_a_monitoring_system_gets_a_line_a_level_and_figures(
         fine = run(capsys, "check", "--pair", "watched")
         assert (fine.status, fine.err) == (0, "")
         assert fine.out.startswith(f"TWINBUS OK - watched.{program.pid}: sends are safe")
-        assert " | pairs=1;;;0 unprotected=0;;;0 failed_over=0;;;0 sent=" in fine.out
+        assert " | pairs=1;;;0 unprotected=0;;;0 failed_over=0;;;0 raising=0;;;0 sent=" in fine.out
         assert "backlog=" not in fine.out
 
         run(capsys, "force-failover", "orders", "--pair", "watched")

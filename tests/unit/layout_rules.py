@@ -61,7 +61,7 @@ ARROWS: Mapping[str, Set[str]] = {
     "transfer": {"amqp", "errors"},
     "broker": {"amqp", "errors", "namespace"},
     "namespace": {"errors"},
-    "pairing": {"errors", "namespace", "options", "timers", "transfer"},
+    "pairing": {"errors", "namespace", "options", "timers", "transfer", "wording"},
     "syphon": {"amqp", "errors", "namespace", "options", "transfer"},
     "control": {"errors"},
     "settings": {"cost", "errors", "namespace", "options"},

@@ -219,7 +219,7 @@ class GatewaySendingLink(LinkOwner):
                     call.guard()
                 await call.run()
         except Exception as error:  # noqa: BLE001  # the client gets it, whatever it is
-            self._target.entity.raised += len(messages)
+            self._target.entity.call_raised(len(messages), error)
             refusal = refusal_of(error)
         finally:
             self._calls -= 1

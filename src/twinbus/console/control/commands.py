@@ -6,13 +6,11 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from twinbus.console.control import status_text
 from twinbus.console.control.hosts import ask_each, choose_hosts, find_hosts
-from twinbus.console.control.safety import safety
 from twinbus.console.control.status_text import PairView
 from twinbus.console.terminal.output import ATTENTION, COULD_NOT, Output, show
 from twinbus.console.terminal.table import paint, visible
@@ -69,7 +67,7 @@ def steer(verb: str, path: str, pair: str | None, output: Output) -> int:
 def _show(pair: str | None, output: Output, *, show_all: bool, is_watched: bool = False) -> int:
     hosts, silent = _running()
     views = _views(choose_hosts(hosts, pair, "pair"))
-    views.sort(key=lambda view: not status_text.attention(view.status))
+    views.sort(key=lambda view: not view.judgement.concerns)
     pairs = [_document(view) for view in views]
     document = {"pairs": pairs, "healthy": not any(pair["attention"] for pair in pairs)}
     first, *rest = _lines(views, show_all=show_all)
@@ -78,9 +76,17 @@ def _show(pair: str | None, output: Output, *, show_all: bool, is_watched: bool 
 
 
 def _document(view: PairView) -> dict[str, Any]:
-    is_safe, sends = safety(view.status)
-    attention = status_text.attention(view.status)
-    return {**asdict(view), "attention": attention, "safe": is_safe, "sends": sends}
+    judgement = view.judgement
+    return {
+        "name": view.name,
+        "pid": view.pid,
+        "program": view.program,
+        "up_s": view.up_s,
+        "status": view.status.as_dict(),
+        "attention": judgement.attention,
+        "safe": judgement.is_safe,
+        "sends": judgement.sends,
+    }
 
 
 def _clear() -> str:
@@ -108,7 +114,10 @@ def _views(hosts: Sequence[RunningHost]) -> list[PairView]:
         card, up_s = host.card, None
         if card.began_at:
             up_s = (datetime.now(UTC) - datetime.fromisoformat(card.began_at)).total_seconds()
-        views.append(PairView(card.name, card.pid, card.program, up_s, status))
+        try:
+            views.append(PairView.of(card.name, card.pid, card.program, up_s, status))
+        except ValueError as error:
+            print(f"twinbus: {host.process}: {error}", file=sys.stderr)
     if not views:
         raise ControlError(NO_ANSWER)
     return views

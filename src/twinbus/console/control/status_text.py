@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from twinbus.console.control.safety import named, safety
 from twinbus.console.terminal.table import aligned, counted, duration, table_lines, visible
-from twinbus.pairing.core.status import IN_ROTATION
+from twinbus.pairing.core.judgement import PairJudgement, is_quiet, judgement_of, states_of
+from twinbus.pairing.core.status import (
+    IN_ROTATION,
+    BacklogQueueStatus,
+    EntityStatus,
+    PairStatus,
+)
+from twinbus.pairing.core.status_reading import read_entity, read_status
+from twinbus.wording import named, short
 
-RANKS: Final = {"unusable": 0, "failed over": 1, "suspect": 2, "healthy": 3}
+RANKS: Final = {"unusable": 0, "raising": 1, "failed over": 2, "suspect": 3, "healthy": 4}
 """Worst first."""
 
 HEALTHY: Final = "healthy"
 HEALTHY_SHOWN_MAX: Final = 20
 """Healthy entities to list; a pair may have thousands."""
 
+UNREADABLE: Final = "its status cannot be read; use the same release of Twinbus"
+
 QUEUES_SHOWN_MAX: Final = 20
 """Backlog queues out of rotation to list with their reason."""
-
-REASON_LENGTH_MAX: Final = 160
-"""An error of the service can be a page; its beginning is enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,57 +39,48 @@ class PairView:
     pid: int
     program: str
     up_s: float | None
-    status: Mapping[str, Any]
+    status: PairStatus
+    judgement: PairJudgement
 
-
-def attention(status: Mapping[str, Any]) -> list[str]:
-    """Return what needs attention, worst first; empty if all is well."""
-    found = [
-        f"the {name} is {visible(side['state'])}: {_short(side['reason'])}"
-        for name, side in status.get("sides", {}).items()
-        if side.get("reason")
-    ]
-    if not status.get("protected", True):
-        found.append("UNPROTECTED: there is no backlog queue to divert to")
-    by_state = Counter(_state(entity) for entity in _entities(status))
-    for state in sorted(by_state.keys() - {HEALTHY}, key=lambda state: RANKS.get(state, -1)):
-        paths = [visible(e["path"]) for e in _entities(status) if _state(e) == state]
-        found.append(f"{state}: {named(paths)}")
-    frozen = [visible(entity["path"]) for entity in _entities(status) if entity.get("frozen")]
-    if frozen:
-        found.append(f"frozen by hand: {named(frozen)}")
-    if any(queue.get("paused") for queue in (status.get("syphon") or {}).values()):
-        found.append("the syphon is paused: `twinbus syphon resume` resumes it")
-    if status.get("ledger_unrecorded"):
-        found.append(f"the ledger could not record {status['ledger_unrecorded']:,} lines")
-    return found
+    @classmethod
+    def of(
+        cls, name: str, pid: int, program: str, up_s: float | None, document: Mapping[str, Any]
+    ) -> PairView:
+        """Read and judge the status that a pair answered; ValueError if that cannot be read."""
+        try:
+            status = read_status(document)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                "its status cannot be read; use the same release of Twinbus"
+            ) from error
+        return cls(name, pid, program, up_s, status, judgement_of(status))
 
 
 def render(view: PairView, *, show_all: bool = False) -> list[str]:
     """Return the lines of one pair."""
-    status = view.status
+    status, judgement = view.status, view.judgement
     lines = [_title(view)]
-    lines += [f"  ! {what}" for what in attention(status)] or ["  all entities are healthy"]
-    is_safe, sends = safety(status)
-    lines.append(f"  {sends}" if is_safe else f"  ! {sends}")
-    if status.get("searching"):
-        lines.append(f"  still searching for backlog queues: {_short(status['searching'])}")
+    lines += [f"  ! {what}" for what in judgement.attention] or ["  all entities are healthy"]
+    lines.append(f"  {judgement.sends}" if judgement.is_safe else f"  ! {judgement.sends}")
+    if status.searching:
+        lines.append(f"  still searching for backlog queues: {short(status.searching)}")
     lines.append("")
-    lines += [f"  {line}".rstrip() for line in _entity_table(status, show_all=show_all)]
+    entities = list(status.entities.values())
+    lines += [f"  {line}".rstrip() for line in _entity_table(entities, show_all=show_all)]
     lines.append("")
     lines += [f"  {line}" for line in (*_queue_lines(status), *_syphon_lines(status))]
     return lines
 
 
-def entity_line(entity: Mapping[str, Any]) -> str:
+def entity_line(document: Mapping[str, Any]) -> str:
     """Return one line about an entity that was steered."""
-    holds = [hold for hold in ("forced", "frozen") if entity.get(hold)]
-    return f"{visible(entity['path'])}: {', '.join([_state(entity), *holds])}"
+    entity = read_entity(document)
+    return f"{visible(entity.path)}: {', '.join(states_of(entity))}"
 
 
 def summary(views: Sequence[PairView]) -> str:
     """Return one line about all pairs."""
-    troubled = sum(1 for view in views if attention(view.status))
+    troubled = sum(1 for view in views if view.judgement.concerns)
     pairs = f"{len(views)} pair{'s' if len(views) > 1 else ''}"
     return f"{pairs}, attention needed in {troubled}" if troubled else f"{pairs}, all healthy"
 
@@ -92,17 +88,15 @@ def summary(views: Sequence[PairView]) -> str:
 def _title(view: PairView) -> str:
     program = f" ({visible(view.program)})" if view.program else ""
     up = "" if view.up_s is None else f", up {duration(view.up_s)}"
-    primary, secondary = visible(view.status["primary"]), visible(view.status["secondary"])
+    primary, secondary = visible(view.status.primary), visible(view.status.secondary)
     return f"{visible(view.name)}  {primary} -> {secondary}  pid {view.pid}{program}{up}"
 
 
-def _entity_table(status: Mapping[str, Any], *, show_all: bool) -> list[str]:
-    entities = sorted(
-        _entities(status), key=lambda e: (RANKS.get(_state(e), -1), str(e["path"]).lower())
-    )
+def _entity_table(entities: Sequence[EntityStatus], *, show_all: bool) -> list[str]:
     if not entities:
         return ["no sender was created yet"]
-    healthy = [entity for entity in entities if _is_quiet(entity)]
+    entities = sorted(entities, key=lambda one: (rank(states_of(one)), one.path.lower()))
+    healthy = [entity for entity in entities if is_quiet(entity)]
     hidden = 0 if show_all else max(0, len(healthy) - HEALTHY_SHOWN_MAX)
     left_out = {id(entity) for entity in healthy[len(healthy) - hidden :]}
     shown = [entity for entity in entities if id(entity) not in left_out]
@@ -113,85 +107,92 @@ def _entity_table(status: Mapping[str, Any], *, show_all: bool) -> list[str]:
     return [*lines, *_last_errors(shown)]
 
 
-def _last_errors(shown: Sequence[Mapping[str, Any]]) -> list[str]:
+def rank(states: Sequence[str]) -> int:
+    """Return the place of an entity in a list, worst first; its worst state counts."""
+    return min(RANKS.get(state, len(RANKS)) for state in states)
+
+
+def _last_errors(shown: Sequence[EntityStatus]) -> list[str]:
     """Return the last errors of unhealthy entities; entities with the same error share a line."""
-    by_error: dict[str, list[Mapping[str, Any]]] = {}
+    by_error: dict[str, list[EntityStatus]] = {}
     for entity in shown:
-        if entity.get("last_error") and not _is_quiet(entity):
-            by_error.setdefault(_short(entity["last_error"]), []).append(entity)
+        if not is_quiet(entity) and (error := entity.raising_reason or entity.last_error):
+            by_error.setdefault(short(error), []).append(entity)
     lines = []
     for error, entities in by_error.items():
-        paths = named([visible(entity["path"]) for entity in entities])
+        paths = named([entity.path for entity in entities])
         lines.append(f"last error of {paths}{_date(entities)}: {error}")
     return ["", *lines] if lines else []
 
 
-def _date(entities: Sequence[Mapping[str, Any]]) -> str:
+def _date(entities: Sequence[EntityStatus]) -> str:
     """Return the local time of the latest of their errors."""
-    latest = max(entity.get("last_error_at") or 0.0 for entity in entities)
+    if any(entity.raising_reason for entity in entities):
+        return ""
+    latest = max(entity.last_error_at or 0.0 for entity in entities)
     return f" ({datetime.fromtimestamp(latest).astimezone():%Y-%m-%d %H:%M:%S})" if latest else ""
 
 
-def _row(entity: Mapping[str, Any]) -> list[object]:
-    since_s = entity.get("since_s")
-    holds = [hold.upper() for hold in ("forced", "frozen") if entity.get(hold)]
-    state, reason = _state(entity), entity.get("reason", "")
+def _row(entity: EntityStatus) -> list[object]:
     return [
-        entity["path"],
-        ", ".join([state if state == HEALTHY else state.upper(), *holds]),
-        "" if since_s is None else f"{duration(since_s)} ago",
-        *(entity.get(count, 0) for count in ("sent", "diverted", "raised")),
-        "" if _is_quiet(entity) else ", ".join(filter(None, (_short(reason), _next(entity)))),
+        entity.path,
+        ", ".join(state if state == HEALTHY else state.upper() for state in states_of(entity)),
+        "" if entity.since_s is None else f"{duration(entity.since_s)} ago",
+        *(entity.sent, entity.diverted, entity.raised),
+        "" if is_quiet(entity) else ", ".join(filter(None, (_why(entity), _next(entity)))),
     ]
 
 
-def _next(entity: Mapping[str, Any]) -> str:
+def _why(entity: EntityStatus) -> str:
+    calls = f"{counted(entity.raising, 'call')} raised in the last minute" if entity.raising else ""
+    is_known = entity.state != HEALTHY or entity.frozen
+    return ", ".join(filter(None, (calls, short(entity.reason) if is_known else "")))
+
+
+def _next(entity: EntityStatus) -> str:
     """Return what happens next to an entity by itself, and when; empty: nothing."""
-    if (left_s := entity.get("fails_over_in_s")) is not None:
+    if (left_s := entity.fails_over_in_s) is not None:
         return f"fails over in {duration(left_s)}"
-    if (ping_s := entity.get("next_ping_in_s")) is not None:
+    if (ping_s := entity.next_ping_in_s) is not None:
         return f"next ping in {duration(ping_s)}" if ping_s else "pinging now"
     return ""
 
 
-def _queue_lines(status: Mapping[str, Any]) -> list[str]:
-    queues = {path: _queue_text(queue) for path, queue in status["backlog_queues"].items()}
+def _queue_lines(status: PairStatus) -> list[str]:
+    queues = {path: _queue_text(queue) for path, queue in status.backlog_queues.items()}
     absent = {path: text for path, text in queues.items() if text != IN_ROTATION}
     lines = [f"backlog queues: {len(queues) - len(absent)} of {len(queues)} in rotation"]
-    rows = [[f"  {visible(queue)}", _short(why)] for queue, why in absent.items()]
+    rows = [[f"  {visible(queue)}", short(why)] for queue, why in absent.items()]
     lines += aligned(rows[:QUEUES_SHOWN_MAX])
     if len(rows) > QUEUES_SHOWN_MAX:
         lines.append(f"  and {len(rows) - QUEUES_SHOWN_MAX} more that are not in rotation")
-    waiting = status.get("backlog_waiting")
+    waiting = status.backlog_waiting
     lines.append(
         "  depth: not measured here, `twinbus backlog list` asks the secondary"
         if waiting is None
         else f"  depth: {counted(waiting, 'message')}"
     )
     unknown = {
-        setting: None
-        for queue in status["backlog_queues"].values()
-        for setting in queue.get("not_verified", ())
+        setting: None for queue in status.backlog_queues.values() for setting in queue.not_verified
     }
     if unknown:
         lines.append(f"  not verified, for lack of a right: {visible(', '.join(unknown))}")
     return lines
 
 
-def _queue_text(queue: Mapping[str, Any]) -> str:
-    back_s = queue.get("returns_in_s")
-    back = "" if back_s is None else f", back in {duration(back_s)}"
-    why = f": {queue['reason']}" if queue.get("reason") else ""
-    return f"{queue['state']}{back}{why}"
+def _queue_text(queue: BacklogQueueStatus) -> str:
+    back = "" if queue.returns_in_s is None else f", back in {duration(queue.returns_in_s)}"
+    return f"{queue.state}{back}" + (f": {queue.reason}" if queue.reason else "")
 
 
-def _syphon_lines(status: Mapping[str, Any]) -> list[str]:
+def _syphon_lines(status: PairStatus) -> list[str]:
     """Return what the syphon moved, and what blocks it."""
-    queues: Mapping[str, Mapping[str, Any]] | None = status.get("syphon")
+    queues = status.syphon
     if queues is None:
         return ["syphon: not running in this process"]
+    states: list[Mapping[str, Any]] = [*queues.values()]
     done = {
-        what: sum(queue.get(what, 0) for queue in queues.values())
+        what: sum(queue.get(what, 0) for queue in states)
         for what in ("completed", "in_flight", "dead_lettered")
     }
     moved = (
@@ -199,25 +200,8 @@ def _syphon_lines(status: Mapping[str, Any]) -> list[str]:
         f" {done['dead_lettered']:,} dead-lettered"
     )
     obstacles = [
-        f"  {visible(what)}: {_short(why)}"
-        for queue in queues.values()
+        f"  {visible(what)}: {short(why)}"
+        for queue in states
         for what, why in (*queue.get("problems", {}).items(), *queue.get("held", {}).items())
     ]
     return [moved, *dict.fromkeys(obstacles)]
-
-
-def _entities(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return list(status.get("entities", {}).values())
-
-
-def _is_quiet(entity: Mapping[str, Any]) -> bool:
-    return _state(entity) == HEALTHY and not entity.get("frozen") and not entity.get("forced")
-
-
-def _state(entity: Mapping[str, Any]) -> str:
-    return str(entity.get("state", "unknown")).replace("_", " ").lower()
-
-
-def _short(text: object) -> str:
-    whole = visible(text)
-    return whole if len(whole) <= REASON_LENGTH_MAX else whole[: REASON_LENGTH_MAX - 1] + "…"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from twinbus.console.control import status_text
-from twinbus.console.control.safety import safety
 from twinbus.console.syphon import text as syphon_text
 from twinbus.page.core.view import Judgement
+from twinbus.pairing.core.judgement import judgement_of
+from twinbus.pairing.core.status_reading import read_status
 
 
 def judged(status: Mapping[str, Any]) -> Judgement:
@@ -20,4 +20,5 @@ def judged(status: Mapping[str, Any]) -> Judgement:
         lines = syphon_text.status_lines("", known)
         found = [line.strip(" !") for line in lines if line.startswith("  ! ")]
         return Judgement(["the syphon is paused"] * bool(known["paused"]) + found, True, "")
-    return Judgement(status_text.attention(status), *safety(status))
+    pair = judgement_of(read_status(status))
+    return Judgement(pair.attention, pair.is_safe, pair.sends, pair.states)

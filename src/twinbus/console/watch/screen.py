@@ -15,7 +15,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from twinbus.console.control.status_text import RANKS
+from twinbus.console.control.status_text import rank
 from twinbus.console.terminal.table import UNKNOWN, duration, visible
 from twinbus.page.core.headline import headline_of
 from twinbus.page.core.history import BUCKET_S
@@ -38,7 +38,12 @@ LEVELS: Final = {
 }
 """Sign and style of the headline: the level is not shown by colour alone."""
 
-STATE_STYLES: Final = {"unusable": "red", "failed over": "yellow", "suspect": "yellow"}
+STATE_STYLES: Final = {
+    "unusable": "red",
+    "raising": "red",
+    "failed over": "yellow",
+    "suspect": "yellow",
+}
 
 
 def screen(
@@ -143,17 +148,16 @@ def _entity_table(
         "ENTITY", *pair_column, "STATE", "SINCE", ">SENT", ">DIVERTED", ">RAISED", "NEXT"
     )
     for pair, entity in entities:
-        holds = [hold for hold in ("forced", "frozen") if entity[hold]]
-        since = entity["since"]
+        states, since = entity["states"], entity["since"]
         cells = [
             entity["path"],
             *([pair["name"]] if is_pair_named else []),
-            ", ".join([entity["state"], *holds]),
+            ", ".join(states),
             "" if since is None else duration(max(0.0, now - since)),
             *(f"{entity[count]:,}" for count in ("sent", "diverted", "raised")),
             _next(entity),
         ]
-        style = STATE_STYLES.get(entity["state"], "yellow" if holds else "")
+        style = next(filter(None, map(STATE_STYLES.get, states)), "yellow" if states[1:] else "")
         table.add_row(*(Text(visible(cell)) for cell in cells), style=style)
     return table
 
@@ -165,7 +169,9 @@ def _next(entity: Mapping[str, Any]) -> str:
         parts.append(f"fails over in {duration(left_s)}")
     if (ping_s := entity["next_ping_in_s"]) is not None:
         parts.append(f"ping in {duration(ping_s)}" if ping_s else "pinging")
-    if entity["state"] != "healthy" and entity["reason"]:
+    if entity["raising"]:
+        parts.append(f"{entity['raising']:,} raised in 1 min: {entity['raising_reason']}")
+    elif entity["state"] != "healthy" and entity["reason"]:
         parts.append(entity["reason"])
     return ", ".join(parts)
 
@@ -206,6 +212,6 @@ def _urgency(pair: Pair) -> tuple[object, ...]:
 
 def _entity_urgency(one: tuple[Pair, Mapping[str, Any]]) -> tuple[object, ...]:
     pair, entity = one
-    rank = RANKS.get(entity["state"], -1)
     is_held = entity["forced"] or entity["frozen"]
-    return rank, not is_held, str(entity["path"]).lower(), pair["name"], pair["pid"]
+    path = str(entity["path"]).lower()
+    return rank(entity["states"]), not is_held, path, pair["name"], pair["pid"]

@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from twinbus.console.control.safety import safety
-from twinbus.console.control.status_text import attention
+from twinbus.console.control.status_text import UNREADABLE
 from twinbus.console.syphon.text import obstacles
 from twinbus.console.terminal.table import counted, duration, visible
 from twinbus.console.watch.thresholds import NO_LIMITS, CheckLevel, Limits, Thresholds
+from twinbus.pairing.core.judgement import Severity, judgement_of
+from twinbus.pairing.core.status_reading import read_status
 from twinbus.syphon.observing.health import no_pump_text
 
 FINDINGS_MAX: Final = 5
@@ -125,6 +126,7 @@ def figures(
         PerfFigure("pairs", len(pairs)),
         PerfFigure("unprotected", sum(not status["protected"] for status in pairs)),
         PerfFigure("failed_over", sum(one["state"] == "failed over" for one in entities)),
+        PerfFigure("raising", sum(bool(one.get("raising")) for one in entities)),
         *(
             PerfFigure(name, sum(one[name] for one in entities), "c")
             for name in ("sent", "diverted", "raised")
@@ -161,15 +163,18 @@ def plugin_line(findings: Sequence[CheckFinding], numbers: Sequence[PerfFigure])
 
 
 def _pair_finding(host: CheckedHost, unprotected: CheckLevel) -> CheckFinding:
-    is_safe, sends = safety(host.status)
-    lines = attention(host.status)
-    if _raises(host.status):
-        level = CheckLevel.CRITICAL
-    elif not is_safe:
-        level = unprotected
-    else:
-        level = CheckLevel.WARNING if lines else CheckLevel.OK
-    return CheckFinding(level, f"{host.process}: {'; '.join(lines) or sends}")
+    try:
+        judgement = judgement_of(read_status(host.status))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return CheckFinding(CheckLevel.UNKNOWN, f"{host.process}: {UNREADABLE}")
+    levels = {
+        Severity.ATTENTION: CheckLevel.WARNING,
+        Severity.EXPOSED: unprotected,
+        Severity.RAISES: CheckLevel.CRITICAL,
+    }
+    found = [CheckFinding(levels[one.severity], one.text) for one in judgement.concerns]
+    text = "; ".join(judgement.attention) or judgement.sends
+    return CheckFinding(worst(found) if found else CheckLevel.OK, f"{host.process}: {text}")
 
 
 def _syphon_finding(
@@ -184,10 +189,3 @@ def _syphon_finding(
     why += [no_pump_text(unpumped)] if unpumped else []
     level = CheckLevel.WARNING if why else CheckLevel.OK
     return CheckFinding(level, f"syphon of {host.process}: {'; '.join(why) or 'running'}")
-
-
-def _raises(status: Mapping[str, Any]) -> bool:
-    """Whether some sends raise now, whatever the backlog can take."""
-    primary = status.get("sides", {}).get("primary", {})
-    states = [entity["state"] for entity in status.get("entities", {}).values()]
-    return bool(status.get("faulted") or primary.get("reason")) or "unusable" in states

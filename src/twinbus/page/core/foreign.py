@@ -21,9 +21,10 @@ STATES: Final = ("running", "gone", "silent")
 
 _SPAN: Final = (float, float, str)
 _ENTITY: Final = {
-    "path": str, "state": str, "since": float, "forced": bool, "frozen": bool, "sent": int,
-    "diverted": int, "raised": int, "reason": str, "last_error": str, "last_error_at": float,
-    "fails_over_in_s": float, "next_ping_in_s": float, "spans": [_SPAN],
+    "path": str, "state": str, "states": [str], "since": float, "forced": bool, "frozen": bool,
+    "sent": int, "diverted": int, "raised": int, "reason": str, "last_error": str,
+    "last_error_at": float, "raising": int, "raising_reason": str, "fails_over_in_s": float,
+    "next_ping_in_s": float, "spans": [_SPAN],
 }  # fmt: skip
 _SYPHON: Final = {
     "paused": bool, "completed": int, "in_flight": int, "dead_lettered": int, "rate": float,
@@ -55,6 +56,9 @@ def foreign_pairs(document: object, place: str) -> list[Pair]:
         if pair["kind"] not in KINDS or pair["state"] not in STATES:
             continue
         pair["protected"] = pair["protected"] is not False
+        for entity in pair["entities"]:
+            # The page of an earlier release knows no other words than the state.
+            entity["states"] = entity["states"] or [entity["state"]]
         pairs.append({**pair, "id": f"{place}/{pair['id']}", "read_only": True})
     return pairs
 

@@ -24,7 +24,8 @@ def shown_state(entity: Mapping[str, Any]) -> str:
     """Return the state of an entity's span: what a person decided comes before what pings say."""
     if entity.get("frozen"):
         return "frozen"
-    return "forced" if entity.get("forced") else str(entity.get("state", "unknown"))
+    # The first of its states: a healthy entity whose calls raise is not drawn as healthy.
+    return "forced" if entity.get("forced") else str(entity["states"][0])
 
 
 class EntitySpans:

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final
 
 from twinbus.control.protocol import HostCard
 from twinbus.page.core.history import EntitySpans, SendHistory, shown_state
 from twinbus.page.core.pair_table import Pair, PairTable
+from twinbus.wording import plain
 
 GONE_SHOWN_S: Final = 3_600.0
 """How long a pair that ended is shown."""
@@ -54,6 +55,8 @@ class Judgement:
     attention: Sequence[str]
     is_safe: bool
     safety: str
+    states: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The words for the entities about which there is something to say, by path."""
 
 
 Judge = Callable[[Mapping[str, Any]], Judgement]
@@ -146,7 +149,8 @@ class Board:
             state = shown_state(entity)
             if was is None or shown_state(was) == state:
                 continue
-            why = f" ({entity['reason']})" if entity["reason"] else ""
+            reason = entity["raising_reason"] if state == "raising" else entity["reason"]
+            why = f" ({reason})" if reason else ""
             text = f"{path}: {shown_state(was)} -> {state}{why}"
             level = "info" if state == "healthy" else "warning"
             at = entity["spans"][-1][0] if entity["spans"] else now
@@ -220,7 +224,7 @@ class _WatchedHost:
             "attention": list(judgement.attention),
             "waiting": status.get("backlog_waiting", status.get("waiting")),
             "syphon": syphon_of(status),
-            "entities": [self._entity(one, now) for one in entities.values()],
+            "entities": [self._entity(one, judgement, now) for one in entities.values()],
             "queues": [_queue(path, one) for path, one in status.get("backlog_queues", {}).items()],
             "sends": self._sends.observe((sent, diverted, raised), now) if is_pair else [],
         }
@@ -270,25 +274,30 @@ class _WatchedHost:
         last = self.document
         return float(last["state_since"]) if last and last["state"] == state else now
 
-    def _entity(self, status: Mapping[str, Any], now: float) -> dict[str, Any]:
+    def _entity(
+        self, status: Mapping[str, Any], judgement: Judgement, now: float
+    ) -> dict[str, Any]:
         path, since = str(status["path"]), self._entered_at(status, now)
         spans = self._spans.setdefault(path, EntitySpans())
-        return {
+        entity = {
             "path": path,
-            "state": str(status.get("state", "unknown")),
+            "state": str(status["state"]),
+            "states": list(judgement.states.get(path, (status["state"],))),
             "since": since,
             "forced": bool(status.get("forced")),
             "frozen": bool(status.get("frozen")),
             "sent": status.get("sent", 0),
             "diverted": status.get("diverted", 0),
             "raised": status.get("raised", 0),
+            "raising": status.get("raising", 0),
+            "raising_reason": plain(status.get("raising_reason") or ""),
             "reason": str(status.get("reason") or ""),
             "last_error": str(status.get("last_error") or ""),
             "last_error_at": status.get("last_error_at"),
             "fails_over_in_s": _tenths(status.get("fails_over_in_s")),
             "next_ping_in_s": _tenths(status.get("next_ping_in_s")),
-            "spans": spans.observe(shown_state(status), since, now),
         }
+        return {**entity, "spans": spans.observe(shown_state(entity), since, now)}
 
     def _entered_at(self, status: Mapping[str, Any], now: float) -> float | None:
         """Return when the entity entered its state; the same for as long as it stays in it."""

@@ -48,11 +48,11 @@ export function makeEntity(entity) {
 export function updateEntity(row, entity, pair) {
   row.entity = entity;
   row.pair = pair;
-  set(row.node, { "data-state": entity.state });
+  const shown = entity.states.includes("raising") ? "raising" : entity.state;
+  set(row.node, { "data-state": shown });
   set(row.name, { title: entity.path });
-  set(row.chip, { "data-state": entity.state });
-  const holds = [entity.forced && "forced", entity.frozen && "frozen"].filter(Boolean);
-  setText(row.chip, [entity.state, ...holds].join(", "));
+  set(row.chip, { "data-state": shown });
+  setText(row.chip, entity.states.join(", "));
   setText(row.note, note(entity, pair));
   for (const { what, value, node } of row.figures) {
     setText(value, count(entity[what]));
@@ -67,7 +67,7 @@ function note(entity, pair) {
   const failover_s = left(pair, entity.fails_over_in_s);
   if (failover_s !== null) return `fails over in ${duration(failover_s)}`;
   const ping_s = left(pair, entity.next_ping_in_s);
-  if (ping_s === null) return "";
+  if (ping_s === null) return entity.raising ? `${count(entity.raising)} raised in 1 min: ${entity.raising_reason}` : "";
   return ping_s ? `next ping in ${duration(ping_s)}` : "pings now";
 }
 
@@ -77,6 +77,9 @@ function showDetail(row) {
   if (!row.open) return;
   const { entity, pair } = row;
   const facts = [{ name: `${entity.state} since`, at: entity.since }];
+  if (entity.raising) {
+    facts.push({ name: "Calls raised in the last minute", value: count(entity.raising), note: entity.raising_reason });
+  }
   if (entity.reason) facts.push({ name: "Reason", value: entity.reason });
   if (entity.last_error) {
     facts.push({ name: "Last error", value: entity.last_error });

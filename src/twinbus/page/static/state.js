@@ -94,6 +94,7 @@ export function condition(pair) {
   if (!pair.protected) return { level: "unprotected", word: "unprotected" };
   const count = (state) => pair.entities.filter((entity) => entity.state === state).length;
   if (count("unusable")) return { level: "unprotected", word: "unusable entity" };
+  if (pair.entities.some((entity) => entity.raising)) return { level: "attention", word: "raising" };
   if (count("failed over")) return { level: "failed-over", word: "failed over" };
   if (count("suspect")) return { level: "attention", word: "suspect" };
   if (pair.attention.length) return { level: "attention", word: "needs attention" };

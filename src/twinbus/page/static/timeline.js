@@ -33,7 +33,7 @@ const MARK_WORDS = {
   failover: "failed over",
   restore: "returned to the primary",
 };
-const TROUBLE = ["unusable", "failed over", "suspect", "healthy"];
+const TROUBLE = ["unusable", "raising", "failed over", "suspect", "healthy"];
 
 let zoom = ZOOMS[1];
 let past = null;
@@ -70,7 +70,7 @@ export function prepareTimeline(changed) {
     });
     byId("zoom").append(el("label", {}, input, el("span", { text: one.name })));
   }
-  const states = ["healthy", "suspect", "failed over", "unusable", "forced", "frozen"];
+  const states = ["healthy", "raising", "suspect", "failed over", "unusable", "forced", "frozen"];
   const sends = ["to the primary", "to the backlog", "errors raised"];
   byId("legend").append(
     ...states.map((state) => legend(state, stateRect(state, { x: 0, width: 18 }))),
@@ -93,7 +93,7 @@ export function forget() {
 export function drawTimeline(pair) {
   const to = now();
   const frame = { from: to - zoom.span_s, to, place: (t) => (100 * (t - to + zoom.span_s)) / zoom.span_s };
-  const states = pair.entities.map((one) => one.path + one.state).join();
+  const states = pair.entities.map((one) => one.path + one.states).join();
   if (states !== seen && past) refresh(); // The marks of a change are in the ledger.
   seen = states;
   drawAxis(frame);
@@ -121,9 +121,9 @@ export function drawTimeline(pair) {
 
 function chosenEntities(pair) {
   const words = byId("entity-text").value.toLowerCase().split(/\s+/).filter(Boolean);
-  const rank = (entity) => TROUBLE.indexOf(entity.state);
+  const rank = (entity) => Math.min(...entity.states.map((state) => TROUBLE.indexOf(state)).filter((at) => at >= 0));
   return pair.entities
-    .filter((one) => words.every((word) => `${one.path} ${one.state}`.toLowerCase().includes(word)))
+    .filter((one) => words.every((word) => `${one.path} ${one.states}`.toLowerCase().includes(word)))
     .sort((a, b) => rank(a) - rank(b) || a.path.localeCompare(b.path));
 }
 
@@ -193,7 +193,7 @@ function makeSpan() {
 
 /** Give a rectangle the look of a state: trouble is taller than health. */
 function stateRect(state, place, node = svg("rect")) {
-  const height = { healthy: 4, suspect: 10 }[state] ?? 16;
+  const height = { healthy: 4, suspect: 10, raising: 10 }[state] ?? 16;
   set(node, { class: `span-${state.replace(" ", "-")}`, height, y: (16 - height) / 2, ...place });
   return node;
 }

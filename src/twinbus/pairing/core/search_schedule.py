@@ -13,8 +13,9 @@ While every wanted queue is in use there is no search at all.
 
 from __future__ import annotations
 
-import re
 from typing import Final
+
+from twinbus.wording import plain
 
 USUAL_S: Final = 60.0
 """Azure takes minutes to apply a granted right; people take minutes to make or enable queues."""
@@ -38,10 +39,6 @@ REFUSAL_S: Final = 3_600.0
 """A queue that refused a message for lack of a session is used again after this time where nothing
 else can show that it was repaired: only another message can."""
 
-_TRACKING: Final = re.compile(
-    r"(?i)(tracking_?id|reference|systemtracker|timestamp|clientrequestid)[:=]\s*\S+"
-)
-
 
 def wait_s(since_change_s: float, *, answers: bool, chance: float) -> float:
     """Time until the next search; `chance` is from 0 to 1."""
@@ -62,4 +59,4 @@ def wait_after_loss_s(since_search_s: float, *, chance: float) -> float:
 
 def is_same_reason(before: str | None, after: str) -> bool:
     """Whether two answers say the same, apart from the marks that a service puts on each."""
-    return before is not None and _TRACKING.sub("", before) == _TRACKING.sub("", after)
+    return before is not None and plain(before) == plain(after)

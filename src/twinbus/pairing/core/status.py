@@ -53,6 +53,10 @@ class EntityStatus:
     """Seconds until a suspect entity fails over; None: no timer runs."""
     next_ping_in_s: float | None = None
     """Seconds until the next ping, which may be late by a tenth of the interval; 0: it runs."""
+    raising: int = 0
+    """Calls that raised in the last minute, whatever the state; 0: none did."""
+    raising_reason: str = ""
+    """The error of the latest of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +215,8 @@ def _entity_line(entity: EntityStatus) -> str:
         counts += f", {entity.oversize + entity.reserved} that no backlog queue would take"
     shows_error = entity.last_error and entity.state != "healthy"
     error = f"; last error: {entity.last_error}" if shows_error else ""
+    if entity.raising:
+        error = f"; RAISING, {entity.raising} calls in the last minute: {entity.raising_reason}"
     return f"{entity.path}: {entity.state}{since}{why}{holds}; {counts}{error}"
 
 

@@ -34,8 +34,14 @@ except ImportError as missing:
     ) from missing
 
 from twinbus.pairing.core.failover import EntityState
+from twinbus.pairing.core.judgement import judgement_of
 from twinbus.pairing.core.sides import PairSides, Side, SideState
-from twinbus.pairing.core.status import QUEUE_STATES, SyphonQueueStatus, backlog_status
+from twinbus.pairing.core.status import (
+    QUEUE_STATES,
+    PairStatus,
+    SyphonQueueStatus,
+    backlog_status,
+)
 
 if TYPE_CHECKING:
     from twinbus.pairing.core.counters import EntityTotals
@@ -55,6 +61,10 @@ FAMILIES: Final[dict[str, tuple[Any, ...]]] = {
     "twinbus_entity_state": (
         _GAUGE, "1 for the state of each entity that is not healthy", "entity", "state",
     ),
+    "twinbus_entity_raising": (
+        _GAUGE, "Calls that raised in the last minute, of each entity that has some", "entity",
+    ),
+    "twinbus_safe": (_GAUGE, "1 while `twinbus status` says that sends are safe"),
     "twinbus_messages_stored": (
         _COUNTER, "Messages stored, by where: on the primary, or in the backlog", "entity", "route",
     ),
@@ -95,6 +105,7 @@ class MeasuredPair:
     state: SharedState
     sides: PairSides
     syphon: Callable[[], Mapping[str, SyphonQueueStatus]]
+    status: Callable[[], PairStatus]
     backlog_depth: BacklogDepth | None = None
 
     @property
@@ -168,6 +179,9 @@ class PairCollector(Collector):
             yield "twinbus_entities", states[state], state
         for path, state in self._unhealthy(watched):
             yield "twinbus_entity_state", 1, path, state
+        raising = [(one.path, count) for one in watched if (count := one.raising[0])]
+        for path, count in raising[: self._entities_max]:
+            yield "twinbus_entity_raising", count, path
         traffic = self._traffic(pair.name, watched, totals)
         for path, (sent, diverted, raised) in traffic.items():
             yield "twinbus_messages_stored", sent, path, "primary"
@@ -206,6 +220,7 @@ class PairCollector(Collector):
 
 def _pair_samples(pair: MeasuredPair) -> Iterator[Sample]:
     state = pair.state
+    yield "twinbus_safe", int(judgement_of(pair.status()).is_safe)
     yield "twinbus_protected", int(state.rotation.protected)
     for side in Side:
         yield "twinbus_side_open", int(pair.sides.state(side) is SideState.OPEN), side

@@ -60,7 +60,7 @@ class DirectAttempts:
     def interrupted(self, message: ServiceBusMessage, error: BaseException, began: float) -> None:
         """Report an attempt that its caller has interrupted: its result is unknown."""
         call_of(self._target, message, None).record(began, error)
-        self._entity.raised += 1
+        self._entity.call_raised(1, error)
 
     async def failed(
         self, message: ServiceBusMessage, error: Exception, began: float, deadline: float | None
@@ -72,6 +72,6 @@ class DirectAttempts:
         try:
             call = call_of(self._target, message, deadline)
             await call.run_after(error, began, self.timeout_s)
-        except BaseException:
-            self._entity.raised += 1
+        except BaseException as raised:
+            self._entity.call_raised(1, raised)
             raise

@@ -152,13 +152,14 @@ class PairedSender(AsyncOnly):
                 self._record_message(int((now - began) * 1e6), measured)
             self._entity.succeeded(1)
             if is_cancelled:
-                self._entity.raised += 1
-                raise asyncio.CancelledError
+                cancelled = asyncio.CancelledError()
+                self._entity.call_raised(1, cancelled)
+                raise cancelled
             return
         try:
             await call_of(self.target, message, deadline).run_after(failed, began, timeout_s)
-        except BaseException:
-            self._entity.raised += 1
+        except BaseException as raised:
+            self._entity.call_raised(1, raised)
             raise
 
     async def _send_all(self, message: Any, deadline: float | None) -> None:
@@ -178,10 +179,10 @@ class PairedSender(AsyncOnly):
                     await call.run()
                     span.set_attribute("twinbus.route", call.route.value)
         except PartialDivertError as error:
-            self._entity.raised += len(error.not_stored_ids)
+            self._entity.call_raised(len(error.not_stored_ids), error)
             raise
-        except BaseException:
-            self._entity.raised += len(outgoing)
+        except BaseException as error:
+            self._entity.call_raised(len(outgoing), error)
             raise
         if outgoing.mappings:
             ids.forget(outgoing.mappings)
@@ -215,7 +216,11 @@ class PairedSender(AsyncOnly):
             deadline,
             doubt="the messages of message_ids may be scheduled, under numbers that are not known",
         )
-        numbers: list[int] = await call.run()
+        try:
+            numbers: list[int] = await call.run()
+        except BaseException as error:
+            self._entity.call_raised(len(outgoing), error)
+            raise
         self._state.message_ids.forget(outgoing.mappings)
         require_numbers(numbers, self._entity.path, outgoing.ids)
         return numbers
@@ -230,13 +235,18 @@ class PairedSender(AsyncOnly):
         deadline = self._deadline(timeout)
         if not isinstance(sequence_numbers, int) and not sequence_numbers:
             return
-        await ScheduleCall(
+        call = ScheduleCall(
             self.target,
             lambda sdk: sdk.cancel_scheduled_messages(sequence_numbers),
             (),
             deadline,
             doubt=f"the scheduled messages {sequence_numbers} may be cancelled",
-        ).run()
+        )
+        try:
+            await call.run()
+        except BaseException as error:
+            self._entity.call_raised(0, error)
+            raise
 
     async def create_message_batch(
         self, max_size_in_bytes: int | None = None
@@ -263,6 +273,7 @@ class PairedSender(AsyncOnly):
             counts = self._state.counts(error)
             self._entity.tell(SendFailed(counts=counts, error=error_text(error)))
             if not counts:
+                self._entity.call_raised(0, error)
                 raise
             return self._batch(max_size_in_bytes)
         return self._batch(

@@ -39,6 +39,7 @@ from twinbus.pairing.core.failover import (
     StopWatching,
     Transition,
 )
+from twinbus.pairing.core.recent_errors import RecentErrors
 from twinbus.pairing.core.status import EntityStatus
 from twinbus.timers import TimerFired
 
@@ -65,6 +66,7 @@ class WatchedEntity:
         "_loop",
         "_ping",
         "_pinging",
+        "_recent_errors",
         "_sent",
         "_sent_elsewhere",
         "_stopped",
@@ -98,6 +100,8 @@ class WatchedEntity:
         self.oversize = 0
         self.reserved = 0
         self.raised = 0
+        self._recent_errors: RecentErrors | None = None
+        """None: no call has raised, as for nearly all of ten thousand entities."""
         self._ping = ping
         self._changed = changed
         self._loop = asyncio.get_running_loop()
@@ -134,6 +138,26 @@ class WatchedEntity:
             # A loop that has ended has nothing to heal.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self.tell, SendSucceeded())
+
+    def call_raised(self, messages: int, error: BaseException) -> None:
+        """Count a call that raises now, and its messages. From any thread."""
+        now = self._loop.time()
+        with _COUNTING:
+            self.raised += messages
+            recent = self._recent_errors
+            if recent is None:
+                recent = self._recent_errors = RecentErrors()
+            if isinstance(error, Exception):
+                recent.raised(error_text(error), now)
+            else:
+                recent.cancelled(self.sent + self.diverted, now)
+
+    @property
+    def raising(self) -> tuple[int, str]:
+        """The calls that raised in the last minute, and the latest error. From any thread."""
+        recent = self._recent_errors
+        count = 0 if recent is None else recent.count(self._loop.time())
+        return (count, recent.reason) if count and recent is not None else (0, "")
 
     @property
     def sent(self) -> int:
@@ -182,6 +206,7 @@ class WatchedEntity:
         timer_at, error_at = failover.timer_at, failover.last_error_at
         left_s = None if timer_at is None else max(0.0, timer_at - now)
         is_suspect = failover.state is EntityState.SUSPECT
+        raising, raising_reason = self.raising
         return EntityStatus(
             path=self.path,
             state=failover.state,
@@ -199,6 +224,8 @@ class WatchedEntity:
             last_error_at=None if error_at is None else time.time() - (now - error_at),
             fails_over_in_s=left_s if is_suspect else None,
             next_ping_in_s=0.0 if self._pinging is not None else None if is_suspect else left_s,
+            raising=raising,
+            raising_reason=raising_reason,
         )
 
     def known_error(self) -> PairingError | None:

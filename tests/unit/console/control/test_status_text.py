@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from twinbus.console.control.safety import safety
-from twinbus.console.control.status_text import PairView, attention, entity_line, render, summary
+from twinbus.console.control.status_text import PairView, entity_line, render, summary
 from twinbus.console.terminal.table import aligned, duration, size, visible
 
 
@@ -24,6 +23,7 @@ def entity(path: str, state: str = "healthy", **changes: Any) -> dict[str, Any]:
         "sent": 0,
         "diverted": 0,
         "raised": 0,
+        "answered_pings": 0,
         **changes,
     }
 
@@ -36,17 +36,26 @@ def status(*entities: dict[str, Any], **changes: Any) -> dict[str, Any]:
         "searching": None,
         "entities": {one["path"]: one for one in entities},
         "backlog_queues": {f"contoso/x-servicebus-transfer/{n}": queue() for n in range(2)},
+        "sides": {},
         "syphon": None,
         **changes,
     }
 
 
 def queue(state: str = "in rotation", **changes: Any) -> dict[str, Any]:
-    return {"state": state, "reason": "", "returns_in_s": None, **changes}
+    return {"queue": "q", "state": state, "reason": "", "returns_in_s": None, **changes}
+
+
+def side(state: str, reason: str) -> dict[str, Any]:
+    return {"primary": {"endpoint": "sb://contoso", "state": state, "reason": reason}}
 
 
 def view(document: dict[str, Any]) -> PairView:
-    return PairView("contoso", 4711, "app.py", 3_700.0, document)
+    return PairView.of("contoso", 4711, "app.py", 3_700.0, document)
+
+
+def attention(document: dict[str, Any]) -> list[str]:
+    return view(document).judgement.attention
 
 
 def test_a_healthy_pair_is_a_few_lines() -> None:
@@ -151,7 +160,7 @@ def test_queues_out_of_use_and_the_syphons_obstacles_say_why() -> None:
     ("document", "said"),
     [
         (status(protected=False), "UNPROTECTED"),
-        (status(sides={"primary": {"state": "faulted", "reason": "gone"}}), "primary is faulted"),
+        (status(sides=side("faulted", "gone")), "primary is faulted"),
         (status(ledger_unrecorded=12), "ledger could not record 12"),
         (status(entity("x", "suspect")), "suspect: x"),
         (status(syphon={"q/0": {"paused": True}}), "the syphon is paused"),
@@ -162,6 +171,28 @@ def test_what_needs_attention(document: dict[str, Any], said: str) -> None:
     assert summary([view(document)]) == "1 pair, attention needed in 1"
     assert attention(status(entity("orders"))) == []
     assert summary([view(status()), view(status())]) == "2 pairs, all healthy"
+
+
+def test_an_entity_whose_calls_raise_is_not_shown_as_healthy() -> None:
+    gone = "MessagingEntityNotFoundError: $cbs: no payments. TrackingId:a_B, Timestamp:2026-11-17"
+    document = status(
+        entity("orders", sent=9),
+        entity("payments", raised=201, raising=201, raising_reason=gone),
+        entity("events", "suspect", reason="a send failed", raising=1, raising_reason=gone),
+    )
+    lines = render(view(document))
+    plain = "MessagingEntityNotFoundError: no payments."
+    why = f"(202 calls in the last minute: {plain})"
+    assert lines[1:4] == [
+        f"  ! raising: payments, events {why}",
+        "  ! suspect: events",
+        f"  ! sends are NOT safe: those to payments, events raise {why}",
+    ]
+    assert lines[6].split()[:3] == ["events", "SUSPECT,", "RAISING"]
+    assert lines[7].split()[:2] == ["payments", "RAISING"]
+    assert lines[7].endswith("201 calls raised in the last minute")
+    assert f"  last error of events, payments: {plain}" in lines
+    assert summary([view(document)]) == "1 pair, attention needed in 1"
 
 
 def test_an_unhealthy_entity_says_what_comes_next_and_when_its_error_was() -> None:
@@ -198,7 +229,7 @@ LOST = {"one": queue(reason="the secondary cannot be reached: refused")}
         (status(backlog_queues=LOST), False, "no backlog queue can be used now"),
         (status(faulted="gone"), False, "every call raises (gone)"),
         (
-            status(sides={"primary": {"state": "closed", "reason": "closed by hand"}}),
+            status(sides=side("closed", "closed by hand")),
             False,
             "every call raises (the primary is closed)",
         ),
@@ -207,8 +238,10 @@ LOST = {"one": queue(reason="the secondary cannot be reached: refused")}
 def test_one_line_says_whether_sends_are_safe(
     document: dict[str, Any], is_safe: bool, said: str
 ) -> None:
-    found, text = safety(document)
-    assert found is is_safe
+    judgement = view(document).judgement
+    text = judgement.sends
+    assert judgement.is_safe is is_safe
+    assert judgement.is_safe or judgement.concerns, "what is not safe must not exit with 0"
     assert text.startswith("sends are safe: " if is_safe else "sends are NOT safe: ")
     assert said in text
     assert any(line.endswith(text) for line in render(view(document)))

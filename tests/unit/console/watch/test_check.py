@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.unit.console.commands import run
-from tests.unit.console.control.test_status_text import entity, queue, status
+from tests.unit.console.control.test_status_text import entity, queue, side, status
 from twinbus.console.terminal.output import WrongUse
 from twinbus.console.watch.check import CheckRequest, labels_of
 from twinbus.console.watch.thresholds import CheckLevel, Limits, Thresholds, limits_of
@@ -78,8 +78,10 @@ def levels(host: CheckedHost, unprotected: CheckLevel = CRITICAL) -> list[CheckL
         (status(entity("orders"), backlog_queues={"q": queue("pulled")}), CRITICAL),
         (status(entity("orders", frozen=True)), CRITICAL),
         (status(faulted="broken", sides={}), CRITICAL),
-        (status(sides={"primary": {"state": "closed", "reason": "by hand"}}), CRITICAL),
+        (status(sides=side("closed", "by hand")), CRITICAL),
         (status(entity("orders"), ledger_unrecorded=3), WARNING),
+        (status(entity("orders", raising=3, raising_reason="not found")), WARNING),
+        (status({"path": "orders", "state": "of a later release"}), UNKNOWN),
     ],
 )
 def test_the_level_of_a_pair(document: dict[str, Any], level: CheckLevel) -> None:
@@ -90,6 +92,10 @@ def test_the_level_of_a_pair(document: dict[str, Any], level: CheckLevel) -> Non
 def test_unprotected_has_the_level_of_its_option_and_hides_nothing_worse(level: CheckLevel) -> None:
     assert levels(pair(status(protected=False)), level) == [level]
     assert levels(pair(status(entity("orders", "unusable"), protected=False)), level) == [CRITICAL]
+    raising = entity("orders", raising=1, raising_reason="expired key")
+    [found] = findings_of(pair(status(raising, protected=False)), level)
+    assert found.level is (WARNING if level is OK else level)
+    assert "raising: orders (1 call in the last minute: expired key)" in found.text
 
 
 @pytest.mark.parametrize(
@@ -169,8 +175,9 @@ def test_figures_have_units_limits_and_a_minimum() -> None:
     hosts = [pair(status(entity("orders", "failed over", sent=5, diverted=2, raised=1)))]
     numbers = figures(hosts, BacklogFigures(2, 1.5, 0), Thresholds(age_s=Limits(3600.0, 21600.0)))
     assert " ".join(map(str, numbers)) == (
-        "pairs=1;;;0 unprotected=0;;;0 failed_over=1;;;0 sent=5c;;;0 diverted=2c;;;0 raised=1c;;;0"
-        " backlog=2;;;0 backlog_age=1.5s;3600;21600;0 dead_letters=0;;;0"
+        "pairs=1;;;0 unprotected=0;;;0 failed_over=1;;;0 raising=0;;;0 sent=5c;;;0"
+        " diverted=2c;;;0 raised=1c;;;0 backlog=2;;;0"
+        " backlog_age=1.5s;3600;21600;0 dead_letters=0;;;0"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from azure.servicebus import ServiceBusMessage
 
+from tests.unit.pairing.sending.test_raising import status_of
 from twinbus.pairing.core.sides import PairSides
 from twinbus.pairing.observing.metrics import OTHERS, MeasuredPair, PairCollector
 from twinbus.pairing.sending.watched_entity import WatchedEntities
@@ -27,7 +28,7 @@ async def test_a_forgotten_entity_keeps_its_series_and_the_total_is_right() -> N
     world = FakePair()
     state = world.client.state
     state.watched = WatchedEntities(1)
-    measured = MeasuredPair(state, PairSides(syphon=False), dict)
+    measured = MeasuredPair(state, PairSides(syphon=False), dict, lambda: status_of(world))
     collector = PairCollector(measured, entities_max=2)
 
     async def send_to(path: str) -> None:

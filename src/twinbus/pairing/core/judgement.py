@@ -1,0 +1,189 @@
+"""What a pair's status means: what needs attention, and whether its sends are safe. Pure.
+
+The one judgement that `twinbus status`, `top`, `check`, the page and the metrics show, each in its
+own form: they cannot contradict each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from twinbus.pairing.core.failover import EntityState
+from twinbus.pairing.core.status import IN_ROTATION, EntityStatus, PairStatus
+from twinbus.wording import counted, duration, named, short, visible
+
+RAISING: Final = "raising"
+"""What people read of an entity whose calls raised in the last minute."""
+
+
+class Severity(IntEnum):
+    """How bad a finding is; the worse, the higher."""
+
+    ATTENTION = 1
+    """Something is out of the ordinary."""
+    EXPOSED = 2
+    """Sends depend on the primary alone."""
+    RAISES = 3
+    """Sends raise whatever their callers do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Concern:
+    """One thing that needs attention."""
+
+    severity: Severity
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class PairJudgement:
+    """What a status means."""
+
+    concerns: tuple[Concern, ...]
+    """What needs attention, in the order in which people should read it."""
+    is_safe: bool
+    """Whether every send is stored somewhere, or retried until it is."""
+    sends: str
+    """Where sends go now, in one sentence."""
+    states: dict[str, list[str]]
+    """The words for each entity about which there is something to say, by path."""
+
+    @property
+    def attention(self) -> list[str]:
+        return [finding.text for finding in self.concerns]
+
+
+def judgement_of(status: PairStatus) -> PairJudgement:
+    """Return what a status means."""
+    concerns = tuple(_concerns(status))
+    dangers = tuple(_dangers(status))
+    sends = f"sends are NOT safe: {dangers[0]}" if dangers else f"sends are safe: {_ways(status)}"
+    words = {one.path: states_of(one) for one in status.entities.values() if not is_quiet(one)}
+    return PairJudgement(concerns, not dangers, sends, words)
+
+
+def states_of(entity: EntityStatus) -> list[str]:
+    """Return the state of an entity and what holds it, in the words for people."""
+    # An unusable entity raises by definition.
+    is_raising = bool(entity.raising) and entity.state is not EntityState.UNUSABLE
+    words = [hold for hold in ("forced", "frozen") if getattr(entity, hold)]
+    words += [RAISING] if is_raising else []
+    is_hidden = is_raising and entity.state is EntityState.HEALTHY
+    return words[::-1] if is_hidden else [str(entity.state), *words]
+
+
+def is_quiet(entity: EntityStatus) -> bool:
+    """Whether there is nothing to say about an entity but its counts."""
+    return states_of(entity) == [EntityState.HEALTHY]
+
+
+def ready_queues(status: PairStatus) -> list[str]:
+    """Return the backlog queues that can take a message now, as far as is known."""
+    # A queue in rotation has a reason while the secondary cannot be reached.
+    queues = status.backlog_queues.items()
+    return [path for path, one in queues if one.state == IN_ROTATION and not one.reason]
+
+
+def _concerns(status: PairStatus) -> Iterator[Concern]:
+    for name, side in status.sides.items():
+        if side.reason:
+            severity = Severity.RAISES if name == "primary" else Severity.ATTENTION
+            yield Concern(severity, f"the {name} is {side.state}: {short(side.reason)}")
+    if status.faulted and not any(side.reason for side in status.sides.values()):
+        yield Concern(Severity.RAISES, f"the pair is faulted: {short(status.faulted)}")
+    if why := _exposed(status):
+        yield Concern(Severity.EXPOSED, why)
+    yield from _entity_concerns(status.entities.values())
+    if any(queue.get("paused") for queue in (status.syphon or {}).values()):
+        text = "the syphon is paused: `twinbus syphon resume` resumes it"
+        yield Concern(Severity.ATTENTION, text)
+    if status.ledger_unrecorded:
+        lines = f"the ledger could not record {status.ledger_unrecorded:,} lines"
+        yield Concern(Severity.ATTENTION, lines)
+
+
+def _exposed(status: PairStatus) -> str:
+    """Return why no backlog queue can take over; empty: one can."""
+    if not status.protected:
+        return "UNPROTECTED: there is no backlog queue to divert to"
+    if ready_queues(status):
+        return ""
+    reasons = dict.fromkeys(
+        short(one.reason) for one in status.backlog_queues.values() if one.reason
+    )
+    why = next(iter(reasons), "none is in the rotation")
+    return f"NOT protected: no backlog queue can be used now ({why})"
+
+
+def _entity_concerns(entities: Iterable[EntityStatus]) -> Iterator[Concern]:
+    troubled = [one for one in entities if not is_quiet(one)]
+    raising = [one for one in troubled if one.raising and one.state is not EntityState.UNUSABLE]
+    unusable = [one for one in troubled if one.state is EntityState.UNUSABLE]
+    if unusable:
+        yield Concern(Severity.RAISES, f"unusable: {_paths(unusable)}")
+    if raising:
+        yield Concern(Severity.ATTENTION, f"raising: {_paths(raising)} {_raised(raising)}")
+    for state in (EntityState.FAILED_OVER, EntityState.SUSPECT):
+        if found := [one for one in troubled if one.state is state]:
+            yield Concern(Severity.ATTENTION, f"{state}: {_paths(found)}")
+    if frozen := [one for one in troubled if one.frozen]:
+        severity = Severity.EXPOSED if any(map(_is_stuck, frozen)) else Severity.ATTENTION
+        yield Concern(severity, f"frozen by hand: {_paths(frozen)}")
+
+
+def _dangers(status: PairStatus) -> Iterator[str]:
+    """Yield why some send may raise although its caller waits."""
+    primary = status.sides.get("primary")
+    if status.faulted or (primary is not None and primary.reason):
+        why = status.faulted or f"the primary is {primary.state if primary else 'faulted'}"
+        yield f"every call raises ({visible(why)})"
+    entities = status.entities.values()
+    if unusable := [one for one in entities if one.state is EntityState.UNUSABLE]:
+        yield f"those to {_paths(unusable)} raise until a ping is answered"
+    if raising := [one for one in entities if one.raising]:
+        yield f"those to {_paths(raising)} raise {_raised(raising)}"
+    if not status.protected:
+        yield "they depend on the primary alone, because there is no backlog queue"
+    elif not ready_queues(status):
+        yield (
+            "they depend on the primary alone, because no backlog queue can be used now; diverted"
+            " sends wait for one, and raise at the end of their timeout"
+        )
+    if stuck := [one for one in entities if _is_stuck(one)]:
+        yield f"those to {_paths(stuck)} depend on the primary alone until `twinbus unfreeze`"
+
+
+def _ways(status: PairStatus) -> str:
+    """Return where safe sends go."""
+    parts = []
+    entities = status.entities.values()
+    if diverted := [one for one in entities if one.state is EntityState.FAILED_OVER]:
+        parts.append(f"those to {_paths(diverted)} go to the backlog")
+    if suspects := [one for one in entities if one.state is EntityState.SUSPECT]:
+        left_s = max(one.fails_over_in_s or 0.0 for one in suspects)
+        parts.append(
+            f"those to {_paths(suspects)} are retried, and diverted within"
+            f" {duration(left_s)} (a call whose timeout ends before raises)"
+        )
+    ready = counted(len(ready_queues(status)), "backlog queue")
+    rest = f"the primary takes {'the rest' if parts else 'them'}, {ready} can take over"
+    return "; ".join([*parts, rest])
+
+
+def _raised(entities: Sequence[EntityStatus]) -> str:
+    """Return how often these entities raised in the last minute, and the commonest reason."""
+    worst = max(entities, key=lambda one: one.raising)
+    calls = counted(sum(one.raising for one in entities), "call")
+    return f"({calls} in the last minute: {short(worst.raising_reason)})"
+
+
+def _is_stuck(entity: EntityStatus) -> bool:
+    """Whether its sends stay on the primary even if that fails."""
+    return entity.frozen and entity.state in (EntityState.HEALTHY, EntityState.SUSPECT)
+
+
+def _paths(entities: Iterable[EntityStatus]) -> str:
+    return named([one.path for one in entities])

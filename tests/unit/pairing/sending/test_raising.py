@@ -1,0 +1,122 @@
+"""An entity whose calls raise now is not shown as healthy, whatever its state says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.exceptions import (
+    MessagingEntityDisabledError,
+    MessagingEntityNotFoundError,
+    ServiceBusAuthenticationError,
+    ServiceBusServerBusyError,
+)
+
+from twinbus.pairing.core.judgement import judgement_of
+from twinbus.pairing.core.sides import PairSides
+from twinbus.pairing.core.status import PairStatus, backlog_status
+from twinbus.pairing.core.status_reading import read_status
+from twinbus.pairing.observing.metrics import MeasuredPair, PairCollector
+from twinbus.pairing.sending.sender import PairedSender
+from twinbus.testing.fake_pair import FakePair
+from twinbus.testing.fake_sdk import hangs
+
+pytestmark = pytest.mark.virtual_time
+
+
+def raises(error: Exception) -> Callable[[Any], Awaitable[None]]:
+    async def behaviour(_: Any) -> None:
+        raise error
+
+    return behaviour
+
+
+def status_of(world: FakePair) -> PairStatus:
+    state = world.client.state
+    return PairStatus(
+        primary="sb://contoso",
+        secondary="sb://dr",
+        protected=True,
+        searching=None,
+        entities={entity.path: entity.status() for entity in state.watched.all()},
+        backlog_queues=backlog_status(state.rotation, state.paths, state.now),
+    )
+
+
+def samples(world: FakePair) -> dict[str, float]:
+    sides = PairSides(syphon=False)
+    measured = MeasuredPair(world.client.state, sides, dict, lambda: status_of(world))
+    families = list(PairCollector(measured).collect())
+    names = ("twinbus_safe", "twinbus_entity_raising")
+    return {
+        sample.labels.get("entity", ""): sample.value
+        for family in families
+        if family.name in names
+        for sample in family.samples
+    }
+
+
+async def send(sender: PairedSender) -> None:
+    await sender.send_messages(ServiceBusMessage("x"), timeout=30)
+
+
+async def send_list(sender: PairedSender) -> None:
+    await sender.send_messages([ServiceBusMessage("x"), ServiceBusMessage("y")], timeout=30)
+
+
+async def make_batch(sender: PairedSender) -> None:
+    await sender.create_message_batch()
+
+
+@pytest.mark.parametrize("call", [send, send_list, make_batch])
+@pytest.mark.parametrize(
+    "error",
+    [
+        MessagingEntityNotFoundError(message="gone TrackingId:abc_B, Timestamp:2026"),
+        MessagingEntityDisabledError(message="gone"),
+        ServiceBusAuthenticationError(message="gone"),
+        ServiceBusServerBusyError(message="gone"),
+    ],
+)
+async def test_what_raises_and_stays_healthy_is_raising_for_a_minute(
+    call: Callable[[PairedSender], Awaitable[None]], error: Exception
+) -> None:
+    world = FakePair(retry_total=1, retry_backoff_factor=0.01)
+    sender = world.client.get_queue_sender("orders")
+    world.primary.behaviour = raises(error)
+    for _ in range(3):
+        with pytest.raises(type(error)):
+            await call(sender)
+    assert world.state() == "healthy"
+    status = status_of(world)
+    assert status.entities["orders"].raising == 3
+    # What another process reads from the control socket means the same.
+    for found in (judgement_of(status), judgement_of(read_status(status.as_dict()))):
+        why = f"(3 calls in the last minute: {type(error).__name__}: gone)"
+        assert found.attention == [f"raising: orders {why}"]
+        assert not found.is_safe
+        assert found.sends == f"sends are NOT safe: those to orders raise {why}"
+        assert found.states == {"orders": ["raising"]}
+    assert "RAISING, 3 calls" in str(status)
+    assert samples(world) == {"": 0, "orders": 3}
+    await asyncio.sleep(61)
+    assert judgement_of(status_of(world)).concerns == ()
+    assert samples(world) == {"": 1}
+    await world.client.close()
+
+
+async def test_callers_that_give_up_on_an_entity_that_stores_nothing() -> None:
+    world = FakePair(failover_interval=3_600.0)
+    sender = world.client.get_queue_sender("orders")
+    await send(sender)
+    world.primary.behaviour = hangs
+    for _ in range(6):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(send(sender), 2)
+    entity = world.client.entity("orders").status()
+    assert (entity.raised, entity.raising) == (6, 3)
+    assert not judgement_of(status_of(world)).is_safe
+    await world.client.close()
