@@ -5,7 +5,6 @@ The public names. They load on first use, so `import twinbus` is fast and needs 
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
         InvalidDestinationError,
         ListenError,
         MissingDestinationError,
+        MissingPackageError,
         MissingRightError,
         NamespaceInUseError,
         PairClosedError,
@@ -94,6 +94,7 @@ __all__ = [
     "ListenError",
     "MessageSender",
     "MissingDestinationError",
+    "MissingPackageError",
     "MissingRightError",
     "Namespace",
     "NamespaceInUseError",
@@ -132,10 +133,10 @@ _NAMES = {
         AliasTypeError AliasValueError BacklogFormatError BacklogGuardError
         BacklogMessageTooLargeError BacklogUnavailableError BrokerError BrokerStartError
         CredentialError EntityUnusableError InvalidDestinationError ListenError
-        MissingDestinationError MissingRightError NamespaceInUseError PairClosedError
-        PairFaultedError PairingError PairNotStartedError PartialDivertError ReservedPropertyError
-        SameNamespaceError ScheduleUnavailableError ScheduleUnknownError StoreError StoreFull
-        TransferError TwinbusError WrongKeyError
+        MissingDestinationError MissingPackageError MissingRightError NamespaceInUseError
+        PairClosedError PairFaultedError PairingError PairNotStartedError PartialDivertError
+        ReservedPropertyError SameNamespaceError ScheduleUnavailableError ScheduleUnknownError
+        StoreError StoreFull TransferError TwinbusError WrongKeyError
     """,
     "twinbus.namespace.namespace": "Namespace",
     "twinbus.options": "SendAvailabilityOptions Verdict",
@@ -161,7 +162,9 @@ if not TYPE_CHECKING:  # a checker that sees this function accepts every name
         home = _HOMES.get(name)
         if home is None:
             raise AttributeError(f"module 'twinbus' has no attribute {name!r}")
-        value: object = getattr(import_module(home), name)
+        from twinbus.extras import load
+
+        value = load(home, name)
         globals()[name] = value
         return value
 

@@ -22,6 +22,7 @@
      |    +-- BacklogGuardError            the message could not be stored in a backlog queue
      |         +-- BacklogMessageTooLargeError     ... because of its size
      |         +-- ReservedPropertyError           ... because of the name of a property
+     +-- MissingPackageError       a package of an extra is not installed; a ModuleNotFoundError too
      +-- SettingsError             the settings file cannot be used
      +-- CredentialError           a source of credentials cannot be opened or read
      +-- ControlError              a running pair or syphon does not answer, or refuses a command
@@ -215,6 +216,10 @@ class ReservedPropertyError(BacklogGuardError):
             message_ids=message_ids,
         )
         self.name = name
+
+
+class MissingPackageError(TwinbusError, ModuleNotFoundError):
+    """A package of an extra is not installed; the text has the command that installs it."""
 
 
 class SettingsError(TwinbusError):

@@ -50,6 +50,7 @@ IMPURE_CALLS = frozenset({"datetime.now", "datetime.utcnow", "date.today", "uuid
 
 ARROWS: Mapping[str, Set[str]] = {
     "errors": set(),
+    "extras": {"errors"},
     "timers": set(),
     "loops": set(),
     "wording": set(),
@@ -60,8 +61,8 @@ ARROWS: Mapping[str, Set[str]] = {
     "planning": {"cost", "errors", "options"},
     "transfer": {"amqp", "errors"},
     "broker": {"amqp", "errors", "namespace"},
-    "namespace": {"errors"},
-    "pairing": {"errors", "namespace", "options", "timers", "transfer", "wording"},
+    "namespace": {"errors", "extras"},
+    "pairing": {"errors", "extras", "namespace", "options", "timers", "transfer", "wording"},
     "syphon": {"amqp", "errors", "namespace", "options", "transfer"},
     "control": {"errors"},
     "settings": {"cost", "errors", "namespace", "options"},
@@ -71,13 +72,23 @@ ARROWS: Mapping[str, Set[str]] = {
         "wording",
     },
     "blocking": {"errors", "namespace", "options", "pair", "pairing"},
-    "kombu": {"blocking", "errors", "namespace", "options", "pairing", "settings"},
+    "kombu": {"blocking", "errors", "extras", "namespace", "options", "pairing", "settings"},
     "verify": {"amqp", "broker", "errors", "namespace", "pairing", "syphon"},
-    "pipeline": {"cost", "errors", "ledger", "loops", "namespace", "options", "planning", "syphon"},
+    "pipeline": {
+        "cost",
+        "errors",
+        "extras",
+        "ledger",
+        "loops",
+        "namespace",
+        "options",
+        "planning",
+        "syphon",
+    },
     "page": {"control", "cost", "errors", "ledger", "namespace", "wording"},
     "testing": {
-        *("amqp", "broker", "errors", "ledger", "namespace", "options", "pair", "pairing"),
-        "timers",
+        *("amqp", "broker", "errors", "extras", "ledger", "namespace", "options", "pair"),
+        *("pairing", "timers"),
     },
 }
 """Which unit may know which. `console` and the public door may know all; a shell may also write to

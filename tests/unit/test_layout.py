@@ -53,6 +53,7 @@ PUBLIC_NAMES = [
     "ListenError",
     "MessageSender",
     "MissingDestinationError",
+    "MissingPackageError",
     "MissingRightError",
     "Namespace",
     "NamespaceInUseError",

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
+from twinbus.extras import install_command
 from twinbus.pipeline.spark.failure_text import spark_failures_in_one_line
 from twinbus.pipeline.spark.session import (
     LOCAL_MASTER,
@@ -42,7 +43,7 @@ def require_spark() -> None:
     """Raise SparkStartError if Spark, or what the tables need beside it, is not installed."""
     for package, what in (("pyspark", "Spark"), ("deltalake", "the package deltalake")):
         if importlib.util.find_spec(package) is None:
-            raise SparkStartError(f"this command needs {what}: pip install 'twinbus[all]'")
+            raise SparkStartError(f"this command needs {what}: {install_command('spark,jre')}")
 
 
 def settings_for(ledger: str, tables: str | None = None) -> Mapping[str, str]:

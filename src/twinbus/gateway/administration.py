@@ -37,6 +37,7 @@ from twinbus.broker.http import (
     read_body,
 )
 from twinbus.broker.refusals import ArgumentInvalid, Refusal
+from twinbus.errors import MissingPackageError
 from twinbus.gateway.addresses import require_plain
 from twinbus.syphon.connection.administration_request import (
     NotAnswered,
@@ -85,9 +86,8 @@ def gateway_application(
             return refusal
         try:
             text = figures()
-        except ImportError:
-            why = "metrics need the extra `telemetry`: pip install twinbus[telemetry]\n"
-            return Response(why, 501, media_type="text/plain")
+        except MissingPackageError as missing:
+            return Response(f"{missing}\n", 501, media_type="text/plain")
         return Response(text, headers={"Content-Type": CONTENT_TYPE})
 
     async def administration(request: Request) -> Response:

@@ -9,7 +9,12 @@ docs/celery.md has the other ways to name two namespaces.
 
 from __future__ import annotations
 
-from kombu.transport import TRANSPORT_ALIASES
+from twinbus.extras import missing_package
+
+try:
+    from kombu.transport import TRANSPORT_ALIASES
+except ModuleNotFoundError as error:
+    raise missing_package("twinbus.kombu", error) from None
 
 from twinbus.kombu.transport import Transport
 

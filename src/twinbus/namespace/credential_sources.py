@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from twinbus.errors import CredentialError
+from twinbus.extras import install_command
 from twinbus.namespace.access import ENVIRONMENT, FILE, MANAGED_IDENTITY, NamespaceAccess
 from twinbus.namespace.route import NetworkRoute
 from twinbus.namespace.tokens import SAS_TOKEN, NamespaceToken, read_token
@@ -95,7 +96,7 @@ def open_credential(source: str) -> Any:
         identity = import_module("azure.identity")
     except ImportError:
         raise CredentialError(
-            f"the credential {kind} needs azure-identity: pip install 'twinbus[identity]'"
+            f"the credential {kind} needs azure-identity: {install_command('identity')}"
         ) from None
     options = {"client_id": rest} if kind == MANAGED_IDENTITY and rest else {}
     try:

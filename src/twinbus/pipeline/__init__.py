@@ -9,8 +9,9 @@ loads it.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from twinbus.extras import load
 
 if TYPE_CHECKING:
     from twinbus.pipeline.frames import Frames, conservation, read_ledger, read_tables, update
@@ -24,6 +25,6 @@ if not TYPE_CHECKING:  # a checker that sees this function accepts every name
         if name not in __all__:
             raise AttributeError(f"module 'twinbus.pipeline' has no attribute {name!r}")
         home = "spark.session" if name == "start_session" else "frames"
-        value: object = getattr(import_module(f"twinbus.pipeline.{home}"), name)
+        value = load(f"twinbus.pipeline.{home}", name)
         globals()[name] = value
         return value

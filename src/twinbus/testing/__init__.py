@@ -15,8 +15,9 @@ names load on first use: every run of pytest imports this package where the plug
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from twinbus.extras import load
 
 if TYPE_CHECKING:
     from twinbus.testing.local_namespace import (
@@ -61,6 +62,6 @@ if not TYPE_CHECKING:  # a checker that sees this function accepts every name
         home = _HOMES.get(name)
         if home is None:
             raise AttributeError(f"module 'twinbus.testing' has no attribute {name!r}")
-        value: object = getattr(import_module(f"twinbus.testing.{home}"), name)
+        value = load(f"twinbus.testing.{home}", name)
         globals()[name] = value
         return value

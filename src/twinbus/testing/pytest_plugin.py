@@ -35,7 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def service_bus(request: pytest.FixtureRequest) -> Iterator[LocalNamespace]:
     """A namespace in memory with the entities that marks, or an indirect parameter, declare."""
-    from twinbus.testing.local_namespace import LocalNamespace
+    from twinbus.testing import LocalNamespace
 
     queues, topics = _declared(request)
     with LocalNamespace("primary") as namespace:
@@ -49,7 +49,7 @@ def service_bus(request: pytest.FixtureRequest) -> Iterator[LocalNamespace]:
 @pytest.fixture
 def paired_service_bus(service_bus: LocalNamespace) -> Iterator[LocalPair]:
     """The namespace of `service_bus` as a primary, and a secondary without entities."""
-    from twinbus.testing.local_namespace import LocalNamespace, LocalPair
+    from twinbus.testing import LocalNamespace, LocalPair
 
     with LocalNamespace("secondary") as secondary:
         yield LocalPair(service_bus, secondary)

@@ -9,6 +9,7 @@ import pytest
 
 from tests.unit.console.commands import run
 from twinbus.console.options import AccessOptions, SidesOptions
+from twinbus.extras import install_command
 
 FAILED, WRONG_USE = 1, 2
 HOST = "contoso.servicebus.windows.net"
@@ -56,7 +57,7 @@ COMMANDS = {
         (
             (f"sb://{HOST}", "--credential", "default"),
             FAILED,
-            "the credential default needs azure-identity: pip install 'twinbus[identity]'",
+            f"the credential default needs azure-identity: {install_command('identity')}",
         ),
         (
             (KEY, "--endpoint", "gateway:x"),

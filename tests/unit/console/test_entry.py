@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import twinbus
 from tests.unit.console.commands import run
 from twinbus.console.cli import app
+from twinbus.extras import install_command
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -54,8 +55,8 @@ def test_without_the_extra_the_command_line_is_one_line() -> None:
     done = script({"typer"}, "--help")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "twinbus: the command line needs more packages: pip install 'twinbus[console]'"
-        " (No module named 'typer')\n"
+        "twinbus: the command line needs the extra `console` (No module named 'typer'):"
+        f" {install_command('console')}\n"
     )
 
 
@@ -63,8 +64,8 @@ def test_a_command_that_needs_another_extra_is_one_line() -> None:
     done = script({"lmdb"}, "serve", "contoso:0", "--ephemeral")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "twinbus: this command needs more packages: pip install 'twinbus[all]'"
-        " (No module named 'lmdb')\n"
+        "twinbus: this command needs the extra `broker` (No module named 'lmdb'):"
+        f" {install_command('broker')}\n"
     )
 
 

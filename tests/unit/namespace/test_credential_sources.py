@@ -129,7 +129,7 @@ def test_without_azure_identity_the_line_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "azure.identity", None)
-    with pytest.raises(CredentialError, match=r"pip install 'twinbus\[identity\]'"):
+    with pytest.raises(CredentialError, match=r"pip install .*\[identity\]'"):
         open_credential("default")
 
 

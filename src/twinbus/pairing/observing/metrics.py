@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from twinbus.extras import missing_package
+
 try:
     from prometheus_client import CollectorRegistry, generate_latest
     from prometheus_client.core import (
@@ -28,10 +30,8 @@ try:
         Metric,
     )
     from prometheus_client.registry import Collector
-except ImportError as missing:
-    raise ImportError(
-        "metrics need the library prometheus-client: pip install 'twinbus[telemetry]'"
-    ) from missing
+except ModuleNotFoundError as missing:
+    raise missing_package("pair.collector()", missing) from None
 
 from twinbus.pairing.core.failover import EntityState
 from twinbus.pairing.core.judgement import judgement_of

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from twinbus.errors import TwinbusError
+from twinbus.extras import install_command
 
 VERSION_MIN: Final = 17
 """The oldest Java that Spark 4 starts on."""
@@ -78,7 +79,7 @@ def find_java(
     found = f" ({'; '.join(passed_over)})" if passed_over else ""
     raise JavaMissingError(
         f"Spark needs Java {VERSION_MIN} or newer and there is none{found}: install one and set"
-        " JAVA_HOME, or pip install 'twinbus[jre]'"
+        f" JAVA_HOME, or {install_command('jre')}"
     )
 
 

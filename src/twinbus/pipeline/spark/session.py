@@ -24,6 +24,7 @@ from pathlib import Path, PurePath
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from twinbus.errors import TwinbusError
+from twinbus.extras import install_command
 from twinbus.ledger.record import LedgerError
 from twinbus.pipeline.drain.task_ledger import is_url
 from twinbus.pipeline.spark import classic
@@ -145,7 +146,7 @@ def start_session(
     `record_classes`: later ones start faster (`class_archive`) by what this one loads.
     """
     if importlib.util.find_spec("pyspark") is None:
-        raise SparkStartError("Spark is not installed: pip install 'twinbus[spark,jre]'")
+        raise SparkStartError(f"Spark is not installed: {install_command('spark,jre')}")
     running = _active()
     if running is not None:
         return running

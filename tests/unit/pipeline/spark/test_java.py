@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from twinbus.extras import install_command
 from twinbus.pipeline.spark.java import Java, JavaMissingError, find_java, java_version, shim
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def test_none_is_one_line_that_says_what_was_there_and_what_to_do(
         machine(home="1.8.0_392", path="nonsense")
     assert str(caught.value) == (
         "Spark needs Java 17 or newer and there is none (JAVA_HOME has 8; PATH has none that"
-        " runs): install one and set JAVA_HOME, or pip install 'twinbus[jre]'"
+        f" runs): install one and set JAVA_HOME, or {install_command('jre')}"
     )
 
 

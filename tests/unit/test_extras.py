@@ -1,0 +1,122 @@
+"""A missing package is one sentence with a command that works."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from twinbus import extras
+from twinbus.errors import MissingPackageError, TwinbusError
+
+ROOT = Path(__file__).resolve().parents[2]
+WHEEL: dict[str, Any] = {"archive_info": {}}
+
+
+@pytest.mark.parametrize(
+    ("origin", "command"),
+    [
+        (None, "pip install 'twinbus[broker]'"),
+        ({"url": "file://{here}", "dir_info": {}}, "pip install '{here}[broker]'"),
+        (
+            {"url": "file://{here}", "dir_info": {"editable": True}},
+            "pip install -e '{here}[broker]'",
+        ),
+        ({"url": "file://{here}/a%20b.whl", **WHEEL}, "pip install '{here}/a b.whl[broker]'"),
+        (
+            {"url": "https://x.example/t.git", "vcs_info": {"vcs": "git", "commit_id": "0"}},
+            "pip install 'twinbus[broker] @ git+https://x.example/t.git'",
+        ),
+        (
+            {"url": "https://x.example/t.whl"},
+            "pip install 'twinbus[broker] @ https://x.example/t.whl'",
+        ),
+        (
+            {"url": "file:///gone", "dir_info": {}},
+            "pip install 'CHECKOUT[broker]', with the directory of Twinbus's sources as CHECKOUT",
+        ),
+    ],
+)
+def test_the_command_installs_from_where_twinbus_came(
+    origin: dict[str, Any] | None, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a b.whl").touch()
+    text = origin and json.dumps(origin).replace("{here}", str(tmp_path))
+    found = SimpleNamespace(read_text=lambda _: text)
+    monkeypatch.setattr(metadata, "distribution", lambda _: found)
+    assert extras.install_command("broker") == command.replace("{here}", str(tmp_path))
+
+
+def test_a_tree_that_was_not_installed_is_its_own_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    def distribution(name: str) -> None:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "distribution", distribution)
+    assert extras.install_command("broker") == f"pip install '{ROOT}[broker]'"
+
+
+def test_every_extra_of_the_package_is_known_with_its_modules() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = {}
+    for extra, packages in project["optional-dependencies"].items():
+        names = [re.split(r"[\[>;=<]", package)[0] for package in packages]
+        wanted[extra] = " ".join(sorted(name for name in names if name != "twinbus"))
+    del wanted["all"], wanted["dev"]
+    modules = {"azure.identity": "azure-identity", "prometheus_client": "prometheus-client"}
+    modules["opentelemetry"] = "opentelemetry-api"
+    known = {
+        extra: " ".join(sorted(modules.get(name, name) for name in names.split()))
+        for extra, names in extras.EXTRAS.items()
+    }
+    assert known == wanted
+
+
+@pytest.mark.parametrize(
+    ("missing", "line", "extra"),
+    [
+        ("uvicorn", "from twinbus import EmbeddedBroker", "broker"),
+        ("lmdb", "from twinbus.testing import LocalNamespace", "broker"),
+        ("pyspark", "from twinbus.pipeline import read_ledger", "spark"),
+        ("kombu", "import twinbus.kombu", "celery"),
+        ("prometheus_client", "import twinbus.pairing.observing.metrics", "telemetry"),
+    ],
+)
+def test_an_import_without_its_extra_ends_in_one_sentence(
+    missing: str, line: str, extra: str
+) -> None:
+    program = f"import sys\nsys.modules[{missing!r}] = None\n{line}\n"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    *above, last = done.stderr.splitlines()
+    assert last.startswith("twinbus.errors.MissingPackageError: ")
+    assert f"needs the extra `{extra}`" in last
+    assert last.endswith(extras.install_command(extra))
+    # The user's line and ours, not the way through the broker or Spark.
+    assert len(above) <= 8, done.stderr
+    assert "During handling" not in done.stderr
+
+
+def test_a_missing_package_is_an_import_error_and_one_of_ours() -> None:
+    error = extras.missing_package("X", ModuleNotFoundError("No module named 'h11'", name="h11"))
+    assert isinstance(error, MissingPackageError)
+    assert isinstance(error, TwinbusError)
+    assert isinstance(error, ModuleNotFoundError)
+    assert error.name == "h11"
+    other = ModuleNotFoundError("No module named 'twinbus.x'", name="twinbus.x")
+    assert extras.missing_package("X", other) is other
+
+
+def test_no_text_of_the_package_installs_from_an_index() -> None:
+    texts = [path for path in (ROOT / "src").rglob("*.py") if path.name != "extras.py"]
+    assert [
+        path.name for path in texts if re.search("pip install '?twinbus", path.read_text())
+    ] == []
