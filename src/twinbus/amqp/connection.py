@@ -3,12 +3,13 @@
     header --> [sasl --> header] --> open --> sessions and links --> close
 
 The same class serves both ends. The owner feeds `receive` with what the socket brought, acts on the
-returned events, and writes what `take_output` returns. A peer that breaks the protocol gets a CLOSE
-that says what was wrong, and the owner gets `Closed`.
+events as they are yielded, and writes what `take_output` returns. A peer that breaks the protocol
+gets a CLOSE that says what was wrong, and the owner gets `Closed`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import Enum
 from struct import Struct
 
@@ -39,7 +40,7 @@ from twinbus.amqp.performatives import (
 from twinbus.amqp.sasl import SASL_FRAME, ClientSasl, SaslFailed, ServerSasl
 from twinbus.amqp.session import HANDLE_MAX, Session
 from twinbus.amqp.transfer_shapes import SHAPES_MAX, TransferShape
-from twinbus.amqp.types import DecodeError, Symbol, UInt, UShort
+from twinbus.amqp.types import AmqpError, DecodeError, Symbol, UInt, UShort
 
 AMQP_HEADER = b"AMQP\x00\x01\x00\x00"
 SASL_HEADER = b"AMQP\x03\x01\x00\x00"
@@ -59,6 +60,10 @@ SESSION_FRAMES = frozenset({Transfer, Disposition, Flow, Attach, Detach})
 """Frames that a session takes, for itself or its links."""
 
 TRANSFER_CODE = b"\x14"
+DELIVERY_FRAMES = frozenset({b"\x00\x53\x14", b"\x00\x53\x15"})
+"""First bytes of TRANSFER and DISPOSITION: they change deliveries only, so many of them are taken
+before their events are handled."""
+
 _FRAME_START = Struct(">IBBH")
 
 
@@ -128,23 +133,61 @@ class Connection:
 
     # Bytes
 
-    def receive(self, data: bytes, now_ms: int) -> list[Event]:
-        """Take bytes from the peer; return what happened, in order."""
-        events: list[Event] = []
+    def receive(self, data: bytes, now_ms: int) -> Iterator[list[Event]]:
+        """Take bytes from the peer; yield what happened, in order, a list of events at a time.
+
+        Handle each list before asking for the next: a frame that opens, closes or changes something
+        takes effect when all events before it are handled. So a settlement finds its link open,
+        though the link's DETACH came in the same read.
+        """
         self._heard_ms = now_ms
         if self._buffer:
             data = self._buffer + data
             self._buffer = b""
+        events: list[Event] = []
+        failure: AmqpError | None = None
+        position, end = 0, len(data)
         try:
-            taken = self._take_all(data, events)
-            self._buffer = data[taken:]
-        except DecodeError as error:
-            self._fail("amqp:decode-error", str(error), events)
-        except ProtocolViolation as error:
-            self._fail(error.condition, str(error), events)
-        except SaslFailed as error:
-            self._fail("amqp:unauthorized-access", str(error), events)
-        return events
+            while end - position >= 8 and self.phase is not CLOSED:
+                if self.phase is HEADER:
+                    self._take_header(data[position : position + 8])
+                    position += 8
+                    continue
+                if self._shapes and self.phase is OPEN:
+                    head = data[position + 4 : position + 4 + self._head_size]
+                    shape = self._shapes.get(head)
+                    if shape is not None:
+                        after = shape.take_run(data, position, head, self._frame_limit, events)
+                        if after > position:
+                            position = after
+                            continue
+                size, offset, kind, channel = _FRAME_START.unpack_from(data, position)
+                if size > self._frame_limit or size < 8 or offset < 2 or offset * 4 > size:
+                    raise ProtocolViolation(
+                        f"a frame of {size} bytes (data offset {offset * 4}); "
+                        f"this end takes 8 to {self._frame_limit}"
+                    )
+                if end - position < size:
+                    break
+                body = data[position + offset * 4 : position + size]
+                is_about_deliveries = body[:3] in DELIVERY_FRAMES
+                if events and not is_about_deliveries:
+                    yield events
+                    events = []
+                    continue  # The owner may have closed the connection.
+                position += size
+                if body:
+                    self._take_frame(kind, channel, body, events)
+                if events and not is_about_deliveries:
+                    yield events
+                    events = []
+            self._buffer = data[position:]
+        except (DecodeError, ProtocolViolation, SaslFailed) as error:
+            failure = error
+        if events:
+            yield events
+        if failure is not None:
+            yield self.give_up(_condition(failure), str(failure))
 
     def take_output(self, now_ms: int) -> bytes:
         """Everything to send since the last call."""
@@ -239,35 +282,6 @@ class Connection:
             self.output.put(encode_frame(session.channel, End()))
 
     # Frames
-
-    def _take_all(self, data: bytes, events: list[Event]) -> int:
-        position, end = 0, len(data)
-        while end - position >= 8 and self.phase is not CLOSED:
-            if self.phase is HEADER:
-                self._take_header(data[position : position + 8])
-                position += 8
-                continue
-            if self._shapes and self.phase is OPEN:
-                head = data[position + 4 : position + 4 + self._head_size]
-                shape = self._shapes.get(head)
-                if shape is not None:
-                    after = shape.take_run(data, position, head, self._frame_limit, events)
-                    if after > position:
-                        position = after
-                        continue
-            size, offset, kind, channel = _FRAME_START.unpack_from(data, position)
-            if size > self._frame_limit or size < 8 or offset < 2 or offset * 4 > size:
-                raise ProtocolViolation(
-                    f"a frame of {size} bytes (data offset {offset * 4}); "
-                    f"this end takes 8 to {self._frame_limit}"
-                )
-            if end - position < size:
-                break
-            body = data[position + offset * 4 : position + size]
-            position += size
-            if body:
-                self._take_frame(kind, channel, body, events)
-        return position
 
     def _take_header(self, header: bytes) -> None:
         if self._server and header == SASL_HEADER and isinstance(self._sasl, ServerSasl):
@@ -442,3 +456,9 @@ class Connection:
     def _end(self) -> None:
         self.phase = ConnectionPhase.CLOSED
         self.output.is_closed = True
+
+
+def _condition(failure: AmqpError) -> str:
+    if isinstance(failure, ProtocolViolation):
+        return failure.condition
+    return "amqp:unauthorized-access" if isinstance(failure, SaslFailed) else "amqp:decode-error"

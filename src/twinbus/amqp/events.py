@@ -1,6 +1,6 @@
 """Events that a connection returns to its owner; each names the link or session it is about.
 
-`Connection.receive` returns them in the order in which their frames came.
+`Connection.receive` yields them in the order in which their frames came.
 """
 
 from __future__ import annotations

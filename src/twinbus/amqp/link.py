@@ -12,7 +12,16 @@ from enum import Enum
 from typing import Protocol
 
 from twinbus.amqp.frames import TransferPrefix
-from twinbus.amqp.performatives import Attach, Coordinator, Detach, Error, Flow, Source, Target
+from twinbus.amqp.performatives import (
+    Attach,
+    Coordinator,
+    Detach,
+    Error,
+    Flow,
+    Source,
+    Target,
+    Transfer,
+)
 from twinbus.amqp.types import Symbol, UInt, ULong
 
 SERIAL_MASK = 0xFFFF_FFFF
@@ -127,15 +136,16 @@ class Link:
         With a non-null terminus the Python SDK takes the link as attached (AMQP.md 2.2).
         """
         assert self.state is LinkState.OFFERED, self
-        source = None if self.sends else self.source
-        target = self.target if self.sends else None
-        self._attach(source, target, 0, None)
         self.detach(condition, description)
 
     def detach(self, condition: str | None = None, description: str | None = None) -> None:
         """Close the link, with an error if one is named."""
         if self.state is LinkState.CLOSED:
             return
+        if self.state is LinkState.OFFERED:
+            # A DETACH names an attached handle: without this the peer would know none.
+            source = None if self.sends else self.source
+            self._attach(source, self.target if self.sends else None, 0, None)
         error = Error(condition=Symbol(condition), description=description) if condition else None
         self.state = LinkState.CLOSED
         self.session.write(Detach(handle=UInt(self.handle), closed=True, error=error))
@@ -224,6 +234,14 @@ class ReceiverLink(Link):
     def count_incoming(self, count: int) -> None:
         self.delivery_count = (self.delivery_count + count) & SERIAL_MASK
         self.credit -= count
+
+    def skips(self, transfer: Transfer) -> bool:
+        """Drop a frame of a delivery that was too large; false if it begins another delivery."""
+        assert self.partial_start is not None, self
+        is_next = transfer.delivery_id not in (None, self.partial_start[0])
+        if is_next or transfer.aborted or not transfer.more:
+            self.partial_start, self.is_skipping = None, False
+        return not is_next
 
     def grant(self, credit: int, *, drain: bool = False) -> None:
         """Let the peer send up to `credit` deliveries from now on."""

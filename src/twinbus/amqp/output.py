@@ -15,6 +15,7 @@ ERRANT_LINK = "amqp:session:errant-link"
 HANDLE_IN_USE = "amqp:session:handle-in-use"
 INVALID_FIELD = "amqp:invalid-field"
 NOT_ALLOWED = "amqp:not-allowed"
+TRANSFER_LIMIT = "amqp:link:transfer-limit-exceeded"
 RESOURCE_LIMIT = "amqp:resource-limit-exceeded"
 
 

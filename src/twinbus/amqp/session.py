@@ -40,6 +40,7 @@ from twinbus.amqp.output import (
     ERRANT_LINK,
     HANDLE_IN_USE,
     RESOURCE_LIMIT,
+    TRANSFER_LIMIT,
     FrameOutput,
     ProtocolViolation,
 )
@@ -330,7 +331,13 @@ class Session:
         # A link we have closed may still get what the peer sent before it read our DETACH.
         if not isinstance(link, ReceiverLink) or link.state is LinkState.CLOSED:
             return
-        if link.is_skipping and self._skip(link, transfer):
+        if link.state is LinkState.OFFERED:
+            link.refuse(
+                TRANSFER_LIMIT, "a transfer came before the link was open: it has no credit"
+            )
+            events.append(Detached(link, None, True))
+            return
+        if link.is_skipping and link.skips(transfer):
             return
         if link.partial_start is None:
             if transfer.delivery_id is None:
@@ -358,14 +365,6 @@ class Session:
         if transfer.more:
             # Too large: the rest of it is still coming.
             link.partial_start, link.is_skipping = start, True
-
-    def _skip(self, link: ReceiverLink, transfer: Transfer) -> bool:
-        """Drop a frame of a delivery that was too large; false if it begins another delivery."""
-        assert link.partial_start is not None, link
-        is_next = transfer.delivery_id not in (None, link.partial_start[0])
-        if is_next or transfer.aborted or not transfer.more:
-            link.partial_start, link.is_skipping = None, False
-        return not is_next
 
     def _deliver(
         self,

@@ -73,12 +73,12 @@ class ClientTransport(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Hand on what happened, then answer."""
-        events = self._connection.receive(data, _now_ms())
-        if self._on_deliveries is None:
-            for event in events:
-                self._on_event(event)
-        else:
-            self._hand_on(events, self._on_deliveries)
+        for events in self._connection.receive(data, _now_ms()):
+            if self._on_deliveries is None:
+                for event in events:
+                    self._on_event(event)
+            else:
+                self._hand_on(events, self._on_deliveries)
         self.flush()
         if self._timer is None:
             self._arm()

@@ -31,15 +31,15 @@ class TracedConnection(Connection):
         self._on_end = on_end
         self._sent, self._heard = FrameText("->"), FrameText("<-")
 
-    def receive(self, data: bytes, now_ms: int) -> list[Event]:
+    def receive(self, data: bytes, now_ms: int) -> Iterator[list[Event]]:
         """Take bytes from the peer, as `Connection` does."""
         for line in self._heard.lines(data):
             self._keep(line)
-        events = super().receive(data, now_ms)
-        for event in events:
-            if isinstance(event, Closed | Ended):
-                self._on_end(event)
-        return events
+        for events in super().receive(data, now_ms):
+            for event in events:
+                if isinstance(event, Closed | Ended):
+                    self._on_end(event)
+            yield events
 
     def take_output(self, now_ms: int) -> bytes:
         """Everything to send since the last call, as `Connection` does."""

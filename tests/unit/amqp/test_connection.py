@@ -27,12 +27,13 @@ from twinbus.amqp.events import (
     Event,
     Opened,
 )
-from twinbus.amqp.frames import encode_frame, encode_transfer_frame
+from twinbus.amqp.frames import decode_performative, encode_frame, encode_transfer_frame
 from twinbus.amqp.link import LinkState, ReceiverLink, SenderLink
 from twinbus.amqp.output import ProtocolViolation
 from twinbus.amqp.performatives import (
     ACCEPTED_BYTES,
     Accepted,
+    Attach,
     Begin,
     Close,
     Detach,
@@ -46,6 +47,11 @@ from twinbus.amqp.session import INCOMING_WINDOW, Session
 from twinbus.amqp.types import UInt, UShort
 
 T = TypeVar("T")
+
+
+def read(connection: Connection, data: bytes, now_ms: int = 1) -> list[Event]:
+    """All events of what came in one read, for a test that handles none of them."""
+    return [event for events in connection.receive(data, now_ms) for event in events]
 
 
 @dataclass
@@ -69,9 +75,9 @@ class Pair:
             if not up and not down:
                 return at_client, at_server
             for start in range(0, len(up), self.chunk):
-                at_server += self.server.receive(up[start : start + self.chunk], self.now_ms)
+                at_server += read(self.server, up[start : start + self.chunk], self.now_ms)
             for start in range(0, len(down), self.chunk):
-                at_client += self.client.receive(down[start : start + self.chunk], self.now_ms)
+                at_client += read(self.client, down[start : start + self.chunk], self.now_ms)
 
     def session(self) -> tuple[Session, Session]:
         """A session, begun by the client, at both ends."""
@@ -326,13 +332,76 @@ def test_detach_end_and_close_are_answered(pair: Pair) -> None:
     assert pair.server.phase is ConnectionPhase.CLOSED
 
 
+@pytest.mark.parametrize("ends", ["detach", "end", "close"])
+def test_an_acceptance_right_before_the_end_of_its_link_is_heard(pair: Pair, ends: str) -> None:
+    """A sender that missed it would send the same message again."""
+    link, offered = pair.sender()
+    number = link.send(b"m", b"t")
+    pair.exchange()
+    offered.session.settle(number, number, ACCEPTED_BYTES, as_receiver=True)
+    match ends:
+        case "detach":
+            offered.detach("amqp:link:detach-forced", "the broker is going down")
+        case "end":
+            pair.server.end_session(offered.session)
+        case _:
+            pair.server.close("amqp:connection:forced", "the broker is going down")
+    accepted = []
+    for events in pair.client.receive(pair.server.take_output(1), 1):
+        for event in of(Disposed, events):
+            accepted += event.session.take_unsettled(event.first, event.last)
+    assert [taken[0] for taken in accepted] == [number]
+
+
+def test_what_is_answered_before_a_broken_frame_leaves_before_the_close(pair: Pair) -> None:
+    link, offered = pair.sender()
+    number = link.send(b"m", b"t")
+    data = pair.client.take_output(1) + b"\xff" * 8
+    for events in pair.server.receive(data, 1):
+        for _ in of(DeliveryArrived, events):
+            offered.session.settle(number, number, ACCEPTED_BYTES, as_receiver=True)
+    at_client, _ = pair.exchange()
+    assert [type(event) for event in at_client] == [Disposed, Closed]
+
+
+@pytest.mark.parametrize("sends", [False, True])
+def test_a_detach_before_the_answer_is_answered_by_an_attach_and_a_detach(
+    pair: Pair, sends: bool
+) -> None:
+    """A DETACH alone would name a handle that the peer has never heard of."""
+    ours, _ = pair.session()
+    attach = ours.attach_sender if sends else ours.attach_receiver
+    link = attach("l", source=Source(address="a"), target=Target(address="b"))
+    link.detach()
+    for _ in pair.server.receive(pair.client.take_output(1), 1):
+        pass  # The owner has not answered yet.
+    answer = pair.server.take_output(1)
+    kinds = []
+    while answer:
+        size = int.from_bytes(answer[:4])
+        kinds.append(type(decode_performative(answer[8:size])[0]))
+        answer = answer[size:]
+    assert kinds == [Attach, Detach]
+
+
+def test_a_transfer_before_the_answer_to_its_attach_is_refused_not_lost(pair: Pair) -> None:
+    ours, _ = pair.session()
+    link = ours.attach_sender("l", source=Source(address="a"), target=Target(address="b"))
+    link.credit = 1
+    link.send(b"m", b"t", settled=True)
+    at_client, at_server = pair.exchange()
+    assert not of(DeliveryArrived, at_server)
+    (detached,) = of(Detached, at_client)
+    assert said(detached).condition == "amqp:link:transfer-limit-exceeded"
+
+
 def test_frames_for_a_channel_that_ended_are_ignored(pair: Pair) -> None:
     """pyamqp sends END and then DETACHes."""
     link, _ = pair.sender()
     stray = encode_frame(link.session.channel, Detach(handle=UInt(link.handle), closed=True))
     pair.client.end_session(link.session)
     pair.exchange()
-    assert pair.server.receive(stray, pair.now_ms) == []
+    assert read(pair.server, stray, pair.now_ms) == []
     assert pair.server.phase is ConnectionPhase.OPEN
 
 
@@ -347,7 +416,7 @@ def test_frames_for_a_channel_that_ended_are_ignored(pair: Pair) -> None:
 def test_a_broken_frame_closes_the_connection_with_a_reason(
     pair: Pair, data: bytes, condition: str
 ) -> None:
-    (closed,) = of(Closed, pair.server.receive(data, pair.now_ms))
+    (closed,) = of(Closed, read(pair.server, data, pair.now_ms))
     assert said(closed).condition == condition
     at_client, _ = pair.exchange()
     assert said(of(Closed, at_client)[0]).condition == condition
@@ -355,7 +424,7 @@ def test_a_broken_frame_closes_the_connection_with_a_reason(
 
 def test_an_unknown_header_is_answered_with_ours() -> None:
     server = Connection("s", server=True, sasl=ServerSasl())
-    (closed,) = server.receive(b"AMQP\x00\x00\x09\x01", 0)
+    (closed,) = read(server, b"AMQP\x00\x00\x09\x01", 0)
     assert isinstance(closed, Closed)
     assert server.take_output(0) == AMQP_HEADER
     assert server.phase is ConnectionPhase.CLOSED
@@ -381,7 +450,7 @@ def test_a_keep_alive_is_sent_when_the_peer_asks_for_one(pair: Pair) -> None:
 def test_nothing_follows_a_close(pair: Pair) -> None:
     link, _ = pair.sender()
     link.send(b"m", b"t")
-    pair.client.receive(encode_frame(0, Close()), pair.now_ms)
+    read(pair.client, encode_frame(0, Close()), pair.now_ms)
     before = pair.client.take_output(pair.now_ms)
     link.send(b"m", b"t")
     assert before

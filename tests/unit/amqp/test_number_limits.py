@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.amqp.test_connection import Pair
+from tests.unit.amqp.test_connection import Pair, read
 from twinbus.amqp.connection import AMQP_HEADER, Connection
 from twinbus.amqp.events import Attached
 from twinbus.amqp.frames import encode_frame
@@ -23,8 +23,8 @@ STARTS = (0, HALF_SERIAL - 2, SERIAL_MASK - 1)
 def sending(start: int) -> tuple[Connection, Session, SenderLink]:
     """The broker's end of a link to a receiver; its ids and counts begin at `start`."""
     server = Connection("s", server=True)
-    list(server.receive(AMQP_HEADER + encode_frame(0, Open(container_id="c")), 1))
-    list(server.receive(encode_frame(0, Begin(incoming_window=UInt(0))), 1))
+    read(server, AMQP_HEADER + encode_frame(0, Open(container_id="c")))
+    read(server, encode_frame(0, Begin(incoming_window=UInt(0))))
     attach = Attach(
         name="in",
         handle=UInt(0),
@@ -32,7 +32,7 @@ def sending(start: int) -> tuple[Connection, Session, SenderLink]:
         source=Source(address="q"),
         target=Target(address="me"),
     )
-    (attached,) = server.receive(encode_frame(0, attach), 1)
+    (attached,) = read(server, encode_frame(0, attach))
     assert isinstance(attached, Attached)
     assert isinstance(attached.link, SenderLink)
     attached.link.accept()
@@ -52,7 +52,7 @@ def flow(server: Connection, window: int, credit: int, seen: int, counted: int) 
         delivery_count=UInt(counted & SERIAL_MASK),
         link_credit=UInt(credit),
     )
-    list(server.receive(encode_frame(0, frame), 1))
+    read(server, encode_frame(0, frame))
 
 
 @pytest.mark.parametrize("start", STARTS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.unit.amqp.test_connection import read
 from twinbus.amqp.connection import AMQP_HEADER, Connection
 from twinbus.amqp.events import Attached, Begun, Closed, Event
 from twinbus.amqp.frames import encode_frame
@@ -24,12 +25,12 @@ from twinbus.amqp.types import UInt, UShort
 @pytest.fixture
 def server() -> Connection:
     server = Connection("s", server=True)
-    server.receive(AMQP_HEADER + encode_frame(0, Open(container_id="c")), 1)
+    read(server, AMQP_HEADER + encode_frame(0, Open(container_id="c")))
     return server
 
 
 def take(server: Connection, *frames: tuple[int, Performative]) -> list[Event]:
-    return server.receive(b"".join(encode_frame(*frame) for frame in frames), 1)
+    return read(server, b"".join(encode_frame(*frame) for frame in frames))
 
 
 def begin(remote_channel: int | None = None) -> Begin:
@@ -71,7 +72,7 @@ def test_a_begin_that_answers_a_channel_never_begun_is_refused(server: Connectio
 
 def test_an_answer_to_a_session_that_was_given_up_begins_no_other() -> None:
     client = Connection("c")
-    client.receive(AMQP_HEADER + encode_frame(0, Open(container_id="s")), 1)
+    read(client, AMQP_HEADER + encode_frame(0, Open(container_id="s")))
     client.end_session(client.begin())
     assert take(client, (0, begin(remote_channel=0)), (0, End())) == []
     assert not client.sessions

@@ -7,6 +7,7 @@ from uuid import UUID
 
 import pytest
 
+from tests.unit.amqp.test_connection import read
 from twinbus.amqp import encoding
 from twinbus.amqp.connection import AMQP_HEADER, Connection
 from twinbus.amqp.decoding import ALIKE_KEYS_MAX, decode
@@ -68,15 +69,15 @@ def session_flow(window: int) -> bytes:
 
 def test_a_flow_on_a_blocked_session_costs_no_event_for_links_that_do_not_wait() -> None:
     server = Connection("s", server=True)
-    server.receive(AMQP_HEADER + encode_frame(0, Open(container_id="c")), 1)
-    server.receive(encode_frame(0, Begin(incoming_window=UInt(0))), 1)
+    read(server, AMQP_HEADER + encode_frame(0, Open(container_id="c")))
+    read(server, encode_frame(0, Begin(incoming_window=UInt(0))))
     links: list[SenderLink] = []
     for number in range(100):
         source, target = Source(address="q"), Target(address="me")
         attach = Attach(
             name=str(number), handle=UInt(number), role=True, source=source, target=target
         )
-        (attached,) = server.receive(encode_frame(0, attach), 1)
+        (attached,) = read(server, encode_frame(0, attach))
         assert isinstance(attached, Attached)
         assert isinstance(attached.link, SenderLink)
         attached.link.accept()
@@ -86,10 +87,10 @@ def test_a_flow_on_a_blocked_session_costs_no_event_for_links_that_do_not_wait()
     for _ in range(3):
         first.send(b"m", b"t", settled=True)
     assert second.session.blocks(second)
-    assert server.receive(session_flow(0) * 50, 1) == []
-    assert server.receive(session_flow(1), 1) == []
-    assert server.receive(session_flow(3), 1) == [CreditChanged(first), CreditChanged(second)]
-    assert server.receive(session_flow(4), 1) == []
+    assert read(server, session_flow(0) * 50) == []
+    assert read(server, session_flow(1)) == []
+    assert read(server, session_flow(3)) == [CreditChanged(first), CreditChanged(second)]
+    assert read(server, session_flow(4)) == []
 
 
 class Sent:

@@ -118,8 +118,14 @@ class Peer(asyncio.Protocol):
         if self._probation is not None and not self._probation.takes(len(data)):
             return
         now_ms = self._context.now_ms()
+        for events in self.connection.receive(data, now_ms):
+            self._handle(events, now_ms)
+        self._pressure.received(len(data))
+        self.touch()
+
+    def _handle(self, events: list[Event], now_ms: int) -> None:
         run: list[DeliveryArrived] = []
-        for event in self.connection.receive(data, now_ms):
+        for event in events:
             if type(event) is DeliveryArrived:
                 # Deliveries of one link that came one after the other are taken together.
                 if run and run[0].link is not event.link:
@@ -133,8 +139,6 @@ class Peer(asyncio.Protocol):
             self._act(event, now_ms)
         if run:
             _owner(run[0].link).take_all(run, now_ms)
-        self._pressure.received(len(data))
-        self.touch()
 
     def overhead_received(self, size_bytes: int) -> None:
         """Count bytes of a WebSocket that are not AMQP: a stranger may send few of either."""
@@ -357,8 +361,6 @@ class Peer(asyncio.Protocol):
         self._give_up(refusal.condition, refusal.description)
 
     def _attach(self, link: Link, now_ms: int) -> None:
-        if link.state is not LinkState.OFFERED:
-            return  # Its DETACH came in the same read.
         terminus = link.source if link.sends else link.target
         address = entity_address(str(getattr(terminus, "address", None) or ""))
         fault = self._context.faults.decide("attach", address, now_ms)

@@ -75,7 +75,8 @@ class JoinedClient:
             await asyncio.sleep(0)
             reply, self.transport.written = self.transport.written, b""
             if reply:
-                seen += self.connection.receive(reply, 1)
+                for events in self.connection.receive(reply, 1):
+                    seen += events
         return seen
 
 

@@ -118,7 +118,7 @@ async def test_an_idle_time_that_would_cost_a_processor_is_refused(
     # A broker closes the socket after a while; nothing else happens.
     assert loop.jumps - jumps <= 4
     said = Connection("other", server=side == "client")
-    told = list(said.receive(wire.written, 1))
+    told = [event for events in said.receive(wire.written, 1) for event in events]
     (closed,) = [event for event in told if isinstance(event, Closed)]
     assert closed.error is not None
     assert closed.error.condition == "amqp:invalid-field"

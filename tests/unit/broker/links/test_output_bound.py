@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from tests.unit.broker.fakes import incoming
 from twinbus.amqp.connection import Connection
@@ -62,8 +61,8 @@ async def drain_with_huge_credit() -> tuple[int, int]:
                 peer.data_received(data)
             await asyncio.sleep(0)
             replies, wire.writes = wire.writes, []
-            events: list[Any] = client.receive(b"".join(replies), 1) if replies else []
-            arrived += sum(isinstance(event, DeliveryArrived) for event in events)
+            for events in client.receive(b"".join(replies), 1):
+                arrived += sum(isinstance(event, DeliveryArrived) for event in events)
 
     await exchange(20)
     session = client.begin()
