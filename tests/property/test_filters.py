@@ -14,7 +14,7 @@ from twinbus.amqp.message import Properties, decode_map, encode_message
 from twinbus.broker.descriptions import RuleDescription, SqlAction, SqlFilter
 from twinbus.broker.filters.rules import apply_action, matches, validate
 from twinbus.broker.filters.tokens import EXPRESSION_LENGTH_MAX
-from twinbus.broker.filters.values import FilterError, like
+from twinbus.broker.filters.values import FilterError, RuleWork, like
 from twinbus.broker.messages.incoming import Incoming, parse
 from twinbus.broker.refusals import ArgumentInvalid, Refusal
 
@@ -225,7 +225,7 @@ def test_a_compiled_condition_means_what_it_says(tree: Any, user: dict[str, Any]
 
 @given(st.text(st.sampled_from("ab%_!"), max_size=12), st.text(st.sampled_from("ab%_"), max_size=8))
 def test_like_agrees_with_exhaustive_search(text: str, pattern: str) -> None:
-    assert like(text, pattern) is wildcard(text, pattern)
+    assert like(text, pattern, "", RuleWork()) is wildcard(text, pattern)
 
 
 words = st.sampled_from(

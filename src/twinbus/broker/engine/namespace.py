@@ -48,6 +48,11 @@ RULES_MAX = 2_000
 """Rules of one subscription, as many as Azure evaluates SQL filters of one topic."""
 
 
+ACTION_RULES_MAX = 50
+"""Rules with an action of one subscription: each makes a copy of a message, on disk and in memory,
+and may be added by a client that may only listen."""
+
+
 class BrokerNamespace:
     def __init__(
         self,
@@ -274,6 +279,7 @@ class BrokerNamespace:
                 f"the subscription {owner.path!r} has {RULES_MAX} rules, the most it can have;"
                 " delete some, or spread them over several subscriptions"
             )
+        _check_action_count(owner, rule)
         self._check_filter_count(self.get_topic(topic), rule)
         self._put_rule(owner, rule, now_ms)
 
@@ -281,9 +287,12 @@ class BrokerNamespace:
         self, topic: str, subscription: str, rule: RuleDescription, now_ms: int
     ) -> None:
         """Replace a rule of a subscription by one of the same name."""
-        self.get_rule(topic, subscription, rule.name)
+        before = self.get_rule(topic, subscription, rule.name)
         _check_rule(rule)
-        self._put_rule(self.get_subscription(topic, subscription), rule, now_ms)
+        owner = self.get_subscription(topic, subscription)
+        if before.action is None:
+            _check_action_count(owner, rule)
+        self._put_rule(owner, rule, now_ms)
 
     def delete_rule(self, topic: str, subscription: str, name: str, now_ms: int) -> None:
         owner = self.get_subscription(topic, subscription)
@@ -415,6 +424,16 @@ def _check_count(what: str, topic: Topic, count: int, limit: int | None) -> None
 def _check_rule(rule: RuleDescription) -> None:
     check_name("rule", rule.name)
     validate(rule)
+
+
+def _check_action_count(owner: Subscription, rule: RuleDescription) -> None:
+    count = sum(each.action is not None for each in owner.rules.values())
+    if rule.action is not None and count >= ACTION_RULES_MAX:
+        raise QuotaExceeded(
+            f"the subscription {owner.path!r} has {ACTION_RULES_MAX} rules with an action, the most"
+            " it can have: each makes a copy of a message; delete some, or spread them over several"
+            " subscriptions"
+        )
 
 
 def _is_busy(entity: Entity) -> bool:

@@ -214,6 +214,12 @@ class Queue:
         if states.has_more_memory or MESSAGE_BYTES * (count + 1) + extra_bytes > quota_bytes:
             self.require_memory(MESSAGE_BYTES, reserved_memory_bytes)
 
+    def require_size(self, added_bytes: int, reserved_bytes: int) -> None:
+        """Raise unless so many more bytes may be stored, beside what is reserved for others."""
+        held_bytes = self.size_bytes + reserved_bytes
+        if held_bytes + added_bytes > self._quota_bytes:
+            raise self._full(held_bytes, f"the copies that the rules make need {added_bytes} bytes")
+
     def require_memory(self, added_bytes: int, reserved_bytes: int = 0) -> None:
         """Raise unless the memory may grow by so many bytes, beside what is reserved for others.
 

@@ -6,6 +6,8 @@ else lives in the subscriptions, each a queue of its own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from twinbus.broker.descriptions import (
     QueueDescription,
     RuleDescription,
@@ -13,11 +15,12 @@ from twinbus.broker.descriptions import (
     TopicDescription,
 )
 from twinbus.broker.engine.forwarding import ForwardSource
+from twinbus.broker.engine.memory import MESSAGE_BYTES
 from twinbus.broker.engine.message_states import EngineContext
 from twinbus.broker.engine.names import subscription_path
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import FILTER_FAILED, NO_SESSION_ID
-from twinbus.broker.filters.rules import apply_action, matches
+from twinbus.broker.filters.rules import apply_action, begin_rules, matches
 from twinbus.broker.filters.values import FilterError
 from twinbus.broker.journal import StoredMessage
 from twinbus.broker.messages.incoming import Incoming, read_back
@@ -45,6 +48,8 @@ class Subscription(Queue):
         self.name = name
         self.rules: dict[str, RuleDescription] = {}
         """By lower-case name, in order of creation, which is the order of evaluation."""
+        self.require_room: Callable[[int, int], None] = lambda _size, _memory: None
+        """Raises unless the topic may keep so many more bytes, and use so much more memory."""
 
     def offer(
         self, incoming: Incoming, now_ms: int, hops: int = 0, origin: StoredMessage | None = None
@@ -55,6 +60,10 @@ class Subscription(Queue):
         """
         try:
             copies = self._copies(incoming)
+            if len(copies) > 1:
+                # Only one was admitted with the message, and its sender did not write the rules.
+                more_bytes = sum(each.size_bytes for each in copies) - incoming.size_bytes
+                self.require_room(more_bytes, MESSAGE_BYTES * (len(copies) - 1))
         except Refusal as failure:
             self._bury_new(incoming, now_ms, FILTER_FAILED, failure.description, hops, origin)
             return
@@ -69,6 +78,7 @@ class Subscription(Queue):
         """One copy for all rules without an action that match, and one for each with an action."""
         copies: list[Incoming] = []
         is_taken = False
+        begin_rules(incoming)
         for rule in self.rules.values():
             try:
                 if not matches(rule, incoming):
@@ -188,23 +198,34 @@ class Topic:
         reserved_memory_bytes: int = 0,
     ) -> None:
         """Raise unless the message could be published now, beside what is reserved for others."""
-        for subscription in self.subscriptions.values():
-            states = subscription.states
-            reserved_bytes += states.index.size_bytes
-            reserved_memory_bytes += states.memory_bytes
-            if states.dead_letter is not None:
-                reserved_bytes += states.dead_letter.index.size_bytes
+        held_bytes, memory_bytes = self._held()
         self.schedule.admit(
             incoming,
             now_ms,
-            reserved_bytes=reserved_bytes,
-            reserved_memory_bytes=reserved_memory_bytes,
+            reserved_bytes=reserved_bytes + held_bytes,
+            reserved_memory_bytes=reserved_memory_bytes + memory_bytes,
         )
+
+    def require_room(self, added_bytes: int, added_memory_bytes: int) -> None:
+        """Raise unless topic and subscriptions may keep so many more bytes."""
+        held_bytes, memory_bytes = self._held()
+        self.schedule.require_size(added_bytes, held_bytes)
+        self.schedule.require_memory(added_memory_bytes, memory_bytes)
+
+    def _held(self) -> tuple[int, int]:
+        """Stored bytes and memory of all subscriptions, dead letters included."""
+        size_bytes = memory_bytes = 0
+        for subscription in self.subscriptions.values():
+            states = subscription.states
+            size_bytes += states.index.size_bytes
+            memory_bytes += states.memory_bytes
+            if states.dead_letter is not None:
+                size_bytes += states.dead_letter.index.size_bytes
+        return size_bytes, memory_bytes
 
     def require_memory(self, added_bytes: int) -> None:
         """Raise unless the memory of topic and subscriptions may grow by so many bytes."""
-        held_bytes = sum(each.states.memory_bytes for each in self.subscriptions.values())
-        self.schedule.require_memory(added_bytes, held_bytes)
+        self.schedule.require_memory(added_bytes, self._held()[1])
 
     def enqueue(self, incoming: Incoming, now_ms: int) -> StoredMessage | None:
         """Hand a message to the subscriptions; returned is what is kept here: a scheduled one."""
@@ -288,6 +309,7 @@ class Topic:
         self.subscriptions[subscription.name.lower()] = subscription
         subscription.max_message_bytes = self.max_message_bytes
         subscription.states.share_quota(self.require_memory)
+        subscription.require_room = self.require_room
         subscription.states.ttl_limit_ms = self.description.default_ttl_ms
 
 

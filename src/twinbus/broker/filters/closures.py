@@ -9,7 +9,17 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from twinbus.broker.filters.values import FilterError, Value, equals, kind_of, like, orders
+from twinbus.broker.filters.values import (
+    FilterError,
+    Matcher,
+    RuleWork,
+    Value,
+    equals,
+    kind_of,
+    like,
+    like_literal,
+    orders,
+)
 
 SYSTEM_PROPERTIES = {
     name.lower(): name
@@ -38,6 +48,9 @@ class FilterScope(Protocol):
 
     def parameter(self, name: str) -> Value:
         """A parameter by its lower-case name without the @."""
+
+    work: RuleWork
+    """What the rules have cost so far."""
 
     def new_id(self) -> uuid.UUID:
         """A fresh id, for newid()."""
@@ -145,8 +158,13 @@ def membership(subject: Expression, choices: Sequence[Expression]) -> Condition:
 def likeness(subject: Expression, pattern: Expression, escape: Expression | None) -> Condition:
     """LIKE."""
     if escape is None:
-        return lambda scope: like(subject(scope), pattern(scope))
-    return lambda scope: like(subject(scope), pattern(scope), escape(scope))
+        return lambda scope: like(subject(scope), pattern(scope), "", scope.work)
+    return lambda scope: like(subject(scope), pattern(scope), escape(scope), scope.work)
+
+
+def literal_likeness(subject: Expression, matches: Matcher) -> Condition:
+    """LIKE with a pattern that stands in the rule: its matcher is made once."""
+    return lambda scope: like_literal(subject(scope), matches, scope.work)
 
 
 def existence(target: Property) -> Condition:

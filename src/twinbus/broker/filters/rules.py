@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
+from hashlib import blake2b
 
 from twinbus.amqp.message import (
     APPLICATION_PROPERTIES,
@@ -41,6 +42,7 @@ from twinbus.broker.filters.values import (
     Duration,
     FilterError,
     Instant,
+    RuleWork,
     Value,
     same,
     to_amqp,
@@ -66,6 +68,11 @@ _PROPERTY_FIELDS = {
 _NEW_ID_SPACE = uuid.UUID("5b0c7d5e-4b2f-4a3f-9d0c-6f1d8e9a7b21")
 
 
+def begin_rules(incoming: Incoming) -> None:
+    """Count the work from here on: the rules of another subscription begin."""
+    _seen(incoming).work.units = 0
+
+
 def matches(rule: RuleDescription, incoming: Incoming) -> bool:
     """Whether the rule's filter takes the message; `FilterError` if it cannot be evaluated."""
     match rule.filter:
@@ -85,7 +92,7 @@ def apply_action(rule: RuleDescription, incoming: Incoming) -> Incoming:
     if rule.action is None:
         return incoming
     compiled = compile_action(rule.action.expression)
-    message = _Message(incoming)
+    message = _seen(incoming).copy()
     scope = _RuleScope(message, rule.action.parameters, rule.name)
     for statement in compiled.statements:
         if statement.value is None:
@@ -140,14 +147,43 @@ def _correlates(wanted: CorrelationFilter, message: _Message) -> bool:
 class _Message:
     """The properties of one message, decoded on first use; an action's working copy."""
 
-    __slots__ = ("_annotations", "_folded", "_properties", "_user", "incoming")
+    __slots__ = (
+        "_annotations",
+        "_digest",
+        "_folded",
+        "_original",
+        "_properties",
+        "_user",
+        "incoming",
+        "work",
+    )
 
     def __init__(self, incoming: Incoming) -> None:
         self.incoming = incoming
+        self.work = RuleWork()
+        self._original = self
+        self._digest = ""
         self._user: dict[str, object] | None = None
         self._folded: dict[str, str] = {}
         self._properties: Properties | None = None
         self._annotations: dict[str, object] | None = None
+
+    def copy(self) -> _Message:
+        """A copy to change; it shares the count of work, and what is decoded already."""
+        copied = _Message(self.incoming)
+        copied.work = self.work
+        copied._original = self._original
+        copied._user = dict(self._application_properties())
+        copied._folded = dict(self._folded)
+        return copied
+
+    @property
+    def digest(self) -> str:
+        """Tells payloads apart; a payload is hashed once, however many ids come of it."""
+        original = self._original
+        if not original._digest:
+            original._digest = blake2b(self.incoming.payload, digest_size=16).hexdigest()
+        return original._digest
 
     @property
     def properties(self) -> Properties:
@@ -166,7 +202,11 @@ class _Message:
     def user(self, name: str) -> tuple[bool, Value]:
         held = self._application_properties()
         key = name if name in held else self._folded.get(name.lower())
-        return (False, None) if key is None else (True, to_value(held[key]))
+        if key is None:
+            return False, None
+        value = to_value(held[key])
+        self.work.read(value)
+        return True, value
 
     def system(self, name: str) -> Value:
         incoming = self.incoming
@@ -184,7 +224,10 @@ class _Message:
         value = to_value(getattr(self.properties, _PROPERTY_FIELDS[name]))
         if value is None and name == "messageid":
             return incoming.message_id
-        return None if value is None else _id_text(value)
+        if value is None:
+            return None
+        self.work.read(value)
+        return _id_text(value)
 
     def _annotation(self, name: str) -> Value:
         if self._annotations is None:
@@ -233,7 +276,7 @@ class _Message:
 class _RuleScope:
     """What the expressions of one rule see: a message, and the rule's parameters."""
 
-    __slots__ = ("_ids", "_message", "_parameters", "_rule_name", "system", "user")
+    __slots__ = ("_ids", "_message", "_parameters", "_rule_name", "system", "user", "work")
 
     def __init__(
         self, message: _Message, parameters: Iterable[tuple[str, object]], rule_name: str
@@ -244,6 +287,7 @@ class _RuleScope:
         self._ids = 0
         self.user = message.user
         self.system = message.system
+        self.work = message.work
 
     def parameter(self, name: str) -> Value:
         for key, value in self._parameters:
@@ -254,8 +298,8 @@ class _RuleScope:
     def new_id(self) -> uuid.UUID:
         """A fresh id. It follows from the message and the rule, so that a replay gives it again."""
         self._ids += 1
-        incoming = self._message.incoming
-        name = f"{incoming.message_id}\n{self._rule_name}\n{self._ids}\n{incoming.payload.hex()}"
+        message = self._message
+        name = f"{message.incoming.message_id}\n{self._rule_name}\n{self._ids}\n{message.digest}"
         return uuid.uuid5(_NEW_ID_SPACE, name)
 
 

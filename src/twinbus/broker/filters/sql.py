@@ -32,6 +32,7 @@ from twinbus.broker.filters.closures import (
     comparison,
     existence,
     likeness,
+    literal_likeness,
     membership,
     named_reader,
     negation,
@@ -43,6 +44,7 @@ from twinbus.broker.filters.tokens import SqlToken, TokenStream
 from twinbus.broker.filters.values import (
     INTEGER_MAX,
     FilterError,
+    Matcher,
     Value,
     arithmetic,
     like_pattern,
@@ -174,7 +176,9 @@ class _Parser(TokenStream):
         if self.take("LIKE"):
             pattern = self._operand()
             escape = self._operand() if self.take("ESCAPE") else None
-            self._check_pattern(pattern, escape)
+            matches = self._literal_pattern(pattern, escape)
+            if matches is not None:
+                return literal_likeness(subject, matches)
             return likeness(subject, self._value(pattern), self._value(escape) if escape else None)
         self.expect("IN")
         self.expect("(")
@@ -184,19 +188,23 @@ class _Parser(TokenStream):
         self.expect(")")
         return membership(subject, choices)
 
-    def _check_pattern(self, pattern: _Node, escape: _Node | None) -> None:
-        """Refuse at creation what every message would trip over."""
+    def _literal_pattern(self, pattern: _Node, escape: _Node | None) -> Matcher | None:
+        """The matcher of a pattern that stands in the rule; None if only messages have it.
+
+        Refuses at creation what every message would trip over.
+        """
         for node in filter(None, (pattern, escape)):
             if node.literal is not None and not isinstance(node.literal, str):
                 raise self.refused("a string", node.at)
         symbol = escape.literal if escape else ""
         if isinstance(pattern.literal, str) and isinstance(symbol, str):
             try:
-                like_pattern(pattern.literal, symbol)
+                return like_pattern(pattern.literal, symbol)
             except FilterError as error:
                 raise ArgumentInvalid(
                     f"At position {pattern.at.position} of the rule expression: {error.description}"
                 ) from None
+        return None
 
     # Values.
 
@@ -224,6 +232,7 @@ class _Parser(TokenStream):
             value = start(scope)
             for sign, operand in steps:
                 value = arithmetic(sign, value, operand(scope))
+                scope.work.read(value)
             return value
 
         return _Node(run, first.at, "value")

@@ -39,7 +39,43 @@ PATTERN_LENGTH_MAX = 1024
 WILDCARD_WORK_MAX = 2**22
 """Comparisons to find a piece with wildcards: some ten milliseconds. Other pieces need few."""
 
+RULE_WORK_MAX = 2**25
+"""Work of all rules of a subscription for one message: a unit is one comparison of a character, a
+few nanoseconds, so this is a tenth of a second. Rules need no more than the right to listen, and
+the messages are those of others. Two thousand rules with a short LIKE need a tenth of it."""
+
+COMPILE_WORK = 300
+"""Units for each character of a LIKE pattern that is not a literal of the rule."""
+
+COPY_SHARE = 8
+"""Characters that are read, searched for a plain text or copied in the time of one unit."""
+
+LONG_TEXT = 256
+"""Characters from which on the reading of a text counts."""
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class RuleWork:
+    """What the rules of one subscription have cost for one message."""
+
+    __slots__ = ("units",)
+
+    def __init__(self) -> None:
+        self.units = 0
+
+    def spend(self, units: int) -> None:
+        self.units += units
+        if self.units > RULE_WORK_MAX:
+            raise FilterError(
+                f"The rules of the subscription need more than {RULE_WORK_MAX} comparisons for this"
+                " message; use fewer LIKEs, shorter patterns or shorter texts."
+            )
+
+    def read(self, text: Value) -> None:
+        """Count a value that an operation reads or makes; only a long text costs something."""
+        if type(text) is str and len(text) > LONG_TEXT:
+            self.spend(len(text) // COPY_SHARE)
 
 
 class FilterError(ArgumentInvalid):
@@ -59,6 +95,9 @@ class Duration:
 
     ms: int
 
+
+Matcher = Callable[[str, RuleWork], bool]
+"""Whether a text is like the matcher's pattern."""
 
 Value = bool | int | float | str | bytes | uuid.UUID | Instant | Duration | None
 
@@ -285,18 +324,29 @@ def _duration_text(ms: int) -> str:
     return str(timedelta(milliseconds=ms))
 
 
-def like(text: Value, pattern: Value, escape: Value = "") -> bool | None:
+def like(text: Value, pattern: Value, escape: Value, work: RuleWork) -> bool | None:
     """`text LIKE pattern ESCAPE escape`."""
     if text is None or pattern is None or escape is None:
         return None
     for operand in (text, pattern, escape):
         if not isinstance(operand, str):
             raise FilterError(f"LIKE needs strings, not a {kind_of(operand)}.")
-    return like_pattern(str(pattern), str(escape))(str(text))
+    pattern = str(pattern)
+    work.spend(COMPILE_WORK * len(pattern))
+    return like_pattern(pattern, str(escape))(str(text), work)
+
+
+def like_literal(text: Value, matches: Matcher, work: RuleWork) -> bool | None:
+    """`text LIKE 'pattern'`, whose matcher was made with the rule."""
+    if text is None:
+        return None
+    if not isinstance(text, str):
+        raise FilterError(f"LIKE needs strings, not a {kind_of(text)}.")
+    return matches(text, work)
 
 
 @lru_cache(maxsize=512)
-def like_pattern(pattern: str, escape: str) -> Callable[[str], bool]:
+def like_pattern(pattern: str, escape: str) -> Matcher:
     """A matcher for one LIKE pattern; `FilterError` if pattern or escape is malformed.
 
     The pattern is cut at its percent signs and the pieces are found from left to right, each as
@@ -308,15 +358,15 @@ def like_pattern(pattern: str, escape: str) -> Callable[[str], bool]:
         )
     head, *rest = [_Piece(items) for items in _cut(pattern, escape)]
     if not rest:
-        return lambda text: len(text) == head.length and head.is_at(text, 0)
+        return lambda text, _: len(text) == head.length and head.is_at(text, 0)
     *middle, tail = rest
 
-    def matches(text: str) -> bool:
+    def matches(text: str, work: RuleWork) -> bool:
         if not head.is_at(text, 0):
             return False
         end = head.length
         for piece in middle:
-            end = piece.end_after(text, end)
+            end = piece.end_after(text, end, work)
             if end < 0:
                 return False
         start = len(text) - tail.length
@@ -344,10 +394,11 @@ class _Piece:
             return text.startswith(self._text, start)
         return self._regex.match(text, start) is not None
 
-    def end_after(self, text: str, start: int) -> int:
+    def end_after(self, text: str, start: int, work: RuleWork) -> int:
         """Where the piece ends when it is found at `start` or later; -1: nowhere."""
         if self._regex is None:
             # Linear, whatever the piece: CPython searches a long text for it in two ways.
+            work.spend(len(text) // COPY_SHARE)
             found = text.find(self._text, start)
             return found + self.length if found >= 0 else -1
         if len(text) * self.length > WILDCARD_WORK_MAX:
@@ -355,6 +406,7 @@ class _Piece:
                 f"LIKE would compare {self.length} characters with wildcards at each of"
                 f" {len(text)} places; shorten the pattern or the text."
             )
+        work.spend(len(text) * self.length)
         match = self._regex.search(text, start)
         return match.end() if match is not None else -1
 
