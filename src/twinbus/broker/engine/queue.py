@@ -74,7 +74,7 @@ class Queue:
         self.updated_at_ms = 0
         self.accessed_at_ms = 0
         self.max_message_bytes = DEFAULT_MESSAGE_BYTES
-        self._quota_bytes = NEVER_MS
+        self.quota_bytes = NEVER_MS
         dead_states = None if dead_letter is None else dead_letter.states
         self.states: MessageStates = MessageStates(
             path, entity_id, description, context, dead_states, self
@@ -102,7 +102,7 @@ class Queue:
         self.states.apply(description)
         if isinstance(description, QueueDescription):
             self.max_message_bytes = description.max_message_size_kb * 1024
-            self._quota_bytes = description.max_size_mb * 1024 * 1024
+            self.quota_bytes = description.max_size_mb * 1024 * 1024
 
     def update(self, description: QueueDescription | SubscriptionDescription, now_ms: int) -> None:
         """Put new settings into effect at once."""
@@ -201,7 +201,7 @@ class Queue:
             )
         if states.sessions is not None and incoming.session_id is None:
             raise NotAllowed(f"{self.path!r} requires sessions: give the message a session id")
-        index, quota_bytes = states.index, self._quota_bytes
+        index, quota_bytes = states.index, self.quota_bytes
         held_bytes = index.size_bytes + reserved_bytes
         count, extra_bytes = len(index.messages), index.extra_bytes + reserved_memory_bytes
         if states.dead_letter is not None and (dead := states.dead_letter.index).messages:
@@ -214,12 +214,6 @@ class Queue:
         if states.has_more_memory or MESSAGE_BYTES * (count + 1) + extra_bytes > quota_bytes:
             self.require_memory(MESSAGE_BYTES, reserved_memory_bytes)
 
-    def require_size(self, added_bytes: int, reserved_bytes: int) -> None:
-        """Raise unless so many more bytes may be stored, beside what is reserved for others."""
-        held_bytes = self.size_bytes + reserved_bytes
-        if held_bytes + added_bytes > self._quota_bytes:
-            raise self._full(held_bytes, f"the copies that the rules make need {added_bytes} bytes")
-
     def require_memory(self, added_bytes: int, reserved_bytes: int = 0) -> None:
         """Raise unless the memory may grow by so many bytes, beside what is reserved for others.
 
@@ -227,12 +221,12 @@ class Queue:
         ids need more memory than disk.
         """
         held_bytes = self.states.memory_bytes + reserved_bytes
-        if held_bytes + added_bytes > self._quota_bytes:
+        if held_bytes + added_bytes > self.quota_bytes:
             advice = "its messages, session states and remembered message ids take so much memory"
             raise self._full(held_bytes, advice)
 
     def _full(self, held_bytes: int, advice: str) -> QuotaExceeded:
-        return entity_full(self.kind, self.path, held_bytes, self._quota_bytes, advice)
+        return entity_full(self.kind, self.path, held_bytes, self.quota_bytes, advice)
 
     def enqueue(self, incoming: Incoming, now_ms: int) -> StoredMessage | None:
         """The message as stored; None if it is a duplicate and was dropped."""

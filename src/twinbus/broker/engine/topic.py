@@ -25,7 +25,7 @@ from twinbus.broker.filters.values import FilterError
 from twinbus.broker.journal import StoredMessage
 from twinbus.broker.messages.incoming import Incoming, read_back
 from twinbus.broker.messages.rendering import render
-from twinbus.broker.refusals import Refusal
+from twinbus.broker.refusals import Refusal, entity_full
 
 
 class Subscription(Queue):
@@ -209,7 +209,10 @@ class Topic:
     def require_room(self, added_bytes: int, added_memory_bytes: int) -> None:
         """Raise unless topic and subscriptions may keep so many more bytes."""
         held_bytes, memory_bytes = self._held()
-        self.schedule.require_size(added_bytes, held_bytes)
+        held_bytes += self.size_bytes
+        if held_bytes + added_bytes > self.schedule.quota_bytes:
+            advice = f"the copies that the rules make need {added_bytes} bytes"
+            raise entity_full("Topic", self.path, held_bytes, self.schedule.quota_bytes, advice)
         self.schedule.require_memory(added_memory_bytes, memory_bytes)
 
     def _held(self) -> tuple[int, int]:
