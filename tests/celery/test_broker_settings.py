@@ -40,7 +40,11 @@ def test_a_name_in_the_url_is_a_pair_of_the_settings_file(
     )
     with pytest.raises(SettingsError, match="pair half has no secondary"):
         broker_settings("twinbus://half", {})
-    with pytest.raises(SettingsError, match=r"'us': not in .*twinbus\.toml"):
+    with pytest.raises(SettingsError, match=r"'us': it is not in .*twinbus\.toml"):
+        broker_settings("twinbus://us", {})
+    monkeypatch.delenv("TWINBUS_CONFIG")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    with pytest.raises(SettingsError, match=f"'us': .* {tmp_path}/twinbus/twinbus.toml does not"):
         broker_settings("twinbus://us", {})
 
 

@@ -17,7 +17,7 @@ from twinbus.errors import SettingsError
 from twinbus.namespace.access import NamespaceAccess
 from twinbus.options import SendAvailabilityOptions
 from twinbus.settings.core.keys import EMBEDDED
-from twinbus.settings.files import read_settings, settings_place
+from twinbus.settings.files import VARIABLE, no_file_text, read_settings, settings_place
 
 SIDES: Final = ("primary", "secondary")
 ATTEMPTS: Final = 3
@@ -65,10 +65,13 @@ def pair_name(url: str) -> str:
 
 
 def _named_pair(name: str) -> tuple[tuple[NamespaceAccess, NamespaceAccess], dict[str, Any]]:
-    file = read_settings(settings_place(None, os.environ))
+    place = settings_place(None, os.environ)
+    file = read_settings(place)
     if file is None or name not in file.pairs:
-        where = "there is no settings file" if file is None else f"not in {file.place.path}"
-        raise SettingsError(f"the broker URL names the pair {name!r:.60}: {where}")
+        why = no_file_text(place) if file is None else f"it is not in {file.place.path}"
+        raise SettingsError(
+            f"the broker URL names the pair {name!r:.60}: {why}; {VARIABLE} can name another file"
+        )
     pair = file.pairs[name]
     values = {key: file.value(pair, key) for key in pair.entries}
     missing = [side for side in SIDES if side not in values]

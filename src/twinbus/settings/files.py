@@ -80,6 +80,13 @@ def settings_place(given: str | None, environment: Mapping[str, str]) -> Setting
     return SettingsPlace(Path(directory, "twinbus", "twinbus.toml"), "")
 
 
+def no_file_text(place: SettingsPlace | None) -> str:
+    """Return the text for a settings file that is needed and not there: where it would be."""
+    if place is None:
+        return f"there is no settings file: {VARIABLE} is empty, or you have no home directory"
+    return f"there is no settings file: {place.path} does not exist"
+
+
 def read_settings(place: SettingsPlace | None) -> SettingsFile | None:
     """Return the file; None if nobody named it and it is not there; else SettingsError."""
     if place is None:

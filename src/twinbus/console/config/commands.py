@@ -16,7 +16,7 @@ from twinbus.namespace.access import NamespaceAccess
 from twinbus.namespace.route import HttpProxy
 from twinbus.settings.core.document import PairSettings
 from twinbus.settings.core.keys import EMBEDDED, ENVIRONMENT, KEYS, is_reference
-from twinbus.settings.files import SettingsFile, read_settings, settings_place
+from twinbus.settings.files import SettingsFile, no_file_text, read_settings, settings_place
 
 
 class GivenValue(NamedTuple):
@@ -47,8 +47,7 @@ def check_pairs(
     if name is not None:
         chosen = [require_pair(file, name, config).pair]
     elif file is None:
-        where = "it is turned off" if place is None else f"{place.path} does not exist"
-        print(f"twinbus: there is no settings file: {where}", file=sys.stderr)
+        print(f"twinbus: {no_file_text(place)}", file=sys.stderr)
         return COULD_NOT
     else:
         chosen = list(file.pairs.values())
@@ -67,7 +66,7 @@ def show_path(config: str | None) -> int:
     """Print the path of the settings file; return the exit status."""
     place = settings_place(config, os.environ)
     if place is None:
-        raise WrongUse("there is no settings file: it is turned off, or you have no home directory")
+        raise WrongUse(no_file_text(place))
     print(place.path)
     if not place.path.exists():
         print("twinbus: it does not exist", file=sys.stderr)

@@ -21,7 +21,13 @@ from twinbus.errors import SettingsError
 from twinbus.namespace.access import NamespaceAccess
 from twinbus.settings.core.document import PairSettings
 from twinbus.settings.core.keys import ANY_CREDENTIAL, KEYS
-from twinbus.settings.files import VARIABLE, SettingsFile, read_settings, settings_place
+from twinbus.settings.files import (
+    VARIABLE,
+    SettingsFile,
+    no_file_text,
+    read_settings,
+    settings_place,
+)
 
 CONFIG_TEXT: Final = (
     f"Settings file. Unset: {VARIABLE}, else twinbus/twinbus.toml in your configuration directory."
@@ -150,9 +156,8 @@ def settings_parameters(keys: Mapping[str, str], *, is_label: bool) -> list[Para
 def require_pair(file: SettingsFile | None, name: str, config: str | None) -> ChosenPair:
     """Return the pair of this name; WrongUse, with the names that there are, if there is none."""
     if file is None:
-        place = settings_place(config, os.environ)
-        where = "it is turned off" if place is None else f"{place.path} does not exist"
-        raise WrongUse(f"--pair {name!r:.60}: there is no settings file: {where}")
+        where = no_file_text(settings_place(config, os.environ))
+        raise WrongUse(f"--pair {name!r:.60}: {where}")
     if name not in file.pairs:
         close = get_close_matches(name, file.pairs, n=1)
         there = f"did you mean {close[0]}?" if close else f"it has {', '.join(file.pairs) or None}"
