@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kombu import Connection
@@ -11,6 +13,7 @@ import twinbus.kombu
 from twinbus.errors import SettingsError
 from twinbus.kombu.broker_settings import broker_settings
 
+DOCUMENT = Path(__file__).parents[2] / "docs" / "celery.md"
 SIDES = {
     "primary": "sb://contoso.servicebus.windows.net?credential=default",
     "secondary": "sb://contoso-dr.servicebus.windows.net?credential=managed-identity",
@@ -46,6 +49,30 @@ def test_a_name_in_the_url_is_a_pair_of_the_settings_file(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     with pytest.raises(SettingsError, match=f"'us': .* {tmp_path}/twinbus/twinbus.toml does not"):
         broker_settings("twinbus://us", {})
+
+
+def test_the_example_of_the_docs_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = dict(re.findall(r"```(toml|python)\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)[:2])
+    strings = re.findall(r"export (EU_\w+)='(.*)'", DOCUMENT.read_text())
+    (tmp_path / "twinbus").mkdir()
+    (tmp_path / "twinbus" / "twinbus.toml").write_text(blocks["toml"])
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv("TWINBUS_CONFIG", raising=False)
+    for name, text in strings:
+        monkeypatch.setenv(name, text)
+    names: dict[str, Any] = {}
+    exec(blocks["python"], names)
+    app = names["app"]
+    found = broker_settings(app.conf.broker_url, app.conf.broker_transport_options)
+    assert (found.primary.label, found.primary.port, found.secondary.port) == (
+        "contoso",
+        5692,
+        5693,
+    )
+    assert found.options.failover_interval == 5
+    assert names["bill"].name in app.tasks
 
 
 def test_without_a_name_the_options_and_then_the_environment_count(
