@@ -36,6 +36,7 @@ from twinbus.pairing.core.status import (
 )
 from twinbus.pairing.lifecycle.closing import PairSide, SideKeeper
 from twinbus.pairing.lifecycle.discovery import Discovery
+from twinbus.pairing.lifecycle.verifying import ProtectionWatch
 from twinbus.pairing.lifecycle.wrong_block import AsyncOnly
 from twinbus.pairing.observing.listeners import BUFFER_MAX, EventStream
 from twinbus.pairing.sdk.sdk_cleanup import close_sdk_client
@@ -105,6 +106,7 @@ class Pair(AsyncOnly):
         self._recorder: Recorder | None = None
         self._client: PairedClient | None = None
         self._discovery: Discovery | None = None
+        self._protection: ProtectionWatch | None = None
         self._receiving: ServiceBusClient | None = None
         self._syphon: Any = None
         verbs = pair_verbs(self)
@@ -151,6 +153,7 @@ class Pair(AsyncOnly):
         if self._syphon is not None:
             self._client.state.on_busy = self._syphon.yield_to_callers
         self._discovery = Discovery(self._client.state, self._drain)
+        self._protection = ProtectionWatch(self._client.state)
         # A task of its own, because closing a side meanwhile must end it.
         self._starting = asyncio.create_task(self._discover(self._discovery), name="pairing")
         try:
@@ -166,6 +169,8 @@ class Pair(AsyncOnly):
         # First, so that the control socket shows what a pair waits for while it starts.
         await self._control.start()
         await discovery.start()
+        assert self._protection is not None
+        self._protection.start()
 
     def get_queue_sender(self, queue_name: str, **sdk_options: Any) -> PairedSender:
         """A sender to a queue of the primary, which survives the loss of the primary."""
@@ -227,6 +232,8 @@ class Pair(AsyncOnly):
             forgotten=replace(state.watched.forgotten),
             backlog_waiting=self._backlog_waiting(),
             ledger_unrecorded=state.recorder.unrecorded,
+            verified_at=state.verification.verified_at,
+            verification_error=state.verification.error,
         )
 
     def events(self, *, buffer: int = BUFFER_MAX) -> EventStream:
@@ -329,8 +336,9 @@ class Pair(AsyncOnly):
         if self._starting is not None and not self._starting.done():
             self._starting.cancel()
             await asyncio.wait({self._starting})
-        if self._discovery is not None:
-            await self._discovery.close()
+        for part in (self._discovery, self._protection):
+            if part is not None:
+                await part.close()
         parts = [part.close() for part in (*self._backlog_depths, *self._hosts)]
         for error in await asyncio.gather(*parts, return_exceptions=True):
             if isinstance(error, BaseException):

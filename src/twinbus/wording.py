@@ -64,6 +64,13 @@ def duration(seconds: float) -> str:
     return f"{whole // _DAY_S} d {whole % _DAY_S // _HOUR_S} h"
 
 
+def ago(seconds: float) -> str:
+    """Return how long ago something was, so coarse that the text does not change every second."""
+    if seconds < _MINUTE_S:
+        return "less than 1 min ago"
+    return f"{duration(seconds // _MINUTE_S * _MINUTE_S).removesuffix(' 0 s')} ago"
+
+
 def size(count_bytes: int) -> str:
     """Return a size in the largest unit that leaves at least 1."""
     amount = float(count_bytes)

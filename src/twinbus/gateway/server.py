@@ -77,11 +77,12 @@ class GatewayServer:
 
         Anyone may ask for it: no address and no name.
         """
-        rotation = self.client.state.rotation
+        rotation, verification = self.client.state.rotation, self.client.state.verification
+        is_lost = rotation.secondary.is_lost or bool(verification.error)
         return {
             "primary": self.primary.state,
             "secondary": self.secondary.state,
-            "protected": rotation.protected and not rotation.secondary.is_lost,
+            "protected": rotation.protected and not is_lost,
         }
 
     def resolve(self, path: str) -> object:

@@ -115,7 +115,7 @@ def _views(hosts: Sequence[RunningHost]) -> list[PairView]:
         if card.began_at:
             up_s = (datetime.now(UTC) - datetime.fromisoformat(card.began_at)).total_seconds()
         try:
-            views.append(PairView.of(card.name, card.pid, card.program, up_s, status))
+            views.append(PairView.of(card.name, card.pid, card.program, up_s, status, time.time()))
         except ValueError as error:
             print(f"twinbus: {host.process}: {error}", file=sys.stderr)
     if not views:

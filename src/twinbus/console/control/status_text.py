@@ -44,16 +44,22 @@ class PairView:
 
     @classmethod
     def of(
-        cls, name: str, pid: int, program: str, up_s: float | None, document: Mapping[str, Any]
+        cls,
+        name: str,
+        pid: int,
+        program: str,
+        up_s: float | None,
+        document: Mapping[str, Any],
+        now: float,
     ) -> PairView:
-        """Read and judge the status that a pair answered; ValueError if that cannot be read."""
+        """Read and judge the status that a pair answered at time `now`; ValueError: unreadable."""
         try:
             status = read_status(document)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 "its status cannot be read; use the same release of Twinbus"
             ) from error
-        return cls(name, pid, program, up_s, status, judgement_of(status))
+        return cls(name, pid, program, up_s, status, judgement_of(status, now))
 
 
 def render(view: PairView, *, show_all: bool = False) -> list[str]:

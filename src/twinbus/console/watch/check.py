@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -136,7 +137,7 @@ def _status(host: RunningHost) -> CheckedHost | CheckFinding:
         status: dict[str, Any] = ask(host.path, "status")
     except ControlError as error:
         return CheckFinding(CheckLevel.CRITICAL, str(error))
-    return CheckedHost(host.card.kind, host.card.name, host.process, status)
+    return CheckedHost(host.card.kind, host.card.name, host.process, status, time.time())
 
 
 async def _counted(

@@ -65,6 +65,8 @@ class CheckedHost:
     label: str
     process: str
     status: Mapping[str, Any]
+    at: float = 0.0
+    """When it answered, in unix seconds."""
 
 
 def findings_of(host: CheckedHost, unprotected: CheckLevel) -> list[CheckFinding]:
@@ -124,7 +126,7 @@ def figures(
     entities = [one for status in pairs for one in status["entities"].values()]
     found = [
         PerfFigure("pairs", len(pairs)),
-        PerfFigure("unprotected", sum(not status["protected"] for status in pairs)),
+        PerfFigure("unprotected", sum(map(_is_exposed, pairs))),
         PerfFigure("failed_over", sum(one["state"] == "failed over" for one in entities)),
         PerfFigure("raising", sum(bool(one.get("raising")) for one in entities)),
         *(
@@ -142,6 +144,10 @@ def figures(
         for name, value, unit, limits in known
         if value is not None
     ]
+
+
+def _is_exposed(status: Mapping[str, Any]) -> bool:
+    return not status["protected"] or bool(status.get("verification_error"))
 
 
 def worst(findings: Sequence[CheckFinding]) -> CheckLevel:
@@ -164,7 +170,7 @@ def plugin_line(findings: Sequence[CheckFinding], numbers: Sequence[PerfFigure])
 
 def _pair_finding(host: CheckedHost, unprotected: CheckLevel) -> CheckFinding:
     try:
-        judgement = judgement_of(read_status(host.status))
+        judgement = judgement_of(read_status(host.status), host.at)
     except (AttributeError, KeyError, TypeError, ValueError):
         return CheckFinding(CheckLevel.UNKNOWN, f"{host.process}: {UNREADABLE}")
     levels = {

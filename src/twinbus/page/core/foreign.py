@@ -33,8 +33,8 @@ _SYPHON: Final = {
 _PAIR: Final = {
     "id": str, "kind": str, "name": str, "pid": int, "host": str, "program": str, "primary": str,
     "secondary": str, "started_at": float, "state": str, "state_since": float, "why": str,
-    "protected": bool, "safe": bool, "safety": str, "attention": [str], "waiting": float,
-    "syphon": _SYPHON, "entities": [_ENTITY],
+    "protected": bool, "verified_at": float, "safe": bool, "safety": str, "attention": [str],
+    "waiting": float, "syphon": _SYPHON, "entities": [_ENTITY],
     "queues": [{"path": str, "state": str, "why": str, "returns_in_s": float}],
     "sends": [(int, int, int, int)],
 }  # fmt: skip

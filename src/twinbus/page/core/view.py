@@ -29,6 +29,9 @@ GONE_MAX: Final = 100
 """Pairs that ended to show at most: a program that restarts in a circle makes many."""
 
 EVENTS_MAX: Final = 1_000
+JUDGED_AGAIN_S: Final = 20.0
+"""An answer that stays the same is judged again after this time: its texts say how old it is."""
+
 NO_LONGER_RUNNING: Final = "no longer running"
 UNREADABLE: Final = "its status cannot be read; use the same release of Twinbus for it and the page"
 
@@ -57,9 +60,12 @@ class Judgement:
     safety: str
     states: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """The words for the entities about which there is something to say, by path."""
+    exposed: str = ""
+    """Why no backlog queue can take over; empty: one can."""
 
 
-Judge = Callable[[Mapping[str, Any]], Judgement]
+Judge = Callable[[Mapping[str, Any], float], Judgement]
+"""Judges a status at a time."""
 
 
 class Board:
@@ -120,13 +126,11 @@ class Board:
             if before is not None and before["state"] != "silent":
                 text = f"{document['name']} does not answer: {answer.why}"
                 self.add_event(document["name"], "silent", text, now, level="error")
-        elif (
-            watched.number == answer.number and before is not None and before["state"] == "running"
-        ):
+        elif watched.is_shown(answer, now):
             return
         else:
             try:
-                judgement = self._judge(answer.status)
+                judgement = self._judge(answer.status, now)
                 document = watched.answered(answer, answer.status, judgement, now)
             except (AttributeError, KeyError, TypeError, ValueError):
                 self._take(replace(answer, status=None, why=UNREADABLE), now)
@@ -141,7 +145,7 @@ class Board:
         if before["protected"] != after["protected"]:
             text, level = f"{name}: protected again", "info"
             if not after["protected"]:
-                text, level = f"{name}: UNPROTECTED, there is no backlog queue", "error"
+                text, level = f"{name}: UNPROTECTED: {after['why']}", "error"
             self.add_event(name, "protection", text, now, level=level)
         old = {entity["path"]: entity for entity in before["entities"]}
         for entity in after["entities"]:
@@ -190,18 +194,20 @@ class _WatchedHost:
         self._spans: dict[str, EntitySpans] = {}
         self._since: dict[str, float] = {}
         self._sends = SendHistory()
+        self._judged_at = 0.0
 
-    def is_same(self, answer: HostAnswer) -> bool:
-        """Whether the document of this very answer is shown."""
+    def is_shown(self, answer: HostAnswer, now: float) -> bool:
+        """Whether the document of this very answer is shown, and its texts are not too old."""
         is_running = self.document is not None and self.document["state"] == "running"
-        return is_running and self.number == answer.number
+        is_fresh = now - self._judged_at < JUDGED_AGAIN_S
+        return is_running and is_fresh and self.number == answer.number
 
     def answered(
         self, answer: HostAnswer, status: Mapping[str, Any], judgement: Judgement, now: float
     ) -> Pair:
         """Return the document of a host that answers."""
         assert answer.card is not None
-        self.number = answer.number
+        self.number, self._judged_at = answer.number, now
         entities = status.get("entities") or {}
         for known in (self._spans, self._since):
             for path in known.keys() - entities.keys():
@@ -215,10 +221,11 @@ class _WatchedHost:
             **self._head(answer.card),
             "state": "running",
             "state_since": self._state_since("running", now),
-            "why": str(status.get("searching") or status.get("faulted") or ""),
+            "why": plain(status.get("searching") or status.get("faulted") or judgement.exposed),
             "primary": str(status.get("primary", "")),
             "secondary": str(status.get("secondary", "")),
-            "protected": bool(status.get("protected", True)),
+            "protected": not judgement.exposed,
+            "verified_at": status.get("verified_at"),
             "safe": judgement.is_safe if is_pair else None,
             "safety": judgement.safety if is_pair else "",
             "attention": list(judgement.attention),
@@ -253,7 +260,8 @@ class _WatchedHost:
         card = answer.card or HostCard("", answer.id.partition(".")[0], 0)
         return {
             **self._head(card),
-            "primary": "", "secondary": "", "protected": True, "safe": None, "safety": "",
+            "primary": "", "secondary": "", "protected": True, "verified_at": None,
+            "safe": None, "safety": "",
             "attention": [], "waiting": None, "syphon": None, "entities": [], "queues": [],
             "sends": [],
         }  # fmt: skip

@@ -33,6 +33,7 @@ function facts(pair) {
   const list = [
     { name: pair.state === "running" ? "Running since" : "Started", at: pair.started_at },
     { name: "Queues in rotation", value: `${count(rotation)} of ${count(pair.queues.length)}` },
+    { name: "Protection verified", ...(pair.verified_at ? { at: pair.verified_at } : { value: "not yet" }) },
     { name: "Sent to the primary", value: count(total("sent")) },
     { name: "Diverted", value: count(total("diverted")) },
     { name: "Errors raised to callers", value: count(total("raised")) },

@@ -13,7 +13,7 @@ from typing import Final
 
 from twinbus.pairing.core.failover import EntityState
 from twinbus.pairing.core.status import IN_ROTATION, EntityStatus, PairStatus
-from twinbus.wording import counted, duration, named, short, visible
+from twinbus.wording import ago, counted, duration, named, short, visible
 
 RAISING: Final = "raising"
 """What people read of an entity whose calls raised in the last minute."""
@@ -50,19 +50,23 @@ class PairJudgement:
     """Where sends go now, in one sentence."""
     states: dict[str, list[str]]
     """The words for each entity about which there is something to say, by path."""
+    exposed: str
+    """Why no backlog queue can take over; empty: one can, as far as is known."""
 
     @property
     def attention(self) -> list[str]:
         return [finding.text for finding in self.concerns]
 
 
-def judgement_of(status: PairStatus) -> PairJudgement:
-    """Return what a status means."""
-    concerns = tuple(_concerns(status))
-    dangers = tuple(_dangers(status))
-    sends = f"sends are NOT safe: {dangers[0]}" if dangers else f"sends are safe: {_ways(status)}"
+def judgement_of(status: PairStatus, now: float) -> PairJudgement:
+    """Return what a status means at time `now`, in unix seconds."""
+    exposed = _exposed(status, now)
+    concerns = tuple(_concerns(status, exposed))
+    dangers = tuple(_dangers(status, exposed))
+    safe = "" if dangers else f"sends are safe: {_ways(status, now)}"
+    sends = safe or f"sends are NOT safe: {dangers[0]}"
     words = {one.path: states_of(one) for one in status.entities.values() if not is_quiet(one)}
-    return PairJudgement(concerns, not dangers, sends, words)
+    return PairJudgement(concerns, not dangers, sends, words, exposed)
 
 
 def states_of(entity: EntityStatus) -> list[str]:
@@ -87,15 +91,15 @@ def ready_queues(status: PairStatus) -> list[str]:
     return [path for path, one in queues if one.state == IN_ROTATION and not one.reason]
 
 
-def _concerns(status: PairStatus) -> Iterator[Concern]:
+def _concerns(status: PairStatus, exposed: str) -> Iterator[Concern]:
     for name, side in status.sides.items():
         if side.reason:
             severity = Severity.RAISES if name == "primary" else Severity.ATTENTION
             yield Concern(severity, f"the {name} is {side.state}: {short(side.reason)}")
     if status.faulted and not any(side.reason for side in status.sides.values()):
         yield Concern(Severity.RAISES, f"the pair is faulted: {short(status.faulted)}")
-    if why := _exposed(status):
-        yield Concern(Severity.EXPOSED, why)
+    if exposed:
+        yield Concern(Severity.EXPOSED, exposed)
     yield from _entity_concerns(status.entities.values())
     if any(queue.get("paused") for queue in (status.syphon or {}).values()):
         text = "the syphon is paused: `twinbus syphon resume` resumes it"
@@ -105,10 +109,13 @@ def _concerns(status: PairStatus) -> Iterator[Concern]:
         yield Concern(Severity.ATTENTION, lines)
 
 
-def _exposed(status: PairStatus) -> str:
+def _exposed(status: PairStatus, now: float) -> str:
     """Return why no backlog queue can take over; empty: one can."""
     if not status.protected:
         return "UNPROTECTED: there is no backlog queue to divert to"
+    if status.verification_error:
+        why = short(status.verification_error)
+        return f"NOT protected: no backlog queue answers ({why}), {_verified(status, now)}"
     if ready_queues(status):
         return ""
     reasons = dict.fromkeys(
@@ -134,7 +141,15 @@ def _entity_concerns(entities: Iterable[EntityStatus]) -> Iterator[Concern]:
         yield Concern(severity, f"frozen by hand: {_paths(frozen)}")
 
 
-def _dangers(status: PairStatus) -> Iterator[str]:
+def _verified(status: PairStatus, now: float) -> str:
+    """Return when the protection was last verified."""
+    if status.verified_at is None:
+        return "not verified yet" if not status.verification_error else "never verified"
+    word = "last verified" if status.verification_error else "verified"
+    return f"{word} {ago(now - status.verified_at)}"
+
+
+def _dangers(status: PairStatus, exposed: str) -> Iterator[str]:
     """Yield why some send may raise although its caller waits."""
     primary = status.sides.get("primary")
     if status.faulted or (primary is not None and primary.reason):
@@ -147,7 +162,7 @@ def _dangers(status: PairStatus) -> Iterator[str]:
         yield f"those to {_paths(raising)} raise {_raised(raising)}"
     if not status.protected:
         yield "they depend on the primary alone, because there is no backlog queue"
-    elif not ready_queues(status):
+    elif exposed:
         yield (
             "they depend on the primary alone, because no backlog queue can be used now; diverted"
             " sends wait for one, and raise at the end of their timeout"
@@ -156,7 +171,7 @@ def _dangers(status: PairStatus) -> Iterator[str]:
         yield f"those to {_paths(stuck)} depend on the primary alone until `twinbus unfreeze`"
 
 
-def _ways(status: PairStatus) -> str:
+def _ways(status: PairStatus, now: float) -> str:
     """Return where safe sends go."""
     parts = []
     entities = status.entities.values()
@@ -169,8 +184,10 @@ def _ways(status: PairStatus) -> str:
             f" {duration(left_s)} (a call whose timeout ends before raises)"
         )
     ready = counted(len(ready_queues(status)), "backlog queue")
-    rest = f"the primary takes {'the rest' if parts else 'them'}, {ready} can take over"
-    return "; ".join([*parts, rest])
+    # Where every entity has failed over or is suspect, the primary takes nothing.
+    takes_some = any(one.state is EntityState.HEALTHY for one in entities) or not entities
+    rest = f"the primary takes {'the rest' if parts else 'them'}, " if takes_some else ""
+    return "; ".join([*parts, f"{rest}{ready} can take over, {_verified(status, now)}"])
 
 
 def _raised(entities: Sequence[EntityStatus]) -> str:

@@ -142,6 +142,10 @@ class PairStatus:
     None: not measured."""
     ledger_unrecorded: int = 0
     """Lines that the ledger could not write, usually because of a full disk."""
+    verified_at: float | None = None
+    """When a backlog queue last answered, in unix seconds; None: not yet."""
+    verification_error: str = ""
+    """Why no backlog queue answered at the last look; empty: one did, or there was none yet."""
 
     def as_dict(self) -> dict[str, Any]:
         """The status as plain JSON data."""
@@ -157,6 +161,8 @@ class PairStatus:
                 yield f"  the {name} is {side.state}: {side.reason}"
         if self.faults_in_s is not None:
             yield f"  the other side is faulted in {self.faults_in_s:.1f} s unless it follows"
+        if self.verification_error:
+            yield f"  NOT protected: no backlog queue answers: {self.verification_error}"
         if self.searching:
             yield f"  still looking for backlog queues: {self.searching}"
         for entity in self.entities.values():

@@ -73,7 +73,10 @@ FAMILIES: Final[dict[str, tuple[Any, ...]]] = {
         _COUNTER, "Messages stored on the primary that no backlog queue would take, by guard",
         "guard",
     ),
-    "twinbus_protected": (_GAUGE, "1 while there is a backlog queue to divert to"),
+    "twinbus_protected": (_GAUGE, "1 while a backlog queue can take over, as far as is known"),
+    "twinbus_protection_verified_timestamp_seconds": (
+        _GAUGE, "When a backlog queue last answered; absent: not yet",
+    ),
     "twinbus_side_open": (_GAUGE, "0 once a side was closed or faulted", "side"),
     "twinbus_backlog_queues": (_GAUGE, "Backlog queues by state", "state"),
     "twinbus_pings": (_COUNTER, "Pings by how they ended", "result"),
@@ -220,8 +223,12 @@ class PairCollector(Collector):
 
 def _pair_samples(pair: MeasuredPair) -> Iterator[Sample]:
     state = pair.state
-    yield "twinbus_safe", int(judgement_of(pair.status()).is_safe)
-    yield "twinbus_protected", int(state.rotation.protected)
+    status = pair.status()
+    judgement = judgement_of(status, time.time())
+    yield "twinbus_safe", int(judgement.is_safe)
+    yield "twinbus_protected", int(not judgement.exposed)
+    if status.verified_at is not None:
+        yield "twinbus_protection_verified_timestamp_seconds", status.verified_at
     for side in Side:
         yield "twinbus_side_open", int(pair.sides.state(side) is SideState.OPEN), side
     queues = backlog_status(state.rotation, state.paths, state.now).values()

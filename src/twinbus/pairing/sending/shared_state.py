@@ -38,6 +38,7 @@ from twinbus.pairing.core.classify import (
 )
 from twinbus.pairing.core.counters import PairCounters
 from twinbus.pairing.core.secondary import DivertFault
+from twinbus.pairing.core.verification import Verification
 from twinbus.pairing.observing.listeners import Listeners
 from twinbus.pairing.observing.tracing import tracing_now
 from twinbus.pairing.sdk.guards import BacklogLimits
@@ -84,6 +85,7 @@ class SharedState:
         """The bound of a call without a timeout."""
         self.rotation = Rotation()
         self.waiting = WaitingCalls(self.rotation.secondary)
+        self.verification = Verification()
         self.paths = backlog_paths(primary.label, options.backlog_queue_count)
         # The queues may detect duplicates: their descriptions cannot be read, or do not matter.
         may_detect = not options.create_backlog_queues or options.accept_drift
@@ -100,7 +102,7 @@ class SharedState:
         self._refusal: Callable[[], PairingError | None] = lambda: None
         self.watched = WatchedEntities()
         """Every entity that has a sender, had one lately, or that a person has commanded."""
-        self._make_backlog_pool: Callable[[str], AttemptPool] = self._sdk_pool
+        self._make_backlog_pool: Callable[[str], AttemptPool] = self.sdk_pool
         self._backlog_pools: dict[str, AttemptPool] = {}
         self._return_timers: dict[str, asyncio.TimerHandle] = {}
         """For each pulled queue, the timer that announces its return."""
@@ -151,7 +153,8 @@ class SharedState:
         self._make_backlog_pool = make
         await self.close_pools([*before.values()])
 
-    def _sdk_pool(self, queue: str) -> SenderPool:
+    def sdk_pool(self, queue: str) -> SenderPool:
+        """New senders of the SDK to one backlog queue."""
         make = partial(self.secondary_sdk.get_queue_sender, queue, **KEEP_ALIVE_OFF)
         pool = SenderPool(make, self.closer)
         pool.on_open = partial(self.limits.learn, queue)
@@ -222,6 +225,7 @@ class SharedState:
     def divert_succeeded(self, queue: str) -> None:
         """A backlog queue stored a message: if it was pulled, it returns at once."""
         self.rotation.succeeded(queue)
+        self.verification.succeeded(self.now, time.time())
         if queue in self._return_timers:
             self._announce_return(queue)
         secondary = self.rotation.secondary
@@ -276,8 +280,11 @@ class SharedState:
             pool.wake_all()
 
     def check_protection(self, reason: str) -> None:
-        """Announce that the pair has its first backlog queue, or has lost its last."""
-        protected = self.rotation.protected
+        """Announce that the pair has its first backlog queue, or has lost its last.
+
+        A pair whose backlog queues did not answer at the last look has none, too.
+        """
+        protected = self.rotation.protected and not self.verification.error
         # A closed pair needs no protection; the event would be a false alarm at every shutdown.
         if protected != self._was_protected and not self.closed:
             self._was_protected = protected

@@ -10,6 +10,9 @@ import pytest
 from twinbus.console.control.status_text import PairView, entity_line, render, summary
 from twinbus.console.terminal.table import aligned, duration, size, visible
 
+NOW = 1_794_873_600.0
+READY = "2 backlog queues can take over, verified 2 min ago"
+
 
 def entity(path: str, state: str = "healthy", **changes: Any) -> dict[str, Any]:
     return {
@@ -38,6 +41,7 @@ def status(*entities: dict[str, Any], **changes: Any) -> dict[str, Any]:
         "backlog_queues": {f"contoso/x-servicebus-transfer/{n}": queue() for n in range(2)},
         "sides": {},
         "syphon": None,
+        "verified_at": NOW - 125,
         **changes,
     }
 
@@ -51,7 +55,7 @@ def side(state: str, reason: str) -> dict[str, Any]:
 
 
 def view(document: dict[str, Any]) -> PairView:
-    return PairView.of("contoso", 4711, "app.py", 3_700.0, document)
+    return PairView.of("contoso", 4711, "app.py", 3_700.0, document, NOW)
 
 
 def attention(document: dict[str, Any]) -> list[str]:
@@ -63,7 +67,7 @@ def test_a_healthy_pair_is_a_few_lines() -> None:
     assert lines == [
         "contoso  sb://contoso -> sb://contoso-dr  pid 4711 (app.py), up 1 h 1 min",
         "  all entities are healthy",
-        "  sends are safe: the primary takes them, 2 backlog queues can take over",
+        f"  sends are safe: the primary takes them, {READY}",
         "",
         "  ENTITY  STATE    SINCE   SENT  DIVERTED  RAISED  REASON",
         "  events  healthy             0         0       0",
@@ -161,6 +165,14 @@ def test_queues_out_of_use_and_the_syphons_obstacles_say_why() -> None:
     [
         (status(protected=False), "UNPROTECTED"),
         (status(sides=side("faulted", "gone")), "primary is faulted"),
+        (
+            status(verification_error="q/0: refused TrackingId:a_B"),
+            "NOT protected: no backlog queue answers (q/0: refused), last verified 2 min ago",
+        ),
+        (
+            status(verification_error="refused", verified_at=None),
+            "NOT protected: no backlog queue answers (refused), never verified",
+        ),
         (status(ledger_unrecorded=12), "ledger could not record 12"),
         (status(entity("x", "suspect")), "suspect: x"),
         (status(syphon={"q/0": {"paused": True}}), "the syphon is paused"),
@@ -216,7 +228,20 @@ LOST = {"one": queue(reason="the secondary cannot be reached: refused")}
 @pytest.mark.parametrize(
     ("document", "is_safe", "said"),
     [
-        (status(entity("x", "failed over")), True, "those to x go to the backlog; the primary"),
+        (
+            status(entity("x", "failed over")),
+            True,
+            "those to x go to the backlog; 2 backlog queues can take over, verified 2 min ago",
+        ),
+        (
+            status(entity("x", "failed over"), entity("y")),
+            True,
+            "those to x go to the backlog; the primary takes the rest, 2 backlog queues can",
+        ),
+        (status(verified_at=None), True, "2 backlog queues can take over, not verified yet"),
+        (status(verified_at=NOW - 3), True, "can take over, verified less than 1 min ago"),
+        (status(verified_at=NOW - 7_300), True, "can take over, verified 2 h 1 min ago"),
+        (status(verification_error="refused"), False, "no backlog queue can be used now"),
         (status(entity("x", "failed over", frozen=True)), True, "those to x go to the backlog"),
         (
             status(entity("x", "suspect", fails_over_in_s=42.0)),

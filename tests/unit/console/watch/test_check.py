@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.unit.console.commands import run
-from tests.unit.console.control.test_status_text import entity, queue, side, status
+from tests.unit.console.control.test_status_text import NOW, entity, queue, side, status
 from twinbus.console.terminal.output import WrongUse
 from twinbus.console.watch.check import CheckRequest, labels_of
 from twinbus.console.watch.thresholds import CheckLevel, Limits, Thresholds, limits_of
@@ -31,7 +31,7 @@ OK, WARNING, CRITICAL, UNKNOWN = CheckLevel
 
 
 def pair(document: dict[str, Any]) -> CheckedHost:
-    return CheckedHost("pair", "contoso", "contoso.4711", document)
+    return CheckedHost("pair", "contoso", "contoso.4711", document, NOW)
 
 
 def syphon(paused: bool = False, **queue_changes: Any) -> CheckedHost:
@@ -79,6 +79,7 @@ def levels(host: CheckedHost, unprotected: CheckLevel = CRITICAL) -> list[CheckL
         (status(entity("orders", frozen=True)), CRITICAL),
         (status(faulted="broken", sides={}), CRITICAL),
         (status(sides=side("closed", "by hand")), CRITICAL),
+        (status(entity("orders"), verification_error="refused"), CRITICAL),
         (status(entity("orders"), ledger_unrecorded=3), WARNING),
         (status(entity("orders", raising=3, raising_reason="not found")), WARNING),
         (status({"path": "orders", "state": "of a later release"}), UNKNOWN),
@@ -172,6 +173,14 @@ def test_the_backlog_of_a_pair_that_runs_is_counted_whatever_the_primary_is_call
 
 
 def test_figures_have_units_limits_and_a_minimum() -> None:
+    [exposed] = [
+        one
+        for one in figures(
+            [pair(status(verification_error="refused"))], BacklogFigures(), Thresholds()
+        )
+        if one.name == "unprotected"
+    ]
+    assert exposed.value == 1
     hosts = [pair(status(entity("orders", "failed over", sent=5, diverted=2, raised=1)))]
     numbers = figures(hosts, BacklogFigures(2, 1.5, 0), Thresholds(age_s=Limits(3600.0, 21600.0)))
     assert " ".join(map(str, numbers)) == (

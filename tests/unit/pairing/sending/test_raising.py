@@ -94,7 +94,7 @@ async def test_what_raises_and_stays_healthy_is_raising_for_a_minute(
     status = status_of(world)
     assert status.entities["orders"].raising == 3
     # What another process reads from the control socket means the same.
-    for found in (judgement_of(status), judgement_of(read_status(status.as_dict()))):
+    for found in (judgement_of(status, 0.0), judgement_of(read_status(status.as_dict()), 0.0)):
         why = f"(3 calls in the last minute: {type(error).__name__}: gone)"
         assert found.attention == [f"raising: orders {why}"]
         assert not found.is_safe
@@ -103,7 +103,7 @@ async def test_what_raises_and_stays_healthy_is_raising_for_a_minute(
     assert "RAISING, 3 calls" in str(status)
     assert samples(world) == {"": 0, "orders": 3}
     await asyncio.sleep(61)
-    assert judgement_of(status_of(world)).concerns == ()
+    assert judgement_of(status_of(world), 0.0).concerns == ()
     assert samples(world) == {"": 1}
     await world.client.close()
 
@@ -118,5 +118,5 @@ async def test_callers_that_give_up_on_an_entity_that_stores_nothing() -> None:
             await asyncio.wait_for(send(sender), 2)
     entity = world.client.entity("orders").status()
     assert (entity.raised, entity.raising) == (6, 3)
-    assert not judgement_of(status_of(world)).is_safe
+    assert not judgement_of(status_of(world), 0.0).is_safe
     await world.client.close()

@@ -1,0 +1,105 @@
+"""A healthy pair looks every few minutes whether a backlog queue can take over."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.exceptions import MessagingEntityNotFoundError
+
+from twinbus.pairing.core.announcements import ProtectionChanged
+from twinbus.pairing.core.failover import ForceFailover
+from twinbus.pairing.lifecycle.verifying import ProtectionWatch
+from twinbus.testing.fake_pair import FakePair
+from twinbus.testing.fake_sdk import accepts, hangs, refuses
+
+pytestmark = pytest.mark.virtual_time
+
+
+class WatchedPair(FakePair):
+    """A fake pair whose protection is verified; it keeps the time of each look."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks: list[float] = []
+        self.answer: Any = accepts
+        self.secondary.behaviour = self._take
+        self.verification = self.client.state.verification
+        self.events: list[Any] = []
+        self.client.state.check_protection("queues were found")
+        self.client.state.listeners.on_event(self.events.append)
+        self.watch = ProtectionWatch(self.client.state)
+        self.watch.start()
+
+    async def _take(self, sent: Any) -> None:
+        if sent is None:
+            self.looks.append(self.elapsed)
+        await self.answer(sent)
+
+    async def close(self) -> None:
+        await self.watch.close()
+        await self.client.close()
+
+
+async def test_a_secondary_that_dies_unseen_ends_the_protection_and_its_return_is_seen() -> None:
+    pair = WatchedPair()
+    await asyncio.sleep(9)
+    assert pair.looks == []
+    await asyncio.sleep(391)
+    assert pair.looks == [10, 190, 370]
+    assert pair.verification.verified_at
+    pair.answer = refuses
+    await asyncio.sleep(200)
+    assert pair.looks[3:] == [550, 580]  # A lost namespace is not asked for each queue.
+    assert "ConnectionRefusedError" in pair.verification.error
+    pair.answer = hangs
+    await asyncio.sleep(40)
+    pair.answer = accepts
+    await asyncio.sleep(40)
+    assert pair.verification.error == ""
+    changes = [one.protected for one in pair.events if isinstance(one, ProtectionChanged)]
+    assert changes == [False, True]
+    assert pair.secondary.took == []
+    await pair.close()
+
+
+async def test_a_queue_that_is_gone_is_searched_for_and_another_one_verifies() -> None:
+    pair = WatchedPair()
+    lost: list[str] = []
+
+    def note(queue: str, *, is_refusal: bool) -> None:
+        lost.append(queue)
+
+    pair.client.state.on_queue_lost = note
+
+    async def gone(_: Any) -> None:
+        raise MessagingEntityNotFoundError(message="gone")
+
+    pair.secondary.by_entity[pair.client.state.paths[1]] = gone
+    await asyncio.sleep(15)
+    assert (lost, pair.verification.error) == ([pair.client.state.paths[1]], "")
+    for path in pair.client.state.paths:
+        pair.secondary.by_entity[path] = gone
+    await asyncio.sleep(200)
+    assert pair.verification.error.endswith("MessagingEntityNotFoundError: gone")
+    await pair.close()
+
+
+async def test_a_stored_divert_verifies_and_without_queues_nothing_is_tried() -> None:
+    pair = WatchedPair()
+    sender = pair.client.get_queue_sender("orders")
+    pair.client.entity("orders").tell(ForceFailover())
+    for _ in range(10):
+        await sender.send_messages(ServiceBusMessage("x"), timeout=60)
+        await asyncio.sleep(60)
+    opened = len(pair.looks)
+    assert pair.verification.verified_at is not None
+    assert len(pair.secondary.took) == 10
+    assert opened <= 3  # The links of the diverts.
+    for path in pair.client.state.paths:
+        pair.client.state.rotation.leave_out(path, "disabled")
+    await asyncio.sleep(1_000)
+    assert (len(pair.looks), pair.verification.error) == (opened, "")
+    await pair.close()
