@@ -108,7 +108,7 @@ def test_every_message_is_told_of_from_send_to_end(broker: EmbeddedBroker, ledge
         ("complete", "orders", "d", 4),
         ("state", None, None, None, "stopped"),
     ]
-    assert [path.suffix for path in ledger.iterdir()] == [".jsonl"]
+    assert [path.suffix for path in ledger.glob("*.jsonl*")] == [".jsonl"]
     sends = [record for record in records(ledger) if record["operation"] == "send"]
     assert {record["outcome"] for record in sends} == {"ok"}
     assert all(100 < record["size_bytes"] < 300 for record in sends)
@@ -220,10 +220,10 @@ def test_a_killed_broker_has_told_all_that_it_acknowledged_and_the_next_ends_its
             served.kill9()
         sent = [row[2] for row in told(ledger) if row[0] == "send"]
         assert sent == [f"m{number}" for number in range(50)]
-        assert [path.name[-11:] for path in ledger.iterdir()] == [".jsonl.open"]
+        assert [path.name[-11:] for path in ledger.glob("*.jsonl*")] == [".jsonl.open"]
         served.start()
         served.terminate()
-    assert [path.suffix for path in ledger.iterdir()] == [".jsonl", ".jsonl"]
+    assert [path.suffix for path in ledger.glob("*.jsonl*")] == [".jsonl", ".jsonl"]
     states = [row[-1] for row in told(ledger) if row[0] == "state"]
     assert sorted(states) == ["serving", "serving", "stopped"]
 

@@ -1,26 +1,38 @@
 """The ledger: what every process of a pair did, one line for each operation (SPEC 8).
 
 `record` says what a line holds, `writer` appends lines cheaply and survives a crash, `files` begins
-and ends the files, `adoption` ends those of the dead, `missing` names those that are gone, `reader`
-reads them without Spark. The tables over it are in `twinbus.pipeline`.
+and ends the files, `adoption` ends those of the dead. `facts` says what a file tells about itself,
+`chain` what all of them show together: gaps, missing, changed and doubled files. `missing` has the
+notes of files that were removed, `reader` reads a ledger without Spark. The tables over it are in
+`twinbus.pipeline`.
 """
 
 from __future__ import annotations
 
 from twinbus.ledger.adoption import adopt
+from twinbus.ledger.chain import Gap, LedgerFindings, verify
+from twinbus.ledger.facts import FileFacts, WriterNote, facts_of
 from twinbus.ledger.files import process_name
-from twinbus.ledger.reader import Reading, read
+from twinbus.ledger.reader import Inspection, Reading, inspect, read
 from twinbus.ledger.record import LedgerError, LineForm
 from twinbus.ledger.writer import LedgerWriter, NullLedger, open_ledger
 
 __all__ = [
+    "FileFacts",
+    "Gap",
+    "Inspection",
     "LedgerError",
+    "LedgerFindings",
     "LedgerWriter",
     "LineForm",
     "NullLedger",
     "Reading",
+    "WriterNote",
     "adopt",
+    "facts_of",
+    "inspect",
     "open_ledger",
     "process_name",
     "read",
+    "verify",
 ]

@@ -13,6 +13,7 @@ import fcntl
 import os
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -46,24 +47,56 @@ def adopt(directory: Path | str) -> list[Path]:
     return adopted
 
 
+def writers_here(directory: Path | str) -> tuple[frozenset[str], frozenset[str]]:
+    """The processes of this host with open files in a ledger: those alive, and those surely dead.
+
+    Nothing is renamed, so that a reader without the right to write can ask too.
+    """
+    alive, dead = set[str](), set[str]()
+    for path in Path(directory).glob(f"*{FILE_SUFFIX}{OPEN_SUFFIX}"):
+        parts = _here(path.name)
+        if parts is not None:
+            with contextlib.suppress(OSError), _unlocked(path) as is_unlocked:
+                is_dead = _is_dead(path.name) and is_unlocked
+                (dead if is_dead else alive).add(path.name.rpartition("-")[0])
+    return frozenset(alive), frozenset(dead - alive)
+
+
 def _adopt_one(path: Path) -> Path | None:
-    # Asked before the lock is tried: a living writer must not find it taken.
-    is_dead = _is_dead(path.name)
-    if not (is_dead or _is_unchanged(os.stat(path))):
+    if not (_is_dead(path.name) or _is_unchanged(os.stat(path))):
         return None
+    ended = path.with_name(path.name.removesuffix(OPEN_SUFFIX))
+    with _unlocked(path) as is_unlocked:
+        if not is_unlocked or os.path.lexists(ended):
+            # Beside an ended file of its name it is a copy, or has one: readers say so.
+            return None
+        if not (_is_dead(path.name) or _is_unchanged(os.stat(path))):
+            return None
+        os.rename(path, ended)
+    return ended
+
+
+@contextlib.contextmanager
+def _unlocked(path: Path) -> Iterator[bool]:
+    """Whether nobody holds the lock of a file, which is held in the block then.
+
+    The lock of a file whose process is there is not tried: a living writer must not find it taken.
+    """
+    if not (_is_dead(path.name) or _is_unchanged(os.stat(path))):
+        yield False
+        return
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
+        is_unlocked = True
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return None
+            is_unlocked = False
         except OSError:
             # No locks on this file system: the writer has none either.
             pass
         found, named = os.fstat(fd), os.stat(path)
-        if (found.st_dev, found.st_ino) != (named.st_dev, named.st_ino):
-            return None
-        return _ended(path) if is_dead or _is_unchanged(named) else None
+        yield is_unlocked and (found.st_dev, found.st_ino) == (named.st_dev, named.st_ino)
     finally:
         os.close(fd)
 
@@ -72,21 +105,10 @@ def _is_unchanged(found: os.stat_result) -> bool:
     return time.time() - found.st_mtime >= UNCHANGED_S
 
 
-def _ended(path: Path) -> Path:
-    """Give a file its last name, or the next number's where something has that name."""
-    ended = path.with_name(path.name.removesuffix(OPEN_SUFFIX))
-    process, _, number = ended.name.removesuffix(FILE_SUFFIX).rpartition("-")
-    while os.path.lexists(ended):
-        number = f"{int(number) + 1:05d}" if number.isdigit() else f"{number}-1"
-        ended = path.with_name(f"{process}-{number}{FILE_SUFFIX}")
-    os.rename(path, ended)
-    return ended
-
-
 def _is_dead(name: str) -> bool:
     """Whether the process that a file is named after was on this host, and is no more."""
-    parts = _NAME.fullmatch(name)
-    if parts is None or not (parts["head"] == HOST or parts["head"].endswith(f"-{HOST}")):
+    parts = _here(name)
+    if parts is None:
         return False
     pid = int(parts["pid"])
     try:
@@ -98,6 +120,14 @@ def _is_dead(name: str) -> bool:
         pass
     started_ms = _started_ms(pid)
     return started_ms is not None and started_ms > int(parts["named_ms"]) + START_SLACK_MS
+
+
+def _here(name: str) -> re.Match[str] | None:
+    """The parts of an open file's name, where its process is of this host."""
+    parts = _NAME.fullmatch(name)
+    if parts is None or not (parts["head"] == HOST or parts["head"].endswith(f"-{HOST}")):
+        return None
+    return parts
 
 
 def _started_ms(pid: int) -> int | None:

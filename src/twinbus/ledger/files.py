@@ -3,7 +3,9 @@
     <process>-<number>.jsonl.open    being written, by one process that holds a lock on it
     <process>-<number>.jsonl         ended (full, old, or closed); it never changes again
 
-A writer's numbers have no gap, so that a file that is gone is missed (`missing`).
+A writer's numbers have no gap, so that a file that is gone is missed (`missing`). Each file begins
+with a line about itself and ends with one (`facts`); the next file begins before this one ends, so
+that a writer that went on has left a file, whenever it is killed.
 
 So a reader that follows a ledger takes every `.jsonl` once, and reads the `.open` files, which are
 few and young, again each time. What a dead process left open is for `adoption` to rename; should
@@ -14,15 +16,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
 import socket
 import time
+import uuid
+from collections import deque
 from pathlib import Path
 from typing import Final
 
-from twinbus.ledger.record import FILE_SUFFIX, OPEN_SUFFIX
+from twinbus.ledger.facts import place_of
+from twinbus.ledger.open_file import OpenFile
+from twinbus.ledger.record import FILE_SUFFIX, WRITER, encode
 
 ROTATE_BYTES: Final = 64 * 1024 * 1024
 """A file of this size is one task's worth of reading for Spark."""
@@ -30,6 +35,21 @@ ROTATE_BYTES: Final = 64 * 1024 * 1024
 ROTATE_S: Final = 300.0
 """The most that a file stays open, however little comes: what a stream lags behind, and what a
 report has to read again."""
+
+ROTATE_IDLE_S: Final = 6 * 3_600.0
+"""The same for a file without a record: an idle process leaves four small files a day."""
+
+HEARTBEAT_S: Final = 30.0
+"""Between two lines that say that the writer lives: the time that its death leaves unknown."""
+
+BEFORE_MAX: Final = 100
+"""Other writers that a first line names, the newest: the line stays below 20 KB."""
+
+_NAMED_MAX: Final = 10_000
+"""Writers that this one remembers to have named; past that it names them again."""
+
+ID_NAME: Final = "ledger.id"
+"""A file with a ledger's identity, which its copies share: tables belong to one ledger."""
 
 MAX_BYTES: Final = 20_000_000_000
 """Of the files of one host in a directory: some 70 million records. A process that is started again
@@ -42,10 +62,24 @@ HOST: Final = re.sub(r"[^A-Za-z0-9.-]+", "-", socket.gethostname()).strip(".-")[
 """This machine, as the names of files say it."""
 
 
+_named_ms: deque[int] = deque([0])
+"""The times in names of this process's writers, each once; the newest is enough to go on from."""
+
+
 def process_name(prefix: str = "") -> str:
-    """A name for this process that no other has, with what `adoption` asks of it: host and pid."""
-    head = f"{prefix}-{HOST}" if prefix else HOST
-    return f"{head}-{os.getpid()}-{time.time_ns() // 1_000_000}"
+    """A name for a writer that no other has, with what `adoption` asks of it: host and pid."""
+    while True:
+        # Two writers of one process may begin in the same millisecond. No lock: a fork might find
+        # it taken by a thread that the child does not have.
+        try:
+            last_ms = _named_ms.popleft()
+        except IndexError:
+            time.sleep(0)
+            continue
+        named_ms = max(last_ms + 1, _now_ms())
+        _named_ms.append(named_ms)
+        head = f"{prefix}-{HOST}" if prefix else HOST
+        return f"{head}-{os.getpid()}-{named_ms}"
 
 
 class LedgerFiles:
@@ -72,86 +106,170 @@ class LedgerFiles:
         """Begin with no file, under this name, as a new or a forked process does."""
         self._process = process
         self._share = f"{HOST}-" if f"{HOST}-" in process else f"{process}-"
+        self._started_ms = _now_ms()
+        self._file: OpenFile | None = None
         self._number = 0
-        self._fd = -1
-        self._path = self.directory
-        self._identity = (0, 0)
-        self._size_bytes = 0
+        """Of the next file."""
+        self._previous: str | None = None
+        """The hash of the last file; None before the first."""
+        self._lines = 0
+        self._named: set[str] = set()
         self._others_bytes = 0
-        self._began_s = 0.0
         self._measure_at_s = 0.0
-        self._cut = False
+        self._beat_at_s = 0.0
 
     def append(self, data: bytes) -> int:
-        """Append lines; how many bytes of whole lines are written, fewer than all in `trouble`."""
-        done = 0
+        """Append records; how many bytes of whole lines are written, not all: see `trouble`."""
         try:
-            self._make_ready(len(data))
-            if self._cut:
-                # The last write ended inside a line, which the reader will set aside.
-                self._size_bytes += os.write(self._fd, b"\n")
-                self._cut = False
-            while done < len(data):
-                done += os.write(self._fd, data[done:] if done else data)
-            self._size_bytes += done
+            self._require_own()
+            self.end_if_old()
+            self._opened()
+            self._require_room(len(data))
+            file = self._opened()
         except OSError as error:
             self.trouble = f"{self.directory}: {error.strerror or error}"
-            whole = data.rfind(b"\n", 0, done) + 1
-            self._mend(done - whole, done)
-            return whole
-        if self._size_bytes >= self._rotate_bytes:
-            self.end()
+            return 0
+        file.has_records = True
+        done = self._put(file, data)
+        if file.size_bytes >= self._rotate_bytes:
+            self.go_on()
         return done
 
+    def begin(self) -> None:
+        """Begin the first file before there is a record: what was killed then is known too."""
+        with contextlib.suppress(OSError):
+            self._opened()
+
+    def beat(self) -> int | None:
+        """Say that the writer lives, once an interval; return a descriptor to sync, or None."""
+        if self._previous is None and self._file is None:
+            return None
+        now_s = time.monotonic()
+        if now_s < self._beat_at_s:
+            return None
+        try:
+            self._require_own()
+            file = self._opened()
+            self._beat_at_s = now_s + HEARTBEAT_S
+            fields = {"state": "alive", "lines": self._lines, "hash": file.hash}
+            return file.duplicate() if self._put(file, self._line(fields)) else None
+        except OSError:
+            # The next append or beat tries again, and records that are lost are counted.
+            return None
+
     def end_if_old(self) -> None:
-        """End the file once it has been open for long, whether or not anything more came."""
-        if self._fd >= 0 and time.monotonic() - self._began_s >= self._rotate_s:
-            self.end()
+        """Go on in another file once this one has been open for long, whether or not more came."""
+        if self._file is not None:
+            age_s = time.monotonic() - self._file.began_s
+            idle_s = max(self._rotate_s, ROTATE_IDLE_S)
+            if age_s >= (self._rotate_s if self._file.has_records else idle_s):
+                self.go_on()
+
+    def go_on(self) -> None:
+        """Begin the next file, then end this one: in this order a kill leaves no doubt."""
+        self._require_own()
+        old = self._file
+        if old is None:
+            return
+        old.end_torn_line()
+        self._leave(old)
+        try:
+            self._file = self._begun(is_synced=True)
+        except OSError:
+            # The next one says what this one was: its hash is that of all that is in it.
+            pass
+        else:
+            self._close_with("continued", old)
+        old.end()
 
     def end(self) -> None:
-        """Wait for the disk and give the file its last name; the next append begins another."""
-        if self._fd < 0:
+        """Say that the process ends in order, and give the file its last name."""
+        if self._previous is None and self._file is None:
             return
         with contextlib.suppress(OSError):
-            os.fsync(self._fd)
-        # Where this fails the file keeps its name, and is adopted when this process has ended.
-        is_empty = not self._size_bytes
-        with contextlib.suppress(OSError):
-            if self._is_ours():
-                self._rename()
-        self.abandon()
-        if not is_empty:
-            self._number += 1
+            self._require_own()
+            self._close_with("ended", self._opened())
+        if self._file is not None:
+            self._file.end()
+            self._leave(self._file)
 
     def abandon(self) -> None:
         """Close the file as it is: it belongs to somebody else."""
-        if self._fd >= 0:
-            # The lock is shared with a parent that forked this process, and must stay held.
-            os.close(self._fd)
-            self._fd = -1
-            self._size_bytes = 0
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
-    def _make_ready(self, coming_bytes: int) -> None:
-        if self._fd >= 0 and not self._is_ours():
-            # Adopted, or deleted: whoever reads it may have done so already.
-            self.abandon()
+    def _require_own(self) -> None:
+        """Leave a file that was adopted or deleted: whoever reads it may have done so already."""
+        if self._file is not None and not self._file.is_ours():
+            self._file.close()
+            self._leave(self._file)
+
+    def _leave(self, file: OpenFile) -> None:
+        self._previous, self._number, self._file = file.hash, file.number + 1, None
+
+    def _opened(self) -> OpenFile:
+        if self._file is None:
+            self._file = self._begun()
+        return self._file
+
+    def _put(self, file: OpenFile, data: bytes) -> int:
+        done = file.append(data)
+        if done < len(data):
+            self.trouble = f"{self.directory}: {file.trouble}"
+        self._lines += data.count(b"\n", 0, done)
+        return done
+
+    def _close_with(self, state: str, file: OpenFile) -> None:
+        file.end_torn_line()
+        self._put(file, self._line({"state": state, "lines": file.lines, "hash": file.hash}))
+
+    def _begun(self, *, is_synced: bool = False) -> OpenFile:
+        """A new file with its first line; OSError where it could not be written."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        if self._previous is None:
+            _identify(self.directory)
+        self._others_bytes, before = self._survey()
+        while (file := OpenFile.create(self._number, self._ended_path())) is None:
+            # Another writer of this name: chains are told apart by their hashes.
             self._number += 1
-        self.end_if_old()
-        self._require_room(coming_bytes)
-        if self._fd < 0:
-            self._open()
+        fields = {
+            "state": "begin",
+            "number": file.number,
+            "previous": self._previous,
+            "before": " ".join(f"{name}:{last}" for name, last in before.items()) or None,
+            "host": HOST,
+            "started_ms": self._started_ms,
+            "interval_ms": int(HEARTBEAT_S * 1000),
+        }
+        line = self._line(fields)
+        if self._put(file, line) < len(line):
+            file.remove()
+            raise OSError(errno.ENOSPC, file.trouble)
+        if len(self._named) > _NAMED_MAX:
+            self._named.clear()
+        self._named.update(before)
+        if is_synced:
+            sync(file.duplicate())
+            sync(os.open(self.directory, os.O_RDONLY | os.O_CLOEXEC))
+        self._beat_at_s = time.monotonic() + HEARTBEAT_S
+        return file
+
+    def _line(self, fields: dict[str, object]) -> bytes:
+        return encode(self._process, _now_ms(), WRITER, fields)
 
     def _require_room(self, coming_bytes: int) -> None:
-        now_s = time.monotonic()
-        if self._fd < 0 and now_s >= self._measure_at_s:
-            self._others_bytes = self._measured()
-        if self._others_bytes + self._size_bytes + coming_bytes <= self._max_bytes:
+        """OSError where records are beyond this host's share; lines about the writer may be."""
+        file_bytes = 0 if self._file is None else self._file.size_bytes
+        if self._others_bytes + file_bytes + coming_bytes <= self._max_bytes:
             return
-        # What is ended can be taken away, and there is room again.
-        self.end()
+        if self._file is not None and self._file.has_records:
+            # What is ended can be taken away, and there is room again.
+            self.go_on()
+        now_s = time.monotonic()
         if now_s >= self._measure_at_s:
             self._measure_at_s = now_s + MEASURE_AGAIN_S
-            self._others_bytes = self._measured()
+            self._others_bytes = self._survey()[0]
         if self._others_bytes + coming_bytes > self._max_bytes:
             raise OSError(
                 errno.EDQUOT,
@@ -159,71 +277,58 @@ class LedgerFiles:
                 " compact or delete old ones, or raise TWINBUS_LEDGER_MAX_BYTES",
             )
 
-    def _measured(self) -> int:
-        """Bytes in the files of this host, or of this process where its name has no host."""
+    def _survey(self) -> tuple[int, dict[str, int]]:
+        """Bytes of this host's files (of this writer's, where its name has no host), and the other
+        writers that no line of this one has named yet, each with its last number, newest first.
+        """
         total = 0
+        others: dict[str, tuple[float, int]] = {}
         with contextlib.suppress(FileNotFoundError), os.scandir(self.directory) as entries:
             for entry in entries:
-                if self._share in entry.name and FILE_SUFFIX in entry.name:
-                    with contextlib.suppress(FileNotFoundError):
-                        total += entry.stat().st_size
-        return total
-
-    def _open(self) -> None:
-        self.directory.mkdir(parents=True, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-        while True:
-            path = Path(f"{self._ended_path()}{OPEN_SUFFIX}")
-            try:
-                fd = os.open(path, flags, 0o640)
-            except FileExistsError:
-                # Another writer of this process, or of one that had its name.
-                self._number += 1
-                continue
-            if not os.path.lexists(self._ended_path()):
-                break
-            # Asked only now: a file of this number is always there under one of its two names. An
-            # adopter may have been quicker than the question; then it is our own, and empty.
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-            os.close(fd)
-            self._number += 1
-        with contextlib.suppress(OSError):
-            # A file system without locks: then the process id alone tells that we live.
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        found = os.fstat(fd)
-        self._fd, self._path, self._identity = fd, path, (found.st_dev, found.st_ino)
-        self._size_bytes = 0
-        self._began_s = time.monotonic()
-        self._cut = False
+                place = place_of(entry.name)
+                is_new = place is not None and place[0] not in self._named
+                if FILE_SUFFIX not in entry.name or not (is_new or self._share in entry.name):
+                    continue
+                with contextlib.suppress(FileNotFoundError):
+                    found = entry.stat()
+                    if self._share in entry.name:
+                        total += found.st_size
+                    if place is not None and is_new and place[0] != self._process:
+                        newest, last = others.get(place[0], (0.0, 0))
+                        others[place[0]] = max(newest, found.st_mtime), max(last, place[1])
+        newest_first = sorted(others, key=lambda name: others[name][0], reverse=True)[:BEFORE_MAX]
+        return total, {name: others[name][1] for name in newest_first}
 
     def _ended_path(self) -> Path:
         return self.directory / f"{self._process}-{self._number:05d}{FILE_SUFFIX}"
 
-    def _is_ours(self) -> bool:
-        """Whether the name still leads to the file that is open."""
-        try:
-            found = os.stat(self._path)
-        except OSError:
-            return False
-        return (found.st_dev, found.st_ino) == self._identity
 
-    def _rename(self) -> None:
-        if not self._size_bytes:
-            os.unlink(self._path)
-            return
-        while os.path.lexists(self._ended_path()):
-            self._number += 1
-        os.rename(self._path, self._ended_path())
+def _identify(directory: Path) -> None:
+    """Give a ledger its identity, unless it has one: the file appears whole, and never changes."""
+    path = directory / ID_NAME
+    if path.exists():
+        return
+    identity = uuid.uuid4().hex
+    draft = directory / f".{ID_NAME}-{identity}"
+    try:
+        draft.write_text(f"{identity}\n")
+        os.link(draft, path)
+    except FileExistsError:
+        pass
+    except OSError:
+        # A file system without links: two first writers at once may write two, and one stays.
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
 
-    def _mend(self, torn_bytes: int, done: int) -> None:
-        """Take the part of a line off the end of the file, so that the next begins a line."""
-        if self._fd < 0:
-            return
-        self._size_bytes += done - torn_bytes
-        if torn_bytes:
-            try:
-                os.ftruncate(self._fd, self._size_bytes)
-            except OSError:
-                self._cut = True
-                self._size_bytes += torn_bytes
+
+def sync(fd: int) -> None:
+    """Wait until a file, or a directory's names, are on the disk; the descriptor is closed."""
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

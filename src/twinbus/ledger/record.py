@@ -23,12 +23,15 @@ OPEN_SUFFIX: Final = ".open"
 
 OPERATIONS: Final = frozenset(
     """send divert ping backlog_receive complete defer dead_letter forward receive renew manage
-    state expire action""".split()
+    state expire action writer""".split()
 )
 """What was done. All are calls to a namespace but `state`, which is news of an entity, `expire`, a
-message that ran out of time, which only a broker sees, and `action`, what a person asked for on the
-page: its name is in `state`, who asked in `error`. A reader that does not know an
-operation passes over it: a new one is no new version."""
+message that ran out of time, which only a broker sees, `action`, what a person asked for on the
+page: its name is in `state`, who asked in `error`; and `writer`, a line about the ledger itself
+(`chain`). A reader that does not know an operation passes over it: a new one is no new version."""
+
+WRITER: Final = "writer"
+"""The operation of lines about the ledger itself: they are no records, and nothing counts them."""
 
 CAUSES: Final = frozenset(
     "application failover ping syphon poll lease administration consumer".split()
@@ -60,13 +63,23 @@ FIELDS: Final[Mapping[str, type]] = {
     "client": str,
     "view": str,
     "unrecorded": int,
+    "number": int,
+    "lines": int,
+    "hash": str,
+    "previous": str,
+    "before": str,
+    "host": str,
+    "started_ms": int,
+    "interval_ms": int,
 }
 """Every field with its type, the four that each line has first. `entity` is where the message
 belongs, as a path in the primary. `client` is the container id of the connection that a message
 came by to a gateway. `view` is who tells: `client`, also where it is left out, or
 `broker`, whose fields mean what `twinbus.broker.ledger_view` says. `unrecorded`, on a `state` line,
 is how many records before it this process could not write: whoever counts must say so. There is no
-field for billing units: they are the size, and how it is counted is the reader's rule."""
+field for billing units: they are the size, and how it is counted is the reader's rule. From
+`number` on, fields are those of `writer` lines, which `chain` describes; a broker's `state` line
+"recovered" has `lines` too (`twinbus.broker.ledger_view`)."""
 
 REQUIRED: Final = ("v", "at_ms", "operation", "process")
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from twinbus.ledger.adoption import adopt
-from twinbus.ledger.files import MAX_BYTES, ROTATE_BYTES, ROTATE_S, LedgerFiles, process_name
+from twinbus.ledger.files import MAX_BYTES, ROTATE_BYTES, ROTATE_S, LedgerFiles, process_name, sync
 from twinbus.ledger.record import (
     FIELDS,
     OPERATIONS,
@@ -218,10 +218,17 @@ class LedgerWriter:
         # Here, where no send waits for it.
         with contextlib.suppress(OSError, LedgerError):
             adopt(self.directory)
+        with self._disk:
+            self._files.begin()
         while not stop.wait(self._flush_s):
             self.flush()
             with self._disk:
                 self._files.end_if_old()
+                fd = self._files.beat()
+            if fd is not None:
+                # Not under the lock: a slow disk must not stop a broker that flushes.
+                with contextlib.suppress(OSError):
+                    sync(fd)
 
     def _write_group(self) -> bool:
         """Write up to one group; whether more may be waiting."""

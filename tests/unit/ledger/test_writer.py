@@ -11,6 +11,7 @@ import pytest
 
 from twinbus.ledger import (
     LedgerError,
+    LedgerFindings,
     LedgerWriter,
     LineForm,
     NullLedger,
@@ -18,6 +19,7 @@ from twinbus.ledger import (
     read,
     writer,
 )
+from twinbus.ledger.record import encode
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,7 +46,7 @@ def test_a_record_holds_what_was_given_and_when_and_by_whom(tmp_path: Path) -> N
             "outcome": "ok",
         }
     ]
-    assert [path.name for path in tmp_path.iterdir()] == ["me-00000.jsonl"]
+    assert [path.name for path in tmp_path.glob("*.jsonl*")] == ["me-00000.jsonl"]
 
 
 def test_nothing_is_made_before_there_is_something_to_write(tmp_path: Path) -> None:
@@ -78,9 +80,10 @@ def test_a_full_file_is_followed_by_the_next_and_no_record_is_in_two(tmp_path: P
             ledger.record("send", message_id=str(number))
             ledger.flush()
     assert ids(tmp_path) == [str(number) for number in range(10)]
-    names = sorted(path.name for path in tmp_path.iterdir())
-    # A line has 80 bytes: two fill a file.
-    assert names == [f"p-0000{number}.jsonl" for number in range(5)]
+    names = sorted(path.name for path in tmp_path.glob("*.jsonl*"))
+    # The first line alone is longer than that, so that each file has one record; the last has none.
+    assert names == [f"p-000{number:02}.jsonl" for number in range(11)]
+    assert read(tmp_path).findings == LedgerFindings()
 
 
 def test_two_writers_of_one_name_keep_out_of_each_others_files(tmp_path: Path) -> None:
@@ -91,6 +94,7 @@ def test_two_writers_of_one_name_keep_out_of_each_others_files(tmp_path: Path) -
     first.close()
     second.close()
     assert ids(tmp_path) == ["a", "c", "b"]
+    assert read(tmp_path).findings == LedgerFindings()
 
 
 def test_records_from_many_threads_all_arrive(tmp_path: Path) -> None:
@@ -161,7 +165,8 @@ def test_a_forked_child_writes_its_own_file_and_not_its_parents_records(tmp_path
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
     assert sorted(ids(tmp_path)) == ["child", "parent"]
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(list(tmp_path.glob("*.jsonl"))) == 2
+    assert read(tmp_path).findings == LedgerFindings()
 
 
 def test_a_directory_that_cannot_be_made_costs_records_and_no_exception(
@@ -207,7 +212,7 @@ def test_a_url_is_refused_except_that_of_a_directory(tmp_path: Path) -> None:
 def test_the_reader_sets_aside_torn_and_foreign_lines_and_counts_them(tmp_path: Path) -> None:
     with LedgerWriter(tmp_path, process="a", flush_s=NEVER_S) as ledger:
         ledger.record("send", message_id="1")
-    whole = (tmp_path / "a-00000.jsonl").read_bytes()
+    whole = encode("a", 5, "send", {"message_id": "1"})
     (tmp_path / "b.jsonl").write_bytes(whole + b"not json\n\n" + whole + whole[:-10])
     (tmp_path / "c.jsonl").write_bytes(whole[:-1])
     (tmp_path / "notes.txt").write_text("no part of the ledger")
@@ -305,7 +310,7 @@ def test_one_message_is_the_line_that_it_is_among_many(
     with LedgerWriter(tmp_path, process="p", flush_s=NEVER_S) as ledger:
         ledger.record_message(FORM, 5, message)
         ledger.record_messages(FORM, 5, [message])
-    first, second = (tmp_path / "p-00000.jsonl").read_text().splitlines()
+    _begin, first, second, _end = (tmp_path / "p-00000.jsonl").read_text().splitlines()
     assert first == second
 
 

@@ -21,7 +21,14 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 from pyspark.sql.types import DateType, StringType, StructField, StructType
 
-from twinbus.ledger.record import FILE_SUFFIX, OPEN_SUFFIX, REQUIRED, VERSION, LedgerError
+from twinbus.ledger.record import (
+    FILE_SUFFIX,
+    OPEN_SUFFIX,
+    REQUIRED,
+    VERSION,
+    WRITER,
+    LedgerError,
+)
 from twinbus.pipeline.tables.columns import day_of
 from twinbus.pipeline.tables.schemas import CORRUPT, LEDGER
 
@@ -92,7 +99,9 @@ def location_of(ledger: Path | str, files: str = ALL_FILES) -> str:
 
 
 def reason() -> Column:
-    """Why a line is set aside, one of `REASONS`; null for a record."""
+    """Why a line is set aside, one of `REASONS`; null for a record; `WRITER` for a line about the
+    ledger itself, which is neither.
+    """
     whole = F.col(CORRUPT).isNull() & (F.col("v") == VERSION)
     for name in REQUIRED:
         whole &= F.col(name).isNotNull()
@@ -105,7 +114,8 @@ def reason() -> Column:
     begins = F.startswith(line, F.lit(_BEGINNING)) | F.startswith(F.lit(_BEGINNING), line)
     # The column `v` is null in a line that is no record, and so would be the answer.
     return (
-        F.when(F.coalesce(whole, F.lit(False)), F.lit(None))
+        F.when(F.coalesce(whole & (F.col("operation") == WRITER), F.lit(False)), F.lit(WRITER))
+        .when(F.coalesce(whole, F.lit(False)), F.lit(None))
         .when(F.coalesce(version > VERSION, F.lit(False)), F.lit("newer"))
         .when(json.isNull() & F.coalesce(begins, F.lit(False)), F.lit("torn"))
         .otherwise(F.lit("foreign"))

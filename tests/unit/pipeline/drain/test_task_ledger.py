@@ -21,7 +21,7 @@ def test_a_directory_is_written_to_as_it_is(tmp_path: Path) -> None:
         with task_ledger(place, "spark-1") as ledger:
             ledger.record("complete", message_id="a")
     for name in ("one", "two"):
-        assert [path.name for path in (tmp_path / name).iterdir()] == ["spark-1-00000.jsonl"]
+        assert [path.name for path in (tmp_path / name).glob("*.jsonl*")] == ["spark-1-00000.jsonl"]
 
 
 def test_a_url_gets_closed_files_now_and_then_and_at_the_end(tmp_path: Path) -> None:

@@ -53,9 +53,9 @@ def test_a_file_appears_whole_and_is_replaced_and_removed(
 def test_a_draft_that_a_kill_left_is_no_file_of_the_ledger(
     files: PlaceFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = encode("app", 0, "send", {"message_id": "1"})
+    line = encode("app", 0, "send", {"message_id": "2"})
     for number in range(3):
-        files.put(f"app-{number:05d}.jsonl", line)
+        files.put(f"app-{number:05d}.jsonl", encode("app", 0, "send", {"message_id": number}))
 
     def killed(*given: object) -> None:
         raise KeyboardInterrupt

@@ -1,0 +1,271 @@
+"""What one file of a ledger says about itself, found in one pass over its bytes. Pure.
+
+Besides records a file holds lines of the operation `writer`; their word is in `state`:
+
+    begin       first line of every file: number, previous, before, host, started_ms, interval_ms
+    alive       every interval_ms while the process lives: lines of all its files so far, hash
+    continued   last line: lines before it, hash; the writer goes on in the next file
+    ended       last line: lines before it, hash; the process ended in order
+    closed      a person's word that the process `client` needs no further proof; why: `error`
+    erased      a command wrote the file `client` anew: `previous` and `hash` are its SHA-256 before
+                and after, `lines` how many lines went
+
+A `hash` is the SHA-256 of all bytes of the file before its line. `previous` is the hash of all that
+this writer put into its previous file, but for that file's last line. `before` names other writers
+whose files were there when the file began, as NAME:NUMBER with their last number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from twinbus.ledger.record import FILE_SUFFIX, OPEN_SUFFIX, WRITER, decode
+
+GZIP_SUFFIX: Final = ".gz"
+"""Behind the name of an ended file that was compressed later: readers take it as it was."""
+
+CLOSINGS: Final = frozenset({"continued", "ended"})
+NOTES: Final = frozenset({"closed", "erased", "retained"})
+
+LINE_MAX: Final = 1 << 20
+"""A line beyond this is none of ours: it is hashed, and not kept in memory."""
+
+_TAIL_BYTES: Final = 1 << 16
+"""Where the time of the last lines is looked for: lines of several threads have no strict order."""
+
+_NAME: Final = re.compile(
+    rf"(?P<process>.+)-(?P<number>\d{{5,9}}){re.escape(FILE_SUFFIX)}"
+    rf"(?:{re.escape(OPEN_SUFFIX)}|{re.escape(GZIP_SUFFIX)})?"
+)
+_HEAD: Final = rb'^\{"v":\d+,"at_ms":(\d{1,15}),"operation":"'
+_TIME: Final = re.compile(_HEAD, re.MULTILINE)
+_WRITER_LINE: Final = re.compile(_HEAD + WRITER.encode() + rb'"[^\n]*\n', re.MULTILINE)
+_PROCESS: Final = re.compile(_HEAD + rb'[^"]*","process":"([^"]*)"', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class WriterNote:
+    """A line "closed", "erased" or "retained"."""
+
+    state: str
+    at_ms: int
+    client: str
+    """The process that is declared closed, or the stem of the file that was changed."""
+    why: str = ""
+    hash_before: str = ""
+    hash_after: str = ""
+    lines: int = 0
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """One file of a ledger. The defaults are those of a file without a single whole line."""
+
+    name: str
+    process: str = ""
+    """The writer, by the file's name; by its lines where the name has no number."""
+    number: int | None = None
+    size_bytes: int = 0
+    """Of the content, not compressed."""
+    sha256: str = hashlib.sha256().hexdigest()
+    """Of the whole content."""
+    lines: int = 0
+    """Whole lines, all of them."""
+    first_ms: int | None = None
+    last_ms: int | None = None
+    begins: bool = False
+    """The first line says so; False: written by Twinbus 0.9 or earlier, or the line is gone."""
+    previous: str | None = None
+    before: tuple[str, ...] = ()
+    host: str = ""
+    started_ms: int | None = None
+    interval_ms: int | None = None
+    closing: str | None = None
+    """ "continued" or "ended", if the last line says so."""
+    link: str = ""
+    """What the writer's next file must have as `previous`."""
+    hash_matches: bool = True
+    """Every hash and count that its lines tell is that of the bytes before them."""
+    is_misplaced: bool = False
+    """A first or last line is in the middle: something was put before or behind it."""
+    is_torn: bool = False
+    """The last line has no end."""
+    foreign: str = ""
+    """Another process than the name's that a line names: a copy under another name."""
+    notes: tuple[WriterNote, ...] = ()
+
+    @property
+    def stem(self) -> str:
+        """The name without what says that it is open or compressed."""
+        return stem_of(self.name)
+
+    @property
+    def is_open(self) -> bool:
+        return self.name.endswith(OPEN_SUFFIX)
+
+
+def stem_of(name: str) -> str:
+    """The name that a file has once it is ended: a stem is read once."""
+    return name.removesuffix(OPEN_SUFFIX).removesuffix(GZIP_SUFFIX).removesuffix(FILE_SUFFIX)
+
+
+def place_of(name: str) -> tuple[str, int] | None:
+    """Writer and number of a file by its name; None: no writer names files so."""
+    found = _NAME.fullmatch(name)
+    return None if found is None else (found["process"], int(found["number"]))
+
+
+def facts_of(name: str, content: Iterable[bytes]) -> FileFacts:
+    """Read a file's content, in pieces of any size (large ones are faster)."""
+    looking = _Looking(name)
+    for piece in content:
+        looking.take(piece)
+    return looking.done()
+
+
+class _Looking:
+    """One pass over a file: `take` each piece, then `done`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._place = place_of(name)
+        self._process = self._place[0].encode() if self._place else b""
+        self._hash = hashlib.sha256()
+        self._size = self._lines = 0
+        self._rest = b""
+        self._is_long = False
+        self._first_ms: int | None = None
+        self._last_ms: int | None = None
+        self._begin: dict[str, Any] | None = None
+        self._closing: dict[str, Any] | None = None
+        self._matches = True
+        self._is_misplaced = False
+        self._foreign = b""
+        self._notes: list[WriterNote] = []
+
+    def take(self, piece: bytes) -> None:
+        self._size += len(piece)
+        data = self._rest + piece if self._rest else piece
+        end = data.rfind(b"\n") + 1
+        whole, self._rest = data[:end], data[end:]
+        if whole:
+            self._take_lines(whole)
+            self._is_long = False
+        if len(self._rest) > LINE_MAX:
+            self._hash.update(self._rest)
+            self._rest, self._is_long = b"", True
+
+    def _take_lines(self, data: bytes) -> None:
+        if self._closing is not None:
+            # Something comes behind the last line.
+            self._closing, self._is_misplaced = None, True
+        count = data.count(b"\n")
+        self._note_times(data)
+        self._note_processes(data, count)
+        at = 0
+        if b'"operation":"writer"' in data:
+            for found in _WRITER_LINE.finditer(data):
+                self._hash.update(data[at : found.start()])
+                at = found.start()
+                before = self._lines + data.count(b"\n", 0, at)
+                self._take_writer_line(found[0], before, is_last=found.end() == len(data))
+        self._hash.update(data[at:])
+        self._lines += count
+
+    def _take_writer_line(self, line: bytes, before: int, *, is_last: bool) -> None:
+        record = decode(line)
+        if record is None:
+            return
+        state = record.get("state")
+        if state == "begin":
+            if before:
+                self._is_misplaced = True
+            else:
+                self._begin = record
+        elif state in NOTES:
+            self._notes.append(_note(record))
+            return
+        if "hash" in record:
+            self._matches &= record["hash"] == self._hash.hexdigest()
+        if state in CLOSINGS:
+            self._matches &= record.get("lines") == before
+            if is_last:
+                self._closing = record
+            else:
+                self._is_misplaced = True
+
+    def _note_times(self, data: bytes) -> None:
+        if self._first_ms is None and (first := _TIME.search(data)):
+            self._first_ms = int(first[1])
+        # From a line's beginning on: the pattern wants one.
+        tail = data.find(b"\n", len(data) - _TAIL_BYTES - 1) + 1 if len(data) > _TAIL_BYTES else 0
+        times = [int(found) for found in _TIME.findall(data, tail)]
+        if times:
+            self._last_ms = max(times)
+
+    def _note_processes(self, data: bytes, count: int) -> None:
+        if self._foreign or data.count(b'"process":"%b"' % self._process) == count:
+            return
+        for _, process in _PROCESS.findall(data):
+            if self._place is None and not self._process:
+                self._process = process
+            if process != self._process:
+                self._foreign = process
+                return
+
+    def done(self) -> FileFacts:
+        """What was found, after the last piece."""
+        is_torn = bool(self._rest) or self._is_long
+        if is_torn and self._closing is not None:
+            self._closing, self._is_misplaced = None, True
+        self._hash.update(self._rest)
+        begin, closing, sha256 = self._begin or {}, self._closing or {}, self._hash.hexdigest()
+        number = self._place[1] if self._place else None
+        process = self._process.decode("ascii", "replace")
+        foreign = self._foreign.decode("ascii", "replace")
+        if self._place is None and self._is_copy(process):
+            foreign = foreign or process
+        return FileFacts(
+            name=self._name,
+            process=process,
+            number=number,
+            size_bytes=self._size,
+            sha256=sha256,
+            lines=self._lines,
+            first_ms=self._first_ms,
+            last_ms=self._last_ms,
+            begins=self._begin is not None,
+            previous=begin.get("previous"),
+            before=tuple(begin.get("before", "").split()),
+            host=begin.get("host", ""),
+            started_ms=begin.get("started_ms"),
+            interval_ms=begin.get("interval_ms"),
+            closing=closing.get("state"),
+            link=closing.get("hash", sha256),
+            hash_matches=self._matches and begin.get("number", number) == number,
+            is_misplaced=self._is_misplaced,
+            is_torn=is_torn,
+            foreign=foreign,
+            notes=tuple(self._notes),
+        )
+
+    def _is_copy(self, process: str) -> bool:
+        """Whether a name that no writer gives is made of one that a writer gave."""
+        numbered = re.compile(rf"{re.escape(process)}-\d{{5,9}}.+")
+        return self._begin is not None or bool(process and numbered.match(stem_of(self._name)))
+
+
+def _note(record: dict[str, Any]) -> WriterNote:
+    return WriterNote(
+        state=record["state"],
+        at_ms=record["at_ms"],
+        client=record.get("client", ""),
+        why=record.get("error", ""),
+        hash_before=record.get("previous", ""),
+        hash_after=record.get("hash", ""),
+        lines=record.get("lines", 0),
+    )
