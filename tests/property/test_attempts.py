@@ -167,7 +167,7 @@ class World:
         if not meaning.pulls_queue and not is_retried:
             self.spent.add(queue)
         pulls = [step.queue for step in steps if isinstance(step, PullQueue)]
-        is_queues = meaning.pulls_queue and fault is DivertFault.QUEUE
+        is_queues = meaning.pulls_queue and fault in (DivertFault.QUEUE, DivertFault.SILENT_QUEUE)
         assert pulls == ([queue] if is_queues else [])
         return steps
 
@@ -178,9 +178,7 @@ class World:
         secondary = self.rotation.secondary
         if meaning is not FailureMeaning.UNREACHABLE:
             if meaning is not FailureMeaning.OTHER:
-                silent = secondary.answered(queue, self.now)
-                if silent is not None:
-                    self.rotation.pull(silent, "silent", self.now)
+                secondary.answered(queue, self.now)
             return DivertFault.QUEUE
         timed_out = self.now - began >= self.policy.attempt_timeout_s
         if is_cut and self.now >= self.ends_at:

@@ -80,7 +80,7 @@ class World:
         assert isinstance(step, DivertTo), step
         secondary, fault = self.rotation.secondary, DivertFault.QUEUE
         if is_answer or (is_answer is None and meaning is not FailureMeaning.UNREACHABLE):
-            self.pull_silent(secondary.answered(step.queue, now), now)
+            secondary.answered(step.queue, now)
         elif timed_out and step.timeout_s < self.policy.attempt_timeout_s:
             fault = DivertFault.CALLER
         else:
@@ -98,11 +98,7 @@ class World:
     def stores(self, queue: str, now: float) -> None:
         """A backlog queue stores a message, of this call or of another."""
         self.rotation.succeeded(queue)
-        self.pull_silent(self.rotation.secondary.stored(queue, now), now)
-
-    def pull_silent(self, queue: str | None, now: float) -> None:
-        if queue is not None:
-            self.rotation.pull(queue, "silent", now)
+        self.rotation.secondary.stored(queue, now)
 
     def _next(self, steps: list[Step], now: float) -> list[Step]:
         self.step, self.began = steps[-1], now

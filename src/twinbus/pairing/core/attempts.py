@@ -124,6 +124,8 @@ class PullQueue:
 
     queue: str
     reason: str
+    is_silent: bool = False
+    """It did not answer; False: it refused."""
 
 
 class CallEnding(Enum):
@@ -288,7 +290,7 @@ class SendCall:
         if queue is None:
             self._failed.clear()
             self._has_turn = False
-            if self._backlog.may_return(self._tried):
+            if self._backlog.may_return(now, self._tried):
                 return WaitForSecondary(self.ends_at)
             return Raise(CallEnding.BACKLOG, self.primary_error)
         if needs_turn and not self._has_turn and not self._backlog.is_turn(now):
@@ -338,11 +340,15 @@ class SendCall:
                 return self._try_again(now)
         if meaning in (FailureMeaning.BUSY, FailureMeaning.STALE):
             return self._back_off(queue, now)
+        is_silent = fault is DivertFault.SILENT_QUEUE
         if not meaning.pulls_queue:
             self._tried.add(queue)
             return self._try_again(now)
-        self._failed.add(queue)
-        return [PullQueue(queue, error_text(error)), *self._try_again(now)]
+        if is_silent or self._backlog.outlasts_refusals:
+            self._failed.add(queue)
+        else:
+            self._tried.add(queue)
+        return [PullQueue(queue, error_text(error), is_silent), *self._try_again(now)]
 
     def _back_off(self, queue: str, now: float) -> list[Step]:
         """Wait, then divert again: this queue up to `retry_total` times, then another first."""

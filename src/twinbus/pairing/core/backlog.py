@@ -142,6 +142,8 @@ class _QueueUse:
     pulled_until: float | None = None
     pulls: int = 0
     reason: str = ""
+    is_silent: bool = False
+    """It was pulled because it did not answer, not because it refused."""
 
 
 class Rotation:
@@ -176,10 +178,12 @@ class Rotation:
         self._queues.pop(queue, None)
         self._left_out[queue] = reason
 
-    def pull(self, queue: str, reason: str, now: float, jitter: float = 0.0) -> float | None:
+    def pull(
+        self, queue: str, reason: str, now: float, jitter: float = 0.0, *, is_silent: bool = False
+    ) -> float | None:
         """Pull a queue that failed; return the time of its return, None if it is left out.
 
-        `jitter`, from 0 to 1, makes the rest shorter by chance.
+        `jitter`, from 0 to 1, makes the rest shorter by chance. `is_silent`: it did not answer.
         """
         use = self._queues.get(queue)
         if use is None:
@@ -190,6 +194,7 @@ class Rotation:
             use.pulls += 1
             use.pulled_until = now + jittered(rest_s, jitter)
             use.reason = reason
+            use.is_silent = is_silent
         return use.pulled_until
 
     def succeeded(self, queue: str) -> None:
@@ -202,6 +207,11 @@ class Rotation:
         """Whether a sender may use the queue now; a pulled one returns by time alone."""
         use = self._queues.get(queue)
         return use is not None and (use.pulled_until is None or now >= use.pulled_until)
+
+    def is_refusing(self, queue: str, now: float) -> bool:
+        """Whether the queue is left out, or is pulled now because it refused messages."""
+        use = self._queues.get(queue)
+        return use is None or (not use.is_silent and not self.is_in(queue, now))
 
     def available(self, now: float, without: Collection[str] = ()) -> list[str]:
         """The queues a sender may choose from now."""
@@ -266,7 +276,12 @@ class KeptChoice:
         candidates = self._rotation.resting(now, tried)
         return self._pick(candidates) if candidates else None
 
-    def may_return(self, tried: Collection[str] = ()) -> bool:
+    @property
+    def outlasts_refusals(self) -> bool:
+        """Whether a call waits for a queue that refused its message."""
+        return True
+
+    def may_return(self, now: float, tried: Collection[str] = ()) -> bool:
         """Whether it is worth waiting: a queue may return that was not tried."""
         return any(queue not in tried for queue in self._rotation.queues)
 

@@ -5,8 +5,9 @@
 
 A connection that fails says something about the namespace, not about one queue: it pulls none. A
 silent attempt is judged by what else was heard since it began. The queue answered others: the
-attempt was slow. Another queue answered: this one is at fault. None did: the namespace is lost; if
-another queue then answers and only one was silent, that one was at fault after all.
+attempt was slow. Another queue answered: this one is at fault. None did: the namespace is lost, and
+what was tried meanwhile proves nothing about one queue. Only a queue that is silent once more,
+after another one has answered, is at fault.
 
 While the namespace is lost, or every queue is pulled, calls wait. One of them at a time has the
 turn: it makes an attempt with its own message, and the first success frees all. Pure: time and
@@ -33,7 +34,8 @@ TURN_GRACE_S: Final = 1.0
 class DivertFault(Enum):
     """Who is at fault when a divert fails."""
 
-    QUEUE = "the queue: it refused, or is silent while another queue answers"
+    QUEUE = "the queue: it refused"
+    SILENT_QUEUE = "the queue: it is silent while another queue answers"
     NAMESPACE = "the namespace: no queue answers"
     ATTEMPT = "the attempt: it was slow or lost its connection while others were answered"
     CALLER = "the caller: its own timeout was over"
@@ -55,8 +57,8 @@ class SecondaryHealth:
         self._waiting_since: float | None = None
         self._answered: dict[str, float] = {}
         """When each queue answered last."""
-        self._silent: set[str] = set()
-        """Queues that were silent for a whole attempt since the namespace was lost."""
+        self._silent: dict[str, float] = {}
+        """When each queue that has not answered since was silent for a whole attempt."""
 
     def __repr__(self) -> str:
         return f"SecondaryHealth({f'lost: {self.reason}' if self.reason else 'reachable'})"
@@ -65,21 +67,17 @@ class SecondaryHealth:
     def is_lost(self) -> bool:
         return bool(self.reason)
 
-    def answered(self, queue: str, now: float) -> str | None:
-        """A queue answered, if only with a refusal; return another that must be pulled, if any."""
+    def answered(self, queue: str, now: float) -> None:
+        """A queue answered, if only with a refusal: the namespace can be reached."""
         self._answered[queue] = now
-        if not self.reason:
-            return None
+        self._silent.pop(queue, None)
         self.reason = ""
-        silent, self._silent = self._silent, set()
-        # Several were silent: the namespace was, and it is back.
-        return silent.pop() if len(silent) == 1 and queue not in silent else None
 
-    def stored(self, queue: str, now: float) -> str | None:
-        """A queue stored a message: no call needs to wait any more; otherwise as `answered`."""
+    def stored(self, queue: str, now: float) -> None:
+        """A queue stored a message: no call needs to wait any more."""
         self._waiting_since = None
         self.turn_at = -math.inf
-        return self.answered(queue, now)
+        self.answered(queue, now)
 
     def no_answer(
         self, queue: str, reason: str, *, began: float, now: float, timed_out: bool
@@ -87,10 +85,12 @@ class SecondaryHealth:
         """An attempt ended in silence, or its connection broke; return who is at fault."""
         if timed_out and self._answered.get(queue, -math.inf) > began:
             return DivertFault.ATTEMPT
-        if any(at > began for at in self._answered.values()):
-            return DivertFault.QUEUE if timed_out else DivertFault.ATTEMPT
+        was_silent_at = math.inf
         if timed_out:
-            self._silent.add(queue)
+            was_silent_at = self._silent.get(queue, math.inf)
+            self._silent[queue] = now
+        if any(at > began or at >= was_silent_at for at in self._answered.values()):
+            return DivertFault.SILENT_QUEUE if timed_out else DivertFault.ATTEMPT
         self.reason = reason
         if self._waiting_since is None:
             self._waiting_since = now

@@ -198,7 +198,9 @@ class SendingCall(PairedCall):
         reason = self.state.rotation.absences(self.loop.time()).get(queue)
         error = OperationTimeoutError(message=f"{queue} was pulled meanwhile: {reason}")
         now = self.loop.time()
-        return self.decisions.divert_failed(error, meaning_of(error), DivertFault.QUEUE, now)
+        is_refusing = self.state.rotation.is_refusing(queue, now)
+        fault = DivertFault.QUEUE if is_refusing else DivertFault.SILENT_QUEUE
+        return self.decisions.divert_failed(error, meaning_of(error), fault, now)
 
     def _is_usable(self, step: DivertTo) -> bool:
         """Whether to go on waiting for a sender to the queue of this step."""

@@ -94,9 +94,17 @@ class CallSessions(KeptChoice):
         """Any pulled queue for messages without a session; a session uses no other queue."""
         return self._backlog.resting(now, tried) if self.key is None else None
 
-    def may_return(self, tried: Collection[str] = ()) -> bool:
-        """A session does not wait for its queue: the queue's failure is raised (SPEC 3)."""
-        return self.key is None and self._backlog.may_return(tried)
+    @property
+    def outlasts_refusals(self) -> bool:
+        """A session may use no other queue, so a refusal of its queue is raised (SPEC 3)."""
+        return self.key is None
+
+    def may_return(self, now: float, tried: Collection[str] = ()) -> bool:
+        """A session waits for its own queue, unless the queue refuses messages."""
+        if self.key is None:
+            return self._backlog.may_return(now, tried)
+        queue = self._order.queue_of(self.key)
+        return queue not in tried and not self._rotation.is_refusing(queue, now)
 
     @property
     def is_lost(self) -> bool:

@@ -170,11 +170,11 @@ class SharedState:
         """Whether a backlog queue is in the rotation now."""
         return self.rotation.is_in(queue, self.now)
 
-    def pull(self, queue: str, reason: str) -> None:
+    def pull(self, queue: str, reason: str, *, is_silent: bool = False) -> None:
         """Pull a backlog queue that failed from the rotation, for all senders."""
         now = self.now
         if self.rotation.is_in(queue, now):
-            until = self.rotation.pull(queue, reason, now, self.jitter())
+            until = self.rotation.pull(queue, reason, now, self.jitter(), is_silent=is_silent)
             assert until is not None
             log.warning("%s: pulled for %.0f s (%s)", queue, until - now, reason)
             self.listeners.tell(
@@ -228,8 +228,8 @@ class SharedState:
         self.verification.succeeded(self.now, time.time())
         if queue in self._return_timers:
             self._announce_return(queue)
-        secondary = self.rotation.secondary
-        self._secondary_answered(secondary.is_lost, secondary.stored(queue, self.now))
+        self._log_answer()
+        self.rotation.secondary.stored(queue, self.now)
         self.waiting.wake_all()
 
     def divert_failed(
@@ -239,7 +239,8 @@ class SharedState:
         secondary, now = self.rotation.secondary, self.now
         was_lost = secondary.is_lost
         if is_answer(error):
-            self._secondary_answered(was_lost, secondary.answered(queue, now))
+            self._log_answer()
+            secondary.answered(queue, now)
             return DivertFault.QUEUE
         if not meaning_of(error).counts:
             return DivertFault.QUEUE
@@ -253,12 +254,10 @@ class SharedState:
             self.wake_diverting_calls()
         return fault
 
-    def _secondary_answered(self, was_lost: bool, silent: str | None) -> None:
-        """Log that the secondary is back; pull the one queue that is silent all the same."""
-        if was_lost:
+    def _log_answer(self) -> None:
+        """Log that the secondary is back, if it was lost."""
+        if self.rotation.secondary.is_lost:
             log.warning("%s answers again", self.secondary.endpoint)
-        if silent is not None:
-            self.pull(silent, "it did not answer, and another queue does")
 
     def begin_turn(self, attempt_s: float) -> None:
         """A call makes an attempt for all that wait for the secondary."""
@@ -273,6 +272,7 @@ class SharedState:
         self._return_timers.pop(queue).cancel()
         log.warning("%s: back in the rotation", queue)
         self.listeners.tell(BacklogQueueReturned(at=time.time(), queue=queue))
+        self.waiting.wake_all()
 
     def wake_diverting_calls(self) -> None:
         """Have calls that wait for a sender to the backlog check their entity's route again."""

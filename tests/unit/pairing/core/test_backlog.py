@@ -228,8 +228,8 @@ def test_a_pulled_queue_can_be_tried_and_one_that_is_left_out_cannot() -> None:
     assert choice.resting(1.0) == QUEUES[1]
     assert choice.resting(1.0, tried={QUEUES[1]}) == QUEUES[0]
     assert choice.resting(1.0, tried=set(QUEUES)) is None
-    assert choice.may_return()
-    assert not choice.may_return(tried=set(QUEUES[:2]))
+    assert choice.may_return(0.0)
+    assert not choice.may_return(0.0, tried=set(QUEUES[:2]))
     assert choice.resting(30.0) is None
 
 

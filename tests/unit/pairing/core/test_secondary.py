@@ -30,8 +30,7 @@ def test_a_connection_that_fails_is_the_namespaces_whatever_the_queue() -> None:
     for queue in (A, B, C):
         assert fails(health, queue, 0.0, 0.1) is DivertFault.NAMESPACE
     assert (health.is_lost, health.reason) == (True, "refused")
-    # No queue is to be pulled for it when another is the first to answer.
-    assert health.stored(A, 1.0) is None
+    health.stored(A, 1.0)
     assert not health.is_lost
 
 
@@ -47,35 +46,37 @@ def test_silence_is_judged_by_what_else_was_heard_since_the_attempt_began() -> N
     health = SecondaryHealth()
     health.stored(A, 2.0)
     assert is_silent(health, A, 1.0, 6.0) is DivertFault.ATTEMPT
-    assert is_silent(health, B, 1.0, 6.0) is DivertFault.QUEUE
+    assert is_silent(health, B, 1.0, 6.0) is DivertFault.SILENT_QUEUE
     assert not health.is_lost
-    assert is_silent(health, B, 2.0, 7.0) is DivertFault.NAMESPACE
+    assert is_silent(health, C, 2.0, 7.0) is DivertFault.NAMESPACE
     assert health.is_lost
 
 
 def test_a_refusal_is_an_answer() -> None:
     health = SecondaryHealth()
     fails(health, A, 0.0, 1.0)
-    assert health.answered(B, 2.0) is None
+    health.answered(B, 2.0)
     assert not health.is_lost
-    assert is_silent(health, A, 1.0, 6.0) is DivertFault.QUEUE
+    assert is_silent(health, A, 1.0, 6.0) is DivertFault.SILENT_QUEUE
 
 
 @pytest.mark.parametrize(
-    ("silent", "answers", "pulled"),
-    [((A,), B, A), ((A,), A, None), ((A, B), C, None), ((A, B), B, None)],
-    ids=["another answers", "it answers after all", "several were silent", "one of several"],
+    ("answers", "fault"),
+    [
+        ((), DivertFault.NAMESPACE),
+        ((B,), DivertFault.SILENT_QUEUE),
+        ((B, A), DivertFault.NAMESPACE),
+    ],
+    ids=["no queue answered", "another answered", "it answered too"],
 )
-def test_the_only_silent_queue_was_at_fault_if_another_answers_first(
-    silent: tuple[str, ...], answers: str, pulled: str | None
+def test_silence_in_an_outage_accuses_a_queue_only_when_it_is_silent_again(
+    answers: tuple[str, ...], fault: DivertFault
 ) -> None:
     health = SecondaryHealth()
-    for queue in silent:
-        assert is_silent(health, queue, 0.0, 5.0) is DivertFault.NAMESPACE
-    assert health.stored(answers, 6.0) == pulled
-    # What was learned is used once.
-    fails(health, C, 7.0, 7.0)
-    assert health.stored(C, 8.0) is None
+    assert is_silent(health, A, 0.0, 5.0) is DivertFault.NAMESPACE
+    for queue in answers:
+        health.stored(queue, 6.0)
+    assert is_silent(health, A, 7.0, 12.0) is fault
 
 
 def test_one_turn_at_a_time_at_a_pace_that_slows_down() -> None:

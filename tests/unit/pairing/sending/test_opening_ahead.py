@@ -102,10 +102,10 @@ async def test_a_slow_divert_does_not_pull_a_queue_that_answers_others() -> None
     await sender.send_messages(ServiceBusMessage("x", message_id="2"))
     await first
     assert world.client.state.rotation.absences(world.now) == {}
-    # Nobody else was answered meanwhile: this time it is the queue.
+    # No other queue answered meanwhile: it may be the whole secondary.
     slow.add("3")
     await sender.send_messages(ServiceBusMessage("x", message_id="3"))
-    assert len(world.client.state.rotation.absences(world.now)) == 1
+    assert world.client.state.rotation.absences(world.now) == {}
     await world.client.close()
 
 

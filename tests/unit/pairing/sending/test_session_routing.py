@@ -146,6 +146,49 @@ async def test_a_session_waits_for_a_lost_secondary_and_uses_its_own_queue(behav
         )
 
 
+async def test_after_a_black_hole_no_session_is_refused_for_the_queue_that_was_tried_in_it() -> (
+    None
+):
+    async with strict_world() as world:
+        world.fail_over()
+        own, other = world.queue("a"), world.client.get_queue_sender("orders")
+        world.secondary.behaviour = hangs
+        first = asyncio.create_task(world.sender.send_messages(message("a1"), timeout=60))
+        await asyncio.sleep(5.5)
+        # The hole ends, and another queue is the first to answer.
+        world.secondary.behaviour = accepts
+        world.secondary.by_entity[own] = hangs
+        world.client.state.divert_succeeded(next(q for q in world.client.state.paths if q != own))
+        del world.secondary.by_entity[own]
+        await world.sender.send_messages(message("a2"), timeout=60)
+        await other.send_messages(message("a3"), timeout=60)
+        await first
+        assert world.elapsed < 12.0
+
+
+async def test_a_session_waits_for_a_queue_that_is_silent_alone_and_returns() -> None:
+    async with strict_world() as world:
+        world.fail_over()
+        own, state = world.queue("a"), world.client.state
+        world.secondary.by_entity[own] = hangs
+        calls = [
+            asyncio.create_task(world.sender.send_messages(message(f"a{n}"), timeout=120))
+            for n in range(2)
+        ]
+        await asyncio.sleep(1.0)
+        state.divert_succeeded(next(queue for queue in state.paths if queue != own))
+        await asyncio.sleep(5.0)
+        assert set(state.rotation.pulled(state.now)) == {own}
+        # A call that finds it pulled waits as well.
+        calls.append(asyncio.create_task(world.sender.send_messages(message("a2"), timeout=120)))
+        await asyncio.sleep(1.0)
+        assert not any(call.done() for call in calls)
+        del world.secondary.by_entity[own]
+        await asyncio.gather(*calls)
+        assert world.elapsed < 40.0
+        assert {queue for queue, _ in world.ids("secondary")} == {own}
+
+
 async def test_the_failure_of_a_sessions_own_queue_raises_at_once_and_no_turn_helps() -> None:
     async def is_full(sent: Any) -> None:
         if sent is not None:
