@@ -8,6 +8,7 @@ A link writes its frames through its session; only the session knows channels an
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import Enum
 from typing import Protocol
 
@@ -122,13 +123,19 @@ class Link:
     ) -> None:
         """Answer the peer's attach; its termini are echoed unless `source` replaces one.
 
+        Only filters in force may be answered (AMQP 1.0 part 3.5.8), so those of the peer are not
+        echoed: an owner that applies one says so with `source`.
+
         `max_message_size` is for a link on which the peer sends. On the others a client would hold
         this end to it, and a delivery is larger than the message was when it was sent.
         """
         assert self.state is LinkState.OFFERED, self
         assert not (self.sends and max_message_size), self
         self.state = LinkState.OPEN
-        self._attach(source or self.source, self.target, max_message_size, properties)
+        answered = source or self.source
+        if source is None and answered is not None and answered.filter is not None and self.sends:
+            answered = replace(answered, filter=None, raw=None)
+        self._attach(answered, self.target, max_message_size, properties)
 
     def refuse(self, condition: str, description: str) -> None:
         """Refuse the peer's attach: an ATTACH with a null terminus, then a closing DETACH.

@@ -9,10 +9,11 @@ from typing import Any, cast
 import pytest
 
 from twinbus.amqp.events import Attached, CreditChanged, DeliveryArrived, Disposed, Event
+from twinbus.amqp.frames import decode_performative
 from twinbus.amqp.link import LinkState, ReceiverLink, SenderLink
 from twinbus.amqp.message import Sections
 from twinbus.amqp.output import FrameOutput
-from twinbus.amqp.performatives import Accepted, Flow, Source, Target
+from twinbus.amqp.performatives import Accepted, Attach, Flow, Source, Target
 from twinbus.amqp.session import Session
 from twinbus.amqp.types import UInt
 from twinbus.broker.links.replies import REPLIES_MAX, ReplyLinks
@@ -100,6 +101,20 @@ def test_credit_that_came_before_the_primary_answered_is_given_to_it(drain: bool
     up.state = LinkState.OPEN
     receiver.handle(Attached(up))
     assert (link.state, up.credit, up.is_draining) == (LinkState.OPEN, 12, drain)
+
+
+def test_only_the_filters_that_the_primary_answered_are_answered_to_the_client() -> None:
+    world = World()
+    link, up = world.sending(world.here), world.receiving(world.there)
+    receiver = RelayedReceiver(world.relay, link, "orders", 0)
+    receiver._up, link.state = up, LinkState.OFFERED
+    link.source = Source(address="amqps://gateway/orders", filter={"selector": "x = 1", "s": "a"})
+    up.source = Source(address="orders", filter={"s": "a"})
+    world.here._output.take()
+    receiver.handle(Attached(up))
+    answer, _ = decode_performative(world.here._output.take()[8:])
+    assert isinstance(answer, Attach)
+    assert answer.source == Source(address="amqps://gateway/orders", filter={"s": "a"})
 
 
 def test_an_answer_waits_until_the_client_s_link_is_open() -> None:

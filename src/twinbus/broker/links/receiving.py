@@ -13,6 +13,7 @@ from twinbus.amqp.performatives import Modified, Rejected, Released, Source, enc
 from twinbus.amqp.types import Described, Symbol
 from twinbus.broker.descriptions import EPOCH_TICKS, TICKS_PER_MS
 from twinbus.broker.engine.credits import CreditAccount
+from twinbus.broker.engine.names import MANAGEMENT_SUFFIX
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import Delivery, SettlementOutcome
 from twinbus.broker.links.context import BrokerContext, LinkClient, rejected
@@ -22,6 +23,7 @@ from twinbus.broker.refusals import (
     ArgumentInvalid,
     LinkExpired,
     NotAllowed,
+    NotSupported,
     OperationTimedOut,
     Refusal,
     SessionLockLost,
@@ -32,6 +34,10 @@ from twinbus.broker.sas import LISTEN
 SESSION_FILTER = Symbol("com.microsoft:session-filter")
 SESSION_WAIT = Symbol("com.microsoft:timeout")
 LOCKED_UNTIL = Symbol("com.microsoft:locked-until-utc")
+BROWSING = "copy"
+"""Distribution mode of a receiver that leaves the messages where they are, such as a JMS
+QueueBrowser. To serve it as another receiver would consume them."""
+
 SESSION_WAIT_DEFAULT_MS = 60_000
 SESSION_WAIT_MAX_MS = 3_600_000
 
@@ -65,7 +71,14 @@ class ReceivingLink(LinkOwner):
 
     def attach(self, now_ms: int) -> None:
         """Answer the client's attach, at once or when a session is free; raises a `Refusal`."""
-        filters = (self.link.source.filter if self.link.source else None) or {}
+        source = self.link.source or Source()
+        if source.distribution_mode == BROWSING:
+            raise NotSupported(
+                f"Messages of {self.queue.path!r} cannot be browsed on a link (distribution-mode"
+                f" {BROWSING}); peek at them with com.microsoft:peek-message on"
+                f" {self.address + MANAGEMENT_SUFFIX!r}, or receive them."
+            )
+        filters = source.filter or {}
         wants_session = SESSION_FILTER in filters
         if wants_session != self.queue.requires_session:
             raise NotAllowed(
