@@ -93,6 +93,7 @@ class LedgerFiles:
         rotate_bytes: int = ROTATE_BYTES,
         rotate_s: float = ROTATE_S,
         max_bytes: int = MAX_BYTES,
+        heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         self.directory = directory
         self.trouble = ""
@@ -100,6 +101,7 @@ class LedgerFiles:
         self._rotate_bytes = rotate_bytes
         self._rotate_s = rotate_s
         self._max_bytes = max_bytes
+        self._heartbeat_s = heartbeat_s
         self.begin_anew(process)
 
     def begin_anew(self, process: str) -> None:
@@ -150,7 +152,7 @@ class LedgerFiles:
         try:
             self._require_own()
             file = self._opened()
-            self._beat_at_s = now_s + HEARTBEAT_S
+            self._beat_at_s = now_s + self._heartbeat_s
             fields = {"state": "alive", "lines": self._lines, "hash": file.hash}
             return file.duplicate() if self._put(file, self._line(fields)) else None
         except OSError:
@@ -163,6 +165,13 @@ class LedgerFiles:
             age_s = time.monotonic() - self._file.began_s
             idle_s = max(self._rotate_s, ROTATE_IDLE_S)
             if age_s >= (self._rotate_s if self._file.has_records else idle_s):
+                self.go_on()
+
+    def hand_over(self) -> None:
+        """Go on in another file if this one has a record, or nothing but a due heartbeat."""
+        if self._file is not None:
+            age_s = time.monotonic() - self._file.began_s
+            if self._file.has_records or age_s >= self._heartbeat_s:
                 self.go_on()
 
     def go_on(self) -> None:
@@ -240,7 +249,7 @@ class LedgerFiles:
             "before": " ".join(f"{name}:{last}" for name, last in before.items()) or None,
             "host": HOST,
             "started_ms": self._started_ms,
-            "interval_ms": int(HEARTBEAT_S * 1000),
+            "interval_ms": int(self._heartbeat_s * 1000),
         }
         line = self._line(fields)
         if self._put(file, line) < len(line):
@@ -252,7 +261,7 @@ class LedgerFiles:
         if is_synced:
             sync(file.duplicate())
             sync(os.open(self.directory, os.O_RDONLY | os.O_CLOEXEC))
-        self._beat_at_s = time.monotonic() + HEARTBEAT_S
+        self._beat_at_s = time.monotonic() + self._heartbeat_s
         return file
 
     def _line(self, fields: dict[str, object]) -> bytes:

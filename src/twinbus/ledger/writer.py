@@ -22,7 +22,15 @@ from pathlib import Path
 from typing import Final, Self
 
 from twinbus.ledger.adoption import adopt
-from twinbus.ledger.files import MAX_BYTES, ROTATE_BYTES, ROTATE_S, LedgerFiles, process_name, sync
+from twinbus.ledger.files import (
+    HEARTBEAT_S,
+    MAX_BYTES,
+    ROTATE_BYTES,
+    ROTATE_S,
+    LedgerFiles,
+    process_name,
+    sync,
+)
 from twinbus.ledger.record import (
     FIELDS,
     OPERATIONS,
@@ -83,9 +91,11 @@ class LedgerWriter:
         rotate_s: float = ROTATE_S,
         max_bytes: int | None = None,
         flush_s: float = FLUSH_S,
+        heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         """`max_bytes`: of this host's files in the directory; `$TWINBUS_LEDGER_MAX_BYTES`, else
         20 GB, by default. Past it records are counted as unrecorded until there is room again.
+        `heartbeat_s`: between two lines that say that this process lives.
         """
         self.directory = _local(directory)
         self.process = process or process_name()
@@ -102,6 +112,7 @@ class LedgerWriter:
             rotate_bytes=rotate_bytes,
             rotate_s=rotate_s,
             max_bytes=_max_bytes(os.environ) if max_bytes is None else max_bytes,
+            heartbeat_s=heartbeat_s,
         )
         self._flush_s = flush_s
         self._told = False
@@ -126,7 +137,7 @@ class LedgerWriter:
         assert operation in OPERATIONS, f"no such operation: {operation}"
         assert fields.keys() <= _OPTIONAL, f"no such fields: {fields.keys() - _OPTIONAL}"
         if len(self._noted) + self._more >= BUFFER_MAX or self._closed:
-            self._miss(1, "the records come faster than the disk takes them")
+            self._refuse(1)
             return
         if at_ms is None:
             at_ms = time.time_ns() // 1_000_000
@@ -137,7 +148,7 @@ class LedgerWriter:
     def record_message(self, form: LineForm, latency_us: int, message: _Message) -> None:
         """Note one call about one message, as `record_messages` does, for less: the way of most."""
         if len(self._noted) + self._more >= BUFFER_MAX or self._closed:
-            self._miss(1, "the records come faster than the disk takes them")
+            self._refuse(1)
             return
         self._noted.append((time.time_ns() // 1_000_000, form, latency_us, *message))
         if self._thread is None:
@@ -166,7 +177,7 @@ class LedgerWriter:
     def _note_many(self, note: _Noted, more: int) -> None:
         """Add a note of one record and `more`, or count them as missing."""
         if len(self._noted) + self._more + more >= BUFFER_MAX or self._closed:
-            self._miss(more + 1, "the records come faster than the disk takes them")
+            self._refuse(more + 1)
             return
         if more > 0:
             with self._counting:
@@ -181,6 +192,12 @@ class LedgerWriter:
             with self._disk:
                 if not self._write_group():
                     return
+
+    def hand_over(self) -> None:
+        """Write what is noted and end the file, so that it can be carried elsewhere."""
+        self.flush()
+        with self._disk:
+            self._files.hand_over()
 
     def close(self) -> None:
         """Write what is noted, wait for the disk, end the thread. Later records are not taken."""
@@ -300,16 +317,20 @@ class LedgerWriter:
             self._miss(count - data.count(b"\n", 0, done), self._files.trouble)
         return False
 
+    def _refuse(self, count: int) -> None:
+        """Count records that came after the end, or that the buffer has no room for."""
+        if self._closed:
+            self._miss(count, "they came after the ledger was closed")
+        else:
+            self._miss(count, "the records come faster than the disk takes them")
+
     def _miss(self, count: int, why: str) -> None:
         self.unrecorded += count
         self._unsaid += count
         if not self._told:
             self._told = True
-            log.warning(
-                "ledger: %d records not written (%s); sends go on, the count goes into the ledger",
-                count,
-                why,
-            )
+            told = "" if self._closed else ", the count goes into the ledger"
+            log.warning("ledger: %d records not written (%s); sends go on%s", count, why, told)
 
 
 class NullLedger:

@@ -17,6 +17,7 @@ from twinbus.ledger import FileFacts, LedgerFindings, facts_of, inspect, read, v
 from twinbus.ledger.chain import FLUSH_MS, LATE_BEATS
 from twinbus.ledger.facts import LINE_MAX, WriterNote
 from twinbus.ledger.files import BEFORE_MAX, HEARTBEAT_S, HOST, LedgerFiles
+from twinbus.ledger.notes import note_file
 from twinbus.ledger.record import decode, encode
 
 BEAT_MS = int(HEARTBEAT_S * 1000)
@@ -293,10 +294,9 @@ def test_compressed_files_are_read_and_others_are_named(tmp_path: Path) -> None:
 
 def test_a_person_can_close_a_gap_with_a_reason(tmp_path: Path) -> None:
     written(tmp_path, "web-1", ends=False)
-    some = LedgerFiles(tmp_path, "cli-1")
-    note = {"state": "closed", "client": "web-1", "error": "ann: it was idle"}
-    some.append(encode("cli-1", 1_000, "writer", note))
-    some.end()
+    note = WriterNote("closed", 1_000, "web-1", "ann: it was idle")
+    name, content = note_file("cli-1", HOST, 1_000, [note])
+    (tmp_path / name).write_bytes(content)
     shown = found(tmp_path)
     [gap] = shown.gaps
     assert gap.closed_by == "ann: it was idle (1970-01-01 00:00:01 UTC)"

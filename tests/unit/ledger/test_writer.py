@@ -145,7 +145,9 @@ def test_a_misspelt_field_or_operation_is_our_own_mistake(tmp_path: Path) -> Non
             ledger.record("sent")
 
 
-def test_a_closed_writer_takes_no_more_and_close_is_idempotent(tmp_path: Path) -> None:
+def test_a_closed_writer_takes_no_more_and_close_is_idempotent(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     ledger = LedgerWriter(tmp_path)
     ledger.record("send", message_id="a")
     ledger.close()
@@ -153,6 +155,9 @@ def test_a_closed_writer_takes_no_more_and_close_is_idempotent(tmp_path: Path) -
     ledger.record("send", message_id="b")
     assert ids(tmp_path) == ["a"]
     assert ledger.unrecorded == 1
+    assert caplog.messages == [
+        "ledger: 1 records not written (they came after the ledger was closed); sends go on"
+    ]
 
 
 def test_a_forked_child_writes_its_own_file_and_not_its_parents_records(tmp_path: Path) -> None:

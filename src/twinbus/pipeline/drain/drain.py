@@ -33,7 +33,7 @@ from twinbus.pipeline.drain.driver_link import DriverListener
 from twinbus.pipeline.drain.progress import DrainBacklog, DrainRun
 from twinbus.pipeline.drain.shipped_side import open_side, shipped_side
 from twinbus.pipeline.drain.task import SEPARATOR, DrainTask
-from twinbus.pipeline.drain.task_ledger import require_place
+from twinbus.pipeline.drain.task_ledger import prepare_place
 from twinbus.pipeline.spark import classic
 from twinbus.pipeline.spark.background_job import JobCancelled, JobFailed, SparkJob
 from twinbus.pipeline.spark.session import master_of, require_shared
@@ -113,7 +113,7 @@ def drain(
     if tasks is not None and tasks < 1:
         raise SyphonError(f"tasks must be at least 1; got {tasks}")
     require_shared(master_of(spark), (place,), shared=shared)
-    require_place(str(place or ""))
+    prepare_place(str(place or ""))
     rate_per_s = options.syphon_rate if rate_per_s is None else rate_per_s
     only = options.syphon_only if only is None else only
     _require_rate(rate_per_s)

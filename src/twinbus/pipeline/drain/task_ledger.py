@@ -2,8 +2,9 @@
 
 A directory (on one machine, or mounted on all) is written to as any process does; what was written
 survives the task's death. To a URL a task brings closed files: it writes them on its own disk and
-carries them over every few seconds and at its end, so that a death costs no more than those. URLs
-are those that pyarrow knows: hdfs, s3 (also as s3a), gs, abfs and abfss.
+carries them over every few seconds and at its end, so that a death costs no more than those; the
+last one that was carried says that there is another (`ledger.facts`). URLs are those that pyarrow
+knows: hdfs, s3 (also as s3a), gs, abfs and abfss.
 """
 
 from __future__ import annotations
@@ -14,18 +15,23 @@ import logging
 import shutil
 import tempfile
 import threading
+import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
 from twinbus.ledger import LedgerError, LedgerWriter, NullLedger
-from twinbus.ledger.record import OPEN_SUFFIX
+from twinbus.ledger.files import ID_NAME
+from twinbus.ledger.record import FILE_SUFFIX
 from twinbus.syphon.relay.bookkeeping import RelayLedger
 
 log = logging.getLogger("twinbus.pipeline")
 
 CARRY_S: Final = 10.0
 """Between two files: the records that the loss of an executor's disk can cost."""
+
+IDLE_CARRY_S: Final = 300.0
+"""The same while nothing is recorded: the file says that the task lives."""
 
 LAST_TRIES: Final = 3
 """At the end of a task, before its files are left where they are."""
@@ -53,10 +59,22 @@ def is_url(place: str) -> bool:
     return bool(separator) and scheme != "file"
 
 
-def require_place(place: str | None) -> None:
-    """LedgerError for a URL that tasks could not write to; nothing is written."""
+def prepare_place(place: str | None) -> None:
+    """Give a ledger at a URL its identity, for all tasks; LedgerError: they cannot write there.
+
+    A directory gets it from its first writer.
+    """
     if place and is_url(place):
-        _file_system(place)
+        files, folder = _file_system(place)
+        identity = f"{folder}/{ID_NAME}"
+        try:
+            if not files.get_file_info(identity).is_file:
+                files.create_dir(folder, recursive=True)
+                with files.open_output_stream(identity) as target:
+                    target.write(f"{uuid.uuid4().hex}\n".encode())
+        except OSError as error:
+            reason = str(error).strip().splitlines()[0]
+            raise LedgerError(f"tasks cannot write a ledger to {place}: {reason}") from error
 
 
 class CarriedLedger:
@@ -65,14 +83,11 @@ class CarriedLedger:
     def __init__(self, url: str, process: str, *, carry_s: float = CARRY_S) -> None:
         self._url = url
         self._files, self._folder = _file_system(url)
-        self._process = process
         self._carry_s = carry_s
-        self._number = 0
         self._staging = Path(tempfile.mkdtemp(prefix="twinbus-ledger-"))
-        self._lock = threading.Lock()
         self._stop = threading.Event()
         self._is_told = False
-        self._writer = self._next()
+        self._writer = LedgerWriter(self._staging, process=process, heartbeat_s=IDLE_CARRY_S)
         self._thread = threading.Thread(target=self._run, name="twinbus-carry", daemon=True)
 
     def __enter__(self) -> Self:
@@ -97,8 +112,7 @@ class CarriedLedger:
 
     def record(self, operation: str, *, at_ms: int | None = None, **fields: object) -> None:
         """Note one operation; as a LedgerWriter does, it returns at once."""
-        with self._lock:
-            self._writer.record(operation, at_ms=at_ms, **fields)
+        self._writer.record(operation, at_ms=at_ms, **fields)
 
     def record_deliveries(
         self,
@@ -108,27 +122,16 @@ class CarriedLedger:
         deliveries: Sequence[tuple[str | None, int, int, int | None]],
     ) -> None:
         """Note an operation on many messages, as a LedgerWriter does."""
-        with self._lock:
-            self._writer.record_deliveries(operation, shared, at_ms, deliveries)
-
-    def _next(self) -> LedgerWriter:
-        self._number += 1
-        process = f"{self._process}-{self._number}"
-        # A directory for each writer: what lies in one whose writer is closed may be carried.
-        return LedgerWriter(self._staging / f"{self._number:06d}", process=process)
+        self._writer.record_deliveries(operation, shared, at_ms, deliveries)
 
     def _run(self) -> None:
         while not self._stop.wait(self._carry_s):
-            with self._lock:
-                ended, self._writer = self._writer, self._next()
-            ended.close()
-            self._carry(but=self._writer.directory)
+            self._writer.hand_over()
+            self._carry()
 
-    def _carry(self, but: Path | None = None) -> bool:
-        """Bring what is closed to the URL; False: it does not take it now."""
-        for path in sorted(self._staging.glob("*/*")):
-            if path.parent == but:
-                continue
+    def _carry(self) -> bool:
+        """Bring what is ended to the URL, in its order; False: it does not take it now."""
+        for path in sorted(self._staging.glob(f"*{FILE_SUFFIX}")):
             try:
                 self._bring(path)
             except OSError as error:
@@ -141,8 +144,7 @@ class CarriedLedger:
 
     def _bring(self, path: Path) -> None:
         # A name that no reader takes for a file of a ledger: they see a whole file or none.
-        ended = path.name.removesuffix(OPEN_SUFFIX)
-        unfinished, name = f"{self._folder}/.{ended}.draft", f"{self._folder}/{ended}"
+        unfinished, name = f"{self._folder}/.{path.name}.draft", f"{self._folder}/{path.name}"
         self._files.create_dir(self._folder, recursive=True)
         with path.open("rb") as source, self._files.open_output_stream(unfinished) as target:
             while block := source.read(_BLOCK_BYTES):

@@ -11,9 +11,9 @@ from unittest import mock
 
 import pytest
 
-from twinbus.ledger import LedgerError, read
+from twinbus.ledger import LedgerError, LedgerFindings, inspect, read, verify
 from twinbus.pipeline.drain import task_ledger as ledgers
-from twinbus.pipeline.drain.task_ledger import CarriedLedger, is_url, require_place, task_ledger
+from twinbus.pipeline.drain.task_ledger import CarriedLedger, is_url, prepare_place, task_ledger
 
 
 def test_a_directory_is_written_to_as_it_is(tmp_path: Path) -> None:
@@ -36,8 +36,12 @@ def test_a_url_gets_closed_files_now_and_then_and_at_the_end(tmp_path: Path) -> 
         for number in range(1_000):
             ledger.record("complete", message_id=str(number))
         staging = ledger._staging
-    found = [record["message_id"] for record in read(target)]
-    assert sorted(found) == sorted(["a", *map(str, range(1_000))])
+        # Its last file says that there is another, which was not carried yet: the task lives.
+        assert read(target).findings == LedgerFindings()
+    reading = read(target)
+    assert [one["message_id"] for one in reading] == ["a", *map(str, range(1_000))]
+    assert reading.findings == LedgerFindings()
+    assert len(list(target.glob("*.jsonl"))) > 1
     assert not staging.exists()
     assert not list(target.glob("*.draft"))
 
@@ -49,8 +53,7 @@ def test_files_that_the_url_does_not_take_are_kept_and_named(
     (tmp_path / "ledger").write_text("a file where the directory should be")
     with CarriedLedger(f"file://{tmp_path}/ledger", "spark-1") as ledger:
         ledger.record("complete", message_id="a")
-    kept = list(ledger._staging.glob("*/*.jsonl"))
-    assert [record["message_id"] for record in read(kept[0].parent)] == ["a"]
+    assert [record["message_id"] for record in read(ledger._staging)] == ["a"]
     assert str(ledger._staging) in caplog.text
     assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.ERROR]
 
@@ -76,9 +79,9 @@ def test_what_is_a_url() -> None:
 
 def test_a_url_that_nobody_can_write_to_is_one_line() -> None:
     with pytest.raises(LedgerError, match=r"^tasks cannot write a ledger to ftp://x/y: [^\n]+$"):
-        require_place("ftp://x/y")
-    require_place("/mnt/ledger")
-    require_place(None)
+        prepare_place("ftp://x/y")
+    prepare_place("/mnt/ledger")
+    prepare_place(None)
 
 
 def test_the_names_that_hadoop_gives_s3_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,8 +91,32 @@ def test_the_names_that_hadoop_gives_s3_are_known(monkeypatch: pytest.MonkeyPatc
         @staticmethod
         def from_uri(url: str) -> tuple[Any, str]:
             asked.append(url)
-            return object(), "bucket/ledger/"
+            return mock.MagicMock(), "bucket/ledger/"
 
     monkeypatch.setattr("pyarrow.fs.FileSystem", Files)
-    require_place("s3a://bucket/ledger/")
+    prepare_place("s3a://bucket/ledger/")
     assert asked == ["s3://bucket/ledger/"]
+
+
+def test_a_ledger_at_a_url_gets_one_identity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledgers, "is_url", lambda place: True)
+    for _ in range(2):
+        prepare_place(f"file://{tmp_path}/ledger")
+        identity = (tmp_path / "ledger" / "ledger.id").read_text()
+        with CarriedLedger(f"file://{tmp_path}/ledger", "spark-1") as ledger:
+            ledger.record("complete", message_id="a")
+        assert (tmp_path / "ledger" / "ledger.id").read_text() == identity
+
+
+def test_a_task_that_was_killed_leaves_files_that_say_that_there_was_more(tmp_path: Path) -> None:
+    with CarriedLedger(f"file://{tmp_path}/ledger", "spark-1") as ledger:
+        ledger.record("complete", message_id="a")
+        ledger._writer.hand_over()
+        ledger._carry()
+        [facts] = inspect(tmp_path / "ledger").files
+        ledger.record("complete", message_id="b")
+    assert facts.closing == "continued"
+    [gap] = verify([facts], now_ms=1 << 44).gaps
+    assert gap.to_ms is None
