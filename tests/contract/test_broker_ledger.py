@@ -24,6 +24,7 @@ from twinbus.ledger import read
 pytestmark = pytest.mark.contract
 
 PATIENCE_S = 60
+BACKLOG = "contoso/x-servicebus-transfer/3"
 
 
 @pytest.fixture
@@ -92,6 +93,7 @@ def test_every_message_is_told_of_from_send_to_end(broker: EmbeddedBroker, ledge
     broker.stop()
     assert told(ledger) == [
         ("state", None, None, None, "serving"),
+        ("state", None, None, None, "recovered"),
         ("send", "orders", "a", 1),
         ("send", "orders", "b", 2),
         ("send", "orders", "c", 3),
@@ -145,7 +147,7 @@ def test_scheduled_cancelled_and_duplicated_messages_and_pings(
         with sdk.get_queue_receiver("once") as receiver:
             assert len(receive(receiver, 2)) == 2
     broker.stop()
-    assert told(ledger)[1:-1] == [
+    assert told(ledger)[2:-1] == [
         ("send", "once", "a", 1, "scheduled"),
         ("manage", "once", "a", 1, "cancelled"),
         ("send", "once", "b", 2),
@@ -165,7 +167,7 @@ def test_topics_and_their_subscriptions(broker: EmbeddedBroker, ledger: Path) ->
             (found,) = receiver.receive_messages(1, max_wait_time=PATIENCE_S)
             receiver.complete_message(found)
     broker.stop()
-    assert [(row[0], (row[1] or "").lower(), row[2]) for row in told(ledger)[1:-1]] == [
+    assert [(row[0], (row[1] or "").lower(), row[2]) for row in told(ledger)[2:-1]] == [
         ("send", "news", "a"),
         ("receive", "news/subscriptions/all", "a"),
         ("complete", "news/subscriptions/all", "a"),
@@ -193,7 +195,7 @@ def test_refused_sends_have_their_ids_and_what_never_came_has_no_record(
         ("send", "orders", "d", 1),
     ]
     outcomes = [record.get("outcome") for record in records(ledger)]
-    assert outcomes == [None, "failed", "failed", "ok", None]
+    assert outcomes == [None, None, "failed", "failed", "ok", None]
 
 
 def test_the_metrics_say_what_could_not_be_recorded(broker: EmbeddedBroker) -> None:
@@ -210,10 +212,10 @@ def test_a_killed_broker_has_told_all_that_it_acknowledged_and_the_next_ends_its
     tmp_path: Path, ledger: Path
 ) -> None:
     with ServedBroker(tmp_path, "contoso", options=("--ledger", str(ledger))) as served:
-        administration(served.connection_string("contoso")).create_queue("orders")
+        administration(served.connection_string("contoso")).create_queue(BACKLOG)
         with (
             client(served.connection_string("contoso")) as sdk,
-            sdk.get_queue_sender("orders") as sender,
+            sdk.get_queue_sender(BACKLOG) as sender,
         ):
             for number in range(50):
                 sender.send_messages(message(f"m{number}"))
@@ -224,8 +226,23 @@ def test_a_killed_broker_has_told_all_that_it_acknowledged_and_the_next_ends_its
         served.start()
         served.terminate()
     assert [path.suffix for path in ledger.glob("*.jsonl*")] == [".jsonl", ".jsonl"]
-    states = [row[-1] for row in told(ledger) if row[0] == "state"]
-    assert sorted(states) == ["serving", "serving", "stopped"]
+    in_order = sorted(read(ledger), key=lambda one: int(one["at_ms"]))
+    found = [
+        (one["state"], one.get("entity"), one.get("lines"))
+        for one in in_order
+        if one["operation"] == "state"
+    ]
+    assert found == [
+        ("serving", None, None),
+        ("recovered", None, 0),
+        ("serving", None, None),
+        ("recovered", BACKLOG, 50),
+        ("recovered", None, 50),
+        ("stopped", None, None),
+    ]
+    # The one that was killed left a gap; what its successor found on the disk is the evidence.
+    [gap] = read(ledger).findings.gaps
+    assert gap.process == in_order[0]["process"]
 
 
 def test_a_ledger_that_cannot_be_kept_stops_the_start(tmp_path: Path) -> None:

@@ -18,11 +18,14 @@ each message:
     forward      came from another entity of the namespace by auto-forwarding; "duplicate" as above
     manage       `state` "cancelled": a scheduled message, gone. `state` "deleted": the entity, with
                  all that was in it
-    state        without an entity: "serving" at the start, "stopped" at an orderly end
+    state        without an entity: "serving" at the start, "stopped" at an orderly end. Behind
+                 "serving", "recovered" for each backlog queue that holds messages, with their
+                 count in `lines`, then one without an entity, with the count of all of them
 
 A message that returns (abandoned, released, lock lost) has no record; its next `receive` shows it.
 Records are written once the change is on disk and before the client gets its answer, so a `kill -9`
-loses nothing that a client knows; "serving" without a "stopped" before it shows such an end.
+loses nothing that a client knows; "serving" without a "stopped" before it shows such an end. What
+the broker finds on its disk at its next start closes that gap: the store is the truth again.
 Records that could not be written are counted.
 """
 
@@ -30,18 +33,21 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from twinbus.errors import BrokerStartError
 from twinbus.ledger import LedgerError, LedgerWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from twinbus.broker.engine.engine_log import LoggedOperation
 
 ERROR_LENGTH_MAX = 300
 """Limit of a reason's text, which a client may have written."""
+
+BACKLOG_MARK = "/x-servicebus-transfer/"
+"""In the path of every backlog queue, which is `<label>/x-servicebus-transfer/<index>`."""
 
 
 def open_view_ledger(directory: Path | str) -> LedgerWriter:
@@ -72,8 +78,14 @@ class BrokerView:
         """Records of this process that could not be written."""
         return self._ledger.unrecorded
 
-    def opened(self) -> None:
+    def opened(self, held: Mapping[str, int]) -> None:
+        """Record a start, and how many messages are in each queue, by its path."""
         self._record_state("serving")
+        backlog = {path: count for path, count in held.items() if BACKLOG_MARK in path.lower()}
+        for path, count in backlog.items():
+            if count:
+                self._record_state("recovered", entity=path, lines=count)
+        self._record_state("recovered", lines=sum(backlog.values()))
 
     def closed(self) -> None:
         """Record an orderly end: no record is missing."""
@@ -94,5 +106,8 @@ class BrokerView:
         # At once, not later by the writer's thread: clients must not know more than the ledger.
         self._ledger.flush()
 
-    def _record_state(self, state: str) -> None:
-        self._ledger.record("state", namespace=self._namespace, state=state, view="broker")
+    def _record_state(
+        self, state: str, *, entity: str | None = None, lines: int | None = None
+    ) -> None:
+        told: dict[str, Any] = {"namespace": self._namespace, "entity": entity, "lines": lines}
+        self._ledger.record("state", state=state, view="broker", **told)

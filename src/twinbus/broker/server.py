@@ -122,7 +122,8 @@ class BrokerServer:
             self._sweep_idle_links(IdleLinks(idle_s), idle_s)
         self._arm_timer()
         if self.view is not None:
-            self.view.opened()
+            held = {queue.path: len(queue.messages) for queue in self.namespace.queues()}
+            self.view.opened(held)
 
     @property
     def namespace(self) -> BrokerNamespace:

@@ -65,7 +65,7 @@ async def test_what_could_not_be_stored_is_not_told_of(tmp_path: Path) -> None:
         disk.is_broken = False
         send(server, "c")
         await server.close()
-    assert told(tmp_path) == ["serving", "a", "c", "stopped"]
+    assert told(tmp_path) == ["serving", "recovered", "a", "c", "stopped"]
 
 
 async def test_nothing_is_told_before_it_is_on_disk(tmp_path: Path) -> None:
@@ -73,13 +73,13 @@ async def test_nothing_is_told_before_it_is_on_disk(tmp_path: Path) -> None:
         server = await served(ledger, Disk(tmp_path / "data"))
         send(server, "a")
         ledger.flush()
-        assert told(tmp_path) == ["serving"]
+        assert told(tmp_path) == ["serving", "recovered"]
         await asyncio.sleep(0)
         ledger.flush()
-        assert told(tmp_path) == ["serving"], "the tick is over, its commit is not"
+        assert told(tmp_path) == ["serving", "recovered"], "the tick is over, its commit is not"
         await server.commit.durable()
         ledger.flush()
-        assert told(tmp_path) == ["serving", "a"]
+        assert told(tmp_path) == ["serving", "recovered", "a"]
         await server.close()
 
 

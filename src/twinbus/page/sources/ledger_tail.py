@@ -167,7 +167,12 @@ def timeline(
 def ledger_events(directory: Path, since: float, limit: int = EVENTS_MAX) -> list[dict[str, Any]]:
     """Return the newest changes of state and actions in the ledger, oldest first."""
     lines = (one for one in LedgerTail(directory, since) if one.operation in SHOWN)
-    found = [record for one in lines if (record := decode(one.line)) is not None]
+    found = [
+        record
+        for one in lines
+        # What a broker found on its disk is for reports.
+        if (record := decode(one.line)) is not None and record.get("state") != "recovered"
+    ]
     found.sort(key=lambda record: int(record["at_ms"]))
     return [_event(record) for record in found[-limit:]]
 
