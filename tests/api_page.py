@@ -1,0 +1,176 @@
+"""Writes docs/api.md from the public names and their docstrings: python -m tests.api_page.
+
+`tests/unit/test_api.py` holds that the page is up to date and has every public name.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+import textwrap
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+from types import FunctionType, MethodType, ModuleType
+
+import twinbus
+import twinbus.pipeline
+import twinbus.testing
+from twinbus import blocking, errors
+from twinbus.pairing.core.status import BacklogQueueStatus, EntityStatus
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
+
+_HEAD = """\
+# API
+
+Every public name with its signature. `twinbus` is for asyncio. `twinbus.blocking` has the same
+methods without `await`, for other code: {blocking}. Names that are not on this page can change
+without notice.
+
+`python -m tests.api_page` writes this page from the code.
+"""
+
+_MESSAGES = """
+*Messages* are one `ServiceBusMessage`, `AmqpAnnotatedMessage` or mapping, or any iterable of them.
+`MessageSender` is a [protocol](from-sdk.md#annotations) with these methods, which the SDK's
+`ServiceBusSender` has too. Receivers are [the SDK's own](from-sdk.md#what-is-different).
+"""
+
+
+def page() -> str:
+    """The text of the page."""
+    names = ", ".join(f"`{name}`" for name in sorted(blocking.__all__))
+    events = [name for name in twinbus.__all__ if issubclass_of(name, twinbus.PairEvent)]
+    parts = [
+        _HEAD.format(blocking=names),
+        function("pair_namespaces", twinbus.pair_namespaces),
+        table("Pair", twinbus.Pair),
+        table("PairSide", twinbus.PairSide, "`pair.primary` and `pair.secondary`."),
+        table("Namespace", twinbus.Namespace, only=("__init__", "from_connection_string")),
+        "`SendAvailabilityOptions` and `Verdict` are described in [options](options.md).\n",
+        table("PairedSender", twinbus.PairedSender) + _MESSAGES,
+        attributes("PairStatus", twinbus.PairStatus, "What `pair.status()` returns."),
+        attributes("EntityStatus", EntityStatus, "The values of `status.entities`."),
+        attributes("BacklogQueueStatus", BacklogQueueStatus, "Those of `status.backlog_queues`."),
+        "## Events\n\n`async for event in pair.events()` (an `EventStream`), or `pair.on_event"
+        "(callback)`. Each has `at` in unix seconds, and `as_dict()`.\n\n"
+        + rows("event | meaning", ((_fields(name), _first(_named(name))) for name in events)),
+        "## Errors\n\n```text\n" + _tree() + "```\n",
+        table("EmbeddedBroker", twinbus.EmbeddedBroker, "Extra `broker`."),
+        "`Fault` is described in [fault injection](faults.md).\n",
+        exported("twinbus.testing", twinbus.testing, "[Testing](testing.md); extra `testing`."),
+        exported("twinbus.pipeline", twinbus.pipeline, "[Tables](tables.md); extra `spark`."),
+        "## twinbus.kombu\n\n`Transport`: [Celery and kombu](celery.md); extra `celery`.\n",
+    ]
+    return "\n".join(parts)
+
+
+def issubclass_of(name: str, kind: type) -> bool:
+    """Whether the public name is a class of this kind."""
+    value = _named(name)
+    return isinstance(value, type) and issubclass(value, kind)
+
+
+def function(title: str, value: object) -> str:
+    return f"## {title}\n\n`{title}{_function(value)}`\n\n{_first(value)}\n"
+
+
+def table(
+    title: str,
+    kind: type,
+    note: str = "",
+    *,
+    only: tuple[str, ...] = (),
+) -> str:
+    """The public methods and properties of a class."""
+    found = []
+    for name, member in vars(kind).items():
+        is_shown = name in only or not (only or name.startswith("_"))
+        shown = title if name == "__init__" else name
+        if not is_shown:
+            continue
+        if isinstance(member, property):
+            found.append((f"`{shown}`", _first(member.fget)))
+        elif isinstance(member, FunctionType | classmethod):
+            function = getattr(kind, name)
+            prefix = "await " if inspect.iscoroutinefunction(function) else ""
+            found.append((f"`{prefix}{shown}{_function(function)}`", _first(function)))
+    head = f"## {title}\n\n{' '.join(filter(None, [_first(kind), note]))}\n\n"
+    return head + rows("method or attribute | meaning", found)
+
+
+def attributes(title: str, kind: type, note: str) -> str:
+    """The fields of a dataclass with the texts below them."""
+    [body] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(body, ast.ClassDef)
+    texts = {
+        ast.unparse(above.target): _plain(str(node.value.value))
+        for above, node in pairwise(body.body)
+        if isinstance(above, ast.AnnAssign)
+        and isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+    }
+    found = [
+        (f"`{field.name}`: `{field.type}`", texts.get(field.name, ""))
+        for field in dataclasses.fields(kind)
+    ]
+    return f"## {title}\n\n{note}\n\n" + rows("attribute | meaning", found)
+
+
+def exported(title: str, module: ModuleType, note: str) -> str:
+    names = module.__all__
+    return f"## {title}\n\n{note}\n\n" + rows(
+        "name | meaning", ((f"`{name}`", _first(getattr(module, name))) for name in names)
+    )
+
+
+def rows(head: str, found: Iterable[tuple[str, str]]) -> str:
+    lines = [f"| {head} |", "|---|---|"]
+    lines += [f"| {name.replace('|', chr(92) + '|')} | {text} |" for name, text in found]
+    return "\n".join(lines) + "\n"
+
+
+def _named(name: str) -> object:
+    return getattr(twinbus, name)
+
+
+def _fields(name: str) -> str:
+    kind = _named(name)
+    assert isinstance(kind, type)
+    own = [field.name for field in dataclasses.fields(kind) if field.name != "at"]
+    return f"`{name}({', '.join(own)})`" if own else f"`{name}`"
+
+
+def _function(function: object) -> str:
+    """A signature as users call it."""
+    assert callable(function)
+    text = str(inspect.signature(function)).replace("'", "").replace(", **unknown: Never", "")
+    text = re.sub(r"\((?:self|cls)(?:, )?", "(", text)
+    return text.removesuffix(" -> None")
+
+
+def _first(value: object) -> str:
+    """The first paragraph of an object's own docstring; an alias of a type as it is."""
+    if not isinstance(value, type | FunctionType | MethodType):
+        return f"`{re.sub(r'[a-z_.]+[.](?=[A-Z])', '', str(value))}`"
+    return _plain((value.__doc__ or "").partition("\n\n")[0])
+
+
+def _plain(text: str) -> str:
+    """One line for a cell of a table; the specification is not for users."""
+    line = re.sub(r" \(SPEC [\d., ]+\)", "", " ".join(text.split()))
+    return line.replace("|", "\\|")
+
+
+def _tree() -> str:
+    """The tree of errors that the docstring of the module draws."""
+    lines = (errors.__doc__ or "").splitlines()
+    drawn = [line.removeprefix("    ") for line in lines if re.match(r" {4}(\w| +[|+])", line)]
+    return "\n".join(drawn) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
