@@ -120,6 +120,12 @@ class TwoStores(RuleBasedStateMachine):
             kept = None if state is None else SessionState(state, len(state))
             store.put_session_state(self.ids[entity], name, kept)
 
+    @rule(entity=ENTITIES, name=NAMES, number=st.none() | st.integers(0, 9))
+    def put_rule(self, entity: int, name: str, number: int | None) -> None:
+        record = None if number is None else {"name": name, "number": number}
+        for store in (self.disk, self.memory):
+            store.put_rule(self.ids[entity], name, record)
+
     @rule(entity=ENTITIES, name=NAMES, time_ms=st.none() | st.integers(0, 2**60))
     def put_message_id(self, entity: int, name: str, time_ms: int | None) -> None:
         for store in (self.disk, self.memory):

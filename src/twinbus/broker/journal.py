@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from operator import attrgetter
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 
 class MessageState(IntEnum):
@@ -80,6 +80,8 @@ class EntityImage:
     session_states: dict[str, SessionState] = field(default_factory=dict)
     message_ids: dict[str, int] = field(default_factory=dict)
     """Duplicate detection: message id to the time (ms) it was first accepted."""
+    rules: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Of a subscription: the record of each rule by its name in lower case."""
 
 
 class Journal(Protocol):
@@ -109,6 +111,9 @@ class Journal(Protocol):
 
     def payload(self, entity_id: int, sequence_number: int) -> bytes:
         """The stored payload of a message that was put (committed or not)."""
+
+    def put_rule(self, entity_id: int, name: str, record: dict[str, Any] | None) -> None:
+        """Store a subscription's rule, JSON-ready; None removes it."""
 
     def put_session_state(
         self, entity_id: int, session_id: str, state: SessionState | None

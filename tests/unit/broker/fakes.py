@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from twinbus.amqp.message import Properties, encode_message
 from twinbus.broker.engine.engine_log import EngineLog
@@ -31,6 +31,7 @@ class _Kept:
     messages: dict[int, tuple[StoredMessage, bytes]] = field(default_factory=dict)
     session_states: dict[str, SessionState] = field(default_factory=dict)
     message_ids: dict[str, int] = field(default_factory=dict)
+    rules: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 class FakeJournal:
@@ -91,6 +92,13 @@ class FakeJournal:
         else:
             states[session_id] = state
 
+    def put_rule(self, entity_id: int, name: str, record: dict[str, Any] | None) -> None:
+        rules = self._of(entity_id).rules
+        if record is None:
+            del rules[name]
+        else:
+            rules[name] = json.loads(json.dumps(record))
+
     def put_message_id(self, entity_id: int, message_id: str, first_seen_ms: int | None) -> None:
         ids = self._of(entity_id).message_ids
         if first_seen_ms is None:
@@ -104,7 +112,7 @@ class FakeJournal:
             EntityImage(
                 entity_id, *kept.entity, kept.last_sequence_number,
                 [_snapshot(kept.messages[number][0]) for number in sorted(kept.messages)],
-                dict(kept.session_states), dict(kept.message_ids),
+                dict(kept.session_states), dict(kept.message_ids), dict(kept.rules),
             )
             for entity_id, kept in sorted(self._kept.items())
             if kept.entity is not None

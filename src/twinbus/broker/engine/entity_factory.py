@@ -85,10 +85,15 @@ class EntityFactory:
         topic = topics[address_key(topic_path)]
         settings = read_description(SubscriptionDescription, image.description)
         subscription = self.subscription(topic, name, image.entity_id, settings, part_id)
-        rules = image.description.get("rules", [])
-        assert isinstance(rules, list)
-        for rule in map(read_rule, rules):
-            subscription.rules[rule.name.lower()] = rule
+        # Store format 1 has all rules in the subscription's record.
+        shared = image.description.get("rules", [])
+        assert isinstance(shared, list)
+        subscription.shares_record = bool(shared)
+        for record in shared or sorted(image.rules.values(), key=lambda each: each["number"]):
+            rule = read_rule(record)
+            subscription.put_rule(rule)
+            if not shared:
+                subscription.rule_numbers[rule.name.lower()] = record["number"]
         return subscription
 
 

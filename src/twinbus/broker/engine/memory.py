@@ -6,9 +6,11 @@ what CPython allocates.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from sys import getsizeof
 
 from twinbus.amqp.types import Described
+from twinbus.broker.descriptions import RuleDescription
 from twinbus.broker.journal import SessionState, StoredMessage
 
 MESSAGE_BYTES = 800
@@ -25,6 +27,12 @@ SESSION_BYTES = 1_700
 
 STATE_BYTES = 320
 """A session's state without its id and content."""
+
+RULE_BYTES = 2_500
+"""A rule without its texts and values."""
+
+EXPRESSION_BYTES = 160
+"""Each character of an expression, compiled."""
 
 _ENTRY_BYTES = 120
 """A place in a map or a list, and what the container itself needs."""
@@ -59,6 +67,18 @@ def state_bytes(session_id: str, state: SessionState | None) -> int:
     if state is None:
         return 0
     return STATE_BYTES + getsizeof(session_id) + getsizeof(state.content)
+
+
+def rule_bytes(rule: RuleDescription) -> int:
+    """The memory of a rule, compiled."""
+    size = RULE_BYTES + getsizeof(rule.name)
+    for part in (rule.filter, rule.action):
+        for field in fields(part) if part is not None else ():
+            value = getattr(part, field.name)
+            size += value_bytes(value)
+            if field.name == "expression":
+                size += EXPRESSION_BYTES * len(value)
+    return size
 
 
 def value_bytes(value: object) -> int:

@@ -27,12 +27,12 @@ from twinbus.broker.engine.description_records import Record, description_record
 from twinbus.broker.engine.directory import Directory, Entity
 from twinbus.broker.engine.engine_log import EngineLog
 from twinbus.broker.engine.entity_factory import EntityFactory
-from twinbus.broker.engine.memory import MESSAGE_BYTES
+from twinbus.broker.engine.memory import MESSAGE_BYTES, rule_bytes
 from twinbus.broker.engine.message_states import FAILED_RETRY_MS, EngineContext, Failed
 from twinbus.broker.engine.names import check_name, check_path, subscription_path
 from twinbus.broker.engine.queue import Queue
+from twinbus.broker.engine.rule_limits import check_action_count, check_rule, check_rule_count
 from twinbus.broker.engine.topic import Subscription, Topic
-from twinbus.broker.filters.rules import validate
 from twinbus.broker.journal import EntityImage, Journal, StoredMessage
 from twinbus.broker.messages.incoming import Incoming
 from twinbus.broker.profile import LAPTOP, ServiceProfile
@@ -43,14 +43,6 @@ E = TypeVar("E", bound=Entity)
 NAMESPACE_ID = 0
 """Entity id of the namespace's own record, which keeps the last id assigned. No id is used twice:
 the store may still hold records of a deleted entity."""
-
-RULES_MAX = 2_000
-"""Rules of one subscription, as many as Azure evaluates SQL filters of one topic."""
-
-
-ACTION_RULES_MAX = 50
-"""Rules with an action of one subscription: each makes a copy of a message, on disk and in memory,
-and may be added by a client that may only listen."""
 
 
 class BrokerNamespace:
@@ -193,15 +185,16 @@ class BrokerNamespace:
         owner = self.get_topic(topic)
         self._check_new(subscription_path(owner.path, name), description)
         first = rule or RuleDescription(name=DEFAULT_RULE, created_at_ms=now_ms)
-        _check_rule(first)
+        check_rule(first)
         _check_count(
             "subscriptions", owner, len(owner.subscriptions), self.profile.subscriptions_max
         )
         self._check_filter_count(owner, first)
         first_id = self._new_ids(2)
         subscription = self._factory.subscription(owner, name, first_id, description, first_id + 1)
-        subscription.rules[first.name.lower()] = first
+        subscription.put_rule(first)
         self._establish(subscription, now_ms)
+        self._write_rule(subscription, first.name.lower())
         return subscription
 
     def update_queue(self, path: str, description: QueueDescription, now_ms: int) -> Queue:
@@ -269,17 +262,13 @@ class BrokerNamespace:
     ) -> None:
         """Add a rule to a subscription, for messages published from now on."""
         owner = self.get_subscription(topic, subscription)
-        _check_rule(rule)
+        check_rule(rule)
         if rule.name.lower() in owner.rules:
             raise EntityAlreadyExists(
                 f"the subscription {owner.path!r} has a rule {rule.name!r} already; delete it first"
             )
-        if len(owner.rules) >= RULES_MAX:
-            raise QuotaExceeded(
-                f"the subscription {owner.path!r} has {RULES_MAX} rules, the most it can have;"
-                " delete some, or spread them over several subscriptions"
-            )
-        _check_action_count(owner, rule)
+        check_rule_count(owner)
+        check_action_count(owner, rule)
         self._check_filter_count(self.get_topic(topic), rule)
         self._put_rule(owner, rule, now_ms)
 
@@ -288,22 +277,41 @@ class BrokerNamespace:
     ) -> None:
         """Replace a rule of a subscription by one of the same name."""
         before = self.get_rule(topic, subscription, rule.name)
-        _check_rule(rule)
+        check_rule(rule)
         owner = self.get_subscription(topic, subscription)
         if before.action is None:
-            _check_action_count(owner, rule)
+            check_action_count(owner, rule)
         self._put_rule(owner, rule, now_ms)
 
     def delete_rule(self, topic: str, subscription: str, name: str, now_ms: int) -> None:
         owner = self.get_subscription(topic, subscription)
-        del owner.rules[self.get_rule(topic, subscription, name).name.lower()]
+        self._write_rules_apart(owner)
+        key = self.get_rule(topic, subscription, name).name.lower()
+        owner.remove_rule(key)
         owner.accessed_at_ms = now_ms
-        self._write(owner)
+        self._journal.put_rule(owner.entity_id, key, None)
 
     def _put_rule(self, owner: Subscription, rule: RuleDescription, now_ms: int) -> None:
-        owner.rules[rule.name.lower()] = rule
+        self._write_rules_apart(owner)
+        self.get_topic(owner.topic_path).require_memory(rule_bytes(rule))
+        owner.put_rule(rule)
         owner.accessed_at_ms = now_ms
-        self._write(owner)
+        self._write_rule(owner, rule.name.lower())
+
+    def _write_rule(self, owner: Subscription, key: str) -> None:
+        record = {**rule_record(owner.rules[key]), "number": owner.rule_numbers[key]}
+        self._journal.put_rule(owner.entity_id, key, record)
+
+    def _write_rules_apart(self, owner: Subscription) -> None:
+        """Give each rule a record of its own, if they still share the subscription's.
+
+        An earlier version wrote them so. Both changes are in one commit.
+        """
+        if owner.shares_record:
+            owner.shares_record = False
+            for key in owner.rules:
+                self._write_rule(owner, key)
+            self._write(owner)
 
     # Time
 
@@ -385,7 +393,7 @@ class BrokerNamespace:
         kind = "topic" if isinstance(entity, Topic) else "queue"
         if isinstance(entity, Subscription):
             kind = "subscription"
-            record["rules"] = [rule_record(rule) for rule in entity.rules.values()]
+            self._write_rules_apart(entity)
         self._journal.put_entity(entity.entity_id, kind, entity.path, record)
 
     def _check_new(self, path: str, description: Description) -> None:
@@ -418,21 +426,6 @@ def _check_count(what: str, topic: Topic, count: int, limit: int | None) -> None
     if limit is not None and count >= limit:
         raise QuotaExceeded(
             f"the topic {topic.path!r} has {limit} {what}, which is the limit; delete some"
-        )
-
-
-def _check_rule(rule: RuleDescription) -> None:
-    check_name("rule", rule.name)
-    validate(rule)
-
-
-def _check_action_count(owner: Subscription, rule: RuleDescription) -> None:
-    count = sum(each.action is not None for each in owner.rules.values())
-    if rule.action is not None and count >= ACTION_RULES_MAX:
-        raise QuotaExceeded(
-            f"the subscription {owner.path!r} has {ACTION_RULES_MAX} rules with an action, the most"
-            " it can have: each makes a copy of a message; delete some, or spread them over several"
-            " subscriptions"
         )
 
 

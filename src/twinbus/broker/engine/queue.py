@@ -222,7 +222,7 @@ class Queue:
         """
         held_bytes = self.states.memory_bytes + reserved_bytes
         if held_bytes + added_bytes > self.quota_bytes:
-            advice = "its messages, session states and remembered message ids take so much memory"
+            advice = "its messages, session states, remembered ids and rules take so much memory"
             raise self._full(held_bytes, advice)
 
     def _full(self, held_bytes: int, advice: str) -> QuotaExceeded:

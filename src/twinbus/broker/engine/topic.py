@@ -15,12 +15,12 @@ from twinbus.broker.descriptions import (
     TopicDescription,
 )
 from twinbus.broker.engine.forwarding import ForwardSource
-from twinbus.broker.engine.memory import MESSAGE_BYTES
+from twinbus.broker.engine.memory import MESSAGE_BYTES, rule_bytes
 from twinbus.broker.engine.message_states import EngineContext
 from twinbus.broker.engine.names import subscription_path
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import FILTER_FAILED, NO_SESSION_ID
-from twinbus.broker.filters.rules import apply_action, begin_rules, matches
+from twinbus.broker.filters.rules import apply_action, begin_rules, compiled_parts, matches
 from twinbus.broker.filters.values import FilterError
 from twinbus.broker.journal import StoredMessage
 from twinbus.broker.messages.incoming import Incoming, read_back
@@ -48,8 +48,29 @@ class Subscription(Queue):
         self.name = name
         self.rules: dict[str, RuleDescription] = {}
         """By lower-case name, in order of creation, which is the order of evaluation."""
+        self.rule_numbers: dict[str, int] = {}
+        """Numbers by which the store keeps the order of the rules."""
+        self.shares_record = False
+        """Whether the store has the rules in the subscription's own record."""
+        self.rules_memory_bytes = 0
+        self._compiled: dict[str, object] = {}
         self.require_room: Callable[[int, int], None] = lambda _size, _memory: None
         """Raises unless the topic may keep so many more bytes, and use so much more memory."""
+
+    def put_rule(self, rule: RuleDescription) -> None:
+        """Add a rule, or replace the one of its name in its place."""
+        key = rule.name.lower()
+        if key in self.rules:
+            self.rules_memory_bytes -= rule_bytes(self.rules[key])
+        else:
+            self.rule_numbers[key] = next(reversed(self.rule_numbers.values()), 0) + 1
+        self.rules[key] = rule
+        self.rules_memory_bytes += rule_bytes(rule)
+        self._compiled[key] = compiled_parts(rule)
+
+    def remove_rule(self, key: str) -> None:
+        self.rules_memory_bytes -= rule_bytes(self.rules.pop(key))
+        del self.rule_numbers[key], self._compiled[key]
 
     def offer(
         self, incoming: Incoming, now_ms: int, hops: int = 0, origin: StoredMessage | None = None
@@ -221,7 +242,7 @@ class Topic:
         for subscription in self.subscriptions.values():
             states = subscription.states
             size_bytes += states.index.size_bytes
-            memory_bytes += states.memory_bytes
+            memory_bytes += states.memory_bytes + subscription.rules_memory_bytes
             if states.dead_letter is not None:
                 size_bytes += states.dead_letter.index.size_bytes
         return size_bytes, memory_bytes

@@ -68,6 +68,16 @@ _PROPERTY_FIELDS = {
 _NEW_ID_SPACE = uuid.UUID("5b0c7d5e-4b2f-4a3f-9d0c-6f1d8e9a7b21")
 
 
+def compiled_parts(rule: RuleDescription) -> tuple[object, ...]:
+    """The compiled expressions of a rule; they are compiled again once nothing holds them."""
+    parts: list[object] = []
+    if isinstance(rule.filter, SqlFilter):
+        parts.append(compile_filter(rule.filter.expression))
+    if rule.action is not None:
+        parts.append(compile_action(rule.action.expression))
+    return tuple(parts)
+
+
 def begin_rules(incoming: Incoming) -> None:
     """Count the work from here on: the rules of another subscription begin."""
     _seen(incoming).work.units = 0

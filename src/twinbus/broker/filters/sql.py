@@ -17,8 +17,9 @@ called. Chains (a OR b OR c) become loops, so the depth of a call is bounded by 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 from twinbus.broker.filters.closures import (
     SETTABLE_SYSTEM_PROPERTIES,
@@ -66,33 +67,44 @@ class Statement(NamedTuple):
     value: Expression | None
 
 
-class CompiledFilter(NamedTuple):
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class CompiledFilter:
     """A filter's condition; only True takes the message, unknown does not."""
 
     test: Condition
     parameters: frozenset[str]
 
 
-class CompiledAction(NamedTuple):
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class CompiledAction:
     statements: tuple[Statement, ...]
     parameters: frozenset[str]
 
 
-@lru_cache(maxsize=4096)
+_filters: WeakValueDictionary[str, CompiledFilter] = WeakValueDictionary()
+_actions: WeakValueDictionary[str, CompiledAction] = WeakValueDictionary()
+"""By expression, for as long as a subscription holds them: 150 KB each, counted by its quota."""
+
+
 def compile_filter(expression: str) -> CompiledFilter:
     """The condition written in `expression`; `ArgumentInvalid` with the position if it is none."""
-    parser = _Parser(expression)
-    test = parser.condition()
-    parser.expect_end("AND, OR or the end")
-    return CompiledFilter(test, frozenset(parser.parameters))
+    found = _filters.get(expression)
+    if found is None:
+        parser = _Parser(expression)
+        test = parser.condition()
+        parser.expect_end("AND, OR or the end")
+        found = _filters[expression] = CompiledFilter(test, frozenset(parser.parameters))
+    return found
 
 
-@lru_cache(maxsize=1024)
 def compile_action(expression: str) -> CompiledAction:
     """The statements written in `expression`; `ArgumentInvalid` with the position if none."""
-    parser = _Parser(expression)
-    statements = parser.statements()
-    return CompiledAction(tuple(statements), frozenset(parser.parameters))
+    found = _actions.get(expression)
+    if found is None:
+        parser = _Parser(expression)
+        statements = tuple(parser.statements())
+        found = _actions[expression] = CompiledAction(statements, frozenset(parser.parameters))
+    return found
 
 
 class _Node(NamedTuple):

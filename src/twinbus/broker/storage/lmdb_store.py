@@ -280,6 +280,10 @@ def _check_format(path: Path, environment: lmdb.Environment) -> None:
             f"{path} has store format {version}, this Twinbus reads up to"
             f" {records.FORMAT_VERSION}: use the newer Twinbus that wrote it, or another directory"
         )
+    if version < records.FORMAT_VERSION:
+        # Before the first record of the new format, so that no older Twinbus reads past it.
+        with environment.begin(write=True) as transaction:
+            transaction.put(records.FORMAT_KEY, records.pack_format())
 
 
 def translated(directory: DataDirectory, error: lmdb.Error) -> StoreError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from twinbus.broker.journal import EntityImage, SessionState, StoredMessage
 from twinbus.broker.storage import records
@@ -133,6 +134,10 @@ class RecordJournal(ABC):
                 return [records.payload_of(record) for record in found]
         return [self.payload(entity_id, number) for number in sequence_numbers]
 
+    def put_rule(self, entity_id: int, name: str, record: dict[str, Any] | None) -> None:
+        key = named_key(records.RULE, entity_id, name)
+        self._note(key, None if record is None else records.pack_rule(name, record))
+
     def put_session_state(
         self, entity_id: int, session_id: str, state: SessionState | None
     ) -> None:
@@ -194,6 +199,10 @@ class RecordJournal(ABC):
             if image := images.get(records.key_entity(key)):
                 session_id, state = records.unpack_session_state(record)
                 image.session_states[session_id] = state
+        for key, record in scan(records.RULE):
+            if image := images.get(records.key_entity(key)):
+                name, rule = records.unpack_rule(record)
+                image.rules[name] = rule
         for key, record in scan(records.DUPLICATE):
             if image := images.get(records.key_entity(key)):
                 message_id, first_seen_ms = records.unpack_duplicate(record)

@@ -11,6 +11,7 @@ that the order of keys is the order of entities and, within one, of sequence num
     A amendment       what changed since the message was put: state, delivery count, overrides
     S session state   session id, state
     D duplicate       time first seen, message id
+    R rule            json: name in lower case, the rule
     X dropped         the entity is gone, what it held is being swept away
     F format          the version of this layout, once per store
 
@@ -22,17 +23,20 @@ from __future__ import annotations
 import json
 import struct
 from hashlib import blake2b
+from typing import Any
 
 from twinbus.amqp.decoding import decode
 from twinbus.amqp.encoding import encode
 from twinbus.broker.journal import MessageState, SessionState, StoredMessage
 
-FORMAT_VERSION = 1
-"""Raised when a store written today could not be read by yesterday's code."""
+FORMAT_VERSION = 2
+"""Raised when a store written today could not be read by yesterday's code.
+
+1: a subscription's record holds its rules, which is still read. 2: each rule has its own record."""
 
 FORMAT_KEY = b"F"
-ENTITY, COUNTER, MESSAGE, AMENDMENT, SESSION, DUPLICATE, DROPPED = b"ECMASDX"
-HELD_KINDS = (MESSAGE, AMENDMENT, SESSION, DUPLICATE, COUNTER)
+ENTITY, COUNTER, MESSAGE, AMENDMENT, SESSION, DUPLICATE, RULE, DROPPED = b"ECMASDRX"
+HELD_KINDS = (MESSAGE, AMENDMENT, SESSION, DUPLICATE, RULE, COUNTER)
 """What an entity holds, and what goes with it."""
 
 _DIGEST_BYTES = 16
@@ -210,6 +214,15 @@ def pack_entity(kind: str, path: str, description: dict[str, object]) -> bytes:
 def unpack_entity(record: Data) -> tuple[str, str, dict[str, object]]:
     kind, path, description = json.loads(bytes(record))
     return kind, path, description
+
+
+def pack_rule(name: str, record: dict[str, Any]) -> bytes:
+    return json.dumps([name, record], separators=(",", ":")).encode()
+
+
+def unpack_rule(record: Data) -> tuple[str, dict[str, Any]]:
+    name, rule = json.loads(bytes(record))
+    return name, rule
 
 
 def pack_number(number: int) -> bytes:

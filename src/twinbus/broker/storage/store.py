@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from twinbus.broker.journal import EntityImage, Journal, SessionState, StoredMessage, copy_message
 
@@ -129,6 +129,9 @@ class MemoryStore(Store):
         self, entity_id: int, session_id: str, state: SessionState | None
     ) -> None:
         _put(self._images[entity_id].session_states, session_id, state)
+
+    def put_rule(self, entity_id: int, name: str, record: dict[str, Any] | None) -> None:
+        _put(self._images[entity_id].rules, name, copy.deepcopy(record))
 
     def put_message_id(self, entity_id: int, message_id: str, first_seen_ms: int | None) -> None:
         _put(self._images[entity_id].message_ids, message_id, first_seen_ms)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from tests.unit.broker.fakes import World, incoming
@@ -18,15 +16,16 @@ from twinbus.broker.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
-from twinbus.broker.engine import namespace as namespace_module
-from twinbus.broker.engine.namespace import ACTION_RULES_MAX
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import SettlementOutcome
 from twinbus.broker.engine.topic import Subscription, Topic
-from twinbus.broker.filters.values import like_pattern
 from twinbus.broker.messages.incoming import parse
 from twinbus.broker.messages.rendering import render
-from twinbus.broker.refusals import EntityDisabled, MessageNotFound, QuotaExceeded
+from twinbus.broker.refusals import (
+    EntityDisabled,
+    MessageNotFound,
+    QuotaExceeded,
+)
 
 ME = object()
 
@@ -161,65 +160,6 @@ def test_the_topic_s_quota_counts_every_copy() -> None:
     news.topic.enqueue(incoming(size_bytes=400_000), 0)
     with pytest.raises(QuotaExceeded):
         news.topic.enqueue(incoming(size_bytes=300_000), 0)
-
-
-def with_action(number: int, expression: str = "SET x = 1") -> RuleDescription:
-    return RuleDescription(name=f"r{number}", action=SqlAction(expression=expression))
-
-
-def test_copies_that_the_quota_has_no_room_for_are_one_dead_letter() -> None:
-    news = News(TopicDescription(max_size_mb=1, max_message_size_kb=1024))
-    subscription = news.subscribe("s", *(with_action(number) for number in range(10)))
-    news.topic.enqueue(incoming(message_id="small", body=bytes(20_000)), 0)
-    news.topic.enqueue(incoming(message_id="large", body=bytes(200_000)), 0)
-    assert ids(subscription) == ["small"] * 10
-    assert ids(subscription.dead_letter) == ["large"]
-    assert subscription.dead_letter is not None
-    [dead] = subscription.dead_letter.peek(0, 1, 1)
-    assert "maximum entity size" in str(dead.overrides)
-
-
-def test_rules_with_an_action_are_few(news: News) -> None:
-    news.subscribe("s", *(with_action(number) for number in range(ACTION_RULES_MAX)))
-    create, update = news.namespace.create_rule, news.namespace.update_rule
-    with pytest.raises(QuotaExceeded, match=f"{ACTION_RULES_MAX} rules with an action"):
-        create("news", "s", with_action(99), 0)
-    create("news", "s", RuleDescription(name="plain"), 0)
-    with pytest.raises(QuotaExceeded):
-        update(
-            "news", "s", RuleDescription(name="plain", action=SqlAction(expression="SET x=1")), 0
-        )
-    update("news", "s", with_action(0, "SET x = 2"), 0)
-
-
-def test_new_ids_of_many_rules_hash_a_large_message_once(news: News) -> None:
-    many = "; ".join(f"SET a{number} = newid()" for number in range(30))
-    news.subscribe("s", *(with_action(number, many) for number in range(10)))
-    began_s = time.process_time()
-    news.topic.enqueue(incoming(body=bytes(1_000_000), size_bytes=10), 0)
-    assert time.process_time() - began_s < 0.5
-
-
-def test_the_rules_of_a_subscription_have_one_budget_for_a_message(news: News) -> None:
-    """A LIKE of four million comparisons takes ten milliseconds, and there may be 2,000 rules."""
-    heavy = SqlFilter(expression="t LIKE '%" + "a_" * 30 + "b%'")
-    slow = news.subscribe("slow", *(RuleDescription(name=f"r{n}", filter=heavy) for n in range(99)))
-    other = news.subscribe(
-        "other", RuleDescription(name="r", filter=heavy), RuleDescription(name="t")
-    )
-    began_s = time.process_time()
-    news.topic.enqueue(incoming(message_id="1", properties={"t": "a" * 30_000}), 0)
-    assert time.process_time() - began_s < 1.0
-    assert (ids(slow), ids(slow.dead_letter), ids(other)) == ([], ["1"], ["1"])
-
-
-def test_the_patterns_of_many_rules_are_compiled_once(news: News) -> None:
-    filters = (SqlFilter(expression=f"t LIKE '%a_{number}%'") for number in range(600))
-    rules = (RuleDescription(name=f"r{n}", filter=each) for n, each in enumerate(filters))
-    news.subscribe("s", *rules)
-    before = like_pattern.cache_info().misses
-    news.topic.enqueue(incoming(properties={"t": "x"}), 0)
-    assert like_pattern.cache_info().misses == before
 
 
 def test_duplicates_are_dropped_at_the_topic() -> None:
@@ -408,18 +348,3 @@ class TestForwarding:
             source.enqueue(incoming(message_id="1"), 0)
         assert (ids(source), ids(target)) == ([], ["1"])
         assert ids(world.restarted().namespace.get_queue("source")) == []
-
-
-def test_a_subscription_has_as_many_rules_as_in_azure_and_no_more(
-    news: News, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert namespace_module.RULES_MAX == 2_000
-    monkeypatch.setattr(namespace_module, "RULES_MAX", 3)
-    news.subscribe("all")
-    for name in ("first", "second"):
-        news.namespace.create_rule("news", "all", RuleDescription(name=name), 0)
-    with pytest.raises(QuotaExceeded, match="has 3 rules, the most it can have"):
-        news.namespace.create_rule("news", "all", RuleDescription(name="third"), 0)
-    news.namespace.update_rule("news", "all", RuleDescription(name="second"), 0)
-    news.namespace.delete_rule("news", "all", "first", 0)
-    news.namespace.create_rule("news", "all", RuleDescription(name="third"), 0)

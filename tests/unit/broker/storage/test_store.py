@@ -252,11 +252,20 @@ def test_a_second_opener_is_told_who_is_there(disk: LmdbStore, tmp_path: Path) -
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     LmdbStore(tmp_path, map_size=MAP_SIZE).close()
     with lmdb.open(str(tmp_path)) as environment, environment.begin(write=True) as transaction:
-        transaction.put(records.FORMAT_KEY, (2).to_bytes(4, "little"))
+        transaction.put(records.FORMAT_KEY, (3).to_bytes(4, "little"))
     with pytest.raises(
-        StoreError, match="store format 2, this Twinbus reads up to 1: use the newer"
+        StoreError, match="store format 3, this Twinbus reads up to 2: use the newer"
     ):
         LmdbStore(tmp_path, map_size=MAP_SIZE)
+
+
+def test_an_older_format_becomes_today_s_when_it_is_opened(tmp_path: Path) -> None:
+    LmdbStore(tmp_path, map_size=MAP_SIZE).close()
+    with lmdb.open(str(tmp_path)) as environment, environment.begin(write=True) as transaction:
+        transaction.put(records.FORMAT_KEY, (1).to_bytes(4, "little"))
+    LmdbStore(tmp_path, map_size=MAP_SIZE).close()
+    with lmdb.open(str(tmp_path)) as environment, environment.begin() as transaction:
+        assert transaction.get(records.FORMAT_KEY) == records.pack_format()
 
 
 def test_somebody_elses_lmdb_file_is_left_alone(tmp_path: Path) -> None:
