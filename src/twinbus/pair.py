@@ -409,6 +409,7 @@ class Pair(AsyncOnly):
         entity.tell(event)
         forced, frozen = failover.forced, failover.frozen
         if (forced, frozen) != before[:2]:
+            entity.held_at = time.time()
             # A change of state has a log line of its own, with the reason.
             if failover.state is before[2]:
                 holds = [name for name in ("forced", "frozen") if getattr(failover, name)]

@@ -36,7 +36,7 @@ def plain(text: object) -> str:
 
 def short(text: object) -> str:
     """Return the beginning of an error's text, as `plain`."""
-    whole = plain(text)
+    whole = plain(text).rstrip(" .")
     return whole if len(whole) <= REASON_LENGTH_MAX else whole[: REASON_LENGTH_MAX - 1] + "…"
 
 

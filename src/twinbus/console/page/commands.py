@@ -111,6 +111,8 @@ async def _serve(
     jobs = JobRunner(command_environment(given))
     directory = None if given.ledger is None else Path(given.ledger)
     proof = None if directory is None else Proof(directory, jobs)
+    if proof is not None:
+        live.proof = proof.document
     drains = PageDrains(given, jobs) if given.primary and given.secondary else None
     actions = Actions(live, hosts, secondary, ledger, drains, proof, is_read_only=given.read_only)
     cost = None if directory is None else PageCost(directory, book_of(given.prices))

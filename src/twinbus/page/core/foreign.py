@@ -36,7 +36,7 @@ _PAIR: Final = {
     "protected": bool, "verified_at": float, "safe": bool, "safety": str, "attention": [str],
     "waiting": float, "syphon": _SYPHON, "entities": [_ENTITY],
     "queues": [{"path": str, "state": str, "why": str, "returns_in_s": float}],
-    "sends": [(int, int, int, int)],
+    "sends": [(int, int, int, int)], "unseen": [(float, float)],
 }  # fmt: skip
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Final
 
 from twinbus.page.core.pair_table import Pair
@@ -12,8 +13,17 @@ NAMED_MAX: Final = 3
 """Pairs or entities that the sentence names."""
 
 
-def headline_of(pairs: Iterable[Pair], now: float) -> dict[str, Any]:
-    """Return the worst that is true of the pairs: level, text, and since when if that is known."""
+PROVEN: Final = {"nothing lost": "nothing lost", "lost": "messages were LOST"}
+"""What the headline says of a verdict."""
+
+
+def headline_of(
+    pairs: Iterable[Pair], now: float, proof: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the worst that is true of the pairs: level, text, and since when if that is known.
+
+    `proof` is the last conservation report: only it may say that nothing was lost.
+    """
     shown = list(pairs)
     alive = [pair for pair in shown if pair["state"] != "gone" and pair["kind"] == "pair"]
     running = [pair for pair in alive if pair["state"] == "running"]
@@ -31,7 +41,7 @@ def headline_of(pairs: Iterable[Pair], now: float) -> dict[str, Any]:
         names = _named([pair["name"] for pair in silent])
         return _headline("attention", f"No answer from {names}: {visible(silent[0]['why'])}.")
     if diverted := _diverted(running):
-        return _failed_over(running, diverted, now)
+        return _failed_over(diverted, now, proof or {})
     if troubled := [pair for pair in shown if pair["state"] == "running" and pair["attention"]]:
         more = f" (and {len(troubled) - 1:,} more)" if len(troubled) > 1 else ""
         first = troubled[0]
@@ -46,7 +56,7 @@ def _diverted(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
 
 
 def _failed_over(
-    pairs: Sequence[Pair], entities: Sequence[dict[str, Any]], now: float
+    entities: Sequence[dict[str, Any]], now: float, proof: Mapping[str, Any]
 ) -> dict[str, Any]:
     times = [one["since"] for one in entities if one["since"] is not None]
     since = min(times, default=None)
@@ -55,8 +65,17 @@ def _failed_over(
     raised = sum(one["raised"] for one in entities)
     errors = f", {raised:,} raised to their callers" if raised else ""
     names = _named(list(dict.fromkeys(one["path"] for one in entities)))
-    text = f"Failed over{lasting}: {names}; {count:,} diverted, nothing lost{errors}."
+    proven = _proven(proof, since)
+    text = f"Failed over{lasting}: {names}; {count:,} diverted{errors}{proven}."
     return {**_headline("failed-over", text), "since": since}
+
+
+def _proven(proof: Mapping[str, Any], since: float | None) -> str:
+    """Return what a proof that was made in this outage says; empty: there is none."""
+    made_at, words = proof.get("made_at"), PROVEN.get(str(proof.get("verdict")))
+    if words is None or made_at is None or since is None or made_at < since:
+        return ""
+    return f"; {words} by the proof of {datetime.fromtimestamp(made_at).astimezone():%H:%M}"
 
 
 def _named(names: Sequence[str]) -> str:

@@ -6,6 +6,11 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from twinbus.page.core.history import UNKNOWN, Span
+
+HELD: Final = ("forced", "frozen", "raising")
+"""States of spans that the ledger does not record."""
+
 RANKS: Final = {"unusable": 3, "failed over": 2, "suspect": 1, "healthy": 0}
 CLOSED: Final = "closed"
 """The state of an entity whose pair was closed."""
@@ -87,6 +92,55 @@ def entity_rows(
         {"path": path, **_row(found, first, ended, begins, ends)}
         for path, found in by_entity.items()
     ]
+
+
+def merged_spans(
+    recorded: Sequence[Span],
+    observed: Sequence[Span],
+    begins: float,
+    ends: float,
+    known_from: float | None,
+) -> list[Span]:
+    """Return the spans of one entity from `begins` to `ends`: the ledger's before the page's own.
+
+    Only the page knows what a person holds and what raises. What neither saw is unknown, from
+    `known_from`, the start of the process, on.
+    """
+    closed = [
+        [[max(begins, a), ends if b is None else min(b, ends), state] for a, b, state in spans]
+        for spans in (recorded, observed)
+    ]
+    held = [span for span in closed[1] if span[2] in HELD]
+    seen = [span for span in closed[1] if span[2] not in (*HELD, UNKNOWN)]
+    start = begins if known_from is None else max(begins, known_from)
+    merged: list[Span] = []
+    for layer in (held, closed[0], seen, [[start, ends, UNKNOWN]]):
+        merged = sorted([*merged, *_uncovered(layer, merged)])
+    return _joined(merged)
+
+
+def _uncovered(spans: Sequence[Span], covers: Sequence[Span]) -> list[Span]:
+    """Return the parts of spans that no cover covers; covers are in order and do not overlap."""
+    parts = []
+    for a, b, state in spans:
+        at = a
+        for from_, to, _ in covers:
+            if to > at and from_ < b:
+                parts.append([at, from_, state])
+                at = to
+        parts.append([at, b, state])
+    return [part for part in parts if part[0] < part[1]]
+
+
+def _joined(spans: Sequence[Span]) -> list[Span]:
+    """Return the spans with neighbours of the same state as one."""
+    joined: list[Span] = []
+    for a, b, state in spans:
+        if joined and joined[-1][2] == state and joined[-1][1] >= a:
+            joined[-1][1] = max(b, joined[-1][1])
+        else:
+            joined.append([a, b, state])
+    return joined
 
 
 def _row(

@@ -18,7 +18,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from twinbus.control.protocol import HostCard
-from twinbus.page.core.history import EntitySpans, SendHistory, shown_state
+from twinbus.page.core.history import UNKNOWN, EntitySpans, SendHistory, shown_state
 from twinbus.page.core.pair_table import Pair, PairTable
 from twinbus.wording import plain
 
@@ -155,7 +155,10 @@ class Board:
                 continue
             reason = entity["raising_reason"] if state == "raising" else entity["reason"]
             why = f" ({reason})" if reason else ""
+            # After a gap it is not known from which state it came.
+            is_seen = len(entity["spans"]) < 2 or entity["spans"][-2][2] != UNKNOWN
             text = f"{path}: {shown_state(was)} -> {state}{why}"
+            text = text if is_seen else f"{path}: {state}{why}"
             level = "info" if state == "healthy" else "warning"
             at = entity["spans"][-1][0] if entity["spans"] else now
             self.add_event(name, "state", text, at, path=path, level=level)
@@ -194,7 +197,8 @@ class _WatchedHost:
         self._spans: dict[str, EntitySpans] = {}
         self._since: dict[str, float] = {}
         self._sends = SendHistory()
-        self._judged_at = 0.0
+        self._judged_at = self._answered_at = 0.0
+        self._began_at: float | None = None
 
     def is_shown(self, answer: HostAnswer, now: float) -> bool:
         """Whether the document of this very answer is shown, and its texts are not too old."""
@@ -207,21 +211,21 @@ class _WatchedHost:
     ) -> Pair:
         """Return the document of a host that answers."""
         assert answer.card is not None
+        if answer.number != self.number or self.document is None:
+            # The times in an answer are relative to when it came, however often it is judged.
+            self._answered_at = now
         self.number, self._judged_at = answer.number, now
+        self._began_at = _epoch(answer.card.began_at)
         entities = status.get("entities") or {}
         for known in (self._spans, self._since):
             for path in known.keys() - entities.keys():
                 del known[path]
         is_pair = answer.card.kind == "pair"
-        totals = [*entities.values(), status.get("forgotten") or {}]
-        sent, diverted, raised = (
-            sum(one.get(name, 0) for one in totals) for name in ("sent", "diverted", "raised")
-        )
         return {
             **self._head(answer.card),
             "state": "running",
             "state_since": self._state_since("running", now),
-            "why": plain(status.get("searching") or status.get("faulted") or judgement.exposed),
+            "why": plain(status.get("searching") or status.get("faulted") or _cause(judgement)),
             "primary": str(status.get("primary", "")),
             "secondary": str(status.get("secondary", "")),
             "protected": not judgement.exposed,
@@ -233,8 +237,16 @@ class _WatchedHost:
             "syphon": syphon_of(status),
             "entities": [self._entity(one, judgement, now) for one in entities.values()],
             "queues": [_queue(path, one) for path, one in status.get("backlog_queues", {}).items()],
-            "sends": self._sends.observe((sent, diverted, raised), now) if is_pair else [],
+            "sends": self._observed_sends(status, now) if is_pair else [],
+            "unseen": self._sends.unseen,
         }
+
+    def _observed_sends(self, status: Mapping[str, Any], now: float) -> list[list[float]]:
+        totals = [*status["entities"].values(), status.get("forgotten") or {}]
+        sent, diverted, raised = (
+            sum(one.get(name, 0) for one in totals) for name in ("sent", "diverted", "raised")
+        )
+        return self._sends.observe((sent, diverted, raised), now, self._began_at)
 
     def silent(self, answer: HostAnswer, now: float) -> Pair:
         """Return the document of a host that does not answer: what was known, and why."""
@@ -263,7 +275,7 @@ class _WatchedHost:
             "primary": "", "secondary": "", "protected": True, "verified_at": None,
             "safe": None, "safety": "",
             "attention": [], "waiting": None, "syphon": None, "entities": [], "queues": [],
-            "sends": [],
+            "sends": [], "unseen": [],
         }  # fmt: skip
 
     def _head(self, card: HostCard) -> Pair:
@@ -285,7 +297,7 @@ class _WatchedHost:
     def _entity(
         self, status: Mapping[str, Any], judgement: Judgement, now: float
     ) -> dict[str, Any]:
-        path, since = str(status["path"]), self._entered_at(status, now)
+        path, since = str(status["path"]), self._entered_at(status)
         spans = self._spans.setdefault(path, EntitySpans())
         entity = {
             "path": path,
@@ -305,14 +317,19 @@ class _WatchedHost:
             "fails_over_in_s": _tenths(status.get("fails_over_in_s")),
             "next_ping_in_s": _tenths(status.get("next_ping_in_s")),
         }
-        return {**entity, "spans": spans.observe(shown_state(entity), since, now)}
+        state = shown_state(entity)
+        if state in ("forced", "frozen"):
+            since = status.get("held_at")
+        elif state == "raising":
+            since = None
+        return {**entity, "spans": spans.observe(state, since, now, self._began_at)}
 
-    def _entered_at(self, status: Mapping[str, Any], now: float) -> float | None:
+    def _entered_at(self, status: Mapping[str, Any]) -> float | None:
         """Return when the entity entered its state; the same for as long as it stays in it."""
         since_s, path = status.get("since_s"), str(status["path"])
         if since_s is None:
             return None
-        at, known = now - since_s, self._since.get(path)
+        at, known = self._answered_at - since_s, self._since.get(path)
         # The host measures its time and this host its own: the difference varies by a little.
         if known is None or abs(at - known) > 1.0:
             known = self._since[path] = round(at, 3)
@@ -342,6 +359,11 @@ def syphon_of(status: Mapping[str, Any]) -> dict[str, Any] | None:
         "limit": next((str(state["limit"]) for state in states if state.get("limit")), ""),
         "obstacles": [{"what": what, "why": why} for what, why in obstacles],
     }
+
+
+def _cause(judgement: Judgement) -> str:
+    """Return why the pair is not protected, without the words that say that it is not."""
+    return judgement.exposed.partition(": ")[2]
 
 
 def _queue(path: str, status: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 from starlette.requests import Request
 
 from twinbus.page.core.pair_table import Pair
+from twinbus.page.core.timeline import merged_spans
 from twinbus.page.server.access import Role
 from twinbus.page.server.actions import Actions, Unanswerable
 from twinbus.page.server.live import LiveView
@@ -116,19 +117,20 @@ class PageDocuments:
         ends = _number(request, "to", time.time())
         begins = max(_number(request, "from", ends - 600), ends - HISTORY_S)
         if self._ledger is None or pair["read_only"]:
-            return _observed(pair, begins, ends)
+            return _with_observed(_observed(pair, begins, ends), pair)
         table = self._live.board.table.pairs.values()
-        running = [
+        running = {
             one["pid"]
             for one in table
             if one["state"] == "running" and not one["read_only"] and one["name"] == pair["name"]
-        ]
+        }
+        others = running - {pair["pid"]}
         begins, ends = float(int(begins)), float(int(ends) + 1)
-        key = pair["name"], round(ends - begins, -1)
+        key = pair["id"], round(ends - begins, -1)
         found: dict[str, Any] = await self._cached(
-            key, REMEMBERED_S, timeline, self._ledger, pair["name"], begins, ends, running
+            key, REMEMBERED_S, timeline, self._ledger, pair["name"], begins, ends, running, others
         )
-        return found
+        return _with_observed(found, pair)
 
     async def events(self, request: Request) -> dict[str, Any]:
         """Return what happened, oldest first: as observed, and before that by the ledger."""
@@ -267,13 +269,36 @@ def _observed(pair: Pair, begins: float, ends: float) -> dict[str, Any]:
     return {
         "from": begins,
         "to": ends,
-        "entities": [
-            {"path": one["path"], "spans": one["spans"], "marks": []} for one in pair["entities"]
-        ],
+        "entities": [],
         "sends": pair["sends"],
+        "unseen": pair["unseen"],
         "bucket_s": 10.0,
         "truncated": True,
+        "recorded": False,
     }
+
+
+def _with_observed(found: dict[str, Any], pair: Pair) -> dict[str, Any]:
+    """Return a timeline of the ledger with what the page itself saw, where the ledger has none."""
+    begins, ends = found["from"], found["to"]
+    until = ends if pair["state"] == "running" else min(ends, pair["state_since"])
+    rows = {row["path"]: row for row in found["entities"]}
+    observed = {one["path"]: one["spans"] for one in pair["entities"]}
+    entities = [
+        {
+            "path": path,
+            "marks": rows[path]["marks"] if path in rows else [],
+            "spans": merged_spans(
+                rows[path]["spans"] if path in rows else [],
+                observed.get(path, []),
+                begins,
+                until,
+                pair["started_at"],
+            ),
+        }
+        for path in {**rows, **observed}
+    ]
+    return {**found, "entities": entities}
 
 
 def _change(event: Mapping[str, Any], near_s: int = 0) -> tuple[object, ...]:

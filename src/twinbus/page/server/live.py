@@ -7,7 +7,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from typing import Any, Final, Protocol
 
 from twinbus.page.core.headline import headline_of
@@ -41,6 +41,8 @@ class LiveView:
         self.board = board
         self.watchers = 0
         self.is_stopping = False
+        self.proof: Callable[[], Mapping[str, Any] | None] = lambda: None
+        """The last conservation report of the page's ledger; None: it has no ledger."""
         self._hosts = hosts
         self._peers = peers
         self._polled_at = float("-inf")
@@ -64,7 +66,7 @@ class LiveView:
     def head(self) -> dict[str, Any]:
         """Return what is said above all pairs."""
         now = time.time()
-        headline = headline_of(self.board.table.pairs.values(), now)
+        headline = headline_of(self.board.table.pairs.values(), now, self.proof())
         return {"now": now, "headline": headline, "peers": self._peers.states}
 
     def view(self) -> dict[str, Any]:

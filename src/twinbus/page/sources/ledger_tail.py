@@ -125,9 +125,18 @@ def _lines(path: Path, start: int) -> Iterator[bytes]:
 
 
 def timeline(
-    directory: Path, label: str, begins: float, ends: float, running: Collection[int]
+    directory: Path,
+    label: str,
+    begins: float,
+    ends: float,
+    running: Collection[int],
+    without: Collection[int] = (),
 ) -> dict[str, Any]:
-    """Return the timeline of the pairs of a label; `running` are the ids of its processes here."""
+    """Return the timeline of the pairs of a label; `running` are the ids of its processes here.
+
+    The states of the processes `without` are left out: they have timelines of their own.
+    """
+    others = [f"-{pid}-".encode() for pid in without]
     tail, name = LedgerTail(directory, begins), label.encode()
     sends, records = SendBuckets(begins, ends), []
     first: dict[bytes, int] = {}
@@ -143,6 +152,8 @@ def timeline(
                 sends.stored(at, line.message_id, in_backlog=line.operation == b"divert")
             elif line.operation == b"send":
                 sends.failed(at, line.message_id)
+        elif any(other in line.process for other in others):
+            continue
         elif (record := decode(line.line)) is not None and record.get("entity"):
             is_ping = line.operation == b"ping"
             answered = "ping" if line.is_ok else "ping-failed"
@@ -159,8 +170,10 @@ def timeline(
         "to": ends,
         "entities": entity_rows(records, known_from, ended, begins, ends),
         "sends": sends.rows(),
+        "unseen": [],
         "bucket_s": sends.bucket_s,
         "truncated": tail.is_cut,
+        "recorded": True,
     }
 
 

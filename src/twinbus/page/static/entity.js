@@ -67,7 +67,7 @@ function note(entity, pair) {
   const failover_s = left(pair, entity.fails_over_in_s);
   if (failover_s !== null) return `fails over in ${duration(failover_s)}`;
   const ping_s = left(pair, entity.next_ping_in_s);
-  if (ping_s === null) return entity.raising ? `${count(entity.raising)} raised in 1 min: ${entity.raising_reason}` : "";
+  if (ping_s === null) return entity.raising ? `${count(entity.raising)} raised in 1 min` : "";
   return ping_s ? `next ping in ${duration(ping_s)}` : "pings now";
 }
 

@@ -4,11 +4,11 @@ import { byId, byPlace, keyed, set, setText, svg } from "./dom.js";
 import { clock, count, rate } from "./format.js";
 
 /** Draw one bar for each bucket, stacked from the bottom: primary, backlog, raised. */
-export function drawSends(sends, bucket_s, { from, to, place }) {
+export function drawSends(sends, bucket_s, unseen, { from, to, place }) {
   const shown = sends.filter(([t]) => t + bucket_s > from && t < to);
   const top = Math.max(1, ...shown.map(([, primary, backlog, raised]) => primary + backlog + raised));
   const width = Math.max(0.15, place(from + bucket_s) * 0.86);
-  keyed(byId("sends"), shown, byPlace, makeBar, (bar, [t, ...counts]) => {
+  keyed(byId("sends-bars"), shown, byPlace, makeBar, (bar, [t, ...counts]) => {
     let height = 0;
     for (const [index, value] of counts.entries()) {
       const share = (100 * value) / top;
@@ -23,11 +23,22 @@ export function drawSends(sends, bucket_s, { from, to, place }) {
     const [primary, backlog, raised] = counts.map(count);
     setText(bar.title, `${clock(t)}: ${primary} to the primary, ${backlog} to the backlog, ${raised} errors raised`);
   });
+  const gaps = unseen.filter(([a, b]) => b > from && a < to);
+  keyed(byId("sends-unseen"), gaps, byPlace, makeGap, (gap, [a, b]) => {
+    const x = Math.max(0, place(a));
+    set(gap.node, { x: `${x.toFixed(2)}%`, width: `${(Math.min(100, place(b)) - x).toFixed(2)}%` });
+    setText(gap.title, `not watched: ${clock(a)} to ${clock(b)}`);
+  });
   const total = (index) => shown.reduce((sum, one) => sum + one[index], 0);
   const said = `${count(total(1))} to the primary, ${count(total(2))} to the backlog, ${count(total(3))} errors raised`;
   set(byId("sends"), { "aria-label": `Sends in the time shown: ${said}` });
   setText(byId("sends-rate"), `${count(total(1) + total(2))} sent, ${count(total(3))} raised`);
   setText(byId("sends-top"), shown.length ? `peak ${rate(top / bucket_s)}` : "");
+}
+
+function makeGap() {
+  const title = svg("title");
+  return { node: svg("rect", { class: "span-unknown", y: 0, height: "100%" }, title), title };
 }
 
 function makeBar() {

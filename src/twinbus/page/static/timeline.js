@@ -9,7 +9,6 @@ import { poll } from "./polling.js";
 import { drawSends } from "./sends.js";
 import { chosen, now } from "./state.js";
 
-const OBSERVED_S = 600; // How far back the sends go that come with a pair, in steps of 10 s.
 const ZOOMS = [
   { name: "2 min", span_s: 120, tick_s: 30, every_s: 5 },
   { name: "10 min", span_s: 600, tick_s: 120, every_s: 10 },
@@ -70,7 +69,7 @@ export function prepareTimeline(changed) {
     });
     byId("zoom").append(el("label", {}, input, el("span", { text: one.name })));
   }
-  const states = ["healthy", "raising", "suspect", "failed over", "unusable", "forced", "frozen"];
+  const states = ["healthy", "raising", "suspect", "failed over", "unusable", "forced", "frozen", "unknown"];
   const sends = ["to the primary", "to the backlog", "errors raised"];
   byId("legend").append(
     ...states.map((state) => legend(state, stateRect(state, { x: 0, width: 18 }))),
@@ -115,8 +114,8 @@ export function drawTimeline(pair) {
   setText(byId("entities-more"), more > 0 ? `and ${count(more)} more: filter by name to see them` : none);
   setText(byId("timeline-count"), counted(pair.entities.length, "entity", "entities"));
   show(byId("entity-filter"), pair.entities.length >= FILTER_FROM);
-  const recent = zoom.span_s === OBSERVED_S || !past;
-  drawSends(recent ? pair.sends : past.sends, recent ? 10 : past.bucket_s, frame);
+  if (past?.recorded) drawSends(past.sends, past.bucket_s, past.unseen, frame);
+  else drawSends(pair.sends, 10, pair.unseen, frame);
 }
 
 function chosenEntities(pair) {
@@ -162,15 +161,17 @@ function drawTrack(row, entity, pair, frame) {
   set(row.track, { "aria-label": spoken(entity.path, spans) });
 }
 
-/** The spans in view: those of the ledger, then those that the page has seen itself. */
+/** The spans in view: as the server merged ledger and memory, then what was seen since it did. */
 function spansOf(entity, pair, { from, to }) {
-  const end = pair.state === "gone" ? (pair.state_since ?? to) : to;
-  const live = entity.spans.map(([a, b, state]) => [a, b ?? end, state]);
-  const began = live.length ? live[0][0] : Infinity;
-  const before = (past?.rows.get(entity.path)?.spans ?? [])
-    .filter(([a]) => a < began)
-    .map(([a, b, state]) => [a, Math.min(b ?? end, began), state]);
-  return [...before, ...live].filter(([a, b]) => b > from && a < to).slice(-PIECES_MAX);
+  const end = pair.state === "running" ? to : (pair.state_since ?? to);
+  const before = past?.rows.get(entity.path)?.spans ?? [];
+  const merged = before.length ? Math.min(past.to, to) : -Infinity;
+  const live = entity.spans
+    .map(([a, b, state]) => [Math.max(a, merged), b ?? end, state])
+    .filter(([a, b]) => a < b);
+  const all = [...before, ...live].filter(([a, b]) => b > from && a < to);
+  if (pair.state === "silent") all.push([Math.max(end, from), to, "unknown"]);
+  return all.slice(-PIECES_MAX);
 }
 
 /** The marks in view; of those that would cover each other only the first is kept. */
@@ -208,7 +209,7 @@ const markShape = (kind, x = 0, y = x ? 8 : 0, title = null) =>
 
 /** What a screen reader says of a row: the troubles in view, at most the last three. */
 function spoken(path, spans) {
-  const troubles = spans.filter(([, , state]) => state !== "healthy");
+  const troubles = spans.filter(([, , state]) => state !== "healthy"); // What is unknown too.
   const said = troubles.slice(-3).map(([a, b, state]) => `${state} for ${duration(b - a)} from ${clock(a)}`);
   const head = `${path}, last ${zoom.name}: `;
   if (!spans.length) return `${head}nothing recorded`;

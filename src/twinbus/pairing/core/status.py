@@ -57,6 +57,8 @@ class EntityStatus:
     """Calls that raised in the last minute, whatever the state; 0: none did."""
     raising_reason: str = ""
     """The error of the latest of them."""
+    held_at: float | None = None
+    """When a person last forced, froze or released it, in unix seconds; None: never."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,7 @@ class WatchedEntity:
         "_waiters",
         "diverted",
         "failover",
+        "held_at",
         "oversize",
         "path",
         "raised",
@@ -100,6 +101,8 @@ class WatchedEntity:
         self.oversize = 0
         self.reserved = 0
         self.raised = 0
+        self.held_at: float | None = None
+        """When a person last forced, froze or released it, in unix seconds."""
         self._recent_errors: RecentErrors | None = None
         """None: no call has raised, as for nearly all of ten thousand entities."""
         self._ping = ping
@@ -226,6 +229,7 @@ class WatchedEntity:
             next_ping_in_s=0.0 if self._pinging is not None else None if is_suspect else left_s,
             raising=raising,
             raising_reason=raising_reason,
+            held_at=self.held_at,
         )
 
     def known_error(self) -> PairingError | None:

@@ -193,7 +193,7 @@ def test_an_entity_whose_calls_raise_is_not_shown_as_healthy() -> None:
         entity("events", "suspect", reason="a send failed", raising=1, raising_reason=gone),
     )
     lines = render(view(document))
-    plain = "MessagingEntityNotFoundError: no payments."
+    plain = "MessagingEntityNotFoundError: no payments"
     why = f"(202 calls in the last minute: {plain})"
     assert lines[1:4] == [
         f"  ! raising: payments, events {why}",
