@@ -13,11 +13,12 @@ import contextlib
 import logging
 import os
 import re
+import sys
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Self
 
@@ -60,6 +61,9 @@ _GROUP_MAX: Final = 2_000
 _FORMS_MAX: Final = 20_000
 """Forms whose common part is kept as text, some 300 bytes each: two for every entity of a large
 pair. Past that they are made anew, which costs time and nothing else."""
+
+_LAST: Final = -1_000
+"""Behind all finalizers of a process, which may still record something."""
 
 _OPTIONAL: Final = frozenset(FIELDS) - frozenset(REQUIRED)
 _PROCESS: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
@@ -229,7 +233,7 @@ class LedgerWriter:
                 target=self._run, args=(self._stop,), name="twinbus-ledger", daemon=True
             )
             self._thread.start()
-        atexit.register(self.close)
+        _at_exit(self.close)
 
     def _run(self, stop: threading.Event) -> None:
         # Here, where no send waits for it.
@@ -356,6 +360,17 @@ def open_ledger(directory: Path | str | None) -> LedgerWriter | NullLedger:
     if directory is None or directory == "":
         return NullLedger()
     return LedgerWriter(directory)
+
+
+def _at_exit(close: Callable[[], None]) -> None:
+    """Call it when this process ends in order, as its last step."""
+    atexit.register(close)
+    for name in ("multiprocessing", "billiard"):
+        # A forked child of these (billiard is Celery's) runs their finalizers, and no `atexit`.
+        process, util = sys.modules.get(f"{name}.process"), sys.modules.get(f"{name}.util")
+        if process is not None and getattr(process.current_process(), "_parent_pid", None):
+            assert util is not None
+            util.Finalize(None, close, exitpriority=_LAST)
 
 
 def _local(directory: Path | str) -> Path:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from twinbus.ledger import read
+import pytest
+
+from twinbus.ledger import LedgerFindings, LedgerWriter, read
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,6 +61,28 @@ def test_kill_9_leaves_every_flushed_record_readable(tmp_path: Path) -> None:
         assert len(found) >= flushed
         assert reading.torn <= 1
         assert reading.foreign == 0
+        # What is not known is bounded, and nothing else is in doubt.
+        findings = reading.findings
+        [gap] = findings.gaps
+        assert str(child.pid) in gap.process
+        assert gap.to_ms is not None
+        assert 0 < gap.to_ms - gap.from_ms <= 31_000
+        assert replace(findings, gaps=()) == LedgerFindings()
+
+
+def _record(directory: str) -> None:
+    LedgerWriter(directory).record("send", message_id="child")
+
+
+@pytest.mark.parametrize("package", ["multiprocessing", "billiard"])
+def test_a_child_of_a_process_pool_ends_in_order(tmp_path: Path, package: str) -> None:
+    context = pytest.importorskip(package).get_context("fork")
+    child = context.Process(target=_record, args=(str(tmp_path),))
+    child.start()
+    child.join()
+    reading = read(tmp_path)
+    assert [one["message_id"] for one in reading] == ["child"]
+    assert reading.findings == LedgerFindings()
 
 
 def test_a_torn_last_line_is_set_aside_and_the_rest_is_read(tmp_path: Path) -> None:
