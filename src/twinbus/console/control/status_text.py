@@ -14,6 +14,7 @@ from twinbus.pairing.core.status import (
     BacklogQueueStatus,
     EntityStatus,
     PairStatus,
+    short_queue_list,
 )
 from twinbus.pairing.core.status_reading import read_entity, read_status
 from twinbus.wording import named, short
@@ -168,10 +169,13 @@ def _queue_lines(status: PairStatus) -> list[str]:
     queues = {path: _queue_text(queue) for path, queue in status.backlog_queues.items()}
     absent = {path: text for path, text in queues.items() if text != IN_ROTATION}
     lines = [f"backlog queues: {len(queues) - len(absent)} of {len(queues)} in rotation"]
-    rows = [[f"  {visible(queue)}", short(why)] for queue, why in absent.items()]
+    by_text: dict[str, list[str]] = {}
+    for path, text in absent.items():
+        by_text.setdefault(short(text), []).append(path)
+    rows = [[f"  {visible(short_queue_list(paths))}", text] for text, paths in by_text.items()]
     lines += aligned(rows[:QUEUES_SHOWN_MAX])
     if len(rows) > QUEUES_SHOWN_MAX:
-        lines.append(f"  and {len(rows) - QUEUES_SHOWN_MAX} more that are not in rotation")
+        lines.append(f"  and {len(rows) - QUEUES_SHOWN_MAX} more lines of queues not in rotation")
     waiting = status.backlog_waiting
     lines.append(
         "  depth: not measured here, `twinbus backlog list` asks the secondary"
@@ -187,6 +191,8 @@ def _queue_lines(status: PairStatus) -> list[str]:
 
 
 def _queue_text(queue: BacklogQueueStatus) -> str:
+    if queue.state == IN_ROTATION and queue.reason:
+        return queue.reason  # The namespace is lost, and the queue with it.
     back = "" if queue.returns_in_s is None else f", back in {duration(queue.returns_in_s)}"
     return f"{queue.state}{back}" + (f": {queue.reason}" if queue.reason else "")
 

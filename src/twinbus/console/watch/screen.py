@@ -16,13 +16,18 @@ from rich.table import Table
 from rich.text import Text
 
 from twinbus.console.control.status_text import rank
-from twinbus.console.terminal.table import UNKNOWN, duration, visible
+from twinbus.console.terminal.table import duration, visible
 from twinbus.page.core.headline import headline_of
 from twinbus.page.core.history import BUCKET_S
 from twinbus.page.core.pair_table import Pair
 
 RATE_S: Final = 30.0
 """Rates are means over this time."""
+
+RATE_MIN_S: Final = 2.0
+"""A shorter observation, such as a single look, has no rate."""
+
+NOT_KNOWN: Final = "–"
 
 HEADLINE_LINES: Final = 2
 ATTENTION_LINES: Final = 3
@@ -74,13 +79,14 @@ def screen(
     return Group(*parts, Text(f"{clock:%H:%M:%S}  {hint}".rstrip(), "dim"))
 
 
-def rates(pair: Pair, now: float) -> list[float]:
-    """Return the messages a second to the primary, to the backlog, and raised."""
-    recent = [bucket for bucket in pair["sends"] if bucket[0] >= now - RATE_S]
-    if not recent:
-        return [0.0, 0.0, 0.0]
-    span_s = max(BUCKET_S, now - recent[0][0])
-    return [sum(bucket[index] for bucket in recent) / span_s for index in (1, 2, 3)]
+def rates(pair: Pair, now: float) -> list[float | None]:
+    """Return the messages a second to the primary, to the backlog, and raised; None: unknown."""
+    watched_from = max((gap[1] for gap in pair["unseen"]), default=0.0)
+    if pair["state"] != "running" or now - watched_from < RATE_MIN_S:
+        return [None, None, None]
+    begins = max(watched_from, (now - RATE_S) // BUCKET_S * BUCKET_S)
+    recent = [bucket for bucket in pair["sends"] if bucket[0] + BUCKET_S > begins]
+    return [sum(bucket[index] for bucket in recent) / (now - begins) for index in (1, 2, 3)]
 
 
 def _headline(pairs: Iterable[Pair], now: float, width: int) -> Text:
@@ -96,12 +102,16 @@ def _pair_table(pairs: Sequence[Pair], now: float) -> Table:
     table = _table("PAIR", "STATE", ">PRIMARY/s", ">BACKLOG/s", ">RAISED/s", ">WAITING", "SYPHON")
     for pair in pairs:
         is_pair = pair["kind"] == "pair"
-        sent = [f"{rate:,.1f}" for rate in rates(pair, now)] if is_pair else ["", "", ""]
-        waiting = UNKNOWN if pair["waiting"] is None else f"{pair['waiting']:,}"
+        sent = [_number(rate, ",.1f") if is_pair else "" for rate in rates(pair, now)]
+        waiting = _number(pair["waiting"], ",")
         state, style = _pair_state(pair)
         cells = [f"{pair['name']}.{pair['pid']}", state, *sent, waiting, _syphon(pair["syphon"])]
         table.add_row(*(Text(visible(cell)) for cell in cells), style=style)
     return table
+
+
+def _number(value: float | None, form: str) -> str:
+    return NOT_KNOWN if value is None else format(value, form)
 
 
 def _pair_state(pair: Pair) -> tuple[str, str]:

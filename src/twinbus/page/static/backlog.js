@@ -5,7 +5,7 @@ import { ask } from "./api.js";
 import { byId, button, el, keyed, set, setText, show } from "./dom.js";
 import { clock, count, duration, rate, utc } from "./format.js";
 import { poll } from "./polling.js";
-import { chosen, left, mayAct, offers } from "./state.js";
+import { chosen, left, mayAct, offers, view } from "./state.js";
 import { makeFact, updateFact } from "./summary.js";
 
 const QUEUES_MAX = 50;
@@ -75,7 +75,7 @@ function facts(pair, backlog) {
   const queues = backlog?.queues ?? [];
   const waiting = sum(queues, "waiting") ?? pair.waiting;
   const oldest = queues.map((queue) => queue.oldest_age_s).filter((age) => age !== null && age !== undefined);
-  const home = backlog?.rate ?? pair.syphon?.rate ?? null;
+  const home = backlog?.rate ?? syphonsOf(pair)[0]?.rate ?? null;
   const letters = sum(queues, "dead_letters");
   return [
     { name: "Waiting", value: count(waiting), note: waiting === 1 ? "message" : "messages" },
@@ -86,11 +86,21 @@ function facts(pair, backlog) {
   ];
 }
 
+/** The syphons of a pair: its own, and the syphon programs of its label on the same host. */
+function syphonsOf(pair) {
+  const programs = [...view.pairs.values()].filter(
+    (one) => one.kind === "syphon" && one.state === "running" && one.name === pair.name && one.host === pair.host && one.id !== pair.id,
+  );
+  return [pair, ...programs].map(({ syphon }) => syphon).filter(Boolean);
+}
+
 function syphonState(pair) {
-  if (!pair.syphon) return "no syphon in this process";
-  if (pair.syphon.paused) return "the syphon is paused";
-  const limit = pair.syphon.limit ? `; ${pair.syphon.limit}` : "";
-  return `${count(pair.syphon.completed)} moved, ${count(pair.syphon.in_flight)} in flight${limit}`;
+  const syphons = syphonsOf(pair);
+  if (!syphons.length) return "no syphon runs here";
+  if (syphons.every(({ paused }) => paused)) return syphons.length > 1 ? "the syphons are paused" : "the syphon is paused";
+  const total = (what) => syphons.reduce((found, one) => found + one[what], 0);
+  const limit = syphons.find((one) => one.limit)?.limit;
+  return `${count(total("completed"))} moved, ${count(total("in_flight"))} in flight${limit ? `; ${limit}` : ""}`;
 }
 
 function forecast(pair, backlog, waiting) {
@@ -124,7 +134,7 @@ function drawQueues(pair, backlog) {
   keyed(byId("queues"), all.slice(0, QUEUES_MAX), ({ path }) => path, makeQueue, (row, queue) => {
     const back = left(pair, queue.returns_in_s ?? null);
     const texts = [
-      [queue.state ?? "not used by this pair", queue.why, back ? `back in ${duration(back)}` : ""].filter(Boolean).join("; "),
+      [lost(queue) ? "" : (queue.state ?? "not used by this pair"), queue.why, back ? `back in ${duration(back)}` : ""].filter(Boolean).join("; "),
       count(queue.waiting),
       duration(queue.oldest_age_s),
       count(queue.in_flight),
@@ -136,6 +146,9 @@ function drawQueues(pair, backlog) {
   show(byId("queues-more"), all.length > QUEUES_MAX);
   setText(byId("queues-more"), `and ${count(all.length - QUEUES_MAX)} more`);
 }
+
+/** Whether the secondary cannot be reached: the queue is in the rotation, and cannot be used. */
+const lost = (queue) => queue.state === "in rotation" && queue.why;
 
 function makeQueue({ path }) {
   const cells = ["", "n", "n", "n", "n"].map((name) => el("td", { class: name || null }));

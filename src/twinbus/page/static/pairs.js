@@ -1,7 +1,7 @@
 // The list of pairs, and the hosts that other pages show.
 
 import { byId, button, el, keyed, set, setText, show } from "./dom.js";
-import { clock, count, utc } from "./format.js";
+import { clock, count, counted, utc } from "./format.js";
 import { byUrgency, chosen, condition, view } from "./state.js";
 
 const SHOWN_MAX = 100;
@@ -20,7 +20,10 @@ export function drawPairs() {
   const all = byUrgency();
   show(byId("pairs"), all.length > 1 || view.peers.length > 0);
   show(byId("pairs-filter"), all.length >= FILTER_FROM);
-  setText(byId("pairs-title"), all.length > 1 ? `${count(all.length)} pairs` : "Pairs");
+  const pairs = all.filter(({ kind }) => kind === "pair").length;
+  const syphons = all.length - pairs;
+  const title = [pairs && counted(pairs, "pair"), syphons && counted(syphons, "syphon")].filter(Boolean).join(", ");
+  setText(byId("pairs-title"), title || "Pairs");
   const found = all.filter(matches(byId("pairs-text").value));
   keyed(byId("pairs-list"), found.slice(0, SHOWN_MAX), (pair) => pair.id, makeEntry, updateEntry);
   const more = found.length - SHOWN_MAX;

@@ -6,7 +6,10 @@ import { clock, count, rate } from "./format.js";
 /** Draw one bar for each bucket, stacked from the bottom: primary, backlog, raised. */
 export function drawSends(sends, bucket_s, unseen, { from, to, place }) {
   const shown = sends.filter(([t]) => t + bucket_s > from && t < to);
-  const top = Math.max(1, ...shown.map(([, primary, backlog, raised]) => primary + backlog + raised));
+  const height_of = ([, primary, backlog, raised]) => primary + backlog + raised;
+  const top = Math.max(1, ...shown.map(height_of));
+  // A bucket that was watched in part, or is not over, has no rate.
+  const whole = shown.filter(([t]) => t + bucket_s <= to && !unseen.some(([a, b]) => b > t && a < t + bucket_s));
   const width = Math.max(0.15, place(from + bucket_s) * 0.86);
   keyed(byId("sends-bars"), shown, byPlace, makeBar, (bar, [t, ...counts]) => {
     let height = 0;
@@ -33,7 +36,8 @@ export function drawSends(sends, bucket_s, unseen, { from, to, place }) {
   const said = `${count(total(1))} to the primary, ${count(total(2))} to the backlog, ${count(total(3))} errors raised`;
   set(byId("sends"), { "aria-label": `Sends in the time shown: ${said}` });
   setText(byId("sends-rate"), `${count(total(1) + total(2))} sent, ${count(total(3))} raised`);
-  setText(byId("sends-top"), shown.length ? `peak ${rate(top / bucket_s)}` : "");
+  const peak = whole.length ? Math.max(...whole.map(height_of)) / bucket_s : null;
+  setText(byId("sends-top"), shown.length ? `peak ${rate(peak)}` : "");
 }
 
 function makeGap() {

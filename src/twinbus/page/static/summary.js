@@ -29,25 +29,34 @@ export const makeLine = (text) => ({ node: el("li", { text }) });
 
 function facts(pair) {
   const total = (field) => pair.entities.reduce((sum, entity) => sum + (entity[field] ?? 0), 0);
-  const rotation = pair.queues.filter((queue) => queue.state === "in rotation").length;
-  const list = [
-    { name: pair.state === "running" ? "Running since" : "Started", at: pair.started_at },
+  const rotation = pair.queues.filter((queue) => queue.state === "in rotation" && !queue.why).length;
+  const list = [{ name: pair.state === "running" ? "Running since" : "Started", at: pair.started_at }];
+  if (pair.kind === "syphon") list.push(...syphonFacts(pair.syphon));
+  else list.push(
     { name: "Queues in rotation", value: `${count(rotation)} of ${count(pair.queues.length)}` },
     { name: "Protection verified", ...(pair.verified_at ? { at: pair.verified_at } : { value: "not yet" }) },
     { name: "Sent to the primary", value: count(total("sent")) },
     { name: "Diverted", value: count(total("diverted")) },
     { name: "Errors raised to callers", value: count(total("raised")) },
     { name: "Sends now", value: rate(recent(pair)) },
-  ];
+  );
   if (pair.state !== "running") list.push({ name: "Last heard", at: pair.state_since });
   return list;
 }
+
+/** What a syphon program does: it sends nothing of its own, and has no rotation. */
+const syphonFacts = (syphon) => [
+  { name: "Moved", value: count(syphon?.completed) },
+  { name: "In flight", value: count(syphon?.in_flight) },
+  { name: "Dead-lettered", value: count(syphon?.dead_lettered) },
+  { name: "Rate home", value: rate(syphon?.rate) },
+];
 
 /** Sends a second in the last whole bucket; null: not known. */
 function recent(pair) {
   if (pair.state !== "running") return pair.state === "gone" ? 0 : null;
   const begins = (Math.floor(now() / BUCKET_S) - 1) * BUCKET_S;
-  const isSeen = pair.sends.length && pair.sends[0][0] < begins; // Its first bucket is a part.
+  const isSeen = !pair.unseen.some(([, to]) => to > begins);
   const bucket = pair.sends.find(([t]) => t === begins);
   if (isSeen && bucket) return (bucket[1] + bucket[2]) / BUCKET_S;
   return isSeen && !pair.read_only ? 0 : null; // Another host's clock may be behind.

@@ -222,6 +222,16 @@ def test_an_unhealthy_entity_says_what_comes_next_and_when_its_error_was() -> No
     assert "last error of orders (2026-11-16 03:04:05): Connection refused" in text
 
 
+def test_queues_of_a_lost_secondary_are_not_said_to_be_in_rotation() -> None:
+    why = "the secondary cannot be reached: refused"
+    paths = [f"contoso/x-servicebus-transfer/{number}" for number in range(4)]
+    lines = render(view(status(backlog_queues={path: queue(reason=why) for path in paths})))
+    assert lines[-4:-2] == [
+        "  backlog queues: 0 of 4 in rotation",
+        f"    contoso/x-servicebus-transfer/{{0,1,2,3}}  {why}",
+    ]
+
+
 LOST = {"one": queue(reason="the secondary cannot be reached: refused")}
 
 

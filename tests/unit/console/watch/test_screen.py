@@ -67,7 +67,7 @@ def test_an_outage_at_80_columns() -> None:
     assert max(map(len, lines)) <= 80
     assert len(lines) <= 24
     (pair,) = [line for line in lines if line.startswith("contoso.4711")]
-    assert pair.split()[1:6] == ["attention", "0.0", "0.0", "0.0", "1,204"]
+    assert pair.split()[1:6] == ["attention", "–", "–", "–", "1,204"]
     assert "! syphon of contoso: primary: refused" in lines
     rows = [line.split()[0] for line in lines if line[:6].strip() in ("orders", "paymen", "events")]
     assert rows == ["orders", "payments", "events"]
@@ -150,7 +150,17 @@ def test_a_syphon_program_is_a_row_of_its_own() -> None:
 
 
 def test_rates_are_means_of_the_last_half_minute() -> None:
-    pair: Pair = {"sends": [[NOW - 60, 900, 0, 0], [NOW - 20, 40, 20, 2], [NOW - 10, 40, 20, 2]]}
+    sends = [[NOW - 60, 900, 0, 0], [NOW - 20, 60, 30, 3], [NOW - 10, 60, 30, 3]]
+    pair: Pair = {"state": "running", "sends": sends, "unseen": []}
     assert rates(pair, NOW) == [4.0, 2.0, 0.2]
-    assert rates({"sends": []}, NOW) == [0.0, 0.0, 0.0]
-    assert rates({"sends": [[NOW - 1, 30, 0, 0]]}, NOW) == [3.0, 0.0, 0.0]
+    assert rates({**pair, "sends": []}, NOW) == [0.0, 0.0, 0.0]
+    # Watched for 5 s, and 18 messages a second: not 90 in 10 s.
+    young = {**pair, "sends": [[NOW - 10, 90, 0, 0]], "unseen": [[NOW - 600, NOW - 5]]}
+    assert rates(young, NOW) == [18.0, 0.0, 0.0]
+
+
+def test_one_look_has_no_rate() -> None:
+    [pair] = pairs(answer("contoso", status(entity("orders", sent=900))))
+    assert rates(pair, NOW) == [None, None, None]
+    text = "\n".join(drawn(answer("contoso", status(entity("orders", sent=900)))))
+    assert "0.0" not in text
