@@ -11,6 +11,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterable
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
@@ -33,6 +34,11 @@ without notice.
 `python -m tests.api_page` writes this page from the code.
 """
 
+_OPTIONS = """\
+`SendAvailabilityOptions` is described in [options](options.md), `Verdict` and `classify` in
+[failures](failures.md#what-counts).
+"""
+
 _MESSAGES = """
 *Messages* are one `ServiceBusMessage`, `AmqpAnnotatedMessage` or mapping, or any iterable of them.
 `MessageSender` is a [protocol](from-sdk.md#annotations) with these methods, which the SDK's
@@ -50,7 +56,7 @@ def page() -> str:
         table("Pair", twinbus.Pair),
         table("PairSide", twinbus.PairSide, "`pair.primary` and `pair.secondary`."),
         table("Namespace", twinbus.Namespace, only=("__init__", "from_connection_string")),
-        "`SendAvailabilityOptions` and `Verdict` are described in [options](options.md).\n",
+        _OPTIONS,
         table("PairedSender", twinbus.PairedSender) + _MESSAGES,
         attributes("PairStatus", twinbus.PairStatus, "What `pair.status()` returns."),
         attributes("EntityStatus", EntityStatus, "The values of `status.entities`."),
@@ -64,6 +70,8 @@ def page() -> str:
         exported("twinbus.testing", twinbus.testing, "[Testing](testing.md); extra `testing`."),
         exported("twinbus.pipeline", twinbus.pipeline, "[Tables](tables.md); extra `spark`."),
         "## twinbus.kombu\n\n`Transport`: [Celery and kombu](celery.md); extra `celery`.\n",
+        "## Elsewhere\n\nWhat examples of other pages import.\n\n"
+        + rows("name | meaning", (_shown(*one) for one in elsewhere())),
     ]
     return "\n".join(parts)
 
@@ -72,6 +80,25 @@ def issubclass_of(name: str, kind: type) -> bool:
     """Whether the public name is a class of this kind."""
     value = _named(name)
     return isinstance(value, type) and issubclass(value, kind)
+
+
+def elsewhere() -> list[tuple[str, str, str]]:
+    """Page, module and name of each import in an example, from modules without a section here."""
+    own = ("twinbus", "twinbus.blocking", "twinbus.kombu", "twinbus.pipeline", "twinbus.testing")
+    line = re.compile(r"^from (twinbus[\w.]*) import (.*)$", re.MULTILINE)
+    found = {
+        (path.name, module, name.strip())
+        for path in PAGE.parent.glob("*.md")
+        for module, names in line.findall(path.read_text())
+        for name in names.partition("#")[0].split(",")
+        if module not in own
+    }
+    return sorted(found)
+
+
+def _shown(document: str, module: str, name: str) -> tuple[str, str]:
+    value = getattr(import_module(module), name)
+    return f"`{module}.{name}`, [{document.removesuffix('.md')}]({document})", _first(value)
 
 
 def function(title: str, value: object) -> str:

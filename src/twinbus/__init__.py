@@ -60,6 +60,7 @@ if TYPE_CHECKING:
         RightMissing,
         SideChanged,
     )
+    from twinbus.pairing.core.classify import classify
     from twinbus.pairing.core.status import PairStatus
     from twinbus.pairing.lifecycle.closing import PairSide
     from twinbus.pairing.observing.listeners import EventStream
@@ -123,6 +124,7 @@ __all__ = [
     "TwinbusError",
     "Verdict",
     "WrongKeyError",
+    "classify",
     "pair_namespaces",
 ]
 
@@ -146,6 +148,7 @@ _NAMES = {
         EntityChanged EntityHeld EventsDropped GuardWarned PairEvent PingEnded ProtectionChanged
         RightMissing SideChanged
     """,
+    "twinbus.pairing.core.classify": "classify",
     "twinbus.pairing.core.status": "PairStatus",
     "twinbus.pairing.lifecycle.closing": "PairSide",
     "twinbus.pairing.observing.listeners": "EventStream",

@@ -82,6 +82,7 @@ PUBLIC_NAMES = [
     "TwinbusError",
     "Verdict",
     "WrongKeyError",
+    "classify",
     "pair_namespaces",
 ]
 
