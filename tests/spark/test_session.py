@@ -61,6 +61,8 @@ def test_a_session_starts_without_a_word_but_the_announcement(started: Started) 
 def test_its_settings_are_the_quiet_and_safe_ones(spark: SparkSession) -> None:
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert spark.conf.get("spark.speculation") == "false"
+    # Driver and block manager listen on loopback; a task's connection string is a block there.
+    assert spark.conf.get("spark.authenticate") == "true"
     assert spark.conf.get("spark.ui.enabled") == "false"
     assert spark.sparkContext.uiWebUrl is None
 

@@ -362,6 +362,10 @@ def _settings(master: str) -> dict[str, str]:
         return common
     # Nothing outside this machine has business with it, and its name need not resolve.
     address = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    if is_in_one_process(master):
+        # Other users of this machine reach the ports of driver and block manager too, and tasks
+        # with their connection strings are blocks there. Spark makes the secret itself.
+        common["spark.authenticate"] = "true"
     return {**common, **address, _JAVA_OPTIONS: _LONG_WORK}
 
 
@@ -379,6 +383,11 @@ def _environment(master: str, java: Java) -> dict[str, str]:
             "SPARK_LOCAL_HOSTNAME": "localhost",
         }
     return changes
+
+
+def is_in_one_process(master: str) -> bool:
+    """Whether tasks run in the driver: `local`, `local[*]`, but not `local-cluster[...]`."""
+    return master == "local" or master.startswith("local[")
 
 
 def _is_local(master: str) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from twinbus.pipeline.spark import classic
-from twinbus.pipeline.spark.session import master_of
+from twinbus.pipeline.spark.session import is_in_one_process, master_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,11 +39,6 @@ def ship_package(spark: SparkSession) -> None:
     directory = Path(tempfile.mkdtemp(prefix="twinbus-ship-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     classic.ship_file(spark, package_zip(directory / f"{PACKAGE}.zip"))
-
-
-def is_in_one_process(master: str) -> bool:
-    """Whether tasks run in the driver: `local`, `local[*]`, but not `local-cluster[...]`."""
-    return master == "local" or master.startswith("local[")
 
 
 def package_zip(path: Path) -> Path:
