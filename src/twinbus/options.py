@@ -95,8 +95,8 @@ class SendAvailabilityOptions:
     attempt_timeout: Duration = 5.0
     """Bound of one attempt: a send, a divert, a ping."""
 
-    retry_total: int = 3
-    """Further attempts of one send after its first failed."""
+    retry_total: int | None = None
+    """Further attempts of one send after its first failed; None: until the failover is decided."""
 
     retry_backoff_factor: Duration = 0.8
     """Back-off before retry n is this times 2 to the power of n, as in the SDK."""
@@ -129,7 +129,8 @@ class SendAvailabilityOptions:
     def __post_init__(self) -> None:
         _require_count("backlog_queue_count", self.backlog_queue_count, 1, BACKLOG_QUEUE_COUNT_MAX)
         _require_count("healthy_pings", self.healthy_pings, 1, HEALTHY_PINGS_MAX)
-        _require_count("retry_total", self.retry_total, 0, RETRY_TOTAL_MAX)
+        if self.retry_total is not None:
+            _require_count("retry_total", self.retry_total, 0, RETRY_TOTAL_MAX)
         if self.message_size_limit is not None:
             limits = MESSAGE_SIZE_LIMIT_MIN, MESSAGE_SIZE_LIMIT_MAX
             _require_count("message_size_limit", self.message_size_limit, *limits)

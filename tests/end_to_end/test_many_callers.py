@@ -1,7 +1,7 @@
 """Many callers without a `timeout` while both namespaces fail: all end within the documented time.
 
 The primary hangs (SIGSTOP), so that each attempt takes its full time; the secondary is down. The
-bound is (retry_total + 1) x attempt_timeout + the back-offs + one attempt: 36.2 s by default.
+bound with retry_total=3 is (3 + 1) x attempt_timeout + the back-offs + one attempt: 36.2 s.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ pytestmark = pytest.mark.end_to_end
 BOUND_S = 45.0
 """36.2 s, and what a busy machine adds."""
 
-STAYS = SendAvailabilityOptions(ledger="")
+STAYS = SendAvailabilityOptions(retry_total=3, ledger="")
 """The failover interval is longer than the bound: every call ends with the primary's error."""
 
-FAILS_OVER = SendAvailabilityOptions(failover_interval=6.0, ledger="")
+FAILS_OVER = SendAvailabilityOptions(retry_total=3, failover_interval=6.0, ledger="")
 """Calls leave the primary for a secondary that is down."""
 
 

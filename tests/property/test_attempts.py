@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twinbus.pairing.core.attempts import (
+    LATE_PAUSE_S,
     CallEnding,
     DivertTo,
     PullQueue,
@@ -68,10 +69,11 @@ MEDDLING: st.SearchStrategy[list[tuple[float, Event]]] = st.lists(
 
 POLICIES = st.builds(
     RetryPolicy,
-    total=st.integers(0, 4),
+    total=st.none() | st.integers(0, 4),
     backoff_factor_s=st.sampled_from([0.0, 0.1, 0.8]),
     backoff_max_s=st.sampled_from([0.5, 120.0]),
     attempt_timeout_s=st.sampled_from([0.5, 5.0]),
+    failover_interval_s=st.sampled_from([0.0, 5.0]),
 )
 DEADLINES = st.one_of(st.none(), st.floats(0.001, 150))
 
@@ -122,7 +124,7 @@ class World:
                 self.diverts += 1
                 return self.attempt(timeout_s, queue, is_turn=is_turn)
             case WaitForSecondary(until):
-                assert until == self.ends_at
+                assert until == self.call.ends_at <= self.ends_at
                 turn_at = self.rotation.secondary.turn_at
                 # Another call may free this one at once; it then has no turn to wait for.
                 self.wait(min(until, max(turn_at, self.now + FIRST_PACE_S)))
@@ -161,7 +163,8 @@ class World:
             self.rotation.secondary.end_turn(self.now, 0.0)
         is_retried = isinstance(steps[-1], WaitForRetry)
         if isinstance(steps[-1], WaitForRetry):
-            assert meaning is FailureMeaning.BUSY or fault is DivertFault.ATTEMPT
+            busy = meaning in (FailureMeaning.BUSY, FailureMeaning.STALE)
+            assert busy or fault is DivertFault.ATTEMPT
             assert steps[-1].until - self.now >= FIRST_PACE_S - TOLERANCE_S
             self.backoffs += 1
         if not meaning.pulls_queue and not is_retried:
@@ -181,7 +184,7 @@ class World:
                 secondary.answered(queue, self.now)
             return DivertFault.QUEUE
         timed_out = self.now - began >= self.policy.attempt_timeout_s
-        if is_cut and self.now >= self.ends_at:
+        if is_cut and self.now >= self.call.ends_at:
             return DivertFault.CALLER
         return secondary.no_answer(queue, "down", began=began, now=self.now, timed_out=timed_out)
 
@@ -271,11 +274,13 @@ def test_a_call_ends_exactly_once_in_time_and_after_bounded_attempts(
     # more for each return from a pull, and once after each back-off.
     returns = sum(it.ends_at > 24 * count for count in range(1, 7))
     once_each = len(queues) * (1 + returns)
-    assert it.diverts - it.turns <= once_each + policy.total + it.turns + it.backoffs
+    assert it.diverts - it.turns <= once_each + policy.retries + it.turns + it.backoffs
     assert it.turns <= len(queues) * (it.ends_at / FIRST_PACE_S + 2)
     # After each recovery, of which others cause at most one each, the call tries once more; after
     # one that ends a divert it has all its retries.
-    assert it.primaries <= (1 + policy.total) * (1 + it.diverts) + len(meddling)
+    # Without a number of retries time alone bounds them, and the pauses between them.
+    late = it.ends_at / LATE_PAUSE_S if policy.total is None else 0
+    assert it.primaries <= (1 + policy.retries) * (1 + it.diverts) + len(meddling) + late
 
 
 @given(POLICIES, st.floats(0, 20), st.lists(st.floats(0, 1), min_size=30, max_size=30))
@@ -283,7 +288,10 @@ def test_patience_beyond_the_failover_interval_never_sees_an_error(
     policy: RetryPolicy, failover_interval_s: float, parts: list[float]
 ) -> None:
     # The first attempt may take its whole time to fail, and so may one that spans the failover.
-    patience = failover_interval_s + 2 * policy.attempt_timeout_s + 0.01
+    patience: float | None = failover_interval_s + 2 * policy.attempt_timeout_s + 0.01
+    if policy.total is None:
+        # Nor does a call without a timeout.
+        policy, patience = replace(policy, failover_interval_s=failover_interval_s), None
     dead: list[tuple[FailureMeaning | None, float]] = [
         (FailureMeaning.UNREACHABLE, part) for part in parts
     ]

@@ -26,7 +26,7 @@ from tests.simulation.truth import Call, Deed, serial_of
 from twinbus.amqp.message import decode_properties, split
 from twinbus.broker.journal import StoredMessage
 from twinbus.broker.messages.rendering import render
-from twinbus.pairing.core.attempts import RetryPolicy, call_limit_s
+from twinbus.pairing.core.attempts import LATE_PAUSE_S, RetryPolicy, call_limit_s
 from twinbus.pairing.core.secondary import FIRST_PACE_S, LONGEST_PACE_S
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def check_forwards(world: World) -> Iterator[str]:
 def check_calls(world: World) -> Iterator[str]:
     """Retries are bounded, and the ledger tells the truth."""
     policy = RetryPolicy.of(world.options)
-    queues, total = world.options.backlog_queue_count, policy.total
+    queues, total = world.options.backlog_queue_count, policy.retries
     bound_s = call_limit_s(policy)
     for call in world.truth.calls:
         if call.outcome == "killed":
@@ -169,6 +169,8 @@ def check_calls(world: World) -> Iterator[str]:
         turns += (call.timeout_s or bound_s) / LONGEST_PACE_S
         diverts_max = math.ceil(queues * (1 + turns)) + total
         sends_max = 1 + 2 * total + diverts_max
+        if policy.total is None:
+            sends_max += math.ceil((call.timeout_s or bound_s) / LATE_PAUSE_S)
         counts = Counter((operation, message_id) for operation, _, message_id in call.attempts)
         for (operation, message_id), count in counts.items():
             limit = (sends_max if operation == "send" else diverts_max) * SPLITS_MAX

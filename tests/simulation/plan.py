@@ -183,7 +183,7 @@ def _options(rng: Random, *, is_strict: bool) -> dict[str, Any]:
         "ping_mode": rng.choice(("message", "message", "link")),
         "healthy_pings": rng.choice((1, 1, 2)),
         "attempt_timeout": rng.choice((0.3, 1.0, 2.0)),
-        "retry_total": rng.choice((0, 1, 3)),
+        "retry_total": rng.choice((0, 1, 3, None)),
         "retry_backoff_factor": rng.choice((0.05, 0.4)),
         "retry_backoff_max": 2.0,
         "syphon_poll": rng.choice((5.0, 60.0)),

@@ -24,7 +24,7 @@ DOCUMENTED = {
     "ttl_policy": "full",
     "session_order": "relaxed",
     "attempt_timeout": 5,
-    "retry_total": 3,
+    "retry_total": None,
     "retry_backoff_factor": 0.8,
     "retry_backoff_max": 120,
     "create_backlog_queues": True,

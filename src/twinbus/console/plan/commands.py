@@ -20,6 +20,7 @@ from twinbus.console.terminal.output import WrongUse, print_json
 from twinbus.cost.estimate import COUNT_MAX
 from twinbus.cost.quantities import KB, QuantityError, parse_duration, parse_rate, parse_size
 from twinbus.options import ATTEMPT_TIMEOUT_MAX_S, SendAvailabilityOptions
+from twinbus.pairing.core.attempts import RETRIES_MIN
 from twinbus.planning.advice import PlanLimits
 from twinbus.planning.model import Traffic
 from twinbus.planning.outages import parse_pattern
@@ -158,13 +159,13 @@ def _traffic(given: PlanOptions) -> Traffic:
 
 
 def default_patience_s(attempt_s: float) -> float:
-    """How long a send without a timeout tries: the attempts, and the back-off between them."""
+    """How long an attempt and the SDK's three retries last, with the back-offs between them."""
     options = SendAvailabilityOptions()
     waits: float = sum(
         min(options.retry_backoff_max_s, options.retry_backoff_factor_s * 2.0**retry)
-        for retry in range(1, options.retry_total + 1)
+        for retry in range(1, RETRIES_MIN + 1)
     )
-    return waits + (options.retry_total + 1) * attempt_s
+    return waits + (RETRIES_MIN + 1) * attempt_s
 
 
 def _each(name: str, text: str, one: Callable[[str, str], T]) -> list[T]:

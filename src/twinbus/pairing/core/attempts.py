@@ -35,6 +35,13 @@ BUSY_PAUSE_S: Final = 1.0
 same second would be refused again. Chance makes it up to twice as long, so that calls which were
 refused together do not come back together."""
 
+RETRIES_MIN: Final = 3
+"""Retries, without `retry_total`, of what no failover will end: a throttled entity, a slow or busy
+backlog queue, a pair without backlog queues. It is the SDK's own number."""
+
+LATE_PAUSE_S: Final = 1.0
+"""Shortest back-off after so many retries: the options may make it 0, and an hour may be left."""
+
 LONGEST_BUSY_S: Final = 10.0
 """Longest back-off of a divert that the secondary throttles: the time that Azure asks for."""
 
@@ -56,10 +63,12 @@ class EntityView(Protocol):
 class RetryPolicy:
     """Retries, back-off and attempt timeout of one call."""
 
-    total: int
+    total: int | None
+    """None: until the failover is decided."""
     backoff_factor_s: float
     backoff_max_s: float
     attempt_timeout_s: float
+    failover_interval_s: float = 0.0
 
     @classmethod
     def of(cls, options: SendAvailabilityOptions) -> RetryPolicy:
@@ -68,7 +77,13 @@ class RetryPolicy:
             backoff_factor_s=options.retry_backoff_factor_s,
             backoff_max_s=options.retry_backoff_max_s,
             attempt_timeout_s=options.attempt_timeout_s,
+            failover_interval_s=options.failover_interval_s,
         )
+
+    @property
+    def retries(self) -> int:
+        """Retries of what no failover will end."""
+        return RETRIES_MIN if self.total is None else self.total
 
 
 def backoff_s(policy: RetryPolicy, retry: int, jitter: float = 0.0) -> float:
@@ -82,9 +97,22 @@ def backoff_s(policy: RetryPolicy, retry: int, jitter: float = 0.0) -> float:
 
 
 def call_limit_s(policy: RetryPolicy) -> float:
-    """The longest time of a call without a timeout: its attempts, back-offs, and one divert."""
-    backoffs_s = sum(backoff_s(policy, retry) for retry in range(1, policy.total + 1))
-    return (policy.total + 2) * policy.attempt_timeout_s + backoffs_s
+    """The longest time of a call without a timeout (docs/options)."""
+    tries_s = _tries_s(policy)
+    if policy.total is not None:
+        return tries_s + policy.attempt_timeout_s
+    return policy.failover_interval_s + 2 * policy.attempt_timeout_s + tries_s
+
+
+def divert_limit_s(policy: RetryPolicy) -> float:
+    """The longest time that a call without a timeout tries the backlog."""
+    return call_limit_s(policy) if policy.total is not None else _tries_s(policy)
+
+
+def _tries_s(policy: RetryPolicy) -> float:
+    """The time of one attempt and all its retries, with their back-offs."""
+    backoffs_s = sum(backoff_s(policy, retry) for retry in range(1, policy.retries + 1))
+    return (policy.retries + 1) * policy.attempt_timeout_s + backoffs_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +196,7 @@ class SendCall:
         is_patient: bool,
         jitter: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`is_patient`: the caller gave a timeout, so the call waits for a failover within it.
+        """`is_patient`: the caller gave a timeout, so the call may use all of it.
 
         `jitter` returns a random number from 0 to 1.
         """
@@ -235,21 +263,30 @@ class SendCall:
         if self._route() is not Route.PRIMARY:
             return self._try_again(now)
         wait_s = self._backoff_s(self._retries + 1)
+        if self._retries >= RETRIES_MIN and self._policy.total is None:
+            wait_s = max(wait_s, LATE_PAUSE_S)
         if meaning is FailureMeaning.BUSY:
             # At most half of the time that is left: a short pause is better than no retry.
             pause_s = min(BUSY_PAUSE_S * (1.0 + self._jitter()), (self.ends_at - now) / 2)
             wait_s = max(wait_s, pause_s)
         retry_at = now + wait_s
-        if self._retries < self._policy.total and retry_at < self.ends_at:
+        if self._may_retry(counts) and retry_at < self.ends_at:
             self._retries += 1
             self._retry_at = retry_at
             return [WaitForRetry(retry_at)]
         return [self._wait_for_failover(error)]
 
+    def _may_retry(self, counts: bool) -> bool:
+        is_decided_later = self._entity.failover_at is not None and self._backlog.protected
+        if self._policy.total is None and counts and is_decided_later:
+            return True
+        return self._retries < self._policy.retries
+
     def _wait_for_failover(self, error: BaseException | None) -> Step:
         """No retry is left: wait for the failover if it comes before the deadline, else raise."""
         failover_at = self._entity.failover_at
-        if failover_at is None or not self._is_patient or not self._backlog.protected:
+        waits = self._is_patient or self._policy.total is None
+        if failover_at is None or not waits or not self._backlog.protected:
             return Raise(CallEnding.PRIMARY, error)
         if failover_at >= self.ends_at:
             return Raise(CallEnding.PRIMARY, error)
@@ -277,7 +314,7 @@ class SendCall:
 
         From the second time on after a back-off, so that calls do not follow every flap.
         """
-        retry_at = now + self._backoff_s(min(self._recoveries, self._policy.total))
+        retry_at = now + self._backoff_s(min(self._recoveries, self._policy.retries))
         self._recoveries += 1
         if self._recoveries == 1 or retry_at >= self.ends_at:
             return self._try_again(now)
@@ -285,6 +322,9 @@ class SendCall:
         return [WaitForRetry(retry_at)]
 
     def _divert(self, now: float) -> Step:
+        if not self.diverting and not self._is_patient:
+            # The time for the failover is not needed any more.
+            self.ends_at = min(self.ends_at, now + divert_limit_s(self._policy))
         self.diverting = True
         queue, needs_turn = self._next_queue(now)
         if queue is None:
@@ -332,7 +372,7 @@ class SendCall:
             case DivertFault.ATTEMPT:
                 # This machine or the network is slow, not the queue. Pulling for that would remove
                 # one queue after the other just when load is highest.
-                if self._queue_retries >= self._policy.total:
+                if self._queue_retries >= self._policy.retries:
                     self._busy.add(queue)
                     if self._backlog.choose(now, self._tried | self._failed | self._busy) is None:
                         return self._back_off(queue, now)
@@ -351,8 +391,8 @@ class SendCall:
         return [PullQueue(queue, error_text(error), is_silent), *self._try_again(now)]
 
     def _back_off(self, queue: str, now: float) -> list[Step]:
-        """Wait, then divert again: this queue up to `retry_total` times, then another first."""
-        if self._queue_retries >= self._policy.total:
+        """Wait, then divert again: this queue up to `retries` times, then another first."""
+        if self._queue_retries >= self._policy.retries:
             self._busy.add(queue)
         self._queue_retries += 1
         self._has_turn = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,8 @@ from twinbus.pairing.core.attempts import (
 from twinbus.pairing.core.classify import FailureMeaning
 from twinbus.pairing.core.failover import Freeze, PingFailed, SendFailed, SendSucceeded
 from twinbus.timers import TimerFired
+
+UNTIL_DECIDED = replace(POLICY, total=None, failover_interval_s=60)
 
 
 @pytest.mark.parametrize(("retry", "seconds"), [(1, 1.6), (2, 3.2), (3, 6.4), (7, 102.4), (8, 120)])
@@ -53,12 +56,55 @@ def test_jitter_makes_a_back_off_shorter_by_a_fifth_at_most() -> None:
         (RetryPolicy(0, 0.8, 120, 5), 10),
         (RetryPolicy(2, 1.0, 3.0, 0.5), 2 + 3 + 4 * 0.5),
         (RetryPolicy(1_000, 0.8, 120, 60), 203.2 + 993 * 120 + 1_002 * 60),
+        (UNTIL_DECIDED, 60 + 2 * 5 + 31.2),
     ],
 )
 def test_a_call_without_a_timeout_is_bounded_by_attempts_back_offs_and_one_divert(
     policy: RetryPolicy, seconds: float
 ) -> None:
     assert call_limit_s(policy) == pytest.approx(seconds)
+
+
+def test_without_retry_total_a_call_retries_until_the_failover_and_is_diverted() -> None:
+    world = World(policy=UNTIL_DECIDED)
+    steps, now, attempts = world.start(0.0), 0.0, 0
+    while steps == [TryPrimary(5)]:
+        attempts += 1
+        [wait] = world.primary_fails(now)
+        assert isinstance(wait, WaitForRetry)
+        now = min(wait.until, 60.0)
+        if now == 60.0:
+            world.entity.handle(TimerFired(), now)
+        steps = world.woken(now)
+    assert (attempts, now) == (6, 60.0)
+    assert steps == [DivertTo(QUEUES[0], 5)]
+    # From now on the divert's own bound holds.
+    assert world.divert_fails(61.0) == [DivertTo(QUEUES[1], 5, is_turn=True)]
+    assert world.call.ends_at == pytest.approx(60 + 31.2)
+
+
+@pytest.mark.parametrize("queues", [QUEUES, ()], ids=["it is throttled", "there is no backlog"])
+def test_without_retry_total_what_no_failover_ends_is_retried_three_times(
+    queues: tuple[str, ...],
+) -> None:
+    world = World(policy=UNTIL_DECIDED, queues=queues)
+    meaning = FailureMeaning.BUSY if queues else FailureMeaning.UNREACHABLE
+    steps, now = world.start(0.0), 0.0
+    for _ in range(3):
+        [wait] = world.primary_fails(now, BUSY, meaning)
+        assert isinstance(wait, WaitForRetry)
+        now = wait.until
+        steps = world.woken(now)
+        assert steps == [TryPrimary(5)]
+    assert world.primary_fails(now, BUSY, meaning) == [Raise(CallEnding.PRIMARY, BUSY)]
+
+
+def test_without_retry_total_and_back_off_a_late_retry_still_waits_a_second() -> None:
+    world = World(policy=replace(UNTIL_DECIDED, backoff_factor_s=0.0))
+    world.start(0.0)
+    waits = [world.primary_fails(0.0), world.primary_fails(0.0), world.primary_fails(0.0)]
+    assert waits == [[WaitForRetry(0.0)]] * 3
+    assert world.primary_fails(0.0) == [WaitForRetry(1.0)]
 
 
 def test_a_call_without_a_timeout_makes_no_attempt_past_its_bound() -> None:
@@ -69,7 +115,9 @@ def test_a_call_without_a_timeout_makes_no_attempt_past_its_bound() -> None:
 
 
 def test_the_policy_is_the_options() -> None:
-    assert RetryPolicy.of(SendAvailabilityOptions()) == POLICY
+    assert RetryPolicy.of(SendAvailabilityOptions()) == UNTIL_DECIDED
+    given = RetryPolicy.of(SendAvailabilityOptions(retry_total=3))
+    assert given == replace(POLICY, failover_interval_s=60)
 
 
 def test_a_healthy_send_is_one_attempt_of_the_full_time() -> None:

@@ -23,7 +23,7 @@ from twinbus.errors import (
 from twinbus.options import Verdict
 from twinbus.pairing.core.failover import ForceFailover, Freeze, MarkHealthy
 from twinbus.testing.fake_pair import FakePair
-from twinbus.testing.fake_sdk import accepts, hangs, refuses
+from twinbus.testing.fake_sdk import Behaviour, accepts, hangs, refuses
 
 pytestmark = pytest.mark.virtual_time
 
@@ -46,6 +46,16 @@ async def test_a_patient_send_to_a_dead_primary_is_diverted_when_the_interval_is
     assert sends == [("failed", "1")] * 3
     assert world.ledger.of("divert", "outcome", "backlog_queue") == [("ok", QUEUE + "0")]
     assert world.ledger.of("state", "state") == [("suspect",), ("failed over",)]
+    await world.client.close()
+
+
+@pytest.mark.parametrize("behaviour", [hangs, refuses], ids=["hangs", "refuses"])
+async def test_a_send_without_a_timeout_is_diverted_too(behaviour: Behaviour) -> None:
+    world = FakePair(failover_interval=60.0)
+    world.primary.behaviour = behaviour
+    await world.client.get_queue_sender("orders").send_messages(message())
+    assert 60.0 <= world.elapsed <= 70.0
+    assert [name for name, _ in world.secondary.took] == [QUEUE + "0"]
     await world.client.close()
 
 

@@ -222,7 +222,7 @@ def test_a_slow_attempt_on_a_queue_that_answers_others_is_tried_again_and_pulls_
         meaning = FailureMeaning.UNREACHABLE
         return world.call.divert_failed(REFUSED, meaning, DivertFault.ATTEMPT, now)
 
-    for retry in range(POLICY.total):
+    for retry in range(POLICY.retries):
         assert slow(5.0 * retry) == [DivertTo(QUEUES[0], 5)]
     # Then the others, once each, and then all of them again after a back-off.
     assert slow(50.0) == [DivertTo(QUEUES[1], 5)]
