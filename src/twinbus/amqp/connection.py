@@ -273,6 +273,7 @@ class Connection:
             session.flush()
         error = Error(condition=Symbol(condition), description=description) if condition else None
         self.output.put(encode_frame(0, Close(error=error)))
+        self.output.is_closed = True  # An answer to a frame that is on its way must not follow.
         self.phase = CLOSING
 
     def end_session(self, session: LinkSession) -> None:

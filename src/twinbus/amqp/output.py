@@ -37,7 +37,7 @@ class FrameOutput:
         self.max_frame_size = SMALLEST_MAX_FRAME_BYTES
         """The largest frame that the peer takes."""
         self.is_closed = False
-        """The connection is over: frames are dropped."""
+        """CLOSE was sent, or the connection is over: frames are dropped."""
 
     def put(self, frame: bytes) -> None:
         if not self.is_closed:
