@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import Any
+
 import pytest
 
+from tests.unit.amqp.frame_rules import FrameRules
 from tests.unit.amqp.test_connection import Pair, read
-from twinbus.amqp.connection import AMQP_HEADER, Connection
-from twinbus.amqp.events import Attached
-from twinbus.amqp.frames import encode_frame
-from twinbus.amqp.link import HALF_SERIAL, SERIAL_MASK, SenderLink, serial_ahead
-from twinbus.amqp.performatives import Attach, Begin, Flow, Open, Source, Target
-from twinbus.amqp.session import Session
-from twinbus.amqp.types import UInt
+from twinbus.amqp.connection import AMQP_HEADER, CHANNEL_MAX, Connection
+from twinbus.amqp.events import Attached, Closed, DeliveryArrived, Disposed, Event
+from twinbus.amqp.frames import encode_frame, encode_transfer_frame
+from twinbus.amqp.link import (
+    HALF_SERIAL,
+    SERIAL_MASK,
+    Link,
+    ReceiverLink,
+    SenderLink,
+    serial_ahead,
+)
+from twinbus.amqp.performatives import (
+    ACCEPTED_BYTES,
+    Attach,
+    Begin,
+    Disposition,
+    Flow,
+    Open,
+    Performative,
+    Source,
+    Target,
+)
+from twinbus.amqp.session import HANDLE_MAX, Session
+from twinbus.amqp.types import UInt, ULong, UShort
 
 UINTS = (0, 1, HALF_SERIAL - 1, HALF_SERIAL, SERIAL_MASK - 1, SERIAL_MASK)
 """The ends of a 32-bit number and of its halves, where serial numbers change their order."""
@@ -37,7 +58,7 @@ def sending(start: int) -> tuple[Connection, Session, SenderLink]:
     assert isinstance(attached.link, SenderLink)
     attached.link.accept()
     session = server.sessions[0]
-    session._next_outgoing_id = session._next_delivery_id = start
+    session._next_outgoing_id = session._next_delivery_id = session._unsettled._known_to = start
     attached.link.delivery_count = start
     return server, session, attached.link
 
@@ -103,3 +124,168 @@ def test_the_largest_credit_can_be_granted_and_drained(credit: int) -> None:
     pair.exchange()
     assert (offered.credit, offered.is_draining) == (0, False)
     assert offered.delivery_count == link.delivery_count == credit
+
+
+# Every number of OPEN, BEGIN and ATTACH: the connection carries messages, or says what is wrong.
+
+FRAME_SIZES = (0, 511, 512, 513, SERIAL_MASK)
+CHANNELS = (0, 1, CHANNEL_MAX, 0xFFFF)
+HANDLES = (0, 1, HANDLE_MAX, HANDLE_MAX + 1, SERIAL_MASK)
+SIZES = (0, 1, (1 << 64) - 1)
+LARGE = bytes(range(256)) * 8
+
+
+@dataclass
+class Peer:
+    """A client that says what it is told to, to a server that takes and sends messages."""
+
+    channel: int = 0
+    handle: int = 0
+    server: Connection = field(default_factory=lambda: Connection("s", server=True))
+    rules: FrameRules = field(default_factory=FrameRules)
+    events: list[Event] = field(default_factory=list)
+
+    def say(self, *frames: Performative | bytes, channel: int | None = None) -> None:
+        """Write these frames in one read; the server accepts what is attached."""
+        at = self.channel if channel is None else channel
+        data = b"".join(one if isinstance(one, bytes) else encode_frame(at, one) for one in frames)
+        for events in self.server.receive(data, 1):
+            self.events += events
+            for event in events:
+                if isinstance(event, Attached):
+                    event.link.accept()
+        self.rules.take(self.server.take_output(1))
+
+    def open(self, **numbers: Any) -> None:
+        self.say(AMQP_HEADER, encode_frame(0, Open(container_id="c", **numbers)))
+
+    def begin(self, **numbers: int) -> None:
+        given = {"next_outgoing_id": 0, "incoming_window": 100, "outgoing_window": 100} | numbers
+        fields: dict[str, Any] = {name: UInt(number) for name, number in given.items()}
+        self.say(Begin(**fields))
+
+    def attach(self, *, receives: bool = True, **numbers: Any) -> None:
+        terminus: dict[str, Any] = {"source": Source(address="q"), "target": Target(address="me")}
+        self.say(Attach(name="l", handle=UInt(self.handle), role=receives, **terminus, **numbers))
+
+    def flow(self, credit: int = 1) -> None:
+        self.say(
+            Flow(
+                next_incoming_id=UInt(0),
+                incoming_window=UInt(100),
+                next_outgoing_id=UInt(0),
+                outgoing_window=UInt(0),
+                handle=UInt(self.handle),
+                delivery_count=UInt(0),
+                link_credit=UInt(credit),
+            )
+        )
+
+    def link(self) -> Link:
+        (attached,) = [event for event in self.events if isinstance(event, Attached)]
+        return attached.link
+
+    def carries(self) -> bool:
+        """Whether a message of several frames of 512 bytes comes to the client."""
+        self.flow()
+        link = self.link()
+        assert isinstance(link, SenderLink)
+        link.send(LARGE, b"t")
+        before = self.rules.names.count("Transfer")
+        self.rules.take(self.server.take_output(1))
+        return self.rules.names.count("Transfer") > before
+
+    def closed(self) -> str:
+        (closed,) = [event for event in self.events if isinstance(event, Closed)]
+        assert closed.error is not None
+        assert self.rules.names[-1] == "Close"
+        return str(closed.error.condition)
+
+
+@pytest.mark.parametrize("size_bytes", FRAME_SIZES)
+@pytest.mark.parametrize("most", [0, 1, 0xFFFF])
+def test_any_frame_size_and_channel_max_of_an_open(size_bytes: int, most: int) -> None:
+    peer = Peer(rules=FrameRules(max(size_bytes, 512)))
+    peer.open(max_frame_size=UInt(size_bytes), channel_max=UShort(most))
+    peer.begin()
+    peer.attach()
+    assert peer.carries()
+
+
+@pytest.mark.parametrize("number", UINTS)
+@pytest.mark.parametrize(
+    "name", ["next_outgoing_id", "incoming_window", "outgoing_window", "handle_max"]
+)
+def test_any_number_of_a_begin(name: str, number: int) -> None:
+    peer = Peer()
+    peer.open()
+    peer.begin(**{name: number})
+    peer.attach()
+    assert peer.carries()
+    window = peer.server.sessions[0]._next_incoming_id
+    assert window == (number if name == "next_outgoing_id" else 0)
+
+
+@pytest.mark.parametrize("channel", CHANNELS)
+@pytest.mark.parametrize("handle", HANDLES)
+def test_any_channel_and_handle(channel: int, handle: int) -> None:
+    peer = Peer(channel=channel, handle=handle)
+    peer.open()
+    peer.begin()
+    peer.attach()
+    if handle > HANDLE_MAX:
+        assert peer.closed() == "amqp:connection:framing-error"
+    else:
+        assert peer.carries()
+
+
+@pytest.mark.parametrize("start", UINTS)
+@pytest.mark.parametrize("size", SIZES)
+def test_any_counts_ids_and_sizes_of_a_sender(start: int, size: int) -> None:
+    """Three deliveries from `start` on; what settles them may wrap too."""
+    peer = Peer()
+    peer.open()
+    peer.begin()
+    peer.attach(receives=False, initial_delivery_count=UInt(start), max_message_size=ULong(size))
+    link = peer.link()
+    assert isinstance(link, ReceiverLink)
+    link.grant(5)
+    ids = [(start + number) & SERIAL_MASK for number in range(3)]
+    peer.say(*(encode_transfer_frame(0, 0, one, b"t", 0, False, b"m", False) for one in ids))
+    came = [event for event in peer.events if isinstance(event, DeliveryArrived)]
+    assert [event.delivery_id for event in came] == ids
+    assert (link.delivery_count, link.credit) == ((start + 3) & SERIAL_MASK, 2)
+    for one in ids:
+        link.session.settle(one, one, ACCEPTED_BYTES, as_receiver=True)
+    peer.rules.take(peer.server.take_output(1))
+    assert peer.rules.names.count("Disposition") == (2 if ids != sorted(ids) else 1)
+    assert link.max_message_size == size
+
+
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("count", [1, 3, 200])
+def test_a_disposition_settles_a_range_that_wraps(start: int, count: int) -> None:
+    server, session, link = sending(start)
+    flow(server, 1_000, 1_000, start, start)
+    for number in range(count):
+        link.send(b"m", number.to_bytes(2))
+    last = (start + count - 1) & SERIAL_MASK
+    disposed = Disposition(role=True, first=UInt(start), last=UInt(last), settled=True)
+    (event,) = read(server, encode_frame(0, disposed))
+    assert isinstance(event, Disposed)
+    taken = session.take_unsettled(event.first, event.last)
+    assert [tag for _, _, tag in taken] == [number.to_bytes(2) for number in range(count)]
+    assert set(event.among({start, last, (last + 1) & SERIAL_MASK})) == {start, last}
+
+
+@pytest.mark.parametrize("first", UINTS)
+@pytest.mark.parametrize("last", UINTS)
+def test_a_disposition_for_nothing_that_was_sent_changes_nothing(first: int, last: int) -> None:
+    server, session, _ = sending(5)
+    disposed = Disposition(role=True, first=UInt(first), last=UInt(last), settled=True)
+    (event,) = read(server, encode_frame(0, disposed))
+    if (last - first) & SERIAL_MASK >= HALF_SERIAL:
+        assert isinstance(event, Closed)
+    else:
+        assert isinstance(event, Disposed)
+        assert session.take_unsettled(event.first, event.last) == []

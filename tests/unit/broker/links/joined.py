@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import cast
+from collections.abc import Callable
+from typing import Protocol, cast
 
 from twinbus.amqp.connection import Connection
 from twinbus.amqp.events import Event
 from twinbus.broker.access.admission import Admission, ConnectionLimits
+from twinbus.broker.links.peer import Peer
 from twinbus.broker.sas import ALL_RIGHTS, Grant
 from twinbus.broker.server import BrokerServer
 from twinbus.broker.storage.store import MemoryStore
@@ -25,9 +27,12 @@ class JoinedTransport:
         self.is_closed = False
         self.ended = asyncio.Event()
         """Nothing more will be written."""
+        self.seen: Callable[[bytes], None] = lambda _: None
+        """Gets everything that is written."""
 
     def write(self, data: bytes) -> None:
         self.written += data
+        self.seen(data)
 
     def pause_reading(self) -> None:
         self.is_paused = True
@@ -53,10 +58,16 @@ class JoinedTransport:
     abort = close
 
 
+class Front(Protocol):
+    """What a client connects to: a broker, or a gateway before one."""
+
+    def peer(self) -> Peer: ...
+
+
 class JoinedClient:
     """A client's connection to a broker; without `trusted` it has put no token."""
 
-    def __init__(self, server: BrokerServer, *, trusted: bool = True) -> None:
+    def __init__(self, server: Front, *, trusted: bool = True) -> None:
         self.connection = Connection("c")
         self.peer = server.peer()
         self.transport = JoinedTransport()
