@@ -5,7 +5,9 @@ It imports only what needs no other package, so that it can report what is missi
 
 from __future__ import annotations
 
+import codecs
 import sys
+from io import TextIOWrapper
 from typing import Final, NoReturn
 
 from twinbus.errors import MissingPackageError
@@ -14,8 +16,15 @@ from twinbus.extras import extra_of, install_command
 USAGE_ERROR: Final = 2
 
 
+NEAREST: Final = {"✔": "OK", "⚠": "!", "✖": "X", "○": "o", "–": "-", "…": "...", "→": "->"}
+"""Signs of our own, and what stands for them where the output cannot encode them."""
+
+
 def main() -> None:
     """Run the command line."""
+    codecs.register_error("twinbus", _nearest)
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="twinbus")
     try:
         from twinbus.console.cli import main as run
     except ModuleNotFoundError as error:
@@ -24,6 +33,13 @@ def main() -> None:
         run()
     except ModuleNotFoundError as error:
         _report_missing("this command", error)
+
+
+def _nearest(error: UnicodeError) -> tuple[str, int]:
+    """Return what stands for characters that cannot be encoded, and where to go on."""
+    assert isinstance(error, UnicodeEncodeError)
+    left_out = error.object[error.start : error.end]
+    return "".join(NEAREST.get(char, "?") for char in left_out), error.end
 
 
 def _report_missing(what: str, error: ModuleNotFoundError) -> NoReturn:

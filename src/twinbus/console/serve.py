@@ -110,6 +110,9 @@ async def _serve(broker: BrokerHost, front: Front, given: ServeOptions) -> None:
         print(f"{name}  {text}", flush=True)
         if given.tls_cert is not None and text.endswith(PLAIN):
             print(f"{name} over TLS  {text.removesuffix(PLAIN)}", flush=True)
+    stores = (broker.server(name).store for name in broker.names)
+    for why in filter(None, (store.low_on_space() for store in stores)):
+        print(f"twinbus: sends are refused: {why}", file=sys.stderr, flush=True)
     storage = f"kept in {given.data}" if given.data else "kept in memory only"
     print(f"ready; messages are {storage}; stop with Ctrl-C", flush=True)
     async with certificate_reloaded(front, given):

@@ -88,3 +88,13 @@ def test_a_shell_completes_commands_and_options(line: str, completed: str) -> No
     words = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
     asked = CliRunner().invoke(app, [], env={"_TWINBUS_COMPLETE": "complete_bash", **words})
     assert asked.output.split() == [completed]
+
+
+def test_an_output_that_cannot_encode_a_sign_gets_the_nearest_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    monkeypatch.setenv("TWINBUS_RUN_DIR", str(tmp_path))
+    done = script(set(), "top", "--once")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("o No pair runs here.")

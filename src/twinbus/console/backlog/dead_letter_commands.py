@@ -20,6 +20,7 @@ from twinbus.namespace.endpoint import endpoint_of
 from twinbus.syphon.connection.peeked_message import PeekedMessage
 from twinbus.syphon.core.dead_letters import REPLAYS_MAX, DeadLetterFilter
 from twinbus.syphon.replaying import Replayed, dead_letters, replay
+from twinbus.wording import plain
 
 
 @asynccontextmanager
@@ -142,7 +143,7 @@ async def _write(selection: QueueSelection, wanted: DeadLetterFilter, lines: IO[
 
 def _lines(found: list[PeekedMessage], count: int, *, more: bool) -> list[str]:
     if not found:
-        return ["no such dead letters"]
+        return ["no dead letters"]
     rows = [
         [
             letter.queue,
@@ -151,7 +152,7 @@ def _lines(found: list[PeekedMessage], count: int, *, more: bool) -> list[str]:
             letter.message_id or "?",
             letter.summary()["enqueued_at"] or "?",
             str(letter.replays),
-            ": ".join(filter(None, (letter.reason, letter.description))) or "?",
+            plain(": ".join(filter(None, (letter.reason, letter.description)))) or "?",
         ]
         for letter in found
     ]

@@ -16,7 +16,7 @@ TEXT_LENGTH_MAX: Final = 40
 def queue_lines(queues: Sequence[QueueContents], endpoint: str) -> list[str]:
     """Return a row for each queue, and a line with the totals."""
     if not queues:
-        return [f"no such backlog queues in {endpoint}"]
+        return [f"no backlog queues in {endpoint}"]
     rows = [
         [
             queue.path,

@@ -19,6 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 from twinbus.console.drill.programs import STOP_LIMIT_S, first_lines, start_program
 from twinbus.console.drill.result import DrillResult
 from twinbus.console.drill.world import PRIMARY, DrillError, World
+from twinbus.control.run_directory import VARIABLE as RUN_DIRECTORY
 from twinbus.page.sources.proof import keep_proof
 
 NOTE_S: Final = 5.0
@@ -34,11 +35,19 @@ class DrillPage:
         self._world = world
         self._process: subprocess.Popen[str] | None = None
         self._notes = ThreadPoolExecutor(1, "twinbus-drill-notes")
+        self._run_directory = os.environ.get(RUN_DIRECTORY)
 
     def __enter__(self) -> Self:
+        # The drill's pair has its socket where the page finds it, and no other pair.
+        place = self._world.directory / "run"
+        place.mkdir(mode=0o700)
+        os.environ[RUN_DIRECTORY] = str(place)
         return self
 
     def __exit__(self, *exc: object) -> None:
+        os.environ.pop(RUN_DIRECTORY)
+        if self._run_directory is not None:
+            os.environ[RUN_DIRECTORY] = self._run_directory
         self._notes.shutdown(cancel_futures=True)
         process, self._process = self._process, None
         if process is None:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from twinbus.cost.arithmetic import SETTLEMENTS
 from twinbus.cost.prices import PriceBook
+from twinbus.extras import missing_package
 from twinbus.ledger.record import LedgerError, decode
 from twinbus.page.core.cost import (
     OUTAGE_CAUSES,
@@ -75,10 +76,13 @@ def table_sums(ledger: Path, began: datetime) -> tuple[frozenset[str], ChargeSum
     if not (place / "sets").is_dir():
         return frozenset(), Counter()
     # Imported late: it takes a moment and 30 MB, and many ledgers have no tables.
-    import pyarrow.compute as pc  # type: ignore[import-untyped]
-    from deltalake import DeltaTable
+    try:
+        import pyarrow.compute as pc  # type: ignore[import-untyped]
+        from deltalake import DeltaTable
 
-    from twinbus.pipeline.store.lake import Lake
+        from twinbus.pipeline.store.lake import Lake
+    except ModuleNotFoundError as error:
+        raise missing_package("the cost of what is in the tables of the ledger", error) from None
 
     lake = Lake(str(place), {})
     for _ in range(TRIES):

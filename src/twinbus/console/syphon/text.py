@@ -11,6 +11,7 @@ from twinbus.syphon.core.forecast import time_to_empty_s
 from twinbus.syphon.host import DrainProgress
 from twinbus.syphon.observing.health import no_pump_text
 from twinbus.syphon.relay.lease import WAITING
+from twinbus.wording import plain
 
 STILL_S: Final = 5.0
 """A drain that moved no message for this long is not moving, whatever its last rate was."""
@@ -134,7 +135,7 @@ def obstacles(
                 continue
             left_s = state["gives_up_in_s"].get(what)
             more = "" if left_s is None else f" (dead-lettered in {duration(left_s)})"
-            found.setdefault(f"{what}: {why}{more}", []).append(queue)
+            found.setdefault(f"{what}: {plain(why)}{more}", []).append(queue)
     return [
         f"{reason} [{where[0] if len(where) == 1 else f'{len(where)} queues'}]"
         for reason, where in found.items()

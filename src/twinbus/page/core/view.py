@@ -343,7 +343,7 @@ def syphon_of(status: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     states = queues.values()
     obstacles = dict.fromkeys(
-        (str(what), str(why))
+        (str(what), plain(why))
         for state in states
         for what, why in (*state.get("problems", {}).items(), *state.get("held", {}).items())
     )

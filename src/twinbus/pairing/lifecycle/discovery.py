@@ -26,6 +26,7 @@ from twinbus.pairing.core.backlog import lease_path
 from twinbus.pairing.core.classify import FailureMeaning, meaning_of
 from twinbus.pairing.core.failover import EntityState
 from twinbus.pairing.core.listing_times import BUSY_S, ListingTimes
+from twinbus.pairing.core.status import short_queue_list
 from twinbus.pairing.lifecycle.administration import (
     BacklogAdministration,
     Findings,
@@ -38,6 +39,7 @@ from twinbus.pairing.lifecycle.attaching import (
     LinkSearch,
     receiver_error,
 )
+from twinbus.wording import plain
 
 if TYPE_CHECKING:
     from twinbus.pairing.sending.shared_state import SharedState
@@ -253,10 +255,17 @@ class Discovery:
         """
         state = self._state
         self._keep_refused(findings)
+        changed: dict[str, list[str]] = {}
         for path, reason in findings.left_out.items():
             if not schedule.is_same_reason(state.rotation.left_out.get(path), reason):
                 self._changed_at = state.now
-                state.leave_out(path, reason)
+                state.leave_out(path, reason, is_logged=False)
+                changed.setdefault(plain(reason.replace(path, "")), []).append(path)
+        for paths in changed.values():
+            # Ten queues that an administrator has not made are one line.
+            are, why = "are" if len(paths) > 1 else "is", plain(findings.left_out[paths[0]])
+            log.warning("%s %s left out: %s", short_queue_list(paths), are, why)
+            for path in paths:
                 self._log_drift(path, findings)
         # In the order of their paths, not of the answers.
         for path in sorted(findings.usable, key=state.paths.index):

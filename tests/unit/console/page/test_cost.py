@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from twinbus.console.page.cost import PageCost
 from twinbus.cost import prices
+from twinbus.errors import MissingPackageError
 from twinbus.ledger.record import encode
 
 
@@ -35,3 +39,12 @@ def syphon_record(label: str) -> dict[str, object]:
     """What a syphon writes of a message: it serves queues and names no pair."""
     queue = f"{label}/x-servicebus-transfer/0"
     return {"cause": "syphon", "backlog_queue": queue, "outcome": "ok", "size_bytes": 10}
+
+
+def test_tables_that_need_a_missing_extra_name_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "_tables" / "sets").mkdir(parents=True)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingPackageError, match=r"the cost of .* needs the extra `spark`"):
+        PageCost(tmp_path, prices.standard()).document("contoso", None, 0)
