@@ -71,7 +71,7 @@ class GrowingLedger:
         update(self._spark, self._ledger)
         base = self._plans[0]
         store = open_store(self._spark, self._ledger)
-        self._batch = _Batch(store, store.latest(), base.records * LINE_BYTES)
+        self._batch = _Batch(store, store.latest(), {})
         self._progress(f"making {base.records:,} records")
         files = store.write(maker.made(self._spark, base), BRONZE, self._batch._part)
         self._batch._changes[BRONZE] = TableChange(files)

@@ -11,10 +11,12 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from pyspark.sql import SparkSession
 
+from twinbus.ledger.facts import FileFacts
 from twinbus.ledger.record import LedgerError
 from twinbus.pipeline.store import stream
 from twinbus.pipeline.store.compaction import Compacted
 from twinbus.pipeline.store.current import current_tables
+from twinbus.pipeline.store.known_files import KnownFile
 from twinbus.pipeline.store.lake import Snapshot
 from twinbus.pipeline.store.layout import kept_tables, signature_of
 from twinbus.pipeline.store.store import TableStore
@@ -30,7 +32,8 @@ def ledger(spark: SparkSession, tmp_path: Path) -> Path:
     (tmp_path / "app-0.jsonl").touch()
     store = TableStore(spark, tmp_path / "_tables")
     told = Snapshot(batch=0, gold=signature_of(kept_tables()))
-    snapshot = store.commit(Snapshot(), told, {}, ["app-0.jsonl"])
+    file = KnownFile(FileFacts("app-0.jsonl"), 0)
+    snapshot = store.commit(Snapshot(), told, {}, {"app-0.jsonl": file.as_json()})
     assert open_store(spark, tmp_path).latest() == snapshot
     return tmp_path
 

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.spark.kept import write_lines
-from tests.spark.ledgers import EPOCH_MS, Line, came_out, completed, diverted, line, moved, sent
+from tests.spark.ledgers import (
+    EPOCH_MS,
+    Line,
+    came_out,
+    completed,
+    diverted,
+    line,
+    moved,
+    received,
+    sent,
+)
 from twinbus.console.report.conservation_sheet import conservation_sheet
 from twinbus.pipeline.reports.conservation import (
     BacklogSnapshot,
@@ -75,6 +88,30 @@ def test_what_only_the_broker_saw_and_ids_that_were_used_again_are_unknown(
         assert report.reused == 3
         said = "3 ids accepted more than once: each counts as one message"
         assert any(one.startswith(said) for one in conservation_sheet(report).lines)
+
+
+def test_a_copy_counts_once_and_a_broker_without_an_end_decides_nothing(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    write_lines(tmp_path, "test-00000.jsonl", [sent("a"), received("a"), diverted("w")])
+    first = tmp_path / "test-00000.jsonl"
+    shutil.copy(first, tmp_path / "test-00000-copy.jsonl")
+    (tmp_path / "test-00000.jsonl.open").write_bytes(first.read_bytes()[:-40])
+    packed = json.dumps(sent("b")).encode() + b"\n"
+    (tmp_path / "test-00001.jsonl.gz").write_bytes(gzip.compress(packed))
+    # It never said that it stopped, and its last file is missing.
+    serving = line("state", view="broker", namespace="east", state="serving", entity=None)
+    write_lines(tmp_path, "broker-00000.jsonl", [serving, broker("send", "w")])
+    with batch_tables(spark, tmp_path) as made, current_tables(spark, tmp_path) as kept:
+        for tables in (made, kept):
+            report = conservation_report(tables, ALL, None, in_brief=True)
+            assert (report.scope.records, report.total.duplicates) == (6, 0)
+            assert (report.total.accepted, report.total.undecided) == (3, 1)
+            assert report.verdict is ReportVerdict.UNKNOWN
+            [gap] = report.scope.gaps
+            assert (gap.process, gap.is_open) == ("broker", True)
+            assert gap.sentence in report.unknown
+            assert sum("not read" in one for one in report.assumed) == 2
 
 
 def test_a_peek_calls_lost_what_the_ledger_knew_before_it_whatever_the_clocks_say(

@@ -15,6 +15,7 @@ from twinbus.pipeline.spark.session import master_of, require_shared
 from twinbus.pipeline.store import stream
 from twinbus.pipeline.store.compaction import latest_of
 from twinbus.pipeline.store.increment import totals
+from twinbus.pipeline.store.inspection import LedgerFolder
 from twinbus.pipeline.store.layout import BRONZE, JOURNEYS, kept_tables, stored_schemas
 from twinbus.pipeline.tables import bronze
 from twinbus.pipeline.tables.conservation import balances
@@ -28,14 +29,16 @@ Frames = Mapping[str, "DataFrame"]
 
 
 def read_ledger(spark: SparkSession, ledger: Path | str, *, shared: bool = False) -> DataFrame:
-    """Every record in the files of a ledger; lines that are no record are left out.
+    """Every record in the files of a ledger; copies, and lines that are no record, are left out.
 
     Spark keeps the rows, because a query of a few columns does not see a damaged line: call
     `unpersist` when you are done. `shared`, here and below: a local path is a directory that all
     machines of the cluster mount.
     """
     require_shared(master_of(spark), (ledger,), shared=shared)
-    return bronze.records_of(bronze.read_ledger(spark, ledger)).cache()
+    bronze.location_of(ledger)
+    refused = LedgerFolder(ledger).inspect({}).refused
+    return bronze.records_of(bronze.read_ledger(spark, ledger, refused=refused)).cache()
 
 
 def update(

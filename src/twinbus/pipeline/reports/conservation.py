@@ -21,9 +21,11 @@ from twinbus.pipeline.reports.ledger_tables import (
     lines_of,
     of_entity,
     scope_of,
+    told_of_files,
     unread,
     whole_days,
 )
+from twinbus.pipeline.store.gaps import MOVES, WAITING
 from twinbus.pipeline.tables import conservation, journeys
 from twinbus.pipeline.tables.charges import MESSAGE_STAGES
 from twinbus.pipeline.tables.columns import day_of
@@ -132,6 +134,7 @@ def conservation_report(
                 *_assumed(asked, detection_s),
                 *(() if in_brief else _skewed(tables, asked)),
                 *from_sums(scope),
+                *told_of_files(scope),
             ),
         )
     finally:
@@ -142,6 +145,13 @@ def _notable(tables: LedgerTables, asked: ReportRequest, look: BacklogSnapshot |
     """Messages that are not delivered or were received twice, with the fate they have now."""
     found = of_entity(tables.notable(), asked)
     found = by_day(found.withColumn("day", day_of(F.col("first_ms"))), asked)
+    in_doubt = [gap for gap in tables.shown.gaps if gap.is_open]
+    if any(WAITING in gap.doubts for gap in in_doubt) or _is_short(tables):
+        # The broker that says so stopped without an end: it may have ended since.
+        fate = F.col("fate")
+        found = found.withColumn(
+            "fate", F.when(fate == "waiting", F.lit("undecided")).otherwise(fate)
+        )
     if look is None:
         return found.drop("day")
     before = found.drop("day").withColumnRenamed("fate", "told")
@@ -157,11 +167,25 @@ def _notable(tables: LedgerTables, asked: ReportRequest, look: BacklogSnapshot |
         # The backlog of this pair is in another secondary.
         passed_by |= ~F.col(LABEL).isin(*look.labels)
     passed_by |= journeys.is_erased()
+    for gap in in_doubt:
+        if MOVES in gap.doubts:
+            # A syphon that was killed may have forwarded it without a record.
+            until_ms = F.lit(gap.to_ms).cast("long")
+            passed_by |= until_ms.isNull() | (F.col("accepted_ms") <= until_ms)
     told = before.select(*journeys.MESSAGE, "told")
     fate = F.when(
         F.col("told").isin(*journeys.UNSEEN) & (F.col("fate") == "lost") & passed_by, F.col("told")
     ).otherwise(F.col("fate"))
     return now.join(told, list(journeys.MESSAGE)).withColumn("fate", fate).drop("told", "awaited")
+
+
+def _is_short(tables: LedgerTables) -> bool:
+    """Whether the successor of a broker found fewer messages than the records say were there."""
+    found = [gap.recovery for gap in tables.shown.gaps if gap.recovery and WAITING in gap.doubts]
+    return any(
+        conservation.standing_at(tables.in_backlog(), one.at_ms).count() > one.messages
+        for one in found
+    )
 
 
 def _counted(tables: LedgerTables, asked: ReportRequest, notable: DataFrame) -> list[Counts]:

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from twinbus.pipeline.reports.bill import Bill, Charge
 from twinbus.pipeline.reports.plain_json import day_of, fields_as_json
+from twinbus.pipeline.store.gaps import SENDS, WriterGap
 
 DAY_MS: Final = 86_400_000
 
@@ -74,7 +75,11 @@ class ReportScope:
     unrecorded: int = 0
     """Records that processes could not write, by their own count."""
     missing: tuple[str, ...] = ()
-    """Sentences on files of the ledger that were not read."""
+    """Sentences on files of the ledger that are not there, were changed or were not read."""
+    gaps: tuple[WriterGap, ...] = ()
+    """Writers that stopped without an end, also where other evidence closes the gap."""
+    said: tuple[str, ...] = ()
+    """Sentences on files that make nothing unknown: copies, and files of earlier versions."""
     records_from: date | None = None
     """The first day whose records are kept; None: all are. Sums of earlier days are kept too."""
 
@@ -83,6 +88,11 @@ class ReportScope:
         """Whether every record that was due could be read."""
         # A line that a crash tore can be of a message that its sender was told is safe.
         return not (self.unrecorded or self.missing or any(self.set_aside.values()))
+
+    @property
+    def unknown_sends(self) -> tuple[WriterGap, ...]:
+        """Writers that may have accepted messages of which no record tells."""
+        return tuple(gap for gap in self.gaps if gap.is_open and SENDS in gap.doubts)
 
     @property
     def has_removed_days(self) -> bool:
@@ -420,7 +430,9 @@ class ConservationReport(LedgerReport):
         """
         if self.lost_at_least and not self.scope.missing:
             return ReportVerdict.BAD
-        is_told = self.scope.is_whole and not self.nameless and not self.incomplete
+        scope = self.scope
+        is_told = scope.is_whole and not scope.unknown_sends
+        is_told = is_told and not self.nameless and not self.incomplete
         return ReportVerdict.GOOD if self.total.lost == 0 and is_told else ReportVerdict.UNKNOWN
 
 

@@ -25,12 +25,12 @@ from twinbus.pipeline.spark.session import (
     session_for_many,
 )
 from twinbus.pipeline.store.current import CurrentTables
+from twinbus.pipeline.store.inspection import LedgerFolder
 from twinbus.pipeline.store.place_files import PlaceFiles
-from twinbus.pipeline.store.raw_files import missing_from_files
 from twinbus.pipeline.store.store import TableStore
 from twinbus.pipeline.store.stream import tables_place
 from twinbus.pipeline.tables import bronze
-from twinbus.pipeline.tables.conservation import unsent_in_backlog
+from twinbus.pipeline.tables.conservation import in_backlog, unsent_in_backlog
 from twinbus.pipeline.tables.gold import BUCKET_S, Sources, gold_tables, notable, with_fates
 from twinbus.pipeline.tables.journeys import destination_of, judged, partial_journeys
 from twinbus.pipeline.tables.tallies import may_share_messages, tallied
@@ -70,10 +70,11 @@ class BatchTables:
         self._is_small = size_bytes <= SMALL_BYTES
         many = size_bytes // LINE_BYTES
         session = session_for_few(spark) if self._is_small else session_for_many(spark, many)
-        # First: it refuses a place without a ledger in one line.
-        lines = bronze.read_ledger(session, ledger)
+        # It refuses a place without a ledger in one line.
+        bronze.location_of(ledger)
         inside = TableStore(session, tables_place(ledger))
-        self.missing = tuple(missing_from_files(inside, ledger).sentences())
+        self.shown = LedgerFolder(ledger).inspect({}, removed_unnoted=inside.is_only_copy)
+        lines = bronze.read_ledger(session, ledger, refused=self.shown.refused)
         is_open = F.endswith(F.col("_metadata.file_name"), F.lit(OPEN_SUFFIX))
         # Kept before counting: a query of a few columns does not see a damaged line.
         self._lines = self._kept(lines.withColumn(_IS_OPEN, is_open))
@@ -97,7 +98,10 @@ class BatchTables:
             # A line that is not whole yet is being written: it is no news.
             told = F.when(~F.col(_IS_OPEN) | (why != "torn"), why)
             counts = self._lines.agg(*bronze.line_counts(told)).collect()[0]
-            self._set_aside = bronze.set_aside(counts.asDict())
+            counted = counts.asDict()
+            self._set_aside = bronze.set_aside(
+                {**counted, "torn": counted["torn"] + self.shown.torn}
+            )
         return self._set_aside
 
     def table(self, name: str) -> DataFrame:
@@ -111,9 +115,13 @@ class BatchTables:
         """Messages that a report may have to name, as `schemas.FATES`."""
         return with_fates(notable(self._fates), self.table("states"))
 
+    def in_backlog(self) -> DataFrame:
+        """What the broker says of messages in backlog queues, as `schemas.NOTABLE`."""
+        return notable(self._fates).where(in_backlog(F.col("destination")))
+
     def unsent_in_backlog(self) -> DataFrame:
         """What only the broker saw in a backlog queue, by `conservation.unsent_in_backlog`."""
-        return unsent_in_backlog(notable(self._fates), self._fates)
+        return unsent_in_backlog(self.in_backlog(), self._fates)
 
     def messages(self) -> DataFrame:
         """Every message with its fate, as `schemas.FATES`."""
@@ -261,7 +269,9 @@ def scope_of(tables: LedgerTables, asked: ReportRequest, lines: Lines) -> Report
         last_ms=row[1],
         records=lines.records,
         set_aside=dict(tables.set_aside),
-        missing=tables.missing,
+        missing=tables.shown.missing,
+        gaps=tables.shown.gaps,
+        said=tables.shown.said,
         records_from=tables.records_from,
         unrecorded=lines.unrecorded,
     )
@@ -272,6 +282,13 @@ def unread(scope: ReportScope) -> Iterator[str]:
     if any(scope.set_aside.values()):
         yield f"{sum(scope.set_aside.values()):,} lines are no record: what they said is not known"
     yield from scope.missing
+    yield from (gap.sentence for gap in scope.gaps if gap.is_open)
+
+
+def told_of_files(scope: ReportScope) -> Iterator[str]:
+    """Sentences on files and writers that make nothing unknown."""
+    yield from scope.said
+    yield from (gap.sentence for gap in scope.gaps if not gap.is_open)
 
 
 def from_sums(scope: ReportScope) -> tuple[str, ...]:

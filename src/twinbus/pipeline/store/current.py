@@ -19,14 +19,14 @@ from pyspark.sql import functions as F
 
 from twinbus.ledger.record import OPEN_SUFFIX, LedgerError
 from twinbus.pipeline.store.increment import ONE_TASK_MAX, Increment, fanned, keyed, totals
+from twinbus.pipeline.store.inspection import InspectedLedger, LedgerFolder
 from twinbus.pipeline.store.lake import Snapshot
 from twinbus.pipeline.store.layout import BRONZE, JOURNEYS, kept_tables
-from twinbus.pipeline.store.raw_files import missing_from_tables
 from twinbus.pipeline.store.store import TableStore
-from twinbus.pipeline.store.stream import FEW_BYTES, open_store, update
+from twinbus.pipeline.store.stream import FEW_BYTES, open_store, taken_files, update
 from twinbus.pipeline.tables import bronze
 from twinbus.pipeline.tables.columns import day_of
-from twinbus.pipeline.tables.conservation import unsent_in_backlog
+from twinbus.pipeline.tables.conservation import in_backlog, unsent_in_backlog
 from twinbus.pipeline.tables.gold import BUCKET_S, NOTABLE, GoldTable, with_fates
 from twinbus.pipeline.tables.journeys import partial_journeys
 from twinbus.pipeline.tables.schemas import LEDGER
@@ -53,23 +53,31 @@ def current_tables(
     `shared`: local paths are directories that all machines of the cluster mount.
     """
     store = open_store(spark, ledger, tables, shared=shared)
+    folder = LedgerFolder(ledger)
     for tries_left in reversed(range(TRIES)):
         before = _open_files(store, ledger)
         snapshot = update(spark, ledger, tables, shared=shared)
-        found = _open_files(store, ledger)
-        if tries_left and before.keys() - found.keys():
+        shown = folder.inspect(taken_files(store))
+        found = {
+            name: size
+            for name, size in _open_files(store, ledger).items()
+            if name not in shown.refused
+        }
+        if tries_left and before.keys() - found.keys() - shown.refused.keys():
             # Ended before the update looked, or after it: the next one will have it.
             continue
-        tail = _Tail(store, snapshot, ledger, found) if found else None
+        tail = _Tail(store, snapshot, ledger, found, shown) if found else None
         try:
             still_open = _open_files(store, ledger).keys()
             if tail is None or not tries_left or found.keys() <= still_open:
                 _require_read(ledger, tail, still_open)
                 if not tries_left:
                     read = found.keys() - (tail.unread if tail else set())
-                    _require_whole(store, ledger, snapshot, before.keys() | found.keys(), read)
+                    known = (before.keys() | found.keys()) - shown.refused.keys()
+                    _require_whole(store, ledger, snapshot, known, read)
                 few = snapshot.records <= ONE_TASK_MAX
-                yield CurrentTables(store.for_few() if few else store, str(ledger), snapshot, tail)
+                by = store.for_few() if few else store
+                yield CurrentTables(by, str(ledger), snapshot, tail, shown)
                 return
         finally:
             if tail is not None:
@@ -87,6 +95,8 @@ class CurrentTables:
     ledger: str
     _snapshot: Snapshot
     _tail: _Tail | None
+    shown: InspectedLedger
+    """What the files of the ledger show beside their records."""
 
     @property
     def records(self) -> int:
@@ -100,16 +110,13 @@ class CurrentTables:
         return date.fromisoformat(day) if day else None
 
     @property
-    def missing(self) -> tuple[str, ...]:
-        """Sentences on files of the ledger that these tables never took."""
-        return tuple(missing_from_tables(self._store, self.ledger).sentences())
-
-    @property
     def set_aside(self) -> Mapping[str, int]:
         """Lines that are none, by reason (`bronze.REASONS`), those that occurred."""
         counts = dict(self._snapshot.set_aside)
         for why, count in self._tail.set_aside.items() if self._tail else ():
             counts[why] = counts.get(why, 0) + count
+        if self.shown.torn:
+            counts["torn"] = counts.get("torn", 0) + self.shown.torn
         return counts
 
     def table(self, name: str) -> DataFrame:
@@ -122,11 +129,15 @@ class CurrentTables:
         """Messages that a report may have to name, as `schemas.FATES`."""
         return with_fates(self._total(NOTABLE), self.table("states"))
 
+    def in_backlog(self) -> DataFrame:
+        """What the broker says of messages in backlog queues, as `schemas.NOTABLE`."""
+        return self._total(NOTABLE).where(in_backlog(F.col("destination")))
+
     def unsent_in_backlog(self) -> DataFrame:
         """What only the broker saw in a backlog queue, by `conservation.unsent_in_backlog`."""
         kept = self._store.read(JOURNEYS, self._snapshot)
         messages = kept if self._tail is None else kept.unionByName(self._tail.fresh)
-        backlog = self._total(NOTABLE)
+        backlog = self.in_backlog()
         if self.records_from is not None:
             # Of earlier days retention has removed journeys of clients.
             backlog = backlog.where(day_of(F.col("first_ms")) > F.lit(self.records_from))
@@ -153,6 +164,7 @@ class _Tail:
         snapshot: Snapshot,
         ledger: Path | str,
         files: Mapping[str, int],
+        shown: InspectedLedger,
     ) -> None:
         few = sum(files.values()) <= FEW_BYTES
         session = store.for_few().session if few else store.session
@@ -161,6 +173,7 @@ class _Tail:
             **bronze.READING, ignoreMissingFiles="true"
         )
         lines = reader.json(bronze.location_of(ledger), pathGlobFilter=bronze.OPEN_FILES)
+        lines = bronze.without_files(lines, shown.refused)
         lines = lines.withColumn(_FILE, F.col("_metadata.file_name"))
         self._lines = (lines.coalesce(1) if few else lines).persist()
         told = (

@@ -10,15 +10,21 @@ fails, and can be made again.
 
 from __future__ import annotations
 
+import gzip
 import json
+import time
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Final
 
 from pyspark.sql import functions as F
 
-from twinbus.ledger.record import FILE_SUFFIX, OPEN_SUFFIX, LedgerError
+from twinbus.ledger.facts import GZIP_SUFFIX, stem_of
+from twinbus.ledger.files import HOST, process_name
+from twinbus.ledger.reader import is_readable
+from twinbus.ledger.record import FILE_SUFFIX, OPEN_SUFFIX, WRITER, LedgerError, encode
 from twinbus.pipeline.store.compaction import (
     COMMIT_TRIES,
     Announce,
@@ -63,7 +69,7 @@ def erase(
     say = announce or (lambda line: None)
     say(f"looking for message {message_id} in the ledger's files")
     names = _naming(store, ledger, message_id)
-    still_open = [name for name in names if not name.endswith(FILE_SUFFIX)]
+    still_open = [name for name in names if name.endswith(OPEN_SUFFIX)]
     if still_open:
         raise LedgerError(
             f"message {message_id} was not erased: {still_open[0]} names it and is still being"
@@ -72,15 +78,36 @@ def erase(
     new_id = _new_id(store, ledger, message_id)
     # First the files: what is taken into the tables from now on does not name it.
     for name in names:
-        lines = store.content_of(ledger, name).split(b"\n")
-        store.replace_content(
-            ledger, name, b"\n".join(_renamed(line, message_id, new_id) for line in lines)
-        )
+        before = store.content_of(ledger, name)
+        lines = before.split(b"\n")
+        after = b"\n".join(_renamed(line, message_id, new_id) for line in lines)
+        # First the line that says so: killed after it, nothing is changed without a word.
+        _sign_off(store, ledger, name, before, after)
+        packed = gzip.compress(after) if name.endswith(GZIP_SUFFIX) else after
+        store.replace_content(ledger, name, packed)
     say(f"looking for message {message_id} in the tables")
     records = _erase_from_tables(store, message_id, new_id)
     store.sweep(keep_h=0)
     store.remove_raw_file(ledger, _AT_WORK)
     return Erased(store.latest(), records, len(names))
+
+
+def _sign_off(store: TableStore, ledger: str, name: str, before: bytes, after: bytes) -> None:
+    """Put a file into the ledger that says which hash another one has from now on."""
+    process, at_ms = process_name("erase"), time.time_ns() // 1_000_000
+
+    def line(**fields: object) -> bytes:
+        return encode(process, at_ms, WRITER, fields)
+
+    content = line(state="begin", number=0, host=HOST, started_ms=at_ms, interval_ms=0) + line(
+        state="erased",
+        client=stem_of(name),
+        previous=sha256(before).hexdigest(),
+        hash=sha256(after).hexdigest(),
+        lines=0,
+    )
+    ended = line(state="ended", lines=2, hash=sha256(content).hexdigest())
+    store.replace_content(ledger, f"{process}-00000{FILE_SUFFIX}", content + ended)
 
 
 def _new_id(store: TableStore, ledger: str, message_id: str) -> str:
@@ -152,8 +179,7 @@ def _without(
 
 def _naming(store: TableStore, ledger: str, message_id: str) -> list[str]:
     """The ledger's files in which the id occurs."""
-    suffixes = (FILE_SUFFIX, f"{FILE_SUFFIX}{OPEN_SUFFIX}")
-    names = sorted(name for name, _ in store.files_at(ledger) if name.endswith(suffixes))
+    names = sorted(name for name, _ in store.files_at(ledger) if is_readable(name))
     found = (
         store.session.read.text(ledger_paths(ledger, names))
         .where(F.contains(F.col("value"), F.lit(_written(message_id))))

@@ -56,6 +56,7 @@ SET_FILES_MAX: Final = 50
 
 _VERSION: Final = "_version"
 _TOOK: Final = "took"
+_FACTS: Final = "facts"
 
 _SET_COLUMNS: Final = {
     "number": (pa.int64(), "Number of the set; the greatest is the newest."),
@@ -68,7 +69,9 @@ _SET_COLUMNS: Final = {
     "gold": (pa.string(), "Digest of the gold tables and their columns."),
     "records_from": (pa.string(), "First day whose records are kept; empty: all are."),
     "fan_out": (pa.bool_(), "Whether a message can have several rows in journeys."),
+    "ledger": (pa.string(), "Id of the ledger, or its address; empty: the tables are inside it."),
     _TOOK: (pa.list_(pa.string()), "Files of the ledger that came with the set."),
+    _FACTS: (pa.list_(pa.string()), "Size, hash and place in the chain of each of them, as JSON."),
 }
 """Type and comment of the columns of `sets` beside the versions."""
 
@@ -102,6 +105,8 @@ class Snapshot:
     """The gold tables it has, with their columns, as a digest."""
     records_from: str = ""
     """The first day (ISO 8601) whose records are kept; "": all are (`retention`)."""
+    ledger: str = ""
+    """The ledger that the tables are of: its id, else its address; "": they are inside it."""
     sum_parts: int = 0
     """Batches whose sums the gold tables have side by side."""
     format: int = FORMAT
@@ -148,7 +153,7 @@ class Lake:
             sets = self._open(SETS)
             if sets is None:
                 return Snapshot()
-            names = [one.name for one in sets.schema().fields if one.name != _TOOK]
+            names = [one.name for one in sets.schema().fields if one.name not in (_TOOK, _FACTS)]
             rows: list[dict[str, Any]] = sets.to_pyarrow_table(columns=names).to_pylist()
         return self._snapshot(_newest(rows)) if rows else Snapshot()
 
@@ -162,12 +167,23 @@ class Lake:
         taken = {name: row["batch"] for row in rows for name in row[_TOOK]}
         for name in taken:
             # These are files that `compact --remove-raw` deletes: none may lead elsewhere.
-            if "/" in name or not name.endswith(FILE_SUFFIX):
+            if "/" in name or not name.endswith((FILE_SUFFIX, f"{FILE_SUFFIX}.gz")):
                 raise LedgerError(
                     f"the table {SETS} at {self._place} names {name!r}, which is no file of a"
                     f" ledger: {REBUILD}"
                 )
         return taken
+
+    def facts(self) -> dict[str, str]:
+        """What is known of each of these files, as it was given when it was taken."""
+        with self._in_words(SETS):
+            sets = self._open(SETS)
+            if sets is None:
+                return {}
+            rows = sets.to_pyarrow_table(columns=[_TOOK, _FACTS]).to_pylist()
+        return {
+            name: text for row in rows for name, text in zip(row[_TOOK], row[_FACTS], strict=True)
+        }
 
     def files(self, table: str, snapshot: Snapshot) -> tuple[DataFile, ...]:
         """The files that a table has in a snapshot."""
@@ -187,11 +203,11 @@ class Lake:
         before: Snapshot,
         after: Snapshot,
         changes: Mapping[str, TableChange],
-        took: Sequence[str] = (),
+        took: Mapping[str, str] | None = None,
     ) -> Snapshot:
         """Make `after` follow `before`, at once or not at all; CommitConflict: another one does.
 
-        `took` are files of the ledger whose records come with it.
+        `took` are files of the ledger whose records come with it, and what is known of each.
         """
         versions = dict(before.versions)
         for table in self._schemas:
@@ -199,7 +215,7 @@ class Lake:
             if change.added or change.removed or table not in versions:
                 versions[table] = self._advance(table, before, change)
         committed = replace(after, number=before.number + 1, versions=versions, format=FORMAT)
-        self._append(committed, before, took)
+        self._append(committed, before, took or {})
         return committed
 
     def sweep(self, *, keep_h: int = KEEP_H) -> None:
@@ -251,7 +267,7 @@ class Lake:
                 return latest.version()
             return self._commit(latest, actions)
 
-    def _append(self, committed: Snapshot, before: Snapshot, took: Sequence[str]) -> None:
+    def _append(self, committed: Snapshot, before: Snapshot, took: Mapping[str, str]) -> None:
         """Add the row of a set: the one step that makes it count."""
         row = {
             **{one.name: getattr(committed, one.name) for one in fields(Snapshot)},
@@ -259,6 +275,7 @@ class Lake:
             "at_ms": int(time.time() * 1000),
             "set_aside": json.dumps(dict(committed.set_aside)),
             _TOOK: list(took),
+            _FACTS: list(took.values()),
         }
         schema = self._set_schema()
         with self._in_words(SETS):

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.fs as pa_fs  # type: ignore[import-untyped]
@@ -20,6 +20,8 @@ from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
 
 from twinbus.ledger.record import LedgerError
+
+PIECE_BYTES: Final = 1 << 20
 
 
 class FoundFile(NamedTuple):
@@ -50,6 +52,18 @@ class PlaceFiles:
             if info.is_file
         ]
 
+    def directories(self) -> list[str]:
+        """Names of the directories at the place."""
+        return [info.base_name for info in self._listed("") if not info.is_file]
+
+    def below(self, directory: str) -> list[str]:
+        """The files in a directory and in all that are in it, relative to the place."""
+        with self._in_words():
+            selector = pa_fs.FileSelector(self._at(directory), recursive=True)
+            found = self._files.get_file_info(selector)
+        root = f"{self._root}/" if self._root else ""
+        return [info.path.removeprefix(root) for info in found if info.is_file]
+
     def exists(self, name: str = "") -> bool:
         """Whether there is a file or directory of this name."""
         with self._in_words():
@@ -60,6 +74,12 @@ class PlaceFiles:
         """The content of a file."""
         with self._in_words(), self._files.open_input_stream(self._at(name)) as stream:
             return bytes(stream.read())
+
+    def pieces(self, name: str) -> Iterator[bytes]:
+        """The content of a file in pieces, not compressed any more where its name says that."""
+        with self._in_words(), self._files.open_input_stream(self._at(name)) as stream:
+            while piece := stream.read(PIECE_BYTES):
+                yield bytes(piece)
 
     def put(self, name: str, content: bytes) -> None:
         """Give a file this content, all of it at once, whether or not it exists.

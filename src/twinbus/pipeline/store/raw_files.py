@@ -7,8 +7,6 @@ first one goes (`ledger.missing`), so that later readers of the files know that 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
-from pathlib import Path
 
 from twinbus.ledger import missing
 from twinbus.ledger.record import LedgerError
@@ -38,22 +36,6 @@ def require_raw(store: TableStore, ledger: str) -> None:
             f"the tables at {store.place} cannot be rebuilt: they are {ONLY_COPY} (compact"
             " --remove-raw); the version of Twinbus that made them reads them"
         )
-
-
-def missing_from_files(tables: TableStore, ledger: Path | str) -> missing.MissingFiles:
-    """What a reader of the ledger's files does not see; `tables` are those inside the ledger."""
-    names, notes = _listed(tables, str(ledger))
-    found = missing.missing_files(names, notes)
-    # A version that left no note may have removed some.
-    return replace(found, unnoted=1) if tables.is_only_copy and not notes else found
-
-
-def missing_from_tables(tables: TableStore, ledger: Path | str) -> missing.MissingFiles:
-    """What these tables of a ledger do not hold: files that went before they were taken."""
-    found = missing.missing_files(*_listed(tables, str(ledger)))
-    if not found:
-        return found
-    return found.but(tables.lake.taken())
 
 
 def _listed(store: TableStore, place: str) -> tuple[list[str], list[str]]:

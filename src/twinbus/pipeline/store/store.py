@@ -170,7 +170,7 @@ class TableStore:
         before: Snapshot,
         after: Snapshot,
         changes: Mapping[str, TableChange],
-        took: Sequence[str] = (),
+        took: Mapping[str, str] | None = None,
     ) -> Snapshot:
         """Make `after` follow `before`, at once or not at all; CommitConflict: another one does."""
         return self.lake.publish(before, after, changes, took)

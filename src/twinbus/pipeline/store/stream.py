@@ -6,13 +6,16 @@
 
 A file never changes once it is ended. `sets` names the files of each batch, by their names in the
 ledger's directory, in the row that makes the batch count: so a file is taken once, whatever dies,
-and wherever the ledger is moved.
+and wherever the ledger is moved. With each name it has the size, the hash and the place in the
+chain, so that reports notice what is changed or missing (`inspection`).
+
+Tables belong to one ledger, by its id: another one is refused.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -21,17 +24,16 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
-from twinbus.ledger.record import FILE_SUFFIX, LedgerError
+from twinbus.ledger.files import ID_NAME
+from twinbus.ledger.record import LedgerError
 from twinbus.pipeline.spark.session import master_of, require_shared
 from twinbus.pipeline.store import increment
 from twinbus.pipeline.store.compaction import compact, pays
-from twinbus.pipeline.store.lake import (
-    CommitConflict,
-    DataFile,
-    Snapshot,
-    TableChange,
-)
+from twinbus.pipeline.store.inspection import LedgerFolder
+from twinbus.pipeline.store.known_files import KnownFile, known_from_json
+from twinbus.pipeline.store.lake import CommitConflict, DataFile, Snapshot, TableChange
 from twinbus.pipeline.store.layout import BRONZE, JOURNEYS, kept_tables, signature_of
+from twinbus.pipeline.store.place_files import address
 from twinbus.pipeline.store.raw_files import require_raw
 from twinbus.pipeline.store.store import TableStore, counts_of, ledger_paths
 from twinbus.pipeline.tables import bronze
@@ -94,7 +96,9 @@ def _opened(
 ) -> TableStore:
     bronze.location_of(ledger)
     store = TableStore(spark, tables_place(ledger, tables))
-    _require_columns(store, store.require_whole())
+    snapshot = store.require_whole()
+    _require_columns(store, snapshot)
+    _require_same_ledger(store, ledger, snapshot)
     return store
 
 
@@ -166,38 +170,41 @@ def _take_all(
     store: TableStore, ledger: str, files_max: int | None, announce: Announce
 ) -> Snapshot:
     """Take the files that are not in the tables, batch by batch."""
+    folder = LedgerFolder(ledger)
     while True:
         # The snapshot first: a set that comes after it makes this process's own impossible.
-        snapshot, taken = store.latest(), store.lake.taken()
-        new = {
-            name: size
-            for name, size in sorted(store.files_at(ledger))
-            if name.endswith(FILE_SUFFIX) and name not in taken
-        }
+        snapshot, new = store.latest(), dict[str, KnownFile]()
+        if folder.has_new(store.lake.taken()):
+            taken = taken_files(store)
+            new = dict(list(folder.inspect(taken).new(taken).items())[:files_max])
         if not new:
             return compact(store).snapshot if pays(store, snapshot) else snapshot
-        names = list(new)[:files_max]
-        size_bytes = sum(new[name] for name in names)
-        announce(_Batch(store, snapshot, size_bytes).take(ledger, names))
+        announce(_Batch(store, snapshot, new).take(ledger))
+
+
+def taken_files(store: TableStore) -> dict[str, KnownFile]:
+    """The files whose records are in the tables, as they were then."""
+    return {name: known_from_json(text) for name, text in store.lake.facts().items()}
 
 
 class _Batch:
     """Some files of the ledger as one change of all tables."""
 
-    def __init__(self, store: TableStore, before: Snapshot, size_bytes: int) -> None:
+    def __init__(self, store: TableStore, before: Snapshot, files: Mapping[str, KnownFile]) -> None:
         self._store = store
         self._before = before
-        self._size_bytes = size_bytes
+        self._files = files
+        self._size_bytes = sum(file.disk_bytes for file in files.values())
         self._part = store.new_part(before.batch + 1)
         self._tables = kept_tables()
         self._changes: dict[str, TableChange] = {}
 
-    def take(self, ledger: str, names: Sequence[str]) -> Snapshot:
+    def take(self, ledger: str) -> Snapshot:
         """Write and commit what the files say."""
         few = self._size_bytes <= FEW_BYTES
         session = self._store.for_few().session if few else self._store.session
         reader = session.read.schema(bronze.LINES).options(**bronze.READING)
-        lines = reader.json(ledger_paths(ledger, names))
+        lines = reader.json(ledger_paths(ledger, self._files))
         counts = self._write_records(lines.coalesce(max(1, self._size_bytes // TASK_BYTES)))
         aside = dict(self._before.set_aside)
         for why, count in bronze.set_aside(counts).items():
@@ -208,10 +215,12 @@ class _Batch:
             records=self._before.records + counts["records"],
             set_aside=aside,
             gold=signature_of(self._tables),
+            ledger=_identity_of(self._store, ledger),
         )
         if counts["records"]:
             after = self._take_records(after, counts["records"])
-        committed = self._store.commit(self._before, after, self._changes, names)
+        took = {name: file.as_json() for name, file in self._files.items()}
+        committed = self._store.commit(self._before, after, self._changes, took)
         if committed.sum_parts == 1:
             self._store.sweep()
         return committed
@@ -280,6 +289,30 @@ class _Batch:
         names = [table.name for table in self._tables]
         self._changes.update(zip(names, changes, strict=True))
         return 1 if whole else self._before.sum_parts + 1
+
+
+def _identity_of(store: TableStore, ledger: Path | str) -> str:
+    """What tells a ledger from others: its id, or its address where it has none.
+
+    "": it has none, and the tables are inside it, wherever both are moved.
+    """
+    identity = store.text_at(str(ledger), ID_NAME).strip()
+    if identity:
+        return identity
+    place = address(str(ledger))
+    return "" if store.place.startswith(f"{place}/") else place
+
+
+def _require_same_ledger(store: TableStore, ledger: Path | str, snapshot: Snapshot) -> None:
+    """LedgerError where the tables are of another ledger."""
+    identity = _identity_of(store, ledger)
+    # It had no id when the tables were made, or they are inside it.
+    is_same = snapshot.ledger in {"", identity, address(str(ledger))} or not identity
+    if not is_same:
+        raise LedgerError(
+            f"the tables at {store.place} belong to another ledger than {ledger}: name other tables"
+            " (--tables), or the ledger that they were made from"
+        )
 
 
 def _require_columns(store: TableStore, snapshot: Snapshot) -> None:

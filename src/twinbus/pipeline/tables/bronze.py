@@ -7,28 +7,23 @@ never cost a record of another line.
     newer      it is of a later version than this Twinbus reads
     foreign    anything else: damaged, or not ours
 
-Files are `<process>-<number>.jsonl`, or `.jsonl.open` while they are written (`ledger.files`).
+Files are `<process>-<number>.jsonl`, or `.jsonl.open` while they are written (`ledger.files`), or
+`.jsonl.gz`. Lines about the writer of a file (`ledger.facts`) are neither records nor set aside.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 from pyspark.sql.types import DateType, StringType, StructField, StructType
 
-from twinbus.ledger.record import (
-    FILE_SUFFIX,
-    OPEN_SUFFIX,
-    REQUIRED,
-    VERSION,
-    WRITER,
-    LedgerError,
-)
+from twinbus.ledger.record import FILE_SUFFIX, OPEN_SUFFIX, REQUIRED, VERSION, WRITER, LedgerError
 from twinbus.pipeline.tables.columns import day_of
 from twinbus.pipeline.tables.schemas import CORRUPT, LEDGER
 
@@ -39,7 +34,7 @@ ENDED_FILES: Final = f"*{FILE_SUFFIX}"
 """They never change again: a stream takes each of them once."""
 
 OPEN_FILES: Final = f"*{FILE_SUFFIX}{OPEN_SUFFIX}"
-ALL_FILES: Final = f"*{FILE_SUFFIX}{{,{OPEN_SUFFIX}}}"
+ALL_FILES: Final = f"*{FILE_SUFFIX}{{,{OPEN_SUFFIX},.gz}}"
 
 REASONS: Final = ("torn", "newer", "foreign")
 """Why a line is set aside."""
@@ -70,16 +65,23 @@ BOUNDS: Final = {
 good records with them."""
 
 
-def read_ledger(spark: SparkSession, ledger: Path | str, *, files: str = ALL_FILES) -> DataFrame:
+def read_ledger(
+    spark: SparkSession,
+    ledger: Path | str,
+    *,
+    files: str = ALL_FILES,
+    refused: Collection[str] = (),
+) -> DataFrame:
     """Every line of a ledger in a directory or at a Hadoop URL, as `LINES`.
 
-    `files` is a pattern for the names to read. Keep the lines (`cache`) or write them before they
-    are counted: a query of a few columns reads only those, and does not see what is wrong with the
-    others.
+    `files` is a pattern for the names to read, `refused` are names to leave out. Keep the lines
+    (`cache`) or write them before they are counted: a query of a few columns reads only those, and
+    does not see what is wrong with the others.
     """
     location = location_of(ledger, files)
     try:
-        return spark.read.json(location, schema=LINES, pathGlobFilter=files, **READING)
+        lines = spark.read.json(location, schema=LINES, pathGlobFilter=files, **READING)
+        return without_files(lines, refused)
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
@@ -96,6 +98,14 @@ def location_of(ledger: Path | str, files: str = ALL_FILES) -> str:
         raise LedgerError(f"there is no ledger at {directory}: no file {files} is there")
     # A local path, whatever Spark's default file system is, and no pattern.
     return "file:" + re.sub(r"([\\{}\[\]*?,])", r"\\\1", str(directory))
+
+
+def without_files(lines: DataFrame, refused: Collection[str]) -> DataFrame:
+    """The lines of the files that count; names are not those of paths, in which Spark escapes."""
+    if not refused:
+        return lines
+    names = {form for name in refused for form in (name, quote(name))}
+    return lines.where(~F.col("_metadata.file_name").isin(*sorted(names)))
 
 
 def reason() -> Column:

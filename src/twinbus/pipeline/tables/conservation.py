@@ -184,6 +184,20 @@ def _in_queues(backlog: DataFrame, states: DataFrame) -> DataFrame:
     )
 
 
+def standing_at(backlog: DataFrame, at_ms: int) -> DataFrame:
+    """The messages that were in backlog queues at a time, by the broker's records.
+
+    `backlog` is as in `witnessed`.
+    """
+    path = F.col("destination")
+    is_there = F.col("broker_copies") > F.col("broker_ended")
+    return backlog.where(
+        ~path.endswith("$deadletterqueue")
+        & (F.col("first_ms") <= at_ms)
+        & (is_there | (F.col("last_ms") > at_ms))
+    )
+
+
 def unsent_in_backlog(backlog: DataFrame, messages: DataFrame) -> DataFrame:
     """Messages that the broker stored in a backlog queue and of which no client has a record.
 

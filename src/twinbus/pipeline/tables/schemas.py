@@ -36,11 +36,15 @@ def schema(*runs: str) -> T.StructType:
 CORRUPT: Final = "_corrupt"
 """Where Spark puts a line that it cannot read as a record."""
 
+_OF_WRITERS: Final = frozenset("number hash previous before host started_ms interval_ms".split())
+"""Fields of lines that are no records (`ledger.facts`)."""
+
 LEDGER: Final = T.StructType(
     # Spark's reader takes a schema as a wish: every field of a file can turn out null.
     [
         T.StructField(name, _TYPES["long" if kind is int else "string"])
         for name, kind in FIELDS.items()
+        if name not in _OF_WRITERS
     ]
 )
 

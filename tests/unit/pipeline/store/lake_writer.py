@@ -59,7 +59,7 @@ def add(place: Path | str, before: Snapshot, part: str, ids: list[str]) -> Snaps
     """One batch: the same ids to every table."""
     changes = {table: TableChange([write_file(place, table, part, ids)]) for table in TABLES}
     after = replace(before, batch=before.batch + 1, records=before.records + len(ids))
-    return lake_at(place).publish(before, after, changes, [f"{part}.jsonl"])
+    return lake_at(place).publish(before, after, changes, {f"{part}.jsonl": ""})
 
 
 def check_two_processes(place: Path | str, changes: int) -> None:

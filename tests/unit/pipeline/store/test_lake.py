@@ -208,6 +208,6 @@ def test_tables_that_cannot_be_used_are_told_in_one_line(
 def test_a_set_cannot_name_a_file_outside_the_ledger(place: Path, name: str) -> None:
     """`compact --remove-raw` deletes the files that sets name."""
     other = lake_at(place / "other")
-    other.publish(Snapshot(), Snapshot(batch=0), {}, [name])
+    other.publish(Snapshot(), Snapshot(batch=0), {}, {name: ""})
     with pytest.raises(LedgerError, match="is no file of a ledger"):
         other.taken()

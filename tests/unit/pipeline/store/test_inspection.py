@@ -1,0 +1,220 @@
+"""A ledger's files before they are read: copies, strays, changes, and writers that were killed."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from twinbus.ledger.files import ID_NAME
+from twinbus.ledger.record import LedgerError, encode
+from twinbus.ledger.writer import LedgerWriter
+from twinbus.pipeline.store.gaps import MOVES, SENDS, WAITING
+from twinbus.pipeline.store.inspection import InspectedLedger, LedgerFolder
+from twinbus.pipeline.store.known_files import known_from_json
+from twinbus.pipeline.store.lake import Snapshot
+from twinbus.pipeline.store.layout import kept_tables, signature_of
+from twinbus.pipeline.store.store import TableStore
+from twinbus.pipeline.store.stream import open_without_spark
+
+NOW_MS = time.time_ns() // 1_000_000
+OLD_MS = NOW_MS - 90 * 86_400_000
+PAIR: dict[str, Any] = {"pair": "contoso+east", "entity": "orders", "outcome": "ok"}
+QUEUE = "contoso/x-servicebus-transfer/0"
+
+
+def inspected(directory: Path) -> InspectedLedger:
+    return LedgerFolder(directory).inspect({})
+
+
+def old_file(directory: Path, name: str, *lines: tuple[str, dict[str, Any]]) -> Path:
+    """A file as Twinbus 0.9 wrote it, of the process that its name tells."""
+    directory.mkdir(exist_ok=True)
+    process = name.rpartition("-")[0]
+    path = directory / name
+    path.write_bytes(b"".join(encode(process, OLD_MS, *line) for line in lines))
+    return path
+
+
+def sent(message_id: str) -> tuple[str, dict[str, Any]]:
+    return "send", {**PAIR, "message_id": message_id, "cause": "application"}
+
+
+def broker_state(state: str, namespace: str = "east") -> tuple[str, dict[str, Any]]:
+    return "state", {"view": "broker", "namespace": namespace, "state": state}
+
+
+def stored() -> tuple[str, dict[str, Any]]:
+    told = {"view": "broker", "namespace": "east", "entity": QUEUE}
+    return "send", {**told, "message_id": "a", "outcome": "ok"}
+
+
+def killed(directory: Path, code: str) -> str:
+    """Run a writer that is killed after a line of `code`; return the name of its process."""
+    program = (
+        "import os, signal, sys\n"
+        "from twinbus.ledger.writer import LedgerWriter\n"
+        f"writer = LedgerWriter({str(directory)!r})\n"
+        f"{code}\n"
+        "writer.flush()\n"
+        "print(writer.process, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, timeout=60, check=False
+    )
+    assert done.returncode == -signal.SIGKILL
+    return done.stdout.decode().strip()
+
+
+def test_a_writer_that_was_killed_is_in_doubt_for_its_last_interval(tmp_path: Path) -> None:
+    send = f"writer.record('send', message_id='a', cause='application', **{PAIR!r})"
+    process = killed(tmp_path, send)
+    shown = inspected(tmp_path)
+    [gap] = shown.gaps
+    assert (gap.process, gap.roles, gap.doubts) == (process, ("sender",), (SENDS,))
+    assert gap.is_open
+    assert gap.to_ms is not None
+    assert 30_000 <= gap.to_ms - gap.from_ms <= 35_000
+    assert abs(gap.from_ms - NOW_MS) < 60_000
+    assert gap.sentence.startswith(f"{process} stopped without an end: records from ")
+    assert (shown.missing, shown.said) == ((), ())
+    # A writer that ends in order, and one that is at work, leave none.
+    with LedgerWriter(tmp_path) as orderly:
+        orderly.record("send", message_id="b", cause="application", **PAIR)
+    with LedgerWriter(tmp_path) as alive:
+        alive.record("send", message_id="c", cause="application", **PAIR)
+        alive.flush()
+        again = inspected(tmp_path)
+    assert [one.process for one in again.gaps] == [process]
+    # What `sets` keeps of a file is all of it.
+    for file in again.files.values():
+        same = known_from_json(file.as_json())
+        assert (same.facts, same.roles, same.pairs, same.states) == (
+            *(file.facts, file.roles),
+            *(file.pairs, file.states),
+        )
+
+
+def test_the_gap_of_a_sender_is_closed_by_the_brokers_of_both_sides(tmp_path: Path) -> None:
+    send = f"writer.record('send', message_id='a', cause='application', **{PAIR!r})"
+    killed(tmp_path, send)
+    with LedgerWriter(tmp_path) as primary:
+        primary.record("state", view="broker", namespace="contoso", state="serving")
+        assert [gap.is_open for gap in inspected(tmp_path).gaps] == [True]
+        with LedgerWriter(tmp_path) as secondary:
+            secondary.record("state", view="broker", namespace="east", state="serving")
+            secondary.flush()
+            primary.flush()
+            [gap] = inspected(tmp_path).gaps
+    assert gap.closed_by == "the brokers of contoso and east recorded what was done then"
+    assert not gap.is_open
+
+
+def test_the_gap_of_a_broker_is_closed_by_its_successor(tmp_path: Path) -> None:
+    serving = "writer.record('state', view='broker', namespace='east', state='serving')\n"
+    store = f"writer.record('send', view='broker', namespace='east', entity={QUEUE!r})"
+    killed(tmp_path, serving + store)
+    [gap] = inspected(tmp_path).gaps
+    assert (gap.roles, gap.doubts, gap.is_open) == (("broker",), (WAITING,), True)
+    with LedgerWriter(tmp_path) as successor:
+        told: dict[str, Any] = {"view": "broker", "namespace": "east"}
+        successor.record("state", state="serving", **told)
+        successor.record("state", state="recovered", entity=QUEUE, lines=1, **told)
+        successor.record("state", state="recovered", lines=1, **told)
+    [gap] = inspected(tmp_path).gaps
+    assert gap.closed_by is not None
+    assert gap.closed_by.endswith("served the same namespace afterwards, from its disk")
+    assert gap.recovery is not None
+    assert (gap.recovery.messages, gap.recovery.at_ms >= gap.from_ms) == (1, True)
+
+
+def test_the_gap_of_a_syphon_puts_only_moves_in_doubt(tmp_path: Path) -> None:
+    killed(tmp_path, f"writer.record('forward', message_id='a', cause='syphon', **{PAIR!r})")
+    killed(tmp_path, f"writer.record('receive', message_id='a', cause='consumer', **{PAIR!r})")
+    gaps = {gap.roles: gap for gap in inspected(tmp_path).gaps}
+    assert gaps["syphon",].doubts == (MOVES,)
+    # A receiver accepts nothing.
+    assert not gaps["consumer",].is_open
+
+
+def test_a_copy_is_refused_and_what_no_reader_takes_is_named(tmp_path: Path) -> None:
+    first = old_file(tmp_path, "app-00000.jsonl", sent("a"))
+    shutil.copy(first, tmp_path / "app-00000-copy.jsonl")
+    (tmp_path / "app-00000.jsonl.open").write_bytes(first.read_bytes()[:-9])
+    shown = inspected(tmp_path)
+    assert sorted(shown.refused) == ["app-00000-copy.jsonl", "app-00000.jsonl.open"]
+    assert shown.missing == ()
+    assert any(one.startswith("app-00000.jsonl.open: not read") for one in shown.said)
+    assert any("of an earlier version of Twinbus" in one for one in shown.said)
+    # A file of any name is read where it cannot be a copy.
+    (tmp_path / "app-00000-copy.jsonl").rename(tmp_path / "moved-00000.jsonl")
+    first.unlink()
+    (tmp_path / "app-00000.jsonl.open").unlink()
+    assert inspected(tmp_path).refused == {}
+    # Compressed it is read, below the ledger it is not.
+    packed = tmp_path / "more-00000.jsonl.gz"
+    packed.write_bytes(gzip.compress(encode("more", OLD_MS, *sent("b"))))
+    old_file(tmp_path / "host-2", "other-00000.jsonl", sent("c"))
+    (tmp_path / "more-00001.jsonl.zst").write_bytes(b"?")
+    shown = inspected(tmp_path)
+    assert sorted(shown.new({})) == ["more-00000.jsonl.gz", "moved-00000.jsonl"]
+    [sentence] = shown.missing
+    assert sentence.startswith("not read: 2 files (host-2/other-00000.jsonl, more-00001.jsonl.zst)")
+
+
+def test_a_file_that_changed_after_it_was_taken_is_noticed(tmp_path: Path) -> None:
+    old_file(tmp_path, "app-00000.jsonl", sent("a"))
+    folder = LedgerFolder(tmp_path)
+    taken = dict(folder.inspect({}).new({}))
+    assert folder.inspect(taken).missing == ()
+    old_file(tmp_path, "app-00000.jsonl", sent("a"), sent("b"))
+    [sentence] = folder.inspect(taken).missing
+    assert sentence.startswith("app-00000.jsonl: changed since the tables took it, from ")
+    # Gone from the ledger, it is still in the tables.
+    (tmp_path / "app-00000.jsonl").unlink()
+    assert folder.inspect(taken).missing == ()
+
+
+def test_old_files_of_the_dead_are_not_taken_for_whole(tmp_path: Path) -> None:
+    torn = old_file(tmp_path, "elsewhere-77-1-00000.jsonl.open", sent("a"))
+    torn.write_bytes(torn.read_bytes() + b'{"v":1,"at_ms":1')
+    assert inspected(tmp_path).torn == 0
+    os.utime(torn, (OLD_MS / 1000, OLD_MS / 1000))
+    assert inspected(tmp_path).torn == 1
+    # A broker that served backlog queues and never said that it stopped.
+    old_file(tmp_path, "broker-00000.jsonl", broker_state("serving"), stored())
+    [gap] = inspected(tmp_path).gaps
+    assert (gap.process, gap.to_ms, gap.doubts) == ("broker", None, (WAITING,))
+    old_file(tmp_path, "broker-00001.jsonl", broker_state("stopped"))
+    assert inspected(tmp_path).gaps == ()
+
+
+def test_tables_belong_to_one_ledger(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for ledger in (first, second):
+        old_file(ledger, "app-00000.jsonl", sent("a"))
+    store = TableStore(None, tmp_path / "tables")
+    gold = signature_of(kept_tables())
+    store.commit(Snapshot(), Snapshot(ledger=f"file:{first}", gold=gold), {}, {})
+    open_without_spark(first, store.place)
+    with pytest.raises(LedgerError, match=f"belong to another ledger than {second}"):
+        open_without_spark(second, store.place)
+    # It has an id from its next writer on, and tables that know it by its address follow.
+    with LedgerWriter(first) as writer:
+        writer.record("send", message_id="b")
+    open_without_spark(first, store.place)
+    identity = (first / ID_NAME).read_text().strip()
+    store.commit(store.latest(), Snapshot(ledger=identity, gold=gold), {}, {})
+    moved = first.rename(tmp_path / "moved")
+    open_without_spark(moved, store.place)
+    with pytest.raises(LedgerError, match="belong to another ledger"):
+        open_without_spark(second, store.place)
