@@ -111,7 +111,7 @@ def test_a_copy_counts_once_and_a_broker_without_an_end_decides_nothing(
             [gap] = report.scope.gaps
             assert (gap.process, gap.is_open) == ("broker", True)
             assert gap.sentence in report.unknown
-            assert sum("not read" in one for one in report.assumed) == 2
+            assert sum("not read" in one for one in report.scope.said) == 2
 
 
 def test_a_peek_calls_lost_what_the_ledger_knew_before_it_whatever_the_clocks_say(

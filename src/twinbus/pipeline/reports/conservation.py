@@ -21,7 +21,6 @@ from twinbus.pipeline.reports.ledger_tables import (
     lines_of,
     of_entity,
     scope_of,
-    told_of_files,
     unread,
     whole_days,
 )
@@ -134,7 +133,6 @@ def conservation_report(
                 *_assumed(asked, detection_s),
                 *(() if in_brief else _skewed(tables, asked)),
                 *from_sums(scope),
-                *told_of_files(scope),
             ),
         )
     finally:

@@ -285,12 +285,6 @@ def unread(scope: ReportScope) -> Iterator[str]:
     yield from (gap.sentence for gap in scope.gaps if gap.is_open)
 
 
-def told_of_files(scope: ReportScope) -> Iterator[str]:
-    """Sentences on files and writers that make nothing unknown."""
-    yield from scope.said
-    yield from (gap.sentence for gap in scope.gaps if not gap.is_open)
-
-
 def from_sums(scope: ReportScope) -> tuple[str, ...]:
     """A sentence where days are in scope whose records were removed."""
     if not scope.has_removed_days:

@@ -9,14 +9,18 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.unit.console.report.ledger_reports import CONSERVED, NOT_KNOWN
+from twinbus.console.report.conservation_sheet import conservation_sheet
 from twinbus.ledger.files import ID_NAME
 from twinbus.ledger.record import LedgerError, encode
 from twinbus.ledger.writer import LedgerWriter
+from twinbus.pipeline.reports.documents import ReportVerdict
 from twinbus.pipeline.store.gaps import MOVES, SENDS, WAITING
 from twinbus.pipeline.store.inspection import InspectedLedger, LedgerFolder
 from twinbus.pipeline.store.known_files import known_from_json
@@ -87,6 +91,12 @@ def test_a_writer_that_was_killed_is_in_doubt_for_its_last_interval(tmp_path: Pa
     assert abs(gap.from_ms - NOW_MS) < 60_000
     assert gap.sentence.startswith(f"{process} stopped without an end: records from ")
     assert (shown.missing, shown.said) == ((), ())
+    # The figures stand, and the answer is not known for that time.
+    report = replace(CONSERVED, scope=replace(CONSERVED.scope, gaps=shown.gaps))
+    assert report.verdict is ReportVerdict.UNKNOWN
+    assert conservation_sheet(report).headline == NOT_KNOWN
+    assert replace(report, lost_at_least=1).verdict is ReportVerdict.BAD
+    assert report.as_json()["scope"]["gaps"][0]["process"] == process
     # A writer that ends in order, and one that is at work, leave none.
     with LedgerWriter(tmp_path) as orderly:
         orderly.record("send", message_id="b", cause="application", **PAIR)
@@ -95,6 +105,16 @@ def test_a_writer_that_was_killed_is_in_doubt_for_its_last_interval(tmp_path: Pa
         alive.flush()
         again = inspected(tmp_path)
     assert [one.process for one in again.gaps] == [process]
+    # A person says that nothing is missing.
+    with LedgerWriter(tmp_path) as person:
+        person.record("writer", state="closed", client=process, error="looked at by ops")
+    [closed] = inspected(tmp_path).gaps
+    assert closed.closed_by is not None
+    assert closed.closed_by.startswith("looked at by ops")
+    told = replace(report, scope=replace(report.scope, gaps=(closed,)))
+    assert told.verdict is ReportVerdict.GOOD
+    [read] = (one for one in conservation_sheet(told).sections if one.title == "Read")
+    assert any(closed.sentence in one for one in read.lines)
     # What `sets` keeps of a file is all of it.
     for file in again.files.values():
         same = known_from_json(file.as_json())
