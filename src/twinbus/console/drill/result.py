@@ -248,7 +248,15 @@ class DrillResult:
         }
 
     def _doubts(self) -> Iterator[str]:
-        scope, accepted = self.report.conservation.scope, self.total.accepted
+        conservation = self.report.conservation
+        scope, accepted = conservation.scope, self.total.accepted
+        yield from conservation.incomplete
+        yield from scope.missing
+        yield from (gap.sentence for gap in scope.unknown_sends)
+        if self.total.undecided:
+            yield f"{self.total.undecided:,} messages are undecided"
+        if conservation.nameless:
+            yield f"{conservation.nameless:,} accepted messages have no id or no entity"
         if scope.unrecorded:
             yield f"{scope.unrecorded:,} records could not be written to the ledger"
         if set_aside := sum(scope.set_aside.values()):

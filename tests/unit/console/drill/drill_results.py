@@ -156,13 +156,14 @@ PASSED = DrillResult(
 )
 
 BALANCE_FIELDS = frozenset(Balance._fields)
+SCOPE_FIELDS = frozenset({"set_aside", "unrecorded", "missing", "gaps"})
 
 
 def drilled(**changes: Any) -> DrillResult:
     """The drill that passed, with other figures: of its balance, or fields of its reports."""
     total = TOTAL._replace(**{key: changes.pop(key) for key in BALANCE_FIELDS & changes.keys()})
     conservation, charges, availability = REPORT.conservation, REPORT.charges, REPORT.availability
-    scope = {key: changes.pop(key) for key in ("set_aside", "unrecorded") & changes.keys()}
+    scope = {key: changes.pop(key) for key in SCOPE_FIELDS & changes.keys()}
     if "windows" in changes:
         availability = replace(availability, windows=changes.pop("windows"))
     if "sends" in changes:

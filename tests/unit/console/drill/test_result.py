@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.unit.console.drill.drill_results import PASSED, WINDOWS, drilled, window
 from twinbus.console.drill.result import DrillPlan
+from twinbus.pipeline.store.gaps import SENDS, WriterGap
 
 
 def test_a_drill_in_which_all_came_back_passes() -> None:
@@ -45,6 +46,17 @@ def test_lost_ids_are_named_once_and_without_those_that_a_peek_saw() -> None:
     assert result.lost == 2
 
 
+GAP = WriterGap(
+    process="app-1",
+    from_ms=1,
+    to_ms=2,
+    roles=("sender",),
+    doubts=(SENDS,),
+    closed_by=None,
+    sentence="app-1 stopped without an end",
+)
+
+
 @pytest.mark.parametrize(
     ("changes", "doubt"),
     [
@@ -53,6 +65,9 @@ def test_lost_ids_are_named_once_and_without_those_that_a_peek_saw() -> None:
         ({"accepted": 2_999, "received": 2_999}, "3,000 sends returned"),
         ({"accepted": 0, "received": 0}, "no message was accepted"),
         ({"received": None}, "no receiver wrote"),
+        ({"undecided": 3}, "3 messages are undecided"),
+        ({"missing": ("records are missing",)}, "records are missing"),
+        ({"gaps": (GAP,)}, "app-1 stopped without an end"),
     ],
 )
 def test_a_ledger_that_is_not_whole_proves_nothing(changes: dict[str, Any], doubt: str) -> None:
