@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,7 +18,14 @@ from azure.servicebus.exceptions import OperationTimeoutError
 
 from tests.contract.pairs import quick
 from tests.official_sdk import administration
-from twinbus import EmbeddedBroker, Fault, ScheduleUnknownError, blocking, pair_namespaces
+from twinbus import (
+    EmbeddedBroker,
+    Fault,
+    PairNotStartedError,
+    ScheduleUnknownError,
+    blocking,
+    pair_namespaces,
+)
 from twinbus.broker.descriptions import QueueDescription
 
 pytestmark = pytest.mark.contract
@@ -105,10 +113,34 @@ async def test_a_mistyped_entity_is_not_steered(strings: tuple[str, str]) -> Non
         assert pair.status().entities["orders"].forced
 
 
+def blocks() -> list[str]:
+    """The Python blocks of the page that shows the change from the SDK to a pair."""
+    page = Path(__file__).resolve().parents[2] / "docs" / "from-sdk.md"
+    return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+def test_a_pair_made_at_import_is_started_as_the_page_shows_for_gunicorn(
+    strings: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [module] = [one for one in blocks() if one.startswith("# orders.py")]
+    [hooks] = [one for one in blocks() if one.startswith("# gunicorn.conf.py")]
+    monkeypatch.setenv("PRIMARY", strings[0])
+    monkeypatch.setenv("SECONDARY", strings[1])
+    orders, settings = ModuleType("orders"), ModuleType("settings")
+    monkeypatch.setitem(sys.modules, "orders", orders)
+    exec(module, vars(orders))
+    exec(hooks, vars(settings))
+    with pytest.raises(PairNotStartedError, match="was not started"):
+        orders.take("order 1")
+    settings.post_fork(None, None)
+    orders.take("order 2")
+    assert orders.pair.status().entities["orders"].sent == 1
+    settings.worker_exit(None, None)
+
+
 @pytest.mark.parametrize(("place", "printed"), [(0, "order 1\n"), (1, "")])
 def test_the_examples_of_the_page_run_as_printed(place: int, printed: str) -> None:
-    page = Path(__file__).resolve().parents[2] / "docs" / "from-sdk.md"
-    examples = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    examples = [one for one in blocks() if "EmbeddedBroker" in one]
     assert len(examples) == 2
     done = subprocess.run(
         [sys.executable, "-c", examples[place]],
