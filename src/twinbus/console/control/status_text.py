@@ -107,7 +107,7 @@ def _entity_table(entities: Sequence[EntityStatus], *, show_all: bool) -> list[s
     hidden = 0 if show_all else max(0, len(healthy) - HEALTHY_SHOWN_MAX)
     left_out = {id(entity) for entity in healthy[len(healthy) - hidden :]}
     shown = [entity for entity in entities if id(entity) not in left_out]
-    columns = ("ENTITY", "STATE", "SINCE", ">SENT", ">DIVERTED", ">RAISED", "REASON")
+    columns = ("ENTITY", "STATE", "FOR", ">SENT", ">DIVERTED", ">RAISED", "REASON")
     lines = table_lines(columns, map(_row, shown))
     if hidden:
         lines.append(f"and {hidden:,} more healthy entities; --all lists them")
@@ -144,7 +144,7 @@ def _row(entity: EntityStatus) -> list[object]:
     return [
         entity.path,
         ", ".join(state if state == HEALTHY else state.upper() for state in states_of(entity)),
-        "" if entity.since_s is None else f"{duration(entity.since_s)} ago",
+        "" if entity.since_s is None else duration(entity.since_s),
         *(entity.sent, entity.diverted, entity.raised),
         "" if is_quiet(entity) else ", ".join(filter(None, (_why(entity), _next(entity)))),
     ]

@@ -154,9 +154,7 @@ def _entity_table(
     entities: Sequence[tuple[Pair, Mapping[str, Any]]], now: float, is_pair_named: bool
 ) -> Table:
     pair_column = ["PAIR"] if is_pair_named else []
-    table = _table(
-        "ENTITY", *pair_column, "STATE", "SINCE", ">SENT", ">DIVERTED", ">RAISED", "NEXT"
-    )
+    table = _table("ENTITY", *pair_column, "STATE", "FOR", ">SENT", ">DIVERTED", ">RAISED", "NEXT")
     for pair, entity in entities:
         states, since = entity["states"], entity["since"]
         cells = [

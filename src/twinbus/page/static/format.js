@@ -32,9 +32,12 @@ export function rate(value) {
   return `${(value < 100 ? TENTH : WHOLE).format(value)}/s`;
 }
 
+const LEAST_MONEY = 0.0001;
+
 /** An amount of money; small amounts keep two digits that say something. */
 export function money(value, currency) {
   if (!known(value)) return "not priced";
+  if (value > 0 && value < LEAST_MONEY) return `below ${money(LEAST_MONEY, currency)}`;
   const small = value > 0 && value < 0.1 ? { maximumSignificantDigits: 2 } : {};
   return new Intl.NumberFormat(undefined, { style: "currency", currency, ...small }).format(value);
 }

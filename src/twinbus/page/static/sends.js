@@ -35,7 +35,7 @@ export function drawSends(sends, bucket_s, unseen, { from, to, place }) {
   const total = (index) => shown.reduce((sum, one) => sum + one[index], 0);
   const said = `${count(total(1))} to the primary, ${count(total(2))} to the backlog, ${count(total(3))} errors raised`;
   set(byId("sends"), { "aria-label": `Sends in the time shown: ${said}` });
-  setText(byId("sends-rate"), `${count(total(1) + total(2))} sent, ${count(total(3))} raised`);
+  setText(byId("sends-rate"), `${count(total(1) + total(2))} stored, ${count(total(3))} raised`);
   const peak = whole.length ? Math.max(...whole.map(height_of)) / bucket_s : null;
   setText(byId("sends-top"), shown.length ? `peak ${rate(peak)}` : "");
 }

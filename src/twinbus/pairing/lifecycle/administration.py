@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
@@ -58,6 +59,8 @@ not found by then are requested by name."""
 
 FOREVER: Final = "P10675199DT2H48M5.4775807S"
 """The largest duration, as the service writes it."""
+
+_NOT_CONNECTED: Final = re.compile(r"Cannot connect to host \S+ ssl:\S+ \[(.*)\]")
 
 FORBIDDEN: Final = 403
 BUSY: Final = 429
@@ -327,4 +330,5 @@ def first_line(error: BaseException) -> str:
     """The first line of an error's text; the text of an HTTP answer repeats itself on several."""
     refused = refused_token(error)
     text = refused or str(getattr(error, "message", None) or error).strip()
-    return text.splitlines()[0] if text else ""
+    # The HTTP library's own words for a connection that is not made.
+    return _NOT_CONNECTED.sub(r"\1", text.splitlines()[0]) if text else ""

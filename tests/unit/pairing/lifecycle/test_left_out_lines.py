@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.pairing.lifecycle.test_discovery_times import FakeAdministration, world
+from twinbus.pairing.lifecycle.administration import first_line
 
-pytestmark = pytest.mark.virtual_time
 
-
+@pytest.mark.virtual_time
 async def test_queues_that_are_left_out_for_the_same_reason_are_one_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -19,3 +19,8 @@ async def test_queues_that_are_left_out_for_the_same_reason_are_one_line(
     async with world(monkeypatch, admin):
         [line] = [r.message for r in caplog.records if "left out" in r.message]
         assert line.startswith("contoso/x-servicebus-transfer/{0,1,2} are left out: ")
+
+
+def test_a_host_that_cannot_be_connected_to_is_named_once_with_one_port() -> None:
+    words = "Cannot connect to host nohost:443 ssl:default [Name or service not known]"
+    assert first_line(OSError(words)) == "Name or service not known"
