@@ -15,7 +15,14 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from twinbus.pairing.core.backlog import Rotation
-from twinbus.pairing.core.failover import NOTHING, PINGED, Action, EntityFailover, PingFailed
+from twinbus.pairing.core.failover import (
+    NOTHING,
+    PINGED,
+    Action,
+    EntityFailover,
+    PingFailed,
+    SendSucceeded,
+)
 from twinbus.syphon.core import unpacking
 from twinbus.syphon.core.actions import Forward
 from twinbus.syphon.core.destination import Destination
@@ -86,8 +93,8 @@ def pulled_queue_never_returns() -> AbstractContextManager[Any]:
     """A backlog queue that failed once is out of the rotation for ever."""
     real = Rotation.pull
 
-    def planted(self: Rotation, queue: str, reason: str, now: float, *jitter: float) -> Any:
-        until = real(self, queue, reason, now, *jitter)
+    def planted(self: Rotation, queue: str, *given: Any, **named: Any) -> Any:
+        until = real(self, queue, *given, **named)
         if until is not None:
             self._queues[queue].pulled_until = math.inf
         return until
@@ -99,8 +106,8 @@ def late_success_ignored() -> AbstractContextManager[Any]:
     """A send that succeeds after the failover does not heal the entity."""
     real = EntityFailover._success
 
-    def planted(self: EntityFailover, now: float) -> Sequence[Action]:
-        return NOTHING if self.state in PINGED else real(self, now)
+    def planted(self: EntityFailover, event: SendSucceeded, now: float) -> Sequence[Action]:
+        return NOTHING if self.state in PINGED else real(self, event, now)
 
     return patch.object(EntityFailover, "_success", planted)
 

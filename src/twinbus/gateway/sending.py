@@ -18,12 +18,11 @@ from twinbus.broker.links.context import LinkClient, rejected
 from twinbus.broker.links.owner import LinkOwner
 from twinbus.broker.refusals import MessageTooLarge, Refusal
 from twinbus.broker.sas import SEND
-from twinbus.errors import error_text
 from twinbus.gateway.conditions import refusal_of
 from twinbus.gateway.messages import BATCH_ALLOWANCE, EncodedMessages
 from twinbus.gateway.upstream import LinkPool
 from twinbus.pairing.core.classify import meaning_of
-from twinbus.pairing.core.failover import EntityState, Route, SendFailed
+from twinbus.pairing.core.failover import EntityState, Route
 from twinbus.pairing.sending.calls import translated
 from twinbus.pairing.sending.send_calls import SendingCall
 
@@ -87,7 +86,7 @@ class GatewaySendingLink(LinkOwner):
             if self._is_closed:
                 return  # Without a sender the entity may have been forgotten meanwhile.
             # Opening the link counts like sending (SPEC 3); the client may send all the same.
-            entity.tell(SendFailed(counts=counts, error=error_text(error)))
+            entity.attempt_failed(error, counts=counts)
             if not counts and not meaning_of(error).retried:
                 self._refuse(refusal_of(error))
                 return

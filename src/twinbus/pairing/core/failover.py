@@ -1,7 +1,7 @@
 """Failover of one entity: when its sends leave the primary, and when they return (SPEC 3, 5).
 
     HEALTHY --counting failure--> SUSPECT --failover interval--> FAILED_OVER <--> UNUSABLE
-       ^---------- success ----------'                              |    not found, disabled
+       ^----- success, not found -----'                             |    not found, disabled
        '-------------------- pings answered, late success ----------'
 
 Pure: the shell calls `handle` with the time of each event, performs the returned actions in order,
@@ -52,6 +52,9 @@ ROUTES: Final = {
 class SendSucceeded:
     """The entity accepted something: a send, a forward of the syphon, a management call."""
 
+    is_forward: bool = False
+    """The syphon of this application delivered a message of the backlog."""
+
 
 @dataclass(frozen=True, slots=True)
 class SendFailed:
@@ -59,6 +62,8 @@ class SendFailed:
 
     counts: bool
     error: str = ""
+    is_missing: bool = False
+    """The primary answered that the entity does not exist or is disabled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +161,12 @@ LATE_AND_HARMLESS: Final = {
     (_FAILED_OVER, PingAnswered): _STOPPED_PING,
     (_FAILED_OVER, PingFailed): _STOPPED_PING,
     (_FAILED_OVER, SendFailed): _OLD_ATTEMPT,
-    (_FAILED_OVER, SendSucceeded): "a late success, while a person holds the state",
+    (_FAILED_OVER, SendSucceeded): "a late success, while a person or `healthy_pings` holds it",
     (_UNUSABLE, TimerFired): _TIMER_MOVED,
     (_UNUSABLE, PingAnswered): _STOPPED_PING,
     (_UNUSABLE, PingFailed): _STOPPED_PING,
     (_UNUSABLE, SendFailed): _OLD_ATTEMPT,
-    (_UNUSABLE, SendSucceeded): "a late success, while the entity is frozen",
+    (_UNUSABLE, SendSucceeded): "a late success, while a person or `healthy_pings` holds it",
 }
 """Events that may come and change nothing, each with its reason. Any other is a bug."""
 
@@ -220,7 +225,7 @@ class EntityFailover:
             return NOTHING
         match event:
             case SendSucceeded():
-                return self._success(now)
+                return self._success(event, now)
             case SendFailed():
                 return self._failure(event, now)
             case TimerFired():
@@ -229,19 +234,24 @@ class EntityFailover:
                 return self._ping_ended(event, now)
         return self._command(event, now)
 
-    def _success(self, now: float) -> Sequence[Action]:
+    def _success(self, event: SendSucceeded, now: float) -> Sequence[Action]:
+        # A syphon delivers many messages a second: they would damp no flapping.
+        is_held = self.forced or self.frozen or (event.is_forward and self._healthy_pings > 1)
         match self.state:
             case EntityState.SUSPECT:
                 return self._enter(EntityState.HEALTHY, now, "a send succeeded")
-            case EntityState.FAILED_OVER | EntityState.UNUSABLE if (
-                not self.forced and not self.frozen
-            ):
+            case EntityState.FAILED_OVER | EntityState.UNUSABLE if not is_held:
                 return self._enter(EntityState.HEALTHY, now, "a late send succeeded")
-        return self._harmless(SendSucceeded())
+        return self._harmless(event)
 
     def _failure(self, event: SendFailed, now: float) -> Sequence[Action]:
         self._note_error(event.error, now)
-        if not event.counts or self.frozen:
+        if self.frozen:
+            return self._harmless(event)
+        if not event.counts:
+            if event.is_missing and self.state is EntityState.SUSPECT:
+                # The primary answers: what failed before was a link that ended with its entity.
+                return self._enter(EntityState.HEALTHY, now, "the primary answers a send")
             return self._harmless(event)
         match self.state:
             case EntityState.HEALTHY if self._failover_interval_s == 0:
@@ -273,7 +283,13 @@ class EntityFailover:
             return self._answered(now)
         self.answered_pings = 0
         self._note_error(event.error, now)
-        if not event.unusable or self.forced:
+        if self.forced:
+            return NOTHING
+        if not event.unusable:
+            if self.state is EntityState.UNUSABLE:
+                # Nothing says any more that the entity is missing: an outage, or it is back.
+                reason = event.error or "the ping failed"
+                return self._enter(EntityState.FAILED_OVER, now, reason, StartDiverting())
             return NOTHING
         reason = event.error or "not found or disabled"
         if self.state is EntityState.FAILED_OVER:

@@ -17,7 +17,7 @@ from azure.servicebus.exceptions import (
     ServiceBusAuthenticationError,
 )
 
-from twinbus.errors import EntityUnusableError, PairingError, error_text
+from twinbus.errors import EntityUnusableError, PairingError
 from twinbus.pairing.core.attempts import (
     CallEnding,
     DivertTo,
@@ -32,7 +32,6 @@ from twinbus.pairing.core.attempts import (
 )
 from twinbus.pairing.core.backlog import KeptChoice
 from twinbus.pairing.core.classify import FailureMeaning, meaning_of, refused_token
-from twinbus.pairing.core.failover import SendFailed
 from twinbus.pairing.sdk.sender_pool import (
     CutShort,
     OpeningCutShort,
@@ -179,7 +178,7 @@ class PairedCall:
         # SPEC 3: the caller's own short timeout is no evidence if the link's opening used it up. If
         # the opening fails, the pool reports that.
         counts = not isinstance(caught, CutShort) and self.state.counts(error)
-        self.entity.tell(SendFailed(counts=counts, error=error_text(error)))
+        self.entity.attempt_failed(error, counts=counts)
         meaning = meaning_of(error)
         if meaning is FailureMeaning.BUSY:
             self.state.on_busy()

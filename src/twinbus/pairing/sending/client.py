@@ -125,10 +125,10 @@ class PairedClient:
         return entity
 
     def forwarded(self, path: str) -> None:
-        """The syphon delivered a message to an entity: a success like that of a send (SPEC 3)."""
+        """The syphon delivered a message to an entity (SPEC 3)."""
         entity = self.state.watched.find(path)
         if entity is not None:
-            entity.tell(SendSucceeded())
+            entity.tell(SendSucceeded(is_forward=True))
 
     def _announce_change(self, entity: WatchedEntity, transition: Transition) -> None:
         """Write a change of state to log and ledger, and announce it to listeners."""

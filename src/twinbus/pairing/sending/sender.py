@@ -19,8 +19,8 @@ from typing import Any, Final, Never, Self
 
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 
-from twinbus.errors import PairingError, PartialDivertError, error_text
-from twinbus.pairing.core.failover import EntityState, Route, SendFailed
+from twinbus.errors import PairingError, PartialDivertError
+from twinbus.pairing.core.failover import EntityState, Route
 from twinbus.pairing.lifecycle.wrong_block import AsyncOnly
 from twinbus.pairing.sdk.guards import glance, id_of
 from twinbus.pairing.sdk.outgoing import Outgoing, PairedMessageBatch, with_id
@@ -271,7 +271,7 @@ class PairedSender(AsyncOnly):
         except Exception as error:
             # Opening the link counts like sending (SPEC 3); the batch itself needs no primary.
             counts = self._state.counts(error)
-            self._entity.tell(SendFailed(counts=counts, error=error_text(error)))
+            self._entity.attempt_failed(error, counts=counts)
             if not counts:
                 self._entity.call_raised(0, error)
                 raise
@@ -314,7 +314,7 @@ class PairedSender(AsyncOnly):
     def _opening_failed(self, error: Exception) -> None:
         """Count a link that did not open after its callers had given up (SPEC 3)."""
         counts = self._state.counts(error)
-        self._entity.tell(SendFailed(counts=counts, error=error_text(error)))
+        self._entity.attempt_failed(error, counts=counts)
 
     def _warm_backlog(self) -> None:
         """Open a link to this sender's backlog queue before a failover needs it."""

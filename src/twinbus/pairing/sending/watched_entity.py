@@ -32,6 +32,7 @@ from twinbus.pairing.core.failover import (
     Freeze,
     PingAnswered,
     PingFailed,
+    SendFailed,
     SendPing,
     SendSucceeded,
     StartDiverting,
@@ -231,6 +232,11 @@ class WatchedEntity:
             raising_reason=raising_reason,
             held_at=self.held_at,
         )
+
+    def attempt_failed(self, error: BaseException, *, counts: bool) -> None:
+        """An attempt on the primary failed; `counts` is the classifier's verdict."""
+        is_missing = meaning_of(error).unusable
+        self.tell(SendFailed(counts=counts, is_missing=is_missing, error=error_text(error)))
 
     def known_error(self) -> PairingError | None:
         """Why the entity failed over, for a call that did not try the primary; None: forced.

@@ -150,15 +150,47 @@ def test_not_found_or_disabled_makes_the_entity_unusable_until_a_ping_is_answere
     assert performed(it, UNUSABLE, 61.0) == []
     assert (it.state, it.route, it.reason) == (EntityState.UNUSABLE, Route.REFUSED, "no such queue")
     assert clock.run(it, until=121) == [(121.0, SendPing())]
-    it.handle(PingFailed(error="timed out"), 122.0)
+    it.handle(PingFailed(unusable=True, error="disabled"), 122.0)
     assert (it.state, it.reason, it.last_error) == (
         EntityState.UNUSABLE,
-        "no such queue",
-        "timed out",
+        "disabled",
+        "disabled",
     )
     assert clock.run(it, until=182) == [(182.0, SendPing())]
     assert performed(it, PingAnswered(), 182.0) == [StopPinging()]
     assert it.state is EntityState.HEALTHY
+
+
+def test_an_unusable_entity_whose_primary_is_lost_is_diverted_again() -> None:
+    it = in_state(EntityState.UNUSABLE)
+    it.handle(TimerFired(), 120.0)
+    assert performed(it, PingFailed(error="refused"), 121.0) == [StartDiverting()]
+    assert (it.state, it.route, it.reason) == (EntityState.FAILED_OVER, Route.BACKLOG, "refused")
+    assert it.timer_at == 181.0
+
+
+def test_not_found_ends_a_suspicion() -> None:
+    it = in_state(EntityState.SUSPECT)
+    missing = SendFailed(counts=False, is_missing=True, error="no such queue")
+    assert performed(it, missing, 3.0) == []
+    assert (it.state, it.timer_at, it.last_error) == (EntityState.HEALTHY, None, "no such queue")
+    # A classifier of the user's may count it: then it is evidence of an outage.
+    it.handle(SendFailed(counts=True, is_missing=True), 4.0)
+    assert it.state is EntityState.SUSPECT
+
+
+@pytest.mark.parametrize("healthy_pings", [1, 2])
+def test_a_forward_of_the_syphon_heals_unless_pings_must_be_answered_in_a_row(
+    healthy_pings: int,
+) -> None:
+    forward = SendSucceeded(is_forward=True)
+    for state in (EntityState.FAILED_OVER, EntityState.UNUSABLE):
+        it = in_state(state, healthy_pings=healthy_pings)
+        it.handle(forward, 70.0)
+        assert it.state is (EntityState.HEALTHY if healthy_pings == 1 else state)
+    suspect = in_state(EntityState.SUSPECT, healthy_pings=healthy_pings)
+    suspect.handle(forward, 1.0)
+    assert suspect.state is EntityState.HEALTHY
 
 
 def test_an_answer_clears_unusable_before_there_are_enough_to_return() -> None:

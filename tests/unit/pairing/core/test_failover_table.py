@@ -37,6 +37,7 @@ EVENTS: dict[str, Event] = {
     "success": SendSucceeded(),
     "failure": SendFailed(counts=True, error="refused"),
     "own failure": SendFailed(counts=False, error="too large"),
+    "not found": SendFailed(counts=False, is_missing=True, error="no such queue"),
     "timer": TimerFired(),
     "early timer": TimerFired(),
     "ping answered": PingAnswered(),
