@@ -29,6 +29,9 @@ DELIVERIES_MIN: Final = 1_000
 """The least delivery count of a safe queue. A message uses up one delivery when a syphon is
 restarted, or loses its connection or a lock, while it has the message."""
 
+CUTS_MAX: Final = 2
+"""Attempts in a row, ended by callers' timeouts, after which a sender leaves its queue (SPEC 3)."""
+
 FIRST_PULL_S: Final = 30.0
 LONGEST_PULL_S: Final = 600.0
 """A queue that failed is pulled for the first; each failure right after its return doubles that, up
@@ -253,12 +256,16 @@ class KeptChoice:
     None of the queues in `tried` is chosen.
     """
 
-    __slots__ = ("_pick", "_rotation", "kept")
+    __slots__ = ("_cuts", "_left", "_pick", "_rotation", "kept")
 
     def __init__(self, rotation: Rotation, pick: Callable[[Sequence[str]], str]) -> None:
         self._rotation = rotation
         self._pick = pick
         self.kept: str | None = None
+        self._cuts = 0
+        """Attempts on the kept queue that callers' timeouts ended, since it last answered."""
+        self._left: str | None = None
+        """The queue that was left for that reason: any other comes first."""
 
     @property
     def protected(self) -> bool:
@@ -268,8 +275,26 @@ class KeptChoice:
         """The kept queue while it can be used, else another by `pick`; None: none is left."""
         if self.kept is None or self.kept in tried or not self._rotation.is_in(self.kept, now):
             candidates = self._rotation.available(now, tried)
-            self.kept = self._pick(candidates) if candidates else None
+            others = [queue for queue in candidates if queue != self._left]
+            self.kept = self._pick(others or candidates) if candidates else None
+            self._cuts = 0
         return self.kept
+
+    def cut_short(self, queue: str) -> None:
+        """A caller's own timeout ended an attempt; after two in a row the sender leaves the queue.
+
+        Callers that are hastier than an attempt would never prove that the queue hangs.
+        """
+        if queue != self.kept:
+            return
+        self._cuts += 1
+        if self._cuts >= CUTS_MAX:
+            self._left, self.kept = queue, None
+
+    def answered(self, queue: str) -> None:
+        """The queue answered an attempt of this sender."""
+        if queue == self.kept:
+            self._cuts = 0
 
     def resting(self, now: float, tried: Collection[str] = ()) -> str | None:
         """A pulled queue to try when none can be used."""

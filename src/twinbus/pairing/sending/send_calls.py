@@ -188,6 +188,7 @@ class SendingCall(PairedCall):
     def _diverted(self, queue: str, began: float) -> None:
         self.record(began, None, queue)
         self.state.divert_succeeded(queue)
+        self.target.backlog.answered(queue)
         self.state.counters.diverts.observe(self.loop.time() - began)
         self.entity.diverted += len(self.outgoing)
 
@@ -219,6 +220,8 @@ class SendingCall(PairedCall):
             self._copies_for(queue)
         meaning = self.state.divert_meaning(queue, error)
         fault = self.state.divert_failed(queue, error, began, timeout_s)
+        if fault is DivertFault.CALLER:
+            self.target.backlog.cut_short(queue)
         return self.decisions.divert_failed(error, meaning, fault, self.loop.time())
 
     def _record_failure(self, queue: str, error: Exception, began: float) -> Exception:

@@ -179,6 +179,21 @@ async def test_the_one_queue_that_hangs_is_pulled_when_it_is_silent_again() -> N
     await pair.client.close()
 
 
+async def test_a_sender_leaves_a_queue_that_cut_its_attempts_short_twice_in_a_row() -> None:
+    """Its callers' timeouts are shorter than an attempt, so they never prove that it hangs."""
+    pair, sender = failed_over()
+    pair.secondary.by_entity[QUEUE + "0"] = hangs
+    for _ in range(2):
+        with pytest.raises(BacklogUnavailableError):
+            await sender.send_messages(message(), timeout=3)
+    for _ in range(3):
+        await sender.send_messages(message(), timeout=3)
+    assert {path for path, _ in pair.secondary.took} == {QUEUE + "1"}
+    # It is not pulled: another sender may find it good.
+    assert not pair.client.state.rotation.pulled(pair.now)
+    await pair.client.close()
+
+
 @pytest.mark.parametrize("callers", [1, 100, 1_000])
 @pytest.mark.parametrize("failover_interval", [60.0, 8.0])
 @pytest.mark.parametrize("retry_total", [3, None])
