@@ -371,7 +371,8 @@ def client_class(world: World) -> type[PairedClient]:
         def forwarded(self, path: str) -> None:
             super().forwarded(path)
             entity = self.state.watched.find(path)
-            if entity is not None:
+            # Above 1 only the pings end a failover.
+            if entity is not None and self.state.options.healthy_pings == 1:
                 require_healed(world, entity)
 
     return WatchedClient
