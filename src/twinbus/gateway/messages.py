@@ -16,19 +16,24 @@ from twinbus.amqp.encoding import binary, string
 from twinbus.amqp.message import (
     BATCH_FORMAT,
     DATA,
+    MESSAGE_ANNOTATIONS,
     PROPERTIES,
+    Properties,
     Sections,
     data_sections,
+    decode_map,
+    encode_map_section,
+    encode_properties,
     join,
     split,
 )
-from twinbus.amqp.types import DecodeError
+from twinbus.amqp.types import DecodeError, Symbol
 from twinbus.broker.links.context import new_message_id
 from twinbus.broker.refusals import MalformedMessage
 from twinbus.errors import BacklogGuardError, BacklogMessageTooLargeError
 from twinbus.transfer import RESERVED_NAMES, overhead_bytes, to_backlog_sections
 from twinbus.transfer.aliases import SESSION_ID_MAX
-from twinbus.transfer.sections import GROUP_ID, MESSAGE_ID_FIELD
+from twinbus.transfer.sections import GROUP_ID, MESSAGE_ID_FIELD, PARTITION_KEY_ANNOTATION
 from twinbus.transfer.splice import field_value, fields_of, with_fields
 
 BATCH_ALLOWANCE: Final = 64 * 1_024
@@ -168,7 +173,7 @@ class EncodedMessages:
 
     def _part(self, numbers: Sequence[int]) -> EncodedMessages:
         messages = [self._messages[number] for number in numbers]
-        payload = _batch(Sections(), [join(message.sections) for message in messages])
+        payload = _batch(_envelope(messages), [join(message.sections) for message in messages])
         return EncodedMessages(
             payload, messages, self.path, [self._own_ids[number] for number in numbers]
         )
@@ -201,6 +206,32 @@ def _read_batch(data: bytes) -> tuple[Wire, list[EncodedMessage]]:
     if not any(is_given for _, is_given in read):
         return Wire(data, BATCH_FORMAT), messages
     return _batch(envelope, [join(message.sections) for message in messages]), messages
+
+
+def _envelope(messages: Sequence[EncodedMessage]) -> Sections:
+    """The envelope of a batch: session and partition key, where all messages have the same.
+
+    A service chooses the partition by the envelope, without reading the messages in it.
+    """
+    envelope = Sections()
+    first = messages[0]
+    if first.session_id is not None and all(
+        message.session_id == first.session_id for message in messages
+    ):
+        envelope.properties = encode_properties(Properties(group_id=first.session_id))
+    keys = [_partition_key(message) for message in messages]
+    if keys[0] is not None and all(key == keys[0] for key in keys):
+        annotations = {Symbol(PARTITION_KEY_ANNOTATION): keys[0]}
+        envelope.message_annotations = encode_map_section(MESSAGE_ANNOTATIONS, annotations)
+    return envelope
+
+
+def _partition_key(message: EncodedMessage) -> str | None:
+    try:
+        key = decode_map(message.sections.message_annotations).get(PARTITION_KEY_ANNOTATION)
+    except DecodeError:
+        return None  # The service says what is wrong with it.
+    return str(key) if isinstance(key, str) else None
 
 
 def _batch(envelope: Sections, parts: Sequence[bytes]) -> Wire:

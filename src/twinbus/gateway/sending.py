@@ -4,10 +4,14 @@ While the entity is healthy, deliveries pass straight to the gateway's own link 
 in flight. A delivery that fails there, and every one while the entity is not healthy, becomes a
 call of the same kind as a paired sender's (SPEC 3). The client's disposition is written when a
 namespace has accepted the message, or when the call has ended with an error.
+
+On a healthy entity a retry holds back the later deliveries of the link, so that they arrive in
+their order (docs/gateway.md).
 """
 
 from __future__ import annotations
 
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +28,7 @@ from twinbus.gateway.upstream import LinkPool
 from twinbus.pairing.core.classify import meaning_of
 from twinbus.pairing.core.failover import EntityState, Route
 from twinbus.pairing.sending.calls import translated
+from twinbus.pairing.sending.recording import outcome_of
 from twinbus.pairing.sending.send_calls import SendingCall
 
 if TYPE_CHECKING:
@@ -36,6 +41,24 @@ CREDIT: Final = 2_000
 UNKNOWN_LIMIT_BYTES: Final = 1024 * 1024
 """Message limit of a link that is opened while the primary cannot say its own: Azure Standard takes
 256 KB and Premium 1 MB for a batch. A backlog queue's own limit holds as well."""
+
+
+class _Delivery:
+    """A delivery without an answer."""
+
+    __slots__ = ("arrived_at", "error", "event", "is_guarded", "messages", "number", "sent_at")
+
+    def __init__(
+        self, event: DeliveryArrived, messages: EncodedMessages, arrived_at: float
+    ) -> None:
+        self.event = event
+        self.messages = messages
+        self.arrived_at = arrived_at
+        self.sent_at = arrived_at
+        self.number = 0
+        """Its place among those that were sent directly."""
+        self.error: Exception | None = None
+        self.is_guarded = False
 
 
 class GatewaySendingLink(LinkOwner):
@@ -63,7 +86,17 @@ class GatewaySendingLink(LinkOwner):
         self._held = 0
         """Deliveries without an answer."""
         self._calls = 0
-        """How many of them are calls: later ones do not overtake them."""
+        """How many of them are calls: while the entity is healthy, later ones wait for them."""
+        self._direct = 0
+        """How many the primary has without an answer."""
+        self._last_number = 0
+        """Number of the last delivery that was sent directly."""
+        self._last_accepted = 0
+        """The highest number that the primary has accepted."""
+        self._refused: list[_Delivery] = []
+        """Refused for now; decided on when all that were sent directly are answered."""
+        self._waiting: deque[_Delivery] = deque()
+        """Deliveries that came later than one that is sent again."""
         self._is_closed = False
         self._stop_listening = target.entity.on_change(self._entity_changed)
         pool.users += 1
@@ -144,21 +177,54 @@ class GatewaySendingLink(LinkOwner):
         except Refusal as refusal:
             self._end(event, refusal)
             return
-        entity = self._target.entity
+        delivery = _Delivery(event, messages, self._in_flight.loop.time())
+        if (self._calls or self._refused or self._waiting) and self._keeps_order:
+            # It must not overtake what is sent again.
+            self._waiting.append(delivery)
+        else:
+            self._start(delivery)
+
+    @property
+    def _keeps_order(self) -> bool:
+        """Whether later deliveries wait: the entity is healthy. Strict sessions wait one by one."""
+        target = self._target
+        return target.sessions is None and target.entity.failover.state is EntityState.HEALTHY
+
+    def _start(self, delivery: _Delivery) -> None:
+        """Send a delivery: straight to the primary, or by a call."""
+        messages = delivery.messages
         is_direct = (
             not self._calls
-            and entity.failover.route is Route.PRIMARY
-            and not messages.suspects
+            and self._target.entity.failover.route is Route.PRIMARY
             and self._target.sessions is None
             and self._pool.is_ready
             and not self._is_too_large(messages)
         )
         if not is_direct:
-            self._calls += 1
-            self._in_flight.spawn(self._call(event, messages))
+            self._begin_call(delivery)
             return
-        began = self._in_flight.loop.time()
-        self._pool.send(messages.payload, partial(self._answered, event, messages, began))
+        if messages.suspects and not self._passes_guard(delivery):
+            return
+        self._direct += 1
+        self._last_number += 1
+        delivery.number = self._last_number
+        delivery.sent_at = self._in_flight.loop.time()
+        self._pool.send(messages.payload, partial(self._answered, delivery))
+
+    def _passes_guard(self, delivery: _Delivery) -> bool:
+        """Check messages that the backlog may not take; false: they are refused for it."""
+        delivery.is_guarded = True
+        try:
+            SendingCall(self._target, delivery.messages, None).guard()
+        except Exception as error:  # noqa: BLE001  # the client gets it, whatever it is
+            self._target.entity.call_raised(len(delivery.messages), error)
+            self._end(delivery.event, refusal_of(error))
+            return False
+        return True
+
+    def _begin_call(self, delivery: _Delivery, failed: Exception | None = None) -> None:
+        self._calls += 1
+        self._in_flight.spawn(self._call(delivery, failed))
 
     def refuse_oversize(self, event: DeliveryTooLarge, now_ms: int) -> None:
         refusal = MessageTooLarge(
@@ -177,44 +243,89 @@ class GatewaySendingLink(LinkOwner):
         limit_bytes = self._pool.limit_bytes
         return limit_bytes is not None and len(messages.payload.data) > limit_bytes
 
-    def _answered(
-        self,
-        event: DeliveryArrived,
-        messages: EncodedMessages,
-        began: float,
-        error: Exception | None,
-    ) -> None:
+    def _answered(self, delivery: _Delivery, error: Exception | None) -> None:
         """The primary answered a delivery that was sent directly, or did not in time."""
-        if error is not None:
-            self._calls += 1
-            self._in_flight.spawn(self._call(event, messages, error, began))
-            return
+        self._direct -= 1
+        if error is None:
+            self._last_accepted = max(self._last_accepted, delivery.number)
+            self._record(delivery, None)
+            self._target.entity.succeeded(len(delivery.messages))
+            self._end(delivery.event, None)
+        elif self._is_for_now(error):
+            delivery.error = error
+            self._refused.append(delivery)
+        else:
+            self._begin_call(delivery, error)
+        if self._refused and not self._direct:
+            self._sort_refused()
+
+    def _is_for_now(self, error: Exception) -> bool:
+        """Whether a healthy entity refused the message and may take it later: it is throttled."""
+        state = self._target.state
+        given = translated(error, self.address, state.policy.attempt_timeout_s)
+        return (
+            self._keeps_order
+            and meaning_of(given).retried
+            and outcome_of(given) == "failed"
+            and not state.counts(given)
+        )
+
+    def _sort_refused(self) -> None:
+        """Decide what becomes of refused deliveries, when nothing of the link is in flight.
+
+        The primary may have taken a later delivery: sent again, the refused one would come behind
+        it. So the client gets the refusal, as it would without a gateway. Others are sent again in
+        their order: the first by a call, with its back-off, the rest when that one is stored.
+        """
+        refused, self._refused = sorted(self._refused, key=lambda each: each.number), []
+        again: list[_Delivery] = []
+        too_late_at = self._in_flight.loop.time() - self._in_flight.patience_s
+        for delivery in refused:
+            assert delivery.error is not None
+            if delivery.number > self._last_accepted and delivery.arrived_at > too_late_at:
+                again.append(delivery)
+                if len(again) > 1:
+                    self._record(delivery, delivery.error)
+            else:
+                self._record(delivery, delivery.error)
+                entity = self._target.entity
+                entity.tell(SendFailed(counts=False, error=error_text(delivery.error)))
+                entity.call_raised(len(delivery.messages), delivery.error)
+                self._end(delivery.event, refusal_of(delivery.error))
+        self._waiting.extendleft(reversed(again[1:]))
+        if again:
+            self._begin_call(again[0], again[0].error)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Send what waits for a retry, when that is over or order matters no more."""
+        while self._waiting and not self._refused and not (self._calls and self._keeps_order):
+            self._start(self._waiting.popleft())
+
+    def _record(self, delivery: _Delivery, error: Exception | None) -> None:
         target = self._target
         if target.state.recorder.is_on:
-            now = self._in_flight.loop.time()
             target.state.recorder.attempted(
-                target.entity.path, None, messages.measured(), began, now, client=target.client
+                target.entity.path,
+                None,
+                delivery.messages.measured(),
+                delivery.sent_at,
+                self._in_flight.loop.time(),
+                error=error,
+                client=target.client,
             )
-        target.entity.succeeded(len(messages))
-        self._end(event, None)
 
-    async def _call(
-        self,
-        event: DeliveryArrived,
-        messages: EncodedMessages,
-        failed: Exception | None = None,
-        began: float | None = None,
-    ) -> None:
+    async def _call(self, delivery: _Delivery, failed: Exception | None) -> None:
         """Send the messages wherever the decisions of the core lead, within the patience."""
-        state, loop = self._target.state, self._in_flight.loop
-        start = loop.time() if began is None else began
-        call = SendingCall(self._target, messages, start + self._in_flight.patience_s)
+        state, messages = self._target.state, delivery.messages
+        ends_at = delivery.arrived_at + self._in_flight.patience_s
+        call = SendingCall(self._target, messages, ends_at)
         refusal: Refusal | None = None
         try:
             if failed is not None:
-                await call.run_after(failed, start, state.policy.attempt_timeout_s)
+                await call.run_after(failed, delivery.sent_at, state.policy.attempt_timeout_s)
             else:
-                if messages.suspects:
+                if messages.suspects and not delivery.is_guarded:
                     call.guard()
                 await call.run()
         except Exception as error:  # noqa: BLE001  # the client gets it, whatever it is
@@ -222,7 +333,8 @@ class GatewaySendingLink(LinkOwner):
             refusal = refusal_of(error)
         finally:
             self._calls -= 1
-        self._end(event, refusal)
+        self._end(delivery.event, refusal)
+        self._go_on()
 
     def _end(self, event: DeliveryArrived, refusal: Refusal | None) -> None:
         """Answer a delivery: accepted, or rejected with this condition."""
@@ -252,3 +364,4 @@ class GatewaySendingLink(LinkOwner):
         """Open a link to the backlog before a failover needs it."""
         if self._target.entity.failover.state is EntityState.SUSPECT:
             self._target.state.warm(self._target.backlog)
+        self._go_on()

@@ -8,10 +8,12 @@ from twinbus.amqp.message import (
     BATCH_FORMAT,
     Properties,
     data_sections,
+    decode_map,
     decode_properties,
     encode_message,
     split,
 )
+from twinbus.amqp.types import Symbol
 from twinbus.broker.refusals import MalformedMessage
 from twinbus.errors import BacklogMessageTooLargeError, ReservedPropertyError
 from twinbus.gateway.messages import EncodedMessages, Wire
@@ -83,6 +85,25 @@ def test_every_retry_of_a_divert_has_the_same_id_of_its_own() -> None:
     first, second = messages.diverted(LIMIT), messages.diverted(None)
     assert first == second
     assert message_id(first.data) != "mine"
+
+
+def test_a_part_s_envelope_has_the_session_and_partition_key_of_all_its_messages() -> None:
+    key = Symbol("x-opt-partition-key")
+    wires = [
+        encode_message(
+            message_annotations={key: of},
+            properties=Properties(message_id=name, group_id=of),
+            data=b"x",
+        )
+        for name, of in (("a", "s"), ("b", "t"), ("c", "s"))
+    ]
+    messages = read(batch_of(*wires), BATCH_FORMAT)
+    found = []
+    for part in (*messages.parts(), *messages.halves()):
+        envelope = split(part.payload.data)
+        annotations = decode_map(envelope.message_annotations)
+        found.append((decode_properties(envelope.properties).group_id, annotations.get(key)))
+    assert found == [("s", "s"), ("t", "t"), ("s", "s"), (None, None)]
 
 
 def test_halves_and_sessions_share_the_messages_out() -> None:
