@@ -107,6 +107,15 @@ def queue_search_operations(*, syphon_count: int = 1, period_s: float | Fraction
     return syphon_count * (1 + int(period_s // QUEUE_SEARCH_S))
 
 
+def idle_operations(
+    *, queue_count: int, poll_s: float | Fraction, period_s: float | Fraction
+) -> int:
+    """Return all operations of a syphon without leases that moves nothing: polls and searches."""
+    polls = idle_syphon_operations(queue_count=queue_count, poll_s=poll_s, period_s=period_s)
+    deferred = deferred_search_operations(queue_count=queue_count, period_s=period_s)
+    return polls + deferred + queue_search_operations(period_s=period_s)
+
+
 def search_count(period_s: float | Fraction) -> int:
     """Return how often at most a client searches in `period_s` for a queue that stays missing."""
     at, count = 0.0, 0

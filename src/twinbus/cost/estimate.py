@@ -27,6 +27,7 @@ from twinbus.cost.arithmetic import (
     LEASE_STANDBY_S,
     CountingRule,
     deferred_search_operations,
+    idle_operations,
     idle_syphon_operations,
     lease_operations,
     message_units,
@@ -170,6 +171,9 @@ class CostEstimate:
     """The total without a pair."""
     geo_replication: MonthlyBill
     idle_receives: dict[str, int]
+    """Receives of an idle syphon in an hour, a day and a month."""
+    idle_operations: int
+    """All operations of an idle syphon in a month: its receives and its searches."""
     """Receives of an idle syphon in an hour, a day, a month of 30 days."""
     moved_stages: dict[str, int]
     """Units of one moved message, by stage."""
@@ -205,6 +209,7 @@ class CostEstimate:
             "pair_adds": exact(self.added),
             "geo_replication": self.geo_replication.as_json(),
             "idle_receives": self.idle_receives,
+            "idle_operations": self.idle_operations,
             "moved_stages": self.moved_stages,
             "assumptions": list(self.assumptions),
             "warnings": list(self.warnings),
@@ -247,6 +252,9 @@ def estimate(work: Workload, prices: PriceBook) -> CostEstimate:
             )
             for name, period_s in (("hour", HOUR_S), ("day", DAY_S), ("month", MONTH_S))
         },
+        idle_operations=idle_operations(
+            queue_count=work.queues, poll_s=work.poll_s, period_s=MONTH_S
+        ),
         moved_stages=_moved_stages(work),
         assumptions=(*_assumed(work), *made.assumptions),
         warnings=tuple(_warnings(work, moved)),

@@ -132,6 +132,7 @@ def _summary(made: CostEstimate, work: Workload) -> Iterator[str]:
         f"idle syphon: {idle['hour']:,} receives an hour, {idle['day']:,} a day,"
         f" {idle['month']:,} in {MONTH_DAYS} days"
     )
+    yield f"with its searches: {made.idle_operations:,} operations in {MONTH_DAYS} days"
     stages = made.moved_stages
     yield (
         f"a message by the backlog: {sum(stages.values())} units in {len(stages)} stages:"

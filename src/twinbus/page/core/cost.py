@@ -15,9 +15,7 @@ from typing import Any, Final
 from twinbus.cost.arithmetic import (
     SETTLEMENTS,
     UNCHARGED,
-    deferred_search_operations,
-    idle_syphon_operations,
-    queue_search_operations,
+    idle_operations,
     units,
 )
 from twinbus.cost.prices import PriceBook
@@ -79,7 +77,9 @@ def cost_document(
     began, what it cost in units, and whether that is all. `idle_queues` have a syphon.
     """
     today = day_of(now)
-    idle = _idle_operations(idle_queues)
+    idle = 0
+    if idle_queues:
+        idle = idle_operations(queue_count=idle_queues, poll_s=POLL_S, period_s=DAY_S)
     return {
         "as_of": now,
         "currency": book.currency,
@@ -93,15 +93,6 @@ def cost_document(
         else {"since": outage[0], "is_all": outage[2], **_priced(outage[1], book)},
         "idle_per_day": {"queues": idle_queues, **_priced(idle, book)},
     }
-
-
-def _idle_operations(queue_count: int) -> int:
-    """Return what syphons of so many queues do in a day in which there is nothing to move."""
-    if not queue_count:
-        return 0
-    polls = idle_syphon_operations(queue_count=queue_count, poll_s=POLL_S, period_s=DAY_S)
-    deferred = deferred_search_operations(queue_count=queue_count, period_s=DAY_S)
-    return polls + deferred + queue_search_operations(period_s=DAY_S)
 
 
 def _period(sums: Mapping[tuple[str, str], int], book: PriceBook) -> dict[str, Any]:

@@ -172,8 +172,7 @@ class Pump:
         """When to call `tick` next; None: nothing is due."""
         moments = [d.due_at(self.limits.answer_s) for d in self._destinations]
         moments += [self._intake.first_renewal_at(), self._receiving.find_deferred_at()]
-        if self.credit:
-            moments.append(self._poll_at)
+        moments += [self._poll_at] if self.credit else []
         if self._destinations.held:
             moments.append(self._receiving.look_ahead.due_at)
         if self._order is not None:
@@ -205,7 +204,8 @@ class Pump:
         """Receive, and settle what was decided meanwhile: the backlog queue can be reached."""
         self._intake.credit = 0
         self._deferred.connected(now)
-        self._poll_at = now + self._poll_s
+        if now >= self._poll_at:  # Else the link was detached inside a poll, which goes on (SPEC 6)
+            self._poll_at = now + self._poll_s
         actions = self._settlements.open(now)
         # Their locks may be gone, and then they are delivered once more: both would be sent.
         actions += self._release_waiting(now)

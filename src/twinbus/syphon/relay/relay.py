@@ -262,9 +262,8 @@ class Relay:
             while not connection.lost.done():
                 reason = await self._serve_source(connection)
                 if not connection.lost.done():
-                    # Detached for idleness: re-attached inside the same poll (SPEC 6).
+                    # Detached for idleness: re-attached inside the same poll (docs/costs.md).
                     log.info("%s: the link was closed (%s), attaching again", self.queue, reason)
-                    self._books.polled()
             return connection.lost.result()
         finally:
             self._secondary = self._requests.connection = None

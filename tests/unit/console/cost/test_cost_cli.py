@@ -53,6 +53,7 @@ def test_json_has_the_same_figures_exactly(capsys: Capsys) -> None:
     assert found["bill"]["total"] == "9.6934328"
     assert found["pair_adds"] == "0.0159128"
     assert found["idle_receives"] == {"hour": 40, "day": 960, "month": 28_800}
+    assert found["idle_operations"] == 28_800 + 10 * 721 + 2_881
     assert found["assumptions"]
 
 
