@@ -10,15 +10,26 @@ Events are handed to `on_event` as they come. Whatever the owner does to the con
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 import time
 from collections.abc import Callable
-from typing import cast
+from contextlib import suppress
+from typing import Any, Final, cast
 
 from twinbus.amqp.connection import Connection, ConnectionPhase
 from twinbus.amqp.events import Closed, DeliveryArrived, Event
 from twinbus.amqp.performatives import Error
 from twinbus.amqp.types import Symbol
+
+UNANSWERED_S: Final = 10
+"""A peer whose machine acknowledges nothing for this time is lost. TCP doubles the pause between
+its repetitions: without a limit, a connection that lives through a black hole of 24 s is silent for
+up to 27 s more. Shorter silences, as of a path that changes, cost no connection."""
+
+SILENT_S: Final = 5
+"""After so long without a byte the kernel asks the peer's machine for a sign of life; it is below
+AMQP and not billed."""
 
 
 class ClientTransport(asyncio.Protocol):
@@ -69,6 +80,7 @@ class ClientTransport(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._socket = cast(asyncio.Transport, transport)
+        limit_silence(transport.get_extra_info("socket"))
         self.flush()
 
     def data_received(self, data: bytes) -> None:
@@ -155,6 +167,18 @@ async def connect(
         server_hostname=host if tls else None,
     )
     return protocol
+
+
+def limit_silence(opened: Any) -> None:
+    """Let the kernel end a connection whose peer is silent; None: the socket is not known here."""
+    if opened is None or not hasattr(socket, "TCP_USER_TIMEOUT"):
+        return
+    # A socket that is no TCP socket, or is gone already, has no such options.
+    with suppress(OSError):
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENT_S)
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNANSWERED_S * 1_000)
 
 
 def _now_ms() -> int:

@@ -82,7 +82,7 @@ class _WebSocketStream(asyncio.Transport):
         session: aiohttp.ClientSession,
         protocol: ClientTransport,
     ) -> None:
-        super().__init__()
+        super().__init__({"socket": websocket.get_extra_info("socket")})
         self._websocket = websocket
         self._session = session
         self._protocol = protocol

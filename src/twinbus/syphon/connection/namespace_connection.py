@@ -41,6 +41,10 @@ T = TypeVar("T")
 ANSWER_S: Final = 15.0
 """Time limit of each step: the socket, the open, a token, a request."""
 
+CONNECT_S: Final = 5.0
+"""Time limit of one attempt to open a socket, with its TLS. TCP asks after 0, 1, 3, 7 and 15 s: an
+attempt that began in a black hole would be silent for 8 s after its end."""
+
 HANDSHAKE_S: Final = 5.0
 """Time limit from the connected socket to the first session: three round trips."""
 
@@ -122,13 +126,14 @@ class NamespaceConnection:
         on_event, on_deliveries = self._on_transport_event, self._on_deliveries_read
         route = self.endpoint.route
         if not route.websocket:
-            return await connect(
-                self._connection,
-                *self.endpoint.amqp,
-                on_event,
-                tls=tls,
-                on_deliveries=on_deliveries,
-            )
+            async with asyncio.timeout(CONNECT_S):
+                return await connect(
+                    self._connection,
+                    *self.endpoint.amqp,
+                    on_event,
+                    tls=tls,
+                    on_deliveries=on_deliveries,
+                )
         # Imported late: aiohttp takes a moment to load, and most connections need no WebSocket.
         from twinbus.amqp.websocket_client import connect_websocket
 
