@@ -381,6 +381,7 @@ class Pair(AsyncOnly):
             self._recorder.ledger,
             on_delivered=self._client.forwarded,
             rate=self._syphon.rate,
+            outages=self._syphon.outages,
         )
         await self._syphon.add(host)
 

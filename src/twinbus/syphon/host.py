@@ -61,6 +61,8 @@ class SyphonGroup:
         self.rate = rate
         """What all hosts together may send to the primary."""
         self.is_paused = False
+        self.outages = Outages()
+        """Shared by all hosts: an outage is logged once."""
 
     async def add(self, host: SyphonHost) -> None:
         """Add and start a host, paused if the others are."""
@@ -118,6 +120,7 @@ class SyphonHost:
         lease: bool | None = None,
         rate: Rate | None = None,
         only: Collection[str] | None = None,
+        outages: Outages | None = None,
     ) -> None:
         """A side is a connection string, or an object with a `connection_string`.
 
@@ -126,7 +129,7 @@ class SyphonHost:
         queue is pumped only while this host holds its lease; None: if the order is strict. `rate`
         limits all pumps that share it; None: one of its own, by `options`. `only` are the
         destinations to serve: messages of others that are received on the way are deferred, and
-        stay so.
+        stay so. Hosts of one process share `outages`, so that each outage is logged once.
         """
         options = options or SendAvailabilityOptions()
         is_strict = options.session_order == "strict"
@@ -137,7 +140,7 @@ class SyphonHost:
         if self.only is not None and limits is None:
             limits = IntakeLimits(messages=SELECTED_IN_MEMORY)
         queues = list(dict.fromkeys(queues))
-        outages = Outages()
+        outages = outages or Outages()
         self.primary = endpoint_of(primary)
         self.secondary = endpoint_of(secondary)
         self.ledger = ledger or NullLedger()

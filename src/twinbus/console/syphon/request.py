@@ -19,6 +19,7 @@ from twinbus.syphon.connection.selection import destination_keys
 from twinbus.syphon.core.forecast import time_to_empty_s
 from twinbus.syphon.core.pacing.pace import Rate
 from twinbus.syphon.host import SyphonGroup, SyphonHost
+from twinbus.syphon.relay.outages import Outages
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +63,11 @@ class SyphonRequest:
                 await calls.ensure_lease_queue(path)
 
     def host(
-        self, queues: Sequence[str], ledger: LedgerWriter | NullLedger, rate: Rate
+        self,
+        queues: Sequence[str],
+        ledger: LedgerWriter | NullLedger,
+        rate: Rate,
+        outages: Outages | None = None,
     ) -> SyphonHost:
         """Return a syphon of these queues, not started."""
         return SyphonHost(
@@ -74,6 +79,7 @@ class SyphonRequest:
             lease=self.lease,
             rate=rate,
             only=self.only or None,
+            outages=outages,
         )
 
     def status(

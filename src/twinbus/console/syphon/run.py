@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import time
 from datetime import datetime
 from typing import Any, Final
 
 from twinbus.console.namespaces import runs_to_its_end
 from twinbus.console.syphon.metrics import MetricsRequest, SyphonMetrics
+from twinbus.console.syphon.obstacle_log import ObstacleLog
 from twinbus.console.syphon.queue_search import QueueSearch
 from twinbus.console.syphon.request import SyphonRequest
 from twinbus.console.terminal.output import Output, show
@@ -61,7 +63,7 @@ class SyphonProgram:
         self._ledger = ledger
         self._output = output
         self._group = SyphonGroup(request.make_rate())
-        self._obstacles: set[str] = set()
+        self._obstacles = ObstacleLog()
         self._waits_for = ""
         """The last text about queues that were not found: each is printed once."""
         secondary = endpoint_of(request.secondary)
@@ -130,7 +132,8 @@ class SyphonProgram:
         self._waits_for = waits_for
 
     async def _start_host(self, queues: list[str]) -> None:
-        await self._group.add(self._request.host(queues, self._ledger, self._group.rate))
+        group = self._group
+        await group.add(self._request.host(queues, self._ledger, group.rate, group.outages))
         counted = f"{len(queues)} backlog queue{'s' if len(queues) > 1 else ''}"
         text = f"{counted} of {self._request.label}, {self._settings()}"
         self._say("running", text, queues=queues)
@@ -147,16 +150,8 @@ class SyphonProgram:
         return ", ".join(parts)
 
     def _report_obstacles(self) -> None:
-        now = {
-            f"{queue}: {what}: {why}"
-            for queue, state in self._group.status().items()
-            for what, why in {**state["problems"], **state["held"]}.items()
-        }
-        for line in sorted(now - self._obstacles):
-            self._say("held", line)
-        for line in sorted(self._obstacles - now):
-            self._say("released", f"over: {line}")
-        self._obstacles = now
+        for event, text in self._obstacles.observe(self._group.status(), time.monotonic()):
+            self._say(event, text)
 
     def _say(self, event: str, text: str, **facts: Any) -> None:
         line = f"{datetime.now().astimezone():%H:%M:%S}  {visible(text)}"

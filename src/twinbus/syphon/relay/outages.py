@@ -12,7 +12,7 @@ SAME_OUTAGE_S: Final = 60.0
 
 
 class Outages:
-    """The sides that the relays of one host have lost."""
+    """The sides that the relays of one process have lost."""
 
     def __init__(self) -> None:
         self._lost_at: dict[str, dict[str, float]] = {"primary": {}, "secondary": {}}
@@ -27,11 +27,11 @@ class Outages:
             level = logging.WARNING
             self._warned_at[side] = now
         lost_at.setdefault(queue, now)
-        log.log(level, "%s: the %s is lost, reconnecting: %s", queue, side, reason)
+        log.log(level, "the %s is lost, reconnecting: %s [%s]", side, reason, queue)
 
     def back(self, side: str, queue: str, now: float) -> None:
         """Note that a relay has a side again."""
         since = self._lost_at[side].pop(queue, None)
         if since is not None and not self._lost_at[side]:
             self._warned_at[side] = float("-inf")
-            log.warning("%s: the %s is back after %.0f s", queue, side, now - since)
+            log.warning("the %s is back after %.0f s", side, now - since)

@@ -34,7 +34,7 @@ def test_an_outage_is_one_warning_and_its_end_one_line(lines: pytest.LogCaptureF
         for queue in QUEUES:
             outages.back("primary", queue, began + 8.0)
     assert levels(lines) == ["WARNING"] * 4
-    assert lines.messages[1] == f"{QUEUES[-1]}: the primary is back after 8 s"
+    assert lines.messages[1] == "the primary is back after 8 s"
 
 
 def test_a_long_outage_is_not_warned_of_again(lines: pytest.LogCaptureFixture) -> None:
