@@ -45,6 +45,8 @@ class QueueSearch:
         self._named = named
         self._times = ListingTimes()
         self._is_closed = False
+        self._starting = asyncio.Lock()
+        """Two searches at the same time must not start two pumps of one queue."""
 
     def close(self) -> None:
         """Start no more pumps."""
@@ -53,8 +55,8 @@ class QueueSearch:
     def is_due(self) -> bool:
         """Return whether it is time to search."""
         queues, now = self._group.status(), time.monotonic()
-        if self._named is not None:
-            return not queues
+        if self._named is not None and queues:
+            return False
         is_down = any(state["held"] or "primary" in state["problems"] for state in queues.values())
         moved = sum(state["forwarded"] + state["dead_lettered"] for state in queues.values())
         self._times.observe(is_down=is_down, moved=moved, now=now)
@@ -63,6 +65,7 @@ class QueueSearch:
     async def search(self) -> None:
         """Start the pumps of queues that have none; SyphonError if the listing is not answered."""
         if self._named is not None:
+            self._times.searched(time.monotonic())
             await self._start_new(self._named)
         else:
             await self.counts()
@@ -87,11 +90,11 @@ class QueueSearch:
         return counts if len(counts) == len(found) else await self._counts_by_name(list(found))
 
     async def _start_new(self, queues: Sequence[str]) -> None:
-        # No await before the pumps are in the group: two searches at once start one each.
-        pumped = {queue.lower() for queue in self._group.status()}
-        new = [queue for queue in queues if queue.lower() not in pumped]
-        if new and not self._is_closed:
-            await self._start(new)
+        async with self._starting:
+            pumped = {queue.lower() for queue in self._group.status()}
+            new = [queue for queue in queues if queue.lower() not in pumped]
+            if new and not self._is_closed:
+                await self._start(new)
 
     async def _counts_by_name(self, queues: Sequence[str]) -> Mapping[str, QueueCounts]:
         """Count queue by queue: a credential may have rights on single queues alone."""

@@ -9,7 +9,7 @@ import time
 from datetime import datetime
 from typing import Any, Final
 
-from twinbus.console.namespaces import runs_to_its_end
+from twinbus.console.namespaces import UnreachableError, runs_to_its_end
 from twinbus.console.syphon.metrics import MetricsRequest, SyphonMetrics
 from twinbus.console.syphon.obstacle_log import ObstacleLog
 from twinbus.console.syphon.queue_search import QueueSearch
@@ -63,6 +63,8 @@ class SyphonProgram:
         self._ledger = ledger
         self._output = output
         self._group = SyphonGroup(request.make_rate())
+        self._has_lease_queue = False
+        """Whether the lease queue exists, or none is wanted."""
         self._obstacles = ObstacleLog()
         self._waits_for = ""
         """The last text about queues that were not found: each is printed once."""
@@ -84,7 +86,6 @@ class SyphonProgram:
             if self._metrics is not None:
                 url = await self._metrics.start()
                 self._say("metrics", f"metrics at {url}/metrics, health at {url}/health", url=url)
-            await self._request.have_lease_queue()
             while not stop.is_set():
                 if self._search.is_due():
                     await self._find()
@@ -132,6 +133,13 @@ class SyphonProgram:
         self._waits_for = waits_for
 
     async def _start_host(self, queues: list[str]) -> None:
+        if not self._has_lease_queue:
+            try:
+                await self._request.have_lease_queue()
+            except UnreachableError as error:
+                # The secondary is away: wait for it, as for its backlog queues.
+                raise SyphonError(f"the lease queue: {error}") from error
+            self._has_lease_queue = True
         group = self._group
         await group.add(self._request.host(queues, self._ledger, group.rate, group.outages))
         counted = f"{len(queues)} backlog queue{'s' if len(queues) > 1 else ''}"
