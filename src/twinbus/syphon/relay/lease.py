@@ -134,7 +134,7 @@ class Leases:
 
     def holds(self, queue: str) -> bool:
         """Return whether this process may pump the queue now."""
-        now, lease = time.monotonic(), self._leases[queue]
+        now, lease = _now(), self._leases[queue]
         if not lease.is_announced or now >= self._proven_at + SILENCE_S:
             return False
         return lease.validity.holds(now)
@@ -149,7 +149,7 @@ class Leases:
                 self._endpoint, self._on_event, requests=self._requests
             )
             try:
-                asked_at = time.monotonic()
+                asked_at = _now()
                 await connection.open()
                 self._proven_at = asked_at
                 self._lock_s.clear()
@@ -205,13 +205,13 @@ class Leases:
             return
         self._lock_s[path] = lock_s
         for lease in self._leases.values():
-            if lease.address.queue == path and lease.validity.holds(time.monotonic()):
+            if lease.address.queue == path and lease.validity.holds(_now()):
                 lease.validity.granted(lease.granted_at, lock_s)
 
     async def _prove(self, connection: NamespaceConnection) -> None:
         """Keep the proof fresh that the service still serves this connection."""
         while True:
-            asked_at, flows = time.monotonic(), connection.flows
+            asked_at, flows = _now(), connection.flows
             held = [lease for lease in self._leases.values() if lease.validity.holds(asked_at)]
             if held:
                 connection.echo()
@@ -221,7 +221,7 @@ class Leases:
             is_alive = not held or connection.flows != flows
             if not is_alive:
                 # A service may ignore an echo. It does not ignore a request, which is billed.
-                asked_at = time.monotonic()
+                asked_at = _now()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._proven_at + SILENCE_S - asked_at):
                         with suppress(RequestRefused):
@@ -229,7 +229,7 @@ class Leases:
                         is_alive = True
             if is_alive:
                 self._proven_at = asked_at
-            elif time.monotonic() >= self._proven_at + SILENCE_S:
+            elif _now() >= self._proven_at + SILENCE_S:
                 raise ConnectionLost(f"{self._endpoint.label} was silent for {SILENCE_S:g} s")
 
     async def _renew(self, connection: NamespaceConnection, lease: _Lease) -> None:
@@ -248,7 +248,7 @@ class Leases:
         lease.answer, lease.ended = loop.create_future(), loop.create_future()
         name = f"{lease.address.queue}-{lease.address.session}-{next(_link_numbers)}"
         lease.link_name = name
-        asked_at = time.monotonic()
+        asked_at = _now()
         link = connection.session.attach_receiver(
             name,
             source=Source(
@@ -270,7 +270,7 @@ class Leases:
             elif asked_at <= lease.proven_at + wait_s:
                 # At the first attempt, or if no standby can have begun to pump since.
                 wait_s = 0.0
-            lease.announce_at = time.monotonic() + wait_s
+            lease.announce_at = _now() + wait_s
             return link
         text = lease.ended.result() if lease.ended.done() else "the attach was not answered"
         # That another syphon has it is an answer like that of a receive which finds nothing.
@@ -298,14 +298,14 @@ class Leases:
             due_at = validity.renew_at
             if not lease.is_announced:
                 due_at = min(due_at, lease.announce_at)
-            wait_s = max(0.0, due_at - time.monotonic())
+            wait_s = max(0.0, due_at - _now())
             either: set[asyncio.Future[str]] = {ended, connection.lost}
             await asyncio.wait(either, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
             if connection.lost.done():
                 raise ConnectionLost(connection.lost.result())
             if ended.done():
                 return ended.result()
-            asked_at = time.monotonic()
+            asked_at = _now()
             if not lease.is_announced and asked_at >= lease.announce_at:
                 self._report_held(lease)
             if asked_at < validity.renew_at:
@@ -321,10 +321,10 @@ class Leases:
             except RequestRefused as refusal:
                 if refusal.condition:
                     return str(refusal)
-                validity.not_renewed(time.monotonic())
+                validity.not_renewed(_now())
             else:
                 # A lapsed lease is lost even if the service renewed the lock: the pump was stopped.
-                if not validity.holds(time.monotonic()):
+                if not validity.holds(_now()):
                     return "it was not renewed in time"
                 self._grant(lease, asked_at)
 
@@ -396,6 +396,15 @@ def _by_our_clock_s(link: ReceiverLink) -> float:
     if not isinstance(ticks, int):
         return LOCK_ASSUMED_S
     return (ticks - EPOCH_TICKS) / TICKS_PER_S - time.time()
+
+
+def _now() -> float:
+    """Return the time on a clock that runs on while the machine is suspended, if it has one.
+
+    A lock ends by the clock of the service, which is not suspended.
+    """
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 
 def _reason_text(endpoint: Endpoint, address: LeaseAddress, condition: str, text: str) -> str:

@@ -157,17 +157,31 @@ def test_a_lease_ends_with_the_silence_of_the_service_long_before_its_lock(
     run_virtual(hold())
 
 
-def test_a_process_that_was_suspended_does_not_hold_its_lease_when_it_wakes_up(
-    service: Service, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_machine", [False, True])
+def test_what_was_suspended_does_not_hold_its_lease_when_it_wakes_up(
+    service: Service, monkeypatch: pytest.MonkeyPatch, is_machine: bool
 ) -> None:
+    """A process, or the whole machine, whose monotonic clock then stands still on Linux."""
+    asleep_s = 0.0
+
+    def now() -> float:
+        return asyncio.get_running_loop().time()
+
     async def hold() -> None:
+        nonlocal asleep_s
+        clock: dict[str, Any] = {
+            "monotonic": lambda: now() + (0.0 if is_machine else asleep_s),
+            "time": now,
+        }
+        if is_machine:
+            clock |= {"CLOCK_BOOTTIME": 7, "clock_gettime": lambda _: now() + asleep_s}
+        monkeypatch.setattr(lease, "time", SimpleNamespace(**clock))
         leases = leases_of(Records())
         leases.start()
         await asyncio.sleep(100.0)
         assert leases.holds(QUEUE)
         # The clock has moved on, and no timer has run yet.
-        late = asyncio.get_running_loop().time() + SILENCE_S
-        monkeypatch.setattr(lease, "time", SimpleNamespace(monotonic=lambda: late))
+        asleep_s = SILENCE_S
         assert not leases.holds(QUEUE)
         await leases.close()
 
