@@ -23,6 +23,7 @@ returns, and calls `tick` at `timer_at`. The parts of a pump:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -234,10 +235,8 @@ class Pump:
         return self._advanced(self._receiving.grant(now), now)
 
     def _release_waiting(self, now: float) -> list[Action]:
-        actions: list[Action] = []
-        for destination in self._destinations:
-            actions += self._settlements.release(self._waiting.take_all(destination), now)
-        return actions
+        taken = [self._waiting.take_all(destination) for destination in self._destinations]
+        return [action for one in taken for action in self._settlements.release(one, now)]
 
     def _advanced(self, actions: list[Action], now: float) -> list[Action]:
         """Return the actions and, with strict order, what each session may do now."""
@@ -388,7 +387,7 @@ class Pump:
         destinations = self._destinations
         destinations.primary_answered_at = now
         taken: list[BacklogMessage] = []
-        served: dict[str, Destination] = {}
+        served: Counter[Destination] = Counter()
         for message in messages:
             if message.accepted or message not in self._intake:
                 continue
@@ -399,15 +398,15 @@ class Pump:
             message.accepted = True
             message.wire = b""
             taken.append(message)
-            served[message.destination] = destination
+            served[destination] += 1
         if not taken:
             return []
         self.forwarded += len(taken)
         if self._receiving.pace is not None:
             self._receiving.pace.governor.accepted(len(taken), now - taken[0].sent_at, now)
         actions = self._settlements.complete(taken, now)
-        for destination in served.values():
-            destination.succeeded(len(taken), now)
+        for destination, count in served.items():
+            destination.succeeded(count, now)
             if destination.held_until is None:
                 destinations.held.discard(destination.path.lower())
             if destination.waiting or self._waiting.has_deferred(destination):

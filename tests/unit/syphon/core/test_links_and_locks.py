@@ -91,3 +91,16 @@ def test_a_destination_that_comes_back_does_not_get_everything_at_once() -> None
         world.accept(len(world.sent))
     assert in_flight[:4] == [1, 4, 16, 64]
     assert in_flight[4] > 64
+
+
+def test_a_recovering_destination_starts_slowly_whatever_others_accept_beside_it() -> None:
+    world = running(limits=IntakeLimits(messages=400))
+    for path, count in (("fast", 60), ("slow", 1)):
+        world.store(path, count)
+        world.deliver(count)
+        world.attach(path)
+    slow = world.pump._destinations.by_key["slow"]
+    slow.start_trial()
+    # The primary answers for both in one range.
+    world.accept(61)
+    assert slow.window == 1 + 3
