@@ -247,14 +247,17 @@ class Connection:
             return events
         # Nothing heard at all is not silence: the owner limits how long the peer may take to open.
         heard_ms = self._heard_ms or now_ms
+        if heard_ms > now_ms:
+            self._heard_ms = now_ms  # The clock was set back.
         if self._idle_timeout_ms and now_ms >= heard_ms + self._idle_timeout_ms:
             text = f"the peer sent nothing for {self._idle_timeout_ms // 1000} s"
             self._fail("amqp:resource-limit-exceeded", text, events)
-        elif (
-            self.phase is OPEN and 0 < self._remote_idle_timeout_ms // 2 <= now_ms - self._spoke_ms
-        ):
-            self.output.put(EMPTY_FRAME)
-            self._spoke_ms = now_ms
+        elif self.phase is OPEN and self._remote_idle_timeout_ms:
+            silent_ms = now_ms - self._spoke_ms
+            # Below 0 the clock was set back, and nothing says how long it was.
+            if silent_ms < 0 or silent_ms >= self._remote_idle_timeout_ms // 2:
+                self.output.put(EMPTY_FRAME)
+                self._spoke_ms = now_ms
         return events
 
     # Calls of the owner

@@ -447,6 +447,17 @@ def test_a_keep_alive_is_sent_when_the_peer_asks_for_one(pair: Pair) -> None:
     assert pair.server.take_output(200_000) == EMPTY_FRAME
 
 
+def test_a_clock_that_is_set_back_stops_neither_heartbeats_nor_the_idle_time(pair: Pair) -> None:
+    """Timers come by a clock that is not set; the times here are those of the machine's date."""
+    pair.now_ms = 3_600_000
+    pair.client.begin()
+    pair.exchange()
+    assert pair.server.run_timers(1_000) == []
+    assert pair.server.take_output(1_000) == EMPTY_FRAME
+    assert pair.server.next_deadline_ms() == 1_000 + IDLE_TIMEOUT_MS // 2
+    assert of(Closed, pair.server.run_timers(1_000 + IDLE_TIMEOUT_MS))
+
+
 def test_nothing_follows_a_close(pair: Pair) -> None:
     link, _ = pair.sender()
     link.send(b"m", b"t")
