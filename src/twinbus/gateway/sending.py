@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from twinbus.amqp.events import DeliveryArrived, DeliveryTooLarge
-from twinbus.amqp.link import LinkState, ReceiverLink
+from twinbus.amqp.link import MAX_MESSAGE_BYTES, LinkState, ReceiverLink
 from twinbus.amqp.performatives import ACCEPTED_BYTES, encode_state
 from twinbus.broker.links.context import LinkClient, rejected
 from twinbus.broker.links.owner import LinkOwner
@@ -134,7 +134,8 @@ class GatewaySendingLink(LinkOwner):
     def _accept(self) -> None:
         if self.link.state is not LinkState.OFFERED:
             return
-        limit_bytes = self._pool.limit_bytes or UNKNOWN_LIMIT_BYTES
+        # A namespace may say any 64-bit number; what is joined here is kept in memory.
+        limit_bytes = min(self._pool.limit_bytes or UNKNOWN_LIMIT_BYTES, MAX_MESSAGE_BYTES)
         self.link.limit_bytes = limit_bytes + BATCH_ALLOWANCE
         self.link.rejects_oversize = True
         self.link.accept(max_message_size=limit_bytes)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -20,9 +22,13 @@ from tests.unit.broker.links.one_client import (
     pairs,
 )
 from tests.unit.gateway.joined_gateway import PRIMARY, JoinedGateway, join, new_primary
+from twinbus.amqp.link import MAX_MESSAGE_BYTES, ReceiverLink
+from twinbus.amqp.output import FrameOutput
+from twinbus.amqp.session import Session
 from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.refusals import EntityNotFound
-from twinbus.gateway.messages import Wire
+from twinbus.gateway.messages import BATCH_ALLOWANCE, Wire
+from twinbus.gateway.sending import UNKNOWN_LIMIT_BYTES, GatewaySendingLink
 from twinbus.gateway.upstream import UpstreamLine
 from twinbus.namespace.namespace import Namespace
 
@@ -108,3 +114,16 @@ async def test_frames_before_the_answer_are_kept(
     await check_before_the_answer(world, actions)
     await gateway.close(world)
     await primary.close()
+
+
+@pytest.mark.parametrize("said_bytes", [None, 1, 262_144, MAX_MESSAGE_BYTES, (1 << 64) - 1])
+async def test_a_sender_is_told_no_larger_message_than_the_gateway_keeps(
+    said_bytes: int | None,
+) -> None:
+    link = ReceiverLink(Session(FrameOutput(), 0), "out", 0)
+    sending = SimpleNamespace(
+        link=link, _pool=SimpleNamespace(limit_bytes=said_bytes), _client=SimpleNamespace(touch=int)
+    )
+    GatewaySendingLink._accept(cast("GatewaySendingLink", sending))
+    most_bytes = MAX_MESSAGE_BYTES if said_bytes is not None else UNKNOWN_LIMIT_BYTES
+    assert link.limit_bytes - BATCH_ALLOWANCE == min(said_bytes or most_bytes, most_bytes)
