@@ -8,7 +8,7 @@ import typer
 
 from twinbus.console.ledger.options import PlaceOptions, TablesOptions
 from twinbus.console.options import require_shared_places
-from twinbus.console.terminal.command import command, command_group, flag, option
+from twinbus.console.terminal.command import argument, command, command_group, flag, option
 from twinbus.console.terminal.output import WrongUse
 
 app = command_group("Maintain the tables of a ledger: update, retain, erase.")
@@ -16,9 +16,9 @@ app = command_group("Maintain the tables of a ledger: update, retain, erase.")
 
 @command(app, "twinbus ledger status ./ledger --output json")
 def status(given: TablesOptions) -> int:
-    """Show records, rejected lines, files and bytes.
+    """Show records, writers and what is missing.
 
-    This starts no Spark.
+    Files and bytes of the tables too. This starts no Spark.
     """
     from twinbus.console.ledger import commands
 
@@ -91,6 +91,25 @@ def erase(
         # An empty text is in every line.
         raise WrongUse("--message-id is empty: name the message to forget")
     return _run("erase", given, message_id=message_id)
+
+
+@command(app, "twinbus ledger close web-1-7-1794968653265 ./ledger --reason idle")
+def close(
+    process: Annotated[str, argument("PROCESS", "The writer, as `ledger status` names it.")],
+    reason: Annotated[str, option("TEXT", "Why nothing is missing.")],
+    given: TablesOptions,
+) -> int:
+    """Close the gap of a process that was killed.
+
+    You say that nothing is missing where it stopped without an end. Reports then no longer call
+    its last interval unknown. Your name and the reason go into the ledger. This starts no Spark.
+    """
+    from twinbus.console.ledger import commands
+
+    if not reason.strip():
+        raise WrongUse("--reason is empty: say why nothing is missing")
+    require_shared_places(given.master, given.ledger, given.tables, shared=given.shared)
+    return commands.close(given.ledger, given.tables, process, reason, given.output)
 
 
 @command(

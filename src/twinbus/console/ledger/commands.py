@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,6 +14,7 @@ from twinbus.console.terminal.live_line import LiveLine
 from twinbus.console.terminal.output import Output, show
 from twinbus.console.terminal.table import size, table_lines
 from twinbus.pipeline.store import upkeep
+from twinbus.wording import counted, visible
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,6 +28,15 @@ def status(ledger: str, tables: str | None, output: Output) -> int:
     require_ledger(ledger)
     result = upkeep.status(ledger, tables)
     show(output, result, _status_lines(result))
+    return 0
+
+
+def close(ledger: str, tables: str | None, process: str, reason: str, output: Output) -> int:
+    """Record a person's word on a process; return the exit status."""
+    require_spark()
+    require_ledger(ledger)
+    result = upkeep.close(ledger, tables, process, visible(reason), user=getpass.getuser())
+    show(output, result, [f"{process} is closed: {result['reason']} ({result['user']})"])
     return 0
 
 
@@ -68,13 +79,27 @@ def _table_lines(result: Document) -> list[str]:
 
 
 def _status_lines(result: Document) -> list[str]:
-    """Return a row for each kind of table."""
+    """Return a row for each kind of table, then what the ledger's files show."""
+    writers = _writer_lines(result["ledger"])
     if result["commit"] < 0:
-        return [f"{result['place']}: no tables yet; make a report, or twinbus ledger update LEDGER"]
+        place = result["place"]
+        return [f"{place}: no tables yet; make a report, or twinbus ledger update LEDGER", *writers]
     rows = [(kind, one["files"], size(one["bytes"])) for kind, one in result["kinds"].items()]
     records, commit = _table_lines(result)
     table = table_lines(("", ">files", ">size"), rows)
-    return [f"{result['place']}: {records}", commit, *table]
+    return [f"{result['place']}: {records}", commit, *table, *writers]
+
+
+def _writer_lines(told: Document) -> list[str]:
+    """Return how many writers there are of each state, and a line for each finding."""
+    states = "".join(f", {count:,} {state}" for state, count in told["writers"].items())
+    writers = counted(sum(told["writers"].values()), "writer")
+    return [
+        f"{counted(told['files'], 'file')} of {writers}{states}",
+        *(gap["sentence"] for gap in told["gaps"]),
+        *told["missing"],
+        *told["remarks"],
+    ]
 
 
 def _compact_lines(result: Document) -> list[str]:

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from twinbus.ledger.adoption import writers_here
 from twinbus.ledger.chain import LedgerFindings, verify
-from twinbus.ledger.facts import FileFacts, stem_of
+from twinbus.ledger.facts import FileFacts, place_of, stem_of
 from twinbus.ledger.missing import MissingFiles, is_note, missing_files
 from twinbus.ledger.reader import is_readable, is_unread
 from twinbus.ledger.record import OPEN_SUFFIX, LedgerError
@@ -48,6 +48,8 @@ class InspectedLedger:
     said: tuple[str, ...] = ()
     """Sentences on what is only to be known."""
     gaps: tuple[WriterGap, ...] = ()
+    lacking: frozenset[str] = frozenset()
+    """Writers of which a file is missing, or every file."""
     torn: int = 0
     """Open files of the dead that end inside a line."""
 
@@ -207,7 +209,10 @@ class _Told:
         refused = self.findings.refused
         read = {name: file for name, file in self.files.items() if name not in refused}
         doubtful = self._doubtful({one.sha256 for one in facts if one.name not in refused})
-        named = {*self.lacking.gaps, *self.lacking.removed}
+        # A person may have closed a writer whose file is missing.
+        left = tuple(one for one in self.lacking.gaps if one in self.findings.missing_files)
+        lacking = replace(self.lacking, gaps=left)
+        named = {*lacking.gaps, *lacking.removed}
         unknown = replace(
             self.findings,
             gaps=(),
@@ -223,11 +228,16 @@ class _Told:
         return InspectedLedger(
             self.files,
             refused,
-            missing=(*self.lacking.sentences(), *unknown.sentences()),
+            missing=(*lacking.sentences(), *unknown.sentences()),
             said=tuple(said.sentences()),
             gaps=judged_gaps(read.values(), self.findings, alive=alive, now_ms=now_ms),
+            lacking=self._lacking(),
             torn=sum(_is_torn_by_death(file, dead, now_ms) for file in read.values()),
         )
+
+    def _lacking(self) -> frozenset[str]:
+        places = map(place_of, self.findings.missing_files)
+        return frozenset([*self.findings.missing_writers, *(one[0] for one in places if one)])
 
     def _doubtful(self, hashes: Collection[str]) -> dict[str, str]:
         """Refused files that hold something which is not read under another name."""

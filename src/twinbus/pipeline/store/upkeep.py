@@ -30,9 +30,11 @@ class TablesTask:
 
 
 def status(ledger: str, tables: str | None = None) -> Document:
-    """What the tables of a ledger hold; this needs no Spark."""
+    """What the tables of a ledger hold, and what its files show; this needs no Spark."""
     from twinbus.pipeline.store import stream
     from twinbus.pipeline.store.compaction import files_of_kinds
+    from twinbus.pipeline.store.inspection import LedgerFolder
+    from twinbus.pipeline.store.writers import writers_document
 
     store = stream.open_without_spark(ledger, tables)
     snapshot = store.latest()
@@ -40,7 +42,25 @@ def status(ledger: str, tables: str | None = None) -> Document:
         kind: {"files": len(files), "bytes": sum(file.size_bytes for file in files)}
         for kind, files in files_of_kinds(store, snapshot).items()
     }
-    return {**_snapshot_document(snapshot), "place": store.place, "kinds": kinds}
+    shown = LedgerFolder(ledger).inspect(stream.taken_files(store))
+    return {
+        **_snapshot_document(snapshot),
+        "place": store.place,
+        "kinds": kinds,
+        "ledger": writers_document(shown),
+    }
+
+
+def close(ledger: str, tables: str | None, process: str, reason: str, *, user: str) -> Document:
+    """Record that nothing is missing where a process stopped without an end; no Spark."""
+    from twinbus.pipeline.store import stream
+    from twinbus.pipeline.store.inspection import LedgerFolder
+    from twinbus.pipeline.store.writers import close_writer
+
+    store = stream.open_without_spark(ledger, tables)
+    shown = LedgerFolder(ledger).inspect(stream.taken_files(store))
+    name = close_writer(ledger, shown, process, reason, user=user)
+    return {"process": process, "reason": reason, "user": user, "file": name}
 
 
 def perform(spark: SparkSession, task: TablesTask, say: Callable[[str], None]) -> Document:

@@ -18,7 +18,9 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from tests.unit.console.commands import run
 from twinbus.console import spark_thread
 from twinbus.console.terminal.output import COULD_NOT, STOPPED, USAGE_ERROR
-from twinbus.ledger.record import LedgerError
+from twinbus.ledger import read
+from twinbus.ledger.files import LedgerFiles
+from twinbus.ledger.record import LedgerError, encode
 from twinbus.pipeline.spark.session import QUICK_START
 from twinbus.pipeline.store import upkeep
 
@@ -127,12 +129,47 @@ def test_the_status_needs_no_spark(tmp_path: Path, capsys: pytest.CaptureFixture
     (tmp_path / "app-0.jsonl").write_text("")
     place = f"file:{tmp_path}/_tables"
     line = f"{place}: no tables yet; make a report, or twinbus ledger update LEDGER\n"
-    assert run(capsys, "ledger", "status", str(tmp_path)) == (0, line, "")
+    assert run(capsys, "ledger", "status", str(tmp_path)) == (0, f"{line}1 file of 0 writers\n", "")
     told = run(capsys, "ledger", "status", str(tmp_path), "--output", "json")
     assert (json.loads(told.out)["commit"], told.err) == (-1, "")
     nowhere = run(capsys, "ledger", "status", "nofs://host/ledger")
     assert (nowhere.status, nowhere.out) == (COULD_NOT, "")
     assert nowhere.err.startswith("twinbus: nofs://host/ledger/_tables cannot be used: ")
+
+
+@pytest.mark.usefixtures("no_spark")
+def test_the_status_shows_a_killed_writer_and_a_person_can_close_its_gap(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for process in ("web-1", "web-2"):
+        files = LedgerFiles(tmp_path, process)
+        files.append(encode(process, 5, "send", {"message_id": process}))
+        if process == "web-1":
+            files.end()
+        else:
+            # As a kill leaves it, adopted.
+            files.abandon()
+            (left,) = tmp_path.glob("*.open")
+            left.rename(left.with_suffix(""))
+    told = run(capsys, "ledger", "status", str(tmp_path))
+    assert "2 files of 2 writers, 1 ended, 1 stopped without an end\n" in told.out
+    assert "web-2 stopped without an end: records from " in told.out
+    ledger = str(tmp_path)
+    wrong = run(capsys, "ledger", "close", "web-1", ledger, "--reason", "x")
+    assert (wrong.status, wrong.out) == (COULD_NOT, "")
+    assert "no record of web-1 is in doubt" in wrong.err
+    assert "some are: web-2" in wrong.err
+    empty = run(capsys, "ledger", "close", "web-2", ledger, "--reason", " ")
+    assert (empty.status, empty.out) == (USAGE_ERROR, "")
+    done = run(capsys, "ledger", "close", "web-2", ledger, "--reason", "it was\nidle")
+    assert done.status == 0
+    assert done.out.startswith("web-2 is closed: it was idle (")
+    assert read(tmp_path).findings.is_whole
+    told = run(capsys, "ledger", "status", ledger)
+    assert "3 files of 3 writers, 1 closed, 2 ended\n" in told.out
+    assert "; closed: it was idle (" in told.out
+    again = run(capsys, "ledger", "close", "web-2", ledger, "--reason", "x")
+    assert again.status == COULD_NOT
 
 
 def test_a_large_ledger_is_worth_a_slow_start(
