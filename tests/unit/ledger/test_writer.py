@@ -74,6 +74,15 @@ def test_the_thread_writes_by_itself(tmp_path: Path) -> None:
     assert not any(thread.name == "twinbus-ledger" for thread in threading.enumerate())
 
 
+def test_the_thread_says_that_the_process_lives(tmp_path: Path) -> None:
+    with LedgerWriter(tmp_path, process="p", flush_s=0.001, heartbeat_s=0.002) as ledger:
+        ledger.record("ping")
+        path = tmp_path / "p-00000.jsonl.open"
+        while not path.exists() or path.read_text().count('"state":"alive"') < 2:
+            threading.Event().wait(0.001)
+    assert read(tmp_path).findings == LedgerFindings()
+
+
 def test_a_full_file_is_followed_by_the_next_and_no_record_is_in_two(tmp_path: Path) -> None:
     with LedgerWriter(tmp_path, process="p", rotate_bytes=100, flush_s=NEVER_S) as ledger:
         for number in range(10):
