@@ -28,6 +28,10 @@ LATE_BEATS: Final = 3
 """Heartbeats that may fail to come before the writer of an open file counts as dead, where nothing
 else is known of it: clocks differ, and machines are slow."""
 
+ALIVE_BEATS: Final = 20
+"""The same where its process is known to be there. Past that the file is a copy, or what the
+process records is not written: it is stopped, or its disk hangs."""
+
 FLUSH_MS: Final = 1_000
 """What a writer may be late with a heartbeat."""
 
@@ -278,9 +282,8 @@ def _lives(
     # What was not carried to a URL yet (`pipeline.drain.task_ledger`) is neither here nor missing.
     if gap.process in dead or not (facts.is_open or facts.closing == "continued"):
         return False
-    if gap.process in alive:
-        return True
-    return now_ms - gap.from_ms <= LATE_BEATS * (facts.interval_ms or 0) + FLUSH_MS
+    beats = ALIVE_BEATS if gap.process in alive else LATE_BEATS
+    return now_ms - gap.from_ms <= beats * (facts.interval_ms or 0) + FLUSH_MS
 
 
 def _is_of(name: str, processes: Collection[str]) -> bool:

@@ -58,6 +58,9 @@ and again has no more than one that runs on."""
 MEASURE_AGAIN_S: Final = 10.0
 """Between two looks for room while there is none: each asks for the size of every file."""
 
+RETRY_S: Final = 1.0
+"""Before a file that could not be begun is tried again."""
+
 HOST: Final = re.sub(r"[^A-Za-z0-9.-]+", "-", socket.gethostname()).strip(".-")[:100] or "host"
 """This machine, as the names of files say it."""
 
@@ -119,6 +122,8 @@ class LedgerFiles:
         self._others_bytes = 0
         self._measure_at_s = 0.0
         self._beat_at_s = 0.0
+        self._retry_at_s = 0.0
+        self._refusal = ""
 
     def append(self, data: bytes) -> int:
         """Append records; how many bytes of whole lines are written, not all: see `trouble`."""
@@ -191,6 +196,10 @@ class LedgerFiles:
             self._close_with("continued", old)
         old.end()
 
+    def try_again(self) -> None:
+        """Have the next append try to begin a file, however short ago that failed."""
+        self._retry_at_s = 0.0
+
     def end(self) -> None:
         """Say that the process ends in order, and give the file its last name."""
         if self._previous is None and self._file is None:
@@ -219,7 +228,15 @@ class LedgerFiles:
 
     def _opened(self) -> OpenFile:
         if self._file is None:
-            self._file = self._begun()
+            now_s = time.monotonic()
+            if now_s < self._retry_at_s:
+                raise OSError(errno.EAGAIN, self._refusal)
+            try:
+                self._file = self._begun()
+            except OSError as error:
+                # To begin a file takes a look at all others: not at every flush.
+                self._retry_at_s, self._refusal = now_s + RETRY_S, error.strerror or str(error)
+                raise
         return self._file
 
     def _put(self, file: OpenFile, data: bytes) -> int:

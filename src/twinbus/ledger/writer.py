@@ -211,8 +211,11 @@ class LedgerWriter:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
+        with self._disk:
+            self._files.try_again()
         self.flush()
         with self._disk:
+            self._files.try_again()
             self._say_unrecorded()
             self._files.end()
         atexit.unregister(self.close)

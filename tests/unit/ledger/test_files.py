@@ -133,11 +133,14 @@ def test_neither_opening_nor_ending_takes_a_name_that_is_there(tmp_path: Path) -
 def test_a_file_whose_first_line_could_not_be_written_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    clock = Clock(monkeypatch)
     some = files.LedgerFiles(tmp_path, "p")
     with monkeypatch.context() as patched:
         patched.setattr(OpenFile, "append", lambda self, data: 0)
         assert some.append(b"1\n") == 0
     assert names(tmp_path) == []
+    assert some.append(b"1\n") == 0, "it is tried again after a second"
+    clock.now_s += files.RETRY_S
     assert some.append(b"1\n") == 2
     assert names(tmp_path) == ["p-00000.jsonl.open"]
 
