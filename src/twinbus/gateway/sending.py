@@ -290,7 +290,7 @@ class GatewaySendingLink(LinkOwner):
             else:
                 self._record(delivery, delivery.error)
                 entity = self._target.entity
-                entity.tell(SendFailed(counts=False, error=error_text(delivery.error)))
+                entity.attempt_failed(delivery.error, counts=False)
                 entity.call_raised(len(delivery.messages), delivery.error)
                 self._end(delivery.event, refusal_of(delivery.error))
         self._waiting.extendleft(reversed(again[1:]))
