@@ -22,7 +22,7 @@ from twinbus.console.terminal.table import aligned, visible
 PANEL: Final = 220
 ROW: Final = 34
 NAMES_WIDTH: Final = 190
-BAR_NAMES_WIDTH: Final = 230
+BAR_NAMES_WIDTH: Final = 270
 BAR_ROW: Final = 28
 BAR_LABEL_WIDTH: Final = 150
 """Space for the value behind the longest bar."""

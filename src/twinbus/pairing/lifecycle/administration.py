@@ -28,6 +28,7 @@ from azure.core.exceptions import (
     ServiceResponseError,
 )
 
+from twinbus.namespace.address import is_loopback
 from twinbus.namespace.administration_client import administration_client
 from twinbus.namespace.signatures import expiry_of, refusal_error, utc_text
 from twinbus.pairing.core.backlog import (
@@ -240,12 +241,21 @@ class BacklogAdministration:
             )
         if isinstance(error, ServiceRequestError | ServiceResponseError | TimeoutError | OSError):
             why = first_line(error) or f"no answer within {self._timeout_s:g} s"
-            return SecondaryUnreachable(f"{endpoint}: {why}")
+            return SecondaryUnreachable(f"{endpoint}: {why}{self._tls_hint()}")
         if isinstance(status, int) and (status >= SERVER_FAULTS or status == BUSY or path is None):
             return SecondaryUnreachable(f"{endpoint}: {first_line(error)}")
         if isinstance(error, AzureError) and not isinstance(error, HttpResponseError):
             return SecondaryUnreachable(f"{endpoint}: {first_line(error)}")
         return error
+
+    def _tls_hint(self) -> str:
+        """What a person who pairs with a broker on this machine usually forgot."""
+        if self._namespace.emulator or not is_loopback(self._namespace.host):
+            return ""
+        return (
+            " (TLS was tried; the connection string of a broker without a certificate, and of the"
+            " emulator, ends with UseDevelopmentEmulator=true)"
+        )
 
     def _why_refused(self, error: BaseException) -> str:
         """The service's text, or ours for an expired signature, which the service just refuses."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.pairing.lifecycle.test_discovery_times import FakeAdministration, world
-from twinbus.pairing.lifecycle.administration import first_line
+from twinbus.namespace.namespace import Namespace
+from twinbus.pairing.lifecycle.administration import BacklogAdministration, first_line
 
 
 @pytest.mark.virtual_time
@@ -24,3 +25,20 @@ async def test_queues_that_are_left_out_for_the_same_reason_are_one_line(
 def test_a_host_that_cannot_be_connected_to_is_named_once_with_one_port() -> None:
     words = "Cannot connect to host nohost:443 ssl:default [Name or service not known]"
     assert first_line(OSError(words)) == "Name or service not known"
+
+
+@pytest.mark.parametrize(
+    ("host", "more", "is_hinted"),
+    [
+        ("localhost:5671", "", True),
+        ("localhost:5671", "UseDevelopmentEmulator=true", False),
+        ("contoso.servicebus.windows.net", "", False),
+    ],
+)
+def test_a_forgotten_emulator_is_hinted_at(host: str, more: str, is_hinted: bool) -> None:
+    key = "SharedAccessKeyName=x;SharedAccessKey=eA=="
+    side = Namespace.of(f"Endpoint=sb://{host};{key};{more}")
+    found = BacklogAdministration(side, None, timeout_s=1.0)._judged(  # type: ignore[arg-type]
+        ConnectionResetError("reset"), None
+    )
+    assert ("UseDevelopmentEmulator=true" in str(found)) is is_hinted
