@@ -21,10 +21,11 @@ from typing import Final
 
 from pyspark.sql import functions as F
 
-from twinbus.ledger.facts import GZIP_SUFFIX, stem_of
+from twinbus.ledger.facts import GZIP_SUFFIX, WriterNote, stem_of
 from twinbus.ledger.files import HOST, process_name
+from twinbus.ledger.notes import note_file
 from twinbus.ledger.reader import is_readable
-from twinbus.ledger.record import FILE_SUFFIX, OPEN_SUFFIX, WRITER, LedgerError, encode
+from twinbus.ledger.record import OPEN_SUFFIX, LedgerError
 from twinbus.pipeline.store.compaction import (
     COMMIT_TRIES,
     Announce,
@@ -94,20 +95,15 @@ def erase(
 
 def _sign_off(store: TableStore, ledger: str, name: str, before: bytes, after: bytes) -> None:
     """Put a file into the ledger that says which hash another one has from now on."""
-    process, at_ms = process_name("erase"), time.time_ns() // 1_000_000
-
-    def line(**fields: object) -> bytes:
-        return encode(process, at_ms, WRITER, fields)
-
-    content = line(state="begin", number=0, host=HOST, started_ms=at_ms, interval_ms=0) + line(
-        state="erased",
-        client=stem_of(name),
-        previous=sha256(before).hexdigest(),
-        hash=sha256(after).hexdigest(),
-        lines=0,
+    at_ms = time.time_ns() // 1_000_000
+    note = WriterNote(
+        "erased",
+        at_ms,
+        stem_of(name),
+        hash_before=sha256(before).hexdigest(),
+        hash_after=sha256(after).hexdigest(),
     )
-    ended = line(state="ended", lines=2, hash=sha256(content).hexdigest())
-    store.replace_content(ledger, f"{process}-00000{FILE_SUFFIX}", content + ended)
+    store.replace_content(ledger, *note_file(process_name("erase"), HOST, at_ms, [note]))
 
 
 def _new_id(store: TableStore, ledger: str, message_id: str) -> str:
