@@ -16,7 +16,8 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from twinbus.ledger.record import FILE_SUFFIX, OPEN_SUFFIX
+from twinbus.ledger.facts import stem_of
+from twinbus.ledger.record import FILE_SUFFIX
 
 NOTE_VERSION: Final = 1
 
@@ -41,9 +42,10 @@ class MissingFiles:
 
     def but(self, known: Collection[str]) -> MissingFiles:
         """This without files whose records are known from elsewhere."""
+        ended = set(map(_ended, known))
         return MissingFiles(
-            tuple(name for name in self.removed if name not in known),
-            tuple(name for name in self.gaps if name not in known),
+            tuple(name for name in self.removed if _ended(name) not in ended),
+            tuple(name for name in self.gaps if name not in ended),
             self.unnoted,
         )
 
@@ -103,20 +105,26 @@ def noted_files(text: str) -> frozenset[str] | None:
 
 def missing_files(names: Iterable[str], notes: Iterable[str]) -> MissingFiles:
     """What is missing from a ledger with files of these names and notes of these texts."""
-    there = {name.removesuffix(OPEN_SUFFIX) for name in names}
+    there = set(map(_ended, names))
     read = [noted_files(text) for text in notes]
     noted: set[str] = set().union(*(found for found in read if found is not None))
     last: dict[str, int] = {}
-    for name in there | noted:
+    went = set(map(_ended, noted))
+    for name in there | went:
         found = _NUMBERED.fullmatch(name)
         if found is not None:
             last[found["writer"]] = max(last.get(found["writer"], 0), int(found["number"]))
     written = {_name(writer, number) for writer in last for number in range(last[writer])}
     return MissingFiles(
-        removed=tuple(sorted(noted - there)),
-        gaps=tuple(sorted(written - noted - there)),
+        removed=tuple(sorted(name for name in noted if _ended(name) not in there)),
+        gaps=tuple(sorted(written - went - there)),
         unnoted=read.count(None),
     )
+
+
+def _ended(name: str) -> str:
+    """The name that a file got when it was ended: it may have been compressed since."""
+    return f"{stem_of(name)}{FILE_SUFFIX}"
 
 
 def _name(writer: str, number: int) -> str:

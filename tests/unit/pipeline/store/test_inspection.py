@@ -183,12 +183,15 @@ def test_a_copy_is_refused_and_what_no_reader_takes_is_named(tmp_path: Path) -> 
     # Compressed it is read, below the ledger it is not.
     packed = tmp_path / "more-00000.jsonl.gz"
     packed.write_bytes(gzip.compress(encode("more", OLD_MS, *sent("b"))))
+    old_file(tmp_path, "more-00001.jsonl", sent("d"))
     old_file(tmp_path / "host-2", "other-00000.jsonl", sent("c"))
-    (tmp_path / "more-00001.jsonl.zst").write_bytes(b"?")
+    (tmp_path / "more-00002.jsonl.zst").write_bytes(b"?")
     shown = inspected(tmp_path)
-    assert sorted(shown.new({})) == ["more-00000.jsonl.gz", "moved-00000.jsonl"]
+    assert sorted(shown.new({})) == [
+        *("more-00000.jsonl.gz", "more-00001.jsonl", "moved-00000.jsonl")
+    ]
     [sentence] = shown.missing
-    assert sentence.startswith("not read: 2 files (host-2/other-00000.jsonl, more-00001.jsonl.zst)")
+    assert sentence.startswith("not read: 2 files (host-2/other-00000.jsonl, more-00002.jsonl.zst)")
 
 
 def test_a_file_that_changed_after_it_was_taken_is_noticed(tmp_path: Path) -> None:
