@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -22,6 +22,7 @@ from twinbus.pairing.core.ping import (
     PingTurns,
     ping_delay_s,
 )
+from twinbus.pairing.sdk.guards import encoded_bytes
 from twinbus.pairing.sdk.sender_pool import SenderPool, open_only
 
 if TYPE_CHECKING:
@@ -62,7 +63,9 @@ class Pinger:
             raise
         finally:
             ended = loop.time()
-            state.recorder.pinged(entity.path, began, ended, error)
+            # An attach carries no message.
+            size_bytes = ping_bytes() if operation is send_ping else 0
+            state.recorder.pinged(entity.path, began, ended, error, size_bytes)
             self._announce(entity.path, ended - began, error)
             await pool.close(0.0)
 
@@ -87,11 +90,19 @@ async def send_ping(sdk: Any) -> None:
     An entity with sessions takes no message without one, and a session of its own never blocks a
     receiver of real ones.
     """
-    await sdk.send_messages(
-        ServiceBusMessage(
-            b"",
-            content_type=PING_CONTENT_TYPE,
-            time_to_live=timedelta(seconds=PING_TIME_TO_LIVE_S),
-            session_id=uuid4().hex,
-        )
+    await sdk.send_messages(_ping_message())
+
+
+def _ping_message() -> ServiceBusMessage:
+    return ServiceBusMessage(
+        b"",
+        content_type=PING_CONTENT_TYPE,
+        time_to_live=timedelta(seconds=PING_TIME_TO_LIVE_S),
+        session_id=uuid4().hex,
     )
+
+
+@cache
+def ping_bytes() -> int:
+    """Return the size of a ping; all have the same."""
+    return encoded_bytes(_ping_message().raw_amqp_message)

@@ -120,10 +120,17 @@ class Recorder:
         return form
 
     def pinged(
-        self, entity: str, began: float, ended: float, error: BaseException | None = None
+        self,
+        entity: str,
+        began: float,
+        ended: float,
+        error: BaseException | None = None,
+        size_bytes: int = 0,
     ) -> None:
-        """Record one ping."""
-        self._write("ping", "ping", "primary", began, ended, error, entity=entity)
+        """Record one ping of so many bytes."""
+        self._write(
+            "ping", "ping", "primary", began, ended, error, entity=entity, size_bytes=size_bytes
+        )
 
     def managed(
         self, side: str, began: float, ended: float, *,

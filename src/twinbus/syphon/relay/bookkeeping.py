@@ -23,7 +23,10 @@ Shared = tuple[tuple[str, object], ...]
 """The fields that the records of several messages share, with their values."""
 
 Row = tuple[str | None, int, int, int | None]
-"""One message: id, size in bytes, sequence number, latency in us if known."""
+"""One message: id, bytes that the operation carried, sequence number, latency in us if known.
+
+A message is larger when it is received, with the annotations of its delivery, than when it is sent.
+A settlement carries no message."""
 
 
 class RelayLedger(Protocol):
@@ -73,7 +76,7 @@ class Bookkeeper:
             for path, some in _by_path(messages):
                 shared = self._shared(path, self._primary, "primary")
                 rows: list[Row] = [
-                    (p.message_id, p.size_bytes, p.sequence_number, int((now - p.sent_at) * 1e6))
+                    (p.message_id, len(p.wire), p.sequence_number, int((now - p.sent_at) * 1e6))
                     for p in some
                 ]
                 self._record_many("forward", shared, now_ms, rows)
@@ -89,7 +92,7 @@ class Bookkeeper:
             backlog_queue=self._queue,
             message_id=message.message_id,
             sequence_number=message.sequence_number,
-            size_bytes=message.size_bytes,
+            size_bytes=len(message.wire),
             outcome="failed" if is_known else "unknown",
             error=error,
         )
@@ -105,10 +108,10 @@ class Bookkeeper:
                 completed.append(message)
             elif (operation := _OPERATIONS.get(type(outcome))) is not None:
                 shared = self._shared(message.path, self._secondary, "secondary", error)
-                self._record_many(operation, shared, None, _rows([message]))
+                self._record_many(operation, shared, None, _settled_rows([message]))
         for path, some in _by_path(completed):
             shared = self._shared(path, self._secondary, "secondary", error)
-            self._record_many("complete", shared, None, _rows(some))
+            self._record_many("complete", shared, None, _settled_rows(some))
 
     def _shared(self, path: str, namespace: str, side: str, error: str | None = None) -> Shared:
         return (
@@ -147,3 +150,7 @@ def _by_path(messages: list[BacklogMessage]) -> Iterable[tuple[str, list[Backlog
 
 def _rows(messages: list[BacklogMessage]) -> list[Row]:
     return [(p.message_id, p.size_bytes, p.sequence_number, None) for p in messages]
+
+
+def _settled_rows(messages: list[BacklogMessage]) -> list[Row]:
+    return [(p.message_id, 0, p.sequence_number, None) for p in messages]

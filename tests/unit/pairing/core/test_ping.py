@@ -10,7 +10,7 @@ from azure.servicebus import ServiceBusMessage
 
 from twinbus.pairing.core.failover import ForceFailover
 from twinbus.pairing.core.ping import PingTurns, ping_delay_s
-from twinbus.pairing.sending.pinger import send_ping
+from twinbus.pairing.sending.pinger import ping_bytes, send_ping
 from twinbus.testing.fake_pair import FakePair
 from twinbus.testing.fake_sdk import hangs, refuses
 
@@ -94,3 +94,7 @@ async def test_pairs_that_failed_over_together_ping_at_different_times() -> None
     assert pinged == expected
     for world in worlds:
         await world.client.close()
+
+
+def test_the_size_of_a_ping_is_known() -> None:
+    assert 100 < ping_bytes() < 250
