@@ -40,8 +40,8 @@ class JoinedTransport:
     def resume_reading(self) -> None:
         self.is_paused = False
 
-    def get_extra_info(self, _: str) -> tuple[str, int]:
-        return "192.0.2.1", 50_000
+    def get_extra_info(self, name: str) -> tuple[str, int] | None:
+        return ("192.0.2.1", 50_000) if name in ("peername", "sockname") else None
 
     def can_write_eof(self) -> bool:
         return True
