@@ -7,7 +7,6 @@ primary with the gateway's credential; the client's tokens never leave the gatew
 from __future__ import annotations
 
 import http.client
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlencode
 
@@ -39,6 +38,7 @@ from twinbus.broker.http import (
 from twinbus.broker.refusals import ArgumentInvalid, Refusal
 from twinbus.errors import MissingPackageError
 from twinbus.gateway.addresses import require_plain
+from twinbus.gateway.request_threads import RequestThreads
 from twinbus.syphon.connection.administration_request import (
     NotAnswered,
     host_header,
@@ -75,7 +75,7 @@ def gateway_application(
     server: GatewayServer, primary: Endpoint, access: MetricsAccess, figures: Callable[[], bytes]
 ) -> Starlette:
     """The application of the gateway's port; `figures` are the pair's numbers for Prometheus."""
-    threads = ThreadPoolExecutor(AT_ONCE_MAX, thread_name_prefix="administration")
+    threads = RequestThreads(AT_ONCE_MAX, "twinbus-administration")
 
     async def health(_: Request) -> Response:
         return JSONResponse({"status": "ok", "namespace": server.name, "gateway": server.state()})
@@ -109,7 +109,7 @@ def gateway_application(
 
 
 async def _administer(
-    server: GatewayServer, primary: Endpoint, threads: ThreadPoolExecutor, request: Request
+    server: GatewayServer, primary: Endpoint, threads: RequestThreads, request: Request
 ) -> Response:
     now_s = server.now_ms() / 1000
     try:
@@ -133,7 +133,7 @@ async def _administer(
     if body is None:
         return _error(413, f"the request body is longer than {BODY_BYTES_MAX} bytes")
     try:
-        return await server.loop.run_in_executor(threads, _forward, primary, asked, headers, body)
+        return await threads.run(_forward, primary, asked, headers, body)
     except (OSError, http.client.HTTPException, UnicodeError) as error:
         return _error(BAD_GATEWAY, f"{primary.label} did not answer: {error}")
 
