@@ -263,6 +263,9 @@ class WatchedEntity:
             case StopPinging():
                 self._stop_pinging()
             case Transition():
+                if EntityState.FAILED_OVER in (action.before, action.after):
+                    # Sends go another way from now on: errors of before say nothing about it.
+                    self._recent_errors = None
                 self._changed(self, action)
 
     async def _run_ping(self) -> None:

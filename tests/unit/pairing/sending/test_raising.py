@@ -15,6 +15,7 @@ from azure.servicebus.exceptions import (
     ServiceBusServerBusyError,
 )
 
+from twinbus.errors import BacklogUnavailableError
 from twinbus.pairing.core.judgement import judgement_of
 from twinbus.pairing.core.sides import PairSides
 from twinbus.pairing.core.status import PairStatus, backlog_status
@@ -22,7 +23,7 @@ from twinbus.pairing.core.status_reading import read_status
 from twinbus.pairing.observing.metrics import MeasuredPair, PairCollector
 from twinbus.pairing.sending.sender import PairedSender
 from twinbus.testing.fake_pair import FakePair
-from twinbus.testing.fake_sdk import hangs
+from twinbus.testing.fake_sdk import hangs, refuses
 
 pytestmark = pytest.mark.virtual_time
 
@@ -119,4 +120,23 @@ async def test_callers_that_give_up_on_an_entity_that_stores_nothing() -> None:
     entity = world.client.entity("orders").status()
     assert (entity.raised, entity.raising) == (6, 3)
     assert not judgement_of(status_of(world), 0.0).is_safe
+    await world.client.close()
+
+
+async def test_errors_of_before_a_failover_do_not_make_the_diverted_entity_raising() -> None:
+    world = FakePair(failover_interval=10.0, retry_total=0)
+    sender = world.client.get_queue_sender("orders")
+    world.primary.behaviour = refuses
+    for _ in range(3):
+        with pytest.raises(ConnectionRefusedError):
+            await sender.send_messages(ServiceBusMessage("x"), timeout=1)
+    assert judgement_of(status_of(world), 0.0).states == {"orders": ["suspect", "raising"]}
+    await asyncio.sleep(11)
+    await send(sender)
+    found = judgement_of(status_of(world), 0.0)
+    assert (found.states, found.is_safe) == ({"orders": ["failed over"]}, True)
+    world.secondary.behaviour = refuses
+    with pytest.raises(BacklogUnavailableError):
+        await send(sender)
+    assert judgement_of(status_of(world), 0.0).states == {"orders": ["failed over", "raising"]}
     await world.client.close()
