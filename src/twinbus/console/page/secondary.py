@@ -21,7 +21,7 @@ from twinbus.namespace.namespace import Namespace
 from twinbus.syphon.connection.peeked_message import PeekedMessage
 from twinbus.syphon.core.dead_letters import REPLAYS_MAX, DeadLetterFilter
 from twinbus.syphon.replaying import dead_letters, replay
-from twinbus.wording import counted
+from twinbus.wording import counted, plain
 
 LETTERS_MAX: Final = 200
 """Dead letters in one answer."""
@@ -161,7 +161,7 @@ def _summary(letter: PeekedMessage, *, with_body: bool) -> dict[str, Any]:
         "id": letter.message_id,
         "entity": letter.path,
         "reason": letter.reason,
-        "description": letter.description,
+        "description": plain(letter.description or ""),
         "enqueued_at": None if letter.enqueued_ms is None else letter.enqueued_ms / 1000,
         "size": len(letter.wire),
         **preview,

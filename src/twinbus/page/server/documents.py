@@ -117,7 +117,7 @@ class PageDocuments:
         ends = _number(request, "to", time.time())
         begins = max(_number(request, "from", ends - 600), ends - HISTORY_S)
         if self._ledger is None or pair["read_only"]:
-            return _with_observed(_observed(pair, begins, ends), pair)
+            return with_observed(_observed(pair, begins, ends), pair)
         table = self._live.board.table.pairs.values()
         running = {
             one["pid"]
@@ -130,7 +130,7 @@ class PageDocuments:
         found: dict[str, Any] = await self._cached(
             key, REMEMBERED_S, timeline, self._ledger, pair["name"], begins, ends, running, others
         )
-        return _with_observed(found, pair)
+        return with_observed(found, pair)
 
     async def events(self, request: Request) -> dict[str, Any]:
         """Return what happened, oldest first: as observed, and before that by the ledger."""
@@ -278,7 +278,7 @@ def _observed(pair: Pair, begins: float, ends: float) -> dict[str, Any]:
     }
 
 
-def _with_observed(found: dict[str, Any], pair: Pair) -> dict[str, Any]:
+def with_observed(found: dict[str, Any], pair: Pair) -> dict[str, Any]:
     """Return a timeline of the ledger with what the page itself saw, where the ledger has none."""
     begins, ends = found["from"], found["to"]
     until = ends if pair["state"] == "running" else min(ends, pair["state_since"])

@@ -9,6 +9,7 @@ from tests.unit.page.pairs import answer, entity, status
 from twinbus.page.core.headline import headline_of
 from twinbus.page.core.history import EntitySpans, SendHistory, Span
 from twinbus.page.core.timeline import merged_spans
+from twinbus.page.server.documents import with_observed
 
 
 def test_an_outage_while_no_tab_was_open_is_unknown_and_not_green() -> None:
@@ -126,3 +127,24 @@ def test_nothing_lost_is_said_only_by_a_proof_of_this_outage(
     assert said in found
     assert ("lost" in found.lower()) is ("proof" in found)
     assert "lost" not in text(shown)
+
+
+@pytest.mark.parametrize("state", ["running", "gone"])
+def test_the_document_of_a_timeline_merges_ledger_and_memory(state: str) -> None:
+    shown = board()
+    shown.observe([answer(status(entity(), entity("events")), 0)], NOW)
+    shown.observe([answer(status(entity(since_s=20.0), entity("events")), 1)], NOW + 300)
+    if state == "gone":
+        shown.observe([], NOW + 310)
+    recorded = [[NOW + 250, NOW + 258, "suspect"], [NOW + 258, NOW + 280, "failed over"]]
+    row = {"path": "orders", "spans": recorded, "marks": [[NOW + 258, "failover"]]}
+    found = {"from": NOW - 60, "to": NOW + 400, "entities": [row]}
+    until = NOW + (400 if state == "running" else 310)
+    rows = {one["path"]: one for one in with_observed(found, only(shown))["entities"]}
+    assert rows["orders"]["marks"] == row["marks"]
+    assert rows["orders"]["spans"] == [
+        [NOW, NOW + 250, "unknown"],
+        *recorded,
+        [NOW + 280, until, "healthy"],
+    ]
+    assert rows["events"]["spans"] == [[NOW, until, "healthy"]]
