@@ -205,10 +205,11 @@ class SendingCall(PairedCall):
 
     def _is_usable(self, step: DivertTo) -> bool:
         """Whether to go on waiting for a sender to the queue of this step."""
-        state = self.state
-        return step.is_turn or (
-            state.is_in_use(step.queue) and not state.rotation.secondary.is_lost
-        )
+        state, queue = self.state, step.queue
+        if step.is_turn:
+            # Not a queue that was left out meanwhile, as all are when the secondary is closed.
+            return queue in state.rotation.queues
+        return state.is_in_use(queue) and not state.rotation.secondary.is_lost
 
     def _divert_failed(
         self, queue: str, caught: Exception, began: float, timeout_s: float

@@ -228,6 +228,25 @@ async def test_a_divert_that_fails_raises_and_binds_only_if_it_may_have_arrived(
             assert world.ids("primary") == [("orders", ["a2"])]
 
 
+async def test_closing_the_secondary_ends_a_turn_that_waits_for_a_sender(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with strict_world() as world:
+        world.fail_over()
+        await world.sender.send_messages(message("a1"))
+        # The session is bound, the secondary lost, and every sender to its queue in use.
+        world.client.state.rotation.secondary.reason = "lost"
+        pool = world.client.state.backlog_pool(world.queue("a"))
+        take = pool.take
+        monkeypatch.setattr(pool, "take", lambda: take() if pool.closed else None)
+        call = asyncio.create_task(world.sender.send_messages(message("a2"), timeout=60))
+        await asyncio.sleep(1.0)
+        await world.client.close_secondary("the secondary is closed")
+        with pytest.raises(BacklogUnavailableError, match="the secondary is closed"):
+            await call
+        assert world.elapsed < 10.0
+
+
 async def test_a_cancelled_divert_binds() -> None:
     async with strict_world() as world:
         world.fail_over()
