@@ -141,6 +141,13 @@ class Pair(AsyncOnly):
             raise PairClosedError("the pair was closed before it was started")
         if self._client is not None:
             raise PairingError("the pair was started already")
+        for side in (self.primary, self.secondary):
+            if side.state != "open":
+                refusal = self._keeper.sides.refusal() or PairClosedError(
+                    f"{side.endpoint} was {side.state} before the pair was started; make a new pair"
+                )
+                await self.close()
+                raise refusal
         try:
             await self._start()
         except BaseException:

@@ -115,6 +115,9 @@ def test_the_block_of_the_readme_in_sync_code(broker: EmbeddedBroker) -> None:
     for call in calls:
         with pytest.raises(PairClosedError, match="closed"):
             call()
+    with pytest.raises(PairClosedError) as late:
+        sender.send_messages([ServiceBusMessage("late", message_id=name) for name in "xy"])
+    assert late.value.message_ids == ("x", "y")
     # As in the core, the status tells also of a pair that was closed.
     assert pair.status().entities["orders"].sent == 4
     assert pair.status().sides["primary"].state == "closed"

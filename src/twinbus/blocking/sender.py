@@ -11,6 +11,7 @@ from azure.servicebus import ServiceBusMessageBatch
 
 from twinbus.blocking.direct_links import DirectLinks
 from twinbus.blocking.loop_thread import LoopThread
+from twinbus.errors import PairClosedError
 from twinbus.pairing.lifecycle.wrong_block import BlockingOnly
 from twinbus.pairing.sending.direct_attempts import DirectAttempts
 from twinbus.pairing.sending.message_sender import Messages
@@ -67,8 +68,16 @@ class PairedSender(BlockingOnly):
         """
         if unknown:
             warn_of_unknown(unknown)
-        if not self._sent_directly(message, timeout):
-            self._loop_thread.run(lambda: self._core.send_messages(message, timeout=timeout))
+        try:
+            if not self._sent_directly(message, timeout):
+                self._loop_thread.run(lambda: self._core.send_messages(message, timeout=timeout))
+        except PairClosedError as error:
+            raise self._with_ids(error, message) from error.__cause__
+
+    def _with_ids(self, error: PairClosedError, messages: Any) -> PairClosedError:
+        """The error with the ids of these messages; a loop that has ended does not know them."""
+        error.message_ids = error.message_ids or self._core.ids_of(messages)
+        return error
 
     def _sent_directly(self, message: Any, timeout: float | None) -> bool:
         """Send on the caller's thread, if a link is open for that; the core goes on if it fails."""
@@ -113,9 +122,12 @@ class PairedSender(BlockingOnly):
         """
         if unknown:
             warn_of_unknown(unknown)
-        return self._loop_thread.run(
-            lambda: self._core.schedule_messages(messages, schedule_time_utc, timeout=timeout)
-        )
+        try:
+            return self._loop_thread.run(
+                lambda: self._core.schedule_messages(messages, schedule_time_utc, timeout=timeout)
+            )
+        except PairClosedError as error:
+            raise self._with_ids(error, messages) from error.__cause__
 
     def cancel_scheduled_messages(
         self, sequence_numbers: int | list[int], *, timeout: float | None = None, **unknown: Never

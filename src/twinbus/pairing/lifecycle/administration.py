@@ -158,7 +158,7 @@ class BacklogAdministration:
         One that an earlier version created gets the longer lock of today.
         """
         try:
-            found = await self._call(path, lambda: self._client.get_queue(path))
+            found = await self._call(path, lambda: _get_queue(self._client, path))
             if found.lock_duration == timedelta(seconds=OLD_LEASE_LOCK_S):
                 found.lock_duration = timedelta(seconds=LEASE_LOCK_S)
                 await self._call(path, lambda: self._client.update_queue(found))
@@ -193,7 +193,7 @@ class BacklogAdministration:
 
     async def _get(self, path: str) -> BacklogDescription | None:
         try:
-            return description_of(await self._call(path, lambda: self._client.get_queue(path)))
+            return description_of(await self._call(path, lambda: _get_queue(self._client, path)))
         except ResourceNotFoundError:
             return None
 

@@ -332,6 +332,13 @@ class PairedSender(AsyncOnly):
             raise ValueError(f"the timeout must be greater than 0 seconds; got {timeout!r}")
         return deadline
 
+    def ids_of(self, messages: Any) -> tuple[str, ...]:
+        """The ids of messages given to a call; none for what is no message."""
+        try:
+            return Outgoing.of(messages, self._entity.path, self._state.message_ids).ids
+        except Exception:  # noqa: BLE001  # what is no message has no id
+            return ()
+
     def _require_open(self, messages: Any = ()) -> None:
         """Raise if the sender or the pair was closed, with the ids of these messages.
 
@@ -340,10 +347,7 @@ class PairedSender(AsyncOnly):
         self._state.require_loop()
         if not self._closed and not self._state.closed:
             return
-        try:
-            ids = Outgoing.of(messages, self._entity.path, self._state.message_ids).ids
-        except Exception:  # noqa: BLE001  # what is no message has no id
-            ids = ()
+        ids = self.ids_of(messages)
         try:
             self._state.require_open()
         except PairingError as error:
