@@ -199,6 +199,17 @@ async def test_a_client_that_does_not_read_its_pongs_gets_no_more_of_them() -> N
         assert await client.receive_bytes() == b"echo"
 
 
+async def test_nothing_is_parsed_of_a_closed_client_that_does_not_read() -> None:
+    async with connected() as (client, peer):
+        peer.connection.pause_writing()
+        peer.transport.close()
+        wire(client).write(PING * 100 + b"\xff no frame at all")
+        await asyncio.sleep(0.05)
+        assert peer.overhead_bytes == 0
+        assert peer.connection in peer.connection.connections
+        peer.transport.abort()
+
+
 async def test_messages_of_one_read_are_handed_on_as_one_and_empty_ones_not_at_all() -> None:
     async with connected() as (client, peer):
         empty, letter = b"\x82\x80" + bytes(4), b"\x82\x81" + bytes(4) + b"."

@@ -93,10 +93,18 @@ class AmqpWebSocket(WSProtocol):
         self.app_state = {**self.app_state, CONNECTION: self}
         self.on_overhead: Callable[[int], None] = lambda _: None
         """Called with the number of bytes that came and are not AMQP: pings, frame headers."""
+        self.is_ending = False
+        """Whether the broker has closed the connection; what comes no longer matters."""
+        self._is_deaf = False
         self._came = bytearray()
         self._cutting: asyncio.TimerHandle | None = None
 
     def data_received(self, data: bytes) -> None:
+        if self.is_ending and not self.writable.is_set():
+            # It neither reads why it is closed nor stops sending: its frames cost nothing more.
+            self._is_deaf = True
+        if self._is_deaf:
+            return
         super().data_received(data)
         overhead_bytes = len(data) - len(self._came)
         self._hand_on()

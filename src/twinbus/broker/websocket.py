@@ -49,12 +49,11 @@ class WebSocketTransport(asyncio.Transport):
     """What the AMQP protocol sees of a WebSocket: an asyncio transport."""
 
     def __init__(
-        self, protocol: AmqpProtocol, extra: dict[str, Any], cut: Callable[[], None]
+        self, protocol: AmqpProtocol, extra: dict[str, Any], connection: AmqpWebSocket
     ) -> None:
-        """`cut` closes the socket below, whatever the client reads."""
         super().__init__(extra)
         self._protocol = protocol
-        self._cut = cut
+        self._connection = connection
         self._buffer = bytearray()
         self._something_to_do = asyncio.Event()
         self._may_read = asyncio.Event()
@@ -74,12 +73,13 @@ class WebSocketTransport(asyncio.Transport):
     def close(self) -> None:
         """Close once everything written has gone out."""
         self._closing = True
+        self._connection.is_ending = True
         self._something_to_do.set()
 
     def abort(self) -> None:
         """Close the socket now and drop what has not gone out."""
         self.end()
-        self._cut()
+        self._connection.abort()
 
     def end(self) -> None:
         """Close and drop what has not gone out; the WebSocket may still say goodbye."""
@@ -136,7 +136,7 @@ async def serve(websocket: WebSocket, amqp_factory: Callable[[], AmqpProtocol]) 
     transport = WebSocketTransport(
         protocol,
         {"peername": websocket.scope.get("client"), "sockname": websocket.scope.get("server")},
-        connection.abort,
+        connection,
     )
     protocol.connection_made(transport)
     connection.on_overhead = protocol.overhead_received
