@@ -114,7 +114,7 @@ async def test_an_address_that_is_no_url_is_refused(caplog: pytest.LogCaptureFix
         with pytest.raises(Refused, match=r"amqps://\["):
             await connection.sender("amqps://[x/orders")
         await connection.close()
-        with pytest.raises(Refused, match="No shared access rule is named 'nobody'"):
+        with pytest.raises(Refused, match="has an empty part"):
             await RawClient.open(of_rule(text, "nobody", "a key"), "x://[y")
     with pytest.raises(ArgumentInvalid, match="is no address"):
         entity_path("sb://[x/orders")
