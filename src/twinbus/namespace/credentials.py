@@ -11,10 +11,17 @@ They are recognised by their attributes, not by their class, so that a user's ow
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
-from typing import Any
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Final
 
 from twinbus.namespace.tokens import SAS_TOKEN, WEB_TOKEN, is_signing
+
+THREADS_MAX: Final = 4
+"""Fetches of one sync credential at a time; more wait for these."""
 
 
 def require_credential(credential: Any) -> None:
@@ -28,13 +35,18 @@ def require_credential(credential: Any) -> None:
 
 
 class AwaitableCredential:
-    """A TokenCredential for asyncio; a sync credential runs on a thread.
+    """A TokenCredential for asyncio; a sync credential runs on threads of its own.
 
-    Without the thread, a fetch over the network would block every other send.
+    Without them, a fetch over the network would block every other send; on the threads that all
+    share, a credential of the primary that hangs would block the secondary's.
     """
 
     def __init__(self, credential: Any) -> None:
         self._credential = credential
+        self._lock = threading.Lock()
+        self._threads: ThreadPoolExecutor | None = None
+        """None: nothing is fetched now, and no thread is left."""
+        self._fetches = 0
         self.is_async = inspect.iscoroutinefunction(credential.get_token)
 
     @property
@@ -49,5 +61,23 @@ class AwaitableCredential:
         """Return a token for the scopes, as azure.core's `AccessToken`."""
         if self.is_async:
             return await self._credential.get_token(*scopes, **options)
-        answer = await asyncio.to_thread(self._credential.get_token, *scopes, **options)
+        answer = await self._on_thread(lambda: self._credential.get_token(*scopes, **options))
         return await answer if inspect.isawaitable(answer) else answer
+
+    async def _on_thread(self, fetch: Callable[[], Any]) -> Any:
+        context = contextvars.copy_context()
+        with self._lock:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(THREADS_MAX, "twinbus token")
+            self._fetches += 1
+            fetched = self._threads.submit(context.run, fetch)
+        fetched.add_done_callback(self._fetched)
+        return await asyncio.wrap_future(fetched)
+
+    def _fetched(self, _: Future[Any]) -> None:
+        """Let the threads end when the last fetch has ended; called on any thread."""
+        with self._lock:
+            self._fetches -= 1
+            if not self._fetches and self._threads is not None:
+                self._threads.shutdown(wait=False)
+                self._threads = None
