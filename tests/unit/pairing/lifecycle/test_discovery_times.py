@@ -164,24 +164,6 @@ async def test_while_every_queue_is_in_use_no_search_runs(monkeypatch: pytest.Mo
         assert made.handed_over == [made.paths]
 
 
-async def test_a_topic_in_place_of_a_backlog_queue_leaves_that_queue_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class WithTopic(FakeAdministration):
-        continuation_token: Any = "the list goes on"
-
-        async def get_queue(self, path: str) -> Any:
-            if path.endswith("/1"):
-                # As the SDK's client for an entry that describes no queue.
-                raise AttributeError("'NoneType' object has no attribute 'lock_duration'")
-            return await super().get_queue(path)
-
-    async with world(monkeypatch, WithTopic()) as made:
-        assert set(made.state.rotation.left_out) == {made.paths[1]}
-        assert "another entity has its name" in made.state.rotation.left_out[made.paths[1]]
-        assert made.state.rotation.queues == (made.paths[0], *made.paths[2:])
-
-
 async def test_a_disabled_queue_is_searched_every_minute_of_an_hour_then_less(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
