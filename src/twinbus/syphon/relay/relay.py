@@ -38,6 +38,7 @@ from twinbus.syphon.connection.namespace_connection import (
     NamespaceConnection,
     RequestRefused,
 )
+from twinbus.syphon.connection.request_node import MISSING_STATUS
 from twinbus.syphon.core import actions
 from twinbus.syphon.core.actions import Action
 from twinbus.syphon.core.backlog_message import BacklogMessage
@@ -47,7 +48,7 @@ from twinbus.syphon.core.unpacking import Unpacker
 from twinbus.syphon.relay.bookkeeping import Bookkeeper, RelayLedger
 from twinbus.syphon.relay.dispositions import disposition_of, disposition_status, ranges
 from twinbus.syphon.relay.outages import Outages
-from twinbus.syphon.relay.outbound import UNAUTHORIZED, DestinationLinks
+from twinbus.syphon.relay.outbound import NOT_FOUND, UNAUTHORIZED, DestinationLinks
 from twinbus.syphon.relay.request_tasks import RequestTasks
 
 log = logging.getLogger("twinbus.syphon")
@@ -65,6 +66,10 @@ LEASE: Final = "the lease is not held"
 COMPLETED: Final = disposition_of(actions.Complete)
 
 _link_numbers = itertools.count(1)
+
+
+class QueueMissing(ConnectionLost):
+    """The backlog queue does not exist: it was deleted, and may be gone for good."""
 
 
 class Relay:
@@ -113,6 +118,8 @@ class Relay:
         self._secondary: NamespaceConnection | None = None
         self._source: ReceiverLink | None = None
         self._source_gone: asyncio.Future[str] | None = None
+        self._refusal: QueueMissing | None = None
+        """Why the last attach was refused, if the queue does not exist."""
         self._requests = RequestTasks(
             pump, self._books, self._perform, self._unpacker.unpack, queue
         )
@@ -205,18 +212,21 @@ class Relay:
         """Serve one side for ever, with a growing pause after each loss."""
         backoff = ReconnectBackoff(random.random)
         while True:
-            began = _now()
+            began, is_missing = _now(), False
             try:
                 reason = await serve()
             except (ConnectionLost, RequestRefused) as error:
                 reason = str(error)
+                is_missing = isinstance(error, QueueMissing) or (
+                    isinstance(error, RequestRefused) and error.status == MISSING_STATUS
+                )
             except Exception as error:
                 # Nothing awaits this task: an error that ended it would be lost.
                 log.exception("%s: %s", self.queue, side)
                 reason = repr(error)
             self.problems[side] = reason
             self._outages.lost(side, self.queue, reason, _now())
-            await asyncio.sleep(backoff.after(_now() - began))
+            await asyncio.sleep(backoff.after(_now() - began, is_missing=is_missing))
 
     def _side_is_back(self, side: str) -> None:
         self.problems.pop(side, None)
@@ -273,7 +283,7 @@ class Relay:
         """Attach to the backlog queue and receive until the link ends; return why it ended."""
         name = f"{self.queue}-syphon-{next(_link_numbers)}"
         gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._source_gone = gone
+        self._source_gone, self._refusal = gone, None
         self._epoch += 1
         self._deliveries.clear()
         self._completing.clear()
@@ -293,7 +303,7 @@ class Relay:
             if connection.lost.done():
                 return connection.lost.result()
             if self._source is None:
-                raise ConnectionLost(gone.result())
+                raise self._refusal or ConnectionLost(gone.result())
             return gone.result()
         finally:
             if self._source is not None:
@@ -332,7 +342,10 @@ class Relay:
             gone = self._source_gone
             if gone is not None and not gone.done():
                 text = event.error.description if event.error else None
-                gone.set_result(text or "the backlog queue's link was closed")
+                text = text or "the backlog queue's link was closed"
+                if event.error is not None and event.error.condition == NOT_FOUND:
+                    self._refusal = QueueMissing(text)
+                gone.set_result(text)
 
     def _on_deliveries(self, run: list[DeliveryArrived]) -> None:
         """Unpack the deliveries of one read and hand them to the pump."""

@@ -15,6 +15,7 @@ from twinbus.namespace.endpoint import endpoint_of
 from twinbus.syphon.connection.counts import CountsUnavailable, counts_of
 from twinbus.syphon.connection.namespace_connection import NamespaceConnection
 from twinbus.syphon.connection.peeking import list_backlog_queues
+from twinbus.syphon.connection.request_node import RequestRefused
 from twinbus.syphon.core.actions import Action
 from twinbus.syphon.core.pump import Pump
 from twinbus.syphon.host import drain
@@ -123,3 +124,27 @@ async def test_an_errand_that_fails_unexpectedly_is_told_of(
         await until(lambda: bool(caplog.records))
         await relay.close()
     assert "queue: a background task failed" in caplog.text
+
+
+@pytest.mark.virtual_time
+async def test_a_backlog_queue_that_is_gone_for_good_is_not_tried_every_few_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tries: list[str] = []
+
+    async def opened(_: NamespaceConnection) -> None:
+        """Open at once."""
+
+    async def refused(_: NamespaceConnection, path: str) -> bool:
+        tries.append(path)
+        raise RequestRefused(f"there is no queue {path}", 404, "amqp:not-found")
+
+    monkeypatch.setattr(NamespaceConnection, "open", opened)
+    monkeypatch.setattr(NamespaceConnection, "authorize", refused)
+    place = endpoint_of(nobody_there())
+    relay = Relay(place, place, "queue", pump=Pump(), ledger=NoLedger())
+    relay.start()
+    await asyncio.sleep(3_600.0)
+    assert relay.problems == {"secondary": "there is no queue queue"}
+    assert 60 <= tries.count("queue") <= 130
+    await relay.close()
