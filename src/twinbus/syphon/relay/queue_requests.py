@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 from twinbus.amqp.message import decode_map, split
 from twinbus.amqp.types import Array, DecodeError, Int, Symbol, UInt
 from twinbus.syphon.connection.namespace_connection import NamespaceConnection
-from twinbus.syphon.connection.request_node import RequestRefused, uuid_of_token
+from twinbus.syphon.connection.request_node import ConnectionLost, RequestRefused, uuid_of_token
 from twinbus.syphon.core.backlog_message import BacklogMessage
 from twinbus.syphon.core.session_lanes import PeekedEntry
 from twinbus.syphon.core.unpacking import unpack
@@ -34,7 +34,7 @@ class SettledRequest(NamedTuple):
     lost: list[BacklogMessage]
     """They lost their locks."""
     rest: list[BacklogMessage]
-    """Not done; `refusal` says why."""
+    """Not done; `refusal` says why. What was lost with the connection is in none of the lists."""
     refusal: RequestRefused | None
 
 
@@ -70,6 +70,10 @@ class QueueRequests:
                 await self._connection.request(
                     self._queue, operation, {**arguments, "lock-tokens": tokens}
                 )
+            except ConnectionLost:
+                # What was answered before the loss is known, and must not be asked for again. The
+                # relay tells the pump of the loss.
+                break
             except RequestRefused as refusal:
                 if refusal.status not in ABOUT_ONE:
                     rest = [message for each in (group, *groups) for message in each]

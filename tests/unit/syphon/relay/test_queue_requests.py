@@ -10,7 +10,11 @@ import pytest
 
 from twinbus.amqp.message import encode_message
 from twinbus.amqp.types import ULong
-from twinbus.syphon.connection.namespace_connection import NamespaceConnection, RequestRefused
+from twinbus.syphon.connection.namespace_connection import (
+    ConnectionLost,
+    NamespaceConnection,
+    RequestRefused,
+)
 from twinbus.syphon.core.actions import Action, Complete
 from twinbus.syphon.core.backlog_message import BacklogMessage
 from twinbus.syphon.core.pump import Pump
@@ -99,6 +103,21 @@ def test_a_queue_that_is_busy_is_not_asked_again_for_each_message(status: int) -
     line = Asked({150}, status, "com.microsoft:server-busy")
     fetched, refused = asyncio.run(requests_to(line).receive_deferred(list(range(250))))
     assert (line.requests, len(fetched), refused) == (2, 100, list(range(100, 250)))
+
+
+class CutOff(Asked):
+    """A line that is lost after its first request."""
+
+    async def request(self, path: str, operation: str, body: dict[str, Any]) -> dict[str, Any]:
+        if self.requests:
+            raise ConnectionLost("the connection was lost")
+        return await super().request(path, operation, body)
+
+
+def test_what_was_settled_before_the_connection_was_lost_is_settled() -> None:
+    line, messages = CutOff(set(), 0, ""), locked(150)
+    told = asyncio.run(requests_to(line).settle(messages, "completed", {}))
+    assert (told.done, told.lost, told.rest) == (messages[100:], [], [])
 
 
 class Peeked:
