@@ -8,6 +8,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Protocol
@@ -18,7 +19,7 @@ from twinbus.ledger.requests import recording_to
 from twinbus.namespace.endpoint import Endpoint, endpoint_of
 from twinbus.options import SendAvailabilityOptions
 from twinbus.syphon.connection.counts import CountsUnavailable, counts_of
-from twinbus.syphon.connection.peeking import NamespaceUnreachable
+from twinbus.syphon.connection.peeking import NamespaceUnreachable, open_connection, peek
 from twinbus.syphon.connection.selection import count_matching, destination_keys
 from twinbus.syphon.core.pacing.pace import Pace, Rate
 from twinbus.syphon.core.pump import IntakeLimits, Pump
@@ -375,7 +376,7 @@ async def _until_empty(
             # While the secondary does not answer, show the last number; the problems say why.
             known = known if waiting is None else waiting
             on_progress(_progress(host, known))
-        if waiting == 0 and host.in_flight == 0:
+        if waiting == 0 and host.in_flight == 0 and await remaining.is_confirmed():
             return
         # Count a quiet queue at once, a busy one from time to time.
         ends = time.monotonic() + idle_s
@@ -404,6 +405,25 @@ class _RemainingMessages:
         waiting = await self._count()
         self._level = logging.WARNING if waiting is not None else logging.DEBUG
         return waiting
+
+    async def is_confirmed(self) -> bool:
+        """Return whether a peek finds all queues empty too: the counts of a namespace lag behind.
+
+        With selected destinations the count was made by peeking.
+        """
+        host = self._host
+        if host.only is not None:
+            return True
+        try:
+            async with open_connection(host.secondary) as connection:
+                for relay in host.relays:
+                    async with aclosing(peek(connection, relay.queue, page=1)) as messages:
+                        if await anext(messages, None) is not None:
+                            return False
+        except SyphonError as error:
+            log.log(self._level, "peeking whether anything is left: %s", error)
+            return False
+        return True
 
     async def _count(self) -> int | None:
         host = self._host
