@@ -67,6 +67,7 @@ def test_a_row_for_each_kind_of_call_with_its_stage_and_direction(spark: SparkSe
         sent("c", **contoso, outcome="failed"),
         sent("c", **contoso, outcome="unknown"),
         line("ping", None, 1, cause="ping", **contoso),
+        line("ping", None, 1, cause="ping", **contoso, outcome="failed"),
         line("forward", "d", 2, cause="syphon", size_bytes=100, **contoso),
         received("a", 3, **contoso, entity="news/subscriptions/s"),
         diverted("d", 1, namespace="east", backlog_queue="contoso/x-servicebus-transfer/3"),
@@ -94,6 +95,8 @@ def test_a_row_for_each_kind_of_call_with_its_stage_and_direction(spark: SparkSe
          "client", False, 1, 1, 100),
         (DAY, LABEL, "contoso", "orders", "ping", "ping", "ping", "in", "ok",
          "client", False, 1, 1, 0),
+        (DAY, LABEL, "contoso", "orders", "ping", "ping", "ping", "in", "failed",
+         "client", False, 1, 1, 0),
         (DAY, LABEL, "contoso", "orders", "syphon", "forward", "send_primary", "in", "ok",
          "client", False, 1, 1, 100),
         (DAY, LABEL, "contoso", "news/subscriptions/s", "consumer", "receive", "receive_primary",
@@ -118,8 +121,9 @@ def test_a_row_for_each_kind_of_call_with_its_stage_and_direction(spark: SparkSe
     ]  # fmt: skip
     found = charges_of(records)
     assert_rows(found, expected, schemas.CHARGES)
-    # A refused call is not charged, one without an answer is; the broker's view is not the bill.
-    assert charges.counted(found).agg(fn.sum("operations")).first() == (14,)
+    # A refused call is not charged, one without an answer is, and so is every ping; the broker's
+    # view is not the bill.
+    assert charges.counted(found).agg(fn.sum("operations")).first() == (15,)
 
 
 def idle_polls(spark: SparkSession, *, days: int) -> DataFrame:

@@ -30,6 +30,11 @@ SETTLEMENTS: Final = frozenset({"complete", "defer", "dead_letter"})
 UNCHARGED: Final = frozenset({"action", "state"})
 """Ledger records that are no call to a namespace."""
 
+CHARGED_THOUGH_FAILED: Final = frozenset({"ping"})
+"""Operations that are counted although they failed. Whether a ping that was not answered reached
+the service is mostly not known, and an outage has many: the estimate, the report and the page count
+each one, as the upper bound."""
+
 MOVED_STAGES: Final = 4
 MOVED_SETTLEMENTS: Final = 2
 DIRECT_STAGES: Final = 2
@@ -55,6 +60,11 @@ class CountingRule:
 
     count_settlement: bool = False
     """Count complete, defer and dead-letter as operations of their own."""
+
+
+def is_charged(operation: str, outcome: str) -> bool:
+    """Return whether an operation with that outcome is counted; what Azure does is not known."""
+    return outcome != "failed" or operation in CHARGED_THOUGH_FAILED
 
 
 def units(size_bytes: int | None) -> int:

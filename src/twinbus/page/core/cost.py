@@ -16,6 +16,7 @@ from twinbus.cost.arithmetic import (
     SETTLEMENTS,
     UNCHARGED,
     idle_operations,
+    is_charged,
     units,
 )
 from twinbus.cost.prices import PriceBook
@@ -46,7 +47,7 @@ def charged_units(record: Mapping[str, Any]) -> int:
     operation = record["operation"]
     if operation in NOT_CHARGED or record.get("view", "client") != "client":
         return 0
-    if record.get("outcome") == "failed":
+    if not is_charged(operation, str(record.get("outcome"))):
         return 0
     is_poll = record.get("cause") == "poll"
     has_message = operation in WITH_MESSAGE or (operation == "backlog_receive" and not is_poll)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
 
-from twinbus.cost.arithmetic import UNCHARGED
+from twinbus.cost.arithmetic import CHARGED_THOUGH_FAILED, UNCHARGED
 from twinbus.pipeline.tables.columns import day_of, field
 from twinbus.pipeline.tables.conservation import in_backlog
 from twinbus.pipeline.tables.journeys import destination_of
@@ -76,12 +76,13 @@ def charges(tallies: DataFrame) -> DataFrame:
 
 
 def counted(table: DataFrame) -> DataFrame:
-    """The rows of the clients that may have been carried out.
+    """The rows of the clients that are charged, by the rule of `cost.arithmetic.is_charged`.
 
-    A call that failed is not charged, which is an assumption: what Azure charges for a refused one
-    is not published.
+    A call that failed is not, unless it is a ping. Both are assumptions: what Azure charges for a
+    refused call is not published.
     """
-    return table.where((F.col("view") == "client") & (F.col("outcome") != "failed"))
+    is_charged = (F.col("outcome") != "failed") | F.col("operation").isin(*CHARGED_THOUGH_FAILED)
+    return table.where((F.col("view") == "client") & is_charged)
 
 
 def deliveries(journeys: DataFrame) -> DataFrame:

@@ -27,6 +27,7 @@ def record(operation: str, cause: str, **more: Any) -> dict[str, Any]:
         (record("send", "application", size_bytes=64 * 1024 + 1), 2),
         (record("send", "application", outcome="unknown"), 1),
         (record("send", "application", outcome="failed"), 0),
+        (record("ping", "ping", outcome="failed"), 1),
         (record("send", "application", view="broker"), 0),
         (record("divert", "failover", size_bytes=200_000), 4),
         (record("backlog_receive", "syphon", size_bytes=200_000), 4),
