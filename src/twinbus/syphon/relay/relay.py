@@ -118,8 +118,8 @@ class Relay:
         self._secondary: NamespaceConnection | None = None
         self._source: ReceiverLink | None = None
         self._source_gone: asyncio.Future[str] | None = None
-        self._refusal: QueueMissing | None = None
-        """Why the last attach was refused, if the queue does not exist."""
+        self._is_missing = False
+        """The link ended because the queue does not exist."""
         self._requests = RequestTasks(
             pump, self._books, self._perform, self._unpacker.unpack, queue
         )
@@ -283,7 +283,7 @@ class Relay:
         """Attach to the backlog queue and receive until the link ends; return why it ended."""
         name = f"{self.queue}-syphon-{next(_link_numbers)}"
         gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._source_gone, self._refusal = gone, None
+        self._source_gone = gone
         self._epoch += 1
         self._deliveries.clear()
         self._completing.clear()
@@ -303,7 +303,7 @@ class Relay:
             if connection.lost.done():
                 return connection.lost.result()
             if self._source is None:
-                raise self._refusal or ConnectionLost(gone.result())
+                raise (QueueMissing if self._is_missing else ConnectionLost)(gone.result())
             return gone.result()
         finally:
             if self._source is not None:
@@ -342,10 +342,8 @@ class Relay:
             gone = self._source_gone
             if gone is not None and not gone.done():
                 text = event.error.description if event.error else None
-                text = text or "the backlog queue's link was closed"
-                if event.error is not None and event.error.condition == NOT_FOUND:
-                    self._refusal = QueueMissing(text)
-                gone.set_result(text)
+                self._is_missing = event.error is not None and event.error.condition == NOT_FOUND
+                gone.set_result(text or "the backlog queue's link was closed")
 
     def _on_deliveries(self, run: list[DeliveryArrived]) -> None:
         """Unpack the deliveries of one read and hand them to the pump."""
