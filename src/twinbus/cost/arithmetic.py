@@ -27,7 +27,7 @@ UNIT_BYTES: Final = 64 * 1024
 SETTLEMENTS: Final = frozenset({"complete", "defer", "dead_letter"})
 """Operations that end a lock; the rule decides whether they are charged."""
 
-UNCHARGED: Final = frozenset({"action", "state"})
+UNCHARGED: Final = frozenset({"action", "state", "writer"})
 """Ledger records that are no call to a namespace."""
 
 CHARGED_THOUGH_FAILED: Final = frozenset({"ping"})

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from twinbus.ledger.facts import stem_of
 from twinbus.ledger.record import FILE_SUFFIX, OPEN_SUFFIX, decode
 from twinbus.page.core.timeline import SendBuckets, StateRecord, entity_rows
 
@@ -91,18 +92,21 @@ class LedgerTail:
 
     def _files(self) -> list[tuple[Path, int]]:
         """Return the files that may hold such lines, and their sizes, newest first."""
-        found = []
+        found: dict[str, tuple[float, Path, int]] = {}
+        left_out = set(map(stem_of, self.without))
         for pattern in (f"*{FILE_SUFFIX}", f"*{FILE_SUFFIX}{OPEN_SUFFIX}"):
             for path in self.directory.glob(pattern):
-                if path.name in self.without:
+                if stem_of(path.name) in left_out:
                     continue
                 try:
                     stat = path.stat()
                 except OSError:
                     continue
-                if stat.st_mtime >= self.since:
-                    found.append((stat.st_mtime, path, stat.st_size))
-        return [(path, size) for _, path, size in sorted(found, reverse=True)]
+                # A file that is there under both its names is read once.
+                _, _, size = found.get(stem_of(path.name), (0.0, path, -1))
+                if stat.st_mtime >= self.since and stat.st_size > size:
+                    found[stem_of(path.name)] = stat.st_mtime, path, stat.st_size
+        return [(path, size) for _, path, size in sorted(found.values(), reverse=True)]
 
 
 def _lines(path: Path, start: int) -> Iterator[bytes]:

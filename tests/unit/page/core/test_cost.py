@@ -38,6 +38,7 @@ def record(operation: str, cause: str, **more: Any) -> dict[str, Any]:
         (record("state", ""), 0),
         (record("action", ""), 0),
         (record("expire", ""), 0),
+        (record("writer", ""), 0),
     ],
 )
 def test_what_a_record_costs(one: dict[str, Any], units: int) -> None:

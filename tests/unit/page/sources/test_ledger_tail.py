@@ -96,3 +96,12 @@ def test_events_are_changes_of_state_and_actions(tmp_path: Path) -> None:
     ]
     assert [event["kind"] for event in events] == ["state"] * 3 + ["action"]
     assert len(ledger_events(tmp_path, 0.0, limit=2)) == 2
+
+
+def test_a_file_that_is_there_under_two_names_is_read_once(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    lines = list(LedgerTail(tmp_path, 0))
+    stale = path.with_name(f"{path.name}.open")
+    stale.write_bytes(path.read_bytes()[:500])
+    assert [one.line for one in LedgerTail(tmp_path, 0)] == [one.line for one in lines]
+    assert list(LedgerTail(tmp_path, 0, without=[path.name])) == []
