@@ -28,6 +28,7 @@ from twinbus.ledger.requests import BilledRequests
 from twinbus.namespace.endpoint import endpoint_of
 from twinbus.namespace.namespace import Namespace
 from twinbus.pairing.sdk.sender_pool import ANSWER_MIN_S, CutShort
+from twinbus.pairing.sending.recording import Unanswered
 from twinbus.syphon.connection.namespace_connection import NamespaceConnection
 from twinbus.syphon.connection.request_node import ConnectionLost, RequestRefused
 
@@ -274,7 +275,10 @@ class UpstreamLink:
         waiting, self._waiting = self._waiting, OrderedDict()
         mine = [number for number, one in self._sent.items() if one.link is self]
         for one in [self._sent.pop(number) for number in mine]:
-            one.done(error())
+            unanswered = error()
+            # A detach is no answer, whatever its reason: the namespace may have stored this one.
+            unanswered.__cause__ = Unanswered()
+            one.done(unanswered)
         for done in waiting:
             done(error())
 

@@ -9,7 +9,11 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from azure.servicebus.exceptions import MessagingEntityDisabledError, ServiceBusConnectionError
+from azure.servicebus.exceptions import (
+    MessagingEntityDisabledError,
+    ServiceBusConnectionError,
+    ServiceBusServerBusyError,
+)
 
 from twinbus.amqp.events import CreditChanged, Detached
 from twinbus.amqp.link import LinkState, SenderLink
@@ -20,6 +24,7 @@ from twinbus.gateway.messages import Wire
 from twinbus.gateway.upstream import LinkPool, UpstreamLine, UpstreamLink
 from twinbus.namespace.namespace import Namespace
 from twinbus.pairing.sdk.sender_pool import CutShort
+from twinbus.pairing.sending.recording import outcome_of
 from twinbus.syphon.connection.namespace_connection import NamespaceConnection
 
 WIRE = Wire(b"x", 0)
@@ -101,6 +106,19 @@ async def test_a_detach_ends_what_is_in_flight_and_what_waits() -> None:
         with pytest.raises(MessagingEntityDisabledError):
             await send
     assert not world.pool.is_ready
+
+
+async def test_a_detach_says_nothing_about_what_was_in_flight() -> None:
+    """The ledger must not say "failed" of a message that the primary may have stored."""
+    world = World()
+    answers: list[Exception | None] = []
+    world.give_credit(1)
+    for _ in range(2):  # The second waits for credit: it was not sent.
+        world.pool.send(WIRE, answers.append)
+    busy = Error(condition="com.microsoft:server-busy", description="too much")
+    world.up.handle(Detached(world.link, busy, True))
+    assert [type(one) for one in answers] == [ServiceBusServerBusyError] * 2
+    assert [outcome_of(one) for one in answers] == ["unknown", "failed"]
 
 
 async def test_a_line_that_is_silent_is_dropped_and_its_sends_time_out() -> None:

@@ -167,10 +167,16 @@ class Recorder:
             )  # fmt: skip
 
 
+class Unanswered(Exception):
+    """Cause of an error that came while the message was on its way, and is no answer to it."""
+
+
 def outcome_of(error: BaseException | None) -> Outcome:
     """Whether the call was carried out; "failed" needs an answer, or no connection at all."""
     if error is None:
         return "ok"
+    if isinstance(error.__cause__, Unanswered):
+        return "unknown"
     if isinstance(error, ConnectionRefusedError) or NO_CONNECTION in str(error):
         return "failed"
     if isinstance(error.__cause__, OpeningCutShort):
