@@ -66,7 +66,7 @@ class Gap:
                 f" {_time(self.to_ms)} may be missing"
             )
         if self.closed_by is None:
-            return f"{text} (twinbus ledger close says that nothing is)"
+            return f"{text}; if you know that none is, record it with twinbus ledger close"
         return f"{text}; closed: {self.closed_by}"
 
 

@@ -74,8 +74,8 @@ def close_writer(
     if process not in doubted:
         others = ", ".join(doubted[:5]) or "none"
         raise LedgerError(
-            f"no record of {process} is in doubt in the ledger at {ledger}; processes of which"
-            f" some are: {others}"
+            f"nothing is in doubt for {process} in the ledger at {ledger}; processes with a gap or"
+            f" a missing file: {others}"
         )
     now_ms = time.time_ns() // 1_000_000
     note = WriterNote("closed", now_ms, process, f"{reason[:REASON_MAX]} ({user})")

@@ -157,8 +157,8 @@ def test_the_status_shows_a_killed_writer_and_a_person_can_close_its_gap(
     ledger = str(tmp_path)
     wrong = run(capsys, "ledger", "close", "web-1", ledger, "--reason", "x")
     assert (wrong.status, wrong.out) == (COULD_NOT, "")
-    assert "no record of web-1 is in doubt" in wrong.err
-    assert "some are: web-2" in wrong.err
+    assert "nothing is in doubt for web-1" in wrong.err
+    assert "a missing file: web-2" in wrong.err
     empty = run(capsys, "ledger", "close", "web-2", ledger, "--reason", " ")
     assert (empty.status, empty.out) == (USAGE_ERROR, "")
     done = run(capsys, "ledger", "close", "web-2", ledger, "--reason", "it was\nidle")
