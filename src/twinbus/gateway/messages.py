@@ -40,6 +40,9 @@ BATCH_ALLOWANCE: Final = 64 * 1_024
 """What a service may let a batch have beyond the limit of its messages, as the broker does."""
 
 _has_reserved: Final = re.compile("|".join(map(re.escape, RESERVED_NAMES)).encode()).search
+_ID_GROWTH: Final = overhead_bytes("", message_id="") - overhead_bytes("")
+"""What a message with an empty id grows by when its copy gets an id of its own."""
+
 _LONGEST_SESSION_ID: Final = chr(0x10FFFF) * SESSION_ID_MAX
 _DATA_SECTION: Final = bytes((0x00, 0x53, DATA))
 
@@ -105,7 +108,8 @@ class EncodedMessages:
         made = cls(payload, messages, path, own_ids)
         overhead_max = _overhead_max(path)
         for one in messages:
-            if _is_suspect(one, path, overhead_max, limit_bytes):
+            replaced = one.message_id if has_own_ids else None
+            if _is_suspect(one, path, overhead_max, limit_bytes, replaced):
                 made.suspects.append(one)
         return made
 
@@ -141,9 +145,10 @@ class EncodedMessages:
     def flaws(self, limit_bytes: int | None) -> list[BacklogGuardError]:
         """An error for each suspect that a backlog queue with this limit would not take."""
         found: list[BacklogGuardError] = []
+        own_id = self._own_ids[:1]  # All are of one length.
         for message in self.suspects:
             try:
-                EncodedMessages(self.payload, [message], self.path, [None]).diverted(limit_bytes)
+                EncodedMessages(self.payload, [message], self.path, own_id).diverted(limit_bytes)
             except BacklogGuardError as flaw:
                 found.append(flaw)
         return found
@@ -239,13 +244,18 @@ def _batch(envelope: Sections, parts: Sequence[bytes]) -> Wire:
     return Wire(join(envelope), BATCH_FORMAT)
 
 
-def _is_suspect(message: EncodedMessage, path: str, overhead_max: int, limit_bytes: int) -> bool:
+def _is_suspect(
+    message: EncodedMessage, path: str, overhead_max: int, limit_bytes: int, replaced: str | None
+) -> bool:
+    """Whether a backlog queue may not take the message. `replaced`: the id that its copy loses."""
     custom, session_id = message.sections.application_properties, message.session_id
     if custom and _has_reserved(custom):
         return True
-    if message.size_bytes + overhead_max <= limit_bytes and len(session_id or "") <= SESSION_ID_MAX:
+    size_bytes = message.size_bytes + (0 if replaced is None else _ID_GROWTH + 4 * len(replaced))
+    if size_bytes + overhead_max <= limit_bytes and len(session_id or "") <= SESSION_ID_MAX:
         return False
-    return message.size_bytes + overhead_bytes(path, session_id=session_id) > limit_bytes
+    overhead = overhead_bytes(path, session_id=session_id, message_id=replaced)
+    return message.size_bytes + overhead > limit_bytes
 
 
 @lru_cache(maxsize=1_024)

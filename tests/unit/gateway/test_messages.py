@@ -129,6 +129,17 @@ def test_messages_that_no_backlog_queue_takes_are_suspects_with_a_flaw() -> None
     assert read(encoded("small")).suspects == []
 
 
+def test_a_flaw_is_found_for_every_size_that_could_not_be_diverted() -> None:
+    """Also where the copy's own id is what makes it too large."""
+    key = "k" * 128
+    grown = len(read(encoded(key), has_own_ids=True).diverted(None).data) - len(encoded(key))
+    for room in range(-8, 9):
+        body = bytes(LIMIT - grown - len(encoded(key, b"x" * 256)) + 256 + room)
+        messages = read(encoded(key, body), has_own_ids=True)
+        is_too_large = len(messages.diverted(None).data) > LIMIT
+        assert bool(messages.flaws(LIMIT)) == is_too_large, room
+
+
 def test_a_batch_may_exceed_the_limit_of_its_messages_a_little_until_it_is_refused() -> None:
     messages = read(batch_of(encoded("a", b"x" * 600), encoded("b", b"x" * 600)), BATCH_FORMAT)
     assert messages.refused_size(1_000, was_sent=False) is None
