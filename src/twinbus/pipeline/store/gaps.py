@@ -95,6 +95,7 @@ class _Writer:
         self.roles = frozenset[str]().union(*(file.roles for file in files))
         self.pairs = frozenset[str]().union(*(file.pairs for file in files))
         self.namespaces = {state.namespace for file in files for state in file.states}
+        self.is_old = bool(files) and not any(file.facts.begins for file in files)
 
     @property
     def doubts(self) -> tuple[str, ...]:
@@ -115,6 +116,13 @@ def _ends_of_old_brokers(
     of_process: dict[str, list[KnownFile]], alive: Collection[str], now_ms: int
 ) -> Iterable[Gap]:
     """Brokers of earlier versions, which wrote no first lines, that began and did not stop."""
+    closed = {
+        note.client: note.why
+        for files in of_process.values()
+        for file in files
+        for note in file.facts.notes
+        if note.state == "closed"
+    }
     for process, files in sorted(of_process.items()):
         if any(file.facts.begins for file in files) or process in alive:
             continue
@@ -125,7 +133,7 @@ def _ends_of_old_brokers(
         if began > sum(state.state == "stopped" for state in states):
             last = max(files, key=lambda file: file.facts.number or 0)
             from_ms = max([state.at_ms for state in states] + [last.facts.last_ms or 0])
-            yield Gap(process, from_ms, None, last.facts.name)
+            yield Gap(process, from_ms, None, last.facts.name, closed.get(process))
 
 
 def _succeeded(
@@ -196,6 +204,15 @@ def _told(gap: Gap, writer: _Writer, recovery: Recovery | None) -> WriterGap:
         roles=tuple(sorted(writer.roles - {BACKLOG})),
         doubts=writer.doubts,
         closed_by=gap.closed_by,
-        sentence=gap.sentence(),
+        sentence=_sentence_of_old(gap) if writer.is_old else gap.sentence(),
         recovery=recovery,
     )
+
+
+def _sentence_of_old(gap: Gap) -> str:
+    """What is said of a broker of an earlier version."""
+    text = (
+        f"{gap.process} recorded that it serves a namespace and never that it stopped: records"
+        f" after its file {gap.name} may be missing"
+    )
+    return f"{text}; closed: {gap.closed_by}" if gap.closed_by else f"{text} (twinbus ledger close)"

@@ -217,6 +217,10 @@ def test_old_files_of_the_dead_are_not_taken_for_whole(tmp_path: Path) -> None:
     old_file(tmp_path, "broker-00000.jsonl", broker_state("serving"), stored())
     [gap] = inspected(tmp_path).gaps
     assert (gap.process, gap.to_ms, gap.doubts) == ("broker", None, (WAITING,))
+    assert "never that it stopped: records after its file broker-00000.jsonl may be" in gap.sentence
+    with LedgerWriter(tmp_path) as person:
+        person.record("writer", state="closed", client="broker", error="looked at by ops")
+    assert [one.closed_by for one in inspected(tmp_path).gaps] == ["looked at by ops"]
     old_file(tmp_path, "broker-00001.jsonl", broker_state("stopped"))
     assert inspected(tmp_path).gaps == ()
 
