@@ -16,7 +16,7 @@ from twinbus.pairing.lifecycle.wrong_block import BlockingOnly
 from twinbus.pairing.sending.direct_attempts import DirectAttempts
 from twinbus.pairing.sending.message_sender import Messages
 from twinbus.pairing.sending.sender import PairedSender as CoreSender
-from twinbus.pairing.sending.sender import warn_of_unknown
+from twinbus.pairing.sending.sender import ids_of, warn_of_unknown
 
 
 class PairedSender(BlockingOnly):
@@ -76,7 +76,7 @@ class PairedSender(BlockingOnly):
 
     def _with_ids(self, error: PairClosedError, messages: Any) -> PairClosedError:
         """The error with the ids of these messages; a loop that has ended does not know them."""
-        error.message_ids = error.message_ids or self._core.ids_of(messages)
+        error.message_ids = error.message_ids or ids_of(self._core.target, messages)
         return error
 
     def _sent_directly(self, message: Any, timeout: float | None) -> bool:

@@ -332,13 +332,6 @@ class PairedSender(AsyncOnly):
             raise ValueError(f"the timeout must be greater than 0 seconds; got {timeout!r}")
         return deadline
 
-    def ids_of(self, messages: Any) -> tuple[str, ...]:
-        """The ids of messages given to a call; none for what is no message."""
-        try:
-            return Outgoing.of(messages, self._entity.path, self._state.message_ids).ids
-        except Exception:  # noqa: BLE001  # what is no message has no id
-            return ()
-
     def _require_open(self, messages: Any = ()) -> None:
         """Raise if the sender or the pair was closed, with the ids of these messages.
 
@@ -347,13 +340,21 @@ class PairedSender(AsyncOnly):
         self._state.require_loop()
         if not self._closed and not self._state.closed:
             return
-        ids = self.ids_of(messages)
+        ids = ids_of(self.target, messages)
         try:
             self._state.require_open()
         except PairingError as error:
             raise with_ids(error, ids) from error.__cause__
         text = f"the sender to {self.entity_name} was closed; get a new one"
         raise with_ids(ValueError(text), ids)
+
+
+def ids_of(target: SendTarget, messages: Any) -> tuple[str, ...]:
+    """The ids of messages given to a call; none for what is no message."""
+    try:
+        return Outgoing.of(messages, target.entity.path, target.state.message_ids).ids
+    except Exception:  # noqa: BLE001  # what is no message has no id
+        return ()
 
 
 def warn_of_unknown(unknown: Mapping[str, Any]) -> None:
