@@ -94,11 +94,11 @@ def test_links_that_azure_closes_for_idleness_cost_no_receive_and_are_no_failure
     tmp_path: Path,
 ) -> None:
     # Azure detaches a link that carried nothing for 10 minutes: in the middle of each poll.
-    found = operations_of_an_idle_syphon(tmp_path, 10, 900.0, 2, detached_every_s=600.0)
+    found = operations_of_an_idle_syphon(tmp_path, 2, 900.0, 2, detached_every_s=600.0)
     assert found["backlog_receive"] == idle_syphon_operations(
-        queue_count=10, poll_s=900.0, period_s=2 * HOUR_S
+        queue_count=2, poll_s=900.0, period_s=2 * HOUR_S
     )
-    assert found["manage"] <= 30
+    assert found["manage"] <= 6
 
 
 def operations_of_an_idle_pair(directory: Path, hours: float) -> tuple[Counter[str], Counter[str]]:
