@@ -66,7 +66,11 @@ class Subscription(Queue):
             self.rule_numbers[key] = next(reversed(self.rule_numbers.values()), 0) + 1
         self.rules[key] = rule
         self.rules_memory_bytes += rule_bytes(rule)
-        self._compiled[key] = compiled_parts(rule)
+        try:
+            self._compiled[key] = compiled_parts(rule)
+        except Refusal:
+            # A stored rule of an earlier version. Every message that it is asked about says so.
+            self._compiled[key] = ()
 
     def remove_rule(self, key: str) -> None:
         self.rules_memory_bytes -= rule_bytes(self.rules.pop(key))
@@ -81,10 +85,11 @@ class Subscription(Queue):
         """
         try:
             copies = self._copies(incoming)
-            if len(copies) > 1:
-                # Only one was admitted with the message, and its sender did not write the rules.
+            if copies and (copies[0] is not incoming or len(copies) > 1):
+                # Only the message itself was admitted, and its sender did not write the rules.
                 more_bytes = sum(each.size_bytes for each in copies) - incoming.size_bytes
-                self.require_room(more_bytes, MESSAGE_BYTES * (len(copies) - 1))
+                if more_bytes > 0 or len(copies) > 1:
+                    self.require_room(more_bytes, MESSAGE_BYTES * (len(copies) - 1))
         except Refusal as failure:
             self._bury_new(incoming, now_ms, FILTER_FAILED, failure.description, hops, origin)
             return

@@ -44,6 +44,36 @@ def test_copies_that_the_quota_has_no_room_for_are_one_dead_letter() -> None:
     assert "maximum entity size" in str(dead.overrides)
 
 
+def test_one_copy_that_an_action_makes_larger_needs_room_too() -> None:
+    news = News(TopicDescription(max_size_mb=1, max_message_size_kb=1024))
+    grows = ";".join(f"SET p{number} = a" for number in range(32))
+    subscription = news.subscribe("s", with_action(0, grows))
+    for number in range(3):
+        news.topic.enqueue(
+            incoming(message_id=str(number), properties={"a": "x" * (10_000, 60_000, 10)[number]}),
+            0,
+        )
+    assert ids(subscription) == ["0", "2"]
+    assert ids(subscription.dead_letter) == ["1"]
+    assert subscription.size_bytes < 1024 * 1024
+
+
+def test_a_stored_rule_that_cannot_be_read_any_more_stops_no_start(news: News) -> None:
+    """An earlier version took numbers that this one refuses."""
+    subscription = news.subscribe(
+        "s", RuleDescription(name="r", filter=SqlFilter(expression="x = 1"))
+    )
+    kept = news.journal._kept[subscription.entity_id]
+    unreadable = RuleDescription(name="r", filter=SqlFilter(expression="x = 99999999999999999999"))
+    kept.rules["r"] = {**rule_record(unreadable), "number": 1}
+    world = news.restarted()
+    found = world.namespace.get_subscription("news", "s")
+    world.namespace.get_topic("news").enqueue(incoming(message_id="m"), 0)
+    assert ids(found.dead_letter) == ["m"]
+    world.namespace.delete_rule("news", "s", "r", 1)
+    assert not world.restarted().namespace.get_subscription("news", "s").rules
+
+
 def test_rules_with_an_action_are_few(news: News) -> None:
     news.subscribe("s", *(with_action(number) for number in range(ACTION_RULES_MAX)))
     create, update = news.namespace.create_rule, news.namespace.update_rule
