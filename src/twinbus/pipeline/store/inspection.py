@@ -115,7 +115,10 @@ class LedgerFolder:
             unread=[*filter(is_unread, found), *self._below(), *look.broken],
         )
         told = _Told(files, taken, findings, lacking)
-        return told.inspection(facts, alive=alive, dead=dead, now_ms=now_ms)
+        shown = told.inspection(facts, alive=alive, dead=dead, now_ms=now_ms)
+        # Spark would fail at these, and take the whole report with it.
+        damaged = dict.fromkeys(look.broken, "not read: it is damaged")
+        return replace(shown, refused={**shown.refused, **damaged})
 
     def _writers(self) -> tuple[frozenset[str], frozenset[str]]:
         path = self._ledger.removeprefix("file://").removeprefix("file:")

@@ -186,12 +186,15 @@ def test_a_copy_is_refused_and_what_no_reader_takes_is_named(tmp_path: Path) -> 
     old_file(tmp_path, "more-00001.jsonl", sent("d"))
     old_file(tmp_path / "host-2", "other-00000.jsonl", sent("c"))
     (tmp_path / "more-00002.jsonl.zst").write_bytes(b"?")
+    (tmp_path / "more-00003.jsonl.gz").write_bytes(packed.read_bytes()[:-9])
     shown = inspected(tmp_path)
+    assert list(shown.refused) == ["more-00003.jsonl.gz"]
     assert sorted(shown.new({})) == [
         *("more-00000.jsonl.gz", "more-00001.jsonl", "moved-00000.jsonl")
     ]
     [sentence] = shown.missing
-    assert sentence.startswith("not read: 2 files (host-2/other-00000.jsonl, more-00002.jsonl.zst)")
+    strays = "host-2/other-00000.jsonl, more-00002.jsonl.zst, more-00003.jsonl.gz"
+    assert sentence.startswith(f"not read: 3 files ({strays})")
 
 
 def test_a_file_that_changed_after_it_was_taken_is_noticed(tmp_path: Path) -> None:
