@@ -91,14 +91,14 @@ def test_an_outage_that_lost_nothing(spark: SparkSession, tmp_path: Path) -> Non
         "application": 3,
         "consumer": 5,
         "failover": 2,
-        "ping": 1,
+        "ping": 2,
         "poll": 1,
         "syphon": 6,
     }
     bill = report.charges.bill
-    # 18 calls, of which two only settle; $0.80 a million.
-    assert (bill.units, bill.settlement_units, bill.settlement_counted) == (16, 2, False)
-    assert (bill.amount, bill.amount_past_free) == (Decimal(0), Decimal("0.0000128"))
+    # 19 calls, of which two only settle, and a ping that failed; $0.80 a million.
+    assert (bill.units, bill.settlement_units, bill.settlement_counted) == (17, 2, False)
+    assert (bill.amount, bill.amount_past_free) == (Decimal(0), Decimal("0.0000136"))
     assert (bill.bytes_in, bill.bytes_out) == (3 * 100 + 2 * 150 + 2 * 100, 2 * 150 + 5 * 100)
     assert (bill.currency, bill.egress_amount) == ("USD", None)
     assert (report.drain_began_ms, report.drain_ended_ms) == (EPOCH_MS + 5_000, EPOCH_MS + 6_000)
