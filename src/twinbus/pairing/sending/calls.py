@@ -24,6 +24,7 @@ from twinbus.pairing.core.attempts import (
     EntityView,
     PullQueue,
     Raise,
+    RetryPolicy,
     SendCall,
     Step,
     TryPrimary,
@@ -73,11 +74,12 @@ class PairedCall:
         backlog: KeptChoice,
         deadline: float | None,
         ends_at: float | None = None,
+        policy: RetryPolicy | None = None,
     ) -> None:
         """`view` is the entity and `backlog` the backlog as this call's messages see them.
 
         `deadline` is the end of the caller's timeout. Without one the call ends at `ends_at`, or
-        after the time that the options allow.
+        after the time that the options allow. `policy`: other retries than the options say.
         """
         self.target, self.view, self.deadline = target, view, deadline
         self.state, self.entity, self.pool = target.state, target.entity, target.pool
@@ -89,7 +91,7 @@ class PairedCall:
         self.decisions = SendCall(
             view,
             backlog,
-            self.state.policy,
+            policy or self.state.policy,
             ends_at=ends_at,
             is_patient=deadline is not None,
             jitter=self.state.jitter,

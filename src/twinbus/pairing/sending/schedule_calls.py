@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusConnectionError
@@ -30,7 +31,10 @@ class ScheduleCall(PairedCall):
         doubt: str,
     ) -> None:
         """`doubt` says what may have happened if no answer comes."""
-        super().__init__(target, target.entity.failover, _NoBacklog(target.backlog), deadline)
+        # A failover would end the call, so it does not retry until then.
+        policy = replace(target.state.policy, total=target.state.policy.retries)
+        backlog = _NoBacklog(target.backlog)
+        super().__init__(target, target.entity.failover, backlog, deadline, policy=policy)
         self._operation = operation
         self._ids = ids
         self._doubt = doubt

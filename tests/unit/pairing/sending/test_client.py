@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -56,6 +57,19 @@ async def test_a_send_without_a_timeout_is_diverted_too(behaviour: Behaviour) ->
     await world.client.get_queue_sender("orders").send_messages(message())
     assert 60.0 <= world.elapsed <= 70.0
     assert [name for name, _ in world.secondary.took] == [QUEUE + "0"]
+    await world.client.close()
+
+
+async def test_a_schedule_without_a_timeout_does_not_wait_for_a_failover_that_would_end_it() -> (
+    None
+):
+    """Only the primary gives sequence numbers: retries until the failover would lead to none."""
+    world = FakePair(failover_interval=3600.0)
+    world.primary.behaviour = refuses
+    sender = world.client.get_queue_sender("orders")
+    with pytest.raises(ConnectionRefusedError):
+        await sender.schedule_messages(message(), datetime(2030, 1, 1, tzinfo=UTC))
+    assert world.elapsed <= 36.2
     await world.client.close()
 
 
