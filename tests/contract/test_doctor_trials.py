@@ -88,8 +88,8 @@ def test_a_ping_that_is_kept_and_expires_is_seen_among_the_dead_letters(
 def test_a_message_that_comes_back_as_another_is_noticed(
     broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch, alias: str, said: str
 ) -> None:
-    def forgetful(message: Any, path: str) -> Any:
-        diverted = to_backlog_message(message, path, now_ms=0)
+    def forgetful(message: Any, path: str, *, now_ms: int) -> Any:
+        diverted = to_backlog_message(message, path, now_ms=now_ms)
         del diverted.application_properties[alias]
         return diverted
 

@@ -78,7 +78,7 @@ class FileFacts:
     first_ms: int | None = None
     last_ms: int | None = None
     begins: bool = False
-    """The first line says so; False: written by Twinbus 0.9 or earlier, or the line is gone."""
+    """The first line says so; False: a version without such lines wrote it, or the line is gone."""
     previous: str | None = None
     before: tuple[str, ...] = ()
     host: str = ""
