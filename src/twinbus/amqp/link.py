@@ -191,6 +191,8 @@ class SenderLink(Link):
         super().__init__(session, name, handle)
         self.drain = False
         """The peer asked for what is ready; the rest of its credit is to be given back."""
+        self.blocked_frames = 0
+        """Frames of its transfers that wait for the window of the session."""
         self.prefixes: dict[tuple[int, bool, int], TransferPrefix] = {}
         """Prefixes of its transfers, by size of the tag, settled, and message format."""
 

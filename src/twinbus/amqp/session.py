@@ -90,7 +90,7 @@ class Session:
         self._next_incoming_id = 0
         self._incoming_window = INCOMING_WINDOW
         self._remote_incoming_window = 0
-        self._blocked: deque[bytes] = deque()
+        self._blocked: deque[tuple[SenderLink, bytes]] = deque()
         self._window_waiters: dict[SenderLink, None] = {}
         """Links that had more to send while transfers waited for the peer's window."""
         self.flows = 0
@@ -252,11 +252,11 @@ class Session:
         while True:
             more = size - start > room
             part = payload[start : start + room] if more or start else payload
-            self._blocked.append(
-                encode_transfer_frame(
-                    self.channel, link.handle, delivery_id, tag, message_format, settled, part, more
-                )
+            frame = encode_transfer_frame(
+                self.channel, link.handle, delivery_id, tag, message_format, settled, part, more
             )
+            self._blocked.append((link, frame))
+            link.blocked_frames += 1
             self._release_blocked()
             start += room
             if not more:
@@ -271,6 +271,9 @@ class Session:
             self._free_handles.append(link.handle)
         if isinstance(link, SenderLink):
             self._window_waiters.pop(link, None)
+            if link.blocked_frames:
+                # Another link gets its handle: these would reach another entity.
+                self._blocked = deque(each for each in self._blocked if each[0] is not link)
             self._unsettled.forget()
 
     # Calls of the connection
@@ -405,7 +408,7 @@ class Session:
         # Without an id the peer has not read our BEGIN, which said 0.
         on_their_way = serial_ahead(self._next_outgoing_id, flow.next_incoming_id or 0)
         self._remote_incoming_window = max(0, flow.incoming_window - on_their_way)
-        if self._blocked:
+        if self._blocked or (self._window_waiters and self._remote_incoming_window):
             self._release_blocked()
             if not self._blocked:
                 # Only those that waited: a flow must not cost an event for every link.
@@ -491,4 +494,6 @@ class Session:
         while self._blocked and self._remote_incoming_window > 0:
             self._remote_incoming_window -= 1
             self._next_outgoing_id = (self._next_outgoing_id + 1) & SERIAL_MASK
-            self._output.put(self._blocked.popleft())
+            link, frame = self._blocked.popleft()
+            link.blocked_frames -= 1
+            self._output.put(frame)

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.amqp.test_connection import read
+from tests.unit.amqp.test_connection import Pair, of, read
 from twinbus.amqp.connection import AMQP_HEADER, Connection
-from twinbus.amqp.events import Attached, Begun, Closed, Event
+from twinbus.amqp.events import (
+    Attached,
+    Begun,
+    Closed,
+    CreditChanged,
+    DeliveryArrived,
+    Event,
+)
 from twinbus.amqp.frames import encode_frame
 from twinbus.amqp.performatives import (
     Attach,
@@ -98,3 +105,39 @@ def test_a_handle_is_free_again_after_a_detach_of_either_end(server: Connection)
 def test_a_handle_past_the_announced_most_is_refused(server: Connection) -> None:
     events = take(server, (0, begin()), (0, attach(HANDLE_MAX + 1)))
     assert condition(events) == "amqp:connection:framing-error"
+
+
+def test_transfers_that_wait_for_the_window_end_with_their_link() -> None:
+    """Another link gets their handle: they would reach another entity."""
+    pair = Pair()
+    pair.exchange()
+    link, offered = pair.sender()
+    ours = pair.client.sessions[link.session.channel]
+    ours._remote_incoming_window = 2
+    for _ in range(5):
+        link.send(b"m", b"t")
+    pair.exchange()
+    link.detach()
+    source, target = Source(address="me"), Target(address="other")
+    other = ours.attach_sender("other", source=source, target=target)
+    assert other.handle == link.handle
+    _, at_server = pair.exchange()
+    of(Attached, at_server)[0].link.accept()
+    pair.server.sessions[offered.session.channel].write_flow()
+    _, at_server = pair.exchange()
+    assert of(DeliveryArrived, at_server) == []
+
+
+def test_a_link_that_waited_behind_one_that_ended_hears_of_the_window() -> None:
+    pair = Pair()
+    pair.exchange()
+    link, offered = pair.sender()
+    ours = pair.client.sessions[link.session.channel]
+    other = ours.attach_sender("other", source=Source(address="me"), target=Target(address="q"))
+    ours._remote_incoming_window = 0
+    link.send(b"m", b"t")
+    assert ours.blocks(other)
+    link.detach()
+    pair.server.sessions[offered.session.channel].write_flow()
+    at_client, _ = pair.exchange()
+    assert [event.link for event in of(CreditChanged, at_client)] == [other]
