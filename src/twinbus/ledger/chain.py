@@ -17,8 +17,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Final
 
 from twinbus.ledger.facts import FileFacts, WriterNote, place_of
@@ -34,6 +35,22 @@ process records is not written: it is stopped, or its disk hangs."""
 
 FLUSH_MS: Final = 1_000
 """What a writer may be late with a heartbeat."""
+
+INTERVAL_MAX_MS: Final = 3_600_000
+"""The longest time between heartbeats that is believed: a file is foreign."""
+
+AHEAD_MAX_MS: Final = 86_400_000
+"""A last line that is further ahead of this machine's clock says nothing about whether its writer
+lives."""
+
+CLOCKS_MS: Final = 60_000
+"""What the clocks of two machines may differ by: that of a person, and that of a writer."""
+
+MISSED_MAX: Final = 10_000
+"""Missing files of one writer that are named: a number in a foreign file can be any."""
+
+OLD_NUMBER_MAX: Final = 99_999
+"""The highest number of a file without a first line: earlier versions gave it five digits."""
 
 _SHOWN_MAX: Final = 3
 """Names that a sentence shows."""
@@ -51,11 +68,15 @@ class Gap:
     """Its last file that is there."""
     closed_by: str | None = None
     """Why it makes nothing unknown any more, in a person's words; None: it does."""
+    is_empty: bool = False
+    """The file has no line, not even the first: it is not known when it was written."""
 
     def sentence(self) -> str:
         """Say what is not known, and what to do."""
         begins = _time(self.from_ms)
-        if self.to_ms is None:
+        if self.is_empty:
+            text = f"the file {self.name} is empty: what {self.process} wrote is missing"
+        elif self.to_ms is None:
             text = (
                 f"{self.process} went on after its file {self.name}, and its next file is not"
                 f" there: its records from {begins} on are missing"
@@ -139,7 +160,7 @@ def verify(
     """
     kept, refused = _one_of_each_stem(files)
     notes = [note for facts in kept for note in facts.notes]
-    closed = {note.client: _reason(note) for note in notes if note.state == "closed"}
+    closed = {note.client: note for note in sorted(notes, key=_at_ms) if note.state == "closed"}
     erased = _erasures(notes)
     writers: dict[str, list[FileFacts]] = defaultdict(list)
     for facts in kept:
@@ -154,8 +175,12 @@ def verify(
         changed |= _changes(mine, erased)
         # A file that is missed is one finding, unless a person has said that it holds nothing.
         absent = ended if process in closed else ended | missing_files
-        gaps += _gaps(process, mine, absent, closed.get(process))
-    gaps = [gap for gap in gaps if not _lives(gap, writers[gap.process], now_ms, alive, dead)]
+        gaps += _gaps(process, mine, absent)
+    gaps = [
+        _closed(gap, closed.get(gap.process), now_ms)
+        for gap in gaps
+        if not _lives(gap, writers[gap.process], now_ms, alive, dead)
+    ]
     return LedgerFindings(
         gaps=tuple(gaps),
         missing_files=tuple(sorted(name for name in missing_files if not _is_of(name, closed))),
@@ -203,8 +228,10 @@ def _missing(
     """Files and whole writers that must have been there."""
     last: dict[str, int] = defaultdict(lambda: -1)
     there: set[tuple[str, int]] = set()
+    begun = {facts.process for facts in kept if facts.begins}
     for place in map(place_of, [*(facts.name for facts in kept), *removed]):
-        if place is not None:
+        # Other programs put dates into names.
+        if place is not None and (place[0] in begun or place[1] <= OLD_NUMBER_MAX):
             there.add(place)
             last[place[0]] = max(last[place[0]], place[1])
     seen = set(last)
@@ -212,12 +239,10 @@ def _missing(
         for process, _, number in (one.rpartition(":") for one in facts.before):
             if process and number.isdecimal() and len(number) < 10:
                 last[process] = max(last[process], int(number))
-    files = {
-        f"{process}-{number:05d}{FILE_SUFFIX}"
-        for process in seen
-        for number in range(last[process] + 1)
-        if (process, number) not in there
-    }
+    files: set[str] = set()
+    for process in seen:
+        absent = (one for one in range(last[process] + 1) if (process, one) not in there)
+        files |= {f"{process}-{one:05d}{FILE_SUFFIX}" for one in islice(absent, MISSED_MAX)}
     return files, set(last) - seen
 
 
@@ -248,12 +273,15 @@ def _changes(
         yield earlier.name, f"changed: {facts.name} names another hash for it"
 
 
-def _gaps(
-    process: str, mine: Sequence[FileFacts], absent: Collection[str], closed_by: str | None
-) -> Iterator[Gap]:
+def _gaps(process: str, mine: Sequence[FileFacts], absent: Collection[str]) -> Iterator[Gap]:
     """Ends of a writer's chains that are no end. Two writers of one name have two chains."""
     continued, links = {facts.previous for facts in mine}, {facts.link for facts in mine}
     by_number = {facts.number: facts for facts in mine}
+    if not any(facts.lines for facts in mine):
+        # A power cut leaves a file like this: its name was on the disk, its lines were not.
+        yield from (
+            Gap(process, 0, None, one.name, is_empty=True) for one in mine if not one.is_torn
+        )
     for facts in mine:
         if not facts.begins or facts.closing == "ended" or facts.link in continued:
             continue
@@ -265,9 +293,21 @@ def _gaps(
             # It goes on there: `_changes` says that one of the two is not as it was.
             continue
         from_ms = facts.last_ms or 0
-        to_ms = from_ms + (facts.interval_ms or 0) + FLUSH_MS
+        to_ms = from_ms + _interval_ms(facts) + FLUSH_MS
         is_cut = facts.closing == "continued"
-        yield Gap(process, from_ms, None if is_cut else to_ms, facts.name, closed_by)
+        yield Gap(process, from_ms, None if is_cut else to_ms, facts.name)
+
+
+def _interval_ms(facts: FileFacts) -> int:
+    return min(max(facts.interval_ms or 0, 0), INTERVAL_MAX_MS)
+
+
+def _closed(gap: Gap, note: WriterNote | None, now_ms: int) -> Gap:
+    """The gap as a person's word leaves it, who spoke of what had happened by then."""
+    is_clock_wrong = gap.from_ms > now_ms + CLOCKS_MS
+    if note is None or not (is_clock_wrong or gap.from_ms <= note.at_ms + CLOCKS_MS):
+        return gap
+    return replace(gap, closed_by=_reason(note))
 
 
 def _lives(
@@ -279,11 +319,13 @@ def _lives(
 ) -> bool:
     """Whether a file has no end because its writer is still at work."""
     facts = next(one for one in mine if one.name == gap.name)
+    if gap.is_empty:
+        return gap.process in alive
     # What was not carried to a URL yet (`pipeline.drain.task_ledger`) is neither here nor missing.
     if gap.process in dead or not (facts.is_open or facts.closing == "continued"):
         return False
     beats = ALIVE_BEATS if gap.process in alive else LATE_BEATS
-    return now_ms - gap.from_ms <= beats * (facts.interval_ms or 0) + FLUSH_MS
+    return -AHEAD_MAX_MS <= now_ms - gap.from_ms <= beats * _interval_ms(facts) + FLUSH_MS
 
 
 def _is_of(name: str, processes: Collection[str]) -> bool:
@@ -300,7 +342,7 @@ def _is_old(facts: FileFacts, writers: Mapping[str, Sequence[FileFacts]]) -> boo
 def _erasures(notes: Iterable[WriterNote]) -> dict[str, dict[str, str]]:
     """Of each stem that commands wrote anew: every hash that it had before -> its last one."""
     found: dict[str, dict[str, str]] = defaultdict(dict)
-    for note in sorted(notes, key=lambda one: one.at_ms):
+    for note in sorted(notes, key=_at_ms):
         if note.state == "closed":
             continue
         steps = found[note.client]
@@ -315,8 +357,16 @@ def _reason(note: WriterNote) -> str:
     return f"{note.why or 'no reason given'} ({_time(note.at_ms)})"
 
 
+def _at_ms(note: WriterNote) -> int:
+    return note.at_ms
+
+
 def _time(at_ms: int) -> str:
-    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    try:
+        return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (ValueError, OverflowError, OSError):
+        # Beyond the year 9999, by a clock or a line that is wrong.
+        return f"{at_ms} ms (no time of this era)"
 
 
 def _listed(names: Sequence[str], noun: str = "file", plural: str = "files") -> str:

@@ -25,6 +25,8 @@ _NOTE: Final = re.compile(r"removed-[0-9a-f]+\.json")
 _NUMBERED: Final = re.compile(rf"(?P<writer>.+)-(?P<number>\d{{5}}){re.escape(FILE_SUFFIX)}")
 """A file as `files` names it. Five digits: other names of other programs may end with a number."""
 
+_NUMBER_MAX: Final = 99_999
+
 
 @dataclass(frozen=True)
 class MissingFiles:
@@ -91,6 +93,8 @@ def noted_files(text: str) -> frozenset[str] | None:
     try:
         told: Any = json.loads(text)
         if told["v"] != NOTE_VERSION:
+            return None
+        if any(last > _NUMBER_MAX for ranges in told["writers"].values() for _, last in ranges):
             return None
         numbered = (
             _name(writer, number)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinbus.ledger import FileFacts, LedgerFindings, facts_of, inspect, read, verify
-from twinbus.ledger.chain import FLUSH_MS, LATE_BEATS
+from twinbus.ledger.chain import FLUSH_MS, LATE_BEATS, MISSED_MAX
 from twinbus.ledger.facts import LINE_MAX, WriterNote
 from twinbus.ledger.files import BEFORE_MAX, HEARTBEAT_S, HOST, LedgerFiles
 from twinbus.ledger.notes import note_file
@@ -55,6 +55,11 @@ def edit(path: Path, old: bytes, new: bytes) -> None:
     content = path.read_bytes()
     assert old in content
     path.write_bytes(content.replace(old, new, 1))
+
+
+def note(directory: Path, told: WriterNote) -> None:
+    name, content = note_file(f"close-{told.at_ms}-{told.client}", HOST, told.at_ms, [told])
+    (directory / name).write_bytes(content)
 
 
 def test_a_writer_that_ended_in_order_leaves_no_finding(tmp_path: Path) -> None:
@@ -109,8 +114,8 @@ def test_killed_at_any_byte_of_the_last_file_is_a_gap_and_never_a_changed_file(
         shown = verify([*others, facts], now_ms=LATER_MS)
         first_line = whole.find(b"\n") + 1
         assert not shown.changed
-        # Without a whole first line it is not known to be this writer's.
-        expected = 1 if size >= first_line or others else 0
+        # A torn first line is set aside by every reader: that is a finding of its own.
+        expected = 1 if size >= first_line or others or not size else 0
         assert len(shown.gaps) == expected, size
         assert shown.is_whole == (not expected)
 
@@ -144,7 +149,7 @@ def test_a_missing_file_and_a_missing_writer_are_missed(tmp_path: Path) -> None:
     assert shown == LedgerFindings(missing_writers=("web-1",))
     assert not shown.is_whole
     closed = WriterNote("closed", 5, "web-1", "a test")
-    carrier = FileFacts("cli-00000.jsonl", "cli", 0, notes=(closed,))
+    carrier = FileFacts("cli-00000.jsonl", "cli", 0, lines=1, notes=(closed,))
     web_2 = [facts_of(path.name, [path.read_bytes()]) for path in tmp_path.glob("web-2-*")]
     assert verify([*web_2, carrier], now_ms=LATER_MS).is_whole
     removed = [f"web-1-0000{number}.jsonl" for number in range(3)]
@@ -295,13 +300,14 @@ def test_compressed_files_are_read_and_others_are_named(tmp_path: Path) -> None:
 
 
 def test_a_person_can_close_a_gap_with_a_reason(tmp_path: Path) -> None:
-    written(tmp_path, "web-1", ends=False)
-    note = WriterNote("closed", 1_000, "web-1", "ann: it was idle")
-    name, content = note_file("cli-1", HOST, 1_000, [note])
-    (tmp_path / name).write_bytes(content)
+    [path] = written(tmp_path, "web-1", files=1, ends=False)
+    last_ms = facts_of(path.name, [path.read_bytes()]).last_ms or 0
+    note(tmp_path, WriterNote("closed", last_ms - 3_600_000, "web-1", "an hour before it stopped"))
+    assert found(tmp_path).open_gaps
+    note(tmp_path, WriterNote("closed", 4_000_000_000_000, "web-1", "ann: it was idle"))
     shown = found(tmp_path)
     [gap] = shown.gaps
-    assert gap.closed_by == "ann: it was idle (1970-01-01 00:00:01 UTC)"
+    assert gap.closed_by == "ann: it was idle (2096-10-02 07:06:40 UTC)"
     assert shown.is_whole
     assert "closed: ann: it was idle" in gap.sentence()
 
@@ -405,3 +411,39 @@ def test_facts_that_are_known_are_not_read_again(tmp_path: Path) -> None:
     known = {facts.name: facts for facts in inspect(tmp_path).files}
     first.write_bytes(b"")
     assert inspect(tmp_path, known=known).findings == LedgerFindings()
+
+
+def test_a_file_without_a_line_is_a_gap_unless_its_process_lives(tmp_path: Path) -> None:
+    # A power cut leaves a name whose content was not on the disk yet.
+    (tmp_path / "web-1-00000.jsonl").touch()
+    (tmp_path / "web-2-00000.jsonl.open").touch()
+    assert [gap.process for gap in found(tmp_path, alive={"web-2"}).open_gaps] == ["web-1"]
+    assert [gap.process for gap in found(tmp_path).open_gaps] == ["web-1", "web-2"]
+    told = [*found(tmp_path).sentences()]
+    assert "the file web-1-00000.jsonl is empty: what web-1 wrote is missing" in told[0]
+    note(tmp_path, WriterNote("closed", 1, "web-1", "a power cut at noon"))
+    assert [gap.process for gap in found(tmp_path).open_gaps] == ["web-2"]
+
+
+def test_numbers_and_times_of_foreign_files_cost_neither_memory_nor_the_report(
+    tmp_path: Path,
+) -> None:
+    at_ms = 999_999_999_999_999
+    # The name of a file of another program, with a date.
+    (tmp_path / "export-20251009.jsonl").write_bytes(encode("export", 5, "send", {}))
+    begin = {"state": "begin", "number": 0, "interval_ms": 10**14}
+    (tmp_path / "web-1-00000.jsonl").write_bytes(
+        encode("web-1", at_ms, "writer", {**begin, "before": "web-2:999999999"})
+    )
+    (tmp_path / "web-2-00000.jsonl.open").write_bytes(encode("web-2", 5, "writer", begin))
+    findings = found(tmp_path)
+    assert len(findings.missing_files) == MISSED_MAX
+    assert {name.rpartition("-")[0] for name in findings.missing_files} == {"web-2"}
+    assert any("999999999999999 ms (no time of this era)" in one for one in findings.sentences())
+    # A clock that is years ahead does not make its writer live for years.
+    now = verify(
+        [facts_of(path.name, [path.read_bytes()]) for path in tmp_path.glob("web-1*")], now_ms=5
+    )
+    assert [gap.process for gap in now.open_gaps] == ["web-1"]
+    note(tmp_path, WriterNote("closed", 5, "web-1", "its clock was wrong"))
+    assert [gap.process for gap in found(tmp_path).open_gaps] == []
