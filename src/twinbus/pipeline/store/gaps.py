@@ -95,7 +95,8 @@ class _Writer:
         self.roles = frozenset[str]().union(*(file.roles for file in files))
         self.pairs = frozenset[str]().union(*(file.pairs for file in files))
         self.namespaces = {state.namespace for file in files for state in file.states}
-        self.is_old = bool(files) and not any(file.facts.begins for file in files)
+        has_lines = any(file.facts.lines for file in files)
+        self.is_old = has_lines and not any(file.facts.begins for file in files)
 
     @property
     def doubts(self) -> tuple[str, ...]:
@@ -174,26 +175,30 @@ def _witnessed(
     """The gap of a client, closed where brokers recorded all that it can have done."""
     if gap.closed_by is not None or BROKER in writer.roles or not writer.pairs:
         return gap
-    served = {
-        state.namespace
-        for files in of_process.values()
-        for file in files
-        for state in file.states
-        if state.state == "serving"
-    }
     sides = {side.lower() for pair in writer.pairs for side in pair.split("+")}
-    is_both = all("+" in pair for pair in writer.pairs) and sides <= served
+    is_both = all("+" in pair for pair in writer.pairs) and sides <= _serving(gap, of_process)
+    # A broker of which no successor tells may have been followed by one without a ledger.
     in_doubt = [
         one
         for one, broker in open_brokers
-        if broker.namespaces & sides
-        and (one.to_ms is None or one.to_ms >= gap.from_ms)
-        and (gap.to_ms is None or one.from_ms <= gap.to_ms)
+        if broker.namespaces & sides and (gap.to_ms is None or one.from_ms <= gap.to_ms)
     ]
     if not is_both or in_doubt:
         return gap
     names = " and ".join(sorted(sides))
     return replace(gap, closed_by=f"the brokers of {names} recorded what was done then")
+
+
+def _serving(gap: Gap, of_process: dict[str, list[KnownFile]]) -> set[str]:
+    """The namespaces whose brokers had begun to keep records when a gap began, and not stopped."""
+    states = [state for files in of_process.values() for file in files for state in file.states]
+    began, stopped = dict[str, int](), dict[str, int]()
+    for state in sorted(states):
+        if state.state == "serving" and state.at_ms <= gap.from_ms + CLOCKS_MS:
+            began[state.namespace] = state.at_ms
+        elif state.state == "stopped" and state.at_ms <= gap.from_ms - CLOCKS_MS:
+            stopped[state.namespace] = state.at_ms
+    return {name for name, at_ms in began.items() if at_ms > stopped.get(name, at_ms - 1)}
 
 
 def _told(gap: Gap, writer: _Writer, recovery: Recovery | None) -> WriterGap:

@@ -23,6 +23,7 @@ from twinbus.ledger.record import OPEN_SUFFIX, LedgerError
 from twinbus.pipeline.store.gaps import UNCHANGED_MS, WriterGap, judged_gaps
 from twinbus.pipeline.store.known_files import KnownFile, look_at
 from twinbus.pipeline.store.lake import REBUILD
+from twinbus.pipeline.store.layout import TABLES
 from twinbus.pipeline.store.place_files import FoundFile, PlaceFiles
 
 READ_AT_ONCE: Final = 4
@@ -169,8 +170,7 @@ class LedgerFolder:
     def _below(self) -> Iterator[str]:
         """Files of directories in the ledger that look like a part of it."""
         for directory in self._place.directories():
-            # Tables, and drafts of programs at work.
-            if directory[:1] not in {"_", "."}:
+            if directory != TABLES:
                 yield from filter(is_unread, self._place.below(directory))
 
     def _text(self, name: str) -> str:

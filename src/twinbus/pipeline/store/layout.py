@@ -13,6 +13,9 @@ from twinbus.pipeline.tables.bronze import STORED_RECORDS
 from twinbus.pipeline.tables.comments import commented
 from twinbus.pipeline.tables.gold import NOTABLE, GoldTable, gold_tables
 
+TABLES: Final = "_tables"
+"""The directory of the tables in that of their ledger, unless another place is named."""
+
 BRONZE: Final = "bronze"
 """Every record."""
 

@@ -32,7 +32,7 @@ from twinbus.pipeline.store.compaction import compact, pays
 from twinbus.pipeline.store.inspection import LedgerFolder
 from twinbus.pipeline.store.known_files import KnownFile, known_from_json
 from twinbus.pipeline.store.lake import CommitConflict, DataFile, Snapshot, TableChange
-from twinbus.pipeline.store.layout import BRONZE, JOURNEYS, kept_tables, signature_of
+from twinbus.pipeline.store.layout import BRONZE, JOURNEYS, TABLES, kept_tables, signature_of
 from twinbus.pipeline.store.place_files import address
 from twinbus.pipeline.store.raw_files import require_raw
 from twinbus.pipeline.store.store import TableStore, counts_of, ledger_paths
@@ -68,7 +68,7 @@ Announce = Callable[[Snapshot], None]
 def tables_place(ledger: Path | str, tables: Path | str | None = None) -> str:
     """Where the tables of a ledger are, unless another place is named."""
     # Spark passes over names that begin with `_`: they are no part of the ledger.
-    return str(tables) if tables is not None else f"{str(ledger).rstrip('/')}/_tables"
+    return str(tables) if tables is not None else f"{str(ledger).rstrip('/')}/{TABLES}"
 
 
 def open_store(

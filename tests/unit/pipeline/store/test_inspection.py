@@ -127,6 +127,13 @@ def test_a_writer_that_was_killed_is_in_doubt_for_its_last_interval(tmp_path: Pa
 def test_the_gap_of_a_sender_is_closed_by_the_brokers_of_both_sides(tmp_path: Path) -> None:
     send = f"writer.record('send', message_id='a', cause='application', **{PAIR!r})"
     killed(tmp_path, send)
+    # What served earlier and had stopped kept no record of what came later.
+    with LedgerWriter(tmp_path) as earlier:
+        for number, state in enumerate(("serving", "recovered", "stopped")):
+            for name in ("contoso", "east"):
+                told: dict[str, Any] = {"view": "broker", "namespace": name, "state": state}
+                earlier.record("state", at_ms=OLD_MS + number, **told)
+    assert [gap.is_open for gap in inspected(tmp_path).gaps] == [True]
     with LedgerWriter(tmp_path) as primary:
         primary.record("state", view="broker", namespace="contoso", state="serving")
         assert [gap.is_open for gap in inspected(tmp_path).gaps] == [True]
@@ -185,6 +192,7 @@ def test_a_copy_is_refused_and_what_no_reader_takes_is_named(tmp_path: Path) -> 
     packed.write_bytes(gzip.compress(encode("more", OLD_MS, *sent("b"))))
     old_file(tmp_path, "more-00001.jsonl", sent("d"))
     old_file(tmp_path / "host-2", "other-00000.jsonl", sent("c"))
+    old_file(tmp_path / "_old", "other-00000.jsonl", sent("e"))
     (tmp_path / "more-00002.jsonl.zst").write_bytes(b"?")
     (tmp_path / "more-00003.jsonl.gz").write_bytes(packed.read_bytes()[:-9])
     shown = inspected(tmp_path)
@@ -193,8 +201,8 @@ def test_a_copy_is_refused_and_what_no_reader_takes_is_named(tmp_path: Path) -> 
         *("more-00000.jsonl.gz", "more-00001.jsonl", "moved-00000.jsonl")
     ]
     [sentence] = shown.missing
-    strays = "host-2/other-00000.jsonl, more-00002.jsonl.zst, more-00003.jsonl.gz"
-    assert sentence.startswith(f"not read: 3 files ({strays})")
+    strays = "_old/other-00000.jsonl, host-2/other-00000.jsonl, more-00002.jsonl.zst"
+    assert sentence.startswith(f"not read: 4 files ({strays} and 1 more)")
 
 
 def test_a_file_that_changed_after_it_was_taken_is_noticed(tmp_path: Path) -> None:
