@@ -105,7 +105,7 @@ class World:
             *pulls, step = steps
             for pull in pulls:
                 assert isinstance(pull, PullQueue)
-                self.rotation.pull(pull.queue, pull.reason, self.now)
+                self.rotation.pull(pull.queue, pull.reason, self.now, cause=pull.cause)
             steps = self.perform(step)
         [ending] = self.ended
         return ending

@@ -65,7 +65,7 @@ def _left_of(application: Application, world: World) -> Iterator[str]:
     # Also a queue that was missing or disabled at the start is found at last (SPEC 2.5).
     if discovery.searching is not None:
         yield f"{name} still looks for backlog queues: {discovery.searching}"
-    # A pulled queue returns by time alone, after the longest rest at the latest (SPEC 3).
+    # A pulled queue returns by time at the latest, after the longest rest (SPEC 3).
     at_last = client.state.rotation.available(world.loop.time() + LONGEST_PULL_S)
     missing = [path for path in world.backlog_paths if path not in at_last]
     if missing:

@@ -12,7 +12,7 @@ from twinbus.pairing.core.attempts import (
     Step,
     call_limit_s,
 )
-from twinbus.pairing.core.backlog import KeptChoice, Rotation, backlog_paths
+from twinbus.pairing.core.backlog import KeptChoice, PullCause, Rotation, backlog_paths
 from twinbus.pairing.core.classify import FailureMeaning
 from twinbus.pairing.core.failover import EntityFailover, ForceFailover, SendFailed
 from twinbus.pairing.core.secondary import DivertFault
@@ -90,7 +90,7 @@ class World:
         steps = self.call.divert_failed(error, meaning, fault, now)
         for pull in steps[:-1]:
             assert isinstance(pull, PullQueue)
-            self.rotation.pull(pull.queue, pull.reason, now)
+            self.rotation.pull(pull.queue, pull.reason, now, cause=pull.cause)
         if step.is_turn:
             secondary.end_turn(now, 0.0)
         return self._next(steps, now)
@@ -113,5 +113,5 @@ class World:
         return self._next(self.call.wait_ended(now), now)
 
 
-def pulled(index: int) -> PullQueue:
-    return PullQueue(QUEUES[index], "ConnectionRefusedError: refused")
+def pulled(index: int, cause: PullCause = PullCause.REFUSED) -> PullQueue:
+    return PullQueue(QUEUES[index], "ConnectionRefusedError: refused", cause)

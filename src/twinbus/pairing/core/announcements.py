@@ -102,9 +102,9 @@ class BacklogQueuePulled(PairEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class BacklogQueueReturned(PairEvent):
-    """A pulled queue may be used again: its time is over, or it stored a message after all.
+    """A pulled queue may be used again: its time is over, or it answered a probe or a message.
 
-    It returns by time alone; only the next diverted message shows whether it works.
+    Only the next diverted message shows whether it works, unless it stored one after all.
     """
 
     queue: str

@@ -25,7 +25,7 @@ from typing import Final, Protocol
 
 from twinbus.errors import error_text
 from twinbus.options import SendAvailabilityOptions
-from twinbus.pairing.core.backlog import KeptChoice
+from twinbus.pairing.core.backlog import KeptChoice, PullCause
 from twinbus.pairing.core.classify import FailureMeaning
 from twinbus.pairing.core.failover import EntityState, Route
 from twinbus.pairing.core.secondary import FIRST_PACE_S, DivertFault, jittered
@@ -152,8 +152,7 @@ class PullQueue:
 
     queue: str
     reason: str
-    is_silent: bool = False
-    """It did not answer; False: it refused."""
+    cause: PullCause = PullCause.REFUSED
 
 
 class CallEnding(Enum):
@@ -380,15 +379,17 @@ class SendCall:
                 return self._try_again(now)
         if meaning in (FailureMeaning.BUSY, FailureMeaning.STALE):
             return self._back_off(queue, now)
-        is_silent = fault is DivertFault.SILENT_QUEUE
         if not meaning.pulls_queue:
             self._tried.add(queue)
             return self._try_again(now)
-        if is_silent or self._backlog.outlasts_refusals:
+        cause = PullCause.FULL if meaning is FailureMeaning.QUOTA else PullCause.REFUSED
+        if fault is DivertFault.SILENT_QUEUE:
+            cause = PullCause.SILENT
+        if cause is PullCause.SILENT or self._backlog.outlasts_refusals:
             self._failed.add(queue)
         else:
             self._tried.add(queue)
-        return [PullQueue(queue, error_text(error), is_silent), *self._try_again(now)]
+        return [PullQueue(queue, error_text(error), cause), *self._try_again(now)]
 
     def _back_off(self, queue: str, now: float) -> list[Step]:
         """Wait, then divert again: this queue up to `retries` times, then another first."""

@@ -6,8 +6,10 @@ Paths and descriptions are SPEC 2; the rotation, shared by all senders of a pair
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, fields
+from enum import Enum
 from typing import Final
 
 from twinbus.pairing.core.secondary import SecondaryHealth, jittered
@@ -36,6 +38,9 @@ FIRST_PULL_S: Final = 30.0
 LONGEST_PULL_S: Final = 600.0
 """A queue that failed is pulled for the first; each failure right after its return doubles that, up
 to the second (SPEC 3)."""
+
+PROBES_IN_A_PULL: Final = 6
+"""A pulled queue is probed after each sixth of its time: every 5 s at first, then up to 100 s."""
 
 
 def backlog_paths(label: str, count: int) -> tuple[str, ...]:
@@ -138,6 +143,14 @@ DANGERS: Final = {
 """Drift that would lose, refuse or hide messages (SPEC 2.3)."""
 
 
+class PullCause(Enum):
+    """Why a queue was pulled; only what an attached link can disprove is probed."""
+
+    SILENT = "it did not answer"
+    REFUSED = "it refused a message"
+    FULL = "it has no space, which an attached link does not show"
+
+
 @dataclass(slots=True)
 class _QueueUse:
     """One backlog queue in the rotation."""
@@ -145,8 +158,13 @@ class _QueueUse:
     pulled_until: float | None = None
     pulls: int = 0
     reason: str = ""
-    is_silent: bool = False
-    """It was pulled because it did not answer, not because it refused."""
+    cause: PullCause = PullCause.REFUSED
+    probe_every_s: float = FIRST_PULL_S / PROBES_IN_A_PULL
+    probe_at: float = math.inf
+    """When it is probed next; infinite: not in this pull."""
+    is_on_trial: bool = False
+    """A probe has returned it, and it has stored no message since. If it fails again, an attached
+    link says nothing about its messages, and the next pull ends by time."""
 
 
 class Rotation:
@@ -182,11 +200,17 @@ class Rotation:
         self._left_out[queue] = reason
 
     def pull(
-        self, queue: str, reason: str, now: float, jitter: float = 0.0, *, is_silent: bool = False
+        self,
+        queue: str,
+        reason: str,
+        now: float,
+        jitter: float = 0.0,
+        *,
+        cause: PullCause = PullCause.REFUSED,
     ) -> float | None:
         """Pull a queue that failed; return the time of its return, None if it is left out.
 
-        `jitter`, from 0 to 1, makes the rest shorter by chance. `is_silent`: it did not answer.
+        `jitter`, from 0 to 1, makes the rest shorter by chance.
         """
         use = self._queues.get(queue)
         if use is None:
@@ -196,9 +220,40 @@ class Rotation:
             rest_s = min(FIRST_PULL_S * 2.0 ** min(use.pulls, 32), LONGEST_PULL_S)
             use.pulls += 1
             use.pulled_until = now + jittered(rest_s, jitter)
-            use.reason = reason
-            use.is_silent = is_silent
+            use.reason, use.cause = reason, cause
+            use.probe_every_s = rest_s / PROBES_IN_A_PULL
+            is_probed = cause is not PullCause.FULL and not use.is_on_trial
+            use.probe_at = now + jittered(use.probe_every_s, jitter) if is_probed else math.inf
         return use.pulled_until
+
+    def next_probe(self, now: float) -> tuple[str, float] | None:
+        """The pulled queue to attach a link to next, and when; None: there is none."""
+        probes = [
+            (use.probe_at, queue)
+            for queue, use in self._queues.items()
+            if use.probe_at < math.inf and not self.is_in(queue, now)
+        ]
+        if not probes:
+            return None
+        at, queue = min(probes)
+        return queue, at
+
+    def probe_ended(self, queue: str, now: float, jitter: float) -> None:
+        """A probe ended: unless it returns the queue, the next one follows after a pause."""
+        use = self._queues.get(queue)
+        if use is not None and use.probe_at < math.inf:
+            use.probe_at = now + jittered(use.probe_every_s, jitter)
+
+    def attached(self, queue: str, now: float) -> bool:
+        """A link to the queue was attached; return whether that ends its pull.
+
+        The next failure counts as one right after a return: only a stored message is a success.
+        """
+        use = self._queues.get(queue)
+        if use is None or use.probe_at == math.inf or self.is_in(queue, now):
+            return False
+        use.pulled_until, use.probe_at, use.is_on_trial = None, math.inf, True
+        return True
 
     def succeeded(self, queue: str) -> None:
         """The queue stored a message: it returns, and its next failure counts as the first."""
@@ -207,14 +262,14 @@ class Rotation:
             self._queues[queue] = _QueueUse()
 
     def is_in(self, queue: str, now: float) -> bool:
-        """Whether a sender may use the queue now; a pulled one returns by time alone."""
+        """Whether a sender may use the queue now; a pulled one returns without another event."""
         use = self._queues.get(queue)
         return use is not None and (use.pulled_until is None or now >= use.pulled_until)
 
     def is_refusing(self, queue: str, now: float) -> bool:
         """Whether the queue is left out, or is pulled now because it refused messages."""
         use = self._queues.get(queue)
-        return use is None or (not use.is_silent and not self.is_in(queue, now))
+        return use is None or (use.cause is not PullCause.SILENT and not self.is_in(queue, now))
 
     def available(self, now: float, without: Collection[str] = ()) -> list[str]:
         """The queues a sender may choose from now."""

@@ -121,7 +121,7 @@ class PairedCall:
                 self.state.require_open()
                 for pull in steps[:-1]:
                     assert isinstance(pull, PullQueue)
-                    self.state.pull(pull.queue, pull.reason, is_silent=pull.is_silent)
+                    self.state.pull(pull.queue, pull.reason, pull.cause)
                 match steps[-1]:
                     case TryPrimary(timeout_s):
                         done, result = await self._try_primary(timeout_s)

@@ -28,7 +28,7 @@ from twinbus.pairing.core.announcements import (
     ProtectionChanged,
 )
 from twinbus.pairing.core.attempts import RetryPolicy, call_limit_s
-from twinbus.pairing.core.backlog import KeptChoice, Rotation, backlog_paths
+from twinbus.pairing.core.backlog import KeptChoice, PullCause, Rotation, backlog_paths
 from twinbus.pairing.core.classify import (
     FailureMeaning,
     is_answer,
@@ -114,6 +114,8 @@ class SharedState:
         self.on_queue_lost: Callable[..., None] = lambda queue, *, is_refusal: None
         """Called when a queue may be lost: a divert found it missing, disabled or closed to this
         application, it was pulled, or it refuses every message."""
+        self.on_pull: Callable[[], None] = lambda: None
+        """Called when a queue was pulled: it may have to be probed."""
         self._has_complained = False
 
     @property
@@ -170,11 +172,11 @@ class SharedState:
         """Whether a backlog queue is in the rotation now."""
         return self.rotation.is_in(queue, self.now)
 
-    def pull(self, queue: str, reason: str, *, is_silent: bool = False) -> None:
+    def pull(self, queue: str, reason: str, cause: PullCause = PullCause.REFUSED) -> None:
         """Pull a backlog queue that failed from the rotation, for all senders."""
         now = self.now
         if self.rotation.is_in(queue, now):
-            until = self.rotation.pull(queue, reason, now, self.jitter(), is_silent=is_silent)
+            until = self.rotation.pull(queue, reason, now, self.jitter(), cause=cause)
             assert until is not None
             log.warning("%s: pulled for %.0f s (%s)", queue, until - now, reason)
             self.listeners.tell(
@@ -183,6 +185,7 @@ class SharedState:
             self._return_timers[queue] = self.loop.call_at(until, self._announce_return, queue)
             # The SDK does not tell a link that ended with its queue from a lost connection.
             self.on_queue_lost(queue, is_refusal=False)
+            self.on_pull()
         self.backlog_pool(queue).wake_all()
 
     def leave_out(self, queue: str, reason: str, *, is_logged: bool = True) -> None:
@@ -253,6 +256,26 @@ class SharedState:
             log.warning("%s cannot be reached (%s): sends wait", self.secondary.endpoint, reason)
             self.wake_diverting_calls()
         return fault
+
+    def attach_ended(self, queue: str, error: Exception | None) -> None:
+        """Learn from a link that was opened without a message; None: it was attached.
+
+        An attached link returns a queue that was pulled, unless the queue was full. Any answer
+        shows that the secondary can be reached.
+        """
+        if error is not None and not is_answer(error):
+            return
+        was_lost = self.rotation.secondary.is_lost
+        self._log_answer()
+        self.rotation.secondary.answered(queue, self.now)
+        if error is None:
+            self.verification.succeeded(self.now, time.time(), self.jitter())
+            if self.rotation.attached(queue, self.now) and queue in self._return_timers:
+                self._announce_return(queue)
+        elif meaning_of(error).unusable:
+            self.on_queue_lost(queue, is_refusal=False)
+        if was_lost:
+            self.waiting.wake_all()
 
     def _log_answer(self) -> None:
         """Log that the secondary is back, if it was lost."""

@@ -12,6 +12,7 @@ from twinbus.pairing.core.backlog import (
     WANTED,
     BacklogDescription,
     KeptChoice,
+    PullCause,
     Rotation,
     backlog_paths,
     drift_of,
@@ -152,6 +153,34 @@ def test_a_success_ends_the_rest_and_the_doubling() -> None:
     assert rotation.is_in(QUEUES[0], 31.0)
     assert rotation.pull(QUEUES[0], "timed out", 100.0) == 130.0
     rotation.succeeded("somebody else's")
+
+
+def test_a_pulled_queue_is_probed_six_times_in_its_pull_and_an_answer_returns_it_on_trial() -> None:
+    rotation = Rotation(QUEUES)
+    assert rotation.next_probe(0.0) is None
+    rotation.pull(QUEUES[0], "full", 0.0, cause=PullCause.FULL)
+    assert rotation.next_probe(1.0) is None
+    assert not rotation.attached(QUEUES[0], 1.0)
+    rotation.pull(QUEUES[1], "timed out", 0.0, cause=PullCause.SILENT)
+    rotation.pull(QUEUES[2], "disabled", 1.0)
+    assert rotation.next_probe(1.0) == (QUEUES[1], 5.0)
+    rotation.probe_ended(QUEUES[1], 10.0, jitter=1.0)
+    assert rotation.next_probe(10.0) == (QUEUES[2], 6.0)
+    assert rotation.attached(QUEUES[2], 10.0)
+    assert rotation.is_in(QUEUES[2], 10.0)
+    assert rotation.next_probe(10.0) == (QUEUES[1], 14.0)
+    assert rotation.next_probe(30.0) is None  # It has returned by time.
+    # The second pull is twice as long, and so is the time between its probes.
+    rotation.pull(QUEUES[1], "timed out", 31.0, cause=PullCause.SILENT)
+    assert rotation.next_probe(31.0) == (QUEUES[1], 41.0)
+    rotation.leave_out(QUEUES[1], "gone")
+    rotation.probe_ended(QUEUES[1], 42.0, jitter=0.0)
+    # What a probe returned and fails again returns by time, until it stores a message.
+    rotation.pull(QUEUES[2], "disabled", 50.0)
+    assert (rotation.next_probe(50.0), rotation.is_in(QUEUES[2], 109.0)) == (None, False)
+    rotation.succeeded(QUEUES[2])
+    rotation.pull(QUEUES[2], "disabled", 60.0)
+    assert rotation.next_probe(60.0) == (QUEUES[2], 65.0)
 
 
 def test_a_queue_left_out_is_neither_chosen_nor_pulled_until_it_is_added() -> None:

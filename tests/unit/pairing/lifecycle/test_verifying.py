@@ -9,7 +9,12 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import MessagingEntityNotFoundError
 
-from twinbus.pairing.core.announcements import ProtectionChanged
+from twinbus.pairing.core.announcements import (
+    BacklogQueuePulled,
+    BacklogQueueReturned,
+    ProtectionChanged,
+)
+from twinbus.pairing.core.backlog import PullCause
 from twinbus.pairing.core.failover import ForceFailover
 from twinbus.pairing.lifecycle.verifying import ProtectionWatch
 from twinbus.testing.fake_pair import FakePair
@@ -103,3 +108,49 @@ async def test_a_stored_divert_verifies_and_without_queues_nothing_is_tried() ->
     await asyncio.sleep(1_000)
     assert (len(pair.looks), pair.verification.error) == (opened, "")
     await pair.close()
+
+
+async def test_a_pulled_queue_is_probed_and_an_answer_returns_it_with_its_event() -> None:
+    pair = WatchedPair()
+    state = pair.client.state
+    silent, full = state.paths[:2]
+    pair.secondary.by_entity[silent] = hangs
+    state.pull(silent, "timed out", PullCause.SILENT)
+    state.pull(full, "full", PullCause.FULL)
+    await asyncio.sleep(9)
+    assert pair.looks == []  # The probe at 5 s hangs; a full queue is not probed.
+    del pair.secondary.by_entity[silent]
+    await asyncio.sleep(8)
+    # The look at 10 s leaves pulled queues alone; the probe follows 5 s after the end of the first.
+    assert pair.looks == [10, 15]
+    assert [*state.rotation.pulled(state.now)] == [full]
+    pulls = [type(event) for event in pair.events if not isinstance(event, ProtectionChanged)]
+    assert pulls == [BacklogQueuePulled, BacklogQueuePulled, BacklogQueueReturned]
+    # It fails again although its link is attached: time alone returns it.
+    state.pull(silent, "timed out", PullCause.SILENT)
+    await asyncio.sleep(59)
+    assert len(pair.looks) == 2
+    assert {*state.rotation.pulled(state.now)} == {silent}
+    assert not pair.verification.error
+    await pair.close()
+
+
+async def test_an_answer_to_a_look_or_a_probe_ends_the_loss_of_the_secondary() -> None:
+    for pulls in (False, True):
+        pair = WatchedPair()
+        state = pair.client.state
+        pair.client.entity("orders").tell(ForceFailover())
+        pair.secondary.behaviour = refuses
+        sending = asyncio.create_task(
+            pair.client.get_queue_sender("orders").send_messages(ServiceBusMessage("x"), timeout=60)
+        )
+        await asyncio.sleep(1)
+        assert state.rotation.secondary.is_lost
+        if pulls:
+            state.pull(state.paths[2], "disabled")
+        state.rotation.secondary.turn_at = pair.now + 1_000  # No call finds the secondary.
+        pair.secondary.behaviour = accepts
+        await sending
+        assert pair.elapsed == (6 if pulls else 10)
+        assert state.rotation.secondary.reason == ""
+        await pair.close()

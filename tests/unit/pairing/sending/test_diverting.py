@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from tests.unit.pairing.send_world import LIMIT_S, POLICY, QUEUES, REFUSED, World, pulled
@@ -16,10 +14,12 @@ from twinbus.pairing.core.attempts import (
     WaitForRetry,
     WaitForSecondary,
 )
-from twinbus.pairing.core.backlog import KeptChoice
+from twinbus.pairing.core.backlog import KeptChoice, PullCause
 from twinbus.pairing.core.classify import FailureMeaning
 from twinbus.pairing.core.failover import SendSucceeded
 from twinbus.pairing.core.secondary import DivertFault
+
+FULL = PullCause.FULL
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,8 @@ def test_a_queue_that_answers_with_a_failure_is_pulled_and_another_takes_the_mes
     world.fail_over(0.0)
     world.start(0.0)
     steps = world.divert_fails(1.0, meaning, is_answer=True)
-    assert steps == [pulled(0), DivertTo(QUEUES[1], 5)]
+    cause = FULL if meaning is FailureMeaning.QUOTA else PullCause.REFUSED
+    assert steps == [pulled(0, cause), DivertTo(QUEUES[1], 5)]
     # Another sender learns of it.
     assert KeptChoice(world.rotation, lambda queues: queues[0]).choose(1.0) == QUEUES[1]
 
@@ -49,9 +50,9 @@ def test_when_no_queue_takes_it_in_time_the_error_has_the_primarys_and_each_queu
     world.fail_over(0.0)
     world.primary_fails(0.0)
     full = FailureMeaning.QUOTA
-    assert world.divert_fails(1.0, full) == [pulled(0), DivertTo(QUEUES[1], 5)]
-    assert world.divert_fails(2.0, full) == [pulled(1), DivertTo(QUEUES[2], 5)]
-    assert world.divert_fails(3.0, full) == [pulled(2), WaitForSecondary(LIMIT_S)]
+    assert world.divert_fails(1.0, full) == [pulled(0, FULL), DivertTo(QUEUES[1], 5)]
+    assert world.divert_fails(2.0, full) == [pulled(1, FULL), DivertTo(QUEUES[2], 5)]
+    assert world.divert_fails(3.0, full) == [pulled(2, FULL), WaitForSecondary(LIMIT_S)]
     assert world.woken(LIMIT_S) == [Raise(CallEnding.BACKLOG, REFUSED)]
     assert world.call.queue_errors == dict.fromkeys(QUEUES, REFUSED)
     assert world.call.primary_error is REFUSED
@@ -112,7 +113,7 @@ def test_a_refusal_pulls_a_queue_however_short_the_callers_time() -> None:
     world.fail_over(0.0)
     world.start(0.0)
     full = FailureMeaning.QUOTA
-    assert world.divert_fails(0.5, full) == [pulled(0), DivertTo(QUEUES[1], 1.5)]
+    assert world.divert_fails(0.5, full) == [pulled(0, FULL), DivertTo(QUEUES[1], 1.5)]
 
 
 def test_a_queue_that_hangs_for_the_full_time_while_another_answers_is_pulled() -> None:
@@ -120,7 +121,7 @@ def test_a_queue_that_hangs_for_the_full_time_while_another_answers_is_pulled() 
     world.fail_over(0.0)
     world.start(0.0)
     world.stores(QUEUES[2], 3.0)
-    silent = replace(pulled(0), is_silent=True)
+    silent = pulled(0, PullCause.SILENT)
     assert world.divert_fails(5.0, timed_out=True) == [silent, DivertTo(QUEUES[1], 2)]
 
 
@@ -129,7 +130,7 @@ def test_the_callers_time_ends_the_search_for_a_queue() -> None:
     world.fail_over(0.0)
     world.start(0.0)
     full = FailureMeaning.QUOTA
-    assert world.divert_fails(5.0, full) == [pulled(0), Raise(CallEnding.BACKLOG, None)]
+    assert world.divert_fails(5.0, full) == [pulled(0, FULL), Raise(CallEnding.BACKLOG, None)]
 
 
 def test_a_queue_that_lets_us_not_in_is_passed_over_and_not_pulled() -> None:
@@ -182,7 +183,7 @@ def test_an_entity_that_recovers_takes_back_a_call_whose_queue_failed() -> None:
     world.entity.forced = False
     world.start(0.0)
     world.entity.handle(SendSucceeded(), 1.0)
-    assert world.divert_fails(2.0, FailureMeaning.QUOTA) == [pulled(0), TryPrimary(5)]
+    assert world.divert_fails(2.0, FailureMeaning.QUOTA) == [pulled(0, FULL), TryPrimary(5)]
     assert world.primary_fails(3.0) == [WaitForRetry(4.6)]
     assert world.woken(4.0) == [WaitForRetry(4.6)]
 

@@ -14,6 +14,7 @@ from azure.servicebus.exceptions import ServiceBusQuotaExceededError
 from twinbus.errors import BacklogUnavailableError, PartialDivertError, ReservedPropertyError
 from twinbus.pairing.core.backlog import session_queue
 from twinbus.pairing.core.failover import ForceFailover, MarkHealthy
+from twinbus.pairing.lifecycle.verifying import ProtectionWatch
 from twinbus.testing.fake_pair import FakePair
 from twinbus.testing.fake_sdk import accepts, hangs, refuses
 
@@ -166,10 +167,12 @@ async def test_after_a_black_hole_no_session_is_refused_for_the_queue_that_was_t
         assert world.elapsed < 12.0
 
 
-async def test_a_session_waits_for_a_queue_that_is_silent_alone_and_returns() -> None:
+async def test_a_session_waits_for_a_queue_that_is_silent_alone_until_a_probe_is_answered() -> None:
     async with strict_world() as world:
         world.fail_over()
         own, state = world.queue("a"), world.client.state
+        watch = ProtectionWatch(state)
+        watch.start()
         world.secondary.by_entity[own] = hangs
         calls = [
             asyncio.create_task(world.sender.send_messages(message(f"a{n}"), timeout=120))
@@ -185,7 +188,9 @@ async def test_a_session_waits_for_a_queue_that_is_silent_alone_and_returns() ->
         assert not any(call.done() for call in calls)
         del world.secondary.by_entity[own]
         await asyncio.gather(*calls)
-        assert world.elapsed < 40.0
+        # Pulled at 5 s, probed 5 s later; by time it would return at 35 s.
+        assert world.elapsed < 11.0
+        await watch.close()
         assert {queue for queue, _ in world.ids("secondary")} == {own}
 
 
