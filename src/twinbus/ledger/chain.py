@@ -75,7 +75,7 @@ class Gap:
         """Say what is not known, and what to do."""
         begins = _time(self.from_ms)
         if self.is_empty:
-            text = f"the file {self.name} is empty: what {self.process} wrote is missing"
+            text = f"the file {self.name} is empty: records of {self.process} may be missing"
         elif self.to_ms is None:
             text = (
                 f"{self.process} went on after its file {self.name}, and its next file is not"

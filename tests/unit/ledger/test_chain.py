@@ -420,7 +420,7 @@ def test_a_file_without_a_line_is_a_gap_unless_its_process_lives(tmp_path: Path)
     assert [gap.process for gap in found(tmp_path, alive={"web-2"}).open_gaps] == ["web-1"]
     assert [gap.process for gap in found(tmp_path).open_gaps] == ["web-1", "web-2"]
     told = [*found(tmp_path).sentences()]
-    assert "the file web-1-00000.jsonl is empty: what web-1 wrote is missing" in told[0]
+    assert "the file web-1-00000.jsonl is empty: records of web-1 may be missing" in told[0]
     note(tmp_path, WriterNote("closed", 1, "web-1", "a power cut at noon"))
     assert [gap.process for gap in found(tmp_path).open_gaps] == ["web-2"]
 
