@@ -12,9 +12,10 @@ from typing import Final
 RECENT_S: Final = 60
 """A call that raised counts for this long."""
 
-CANCELLED_S: Final = 5.0
-"""Cancelled calls count once nothing was stored between two that are this far apart: one that its
-caller gave up says nothing about the entity, but an entity that stores nothing does."""
+OWN_FAULT_S: Final = 5.0
+"""Calls that raise by their callers' doing count once nothing was stored between two that are this
+far apart: one that its caller gave up, or a message that is too large, says nothing about the
+entity, but an entity that stores nothing does."""
 
 CANCELLED: Final = "cancelled by its caller, and nothing is stored meanwhile"
 REASON_MAX: Final = 500
@@ -23,7 +24,7 @@ REASON_MAX: Final = 500
 class RecentErrors:
     """A ring of seconds; its size does not depend on the number of errors."""
 
-    __slots__ = ("_cancelled_from", "_counts", "_seconds", "_stored", "reason")
+    __slots__ = ("_counts", "_own_fault_from", "_seconds", "_stored", "reason")
 
     def __init__(self) -> None:
         self.reason = ""
@@ -31,7 +32,7 @@ class RecentErrors:
         self._counts = [0] * RECENT_S
         self._seconds = [-RECENT_S] * RECENT_S
         """For each place of the ring the second that its count belongs to."""
-        self._cancelled_from = 0.0
+        self._own_fault_from = 0.0
         self._stored = -1
 
     def raised(self, reason: str, now: float) -> None:
@@ -44,12 +45,12 @@ class RecentErrors:
         self._counts[place] += 1
         self.reason = reason[:REASON_MAX]
 
-    def cancelled(self, stored: int, now: float) -> None:
-        """Take a call that its caller cancelled; `stored` messages of the entity are stored."""
-        if stored != self._stored or now - self._cancelled_from >= RECENT_S:
-            self._stored, self._cancelled_from = stored, now
-        elif now - self._cancelled_from >= CANCELLED_S:
-            self.raised(CANCELLED, now)
+    def own_fault(self, reason: str, stored: int, now: float) -> None:
+        """Take a call that raised by its caller's doing; `stored` messages were stored so far."""
+        if stored != self._stored or now - self._own_fault_from >= RECENT_S:
+            self._stored, self._own_fault_from = stored, now
+        elif now - self._own_fault_from >= OWN_FAULT_S:
+            self.raised(reason, now)
 
     def count(self, now: float) -> int:
         """The calls that raised in the minute before `now`. From any thread."""

@@ -22,7 +22,7 @@ from twinbus.errors import (
     error_text,
 )
 from twinbus.options import SendAvailabilityOptions
-from twinbus.pairing.core.classify import meaning_of
+from twinbus.pairing.core.classify import MESSAGE, meaning_of
 from twinbus.pairing.core.counters import EntityTotals
 from twinbus.pairing.core.failover import (
     Action,
@@ -40,7 +40,7 @@ from twinbus.pairing.core.failover import (
     StopWatching,
     Transition,
 )
-from twinbus.pairing.core.recent_errors import RecentErrors
+from twinbus.pairing.core.recent_errors import CANCELLED, RecentErrors
 from twinbus.pairing.core.status import EntityStatus
 from twinbus.timers import TimerFired
 
@@ -151,10 +151,12 @@ class WatchedEntity:
             recent = self._recent_errors
             if recent is None:
                 recent = self._recent_errors = RecentErrors()
-            if isinstance(error, Exception):
-                recent.raised(error_text(error), now)
+            if not isinstance(error, Exception):
+                recent.own_fault(CANCELLED, self.sent + self.diverted, now)
+            elif isinstance(error, BacklogGuardError) or meaning_of(error) is MESSAGE:
+                recent.own_fault(error_text(error), self.sent + self.diverted, now)
             else:
-                recent.cancelled(self.sent + self.diverted, now)
+                recent.raised(error_text(error), now)
 
     @property
     def raising(self) -> tuple[int, str]:

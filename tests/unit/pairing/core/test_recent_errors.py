@@ -20,11 +20,11 @@ def test_the_count_is_that_of_the_last_sixty_seconds(raised: list[int], later: i
 def test_a_cancelled_call_counts_only_when_the_entity_stores_nothing() -> None:
     recent = RecentErrors()
     for second in range(20):  # Its callers give up now and then; the others are served.
-        recent.cancelled(stored=second, now=second)
+        recent.own_fault(CANCELLED, stored=second, now=second)
     assert recent.count(20) == 0
     for second in range(20, 30):  # Every caller gives up, and nothing is stored.
-        recent.cancelled(stored=19, now=second)
+        recent.own_fault(CANCELLED, stored=19, now=second)
     assert recent.count(30) == 6
     assert recent.reason == CANCELLED
-    recent.cancelled(stored=19, now=200)  # A lone one, minutes later.
+    recent.own_fault(CANCELLED, stored=19, now=200)  # A lone one, minutes later.
     assert recent.count(200) == 0

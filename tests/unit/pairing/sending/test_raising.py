@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import (
+    MessageSizeExceededError,
     MessagingEntityDisabledError,
     MessagingEntityNotFoundError,
     ServiceBusAuthenticationError,
@@ -119,6 +120,31 @@ async def test_callers_that_give_up_on_an_entity_that_stores_nothing() -> None:
             await asyncio.wait_for(send(sender), 2)
     entity = world.client.entity("orders").status()
     assert (entity.raised, entity.raising) == (6, 3)
+    assert not judgement_of(status_of(world), 0.0).is_safe
+    await world.client.close()
+
+
+async def test_a_message_that_is_refused_says_nothing_about_an_entity_that_stores_others() -> None:
+    world = FakePair(retry_total=0)
+    sender = world.client.get_queue_sender("orders")
+    takes, refuses_it = world.primary.behaviour, raises(MessageSizeExceededError(message="large"))
+    for second in range(12):
+        world.primary.behaviour = refuses_it if second % 4 else takes
+        if second % 4:
+            with pytest.raises(MessageSizeExceededError):
+                await send(sender)
+        else:
+            await send(sender)
+        found = judgement_of(status_of(world), 0.0)
+        assert (found.is_safe, found.concerns) == (True, ())
+        await asyncio.sleep(1)
+    assert world.client.entity("orders").status().raised == 9
+    # Where every message is refused, the entity takes none: that is told.
+    world.primary.behaviour = refuses_it
+    for _ in range(8):
+        with pytest.raises(MessageSizeExceededError):
+            await send(sender)
+        await asyncio.sleep(1)
     assert not judgement_of(status_of(world), 0.0).is_safe
     await world.client.close()
 
