@@ -126,7 +126,7 @@ def figures(
     entities = [one for status in pairs for one in status["entities"].values()]
     found = [
         PerfFigure("pairs", len(pairs)),
-        PerfFigure("unprotected", sum(map(_is_exposed, pairs))),
+        PerfFigure("unprotected", sum(_is_exposed(host) for host in hosts if host.kind == "pair")),
         PerfFigure("failed_over", sum(one["state"] == "failed over" for one in entities)),
         PerfFigure("raising", sum(bool(one.get("raising")) for one in entities)),
         *(
@@ -146,8 +146,12 @@ def figures(
     ]
 
 
-def _is_exposed(status: Mapping[str, Any]) -> bool:
-    return not status["protected"] or bool(status.get("verification_error"))
+def _is_exposed(host: CheckedHost) -> bool:
+    try:
+        return bool(judgement_of(read_status(host.status), host.at).exposed)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        # The finding says that it cannot be read.
+        return not host.status["protected"]
 
 
 def worst(findings: Sequence[CheckFinding]) -> CheckLevel:
