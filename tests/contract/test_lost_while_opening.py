@@ -54,6 +54,10 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         writer.write(data)
 
 
+async def no_lookup() -> None:
+    """The host is this machine."""
+
+
 @pytest.mark.parametrize("attach", [1, 2, 3], ids=["of the tokens", "of the answers", "own"])
 async def test_an_opening_that_the_peer_ends_leaves_no_socket(tour: Tour, attach: int) -> None:
     """A connection whose CLOSE cannot be written is forgotten by the SDK with its socket open."""
@@ -67,7 +71,7 @@ async def test_an_opening_that_the_peer_ends_leaves_no_socket(tour: Tour, attach
         async with nothing_left():
             async with async_client(text, retry_total=0) as sdk:
                 closer = SenderCloser(opening_limit_s=30.0)
-                pool = SenderPool(lambda: sdk.get_queue_sender(queue), closer)
+                pool = SenderPool(lambda: sdk.get_queue_sender(queue), no_lookup, closer)
                 for _ in range(OPENINGS):
                     pooled = pool.take()
                     assert pooled is not None

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusMessage
@@ -285,3 +289,37 @@ async def test_closing_while_the_primary_hangs_is_bounded_and_leaves_nothing(two
                 await hanging
     finally:
         two.primary.process.send_signal(signal.SIGCONT)
+
+
+async def test_a_resolver_that_hangs_for_the_primary_does_not_delay_a_divert(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All lookups of the loop share one thread here; those of the primary would hold it."""
+    answers, real = threading.Event(), socket.getaddrinfo
+
+    def look_up(host: str, *given: Any, **named: Any) -> Any:
+        if host == "primary.localhost":
+            answers.wait(PATIENT_S)
+            raise socket.gaierror(socket.EAI_AGAIN, "no answer")
+        return real("localhost" if host == "secondary.localhost" else host, *given, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    first, second = (
+        broker.connection_string().replace("localhost", f"{name}.localhost")
+        for name, broker in (("primary", two.primary), ("secondary", two.secondary))
+    )
+    sides = Namespace.from_connection_string(first), Namespace.from_connection_string(second)
+    try:
+        async with pair_namespaces(*sides, quick(attempt_timeout=1.0)) as pair:
+            senders = [pair.get_queue_sender(f"orders-{number}") for number in range(3)]
+            began = loop.time()
+            await asyncio.gather(
+                *(one.send_messages(ServiceBusMessage("x"), timeout=PATIENT_S) for one in senders)
+            )
+            assert loop.time() - began < PATIENT_S / 2
+            entities = pair.status().entities.values()
+            assert [entity.diverted for entity in entities] == [1, 1, 1]
+    finally:
+        answers.set()

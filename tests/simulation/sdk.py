@@ -108,6 +108,9 @@ class SimSide(Namespace):
 
     world: World
 
+    async def resolve(self) -> None:
+        """The simulated network has no names to look up."""
+
     def client(self, **options: Any) -> Any:
         """A client without retries, for which the pair must ask."""
         assert options["retry_total"] == 0

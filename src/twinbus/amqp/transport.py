@@ -21,6 +21,7 @@ from twinbus.amqp.connection import Connection, ConnectionPhase
 from twinbus.amqp.events import Closed, DeliveryArrived, Event
 from twinbus.amqp.performatives import Error
 from twinbus.amqp.types import Symbol
+from twinbus.lookups import LOOKUPS
 
 UNANSWERED_S: Final = 10
 """A peer whose machine acknowledges nothing for this time is lost. TCP doubles the pause between
@@ -159,6 +160,7 @@ async def connect(
     `on_deliveries`, if given, gets deliveries in place of `on_event`, those of one read at once.
     """
     loop = asyncio.get_running_loop()
+    await LOOKUPS.resolved(host)
     _, protocol = await loop.create_connection(
         lambda: ClientTransport(connection, on_event, on_deliveries),
         host,

@@ -12,12 +12,14 @@ import ssl
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import aiohttp
 
 from twinbus.amqp.connection import Connection
 from twinbus.amqp.events import DeliveryArrived, Event
 from twinbus.amqp.transport import ClientTransport
+from twinbus.lookups import LOOKUPS
 
 SUBPROTOCOL: Final = "AMQPWSB10"
 PATH: Final = "/$servicebus/websocket"
@@ -44,6 +46,7 @@ async def connect_websocket(
 
     `proxy` is the URL of a proxy without its login, which goes into `proxy_headers`.
     """
+    await LOOKUPS.resolved(host if proxy is None else urlsplit(proxy).hostname or "")
     session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
     try:
         websocket = await session.ws_connect(

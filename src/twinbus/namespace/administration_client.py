@@ -8,21 +8,26 @@ the route of the namespace: a proxy, another endpoint.
 
 from __future__ import annotations
 
+import socket
 import time
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 import aiohttp
+from aiohttp.resolver import ThreadedResolver
 from azure.core.credentials import AccessToken
 from azure.core.exceptions import AzureError
 from azure.core.pipeline.transport import AioHttpTransport
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
+from twinbus.lookups import LOOKUPS
 from twinbus.namespace.address import bracketed
 from twinbus.namespace.endpoint import endpoint_of
 from twinbus.namespace.tokens import is_signing
 
 if TYPE_CHECKING:
+    from aiohttp.abc import ResolveResult
+
     from twinbus.ledger.requests import BilledRequests
     from twinbus.namespace.namespace import Namespace
 
@@ -69,7 +74,9 @@ class _Transport(AioHttpTransport):  # type: ignore[misc]  # untyped in azure-co
         """Open a session that trusts whom the namespace trusts."""
         if self.session is None and not self._has_been_opened:
             self.session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(ssl=self._namespace.certificates()),
+                connector=aiohttp.TCPConnector(
+                    ssl=self._namespace.certificates(), resolver=_OwnThreads()
+                ),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,
                 trust_env=True,
@@ -106,6 +113,17 @@ class _Transport(AioHttpTransport):  # type: ignore[misc]  # untyped in azure-co
         status = int(answer.status_code)
         self._requests.made(path, request.method, f"status {status}" if status >= REFUSED else None)
         return answer
+
+
+class _OwnThreads(ThreadedResolver):
+    """Looks up the hosts of a session; one that hangs holds no thread that other hosts need."""
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        """Return the addresses of a host; OSError: it has none."""
+        await LOOKUPS.resolved(host)
+        return await super().resolve(host, port, family)
 
 
 class _InHeader:

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from twinbus.errors import CredentialError, NamespaceInUseError
+from twinbus.lookups import LOOKUPS
 from twinbus.namespace.access import NamespaceAccess, is_access_text
 from twinbus.namespace.address import (
     TLS_PORT,
@@ -208,6 +209,24 @@ class Namespace:
     def release(self) -> None:
         """Undo `claim`: the pair was not made, or was closed."""
         self._is_paired = False
+
+    async def resolve(self) -> None:
+        """Return when the host that the SDK's clients connect to has an address.
+
+        It is awaited before a client connects: the SDK itself looks names up on the threads that
+        all connections of the event loop share. ServiceBusConnectionError: the host has none.
+        """
+        route = self.route
+        host = self.host if route.endpoint is None else route.endpoint[0]
+        if route.proxy is not None:
+            host = route.proxy.host
+        try:
+            await LOOKUPS.resolved(host)
+        except OSError as error:
+            from azure.servicebus.exceptions import ServiceBusConnectionError
+
+            text = f"the address of {host} was not found: {error}"
+            raise ServiceBusConnectionError(message=text) from error
 
     def bounded_client(self, attempt_timeout_s: float) -> ServiceBusClient:
         """Return a client without retries whose calls end soon after the attempt timeout."""

@@ -243,6 +243,9 @@ class FakeNamespace(Namespace):
         super().__init__(f"{name}.servicebus.windows.net", AzureNamedKeyCredential("a", "b"))
         self._side = side
 
+    async def resolve(self) -> None:
+        """Nothing to look up."""
+
     def client(self, **options: Any) -> Any:
         """A fake client; a pair turns the SDK's own retries off."""
         assert options["retry_total"] == 0

@@ -135,7 +135,7 @@ class LinkSearch:
 async def receiver_error(state: SharedState, path: str) -> Exception | None:
     """The error of a receiver that attaches to a backlog queue, and receives nothing."""
     make = partial(Peeker, state.secondary_sdk, path)
-    pool = SenderPool(make, state.closer)  # type: ignore[arg-type]
+    pool = SenderPool(make, state.secondary.resolve, state.closer)  # type: ignore[arg-type]
     pooled = pool.take()
     assert pooled is not None
     try:

@@ -29,18 +29,23 @@ WAIT_FOR_FRAME: Final = True
 """Value that makes the SDK's connection wait for the next frame, however long that takes."""
 
 
+Resolve = Callable[[], Awaitable[None]]
+"""Awaited before the SDK connects; returns when the address of its host is known."""
+
+
 class PooledSender(Watch):
     """One SDK sender, what is known of it, and the watch of the one attempt that it serves."""
 
     __slots__ = (
         "batch_limit_bytes", "cleanup", "epoch", "idle_since", "is_finishing", "is_open",
         "is_wanted", "limit_bytes", "opened_ahead_at", "opening", "opening_since", "opening_until",
-        "reader", "sdk",
+        "reader", "resolve", "sdk",
     )  # fmt: skip
 
-    def __init__(self, sdk: ServiceBusSender, epoch: int) -> None:
+    def __init__(self, sdk: ServiceBusSender, epoch: int, resolve: Resolve) -> None:
         super().__init__()
         self.sdk = sdk
+        self.resolve = resolve
         self.epoch = epoch
         self.is_open = False
         self.idle_since = 0.0
@@ -113,6 +118,7 @@ class PooledSender(Watch):
         return reader is not None and (reader._eof or reader._exception is not None)
 
     async def _attach(self) -> int | None:
+        await self.resolve()
         # The one call of the SDK that opens the link and sends nothing.
         batch = await self.sdk.create_message_batch()
         return getattr(batch, "max_size_in_bytes", None)

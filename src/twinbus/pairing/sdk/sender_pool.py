@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from twinbus.pairing.core.classify import FailureMeaning, meaning_of
-from twinbus.pairing.sdk.pooled_sender import PooledSender, SenderCloser
+from twinbus.pairing.sdk.pooled_sender import PooledSender, Resolve, SenderCloser
 
 if TYPE_CHECKING:
     from azure.servicebus.aio import ServiceBusSender
@@ -89,11 +89,12 @@ class SenderPool:
     def __init__(
         self,
         make: Callable[[], ServiceBusSender],
+        resolve: Resolve,
         closer: SenderCloser,
         *,
         limit: int = SENDERS_MAX,
     ) -> None:
-        self._make = make
+        self._make, self._resolve = make, resolve
         self._closer = closer
         self.watchdog = closer.watchdog
         self._limit = limit
@@ -157,7 +158,7 @@ class SenderPool:
         return None if is_full else self._lease_new()
 
     def _lease_new(self) -> PooledSender:
-        pooled = PooledSender(self._make(), self._epoch)
+        pooled = PooledSender(self._make(), self._epoch, self._resolve)
         pooled.on_check = self.on_slow
         self._leased.add(pooled)
         return pooled

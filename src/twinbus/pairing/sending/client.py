@@ -89,7 +89,7 @@ class PairedClient:
         identifier = sdk_options.get("client_identifier") or f"SBSender-{uuid4()}"
         given = {**KEEP_ALIVE_OFF, **sdk_options, "client_identifier": identifier}
         make_one = partial(make, path, **given)
-        pool = SenderPool(make_one, self.state.closer)
+        pool = SenderPool(make_one, self.state.primary.resolve, self.state.closer)
         target = self.target(path, pool)
         closed = partial(self._sender_closed, target.entity)
         sender = PairedSender(target, pool, identifier, on_close=closed)

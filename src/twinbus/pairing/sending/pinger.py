@@ -49,7 +49,7 @@ class Pinger:
         now = loop.time()
         await asyncio.sleep(self._turns.take(now) - now)
         make = partial(self._primary_sdk.get_queue_sender, entity.path, **KEEP_ALIVE_OFF)
-        pool = SenderPool(make, state.closer)
+        pool = SenderPool(make, state.primary.resolve, state.closer)
         pooled = pool.take()
         assert pooled is not None
         operation = send_ping if state.options.ping_mode == "message" else open_only

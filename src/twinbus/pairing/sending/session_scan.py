@@ -193,7 +193,9 @@ class SessionScan:
         pool = self._pools.get(queue)
         if pool is None:
             make = partial(Peeker, self._state.secondary_sdk, queue)
-            pool = self._pools[queue] = SenderPool(make, self._closer)  # type: ignore[arg-type]
+            resolve = self._state.secondary.resolve
+            pool = SenderPool(make, resolve, self._closer)  # type: ignore[arg-type]
+            self._pools[queue] = pool
         pooled = pool.take()
         assert pooled is not None
         began, error = self._loop.time(), None
