@@ -354,6 +354,7 @@ def _columns() -> list[Column]:
         F.lit(None).cast("string").alias("client"),
         F.lit(None).cast("string").alias("view"),
         F.lit(None).cast("long").alias("unrecorded"),
+        F.lit(None).cast("long").alias("lines"),
         day.alias(DAY),
     ]
 
@@ -373,4 +374,4 @@ def _uuid(digest: Column) -> Column:
     return F.concat_ws("-", *parts)
 
 
-assert len(LEDGER) == 21, "a field was added to the ledger: the maker must fill it"
+assert len(LEDGER) == 22, "a field was added to the ledger: the maker must fill it"

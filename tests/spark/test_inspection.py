@@ -185,7 +185,7 @@ def test_reading_settles_and_locks_nothing(session: SparkSession, text: str) -> 
     ("options", "complaint"),
     [
         ({}, "needs the option connection_string"),
-        ({"connection_string": "nonsense", "queue": "q"}, "connection_string: a connection string"),
+        ({"connection_string": "nonsense", "queue": "q"}, "connection_string: this is no"),
         ({"connection_string": "GOOD"}, "got none of them"),
         ({"connection_string": "GOOD", "queue": "q", "backlog": "b"}, "got queue, backlog"),
     ],

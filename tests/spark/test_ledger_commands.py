@@ -54,9 +54,10 @@ def test_the_commands_from_an_update_to_a_rebuild(
     write(tmp_path, "app-0", [sent("a"), received("a", 1), diverted("waits")])
     (tmp_path / "foreign.jsonl").write_text("no record\n")
     place = f"file:{tmp_path}/_tables"
-    assert asked("status") == [
-        f"{place}: no tables yet; make a report, or twinbus ledger update LEDGER"
-    ]
+    first, writers, old = asked("status")
+    assert first == f"{place}: no tables yet; make a report, or twinbus ledger update LEDGER"
+    assert writers == "2 files of 1 writer, 1 of an earlier version"
+    assert old.startswith("2 files (app-0.jsonl, foreign.jsonl) of an earlier version of Twinbus")
     assert asked("update") == ["3 records, 1 lines set aside, 1 foreign", "commit 0, batch 0"]
     write(tmp_path, "app-1", [received("a", 2)])
     aside = {"set_aside": {"foreign": 1}}
@@ -64,10 +65,11 @@ def test_the_commands_from_an_update_to_a_rebuild(
     write(tmp_path, "app-2", [received("a", 3)])
     assert told("update") == {"commit": 1, "batch": 1, "records": 5, **aside}
 
-    head, commit, titles, *kinds = asked("status")
+    head, commit, titles, *kinds, writers, _ = asked("status")
     assert head == f"{place}: 5 records, 1 lines set aside, 1 foreign"
     assert (commit, titles.split()) == ("commit 1, batch 1", ["files", "size"])
     assert [line.split()[0] for line in kinds] == list(KINDS)
+    assert writers == "4 files of 1 writer, 1 of an earlier version"
     *many, gone = asked("compact", "--remove-raw")
     assert many[:2] == [f"{kind}: 2 files -> 1" for kind in (BRONZE, JOURNEYS)]
     assert gone == "files of the ledger removed: 3"
@@ -77,7 +79,8 @@ def test_the_commands_from_an_update_to_a_rebuild(
     assert again == {**compacted, "files_before": after, "raw_files_removed": None}
     assert (after[BRONZE], after[JOURNEYS]) == (1, 1)
     status = told("status")
-    sizes = status.pop("kinds")
+    sizes, ledger = status.pop("kinds"), status.pop("ledger")
+    assert ledger["gaps"] == []
     assert status == {**compacted, "place": place}
     assert {kind: one["files"] for kind, one in sizes.items()} == after
     assert all(one["bytes"] for one in sizes.values())
