@@ -231,9 +231,10 @@ def test_charges_in_units_and_money_with_the_model_beside_them(tables: BatchTabl
     report = charges_report(tables, ReportRequest(), prices.standard(), CountingRule())
     # Payments are of two units each; every delivered message is assumed to be received.
     sends, receives = 900 + 2 * 90, 1_736 + 2 * 90
-    moved = 840 + 838 + 837
-    assert report.units == sends + receives + moved + 838
-    assert report.bill.units == sends + receives + moved
+    # Pings are charged whether or not they were answered.
+    moved, pings = 840 + 838 + 837, 14
+    assert report.units == sends + receives + moved + 838 + pings
+    assert report.bill.units == sends + receives + moved + pings
     assert report.bill.settlement_units == 838
     assert report.bill.amount == 0
     assert report.bill.amount_past_free == Decimal("0.8") * report.bill.units / 1_000_000
@@ -244,7 +245,7 @@ def test_charges_in_units_and_money_with_the_model_beside_them(tables: BatchTabl
         ("receive from the primary", 1_736 + 180, 1_736 + 180),
     ]
     assert report.by_entity == (
-        EntityUnits("orders", 900 + 1_736 + moved + 838, 900 + 1_736 + moved + 838, "contoso"),
+        EntityUnits("orders", *[900 + 1_736 + moved + 838 + pings] * 2, "contoso"),
         EntityUnits("payments", 180, 360, "contoso"),
     )
     assert sum(line.units for line in report.lines) == report.units

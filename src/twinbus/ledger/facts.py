@@ -116,7 +116,10 @@ def stem_of(name: str) -> str:
 def place_of(name: str) -> tuple[str, int] | None:
     """Writer and number of a file by its name; None: no writer names files so."""
     found = _NAME.fullmatch(name)
-    return None if found is None else (found["process"], int(found["number"]))
+    if found is None or f"{int(found['number']):05d}" != found["number"]:
+        # Other programs count, or write dates, with as many digits.
+        return None
+    return found["process"], int(found["number"])
 
 
 def facts_of(name: str, content: Iterable[bytes]) -> FileFacts:
@@ -255,7 +258,7 @@ class _Looking:
 
     def _is_copy(self, process: str) -> bool:
         """Whether a name that no writer gives is made of one that a writer gave."""
-        numbered = re.compile(rf"{re.escape(process)}-\d{{5,9}}.+")
+        numbered = re.compile(rf"{re.escape(process)}-\d{{5,9}}(?!\d).+")
         return self._begin is not None or bool(process and numbered.match(stem_of(self._name)))
 
 
