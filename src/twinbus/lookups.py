@@ -2,7 +2,7 @@
 
 asyncio looks a name up on the threads of the loop's default executor, which all connections share;
 uvloop has four. While the resolver hangs for the primary's name, its attempts would take up all of
-them, and a divert to the secondary, whose name is known, would wait for a thread. So whoever opens
+them, and a divert to the secondary, whose name is known, would wait for a thread. So what opens
 a connection awaits `resolved` first. asyncio then looks the name up again, at a resolver that has
 just answered.
 """

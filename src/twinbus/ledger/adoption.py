@@ -78,7 +78,7 @@ def _adopt_one(path: Path) -> Path | None:
 
 @contextlib.contextmanager
 def _unlocked(path: Path) -> Iterator[bool]:
-    """Whether nobody holds the lock of a file, which is held in the block then.
+    """Whether no process holds the lock of a file; the block then holds it.
 
     The lock of a file whose process is there is not tried: a living writer must not find it taken.
     """

@@ -218,7 +218,7 @@ class LedgerFiles:
             self._file = None
 
     def _require_own(self) -> None:
-        """Leave a file that was adopted or deleted: whoever reads it may have done so already."""
+        """Leave a file that was adopted or deleted: a reader may have read it already."""
         if self._file is not None and not self._file.is_ours():
             self._file.close()
             self._leave(self._file)

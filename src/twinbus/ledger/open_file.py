@@ -100,7 +100,7 @@ class OpenFile:
         self._hash.update(data)
 
     def is_ours(self) -> bool:
-        """Whether the name still leads to this file: nobody adopted or deleted it."""
+        """Whether the name still leads to this file: it was not adopted or deleted."""
         try:
             found = os.stat(self._path)
         except OSError:

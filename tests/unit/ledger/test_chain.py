@@ -22,7 +22,7 @@ from twinbus.ledger.record import decode, encode
 
 BEAT_MS = int(HEARTBEAT_S * 1000)
 LATER_MS = 1 << 44
-"""A time of report when nobody lives any more."""
+"""A time of report at which no writer lives any more."""
 
 
 def line(process: str, message_id: str = "m", at_ms: int = 5) -> bytes:
