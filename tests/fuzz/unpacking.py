@@ -41,7 +41,7 @@ aliases = st.fixed_dictionaries(
         "mine": ANY_VALUE,
     },
 )
-_PLAIN = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._~/-]*[A-Za-z0-9_])?", re.ASCII)
+_PLAIN = re.compile(r"[A-Za-z0-9._~-]+(?:/[A-Za-z0-9._~-]+)*", re.ASCII)
 PATH_LENGTH_MAX = 260
 
 

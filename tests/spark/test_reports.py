@@ -244,8 +244,9 @@ def test_charges_in_units_and_money_with_the_model_beside_them(tables: BatchTabl
         ("send to the primary", 1_736 + 180, sends + 837),
         ("receive from the primary", 1_736 + 180, 1_736 + 180),
     ]
+    orders = 900 + 1_736 + moved + 838 + pings
     assert report.by_entity == (
-        EntityUnits("orders", *[900 + 1_736 + moved + 838 + pings] * 2, "contoso"),
+        EntityUnits("orders", orders, orders, "contoso"),
         EntityUnits("payments", 180, 360, "contoso"),
     )
     assert sum(line.units for line in report.lines) == report.units
