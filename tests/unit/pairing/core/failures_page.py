@@ -1,4 +1,4 @@
-"""docs/failures.md: its tables as the code has them. Run as a program it writes them anew."""
+"""docs/failures.md: its tables as the code has them. Run as a program it rewrites them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.end_to_end import backlog_table, fault_table
-from twinbus.pairing.core.classify import CONDITIONS, TABLE, FailureRow
+from twinbus.pairing.core.classify import CONDITIONS, TABLE, FailureMeaning, FailureRow
 
 PAGE = Path(__file__).parents[4] / "docs" / "failures.md"
 
@@ -22,14 +22,14 @@ def tables() -> dict[str, str]:
 
 
 def _judged(title: str, rows: Mapping[str, FailureRow]) -> str:
-    lines = [
-        f"| {title} | says that the entity | counts | retried | because |",
-        "|---|---|---|---|---|",
-    ]
+    by_meaning: dict[FailureMeaning, dict[str, list[str]]] = {}
     for name, row in rows.items():
-        meaning = row.meaning
+        by_meaning.setdefault(row.meaning, {}).setdefault(row.reason, []).append(f"`{name}`")
+    lines = [f"| says that the entity | counts | retried | {title}: because |", "|---|---|---|---|"]
+    for meaning, by_reason in by_meaning.items():
         counts, retried = ("yes" if it else "" for it in (meaning.counts, meaning.retried))
-        lines.append(f"| `{name}` | {meaning.value} | {counts} | {retried} | {row.reason} |")
+        named = "<br>".join(f"{', '.join(names)}: {why}" for why, names in by_reason.items())
+        lines.append(f"| {meaning.value} | {counts} | {retried} | {named} |")
     return "\n".join(lines) + "\n"
 
 
@@ -44,7 +44,7 @@ def written(page: str) -> str:
 
 
 def state_tables() -> dict[str, dict[str, str]]:
-    """The tables of states: by situation and event, the cell."""
+    """The cells of the state tables by situation and event; an event without a row has none."""
     cells: dict[str, dict[str, str]] = {}
     situations: list[str] = []
     for line in PAGE.read_text().partition("## The states")[2].splitlines():

@@ -137,23 +137,23 @@ def timer_word(it: EntityFailover, now: float) -> str:
     return "p"
 
 
-def test_the_page_has_every_situation_and_every_event() -> None:
+def test_the_page_has_every_situation_and_no_unknown_event() -> None:
     page = state_tables()
     assert set(page) == set(SITUATIONS)
-    assert all(list(cells) == list(EVENTS) for cells in page.values())
-    # A new kind of event needs a row.
+    assert all(cells.keys() <= EVENTS.keys() for cells in page.values())
+    # A new kind of event needs a name here.
     assert {type(event) for event in EVENTS.values()} == set(Event.__args__)
 
 
 @pytest.mark.parametrize("event", EVENTS)
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_each_cell_of_the_state_table_is_what_happens(situation: str, event: str) -> None:
-    assert cell(SITUATIONS[situation](), event) == state_tables()[situation][event]
+    assert cell(SITUATIONS[situation](), event) == state_tables()[situation].get(event, "-")
 
 
 def test_the_other_tables_of_the_page_are_what_the_code_has() -> None:
     page = PAGE.read_text()
-    assert page == written(page), "write it anew: python -m tests.unit.pairing.core.failures_page"
+    assert page == written(page), "rewrite it: python -m tests.unit.pairing.core.failures_page"
 
 
 def test_the_reason_of_an_unusable_entity_is_the_last_one_told() -> None:
