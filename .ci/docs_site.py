@@ -108,15 +108,11 @@ def with_all_pages(settings: str, pages: dict[str, str], docs: Path) -> str:
     nav: list[Any] = tomllib.loads(settings)["project"]["nav"]
     named = {page for _, _, page in entries(nav)}
     rest = sorted(set(pages.values()) - named)
-    decisions = [page for page in rest if page.startswith("decisions/")]
-    others = [page for page in rest if page not in decisions]
-    lines = [
-        f'  {{ "{title}" = [{", ".join(_entry(page, docs) for page in group)}] }},\n'
-        for title, group in ((MORE, others), ("Decision records", decisions))
-        if group
-    ]
+    if not rest:
+        return settings
+    more = f'  {{ "{MORE}" = [{", ".join(_entry(page, docs) for page in rest)}] }},'
     head, bracket, tail = settings.partition("\n]\n")
-    return f"{head}\n{''.join(lines)}{bracket.lstrip()}{tail}"
+    return f"{head}\n{more}{bracket}{tail}"
 
 
 def _entry(page: str, docs: Path) -> str:

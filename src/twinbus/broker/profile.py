@@ -28,7 +28,7 @@ class ServiceProfile:
     """Highest link handle of a session, so a session has one link more than this."""
     sender_credit: int = 1_000
     """Deliveries that a client may have in flight on one link. More is slower: a client then sends
-    larger lots, and each side waits for the other (docs/decisions/0008)."""
+    larger lots, and each side waits for the other (docs/decisions.md, decision 8)."""
     connection_idle_ms: int = IDLE_TIMEOUT_MS
     """idle-time-out of a connection: a client that sends nothing for this long is cut off."""
     link_idle_s: float | None = None
