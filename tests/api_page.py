@@ -66,7 +66,7 @@ def page() -> str:
         + rows("event | meaning", ((_fields(name), _first(_named(name))) for name in events)),
         "## Errors\n\n```text\n" + _tree() + "```\n",
         table("EmbeddedBroker", twinbus.EmbeddedBroker, "Extra `broker`."),
-        "`Fault` is described in [fault injection](faults.md).\n",
+        "`Fault` is described in [faults on request](broker.md#faults-on-request).\n",
         exported("twinbus.testing", twinbus.testing, "[Testing](testing.md); extra `testing`."),
         exported("twinbus.pipeline", twinbus.pipeline, "[Tables](tables.md); extra `spark`."),
         "## twinbus.kombu\n\n`Transport`: [Celery and kombu](celery.md); extra `celery`.\n",

@@ -1,6 +1,6 @@
 """Whose limits the broker has: its own, or those of a tier of Azure Service Bus.
 
-Pure. The parts of the broker consult the profile where the limit applies; docs/azure-like.md lists
+Pure. The parts of the broker consult the profile where the limit applies; docs/broker.md lists
 each limit with Azure's figure and its source.
 """
 
