@@ -6,8 +6,8 @@ import asyncio
 
 from twinbus.amqp.events import CreditChanged, Disposed, Event
 from twinbus.amqp.performatives import Accepted, Source, Target
+from twinbus.client.connection import NamespaceConnection
 from twinbus.namespace.endpoint import Endpoint
-from twinbus.syphon.connection.namespace_connection import NamespaceConnection
 
 WINDOW_BYTES = 8 << 20
 """Under way at once."""

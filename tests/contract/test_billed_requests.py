@@ -18,13 +18,12 @@ from tests.contract.pairs import until
 from tests.official_sdk import administration, client
 from twinbus.broker.embedded import EmbeddedBroker
 from twinbus.broker.engine.sessions import Sessions
+from twinbus.client.administration import counts_of, list_backlog_queues
 from twinbus.console import namespaces as commands
 from twinbus.ledger import LedgerWriter, read
 from twinbus.ledger.requests import recording_to
 from twinbus.namespace.endpoint import endpoint_of
 from twinbus.namespace.namespace import Namespace
-from twinbus.syphon.connection.counts import counts_of
-from twinbus.syphon.connection.peeking import list_backlog_queues
 from twinbus.syphon.core.dead_letters import DeadLetterFilter
 from twinbus.syphon.host import SyphonHost
 from twinbus.syphon.replaying import dead_letters, replay

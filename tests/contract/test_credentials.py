@@ -33,13 +33,13 @@ from twinbus import (
 )
 from twinbus.broker.descriptions import AuthorizationRule, QueueDescription
 from twinbus.broker.sas import AcceptedToken
+from twinbus.client import connection as connection_module
+from twinbus.client.administration import counts_of
+from twinbus.client.connection import NamespaceConnection
 from twinbus.namespace.endpoint import endpoint_of
 from twinbus.namespace.signatures import sign
 from twinbus.pair import Pair
 from twinbus.pairing.core.backlog import backlog_paths
-from twinbus.syphon.connection import namespace_connection as line_module
-from twinbus.syphon.connection.counts import counts_of
-from twinbus.syphon.connection.namespace_connection import NamespaceConnection
 from twinbus.syphon.host import SyphonHost
 
 pytestmark = pytest.mark.contract
@@ -270,7 +270,7 @@ async def test_a_token_that_cannot_be_fetched_counts_only_where_nobody_answers(
 async def test_the_syphon_puts_a_new_token_before_the_old_one_ends_and_tries_again_if_there_is_none(
     broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(line_module, "TOKEN_AGAIN_S", 0.2)
+    monkeypatch.setattr(connection_module, "TOKEN_AGAIN_S", 0.2)
     credential = Fetching(life_s=2)
 
     line = NamespaceConnection(endpoint_of(over_tls(broker, "contoso", credential)), lambda _: None)

@@ -15,8 +15,8 @@ from tests.end_to_end.raw_client import message as raw_message
 from twinbus import pair_namespaces
 from twinbus.amqp.message import Properties, decode_map, encode_message, split
 from twinbus.amqp.types import Described, Int, Symbol, Timestamp, ULong
+from twinbus.client import request_node
 from twinbus.options import SendAvailabilityOptions
-from twinbus.syphon.connection import request_node
 from twinbus.syphon.host import DrainStats, drain
 
 pytestmark = pytest.mark.contract

@@ -41,9 +41,9 @@ from twinbus.amqp.message import (
     split,
 )
 from twinbus.amqp.types import Described, Timestamp
+from twinbus.client.connection import ANSWER_S
 from twinbus.namespace.endpoint import endpoint_of
 from twinbus.pairing.core.backlog import lease_path
-from twinbus.syphon.connection.namespace_connection import ANSWER_S
 from twinbus.syphon.relay.lease import WAITING, Leases
 from twinbus.transfer import to_backlog_message
 

@@ -15,12 +15,12 @@ from tests.contract.http_proxy import TunnelProxy
 from tests.contract.pairs import bodies, drain, nothing_left, quick, until
 from twinbus import EmbeddedBroker, Namespace, pair_namespaces
 from twinbus.broker.sas import AcceptedToken
+from twinbus.client.administration import CountsUnavailable, counts_of, list_backlog_queues
+from twinbus.client.connection import NamespaceConnection
+from twinbus.client.request_node import ConnectionLost
 from twinbus.namespace.access import NamespaceAccess
 from twinbus.namespace.endpoint import Endpoint, endpoint_of
 from twinbus.pairing.core.backlog import backlog_paths
-from twinbus.syphon.connection.counts import CountsUnavailable, counts_of
-from twinbus.syphon.connection.namespace_connection import ConnectionLost, NamespaceConnection
-from twinbus.syphon.connection.peeking import list_backlog_queues
 
 pytestmark = [
     pytest.mark.contract,

@@ -32,8 +32,8 @@ from twinbus.amqp.message import (
     split,
 )
 from twinbus.amqp.types import Int, Symbol
+from twinbus.client.peeking import open_connection
 from twinbus.namespace.endpoint import endpoint_of
-from twinbus.syphon.connection.peeking import open_connection
 from twinbus.transfer import to_backlog_sections
 
 REPOSITORY = Path(__file__).parents[2]

@@ -29,9 +29,9 @@ from tests.end_to_end.mixed_backlog import (
     until,
 )
 from twinbus.amqp.types import Int
+from twinbus.client.peeking import open_connection
 from twinbus.namespace.endpoint import endpoint_of
 from twinbus.options import SendAvailabilityOptions
-from twinbus.syphon.connection.peeking import open_connection
 from twinbus.syphon.core.pump import IntakeLimits
 from twinbus.syphon.host import SyphonHost
 from twinbus.syphon.relay.queue_requests import QueueRequests

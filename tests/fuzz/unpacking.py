@@ -14,7 +14,7 @@ from tests.property.test_unpacking import NOW_MS, seen, usual
 from twinbus.amqp.message import Header, Properties, encode_message
 from twinbus.amqp.types import Described, Symbol, Timestamp
 from twinbus.broker.messages.incoming import parse
-from twinbus.syphon.connection.peeked_message import read_peeked
+from twinbus.client.peeked_message import read_peeked
 from twinbus.syphon.core.unpacking import NOT_RESTORED, Unpacker, unpack
 
 SEGMENTS = (

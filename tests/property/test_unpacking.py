@@ -26,7 +26,7 @@ from twinbus.amqp.message import (
     split,
 )
 from twinbus.amqp.types import Described, Int, Symbol, Timestamp, ULong
-from twinbus.syphon.connection.peeked_message import read_peeked
+from twinbus.client.peeked_message import read_peeked
 from twinbus.syphon.core import unpacking
 from twinbus.syphon.core.backlog_message import BacklogMessage
 from twinbus.syphon.core.unpacking import EXPIRED, MALFORMED, NOT_RESTORED, Unpacker, unpack

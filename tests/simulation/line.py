@@ -41,8 +41,8 @@ from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import Delivery, SettlementOutcome
 from twinbus.broker.messages.rendering import render
 from twinbus.broker.refusals import EntityNotFound, Refusal
-from twinbus.syphon.connection.namespace_connection import ANSWER_S
-from twinbus.syphon.connection.request_node import ConnectionLost, RequestRefused
+from twinbus.client.connection import ANSWER_S
+from twinbus.client.request_node import ConnectionLost, RequestRefused
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

@@ -36,15 +36,10 @@ from twinbus.broker.http import (
     read_body,
 )
 from twinbus.broker.refusals import ArgumentInvalid, Refusal
+from twinbus.client.administration import NotAnswered, host_header, http_connection, token_for
 from twinbus.errors import MissingPackageError
 from twinbus.gateway.addresses import require_plain
 from twinbus.gateway.request_threads import RequestThreads
-from twinbus.syphon.connection.administration_request import (
-    NotAnswered,
-    host_header,
-    http_connection,
-    token_for,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable

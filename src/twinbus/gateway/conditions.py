@@ -19,6 +19,7 @@ from azure.servicebus.exceptions import (
 
 from twinbus.amqp.performatives import Error
 from twinbus.broker.refusals import Refusal
+from twinbus.client.request_node import MISSING_STATUS, RequestRefused
 from twinbus.errors import (
     BacklogGuardError,
     BacklogMessageTooLargeError,
@@ -27,7 +28,6 @@ from twinbus.errors import (
 )
 from twinbus.pairing.core.classify import SERVER_FAULTS, FailureMeaning, meaning_of
 from twinbus.pairing.sending.recording import NO_CONNECTION
-from twinbus.syphon.connection.request_node import MISSING_STATUS, RequestRefused
 
 NOT_FOUND: Final = "amqp:not-found"
 NOT_ALLOWED: Final = "amqp:not-allowed"

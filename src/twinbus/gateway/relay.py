@@ -34,6 +34,8 @@ from twinbus.amqp.performatives import (
 from twinbus.broker.engine.names import MANAGEMENT_SUFFIX
 from twinbus.broker.links.owner import LinkOwner
 from twinbus.broker.refusals import Refusal, ServerBusy
+from twinbus.client.connection import NamespaceConnection
+from twinbus.client.request_node import ConnectionLost, RequestRefused
 from twinbus.gateway.conditions import (
     DETACHED,
     UpstreamRefusal,
@@ -41,8 +43,6 @@ from twinbus.gateway.conditions import (
     refused,
 )
 from twinbus.pairing.core.classify import meaning_of
-from twinbus.syphon.connection.namespace_connection import NamespaceConnection
-from twinbus.syphon.connection.request_node import ConnectionLost, RequestRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,6 +22,8 @@ from azure.servicebus.exceptions import MessageSizeExceededError
 from twinbus.amqp.events import Attached, CreditChanged, Detached, Disposed, Event
 from twinbus.amqp.link import LinkSession, LinkState, SenderLink
 from twinbus.amqp.performatives import Accepted, Error, Rejected, Source, Target
+from twinbus.client.connection import NamespaceConnection
+from twinbus.client.request_node import ConnectionLost, RequestRefused
 from twinbus.gateway.conditions import detached, lost, refused, rejection, unreachable
 from twinbus.gateway.messages import Wire
 from twinbus.ledger.requests import BilledRequests
@@ -29,8 +31,6 @@ from twinbus.namespace.endpoint import endpoint_of
 from twinbus.namespace.namespace import Namespace
 from twinbus.pairing.sdk.sender_pool import ANSWER_MIN_S, CutShort
 from twinbus.pairing.sending.recording import Unanswered
-from twinbus.syphon.connection.namespace_connection import NamespaceConnection
-from twinbus.syphon.connection.request_node import ConnectionLost, RequestRefused
 
 log = logging.getLogger("twinbus.gateway")
 

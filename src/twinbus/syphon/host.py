@@ -13,14 +13,19 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Protocol
 
+from twinbus.client.administration import CountsUnavailable, counts_of
+from twinbus.client.peeking import (
+    NamespaceUnreachable,
+    count_matching,
+    destination_keys,
+    open_connection,
+    peek,
+)
 from twinbus.errors import SyphonError
 from twinbus.ledger import NullLedger
 from twinbus.ledger.requests import recording_to
 from twinbus.namespace.endpoint import Endpoint, endpoint_of
 from twinbus.options import SendAvailabilityOptions
-from twinbus.syphon.connection.counts import CountsUnavailable, counts_of
-from twinbus.syphon.connection.peeking import NamespaceUnreachable, open_connection, peek
-from twinbus.syphon.connection.selection import count_matching, destination_keys
 from twinbus.syphon.core.pacing.pace import Pace, Rate
 from twinbus.syphon.core.pump import IntakeLimits, Pump
 from twinbus.syphon.core.reconnect_backoff import ReconnectBackoff
@@ -379,8 +384,7 @@ async def _until_empty(
         if waiting == 0 and host.in_flight == 0 and await remaining.is_confirmed():
             return
         # Count a quiet queue at once, a busy one from time to time.
-        ends = time.monotonic() + idle_s
-        moved = host.moved
+        ends, moved = time.monotonic() + idle_s, host.moved
         while time.monotonic() < ends:
             await asyncio.sleep(SETTLE_S)
             if host.in_flight == 0 and host.moved > moved:

@@ -27,17 +27,13 @@ from twinbus.amqp.performatives import (
     Target,
 )
 from twinbus.amqp.types import AmqpError, Int
+from twinbus.client.connection import ANSWER_S, NamespaceConnection
+from twinbus.client.peeked_message import PeekedMessage, read_peeked
+from twinbus.client.peeking import DEAD_LETTERS, open_connection, peek, syphon_errors
+from twinbus.client.request_node import ConnectionLost, RequestRefused
 from twinbus.errors import SyphonError
 from twinbus.ledger.requests import BilledRequests
 from twinbus.namespace.endpoint import Endpoint
-from twinbus.syphon.connection.namespace_connection import (
-    ANSWER_S,
-    ConnectionLost,
-    NamespaceConnection,
-    RequestRefused,
-)
-from twinbus.syphon.connection.peeked_message import PeekedMessage, read_peeked
-from twinbus.syphon.connection.peeking import DEAD_LETTERS, open_connection, peek, syphon_errors
 from twinbus.syphon.core.dead_letters import REPLAYS_MAX, DeadLetterFilter, for_replay
 from twinbus.syphon.relay.dispositions import ranges
 

@@ -17,12 +17,12 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusError
 
 from twinbus.amqp.events import Event
+from twinbus.client.connection import NamespaceConnection
 from twinbus.errors import TwinbusError, error_text
 from twinbus.namespace.administration_client import administration_client
 from twinbus.namespace.endpoint import endpoint_of
 from twinbus.namespace.namespace import KEEP_ALIVE_OFF, Namespace
 from twinbus.pairing.core.classify import refused_token
-from twinbus.syphon.connection.namespace_connection import NamespaceConnection
 from twinbus.verify.facts import Observed, settled_text
 from twinbus.verify.traced_connection import TracedConnection
 

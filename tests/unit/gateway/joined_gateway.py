@@ -17,9 +17,9 @@ from twinbus.broker.links.peer import Peer
 from twinbus.broker.sas import ALL_RIGHTS
 from twinbus.broker.server import BrokerServer
 from twinbus.broker.storage.store import MemoryStore
+from twinbus.client.connection import NamespaceConnection
 from twinbus.gateway.holding import HeldSends
 from twinbus.gateway.opening import GatewayLinks
-from twinbus.syphon.connection.namespace_connection import NamespaceConnection
 
 PRIMARY = (
     "Endpoint=sb://localhost:1;SharedAccessKeyName=root;SharedAccessKey=a2V5;"

@@ -6,11 +6,11 @@ import pytest
 from azure.servicebus.exceptions import OperationTimeoutError
 
 from twinbus.amqp.performatives import Error
+from twinbus.client.request_node import RequestRefused
 from twinbus.errors import BacklogGuardError, BacklogUnavailableError, EntityUnusableError
 from twinbus.gateway.conditions import detached, lost, refusal_of, refused, rejection, unreachable
 from twinbus.pairing.core.classify import CONDITIONS, FailureMeaning, meaning_of
 from twinbus.pairing.sending.recording import outcome_of
-from twinbus.syphon.connection.request_node import RequestRefused
 
 
 @pytest.mark.parametrize("condition", CONDITIONS)

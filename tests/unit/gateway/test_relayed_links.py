@@ -18,6 +18,7 @@ from twinbus.amqp.session import Session
 from twinbus.amqp.types import UInt
 from twinbus.broker.links.replies import REPLIES_MAX, ReplyLinks
 from twinbus.broker.refusals import QuotaExceeded
+from twinbus.client.request_node import RequestRefused
 from twinbus.gateway.relay import PrimaryRelay, Relayed
 from twinbus.gateway.relayed_links import (
     WAITING_BYTES_MAX,
@@ -27,7 +28,6 @@ from twinbus.gateway.relayed_links import (
     RelayedReplies,
     RelayedRequests,
 )
-from twinbus.syphon.connection.request_node import RequestRefused
 
 ADDRESS = "orders/$management"
 

@@ -20,12 +20,12 @@ from twinbus.amqp.link import LinkState, SenderLink
 from twinbus.amqp.output import FrameOutput
 from twinbus.amqp.performatives import Error, Source, Target
 from twinbus.amqp.session import Session
+from twinbus.client.connection import NamespaceConnection
 from twinbus.gateway.messages import Wire
 from twinbus.gateway.upstream import LinkPool, UpstreamLine, UpstreamLink
 from twinbus.namespace.namespace import Namespace
 from twinbus.pairing.sdk.sender_pool import CutShort
 from twinbus.pairing.sending.recording import outcome_of
-from twinbus.syphon.connection.namespace_connection import NamespaceConnection
 
 WIRE = Wire(b"x", 0)
 

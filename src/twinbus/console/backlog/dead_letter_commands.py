@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
+from twinbus.client.peeked_message import PeekedMessage
 from twinbus.console.backlog.commands import QueueSelection
 from twinbus.console.namespaces import runs_to_its_end
 from twinbus.console.terminal.output import ATTENTION, Output, show
@@ -17,7 +18,6 @@ from twinbus.console.terminal.table import aligned, counted, table_lines, visibl
 from twinbus.console.terminal.times import window_of
 from twinbus.errors import SyphonError
 from twinbus.namespace.endpoint import endpoint_of
-from twinbus.syphon.connection.peeked_message import PeekedMessage
 from twinbus.syphon.core.dead_letters import REPLAYS_MAX, DeadLetterFilter
 from twinbus.syphon.replaying import Replayed, dead_letters, replay
 from twinbus.wording import plain

@@ -12,6 +12,10 @@ from azure.core.exceptions import ResourceNotFoundError
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
 from azure.servicebus.management import EntityStatus, QueueProperties, QueueRuntimeProperties
 
+from twinbus.client.connection import NamespaceConnection
+from twinbus.client.peeked_message import PeekedMessage, as_time
+from twinbus.client.peeking import NamespaceUnreachable, open_connection, peek
+from twinbus.client.request_node import RequestRefused
 from twinbus.console.namespaces import FORBIDDEN, UnreachableError
 from twinbus.errors import SyphonError
 from twinbus.namespace.endpoint import endpoint_of
@@ -19,11 +23,6 @@ from twinbus.namespace.namespace import Namespace
 from twinbus.namespace.signatures import refusal_error
 from twinbus.pairing.core.backlog import Drift, drift_of, parse_backlog_path
 from twinbus.pairing.lifecycle.administration import description_of
-from twinbus.syphon.connection.amqp_json import as_time
-from twinbus.syphon.connection.namespace_connection import NamespaceConnection
-from twinbus.syphon.connection.peeked_message import PeekedMessage
-from twinbus.syphon.connection.peeking import NamespaceUnreachable, open_connection, peek
-from twinbus.syphon.connection.request_node import RequestRefused
 from twinbus.syphon.relay.outbound import UNAUTHORIZED
 
 QUEUES_PER_CONNECTION: Final = 50

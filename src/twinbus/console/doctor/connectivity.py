@@ -9,10 +9,10 @@ import time
 from email.utils import parsedate_to_datetime
 from typing import Final
 
+from twinbus.client.administration import host_header, http_connection
 from twinbus.console.doctor.findings import ExaminedPair, Finding, Level
 from twinbus.namespace.endpoint import Endpoint, endpoint_of
 from twinbus.namespace.namespace import Namespace
-from twinbus.syphon.connection.administration_request import host_header, http_connection
 
 PATH_LENGTH_MAX: Final = 260
 """Limit of an entity's path in Service Bus."""

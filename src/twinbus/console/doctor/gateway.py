@@ -13,17 +13,14 @@ import ssl
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
+from twinbus.client.connection import NamespaceConnection
+from twinbus.client.request_node import ConnectionLost, RequestRefused
 from twinbus.console.doctor.connectivity import CONNECT_S, reach
 from twinbus.console.doctor.findings import Finding, Level
 from twinbus.console.doctor.rights import right_on
 from twinbus.errors import CredentialError
 from twinbus.namespace.endpoint import Endpoint, endpoint_of
 from twinbus.namespace.namespace import Namespace
-from twinbus.syphon.connection.namespace_connection import (
-    ConnectionLost,
-    NamespaceConnection,
-    RequestRefused,
-)
 
 ANSWER_BYTES_MAX: Final = 64 * 1024
 

@@ -14,6 +14,7 @@ from typing import Final
 
 from azure.core.exceptions import AzureError
 
+from twinbus.client.administration import CountsUnavailable
 from twinbus.console.drill.live_page import DrillPage
 from twinbus.console.drill.phases import Drill
 from twinbus.console.drill.result import DrillPlan, DrillResult
@@ -25,7 +26,6 @@ from twinbus.console.sheet.page import page_of
 from twinbus.console.sheet.text import text_of
 from twinbus.console.spark_thread import SparkThread, require_spark
 from twinbus.console.terminal.output import COULD_NOT, Output
-from twinbus.syphon.connection.counts import CountsUnavailable
 
 PUMP_VARIABLE: Final = "TWINBUS_DRILL_PUMP"
 """Names another pump as module:attribute: tests use a faulty one to see the drill fail."""

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import twinbus
 from twinbus import Namespace, SendAvailabilityOptions, pair_namespaces
+from twinbus.client.administration import counts_of
 from twinbus.console.drill.consumers import Consumers
 from twinbus.console.drill.gateway_senders import GatewaySenders, Senders
 from twinbus.console.drill.live_page import DrillPage
@@ -37,7 +38,6 @@ from twinbus.namespace.endpoint import endpoint_of
 from twinbus.pair import Pair
 from twinbus.pipeline.drain import drain
 from twinbus.pipeline.reports.outage import outage_report
-from twinbus.syphon.connection.counts import counts_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
+from twinbus.client.administration import NotAnswered, host_header, http_connection, token_for
 from twinbus.console.namespaces import FORBIDDEN, UnreachableError, runs_to_its_end
 from twinbus.console.terminal.output import Output, WrongUse, show
 from twinbus.console.terminal.table import counted, duration, table_lines, visible
@@ -16,12 +17,6 @@ from twinbus.errors import TwinbusError
 from twinbus.namespace.endpoint import Endpoint, endpoint_of
 from twinbus.namespace.namespace import Namespace
 from twinbus.namespace.signatures import refusal_error
-from twinbus.syphon.connection.administration_request import (
-    NotAnswered,
-    host_header,
-    http_connection,
-    token_for,
-)
 
 FAULTS: Final = "$faults"
 ANSWER_BYTES_MAX: Final = 2_000_000

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import aclosing, suppress
 from typing import Any, Final
 
+from twinbus.client.peeked_message import PeekedMessage
 from twinbus.console.backlog.dead_letter_commands import text_of_body
 from twinbus.console.backlog.queue_contents import (
     prunable,
@@ -18,7 +19,6 @@ from twinbus.console.namespaces import administration
 from twinbus.errors import MissingRightError
 from twinbus.namespace.endpoint import endpoint_of
 from twinbus.namespace.namespace import Namespace
-from twinbus.syphon.connection.peeked_message import PeekedMessage
 from twinbus.syphon.core.dead_letters import REPLAYS_MAX, DeadLetterFilter
 from twinbus.syphon.replaying import dead_letters, replay
 from twinbus.wording import counted, plain

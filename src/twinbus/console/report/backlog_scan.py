@@ -10,9 +10,10 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from twinbus.client.administration import list_backlog_queues
+from twinbus.client.peeking import open_connection, peek
 from twinbus.namespace.endpoint import endpoint_of
 from twinbus.pipeline.reports.documents import Sighting
-from twinbus.syphon.connection.peeking import list_backlog_queues, open_connection, peek
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -8,6 +8,13 @@ import time
 from dataclasses import replace
 from typing import IO, Any, Final
 
+from twinbus.client.administration import (
+    CountsUnavailable,
+    QueueCounts,
+    counts_of,
+    list_backlog_queues,
+)
+from twinbus.client.peeking import count_matching, destination_keys
 from twinbus.console.namespaces import runs_to_its_end
 from twinbus.console.options import require_shared_places
 from twinbus.console.syphon import text as syphon_text
@@ -21,9 +28,6 @@ from twinbus.errors import SyphonError
 from twinbus.ledger import open_ledger
 from twinbus.ledger.requests import recording_to
 from twinbus.namespace.endpoint import endpoint_of
-from twinbus.syphon.connection.counts import CountsUnavailable, QueueCounts, counts_of
-from twinbus.syphon.connection.peeking import list_backlog_queues
-from twinbus.syphon.connection.selection import count_matching, destination_keys
 from twinbus.syphon.core.forecast import DrainMeter
 from twinbus.syphon.host import DrainProgress, drain_host
 

@@ -11,10 +11,15 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from twinbus.client.administration import (
+    CountsUnavailable,
+    ListingRefused,
+    QueueCounts,
+    counts_of,
+    list_backlog_counts,
+)
 from twinbus.errors import SyphonError
 from twinbus.pairing.core.listing_times import ListingTimes
-from twinbus.syphon.connection.counts import CountsUnavailable, QueueCounts, counts_of
-from twinbus.syphon.connection.peeking import ListingRefused, list_backlog_counts
 
 if TYPE_CHECKING:
     from twinbus.namespace.endpoint import Endpoint

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from twinbus.client.peeking import destination_keys
 from twinbus.console.namespaces import creating
 from twinbus.console.terminal.output import WrongUse
 from twinbus.cost.quantities import QuantityError
@@ -15,7 +16,6 @@ from twinbus.namespace.namespace import Namespace
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.core.backlog import lease_path
 from twinbus.pipeline.drain.rate_text import parse_drain_rate
-from twinbus.syphon.connection.selection import destination_keys
 from twinbus.syphon.core.forecast import time_to_empty_s
 from twinbus.syphon.core.pacing.pace import Rate
 from twinbus.syphon.host import SyphonGroup, SyphonHost

@@ -9,6 +9,7 @@ import time
 from datetime import datetime
 from typing import Any, Final
 
+from twinbus.client.administration import KeyRefused, ListingRefused
 from twinbus.console.namespaces import UnreachableError, runs_to_its_end
 from twinbus.console.syphon.metrics import MetricsRequest, SyphonMetrics
 from twinbus.console.syphon.obstacle_log import ObstacleLog
@@ -24,7 +25,6 @@ from twinbus.ledger import LedgerWriter, NullLedger, open_ledger
 from twinbus.ledger.requests import recording_to
 from twinbus.namespace.endpoint import endpoint_of
 from twinbus.pairing.core.backlog import backlog_paths
-from twinbus.syphon.connection.peeking import KeyRefused, ListingRefused
 from twinbus.syphon.host import SyphonGroup
 
 CHECK_EVERY_S: Final = 1.0

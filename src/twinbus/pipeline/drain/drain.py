@@ -27,6 +27,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.types import StringType, StructField, StructType
 
+from twinbus.client.administration import CountsUnavailable
+from twinbus.client.peeking import destination_keys
 from twinbus.errors import SyphonError
 from twinbus.options import LEDGER_VARIABLE, SendAvailabilityOptions
 from twinbus.pipeline.drain.driver_link import DriverListener
@@ -38,8 +40,6 @@ from twinbus.pipeline.spark import classic
 from twinbus.pipeline.spark.background_job import JobCancelled, JobFailed, SparkJob
 from twinbus.pipeline.spark.session import master_of, require_shared
 from twinbus.pipeline.spark.shipping import ship_package
-from twinbus.syphon.connection.counts import CountsUnavailable
-from twinbus.syphon.connection.selection import destination_keys
 from twinbus.syphon.core.pacing.governor import LOWEST_PER_S, require_rate
 from twinbus.syphon.core.pump import IntakeLimits
 from twinbus.syphon.host import DrainProgress

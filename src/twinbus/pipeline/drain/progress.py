@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
+from twinbus.client.administration import CountsUnavailable, QueueCounts, counts_of
+from twinbus.client.peeking import count_matching
 from twinbus.errors import SyphonError
 from twinbus.ledger.record import FILE_SUFFIX, LedgerError
 from twinbus.loops import run_anywhere
 from twinbus.namespace.endpoint import Endpoint
 from twinbus.pipeline.spark.session import session_for_tables
 from twinbus.pipeline.tables.bronze import read_ledger
-from twinbus.syphon.connection.counts import CountsUnavailable, QueueCounts, counts_of
-from twinbus.syphon.connection.selection import count_matching
 from twinbus.syphon.host import PEEK_AGAIN_S, DrainProgress
 
 if TYPE_CHECKING:

@@ -30,13 +30,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
+from twinbus.client.administration import list_backlog_queues
+from twinbus.client.peeked_message import PeekedMessage, as_json, as_time
+from twinbus.client.peeking import open_connection, peek
 from twinbus.errors import SyphonError
 from twinbus.pipeline.drain.shipped_side import open_side, shipped_side
 from twinbus.pipeline.spark.shipping import ship_package
 from twinbus.pipeline.tables.schemas import schema
-from twinbus.syphon.connection.amqp_json import as_json, as_time
-from twinbus.syphon.connection.peeked_message import PeekedMessage
-from twinbus.syphon.connection.peeking import list_backlog_queues, open_connection, peek
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

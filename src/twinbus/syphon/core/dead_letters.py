@@ -14,7 +14,7 @@ from typing import Final
 from twinbus.amqp.encoding import encode, string
 from twinbus.amqp.message import APPLICATION_PROPERTIES, join, split
 from twinbus.amqp.types import Int
-from twinbus.syphon.connection.peeked_message import DESCRIPTION, REASON, PeekedMessage, read_peeked
+from twinbus.client.peeked_message import DESCRIPTION, REASON, PeekedMessage, read_peeked
 from twinbus.transfer import without_delivery_marks
 from twinbus.transfer.aliases import REPLAYS
 from twinbus.transfer.sections import with_own_id

@@ -14,10 +14,10 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
+from twinbus.client.administration import QueueCounts
+from twinbus.client.connection import NamespaceConnection
+from twinbus.client.peeking import open_connection, peek
 from twinbus.namespace.endpoint import Endpoint
-from twinbus.syphon.connection.counts import QueueCounts
-from twinbus.syphon.connection.namespace_connection import NamespaceConnection
-from twinbus.syphon.connection.peeking import open_connection, peek
 
 log = logging.getLogger("twinbus.syphon")
 

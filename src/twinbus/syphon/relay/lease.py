@@ -28,16 +28,11 @@ from twinbus.amqp.events import Attached, Detached, Event
 from twinbus.amqp.link import ReceiverLink
 from twinbus.amqp.performatives import Source, Target
 from twinbus.amqp.types import Symbol
+from twinbus.client.administration import NotAnswered, get
+from twinbus.client.connection import ANSWER_S, NamespaceConnection
+from twinbus.client.request_node import MISSING_STATUS, ConnectionLost, RequestRefused
 from twinbus.ledger.requests import ACCEPT_SESSION, BilledRequests, RequestLedger
 from twinbus.namespace.endpoint import Endpoint
-from twinbus.syphon.connection.administration_request import NotAnswered, get
-from twinbus.syphon.connection.namespace_connection import (
-    ANSWER_S,
-    ConnectionLost,
-    NamespaceConnection,
-    RequestRefused,
-)
-from twinbus.syphon.connection.request_node import MISSING_STATUS
 from twinbus.syphon.core.lease_validity import (
     LOCK_ASSUMED_S,
     PROOF_S,

@@ -9,12 +9,8 @@ from typing import Final
 
 from twinbus.amqp.link import LinkSession, SenderLink
 from twinbus.amqp.performatives import Source, Target
-from twinbus.syphon.connection.namespace_connection import NamespaceConnection
-from twinbus.syphon.connection.request_node import (
-    MISSING_STATUS,
-    ConnectionLost,
-    RequestRefused,
-)
+from twinbus.client.connection import NamespaceConnection
+from twinbus.client.request_node import MISSING_STATUS, ConnectionLost, RequestRefused
 from twinbus.syphon.core.actions import Action
 from twinbus.syphon.core.backlog_message import BacklogMessage
 from twinbus.syphon.core.pump import Pump

@@ -6,8 +6,8 @@ from typing import Any, Final, NamedTuple
 
 from twinbus.amqp.message import decode_map, split
 from twinbus.amqp.types import Array, DecodeError, Int, Symbol, UInt
-from twinbus.syphon.connection.namespace_connection import NamespaceConnection
-from twinbus.syphon.connection.request_node import ConnectionLost, RequestRefused, uuid_of_token
+from twinbus.client.connection import NamespaceConnection
+from twinbus.client.request_node import ConnectionLost, RequestRefused, uuid_of_token
 from twinbus.syphon.core.backlog_message import BacklogMessage
 from twinbus.syphon.core.session_lanes import PeekedEntry
 from twinbus.syphon.core.unpacking import unpack

@@ -30,15 +30,10 @@ from twinbus.amqp.events import (
 )
 from twinbus.amqp.link import ReceiverLink
 from twinbus.amqp.performatives import Accepted, Rejected, Source, Target
+from twinbus.client.connection import ANSWER_S, NamespaceConnection
+from twinbus.client.request_node import MISSING_STATUS, ConnectionLost, RequestRefused
 from twinbus.ledger.requests import BilledRequests
 from twinbus.namespace.endpoint import Endpoint
-from twinbus.syphon.connection.namespace_connection import (
-    ANSWER_S,
-    ConnectionLost,
-    NamespaceConnection,
-    RequestRefused,
-)
-from twinbus.syphon.connection.request_node import MISSING_STATUS
 from twinbus.syphon.core import actions
 from twinbus.syphon.core.actions import Action
 from twinbus.syphon.core.backlog_message import BacklogMessage

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from twinbus.syphon.connection.counts import BUSY, BUSY_WAITS_S
-from twinbus.syphon.connection.namespace_connection import NamespaceConnection
-from twinbus.syphon.connection.request_node import ConnectionLost, RequestRefused
+from twinbus.client.administration import BUSY, BUSY_WAITS_S
+from twinbus.client.connection import NamespaceConnection
+from twinbus.client.request_node import ConnectionLost, RequestRefused
 from twinbus.syphon.core.actions import Action
 from twinbus.syphon.core.backlog_message import BacklogMessage
 from twinbus.syphon.core.pump import Pump

@@ -7,11 +7,10 @@ from typing import Any, cast
 
 import pytest
 
+from twinbus.client.administration import ListingRefused, QueueCounts
 from twinbus.console.syphon import queue_search
 from twinbus.console.syphon.queue_search import QueueSearch
 from twinbus.namespace.endpoint import Endpoint
-from twinbus.syphon.connection.counts import QueueCounts
-from twinbus.syphon.connection.peeking import ListingRefused
 
 PATHS = [f"contoso/x-servicebus-transfer/{index}" for index in range(3)]
 

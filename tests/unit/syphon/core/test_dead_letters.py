@@ -25,10 +25,9 @@ from twinbus.amqp.message import (
     split,
 )
 from twinbus.amqp.types import Described, Float32, Int, Symbol, Timestamp, ULong
+from twinbus.client.peeked_message import PeekedMessage, as_json, read_peeked
 from twinbus.console.backlog.dead_letter_commands import filter_of
 from twinbus.console.terminal.output import WrongUse
-from twinbus.syphon.connection.amqp_json import as_json
-from twinbus.syphon.connection.peeked_message import PeekedMessage, read_peeked
 from twinbus.syphon.core.dead_letters import DeadLetterFilter, for_replay
 from twinbus.syphon.core.unpacking import unpack
 from twinbus.transfer import to_backlog_sections

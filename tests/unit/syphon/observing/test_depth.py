@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 
+from twinbus.client.administration import QueueCounts
 from twinbus.errors import SyphonError
 from twinbus.namespace.endpoint import Endpoint
-from twinbus.syphon.connection.counts import QueueCounts
 from twinbus.syphon.observing import depth
 from twinbus.syphon.observing.depth import MeasuredQueue, SyphonBacklog
 

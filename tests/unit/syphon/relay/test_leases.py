@@ -10,8 +10,8 @@ import pytest
 
 from twinbus.amqp.events import Attached
 from twinbus.amqp.link import ReceiverLink
+from twinbus.client.request_node import ConnectionLost, RequestRefused
 from twinbus.namespace.endpoint import endpoint_of
-from twinbus.syphon.connection.request_node import ConnectionLost, RequestRefused
 from twinbus.syphon.core.lease_validity import LEASE_LOCK_S, SILENCE_S
 from twinbus.syphon.relay import lease
 from twinbus.syphon.relay.lease import Leases

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.unit.syphon.core.test_pump import running
-from twinbus.syphon.connection.namespace_connection import ConnectionLost, RequestRefused
+from twinbus.client.request_node import ConnectionLost, RequestRefused
 from twinbus.syphon.core.actions import Action, CloseDestination, DeadLetter, GrantCredit, Reconnect
 from twinbus.syphon.relay.bookkeeping import Bookkeeper
 from twinbus.syphon.relay.outbound import DestinationLinks

@@ -10,11 +10,8 @@ import pytest
 
 from twinbus.amqp.message import encode_message
 from twinbus.amqp.types import ULong
-from twinbus.syphon.connection.namespace_connection import (
-    ConnectionLost,
-    NamespaceConnection,
-    RequestRefused,
-)
+from twinbus.client.connection import NamespaceConnection
+from twinbus.client.request_node import ConnectionLost, RequestRefused
 from twinbus.syphon.core.actions import Action, Complete
 from twinbus.syphon.core.backlog_message import BacklogMessage
 from twinbus.syphon.core.pump import Pump

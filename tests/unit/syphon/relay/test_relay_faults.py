@@ -10,12 +10,11 @@ from collections.abc import Callable
 import pytest
 
 from tests.unit.syphon.relay.test_request_tasks import NoLedger
+from twinbus.client.administration import CountsUnavailable, counts_of, list_backlog_queues
+from twinbus.client.connection import NamespaceConnection
+from twinbus.client.request_node import RequestRefused
 from twinbus.errors import SyphonError
 from twinbus.namespace.endpoint import endpoint_of
-from twinbus.syphon.connection.counts import CountsUnavailable, counts_of
-from twinbus.syphon.connection.namespace_connection import NamespaceConnection
-from twinbus.syphon.connection.peeking import list_backlog_queues
-from twinbus.syphon.connection.request_node import RequestRefused
 from twinbus.syphon.core.actions import Action
 from twinbus.syphon.core.pump import Pump
 from twinbus.syphon.host import drain

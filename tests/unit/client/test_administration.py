@@ -7,11 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from twinbus.client import administration
+from twinbus.client.administration import CountsUnavailable, QueueCounts, counts_of
 from twinbus.errors import SyphonError
 from twinbus.namespace.endpoint import endpoint_of
-from twinbus.syphon.connection import administration_request
-from twinbus.syphon.connection import counts as counts_module
-from twinbus.syphon.connection.counts import CountsUnavailable, QueueCounts, counts_of
 
 COUNTS = (
     b"<CountDetails><d2p1:ActiveMessageCount>3</d2p1:ActiveMessageCount></CountDetails>"
@@ -64,7 +63,7 @@ def test_an_answer_that_is_cut_off_says_nothing_of_the_queue(came: int) -> None:
 def test_a_namespace_that_throttles_is_asked_again_for_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(counts_module, "BUSY_WAITS_S", (0.0, 0.0))
+    monkeypatch.setattr(administration, "BUSY_WAITS_S", (0.0, 0.0))
     found = asyncio.run(asked_of_one_that_answers("200 OK", COUNTS, len(COUNTS), busy=2))
     assert found.total == 5
     with pytest.raises(CountsUnavailable, match="answers 503 for the counts of orders"):
@@ -88,6 +87,6 @@ def test_a_token_that_expires_under_way_says_nothing_of_the_rights(
     # When the token is fetched, when the request is sent, when it is answered.
     times = iter((sent_at, sent_at, answered_at))
     clock = SimpleNamespace(time=lambda: next(times))
-    monkeypatch.setattr(administration_request, "time", clock)
+    monkeypatch.setattr(administration, "time", clock)
     with pytest.raises(error[0], match=error[1]):
         asyncio.run(asked_of_one_that_answers("401 Unauthorized", b"", 0, SIGNATURE))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.syphon.core.pump_world import World
+from twinbus.client.peeking import destination_keys
 from twinbus.errors import SyphonError
-from twinbus.syphon.connection.selection import destination_keys
 
 
 def serving(*paths: str, strict: bool = False) -> World:

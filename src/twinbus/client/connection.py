@@ -26,15 +26,13 @@ from twinbus.amqp.output import ProtocolViolation
 from twinbus.amqp.sasl import ClientSasl
 from twinbus.amqp.session import Session
 from twinbus.amqp.transport import ClientTransport, connect
+from twinbus.client.request_node import ConnectionLost, RequestNode, RequestRefused
 from twinbus.ledger.requests import BilledRequests
 from twinbus.namespace.address import bracketed
 from twinbus.namespace.endpoint import Endpoint
 from twinbus.namespace.tokens import NamespaceToken
-from twinbus.syphon.connection.request_node import ConnectionLost, RequestNode, RequestRefused
 
-__all__ = ["ANSWER_S", "ConnectionLost", "NamespaceConnection", "RequestRefused"]
-
-log = logging.getLogger("twinbus.syphon")
+log = logging.getLogger("twinbus.client")
 
 T = TypeVar("T")
 
@@ -93,7 +91,7 @@ class NamespaceConnection:
         self._answer_s = answer_s
         self._token_life_share = token_life_share
         self._connection = protocol(
-            f"twinbus-syphon-{next(_numbers)}", sasl=ClientSasl(), hostname=endpoint.host
+            f"twinbus-{next(_numbers)}", sasl=ClientSasl(), hostname=endpoint.host
         )
         self._transport: ClientTransport | None = None
         self._begun = asyncio.Event()

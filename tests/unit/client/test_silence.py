@@ -9,13 +9,10 @@ from typing import Any
 import pytest
 
 from twinbus.amqp.transport import SILENT_S, UNANSWERED_S, limit_silence
+from twinbus.client import connection
+from twinbus.client.connection import CONNECT_S, NamespaceConnection
+from twinbus.client.request_node import ConnectionLost
 from twinbus.namespace.endpoint import endpoint_of
-from twinbus.syphon.connection import namespace_connection
-from twinbus.syphon.connection.namespace_connection import (
-    CONNECT_S,
-    ConnectionLost,
-    NamespaceConnection,
-)
 from twinbus.syphon.core.reconnect_backoff import FIRST_RECONNECT_S, ReconnectBackoff
 
 PEER = "Endpoint=sb://127.0.0.1:5672;SharedAccessKeyName=r;SharedAccessKey=k;UseDevelopmentEmulator=true;"
@@ -42,7 +39,7 @@ async def test_an_attempt_in_a_black_hole_is_given_up_soon(monkeypatch: pytest.M
     async def hangs(*_: Any, **__: Any) -> None:
         await asyncio.sleep(3_600)
 
-    monkeypatch.setattr(namespace_connection, "connect", hangs)
+    monkeypatch.setattr(connection, "connect", hangs)
     loop = asyncio.get_running_loop()
     began = loop.time()
     with pytest.raises(ConnectionLost, match="cannot be reached: no answer"):

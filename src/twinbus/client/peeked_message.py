@@ -1,11 +1,18 @@
-"""A message as it lies in a queue, with all that can be known of it. Pure."""
+"""A message as a queue holds it, with all that can be read of it, also as JSON. Pure.
+
+AMQP values without a JSON form become objects: bytes are {"base64": ...}, a described value is
+{"described": descriptor, "value": ...}. Times are ISO 8601 in UTC.
+"""
 
 from __future__ import annotations
 
 import base64
 import json
+import math
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
+from uuid import UUID
 
 from twinbus.amqp.decoding import decode, skip
 from twinbus.amqp.message import (
@@ -21,14 +28,14 @@ from twinbus.amqp.message import (
     section_at,
     split,
 )
-from twinbus.amqp.types import DecodeError
+from twinbus.amqp.types import Decimal, DecodeError, Described, Timestamp
 from twinbus.errors import TransferError
-from twinbus.syphon.connection.amqp_json import as_json, iso_time
 from twinbus.transfer import Aliases, aliases_of
 from twinbus.transfer.aliases import MESSAGE_ID, REPLAYS, replaceable_id
 
 REASON: Final = "DeadLetterReason"
 DESCRIPTION: Final = "DeadLetterErrorDescription"
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 STATES: Final = {0: "active", 1: "deferred", 2: "scheduled"}
 
 
@@ -211,3 +218,51 @@ def _scheduled(peeked: PeekedMessage, aliases: Aliases | None) -> str | None:
 
 def _text(value: object) -> str | None:
     return None if value is None else str(value)
+
+
+def as_json(value: object) -> Any:
+    """Return a decoded AMQP value in a form that `json.dumps` accepts."""
+    match value:
+        case None | bool():
+            return value
+        case Timestamp():
+            return iso_time(int(value))
+        case int():
+            return int(value)
+        case float():
+            return float(value) if math.isfinite(value) else str(float(value))
+        case str():
+            return str(value)
+        case bytes():
+            return {"base64": base64.b64encode(value).decode()}
+        case UUID():
+            return str(value)
+        case Decimal():
+            return {"decimal": value.data.hex()}
+        case Described():
+            return {"described": as_json(value.descriptor), "value": as_json(value.value)}
+        case list():
+            return [as_json(item) for item in value]
+        case dict():
+            return {_key(key): as_json(item) for key, item in value.items()}
+    return repr(value)
+
+
+def iso_time(unix_ms: int) -> str:
+    """Return a time as text; a number out of the range of dates stays a number."""
+    moment = as_time(unix_ms)
+    return str(unix_ms) if moment is None else moment.isoformat(timespec="milliseconds")
+
+
+def as_time(unix_ms: int | None) -> datetime | None:
+    """Return a time; None for None and for a number out of the range of dates."""
+    if unix_ms is None:
+        return None
+    try:
+        return EPOCH + timedelta(milliseconds=unix_ms)
+    except OverflowError:
+        return None
+
+
+def _key(key: object) -> str:
+    return str(key) if isinstance(key, (str, int)) else str(as_json(key))
