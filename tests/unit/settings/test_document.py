@@ -207,7 +207,7 @@ def test_a_home_is_put_in_front_of_paths_only() -> None:
 
 
 def test_the_page_about_the_file_names_every_key_and_its_example_is_valid() -> None:
-    page = (Path(__file__).resolve().parents[3] / "docs" / "settings.md").read_text()
+    page = (Path(__file__).resolve().parents[3] / "docs" / "options.md").read_text()
     assert list(parse_settings(page.partition("```toml\n")[2].partition("```")[0])) == ["eu", "us"]
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
     assert KEYS.keys() <= {name.strip(" `") for row in rows for name in row.split(",")}
