@@ -1,6 +1,7 @@
 """Builds the site of docs/ with Zensical: `make docs`.
 
     docs/**                     pages at their own path
+    api.md, commands.md, ...    written from the code, see docs_pages
     CHANGELOG.md, deploy/...    pages too, see ELSEWHERE
     links to other files        become text: the site has no source code
     llms.txt                    every page with its first sentence, for programs that read Markdown
@@ -20,6 +21,8 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
+
+from docs_pages import GENERATED
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 SETTINGS: Final = "zensical.toml"
@@ -75,15 +78,20 @@ def stage(out: Path) -> None:
 
 
 def site_paths() -> dict[str, str]:
-    """Return the path of every page on the site, by its path in the repository."""
+    """Return the path of every page on the site, by its path in the repository.
+
+    A page that is written from the code has the path that it would have.
+    """
     found = sorted((ROOT / "docs").rglob("*.md"))
     pages = {str(path.relative_to(ROOT)): str(path.relative_to(ROOT / "docs")) for path in found}
+    pages |= {f"docs/{page}": page for page in GENERATED}
     return pages | {source: page for source, page in ELSEWHERE.items() if (ROOT / source).exists()}
 
 
 def page_text(source: str, pages: dict[str, str]) -> str:
     """Return a page with links that hold on the site; blocks of code stay as they are."""
-    parts = _FENCED.split((ROOT / source).read_text())
+    written = GENERATED.get(pages[source])
+    parts = _FENCED.split(written() if written else (ROOT / source).read_text())
     return "".join(
         part
         if part.startswith("```")

@@ -5,9 +5,14 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
+
+from docs_pages import GENERATED, commands_of
+from twinbus.console.cli import app
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted(
@@ -40,14 +45,28 @@ def missing(document: Path, text: str) -> list[str]:
         if not (file := ROOT / "src" / "twinbus" / path).exists()
         or f"def {name}(" not in file.read_text()
     ]
-    found += [link for link in _LINK.findall(text) if not (document.parent / link).exists()]
+    found += [link for link in _LINK.findall(text) if text_at(document.parent / link) is None]
     return found + [
         f"{target}#{anchor}"
         for target, anchor in _ANCHOR.findall(text)
         if (page := document.parent / target if target else document).suffix == ".md"
-        and page.exists()
-        and anchor not in anchors(page.read_text() if target else text)
+        and (there := text_at(page) if target else text) is not None
+        and anchor not in anchors(there)
     ]
+
+
+def text_at(path: Path) -> str | None:
+    """The text of a page, also of one that is written from the code; None: there is nothing."""
+    if path.parent == ROOT / "docs" and path.name in GENERATED:
+        return generated(path.name)
+    if path.suffix != ".md":
+        return "" if path.exists() else None
+    return path.read_text() if path.exists() else None
+
+
+@cache
+def generated(name: str) -> str:
+    return GENERATED[name]()
 
 
 def anchors(text: str) -> set[str]:
@@ -72,6 +91,24 @@ def uncompiled(text: str) -> Iterator[str]:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_document_speaks_of_what_is_there(document: Path) -> None:
     assert missing(document, document.read_text()) == []
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_a_page_written_from_the_code_speaks_of_what_is_there(name: str) -> None:
+    assert not (ROOT / "docs" / name).exists(), "it is written by `make docs`; remove the file"
+    assert missing(ROOT / "docs" / name, generated(name)) == []
+
+
+def test_the_page_of_commands_has_every_command_with_its_options() -> None:
+    text = generated("commands.md")
+    for name, command in commands_of(get_command(app), "twinbus"):
+        section = text.partition(f"# {name}\n")[2].partition("\n#")[0]
+        assert section.count(f"    {name}") or hasattr(command, "commands"), name
+        for parameter in command.params:
+            assert parameter.opts[0] in section or f"`{parameter.metavar}" in section, (
+                name,
+                parameter.opts,
+            )
 
 
 def test_what_is_not_there_is_found() -> None:

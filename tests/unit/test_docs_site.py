@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
-from types import ModuleType
 from urllib.parse import unquote, urlsplit
 
 import pytest
 
+import docs_site
+
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / ".ci" / "docs_site.py"
 pytestmark = pytest.mark.xdist_group("docs_site")
 """One worker builds the site, once."""
 
 LOADS = {("img", "src"), ("link", "href"), ("script", "src")}
 """What a browser fetches without being asked."""
-
-
-def docs_site() -> ModuleType:
-    """The script as a module of its own."""
-    spec = importlib.util.spec_from_file_location("ci_docs_site", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 class Page(HTMLParser):
@@ -82,7 +71,7 @@ def broken(site: Path) -> list[str]:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built site."""
     out = tmp_path_factory.mktemp("docs")
-    assert docs_site().build(out) == 0
+    assert docs_site.build(out) == 0
     return out / "site"
 
 
@@ -110,7 +99,7 @@ def test_llms_txt_has_every_page_with_a_sentence(site: Path) -> None:
     assert text.startswith("# Twinbus\n\n> Keeps an application able to send")
     lines = re.findall(r"^- \[(.+?)\]\((\S+)\): (.+)$", text, re.MULTILINE)
     listed = {page for _, page, _ in lines}
-    assert listed == set(docs_site().site_paths().values())
+    assert listed == set(docs_site.site_paths().values())
     assert all((site / page).is_file() for page in listed)
     assert [page for _, page, sentence in lines if len(sentence) < 20 or "](" in sentence] == []
 
@@ -128,26 +117,25 @@ def test_a_link_to_a_missing_page_fails_the_build(
         flags=re.DOTALL | re.MULTILINE,
     )
     (small / "docs" / "zensical.toml").write_text(settings)
-    script = docs_site()
-    monkeypatch.setattr(script, "ROOT", small)
+    monkeypatch.setattr(docs_site, "ROOT", small)
+    monkeypatch.setattr(docs_site, "GENERATED", {})
     (small / "docs" / "index.md").write_text("# Home\n\nA [heading](other.md#there).\n")
     (small / "docs" / "other.md").write_text(
         "# Other\n\n## There\n\nA page that no section names.\n"
     )
-    assert script.build(tmp_path / "good") == 0
+    assert docs_site.build(tmp_path / "good") == 0
     assert '"Other" = "other.md"' in (tmp_path / "good" / "zensical.toml").read_text()
     (small / "docs" / "other.md").write_text(
         "# Other\n\n## Elsewhere\n\nIts heading has changed.\n"
     )
-    assert script.build(tmp_path / "bad") != 0
+    assert docs_site.build(tmp_path / "bad") != 0
 
 
 def test_a_link_to_a_file_that_is_not_on_the_site_becomes_text() -> None:
-    script = docs_site()
-    pages = script.site_paths()
-    architecture = script.page_text("docs/architecture.md", pages)
+    pages = docs_site.site_paths()
+    architecture = docs_site.page_text("docs/architecture.md", pages)
     assert "](../tests/" not in architecture
     assert "(`tests/unit/layout_rules.py`)" in architecture or "layout_rules.py" in architecture
-    assert "](reporting.md)" in script.page_text("docs/security.md", pages)
-    assert "](security.md)" in script.page_text("SECURITY.md", pages)
-    assert "](deploy.md)" in script.page_text("docs/production.md", pages)
+    assert "](reporting.md)" in docs_site.page_text("docs/security.md", pages)
+    assert "](security.md)" in docs_site.page_text("SECURITY.md", pages)
+    assert "](deploy.md)" in docs_site.page_text("docs/production.md", pages)

@@ -40,6 +40,16 @@ OUTAGE_MAX_S: Final = 3_600.0
 app = typer.Typer(
     name="twinbus",
     help="Keep sending while a Service Bus namespace is down.",
+    epilog=(
+        "Exit status: 0 done; 1 failed, or a message is lost; 2 usage error, nothing was done;"
+        " 3 done, but a person must look at the result; 130 stopped by Ctrl-C or SIGTERM. `check`"
+        " has those of Nagios. A command that fails prints one line on stderr."
+        "\n\nConnection strings come from TWINBUS_PRIMARY and TWINBUS_SECONDARY, because other"
+        " users can see a command line, or from --pair NAME of the settings file. Only `serve` and"
+        " `gateway` print any."
+        "\n\nA duration is 8 (seconds), 60s, 15min or 1h30min; a rate 500, 500/s or 30000/min; a"
+        " time 90min or 2h ago, 2026-11-16 or 2026-11-16T05:30 (UTC)."
+    ),
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -68,14 +78,22 @@ def twinbus(
 def serve(given: ServeOptions) -> int:
     """Run local namespaces that any Service Bus client can use.
 
-    The command runs until Ctrl-C or SIGTERM.
+    It prints a connection string for each namespace, then `ready`, and runs until Ctrl-C or
+    SIGTERM. One port serves AMQP, AMQP over WebSocket, the administration API, /health and
+    /metrics. /health answers `full` while the disk has no room for sends (receiving works on), and
+    503 with `gone` when the data files were removed or cannot be read; the command then ends
+    with 1.
     """
     from twinbus.console.serve import run
 
     return run(given)
 
 
-@command(app, "twinbus drill --messages 5000 --outage 8s --output json")
+@command(
+    app,
+    "twinbus drill --messages 5000 --outage 8s --output json",
+    exit_status="0 no message is lost, 1 one is lost or the drill could not continue, 130 stopped.",
+)
 def drill(
     messages: Annotated[int, option("N", "Messages to send.", min=1, max=1_000_000)] = 3_000,
     senders: Annotated[int, option("N", "Concurrent senders.", min=1, max=64)] = 4,
@@ -113,7 +131,14 @@ def drill(
     page: Annotated[bool, flag("--page", "Show the drill in a browser, live.")] = False,
     output: OutputOption = Output.TEXT,
 ) -> int:
-    """Kill a primary under load and account for every message."""
+    """Kill a primary under load and account for every message.
+
+    Two namespaces run as processes, and senders send to a queue, a queue with sessions and a topic.
+    The primary is killed with SIGKILL and started again; a Spark job moves the backlog; the plain
+    SDK receives everything. It does not use your namespaces, and needs the extra `all`. With
+    --gateway npm fetches the JavaScript SDK once, at the versions and digests of a lock file, into
+    ~/.cache/twinbus.
+    """
     from twinbus.console.drill.commands import run
     from twinbus.console.drill.comparison import SPEED
     from twinbus.console.drill.result import DrillPlan

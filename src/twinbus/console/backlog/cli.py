@@ -42,7 +42,8 @@ app.add_typer(letters_app, name="dead-letters")
 def list_queues(sides: SidesOptions, output: OutputOption = Output.TEXT) -> int:
     """Show each backlog queue: message counts, oldest age, drift.
 
-    Without a primary or a label it shows the backlog queues of every pair in the secondary.
+    Without a primary or a label it shows the backlog queues of every pair in the secondary. The
+    count of deferred messages is the total minus all other counts: Service Bus reports none.
     """
     from twinbus.console.backlog import commands
 
@@ -81,7 +82,8 @@ def create(
 ) -> int:
     """Create missing backlog queues.
 
-    Applications with create_backlog_queues=False need this once.
+    Applications with create_backlog_queues=False need this once. It never changes a queue that
+    exists.
     """
     from twinbus.console.backlog import commands
 
@@ -99,7 +101,8 @@ def prune(
     """Delete empty backlog queues past the count, after asking.
 
     A queue that holds any message or dead letter is kept. Sends to a queue are disabled before its
-    last check, so no message can arrive between the check and the deletion.
+    last check, so no message can arrive between the check and the deletion. If the command is
+    killed in between, the queue accepts no sends and `list` shows unsafe drift: set it to Active.
     """
     from twinbus.console.backlog import commands
 

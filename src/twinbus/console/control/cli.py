@@ -25,7 +25,12 @@ def status(
     watch: Annotated[bool, flag("--watch", "Refresh every second, until Ctrl-C.")] = False,
     show_all: Annotated[bool, flag("--all", "List every healthy entity, however many.")] = False,
 ) -> int:
-    """Show running pairs, their entities and backlog queues."""
+    """Show running pairs, their entities and backlog queues.
+
+    All pairs of this user on this machine, those that need attention first. An entity is *raising*
+    if a call on it raised in the last minute, whatever its state. --pair takes a label, for every
+    process of that pair, or LABEL.PID for one. It makes no billed request.
+    """
     from twinbus.console.control.commands import show_status
 
     return show_status(pair, output, watch=watch, show_all=show_all)

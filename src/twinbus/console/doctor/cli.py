@@ -58,7 +58,13 @@ def doctor(
 
     Each check prints one line, with what to do about a problem. Your messages are not touched.
     With the Manage right the doctor creates scratch entities called twinbus-doctor-... and deletes
-    them again. It says what it could not check.
+    them again; the service deletes them after 5 idle minutes if it is killed.
+
+    It checks that the two namespaces differ and can be reached, the clocks (a difference of 10 s
+    warns, 4 min fails), the credential, the rights Manage, Send and Listen, existing backlog queues
+    and their drift, and the size of messages. It sends a ping that no receiver may see, and moves a
+    message with session, time to live and schedule through a backlog queue and back. Of a gateway
+    it asks /health, puts a token and attaches a sender. It says what it could not check.
     """
     from twinbus.console.doctor.commands import run, run_gateway
 

@@ -18,7 +18,8 @@ app = command_group("Maintain the tables of a ledger: update, retain, erase.")
 def status(given: TablesOptions) -> int:
     """Show records, writers and what is missing.
 
-    Files and bytes of the tables too. This starts no Spark.
+    It names every writer that stopped without an end (a gap), and files that are missing, changed
+    or doubled. This starts no Spark.
     """
     from twinbus.console.ledger import commands
 
@@ -30,7 +31,8 @@ def status(given: TablesOptions) -> int:
 def update(given: TablesOptions) -> int:
     """Add the ledger's newly closed files to the tables.
 
-    Every report does this too.
+    Every report does this too. Before it commits, the command reads back what it wrote; if the
+    workers report more rows, it commits nothing and fails.
     """
     return _run("update", given)
 
@@ -39,7 +41,8 @@ def update(given: TablesOptions) -> int:
 def rebuild(given: TablesOptions) -> int:
     """Remove the tables and build them again from the ledger.
 
-    The command refuses once files of the ledger were removed (compact --remove-raw).
+    The command refuses once files of the ledger were removed (compact --remove-raw). If it is
+    killed while it removes the old tables, every command refuses them until the next rebuild.
     """
     return _run("rebuild", given)
 
@@ -58,7 +61,9 @@ def compact(
 ) -> int:
     """Merge the small files of the tables into large ones.
 
-    Reports stay the same.
+    Reports stay the same, and `update` does this too when there are many small files. Replaced
+    files stay for a day, for reports that still read them. Before --remove-raw deletes, it lists
+    the files in a note, removed-....json, so that reports can say what is missing.
     """
     return _run("compact", given, remove_raw=remove_raw)
 
@@ -71,7 +76,8 @@ def retain(
     """Remove old records and old settled journeys.
 
     The sums stay, so the figures of all reports but reconciliation stay the same. Journeys of
-    messages that were accepted and not delivered yet stay too.
+    messages that were accepted and not delivered yet stay too. A late record of a removed message
+    counts as a new message: keep more days than your slowest backlog needs.
     """
     return _run("retain", given, days=days)
 
@@ -84,8 +90,10 @@ def erase(
     """Remove everything that names one message.
 
     A random name takes the place of its id, in the tables and in the ledger's files, so that
-    figures stay the same: a lost message stays lost. Old files are deleted at once, so a report
-    that is running may fail.
+    figures stay the same: a lost message stays lost. Trace, sequence number, client and error text
+    go too. Old files are deleted at once, so a report that is running may fail. If a file that is
+    still being written names the message, the command changes nothing and fails: end that process
+    and run it again.
     """
     if not message_id:
         # An empty text is in every line.

@@ -148,7 +148,14 @@ def run(
 ) -> int:
     """Run the syphon until Ctrl-C or SIGTERM.
 
-    Control it with `twinbus syphon pause`, `resume` and `status`.
+    Control it with `twinbus syphon pause`, `resume` and `status`. Give it the values of the
+    application: --label for `name`, --grace, --ttl-policy, --strict, --poll. Without --queues it
+    lists the backlog queues, to find new ones: every 15 minutes, every minute while the primary is
+    down or messages move and for 15 minutes after that, every 30 seconds while there is none.
+
+    --rate limits one process; two syphons send twice as much. With --lease a second syphon waits
+    and takes over within 70 s when the first ends; syphons without --lease ignore leases. The
+    lease is a session lock on LABEL/x-twinbus-lease, a queue that the syphon creates.
     """
     from twinbus.console.syphon import run as syphon_run
     from twinbus.console.syphon.metrics import MetricsRequest
@@ -174,8 +181,15 @@ def drain(
 ) -> int:
     """Move the whole backlog and exit when none is left.
 
-    A queue is drained when it holds no active, locked, scheduled or deferred message. The command
-    keeps running while a message cannot be delivered yet; the live line says why.
+    A queue is drained when its counts of active, locked, scheduled and deferred messages are 0
+    and a peek finds nothing. While a destination is down, disabled, full or missing the command
+    keeps running, and the live line says why; messages for a missing destination are dead-lettered
+    after --grace, with --grace 0 at once.
+
+    --only peeks first and skips queues without such messages. In the others it defers messages of
+    other destinations, up to 200 behind the last one for PATH. Every syphon without --only finds
+    these again: a new drain at once, a running syphon within the hour. On Spark each task gets an
+    equal share of --rate.
     """
     from twinbus.console.syphon import drain as syphon_drain
 
@@ -194,7 +208,8 @@ def drain(
 def pause(pair: PairOption = None, output: OutputOption = Output.TEXT) -> int:
     """Stop a running syphon from receiving more messages.
 
-    Messages in flight are finished. Other received messages go back to their queue.
+    Messages in flight are finished. Other received messages go back to their queue. A restart ends
+    the pause.
     """
     from twinbus.console.syphon.running import steer
 
@@ -213,8 +228,8 @@ def resume(pair: PairOption = None, output: OutputOption = Output.TEXT) -> int:
     app,
     "twinbus syphon status --output json",
     exit_status="0 all is well, also where a syphon waits for its lease; 1 no syphon answers;"
-    " 3 a syphon is paused, cannot reach a side, holds messages, or has dead-lettered some"
-    " since it started.",
+    " 3 a syphon is paused, cannot reach a side, holds messages, has dead-lettered some since"
+    " it started, or does not pump a backlog queue of its label.",
 )
 def status(pair: PairOption = None, output: OutputOption = Output.TEXT) -> int:
     """Show running syphons: moved, rate, obstacles, forecast."""

@@ -60,7 +60,13 @@ def verify(
     """Compare one or two real namespaces with the embedded broker.
 
     Each check asks a namespace and a broker of the same tier in this process the same, on scratch
-    entities called twinbus-verify-..., which are deleted again.
+    entities called twinbus-verify-..., which are deleted again, and prints `same`, `different` with
+    the first difference, or `not checked` with the reason: errors of a missing or disabled entity,
+    a wrong key and a message that is too large, rights of keys, settings of a backlog queue,
+    creations at the same time, pings, deferral, peek, sessions, duplicates, locks, schedules and
+    limits of links. Ids, times and host names are not compared. A check that could exceed
+    --budget is not run. --facts has every answer, without keys and tokens, and for each difference
+    the last 400 frames.
     """
     from twinbus.console.verify.commands import VerifyRequest, run
 

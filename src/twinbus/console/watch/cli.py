@@ -73,7 +73,13 @@ def check(
     """Report to a monitoring system: one line, Nagios exit status.
 
     Asks the pairs and syphons of this machine. With a secondary it also counts the backlog there,
-    which needs the rights Manage and Listen, and costs a few operations for each check.
+    which needs the rights Manage and Listen, and costs two operations and a peek for each queue
+    that holds messages. Without one it uses the depth that a pair or a syphon knows.
+
+    CRITICAL: sends raise, sends depend on the primary alone (see --unprotected), a process does not
+    answer, or no pair of --pair runs. WARNING: an entity is raising, suspect or failed over; the
+    ledger lost lines; a syphon is paused, cannot reach a side or holds messages. UNKNOWN: the
+    secondary does not answer or refuses; without a secondary, nothing runs here.
     """
     from twinbus.console.watch.check import CheckRequest, run_check
     from twinbus.console.watch.thresholds import CheckLevel, Thresholds, limits_of
@@ -104,7 +110,9 @@ def top(
 ) -> int:
     """Show pairs, entities, backlog and syphons, live.
 
-    What `twinbus page` shows, in a terminal: every second, worst first, until q or Ctrl-C.
+    What `twinbus page` shows, in a terminal: every second, worst first, until q or Ctrl-C. Rates
+    are means of 30 s. It makes no billed request, except that a syphon program counts its backlog
+    every 30 s while `top` runs.
     """
     from twinbus.console.watch.top import run_top
 

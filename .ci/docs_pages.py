@@ -1,6 +1,10 @@
-"""Writes docs/api.md from the public names and their docstrings: python -m tests.api_page.
+"""The pages of the site that are written from the code: `make docs`.
 
-`tests/unit/test_api.py` holds that the page is up to date and has every public name.
+    api.md         public names, from signatures and docstrings
+    commands.md    every command of `twinbus`, from its --help
+    schema.md      every column of the tables, from the schemas
+
+`GENERATED` has them by name. They are not in the repository.
 """
 
 from __future__ import annotations
@@ -10,28 +14,35 @@ import dataclasses
 import inspect
 import re
 import textwrap
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
+from typing import Any, Final
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
 
 import twinbus
 import twinbus.pipeline
 import twinbus.testing
 from twinbus import blocking, errors
+from twinbus.console.cli import app
 from twinbus.pairing.core.status import BacklogQueueStatus, EntityStatus
+from twinbus.pipeline.store.layout import kept_tables, stored_schemas
+from twinbus.pipeline.tables.comments import TABLES
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
+DOCS: Final = Path(__file__).resolve().parents[1] / "docs"
 
-_HEAD = """\
+_API: Final = """\
 # API
 
 Every public name with its signature. `twinbus` is for asyncio. `twinbus.blocking` has the same
 methods without `await`, for other code: {blocking}. Names that are not on this page can change
 without notice.
-
-`python -m tests.api_page` writes this page from the code.
 """
 
 _OPTIONS = """\
@@ -46,12 +57,37 @@ _MESSAGES = """
 """
 
 
-def page() -> str:
-    """The text of the page."""
+_SCHEMA: Final = """\
+# The tables and their columns
+
+This page is for users who query the tables: every stored table, every column, its type and its
+meaning. [Tables](tables.md) says how they are made and how other tools read them. The comments are
+also in the catalog of the tables (Delta's log), and in the schemas of the DataFrames that
+`twinbus.pipeline.read_tables` returns.
+
+Sums are marked: of several rows with the same other columns, add them up.
+"""
+
+_COMMANDS: Final = """\
+# Commands
+
+Every command of `twinbus` with its options, as `twinbus COMMAND --help` shows them.
+`twinbus --install-completion` adds completion to your shell.
+[Credentials](credentials.md) describes `sb://HOST`, `--credential` and the network route,
+[options](options.md#environment) the environment variables, [production](production.md#rights)
+the rights that each command needs.
+"""
+
+SHARED_MIN: Final = 4
+"""An option that as many commands have is described once."""
+
+
+def api_page() -> str:
+    """Return the page of public names."""
     names = ", ".join(f"`{name}`" for name in sorted(blocking.__all__))
     events = [name for name in twinbus.__all__ if issubclass_of(name, twinbus.PairEvent)]
     parts = [
-        _HEAD.format(blocking=names),
+        _API.format(blocking=names),
         function("pair_namespaces", twinbus.pair_namespaces),
         table("Pair", twinbus.Pair),
         table("PairSide", twinbus.PairSide, "`pair.primary` and `pair.secondary`."),
@@ -88,7 +124,7 @@ def elsewhere() -> list[tuple[str, str, str]]:
     line = re.compile(r"^from (twinbus[\w.]*) import (.*)$", re.MULTILINE)
     found = {
         (path.name, module, name.strip())
-        for path in PAGE.parent.glob("*.md")
+        for path in DOCS.glob("*.md")
         for module, names in line.findall(path.read_text())
         for name in names.partition("#")[0].split(",")
         if module not in own
@@ -199,5 +235,80 @@ def _tree() -> str:
     return "\n".join(drawn) + "\n"
 
 
-if __name__ == "__main__":
-    PAGE.write_text(page())
+def schema_page() -> str:
+    """Return the page of tables and columns."""
+    sums = {table.name: table.sums for table in kept_tables()}
+    parts = [_SCHEMA]
+    for name, schema in stored_schemas().items():
+        columns = [
+            f"| `{one.name}` | {one.dataType.simpleString()}"
+            f"{', sum' if one.name in sums.get(name, ()) else ''} | {one.metadata['comment']} |"
+            for one in schema
+        ]
+        head = ["| column | type | meaning |", "|---|---|---|"]
+        parts.append("\n".join([f"## {name}", "", TABLES[name], "", *head, *columns, ""]))
+    return "\n".join(parts)
+
+
+def commands_page() -> str:
+    """Return the page of commands: help, exit status, example and options of each."""
+    root = get_command(app)
+    found = list(commands_of(root, "twinbus"))
+    counts = Counter(record for _, command in found for record in _records(command))
+    # One meaning for each name: the most common one. Another meaning stands at its commands.
+    common = {of: (of, text) for (of, text), count in reversed(counts.most_common())}
+    shared = {one for one in common.values() if one[0][0] == "-" and counts[one] >= SHARED_MIN}
+    parts = [_COMMANDS, _paragraphs(root.epilog or "")]
+    for name, command in found:
+        records = _records(command)
+        own = [record for record in records if record not in shared]
+        others = ", ".join(f"`{of}`" for of, text in records if (of, text) in shared)
+        parts += [
+            f"##{'#' * (name.count(' ') > 1)} {name}\n",
+            _paragraphs(command.help or ""),
+            _paragraphs(command.epilog or ""),
+            *([_option_rows(own)] if own else []),
+            *([f"Also [below](#options-of-many-commands): {others}.\n"] if others else []),
+        ]
+    parts += ["## Options of many commands\n", _option_rows(sorted(shared))]
+    return "\n".join(part for part in parts if part)
+
+
+def commands_of(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield every group and command below one, with the words that call it."""
+    for word, below in command.commands.items():
+        yield f"{name} {word}", below
+        if isinstance(below, TyperGroup):
+            yield from commands_of(below, f"{name} {word}")
+
+
+def _records(command: Any) -> list[tuple[str, str]]:
+    """Return arguments and options as --help shows them: names with their value, and meaning."""
+    context = typer.Context(command, info_name="twinbus")
+    found = (parameter.get_help_record(context) for parameter in command.params)
+    kind = re.compile(r" <(?:str|int|int range|float|list\[str\])>$")
+    return [(kind.sub("", of).strip(), text) for of, text in filter(None, found)]
+
+
+def _option_rows(records: Iterable[tuple[str, str]]) -> str:
+    return rows("option | meaning", ((f"`{of}`", _plain(text)) for of, text in records))
+
+
+def _paragraphs(text: str) -> str:
+    """Return paragraphs of help as Markdown; lines that --help keeps as they are become code."""
+    found = []
+    for part in re.split(r"\n\s*\n", text.strip()):
+        if part.startswith("\b\n"):
+            lines = part.removeprefix("\b\n").removeprefix("Example: ").splitlines()
+            found.append("\n".join(f"    {line}" for line in lines))
+        else:
+            found.append(" ".join(part.split()))
+    return "\n\n".join(found) + "\n"
+
+
+GENERATED: Final[dict[str, Callable[[], str]]] = {
+    "api.md": api_page,
+    "commands.md": commands_page,
+    "schema.md": schema_page,
+}
+"""The text of each page, by its path on the site."""
