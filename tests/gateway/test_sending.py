@@ -20,7 +20,7 @@ from tests.end_to_end.raw_client import RawClient, message
 from tests.gateway.gateway_world import gateway_world, wait_for
 from twinbus.amqp.message import Properties, encode_message
 from twinbus.broker.faults import Fault
-from twinbus.gateway import upstream
+from twinbus.client import links
 from twinbus.gateway.sending import CREDIT
 
 pytestmark = pytest.mark.contract
@@ -163,7 +163,7 @@ async def test_many_in_flight_are_all_answered_and_stored_once() -> None:
 async def test_the_link_to_an_entity_is_closed_after_its_last_sender(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(upstream, "UNUSED_S", 0.0)
+    monkeypatch.setattr(links, "UNUSED_S", 0.0)
     async with gateway_world("orders") as world:
         async with world.client() as client, client.get_queue_sender("orders") as sender:
             await sender.send_messages(ServiceBusMessage("one"))

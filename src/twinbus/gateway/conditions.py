@@ -17,9 +17,9 @@ from azure.servicebus.exceptions import (
     ServiceBusServerBusyError,
 )
 
-from twinbus.amqp.performatives import Error
 from twinbus.broker.refusals import Refusal
-from twinbus.client.request_node import MISSING_STATUS, RequestRefused
+from twinbus.client.links import DeliveryRejected, LinkEnded
+from twinbus.client.request_node import MISSING_STATUS, ConnectionLost, RequestRefused
 from twinbus.errors import (
     BacklogGuardError,
     BacklogMessageTooLargeError,
@@ -27,7 +27,7 @@ from twinbus.errors import (
     PairClosedError,
 )
 from twinbus.pairing.core.classify import SERVER_FAULTS, FailureMeaning, meaning_of
-from twinbus.pairing.sending.recording import NO_CONNECTION
+from twinbus.pairing.sending.recording import NO_CONNECTION, Unanswered
 
 NOT_FOUND: Final = "amqp:not-found"
 NOT_ALLOWED: Final = "amqp:not-allowed"
@@ -70,10 +70,29 @@ class UpstreamRefusal(Refusal):
         self.condition = condition
 
 
-def rejection(error: Error | None) -> ServiceBusError:
+def upstream_error(error: Exception) -> Exception:
+    """An error of the client's links as the failover core judges it; others as they are."""
+    made: ServiceBusError
+    match error:
+        case ConnectionLost():
+            made = unreachable(str(error))
+        case RequestRefused():
+            made = refused(error)
+        case DeliveryRejected():
+            made = rejection(error.condition, str(error))
+        case LinkEnded():
+            made = detached(error.condition, str(error))
+            if error.was_sent:
+                made.__cause__ = Unanswered()
+                return made
+        case _:
+            return error
+    made.__cause__ = error
+    return made
+
+
+def rejection(condition: str, text: str) -> ServiceBusError:
     """The error for a delivery that a namespace rejected, or a link that it refused."""
-    condition = str(error.condition) if error is not None else "amqp:internal-error"
-    text = (error.description if error is not None else None) or "the namespace gave no reason"
     kind = _ERRORS.get(condition)
     if kind is None:
         return ServiceBusError(text, condition=condition)
@@ -82,12 +101,10 @@ def rejection(error: Error | None) -> ServiceBusError:
     return made
 
 
-def detached(error: Error | None) -> ServiceBusError:
-    """The error for what was in flight on a link that a namespace detached."""
-    condition = str(error.condition) if error is not None else ""
+def detached(condition: str, text: str) -> ServiceBusError:
+    """The error for what was in flight on a link that ended; "": its connection was lost."""
     if condition in _ERRORS:
-        return rejection(error)
-    text = (error.description if error is not None else None) or "the namespace closed the link"
+        return rejection(condition, text)
     return ServiceBusConnectionError(message=text, condition=condition or None)
 
 
@@ -98,12 +115,7 @@ def refused(error: RequestRefused) -> ServiceBusError:
     if error.status >= SERVER_FAULTS or (error.__cause__ and meaning_of(error.__cause__).counts):
         # As for a pair: the namespace is broken, or its token service cannot be reached.
         return unreachable(str(error))
-    return rejection(Error(condition=error.condition or UNAUTHORIZED, description=str(error)))
-
-
-def lost(reason: str) -> ServiceBusConnectionError:
-    """The error for what was in flight on a connection that is lost."""
-    return ServiceBusConnectionError(message=reason)
+    return rejection(error.condition or UNAUTHORIZED, str(error))
 
 
 def unreachable(reason: str) -> ServiceBusConnectionError:

@@ -30,6 +30,7 @@ from twinbus.amqp.message import (
 from twinbus.amqp.types import DecodeError, Symbol
 from twinbus.broker.links.context import new_message_id
 from twinbus.broker.refusals import MalformedMessage
+from twinbus.client.links import Wire
 from twinbus.errors import BacklogGuardError, BacklogMessageTooLargeError
 from twinbus.transfer import RESERVED_NAMES, overhead_bytes, to_backlog_sections
 from twinbus.transfer.aliases import SESSION_ID_MAX
@@ -45,13 +46,6 @@ _ID_GROWTH: Final = overhead_bytes("", message_id="") - overhead_bytes("")
 
 _LONGEST_SESSION_ID: Final = chr(0x10FFFF) * SESSION_ID_MAX
 _DATA_SECTION: Final = bytes((0x00, 0x53, DATA))
-
-
-class Wire(NamedTuple):
-    """What one transfer carries."""
-
-    data: bytes
-    message_format: int
 
 
 class EncodedMessage(NamedTuple):

@@ -14,6 +14,7 @@ from twinbus.gateway.addresses import require_plain
 from twinbus.gateway.relay import PrimaryRelay
 from twinbus.gateway.relayed_links import RelayedReceiver, RelayedReplies, RelayedRequests
 from twinbus.gateway.sending import GatewaySendingLink
+from twinbus.gateway.upstream import LinkSenders
 from twinbus.namespace.endpoint import endpoint_of
 from twinbus.transfer.entity_names import is_entity_name
 from twinbus.wording import visible
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from twinbus.amqp.link import ReceiverLink, SenderLink
     from twinbus.broker.links.context import LinkClient, PeerContext
     from twinbus.broker.links.owner import LinkOwner
+    from twinbus.client.links import UpstreamConnection
     from twinbus.gateway.holding import HeldSends
-    from twinbus.gateway.upstream import UpstreamLine
     from twinbus.pairing.sending.client import PairedClient
 
 CLIENT_NAME_MAX: Final = 100
@@ -35,7 +36,11 @@ class GatewayLinks:
     """What the gateway does with a client's links; a `LinkOpener`."""
 
     def __init__(
-        self, context: PeerContext, paired: PairedClient, primary: UpstreamLine, held: HeldSends
+        self,
+        context: PeerContext,
+        paired: PairedClient,
+        primary: UpstreamConnection,
+        held: HeldSends,
     ) -> None:
         self._context = context
         self._paired = paired
@@ -54,7 +59,7 @@ class GatewayLinks:
             raise NotAllowed(f"{address!r} is no queue or topic that messages can be sent to.")
         pool = self._primary.pool(address)
         name = visible(client.container_id[:CLIENT_NAME_MAX]) or None
-        target = self._paired.target(address, pool, name)
+        target = self._paired.target(address, LinkSenders(pool), name)
         sending = GatewaySendingLink(
             self._held, client, link, address, target, pool, granted_until_ms
         )

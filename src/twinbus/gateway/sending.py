@@ -22,9 +22,9 @@ from twinbus.broker.links.context import LinkClient, rejected
 from twinbus.broker.links.owner import LinkOwner
 from twinbus.broker.refusals import MessageTooLarge, Refusal
 from twinbus.broker.sas import SEND
-from twinbus.gateway.conditions import refusal_of
+from twinbus.client.links import LinkPool
+from twinbus.gateway.conditions import refusal_of, upstream_error
 from twinbus.gateway.messages import BATCH_ALLOWANCE, EncodedMessages
-from twinbus.gateway.upstream import LinkPool
 from twinbus.pairing.core.classify import meaning_of
 from twinbus.pairing.core.failover import EntityState, Route
 from twinbus.pairing.sending.calls import translated
@@ -114,7 +114,7 @@ class GatewaySendingLink(LinkOwner):
         try:
             await self._pool.open()
         except Exception as caught:  # noqa: BLE001  # every failure is judged
-            error = translated(caught, entity.path, state.policy.attempt_timeout_s)
+            error = translated(upstream_error(caught), entity.path, state.policy.attempt_timeout_s)
             counts = state.counts(error)
             if self._is_closed:
                 return  # Without a sender the entity may have been forgotten meanwhile.
@@ -244,15 +244,15 @@ class GatewaySendingLink(LinkOwner):
         limit_bytes = self._pool.limit_bytes
         return limit_bytes is not None and len(messages.payload.data) > limit_bytes
 
-    def _answered(self, delivery: _Delivery, error: Exception | None) -> None:
+    def _answered(self, delivery: _Delivery, failure: Exception | None) -> None:
         """The primary answered a delivery that was sent directly, or did not in time."""
         self._direct -= 1
-        if error is None:
+        if failure is None:
             self._last_accepted = max(self._last_accepted, delivery.number)
             self._record(delivery, None)
             self._target.entity.succeeded(len(delivery.messages))
             self._end(delivery.event, None)
-        elif self._is_for_now(error):
+        elif self._is_for_now(error := upstream_error(failure)):
             delivery.error = error
             self._refused.append(delivery)
         else:

@@ -1,4 +1,4 @@
-"""The running gateway: its client connections, its lines to both namespaces, what it holds.
+"""The running gateway: its client connections, its connections to both namespaces, what it holds.
 
 Each loop iteration: peers act on what arrived, then the output of all of them is written. Nothing
 is stored here: an answer is written because a namespace gave one.
@@ -17,14 +17,14 @@ from twinbus.broker.links.peer import Peer
 from twinbus.broker.profile import LAPTOP
 from twinbus.broker.sas import AccessPolicy
 from twinbus.broker.tracking import RefusalTracker
+from twinbus.client.links import UpstreamConnection
 from twinbus.gateway.holding import HELD_BYTES_MAX, HeldSends
 from twinbus.gateway.opening import GatewayLinks
-from twinbus.gateway.upstream import UpstreamLine
+from twinbus.gateway.upstream import LinkSenders
 
 if TYPE_CHECKING:
     from twinbus.broker.access.admission import Admission
     from twinbus.broker.front import Front
-    from twinbus.gateway.upstream import LinkPool
     from twinbus.pairing.sending.client import PairedClient
 
 log = logging.getLogger("twinbus.gateway")
@@ -55,8 +55,8 @@ class GatewayServer:
         self.client = client
         state = client.state
         answer_s = state.policy.attempt_timeout_s
-        self.primary = UpstreamLine(state.primary, answer_s)
-        self.secondary = UpstreamLine(state.secondary, answer_s)
+        self.primary = UpstreamConnection(state.primary, answer_s)
+        self.secondary = UpstreamConnection(state.secondary, answer_s)
         self.peers: set[Peer] = set()
         self.held = HeldSends(name, patience_s, held_bytes_max)
         self._to_collect: dict[Peer, None] = {}
@@ -112,9 +112,9 @@ class GatewayServer:
             if write is not None:
                 write()
 
-    def _backlog_pool(self, queue: str) -> LinkPool:
+    def _backlog_pool(self, queue: str) -> LinkSenders:
         learn = partial(self.client.state.limits.learn, queue)
-        return self.secondary.pool(queue, learn, splits=True)
+        return LinkSenders(self.secondary.pool(queue, learn), splits=True)
 
     async def drain(self, limit_s: float) -> None:
         """Take no more from clients; return when what is in flight has been answered."""
@@ -123,7 +123,7 @@ class GatewayServer:
         await self.held.drain(limit_s)
 
     async def close(self) -> None:
-        """Close the client connections, then the lines to the namespaces."""
+        """Close the client connections, then those to the namespaces."""
         self._tick()
         for peer in list(self.peers):
             peer.close("amqp:connection:forced", "the gateway is shutting down", linger=False)

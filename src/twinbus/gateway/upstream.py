@@ -1,434 +1,35 @@
-"""The gateway's own connection to one namespace, on which it sends: raw links, many in flight.
-
-    pool = line.pool("orders")
-    pool.send(wire, done)            # on an open link; `done` gets None or the error
-    await pool.attempt(...)          # as a call of the failover core makes its attempts
-
-All clients of the gateway share the connection, and all senders of one entity its link.
-"""
+"""Links of the client as the failover core sends with them: attempts, and errors that it judges."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-import logging
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 from azure.servicebus.exceptions import MessageSizeExceededError
 
-from twinbus.amqp.events import Attached, CreditChanged, Detached, Disposed, Event
-from twinbus.amqp.link import LinkSession, LinkState, SenderLink
-from twinbus.amqp.performatives import Accepted, Error, Rejected, Source, Target
-from twinbus.client.connection import NamespaceConnection
-from twinbus.client.request_node import ConnectionLost, RequestRefused
-from twinbus.gateway.conditions import detached, lost, refused, rejection, unreachable
-from twinbus.gateway.messages import Wire
-from twinbus.ledger.requests import BilledRequests
-from twinbus.namespace.endpoint import endpoint_of
-from twinbus.namespace.namespace import Namespace
+from twinbus.client.links import LinkPool, Wire
+from twinbus.gateway.conditions import upstream_error
 from twinbus.pairing.sdk.sender_pool import ANSWER_MIN_S, CutShort
-from twinbus.pairing.sending.recording import Unanswered
-
-log = logging.getLogger("twinbus.gateway")
-
-REOPEN_PAUSE_S: Final = 0.2
-"""Calls that come this soon after a failed connection get the same failure: a thousand callers
-that try again together do not open a thousand sockets."""
-
-UNUSED_S: Final = 30.0
-"""How long the link to an entity stays open after its last client: many open and close a sender for
-each message."""
-
-TAG_BYTES: Final = 4
-
-Done = Callable[[Exception | None], None]
-"""Called once for each transfer: None when a namespace has accepted it."""
-
-_numbers = itertools.count(1)
 
 
-class Sent(NamedTuple):
-    """A transfer in flight."""
-
-    link: UpstreamLink
-    done: Done
-    ends_at: float
-
-
-class UpstreamLine:
-    """The connection to one namespace; it is opened when needed and again when it was lost."""
-
-    def __init__(
-        self, namespace: Namespace, answer_s: float, requests: BilledRequests | None = None
-    ) -> None:
-        self.label = namespace.label
-        self.answer_s = answer_s
-        self.loop = asyncio.get_running_loop()
-        self.heard_at = 0.0
-        """When the namespace last sent a frame."""
-        self._endpoint = endpoint_of(namespace)
-        self._requests = requests
-        self._connection: NamespaceConnection | None = None
-        self._opening: asyncio.Task[NamespaceConnection] | None = None
-        self._failure: tuple[float, str] | None = None
-        self._pools: dict[str, LinkPool] = {}
-        self._in_flight: dict[LinkSession, dict[int, Sent]] = {}
-        self._is_flush_due = False
-        self._closed = False
-
-    @property
-    def state(self) -> str:
-        """`connected`; `unused`, for it was not needed yet; or `lost`."""
-        if self._connection is not None and not self._connection.lost.done():
-            return "connected"
-        return "lost" if self._failure is not None or self.heard_at else "unused"
-
-    def pool(
-        self, path: str, on_open: Callable[[int, int], None] | None = None, *, splits: bool = False
-    ) -> LinkPool:
-        """The links to one entity. `splits`: a batch beyond the link's limit is an error here."""
-        pool = self._pools.get(path.lower())
-        if pool is None or pool.closed:
-            pool = self._pools[path.lower()] = LinkPool(self, path, on_open, splits=splits)
-        return pool
-
-    async def connection(self) -> NamespaceConnection:
-        """The open connection; `ServiceBusConnectionError` if there is none."""
-        if self._connection is not None and not self._connection.lost.done():
-            return self._connection
-        if self._closed:
-            raise unreachable(f"the connection to {self.label} was closed")
-        if self._failure is not None and self.loop.time() - self._failure[0] < REOPEN_PAUSE_S:
-            raise unreachable(self._failure[1])
-        if self._opening is None or self._opening.done():
-            self._opening = asyncio.create_task(self._open())
-            self._opening.add_done_callback(_retrieved)
-        try:
-            return await asyncio.shield(self._opening)
-        except ConnectionLost as error:
-            raise unreachable(str(error)) from error
-
-    async def _open(self) -> NamespaceConnection:
-        connection = NamespaceConnection(
-            self._endpoint, self._on_event, answer_s=self.answer_s, requests=self._requests
-        )
-        try:
-            await connection.open()
-        except ConnectionLost as error:
-            self._failure = self.loop.time(), str(error)
-            raise
-        self._failure = None
-        self._connection = connection
-        self.heard_at = self.loop.time()
-        connection.lost.add_done_callback(partial(self._on_lost, connection))
-        log.info("%s: connected", self.label)
-        return connection
-
-    def flush(self) -> None:
-        """Write what links have added, at the end of this loop iteration."""
-        if not self._is_flush_due:
-            self._is_flush_due = True
-            self.loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        self._is_flush_due = False
-        if self._connection is not None:
-            self._connection.flush()
-
-    def forget_unused(self, pool: LinkPool) -> None:
-        """Close the link to an entity that no client sends to any more."""
-        if not pool.users and self._pools.get(pool.path.lower()) is pool:
-            del self._pools[pool.path.lower()]
-            pool.invalidate()
-            if self._connection is not None:
-                self._connection.forget_token(pool.path)
-
-    def in_flight(self, session: LinkSession) -> dict[int, Sent]:
-        """The transfers of one session that are not answered, by delivery id."""
-        return self._in_flight.setdefault(session, {})
-
-    def drop(self, reason: str) -> None:
-        """Abort a connection that does not answer."""
-        if self._connection is not None and not self._connection.lost.done():
-            log.warning("%s: %s", self.label, reason)
-            self._connection.drop(reason)
-
-    async def close(self) -> None:
-        """Close the connection; what is in flight ends with an error."""
-        self._closed = True
-        for pool in self._pools.values():
-            pool.closed = True
-        if self._opening is not None and not self._opening.done():
-            self._opening.cancel()
-            await asyncio.wait({self._opening})
-        if self._connection is not None:
-            await self._connection.close()
-
-    def _on_event(self, event: Event) -> None:
-        self.heard_at = self.loop.time()
-        if type(event) is Disposed:
-            if event.by_receiver:
-                self._on_disposed(event)
-            return
-        link = getattr(event, "link", None)
-        owner = getattr(link, "owner", None)
-        if isinstance(owner, UpstreamLink):
-            owner.handle(event)
-
-    def _on_disposed(self, event: Disposed) -> None:
-        sent = self._in_flight.get(event.session)
-        if not sent or event.state is None:
-            return
-        error: Exception | None = None
-        for number, _, _ in event.session.take_unsettled(event.first, event.last):
-            one = sent.pop(number, None)
-            if one is None:
-                continue  # It was not answered in time, and its call goes on without it.
-            if type(event.state) is not Accepted:
-                # Each call has an error of its own: it gets the ids of its messages.
-                reason = event.state.error if isinstance(event.state, Rejected) else None
-                error = rejection(reason or Error(description=f"{event.state!r:.60}"))
-            one.link.answered_at = self.heard_at
-            one.done(error)
-
-    def _on_lost(self, connection: NamespaceConnection, reason: asyncio.Future[str]) -> None:
-        if connection is not self._connection:
-            return
-        text = f"{self.label}: {reason.result()}"
-        if not self._closed:
-            log.warning("%s", text)
-        self._connection = None
-        in_flight, self._in_flight = self._in_flight, {}
-        for pool in self._pools.values():
-            pool.forget_links(text)
-        for sent in in_flight.values():
-            ended = list(sent.values())
-            # A retired link has a timer of its own, which must not end them a second time.
-            sent.clear()
-            for one in ended:
-                one.done(lost(text))
-
-
-class UpstreamLink:
-    """One link to an entity; a pool has one that it uses, and may have others that end."""
-
-    def __init__(self, pool: LinkPool, line: UpstreamLine, link: SenderLink) -> None:
-        self.link = link
-        self.answered_at = 0.0
-        self.opened: asyncio.Future[None] = line.loop.create_future()
-        self._pool = pool
-        self._line = line
-        self._waiting: OrderedDict[Done, tuple[Wire, float]] = OrderedDict()
-        """What has no credit, and until when it waits; the first came first."""
-        self._sent = line.in_flight(link.session)
-        self._timer: asyncio.TimerHandle | None = None
-        link.owner = self
-
-    @property
-    def is_open(self) -> bool:
-        return self.opened.done() and self.link.state is LinkState.OPEN
-
-    def send(self, wire: Wire, done: Done) -> None:
-        """Send one delivery, or let it wait for credit."""
-        ends_at = self._line.loop.time() + self._line.answer_s
-        if self.link.credit > 0 and not self._waiting:
-            self._write(wire, done, ends_at)
-        else:
-            self._waiting[done] = wire, ends_at
-        if self._timer is None:
-            self._timer = self._line.loop.call_at(ends_at, self._end_overdue)
-
-    def withdraw(self, done: Done) -> None:
-        """Do not send what still waits for credit: its call has given up."""
-        self._waiting.pop(done, None)
-
-    def _write(self, wire: Wire, done: Done, ends_at: float) -> None:
-        tag = next(_numbers).to_bytes(8, "big")[-TAG_BYTES:]
-        number = self.link.send(wire.data, tag, message_format=wire.message_format)
-        self._sent[number] = Sent(self, done, ends_at)
-        self._line.flush()
-
-    def handle(self, event: Event) -> None:
-        match event:
-            case CreditChanged():
-                if self.link.credit and not self.opened.done():
-                    self.opened.set_result(None)
-                while self._waiting and self.link.credit > 0:
-                    done, (wire, ends_at) = self._waiting.popitem(last=False)
-                    self._write(wire, done, ends_at)
-            case Detached():
-                self.end(detached(event.error), lambda: detached(event.error))
-            case Attached():
-                self._pool.learn(self.link.max_message_size)
-
-    def end(self, refusal: Exception, error: Callable[[], Exception]) -> None:
-        """The link is gone: end what it carried and what waited, each with an error of its own."""
-        if self._timer is not None:
-            self._timer.cancel()
-        if not self.opened.done():
-            self.opened.set_exception(refusal)
-            self.opened.exception()
-        self._pool.forget(self)
-        waiting, self._waiting = self._waiting, OrderedDict()
-        mine = [number for number, one in self._sent.items() if one.link is self]
-        for one in [self._sent.pop(number) for number in mine]:
-            unanswered = error()
-            # A detach is no answer, whatever its reason: the namespace may have stored this one.
-            unanswered.__cause__ = Unanswered()
-            one.done(unanswered)
-        for done in waiting:
-            done(error())
-
-    def _end_overdue(self) -> None:
-        """End transfers that were not answered in time; a silent link is not used again."""
-        loop = self._line.loop
-        now, began = loop.time(), loop.time() - self._line.answer_s
-        self._timer = None
-        overdue = []
-        for number, one in self._sent.items():
-            if one.link is self and one.ends_at <= now:
-                overdue.append(number)
-        ended = [self._sent.pop(number).done for number in overdue]
-        while self._waiting and self._first_ends_at() <= now:
-            ended.append(self._waiting.popitem(last=False)[0])
-        if ended and self._line.heard_at < began:
-            self._line.drop(f"it sent nothing for {self._line.answer_s:g} s")
-        elif ended and self.answered_at < began:
-            self._pool.retire(self)
-        for done in ended:
-            done(TimeoutError())
-        left = [one.ends_at for one in self._sent.values() if one.link is self]
-        if self._waiting:
-            left.append(self._first_ends_at())
-        if left and self.link.state is LinkState.OPEN:
-            self._timer = loop.call_at(min(left), self._end_overdue)
-
-    def _first_ends_at(self) -> float:
-        """When the first of what waits has waited long enough; each later one ends later."""
-        return self._waiting[next(iter(self._waiting))][1]
-
-
-class LinkPool:
+class LinkSenders:
     """The links to one entity; an `AttemptPool` of send calls. `take` gives the pool itself."""
 
-    def __init__(
-        self,
-        line: UpstreamLine,
-        path: str,
-        on_open: Callable[[int, int], None] | None,
-        *,
-        splits: bool,
-    ) -> None:
-        self.path = path
-        self.closed = False
-        self.users = 0
-        """Client links that send here."""
-        self.limit_bytes: int | None = None
-        """The largest message that the entity takes, as the last link reported."""
-        self._line = line
-        self._on_open = on_open
+    def __init__(self, links: LinkPool, *, splits: bool = False) -> None:
+        """`splits`: a batch beyond the link's limit is an error here, so that it is divided."""
+        self.links = links
         self._splits = splits
-        self._link: UpstreamLink | None = None
-        self._opening: asyncio.Task[None] | None = None
 
     @property
-    def is_ready(self) -> bool:
-        """Whether `send` may be called: a link is open."""
-        return self._link is not None and self._link.is_open
+    def closed(self) -> bool:
+        return self.links.closed
 
-    def send(self, wire: Wire, done: Done) -> None:
-        """Send one delivery on the open link."""
-        assert self._link is not None
-        self._link.send(wire, done)
+    @property
+    def limit_bytes(self) -> int | None:
+        return self.links.limit_bytes
 
-    def release(self) -> None:
-        """A client link that sent here is gone; after the last one the link is closed in time."""
-        self.users -= 1
-        if not self.users:
-            self._line.loop.call_later(UNUSED_S, self._line.forget_unused, self)
-
-    async def send_messages(self, wire: Wire) -> None:
-        """Send one delivery and return when the namespace has accepted it."""
-        limit_bytes = self.limit_bytes
-        if self._splits and limit_bytes is not None and len(wire.data) > limit_bytes:
-            raise MessageSizeExceededError(
-                message=f"{self.path} takes {limit_bytes} bytes and got {len(wire.data)}"
-            )
-        link = self._link
-        if link is None:  # It ended in the moment after it was opened.
-            raise lost(f"{self.path}: the link ended")
-        answer: asyncio.Future[None] = self._line.loop.create_future()
-        told = partial(_tell, answer)
-        link.send(wire, told)
-        try:
-            await answer
-        except asyncio.CancelledError:
-            link.withdraw(told)
-            raise
-
-    async def open(self) -> None:
-        """Open a link unless one is open; raises why that failed."""
-        if self.is_ready:
-            return
-        if self._opening is None or self._opening.done():
-            self._opening = asyncio.create_task(self._open())
-            self._opening.add_done_callback(_retrieved)
-        await asyncio.shield(self._opening)
-
-    async def _open(self) -> None:
-        line = self._line
-        connection = await line.connection()
-        try:
-            await connection.authorize(self.path)
-            session = await connection.session_with_room()
-        except RequestRefused as error:
-            connection.forget_token(self.path)
-            raise refused(error) from error
-        except ConnectionLost as error:
-            raise unreachable(str(error)) from error
-        name = f"{self.path}-gateway-{next(_numbers)}"
-        link = session.attach_sender(
-            name, source=Source(address=name), target=Target(address=self.path)
-        )
-        self._link = made = UpstreamLink(self, line, link)
-        connection.flush()
-        try:
-            async with asyncio.timeout(line.answer_s):
-                await asyncio.shield(made.opened)
-        except TimeoutError:
-            if self._link is made:
-                self._link = None
-            link.detach()
-            line.flush()
-            raise
-
-    def learn(self, limit_bytes: int) -> None:
-        """Remember the limit that a link reported."""
-        self.limit_bytes = limit_bytes or self.limit_bytes
-        if self._on_open is not None and self.limit_bytes is not None:
-            self._on_open(self.limit_bytes, self.limit_bytes)
-
-    def forget(self, link: UpstreamLink) -> None:
-        if self._link is link:
-            self._link = None
-
-    def retire(self, link: UpstreamLink) -> None:
-        """Send on another link from now on; what this one carries may still be answered."""
-        log.warning("%s: a link did not answer for %g s", self.path, self._line.answer_s)
-        if self._link is link:
-            self.invalidate()
-
-    def forget_links(self, reason: str) -> None:
-        """The connection is lost, and the link with it."""
-        if self._link is not None:
-            self._link.end(lost(reason), lambda: lost(reason))
-
-    # As send calls use it
-
-    def take(self) -> LinkPool:
+    def take(self) -> LinkSenders:
         return self
 
     async def wait(self, until: float | None) -> None:
@@ -436,37 +37,44 @@ class LinkPool:
 
     async def attempt(
         self,
-        pooled: LinkPool,
+        pooled: LinkSenders,
         operation: Callable[[Any], Awaitable[Any]],
         timeout_s: float,
         *,
         is_late: bool = False,
     ) -> Any:
-        """Open the link if there is none, and carry out one operation on it; within the time.
+        """Open the link unless one is open, and carry out one operation on it; within the time.
 
         CutShort if the call `is_late`, and has too little time left for an answer.
         """
         try:
             async with asyncio.timeout(timeout_s):
-                await self.open()
+                await self.links.open()
                 return await operation(pooled)
         except TimeoutError as error:
             if is_late and timeout_s < ANSWER_MIN_S:
                 raise CutShort(f"{timeout_s:.2g} s") from error
             raise
+        except Exception as error:
+            made = upstream_error(error)
+            if made is error:
+                raise
+            raise made from made.__cause__
+
+    async def send_messages(self, wire: Wire) -> None:
+        """Send one delivery and return when the namespace has accepted it."""
+        limit_bytes = self.links.limit_bytes
+        if self._splits and limit_bytes is not None and len(wire.data) > limit_bytes:
+            raise MessageSizeExceededError(
+                message=f"{self.links.path} takes {limit_bytes} bytes and got {len(wire.data)}"
+            )
+        await self.links.send_messages(wire)
 
     def invalidate(self) -> None:
-        """Use the present link no more; what it carries may still be answered."""
-        if self._link is not None:
-            self._line.loop.call_later(self._line.answer_s, self._link.link.detach)
-            self._link = None
+        self.links.invalidate()
 
     def open_ahead(self) -> None:
-        """Begin to open the link before it is needed; a failure shows when it is."""
-        is_opening = self._opening is not None and not self._opening.done()
-        if not self.closed and not self.is_ready and not is_opening:
-            self._opening = asyncio.create_task(self._open())
-            self._opening.add_done_callback(_retrieved)
+        self.links.open_ahead()
 
     def wake_one(self) -> None:
         """Nothing waits here."""
@@ -475,20 +83,5 @@ class LinkPool:
         """Nothing waits here."""
 
     async def close(self, limit_s: float) -> None:
-        """Take no more; the line closes the links."""
-        self.closed = True
-
-
-def _tell(answer: asyncio.Future[None], error: Exception | None) -> None:
-    if answer.done():
-        return
-    if error is None:
-        answer.set_result(None)
-    else:
-        answer.set_exception(error)
-
-
-def _retrieved(task: asyncio.Task[Any]) -> None:
-    """Mark the failure of an opening as seen, though every call that waited may have given up."""
-    if not task.cancelled():
-        task.exception()
+        """Take no more; the connection closes the links."""
+        self.links.closed = True

@@ -15,8 +15,9 @@ from twinbus.amqp.message import (
 )
 from twinbus.amqp.types import Symbol
 from twinbus.broker.refusals import MalformedMessage
+from twinbus.client.links import Wire
 from twinbus.errors import BacklogMessageTooLargeError, ReservedPropertyError
-from twinbus.gateway.messages import EncodedMessages, Wire
+from twinbus.gateway.messages import EncodedMessages
 from twinbus.transfer import from_backlog_sections
 
 LIMIT = 256 * 1024

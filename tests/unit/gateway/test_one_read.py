@@ -27,9 +27,9 @@ from twinbus.amqp.output import FrameOutput
 from twinbus.amqp.session import Session
 from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.refusals import EntityNotFound
-from twinbus.gateway.messages import BATCH_ALLOWANCE, Wire
+from twinbus.client.links import UpstreamConnection, Wire
+from twinbus.gateway.messages import BATCH_ALLOWANCE
 from twinbus.gateway.sending import UNKNOWN_LIMIT_BYTES, GatewaySendingLink
-from twinbus.gateway.upstream import UpstreamLine
 from twinbus.namespace.namespace import Namespace
 
 PAIRS = pairs([*RECEIVING, *LAST])
@@ -77,8 +77,8 @@ async def test_our_own_client_hears_an_acceptance_right_before_the_end_of_its_li
     primary = new_primary()
     queue = primary.namespace.create_queue("orders", QueueDescription(), primary.now_ms())
     ends = join(primary, monkeypatch)
-    line = UpstreamLine(Namespace.from_connection_string(PRIMARY), 60.0)
-    pool = line.pool("orders")
+    upstream = UpstreamConnection(Namespace.from_connection_string(PRIMARY), 60.0)
+    pool = upstream.pool("orders")
     await pool.open()
     ((peer, wire),) = ends
     wire.is_held = True
@@ -100,7 +100,7 @@ async def test_our_own_client_hears_an_acceptance_right_before_the_end_of_its_li
     await asyncio.sleep(0.01)
     assert answers == [None]
     assert len(facts(queue, primary.now_ms())) == 1
-    await line.close()
+    await upstream.close()
     await primary.close()
 
 

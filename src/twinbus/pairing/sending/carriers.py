@@ -41,8 +41,11 @@ class OutgoingMessages(Protocol):
 class AttemptPool(Protocol):
     """Senders to one queue or topic."""
 
-    closed: bool
-    limit_bytes: int | None
+    @property
+    def closed(self) -> bool: ...
+
+    @property
+    def limit_bytes(self) -> int | None: ...
 
     def take(self) -> Any | None: ...
 
