@@ -76,7 +76,7 @@ def twinbus(
 
 @command(app, "twinbus serve contoso:5672 contoso-dr:5673 --data ./bus", takes_pair=False)
 def serve(given: ServeOptions) -> int:
-    """Run local namespaces that any Service Bus client can use.
+    """Run local namespaces for Service Bus clients.
 
     It prints a connection string for each namespace, then `ready`, and runs until Ctrl-C or
     SIGTERM. One port serves AMQP, AMQP over WebSocket, the administration API, /health and

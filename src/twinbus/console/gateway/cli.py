@@ -16,7 +16,7 @@ app = command_group("A pair of namespaces behind one connection string.")
     note="--secondary embedded:DIR keeps the backlog on the local disk.",
 )
 def gateway(given: GatewayOptions, sides: SidesOptions, front: FrontOptions) -> int:
-    """Serve a pair of namespaces to clients of any language.
+    """Serve a pair of namespaces to clients of other languages.
 
     The command runs until Ctrl-C or SIGTERM.
     """
