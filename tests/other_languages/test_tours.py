@@ -3,7 +3,7 @@
 In soak the tours also go through a gateway in front of it.
 
 Each tour is a small program that prints one JSON line per step; each step is a test of its own.
-docs/other-languages.md says what the SDKs can do and what they cannot.
+docs/gateway.md says what the SDKs can do and what they cannot.
 """
 
 from __future__ import annotations
