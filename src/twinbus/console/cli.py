@@ -125,9 +125,9 @@ def drill(
     like: Annotated[
         str | None, option("TIER", "Limits of azure-standard or azure-premium, as of serve.")
     ] = None,
-    report: Annotated[Path, option("DIR", "Directory for report.html and drill.json.")] = Path(
-        "drill-report"
-    ),
+    report: Annotated[
+        Path, option("DIR", "Directory for the report, its data and the ledger.")
+    ] = Path("drill-report"),
     page: Annotated[bool, flag("--page", "Show the drill in a browser, live.")] = False,
     output: OutputOption = Output.TEXT,
 ) -> int:

@@ -27,9 +27,11 @@ def status(
 ) -> int:
     """Show running pairs, their entities and backlog queues.
 
-    All pairs of this user on this machine, those that need attention first. An entity is *raising*
-    if a call on it raised in the last minute, whatever its state. --pair takes a label, for every
-    process of that pair, or LABEL.PID for one. It makes no billed request.
+    All pairs of this user on this machine, those that need attention first: an entity that is not
+    healthy, is frozen, or is raising (a call on it raised in the last minute, whatever its state);
+    a pair without a backlog queue that answers; a side that is closed or faulted; a ledger that
+    lost lines. It makes no billed request, so it has the depth of the backlog only where the pair
+    measures it for a collector.
     """
     from twinbus.console.control.commands import show_status
 

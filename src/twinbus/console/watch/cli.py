@@ -78,8 +78,9 @@ def check(
 
     CRITICAL: sends raise, sends depend on the primary alone (see --unprotected), a process does not
     answer, or no pair of --pair runs. WARNING: an entity is raising, suspect or failed over; the
-    ledger lost lines; a syphon is paused, cannot reach a side or holds messages. UNKNOWN: the
-    secondary does not answer or refuses; without a secondary, nothing runs here.
+    ledger lost lines; a syphon is paused, cannot reach a side or holds messages; one that waits
+    for its lease is OK. UNKNOWN: the secondary does not answer or refuses; without a secondary,
+    nothing runs here.
     """
     from twinbus.console.watch.check import CheckRequest, run_check
     from twinbus.console.watch.thresholds import CheckLevel, Thresholds, limits_of
