@@ -120,7 +120,7 @@ const ACTIONS = {
     bodies: byQueue(letters),
   }),
   prove: () => ({
-    title: "Make the proof anew",
+    title: "Make the proof again",
     lines: ["The conservation report is computed from the whole ledger. That takes about a minute and a Java runtime."],
     yes: "Make it",
     command: "report conservation",
