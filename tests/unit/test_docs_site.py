@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -92,6 +93,13 @@ def test_every_link_of_the_site_leads_somewhere_and_nothing_is_loaded_from_elsew
         "planted.html loads https://example.com/x.js",
     ]
     page.unlink()
+
+
+def test_every_page_is_of_one_of_four_kinds() -> None:
+    nav = tomllib.loads((ROOT / "docs" / "zensical.toml").read_text())["project"]["nav"]
+    found = list(docs_site.entries(nav))
+    assert {kind for kind, _, _ in found} == {"Tutorial", "How-to", "Explanation", "Reference"}
+    assert sorted(page for _, _, page in found) == sorted(docs_site.site_paths().values())
 
 
 def test_llms_txt_has_every_page_with_a_sentence(site: Path) -> None:
