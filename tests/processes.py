@@ -33,16 +33,15 @@ def run_twinbus(
     *arguments: str,
     timeout_s: float = 60.0,
     environment: Mapping[str, str] | None = None,
-    text: str = "",
 ) -> subprocess.CompletedProcess[str]:
     """Run a command that is expected to end by itself; its output and exit status.
 
-    `environment` is added to that of the test; `text` is the standard input.
+    `environment` is added to that of the test; the standard input is empty.
     """
     return subprocess.run(
         [sys.executable, "-c", ENTRY, *arguments],
         env={**os.environ, **(environment or {})},
-        input=text,
+        input="",
         capture_output=True,
         text=True,
         timeout=timeout_s,

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
-
-from twinbus.console.ledger.options import PlaceOptions, TablesOptions
+from twinbus.console.ledger.options import TablesOptions
 from twinbus.console.options import require_shared_places
 from twinbus.console.terminal.command import argument, command, command_group, flag, option
 from twinbus.console.terminal.output import WrongUse
@@ -118,19 +116,6 @@ def close(
         raise WrongUse("--reason is empty: say why nothing is missing")
     require_shared_places(given.master, given.ledger, given.tables, shared=given.shared)
     return commands.close(given.ledger, given.tables, process, reason, given.output)
-
-
-@command(
-    app,
-    "twinbus ledger shell ./ledger",
-    exit_status="that of the last command.",
-    note="A pipe works too: echo 'charges --since 24h' | twinbus ledger shell ./ledger",
-)
-def shell(context: typer.Context, given: PlaceOptions) -> int:
-    """Run several reports and tasks with one Spark session."""
-    from twinbus.console.ledger.shell import run
-
-    return run(context.find_root().command, given)
 
 
 def _run(verb: str, given: TablesOptions, **more: Any) -> int:

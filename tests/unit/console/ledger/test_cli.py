@@ -101,7 +101,7 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_spark")
-@pytest.mark.parametrize(("verb", "more"), [(verb, more) for verb, *more in (*VERBS, ["shell"])])
+@pytest.mark.parametrize(("verb", "more"), [(verb, more) for verb, *more in VERBS])
 def test_a_ledger_that_is_not_there_is_told_without_spark(
     verb: str, more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
