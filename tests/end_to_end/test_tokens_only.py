@@ -12,7 +12,7 @@ from azure.core.exceptions import ClientAuthenticationError
 from tests.end_to_end.raw_client import PATIENCE_S, RawClient, Refused, message
 from tests.official_sdk import administration
 from twinbus import EmbeddedBroker
-from twinbus.broker.front import Front
+from twinbus.broker.port_access import PortAccess
 from twinbus.errors import BrokerStartError
 
 pytestmark = pytest.mark.end_to_end
@@ -27,7 +27,7 @@ def write(path: Path, *lines: str) -> None:
 
 def test_a_broker_that_nobody_could_use_does_not_start() -> None:
     with pytest.raises(BrokerStartError, match="nobody could connect"):
-        Front(require_token=True)
+        PortAccess(require_token=True)
 
 
 async def test_signatures_are_refused_and_tokens_of_the_file_taken_as_it_changes(

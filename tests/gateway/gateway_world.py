@@ -13,8 +13,8 @@ from azure.servicebus.aio import ServiceBusClient
 
 from twinbus import SendAvailabilityOptions, pair_namespaces
 from twinbus.broker.embedded import EmbeddedBroker
-from twinbus.broker.front import DEFAULT_KEY, Front
 from twinbus.broker.host import NamespaceAt, parse_rule
+from twinbus.broker.port_access import DEFAULT_KEY, PortAccess
 from twinbus.gateway import GatewayHost
 from twinbus.gateway.holding import HELD_BYTES_MAX
 
@@ -62,13 +62,13 @@ async def gateway_world(
     *queues: str,
     ledger: Path | None = None,
     patience_s: float = 30.0,
-    front: Front | None = None,
+    access: PortAccess | None = None,
     held_bytes_max: int = HELD_BYTES_MAX,
     **options: Any,
 ) -> AsyncIterator[GatewayWorld]:
     """Both brokers and the gateway, with these queues in the primary.
 
-    `front`: who may connect to the gateway; None: the rules that `connection_string` takes.
+    `access`: who may connect to the gateway; None: the rules that `connection_string` takes.
     """
     settings: dict[str, Any] = {
         "backlog_queue_count": 2,
@@ -90,7 +90,7 @@ async def gateway_world(
         gateway = GatewayHost(
             NamespaceAt("gate"),
             pair,
-            front or Front(rules=rules),
+            access or PortAccess(rules=rules),
             patience_s=patience_s,
             held_bytes_max=held_bytes_max,
         )

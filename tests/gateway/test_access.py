@@ -19,8 +19,8 @@ from tests.contract.test_credentials import Fetching, over_tls
 from tests.end_to_end.raw_client import RawClient, Refused, message
 from tests.gateway.gateway_world import PATIENCE_S, gateway_world
 from twinbus import EmbeddedBroker, SendAvailabilityOptions, pair_namespaces
-from twinbus.broker.front import DEFAULT_KEY, DEFAULT_RULE_NAME, Front
 from twinbus.broker.host import NamespaceAt
+from twinbus.broker.port_access import DEFAULT_KEY, DEFAULT_RULE_NAME, PortAccess
 from twinbus.broker.sas import AcceptedToken
 from twinbus.gateway import GatewayHost
 
@@ -58,8 +58,8 @@ def sent_and_received(port: int, credential: Any, transport: TransportType, text
 
 async def test_the_sdk_uses_tls_with_a_key_and_websocket_with_a_token() -> None:
     tokens = [AcceptedToken(name="app", text=WEB_TOKEN, rights=frozenset({"Send", "Listen"}))]
-    front = Front(tls=server_context(), require_tls=True, tokens=tokens)
-    async with gateway_world("orders", front=front) as world:
+    access = PortAccess(tls=server_context(), require_tls=True, tokens=tokens)
+    async with gateway_world("orders", access=access) as world:
         key = AzureNamedKeyCredential(DEFAULT_RULE_NAME, DEFAULT_KEY)
         ways: list[tuple[Any, TransportType]] = [
             (key, TransportType.Amqp),
@@ -80,8 +80,8 @@ async def test_a_gateway_that_wants_tokens_reads_them_from_a_file_as_it_changes(
     # Long enough for a busy machine to open the links.
     expires = int(time.time()) + 5
     path.write_text(f"app one Send,Listen {expires}\nweak two Send never\n")
-    front = Front(token_file=path, require_token=True)
-    async with gateway_world("orders", front=front) as world:
+    access = PortAccess(token_file=path, require_token=True)
+    async with gateway_world("orders", access=access) as world:
         text = world.connection_string()
         with pytest.raises(Refused, match="LocalAuthDisabled"):
             await RawClient.open(text)
@@ -123,7 +123,7 @@ async def gateway_with(credential: Fetching, **options: Any) -> AsyncIterator[Ga
         secondary = over_tls(broker, "contoso-dr", Fetching(text=WEB_TOKEN))
         chosen = SendAvailabilityOptions(backlog_queue_count=1, attempt_timeout=15, **options)
         gateway = GatewayHost(
-            NamespaceAt("gate"), pair_namespaces(primary, secondary, chosen), Front()
+            NamespaceAt("gate"), pair_namespaces(primary, secondary, chosen), PortAccess()
         )
         await gateway.start()
         try:

@@ -30,8 +30,8 @@ from tests.official_sdk import async_administration, sas_token
 from twinbus.amqp.message import Properties, decode_map, encode_message, split
 from twinbus.amqp.types import Int
 from twinbus.broker.descriptions import QueueDescription
-from twinbus.broker.front import DEFAULT_KEY
 from twinbus.broker.links.management import OPERATIONS, SENDING_OPERATIONS
+from twinbus.broker.port_access import DEFAULT_KEY
 from twinbus.namespace.signatures import sign
 
 pytestmark = pytest.mark.contract

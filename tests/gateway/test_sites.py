@@ -12,8 +12,8 @@ from azure.servicebus.aio import ServiceBusClient
 from tests.gateway.balancer import Balancer
 from tests.gateway.gateway_world import gateway_world
 from twinbus import SendAvailabilityOptions, pair_namespaces
-from twinbus.broker.front import Front
 from twinbus.broker.host import NamespaceAt
+from twinbus.broker.port_access import PortAccess
 from twinbus.gateway import GatewayHost
 
 pytestmark = pytest.mark.end_to_end
@@ -26,7 +26,7 @@ async def test_two_gateways_behind_one_address_serve_one_application() -> None:
             world.secondary.connection_string(),
             SendAvailabilityOptions(backlog_queue_count=2),
         )
-        second = GatewayHost(NamespaceAt("gate"), pair, Front())
+        second = GatewayHost(NamespaceAt("gate"), pair, PortAccess())
         await second.start()
         ports = [world.gateway.port, second.port]
         async with Balancer(ports) as balancer:

@@ -28,8 +28,8 @@ from twinbus.broker.descriptions import (
 from twinbus.broker.engine.engine_log import EngineLog
 from twinbus.broker.engine.namespace import BrokerNamespace
 from twinbus.broker.faults import Fault
-from twinbus.broker.front import DEFAULT_KEY, Front
 from twinbus.broker.host import BrokerHost, NamespaceAt
+from twinbus.broker.port_access import DEFAULT_KEY, PortAccess
 from twinbus.broker.profile import LAPTOP, ServiceProfile
 from twinbus.broker.sas import AcceptedToken
 from twinbus.errors import BrokerStartError
@@ -75,7 +75,7 @@ class EmbeddedBroker:
         self._host = BrokerHost(
             [NamespaceAt.parse(text) for text in namespaces or ("twinbus",)],
             data=None if data is None else Path(data),
-            front=Front(
+            access=PortAccess(
                 host=host,
                 key=key,
                 rules=tuple(rules),

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from twinbus.broker.access.token_file import expiry_of
 from twinbus.broker.descriptions import AuthorizationRule
-from twinbus.broker.front import Front
 from twinbus.broker.http import HttpHost, application
 from twinbus.broker.ledger_view import open_view_ledger
 from twinbus.broker.listener import Listener
+from twinbus.broker.port_access import PortAccess
 from twinbus.broker.profile import LAPTOP, ServiceProfile
 from twinbus.broker.sas import ALL_RIGHTS, AcceptedToken
 from twinbus.broker.server import BrokerServer
@@ -87,19 +87,19 @@ class BrokerHost:
         namespaces: Sequence[NamespaceAt],
         *,
         data: Path | None,
-        front: Front | None = None,
+        access: PortAccess | None = None,
         fault_seed: int = 0,
         ledger: Path | str | None = None,
         profile: ServiceProfile = LAPTOP,
     ) -> None:
-        """`front` says who may connect; None: who has the default key, on loopback."""
+        """`access` says who may connect; None: who has the default key, on loopback."""
         names = [namespace.name.lower() for namespace in namespaces]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise BrokerStartError(f"the namespace {twice!r} is named twice; name each once")
         self._namespaces = tuple(namespaces)
         self._data = data
-        self._front = front or Front()
+        self._access = access or PortAccess()
         self._fault_seed = fault_seed
         self._ledger_directory = ledger
         self._profile = profile
@@ -171,21 +171,21 @@ class BrokerHost:
 
     def printable_connection_string(self, name: str | None = None) -> str:
         """The connection string for a terminal: a key of one's own is a secret."""
-        return self._front.printable_connection_string(self.port(name))
+        return self._access.printable_connection_string(self.port(name))
 
     def connection_string(self, name: str | None = None, *, tls: bool = False) -> str:
-        """What to give to a Service Bus client, with the right to manage; see `Front`."""
-        return self._front.connection_string(self.port(name), tls=tls)
+        """What to give to a Service Bus client, with the right to manage; see `PortAccess`."""
+        return self._access.connection_string(self.port(name), tls=tls)
 
     async def _start(self, namespace: NamespaceAt) -> None:
-        front = self._front
+        access = self._access
         server = BrokerServer(
             namespace.name,
             self._open_store(namespace.name),
-            front.rules,
-            tokens=front.accepted_tokens,
-            require_token=front.require_token,
-            admission=front.admission,
+            access.rules,
+            tokens=access.accepted_tokens,
+            require_token=access.require_token,
+            admission=access.admission,
             fault_seed=self._fault_seed,
             ledger=self._ledger,
             on_gone=self.on_gone,
@@ -193,9 +193,9 @@ class BrokerHost:
         )
         self._servers[namespace.name] = server
         http = self._https[namespace.name] = HttpHost(
-            application(server, front.metrics), front.admission, local_only=front.is_key_known
+            application(server, access.metrics), access.admission, local_only=access.is_key_known
         )
-        listener = front.listener(namespace.port, server.peer, http)
+        listener = access.listener(namespace.port, server.peer, http)
         await listener.start()
         self._listeners[namespace.name] = listener
 

@@ -12,16 +12,20 @@ import typer
 
 from twinbus import __version__
 from twinbus.console.backlog.cli import app as backlog_app
-from twinbus.console.config.cli import app as config_app
-from twinbus.console.config.pair_defaults import FromFile
+from twinbus.console.config.commands import app as config_app
 from twinbus.console.control.cli import app as control_app
 from twinbus.console.cost.cli import app as cost_app
 from twinbus.console.cost.cli import prices_app
 from twinbus.console.doctor.cli import app as doctor_app
 from twinbus.console.faults.cli import app as faults_app
-from twinbus.console.gateway.cli import app as gateway_app
 from twinbus.console.ledger.cli import app as ledger_app
-from twinbus.console.options import ServeOptions
+from twinbus.console.options import (
+    GatewayOptions,
+    PortOptions,
+    QueuesOption,
+    ServeOptions,
+    SidesOptions,
+)
 from twinbus.console.page.cli import app as page_app
 from twinbus.console.plan.cli import app as plan_app
 from twinbus.console.report.cli import app as report_app
@@ -84,9 +88,25 @@ def serve(given: ServeOptions) -> int:
     503 with `gone` when the data files were removed or cannot be read; the command then ends
     with 1.
     """
-    from twinbus.console.serve import run
+    from twinbus.console import servers
 
-    return run(given)
+    return servers.serve(given)
+
+
+@command(
+    app,
+    "twinbus gateway contoso:5672 --primary ... --secondary ...",
+    exit_status="0 stopped by Ctrl-C or SIGTERM after sends in flight; 1 it could not run.",
+    note="--secondary embedded:DIR keeps the backlog on the local disk.",
+)
+def gateway(given: GatewayOptions, sides: SidesOptions, access: PortOptions) -> int:
+    """Serve a pair of namespaces to clients of other languages.
+
+    The command runs until Ctrl-C or SIGTERM.
+    """
+    from twinbus.console import servers
+
+    return servers.serve_gateway(given, sides, access)
 
 
 @command(
@@ -109,11 +129,7 @@ def drill(
         str, option("TIME", "Failover interval of an entity, at most 1h.")
     ] = "2s",
     ping_interval: Annotated[str, option("TIME", "Time between pings, 1s to 30min.")] = "1s",
-    queues: Annotated[
-        int,
-        option("N", "Backlog queues in the secondary.", min=1, max=100),
-        FromFile("queues"),
-    ] = 4,
+    queues: QueuesOption = 4,
     gateway: Annotated[
         bool,
         flag(
@@ -166,7 +182,7 @@ def drill(
     return run(plan, report, output, is_page_wanted=page)
 
 
-for commands in (gateway_app, control_app, watch_app, page_app, plan_app, doctor_app, verify_app):
+for commands in (control_app, watch_app, page_app, plan_app, doctor_app, verify_app):
     app.add_typer(commands)
 app.add_typer(backlog_app, name="backlog")
 app.add_typer(syphon_app, name="syphon")

@@ -14,10 +14,10 @@ from twinbus.broker.access.admission import (
     STRANGERS_MAX,
     TOKEN_LIMIT_S,
 )
-from twinbus.console.config.pair_defaults import FromFile
-from twinbus.console.terminal.command import argument, flag, option
+from twinbus.console.terminal.command import argument, flag, option, setting
 from twinbus.console.terminal.output import WrongUse
 from twinbus.cost.arithmetic import CountingRule
+from twinbus.options import BACKLOG_QUEUE_COUNT_MAX
 from twinbus.settings.core.keys import EMBEDDED
 
 if TYPE_CHECKING:
@@ -30,73 +30,26 @@ MESSAGING_UNITS: Final = (1, 2, 4, 8, 16)
 
 SECRETS: Final = "Put connection strings into the environment: other users can see a command line."
 
-PrimaryOption = Annotated[
-    str | None,
-    option(
-        "STRING",
-        "Connection string of the primary, or sb://HOST. Its label is in the names of backlog"
-        " queues.",
-        envvar="TWINBUS_PRIMARY",
+PrimaryOption = Annotated[str | None, setting("primary")]
+SecondaryOption = Annotated[str | None, setting("secondary")]
+LabelOption = Annotated[str | None, setting("label")]
+CredentialOption = Annotated[str | None, setting("credential")]
+TransportOption = Annotated[str | None, setting("transport")]
+ProxyOption = Annotated[str | None, setting("proxy")]
+EndpointOption = Annotated[str | None, setting("endpoint")]
+QueuesOption = Annotated[int, setting("queues", min=1, max=BACKLOG_QUEUE_COUNT_MAX)]
+RecordingOption = Annotated[str | None, setting("ledger")]
+StrictOption = Annotated[bool, setting("strict", "--strict/--no-strict")]
+LedgerArgument = Annotated[
+    str,
+    setting(
+        "ledger",
+        of=typer.Argument,
+        metavar="LEDGER",
+        help="The ledger: a directory or a Hadoop URL.",
     ),
-    FromFile("primary"),
-]
-SecondaryOption = Annotated[
-    str | None,
-    option(
-        "STRING",
-        "Connection string of the secondary, or sb://HOST. It holds the backlog queues.",
-        envvar="TWINBUS_SECONDARY",
-    ),
-    FromFile("secondary"),
-]
-LabelOption = Annotated[
-    str | None,
-    option("LABEL", "The `name` the application gave its primary, if any."),
-    FromFile("label"),
-]
-CredentialOption = Annotated[
-    str | None,
-    option(
-        "SOURCE",
-        "Credential of a namespace given as sb://HOST: default, managed-identity[:CLIENT_ID],"
-        " workload-identity, file:PATH or env:NAME.",
-        envvar="TWINBUS_CREDENTIAL",
-    ),
-    FromFile("credential"),
-]
-TransportOption = Annotated[
-    str | None,
-    option(
-        "KIND",
-        "amqp, or websocket, which needs port 443 only.",
-        envvar="TWINBUS_TRANSPORT",
-    ),
-    FromFile("transport"),
-]
-ProxyOption = Annotated[
-    str | None,
-    option(
-        "URL",
-        "HTTP proxy, http://HOST:PORT, or env:NAME for a variable with it. Uses WebSocket.",
-        envvar="TWINBUS_PROXY",
-    ),
-    FromFile("proxy"),
-]
-EndpointOption = Annotated[
-    str | None,
-    option(
-        "HOST:PORT",
-        "Address to connect to in place of the namespaces' own, such as a gateway.",
-        envvar="TWINBUS_ENDPOINT",
-    ),
-    FromFile("endpoint"),
 ]
 QueueOption = Annotated[str | None, option("QUEUE", "One backlog queue only: its index or path.")]
-QueuesOption = Annotated[
-    int,
-    option("N", "The application's backlog_queue_count.", min=1, max=100),
-    FromFile("queues"),
-]
 EntityOption = Annotated[str | None, option("PATH", "Only messages of this queue or topic.")]
 SinceOption = Annotated[
     str | None,
@@ -114,11 +67,6 @@ PairOption = Annotated[
         " the settings file stands for the label of that pair.",
         is_eager=True,
     ),
-]
-LedgerArgument = Annotated[
-    str,
-    argument("LEDGER", "The ledger: a directory or a Hadoop URL.", envvar="TWINBUS_LEDGER"),
-    FromFile("ledger"),
 ]
 MasterOption = Annotated[str | None, option("URL", "Spark master. Unset: this machine.")]
 SettlementOption = Annotated[
@@ -148,15 +96,13 @@ SharedOption = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class FrontOptions:
+class PortOptions:
     """Who may connect to a port, and how; without a repr, which would show its secrets.
 
     The settings file gives them to the gateway only: `serve` takes no pair.
     """
 
-    host: Annotated[str, typer.Option(help="Address to listen on."), FromFile("gateway.host")] = (
-        "localhost"
-    )
+    host: Annotated[str, setting("gateway.host")] = "localhost"
     key: Annotated[
         str | None,
         option("KEY", "Key of the rule RootManageSharedAccessKey.", envvar="TWINBUS_KEY"),
@@ -169,16 +115,8 @@ class FrontOptions:
             envvar="TWINBUS_RULES",
         ),
     ] = None
-    key_file: Annotated[
-        Path | None,
-        option("FILE", "File with the key, instead of --key."),
-        FromFile("gateway.key-file"),
-    ] = None
-    rule_file: Annotated[
-        Path | None,
-        option("FILE", "File with a rule on each line, besides --rule."),
-        FromFile("gateway.rule-file"),
-    ] = None
+    key_file: Annotated[Path | None, setting("gateway.key-file")] = None
+    rule_file: Annotated[Path | None, setting("gateway.rule-file")] = None
     token: Annotated[
         list[str] | None,
         option(
@@ -187,41 +125,14 @@ class FrontOptions:
             " credentials. Repeatable.",
         ),
     ] = None
-    tokens: Annotated[
-        Path | None,
-        option(
-            "FILE", "Bearer tokens to accept, NAME TOKEN RIGHTS EXPIRES a line; read on change."
-        ),
-        FromFile("gateway.tokens"),
-    ] = None
-    require_token: Annotated[
-        bool,
-        flag("--require-token", "Refuse shared access keys; accept bearer tokens only."),
-        FromFile("gateway.require-token"),
-    ] = False
-    tls_cert: Annotated[
-        Path | None,
-        option("FILE", "Certificate chain (PEM). The same port then also speaks TLS."),
-        FromFile("gateway.tls-cert"),
-    ] = None
-    tls_key: Annotated[
-        Path | None,
-        option("FILE", "The certificate's private key (PEM)."),
-        FromFile("gateway.tls-key"),
-    ] = None
+    tokens: Annotated[Path | None, setting("gateway.tokens")] = None
+    require_token: Annotated[bool, setting("gateway.require-token", "--require-token")] = False
+    tls_cert: Annotated[Path | None, setting("gateway.tls-cert")] = None
+    tls_key: Annotated[Path | None, setting("gateway.tls-key")] = None
     require_tls: Annotated[
-        bool | None,
-        flag(
-            "--require-tls/--no-require-tls",
-            "Refuse plain text. The default beyond loopback.",
-        ),
-        FromFile("gateway.require-tls"),
+        bool | None, setting("gateway.require-tls", "--require-tls/--no-require-tls")
     ] = None
-    metrics_token_file: Annotated[
-        Path | None,
-        option("FILE", "File with the bearer token for /metrics, which is closed beyond loopback."),
-        FromFile("gateway.metrics-token-file"),
-    ] = None
+    metrics_token_file: Annotated[Path | None, setting("gateway.metrics-token-file")] = None
     connections_max: Annotated[int, option("N", "Most connections in all.")] = CONNECTIONS_MAX
     strangers_max: Annotated[
         int, option("N", "Most connections of one address that have put no token.")
@@ -234,8 +145,24 @@ class FrontOptions:
     ] = TOKEN_LIMIT_S
 
 
+@dataclass(frozen=True, kw_only=True)
+class GatewayOptions:
+    """How a gateway sends."""
+
+    namespace: Annotated[str, setting("gateway.address", of=typer.Argument)]
+    queues: QueuesOption = 10
+    failover_interval: Annotated[str, setting("gateway.failover-interval")] = "20s"
+    ping_interval: Annotated[str, setting("gateway.ping-interval")] = "60s"
+    attempt_timeout: Annotated[str, setting("gateway.attempt-timeout")] = "5s"
+    patience: Annotated[str, setting("gateway.patience")] = "55s"
+    strict: StrictOption = False
+    syphon: Annotated[bool, setting("gateway.syphon", "--syphon/--no-syphon")] = True
+    ledger: RecordingOption = None
+    quiet: Annotated[bool, flag("--quiet", "Log errors only.")] = False
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
-class ServeOptions(FrontOptions):
+class ServeOptions(PortOptions):
     """The options of `twinbus serve`; without a repr, which would show its secrets."""
 
     namespaces: Annotated[

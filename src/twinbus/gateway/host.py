@@ -12,9 +12,9 @@ from twinbus.namespace.endpoint import endpoint_of
 from twinbus.pair import call_program, client_of
 
 if TYPE_CHECKING:
-    from twinbus.broker.front import Front
     from twinbus.broker.host import NamespaceAt
     from twinbus.broker.listener import Listener
+    from twinbus.broker.port_access import PortAccess
     from twinbus.pair import Pair
     from twinbus.pairing.observing.metrics import PairCollector
 
@@ -30,7 +30,7 @@ class GatewayHost:
         self,
         name: NamespaceAt,
         pair: Pair,
-        front: Front,
+        access: PortAccess,
         *,
         patience_s: float = PATIENCE_S,
         held_bytes_max: int = HELD_BYTES_MAX,
@@ -42,7 +42,7 @@ class GatewayHost:
         self.name = name.name
         self._port = name.port
         self._pair = pair
-        self._front = front
+        self._access = access
         self._patience_s = patience_s
         self._held_bytes_max = held_bytes_max
         self._server: GatewayServer | None = None
@@ -69,7 +69,7 @@ class GatewayHost:
             self._server = server = GatewayServer(
                 self.name,
                 client_of(self._pair),
-                self._front,
+                self._access,
                 patience_s=self._patience_s,
                 held_bytes_max=self._held_bytes_max,
             )
@@ -78,13 +78,13 @@ class GatewayHost:
                 gateway_application(
                     server,
                     endpoint_of(server.client.state.primary),
-                    self._front.metrics,
+                    self._access.metrics,
                     self._figures,
                 ),
-                self._front.admission,
-                local_only=self._front.is_key_known,
+                self._access.admission,
+                local_only=self._access.is_key_known,
             )
-            self._listener = self._front.listener(self._port, server.peer, self._http)
+            self._listener = self._access.listener(self._port, server.peer, self._http)
             await self._listener.start()
         except BaseException:
             await self.close()
@@ -113,8 +113,8 @@ class GatewayHost:
 
     def connection_string(self, *, tls: bool = False) -> str:
         """What to give to a Service Bus client, with all rights."""
-        return self._front.connection_string(self.port, tls=tls)
+        return self._access.connection_string(self.port, tls=tls)
 
     def printable_connection_string(self) -> str:
         """The connection string for a terminal: a key of one's own is a secret."""
-        return self._front.printable_connection_string(self.port)
+        return self._access.printable_connection_string(self.port)

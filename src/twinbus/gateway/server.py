@@ -24,7 +24,7 @@ from twinbus.gateway.upstream import LinkSenders
 
 if TYPE_CHECKING:
     from twinbus.broker.access.admission import Admission
-    from twinbus.broker.front import Front
+    from twinbus.broker.port_access import PortAccess
     from twinbus.pairing.sending.client import PairedClient
 
 log = logging.getLogger("twinbus.gateway")
@@ -37,7 +37,7 @@ class GatewayServer:
         self,
         name: str,
         client: PairedClient,
-        front: Front,
+        access: PortAccess,
         *,
         patience_s: float,
         held_bytes_max: int = HELD_BYTES_MAX,
@@ -46,9 +46,9 @@ class GatewayServer:
         self.name = name
         self.loop = asyncio.get_running_loop()
         self.policy = AccessPolicy(
-            front.rules, tokens=front.accepted_tokens, require_token=front.require_token
+            access.rules, tokens=access.accepted_tokens, require_token=access.require_token
         )
-        self.admission: Admission = front.admission
+        self.admission: Admission = access.admission
         self.faults = FaultPlan(lambda: 0.0)
         self.profile = LAPTOP
         self.track = RefusalTracker(name, self.now_ms)

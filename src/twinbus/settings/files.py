@@ -47,8 +47,6 @@ class SettingsFile:
         A side that names a variable or a file is replaced by the text that is there.
         """
         value, line = pair.entries[key]
-        if type(value) in {int, float} and key != "queues":
-            return str(value)
         if not isinstance(value, str):
             return value
         text = at_home(value, _home())

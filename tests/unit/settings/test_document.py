@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.settings.core.document import PairSettings, SettingsFault, key_lines, parse_settings
+from twinbus.settings.core.document import PairSettings, SettingsFault, parse_settings
 from twinbus.settings.core.keys import KEYS, at_home
 
 SECRET = "s3cret"
@@ -165,19 +165,6 @@ def test_a_value_that_is_too_deep_or_long_is_refused() -> None:
     assert fault(deep) == (1, "not TOML that can be read: a value is too deep or long")
     digits = "[pair.eu]\nqueues = " + "9" * 5_000
     assert fault(digits) == (1, "not TOML that can be read: a value is too deep or long")
-    rows = "\nx = [\n" + "1,\n" * 20_000 + "]"
-    assert fault(rows) == (2, "a value spans more than 20 lines")
-
-
-def test_lines_inside_of_a_value_are_no_keys() -> None:
-    text = 'a = """\n[pair.eu]\nb = 1\n"""\n[t] # [x]\nc = [\n 1,\n]\r\n"d.e".f = 2\n'
-    assert key_lines(text) == {
-        ("a",): 1,
-        ("t",): 5,
-        ("t", "c"): 6,
-        ("t", "d.e"): 9,
-        ("t", "d.e", "f"): 9,
-    }
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.main import get_group
 
-from twinbus.console.config.pair_defaults import CONFIG_TEXT, FromFile
+from twinbus.console.config.pair_defaults import CONFIG_TEXT
 from twinbus.console.options import (
     SECRETS,
     CredentialOption,
@@ -24,7 +24,15 @@ from twinbus.console.options import (
     SinceOption,
     TransportOption,
 )
-from twinbus.console.terminal.command import argument, command, command_group, epilog, flag, option
+from twinbus.console.terminal.command import (
+    argument,
+    command,
+    command_group,
+    epilog,
+    flag,
+    option,
+    setting,
+)
 from twinbus.console.terminal.output import Output, OutputOption, WrongUse
 
 if TYPE_CHECKING:
@@ -75,8 +83,9 @@ def create(
     queues: QueuesOption = 10,
     strict: Annotated[
         bool,
-        flag("--strict/--no-strict", "Also create the lease queue of strict order."),
-        FromFile("strict"),
+        setting(
+            "strict", "--strict/--no-strict", help="Also create the lease queue of strict order."
+        ),
     ] = False,
     output: OutputOption = Output.TEXT,
 ) -> int:

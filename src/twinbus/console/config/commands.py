@@ -1,4 +1,4 @@
-"""`twinbus config check` and `twinbus config path`."""
+"""The commands of `twinbus config`: where the settings file is, and what a pair gets from it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,21 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from twinbus.console.config.pair_defaults import require_pair
-from twinbus.console.terminal.output import ATTENTION, COULD_NOT, Output, WrongUse, show
+import typer
+
+from twinbus.console.config.pair_defaults import CONFIG_TEXT, require_pair
+from twinbus.console.options import QueuesOption, RecordingOption, SidesOptions
+from twinbus.console.terminal.command import command, command_group, option
+from twinbus.console.terminal.output import (
+    ATTENTION,
+    COULD_NOT,
+    Output,
+    OutputOption,
+    WrongUse,
+    show,
+)
 from twinbus.console.terminal.table import UNKNOWN, paint, table_lines, visible
 from twinbus.errors import SettingsError
 from twinbus.namespace.access import NamespaceAccess
@@ -17,6 +28,10 @@ from twinbus.namespace.route import HttpProxy
 from twinbus.settings.core.document import PairSettings
 from twinbus.settings.core.keys import EMBEDDED, ENVIRONMENT, KEYS, is_reference
 from twinbus.settings.files import SettingsFile, no_file_text, read_settings, settings_place
+
+app = command_group("Check the settings file, and say where it is.")
+
+ConfigOption = Annotated[str | None, option("FILE", CONFIG_TEXT)]
 
 
 class GivenValue(NamedTuple):
@@ -38,20 +53,38 @@ class ShownValue:
     """Why the value cannot be used here."""
 
 
-def check_pairs(
-    given: Mapping[str, GivenValue], name: str | None, config: str | None, output: Output
+@command(
+    app,
+    "twinbus config check --pair eu",
+    exit_status="0 all is well, 1 there is no settings file, 2 the file is wrong (one line names"
+    " the key and the line), 3 a value cannot be used here.",
+    takes_pair=False,
+)
+def check(
+    context: typer.Context,
+    sides: SidesOptions,
+    queues: QueuesOption = 10,
+    ledger: RecordingOption = None,
+    pair: Annotated[str | None, option("NAME", "This pair only.")] = None,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TEXT,
 ) -> int:
-    """Print the values of one pair or of all; return the exit status."""
+    """Show each value of a pair, its meaning and where it is from.
+
+    A value comes from an option, else from its environment variable, else from the settings file.
+    Secrets are not shown. Nothing is connected to.
+    """
     place = settings_place(config, os.environ)
     file = read_settings(place)
-    if name is not None:
-        chosen = [require_pair(file, name, config).pair]
+    if pair is not None:
+        chosen = [require_pair(file, pair, config).pair]
     elif file is None:
         print(f"twinbus: {no_file_text(place)}", file=sys.stderr)
         return COULD_NOT
     else:
         chosen = list(file.pairs.values())
     assert file is not None
+    given = _given(context, {**vars(sides), "queues": queues, "ledger": ledger})
     found = {pair.name: list(_values(file, pair, given)) for pair in chosen}
     document = {
         "file": str(file.place.path),
@@ -62,8 +95,9 @@ def check_pairs(
     return ATTENTION if has_problem else 0
 
 
-def show_path(config: str | None) -> int:
-    """Print the path of the settings file; return the exit status."""
+@command(app, "twinbus config path", takes_pair=False)
+def path(config: ConfigOption = None) -> int:
+    """Print where the settings file is, or where it would be."""
     place = settings_place(config, os.environ)
     if place is None:
         raise WrongUse(no_file_text(place))
@@ -71,6 +105,17 @@ def show_path(config: str | None) -> int:
     if not place.path.exists():
         print("twinbus: it does not exist", file=sys.stderr)
     return 0
+
+
+def _given(context: typer.Context, values: Mapping[str, Any]) -> dict[str, GivenValue]:
+    """Return the values of the command line and the environment, by key."""
+    given = {}
+    for key, value in values.items():
+        source = context.get_parameter_source(key)
+        if source is not None and source.name in {"COMMANDLINE", "ENVIRONMENT"}:
+            is_option = source.name == "COMMANDLINE"
+            given[key] = GivenValue(value, f"--{key}" if is_option else str(KEYS[key].variable))
+    return given
 
 
 def _lines(file: SettingsFile, found: Mapping[str, list[ShownValue]]) -> Iterator[str]:
@@ -102,7 +147,7 @@ def _values(
             try:
                 found = GivenValue(file.value(pair, key), origin)
             except SettingsError as error:
-                yield ShownValue(key, UNKNOWN, origin, KEYS[key].meaning, str(error))
+                yield ShownValue(key, UNKNOWN, origin, KEYS[key].help, str(error))
             else:
                 yield _shown(key, found, credential)
 
@@ -115,14 +160,17 @@ def _credential(file: SettingsFile, pair: PairSettings, given: Mapping[str, Give
 
 def _shown(key: str, found: GivenValue, credential: str) -> ShownValue:
     """Return the value without its secrets; a wrong one is not shown, for it may be a secret."""
-    about = KEYS[key]
-    problem = None if about.accepts(found.value) else f"it must be {about.form}"
-    text = UNKNOWN
+    about, text, problem = KEYS[key], UNKNOWN, None
     try:
-        text = _text(key, found.value, credential) if problem is None else UNKNOWN
-    except ValueError as error:
-        problem = str(error)
-    return ShownValue(key, text, found.origin, about.meaning, problem)
+        about.kind.read(found.value)
+    except (TypeError, ValueError):
+        problem = f"it must be {about.kind.form}"
+    else:
+        try:
+            text = _text(key, found.value, credential)
+        except ValueError as error:
+            problem = str(error)
+    return ShownValue(key, text, found.origin, about.help, problem)
 
 
 def _text(key: str, value: Any, credential: str) -> str:

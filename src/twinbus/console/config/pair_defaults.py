@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
 from inspect import Parameter
@@ -32,13 +31,6 @@ from twinbus.settings.files import (
 CONFIG_TEXT: Final = (
     f"Settings file. Unset: {VARIABLE}, else twinbus/twinbus.toml in your configuration directory."
 )
-
-
-@dataclass(frozen=True, slots=True)
-class FromFile:
-    """Marks a parameter of a command that a key of the settings file can set."""
-
-    key: str
 
 
 class ChosenPair(NamedTuple):
@@ -100,7 +92,7 @@ class PairDefaults(dict[str, Any]):
         chosen = require_pair(_read(config), name, config)
         for key, source in self._named_by().items():
             if source == "ENVIRONMENT" and key in chosen.pair.entries:
-                line = f"twinbus: TWINBUS_{key.upper()} overrides the {key} of pair {name}"
+                line = f"twinbus: {KEYS[key].variable} overrides the {key} of pair {name}"
                 print(line, file=sys.stderr)
         return chosen
 
@@ -123,12 +115,12 @@ class PairDefaults(dict[str, Any]):
 
 
 def keys_of(parameters: list[Parameter]) -> dict[str, str]:
-    """Return the keys of the parameters that are marked with FromFile."""
+    """Return the keys of the parameters that a settings file can set."""
     return {
-        parameter.name: mark.key
+        parameter.name: mark.settings_key
         for parameter in parameters
         for mark in getattr(parameter.annotation, "__metadata__", ())
-        if isinstance(mark, FromFile)
+        if hasattr(mark, "settings_key")
     }
 
 

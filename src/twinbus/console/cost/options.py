@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from twinbus.console.config.pair_defaults import FromFile
 from twinbus.console.options import SettlementOption
-from twinbus.console.terminal.command import flag, option
+from twinbus.console.terminal.command import flag, option, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +17,7 @@ class WorkloadOptions:
     size: Annotated[str, option("SIZE", "Size of one message, like 2KB or 64KiB.")] = "1KB"
     entities: Annotated[int, option("N", "Queues and topics that are sent to.")] = 1
     clients: Annotated[int, option("N", "Sending processes, each with its own pair.")] = 1
-    poll: Annotated[str, option("TIME", "The option syphon_poll."), FromFile("poll")] = "15min"
+    poll: Annotated[str, setting("poll")] = "15min"
     settlement: SettlementOption = "free"
     messaging_units: Annotated[
         int, option("N", "Messaging units of a Premium namespace: 1, 2, 4, 8 or 16.")
@@ -29,18 +28,13 @@ class WorkloadOptions:
 class EstimateOptions(WorkloadOptions):
     """The options of `twinbus cost estimate`."""
 
-    queues: Annotated[
-        int,
-        option("N", "Backlog queues, the option backlog_queue_count."),
-        FromFile("queues"),
-    ] = 10
+    queues: Annotated[int, setting("queues")] = 10
     missing_queues: Annotated[
         int, option("N", "Backlog queues that clients search for all month.")
     ] = 0
     lease: Annotated[
         bool,
-        flag("--lease", "The syphon holds leases, as with `syphon run --lease`."),
-        FromFile("lease"),
+        setting("lease", "--lease", help="The syphon holds leases, as `syphon run --lease`."),
     ] = False
     standbys: Annotated[int, option("N", "Further syphons that wait for the leases.")] = 0
     ping_interval: Annotated[str, option("TIME", "The option ping_primary_interval.")] = "60s"

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated
 
-from twinbus.console.config.pair_defaults import FromFile
+import typer
+
 from twinbus.console.options import AccessOptions, LabelOption, QueuesOption, SidesOptions
-from twinbus.console.terminal.command import argument, command, command_group, option
+from twinbus.console.terminal.command import command, command_group, option, setting
 from twinbus.console.terminal.output import Output, OutputOption
 from twinbus.settings.core.keys import EMBEDDED
 
@@ -25,15 +26,21 @@ def doctor(
     reach: AccessOptions,
     primary: Annotated[
         str | None,
-        argument(
-            "PRIMARY", "Connection string of the primary, or sb://HOST.", envvar="TWINBUS_PRIMARY"
+        setting(
+            "primary",
+            of=typer.Argument,
+            metavar="PRIMARY",
+            help="Connection string of the primary, or sb://HOST.",
         ),
-        FromFile("primary"),
     ] = None,
     secondary: Annotated[
         str | None,
-        argument("SECONDARY", "The same of the secondary.", envvar="TWINBUS_SECONDARY"),
-        FromFile("secondary"),
+        setting(
+            "secondary",
+            of=typer.Argument,
+            metavar="SECONDARY",
+            help="The same of the secondary.",
+        ),
     ] = None,
     entity: Annotated[
         str | None,

@@ -14,8 +14,8 @@ from typing import Final, Self
 import azure.servicebus
 from azure.servicebus.aio import ServiceBusClient
 
-from twinbus.broker.front import Front
 from twinbus.broker.host import NamespaceAt
+from twinbus.broker.port_access import PortAccess
 from twinbus.console.drill.javascript_client import (
     JavaScriptTraffic,
     NoJavaScript,
@@ -47,7 +47,7 @@ class GatewaySenders:
         self._plan = plan
         self._world = world
         patience_s = timeout_s(plan) - PATIENCE_MARGIN_S
-        self._host = GatewayHost(NamespaceAt(NAME), pair, Front(), patience_s=patience_s)
+        self._host = GatewayHost(NamespaceAt(NAME), pair, PortAccess(), patience_s=patience_s)
         self._opened = AsyncExitStack()
 
     @property

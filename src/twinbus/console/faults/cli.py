@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from twinbus.console.config.pair_defaults import FromFile
 from twinbus.console.options import AccessOptions
-from twinbus.console.terminal.command import argument, command, command_group, option
+from twinbus.console.terminal.command import argument, command, command_group, option, setting
 from twinbus.console.terminal.output import Output, OutputOption
 from twinbus.console.terminal.times import seconds_of
 
@@ -14,12 +13,7 @@ app = command_group("Have a served broker misbehave, for tests and drills.")
 
 NamespaceOption = Annotated[
     str | None,
-    option(
-        "TEXT",
-        "Connection string of the broker's namespace, as `serve` prints it.",
-        envvar="TWINBUS_PRIMARY",
-    ),
-    FromFile("primary"),
+    setting("primary", help="Connection string of the broker's namespace, as `serve` prints it."),
 ]
 
 

@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from twinbus.console.config.pair_defaults import FromFile
 from twinbus.console.options import PricesOption, SidesOptions
-from twinbus.console.terminal.command import flag, option
+from twinbus.console.terminal.command import flag, option, setting
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -21,12 +20,7 @@ class PageOptions(SidesOptions):
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "localhost"
     ledger: Annotated[
         str | None,
-        option(
-            "DIR",
-            "Ledger to read the past from, and to record actions in.",
-            envvar="TWINBUS_LEDGER",
-        ),
-        FromFile("ledger"),
+        setting("ledger", help="Ledger to read the past from, and to record actions in."),
     ] = None
     peer: Annotated[
         list[str] | None,

@@ -4,28 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from twinbus.console.config.pair_defaults import FromFile
 from twinbus.console.options import AccessOptions, PricesOption, SettlementOption, counting_rule
 from twinbus.console.report.options import ReportOptions
-from twinbus.console.terminal.command import command, command_group, option
+from twinbus.console.terminal.command import command, command_group, setting
 
 app = command_group("Report a ledger's charges, availability and conservation.")
 
 PeekOption = Annotated[
     str | None,
-    option(
-        "STRING",
-        "Connection string of the secondary, or sb://HOST: peek into its backlog queues, which"
+    setting(
+        "secondary",
+        help="Connection string of the secondary, or sb://HOST: peek into its backlog queues, which"
         " changes nothing. `none`: do not peek.",
-        envvar="TWINBUS_SECONDARY",
     ),
-    FromFile("secondary"),
 ]
-DetectionOption = Annotated[
-    str,
-    option("TIME", "Duplicate detection window of the destinations."),
-    FromFile("detection-window"),
-]
+DetectionOption = Annotated[str, setting("detection-window")]
 
 
 @command(

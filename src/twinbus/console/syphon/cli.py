@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from twinbus.console.config.pair_defaults import FromFile
-from twinbus.console.options import MasterOption, PairOption, SharedOption, SidesOptions
-from twinbus.console.terminal.command import command, command_group, flag, option
+from twinbus.console.options import (
+    MasterOption,
+    PairOption,
+    RecordingOption,
+    SharedOption,
+    SidesOptions,
+    StrictOption,
+)
+from twinbus.console.terminal.command import command, command_group, option, setting
 from twinbus.console.terminal.output import Output, OutputOption, WrongUse
 from twinbus.console.terminal.times import seconds_of
 
@@ -26,15 +32,7 @@ POLL: str = "15min"
 class SyphonOptions(SidesOptions):
     """The options of `run` and `drain`."""
 
-    rate: Annotated[
-        str | None,
-        option(
-            "RATE",
-            "Rate limit over all queues, like 500/s (or just 500) or 30000/min. `standard` is"
-            " 250/s, which leaves the application half of a Standard namespace's 1,000 credits.",
-        ),
-        FromFile("rate"),
-    ] = None
+    rate: Annotated[str | None, setting("rate")] = None
     only: Annotated[
         list[str] | None,
         option(
@@ -43,37 +41,11 @@ class SyphonOptions(SidesOptions):
             " in front are deferred; the next syphon that serves them finds them.",
         ),
     ] = None
-    lease: Annotated[
-        bool,
-        flag("--lease/--no-lease", "Serve a queue only while holding its lease."),
-        FromFile("lease"),
-    ] = False
-    strict: Annotated[
-        bool,
-        flag(
-            "--strict/--no-strict",
-            "Keep the order within sessions (session_order='strict'); uses leases.",
-        ),
-        FromFile("strict"),
-    ] = False
-    grace: Annotated[
-        str,
-        option(
-            "TIME",
-            "Dead-letter the messages of a destination that is missing for this long, at most 30d.",
-        ),
-        FromFile("grace"),
-    ] = "6h"
-    ttl_policy: Annotated[
-        Literal["full", "remaining"],
-        typer.Option(help="Restore the whole time to live, or what remains of it."),
-        FromFile("ttl-policy"),
-    ] = "full"
-    ledger: Annotated[
-        str | None,
-        option("DIR", "Ledger to record into.", envvar="TWINBUS_LEDGER"),
-        FromFile("ledger"),
-    ] = None
+    lease: Annotated[bool, setting("lease", "--lease/--no-lease")] = False
+    strict: StrictOption = False
+    grace: Annotated[str, setting("grace")] = "6h"
+    ttl_policy: Annotated[Literal["full", "remaining"], setting("ttl-policy")] = "full"
+    ledger: RecordingOption = None
     output: OutputOption = Output.TEXT
 
     def request(self, poll: str = POLL) -> SyphonRequest:
@@ -112,9 +84,7 @@ class SyphonOptions(SidesOptions):
 )
 def run(
     given: SyphonOptions,
-    poll: Annotated[
-        str, option("TIME", "Length of one idle poll, 1s to 15min."), FromFile("poll")
-    ] = POLL,
+    poll: Annotated[str, setting("poll")] = POLL,
     queues: Annotated[
         int | None,
         option(

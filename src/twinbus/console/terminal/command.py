@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperCommand
 
 from twinbus.console.config.pair_defaults import keys_of, running_name, settings_parameters
+from twinbus.settings.core.keys import KEYS
 
 KEEP_LINES: Final = "\b\n"
 """Tells the help formatter not to rewrap the lines of a paragraph."""
@@ -79,6 +80,18 @@ def option(metavar: str, text: str, *names: str, **more: Any) -> Any:
 def argument(metavar: str, text: str, **more: Any) -> Any:
     """Return a parameter that is given by its position."""
     return typer.Argument(metavar=metavar, help=text, **more)
+
+
+def setting(key: str, *names: str, of: Callable[..., Any] = typer.Option, **more: Any) -> Any:
+    """Return the option that a key of the settings file stands for, with its help and variable.
+
+    `more` replaces parts of it; `of` is typer.Argument for a parameter given by its position.
+    """
+    about = KEYS[key]
+    parts = {"metavar": about.kind.metavar, "help": about.help, "envvar": about.variable}
+    info = of(*names, **{**parts, **more})
+    info.settings_key = key
+    return info
 
 
 def flag(name: str, text: str) -> Any:

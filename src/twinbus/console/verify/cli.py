@@ -6,9 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-from twinbus.console.config.pair_defaults import FromFile
+import typer
+
 from twinbus.console.options import AccessOptions, SidesOptions
-from twinbus.console.terminal.command import argument, command, command_group, flag, option
+from twinbus.console.terminal.command import command, command_group, flag, option, setting
 from twinbus.console.terminal.output import Output, OutputOption
 
 app = command_group("")
@@ -24,15 +25,21 @@ def verify(
     reach: AccessOptions,
     primary: Annotated[
         str | None,
-        argument(
-            "PRIMARY", "Connection string of a namespace, or sb://HOST.", envvar="TWINBUS_PRIMARY"
+        setting(
+            "primary",
+            of=typer.Argument,
+            metavar="PRIMARY",
+            help="Connection string of a namespace, or sb://HOST.",
         ),
-        FromFile("primary"),
     ] = None,
     secondary: Annotated[
         str | None,
-        argument("SECONDARY", "The same of another, if any.", envvar="TWINBUS_SECONDARY"),
-        FromFile("secondary"),
+        setting(
+            "secondary",
+            of=typer.Argument,
+            metavar="SECONDARY",
+            help="The same of another, if any.",
+        ),
     ] = None,
     like: Annotated[
         str, option("TIER", "Compare with this tier, as of serve: azure-standard, azure-premium.")

@@ -24,13 +24,12 @@ GATEWAY: Final = "gateway"
 """The one table below that of a pair; its keys are `gateway.address` and so on."""
 NAME_FORM: Final = "1 to 40 letters, digits, '-' or '_'"
 
-STATEMENT_LINES_MAX: Final = 20
-"""Each value fits one line, and finding the end of a statement takes the square of its lines."""
-
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,40}", re.ASCII)
 _PLACE: Final = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)$")
 
-KeyPath = tuple[str, ...]
+_PATH: Final = r"""(?:"[^"]*"|'[^']*'|[\w.\s-])+"""
+_STATEMENT: Final = re.compile(rf"(\[+)({_PATH})\]|({_PATH})=")
+"""A line that begins a table, or that gives a key its value."""
 
 
 class SettingsFault(ValueError):
@@ -42,7 +41,7 @@ class SettingsFault(ValueError):
 
 
 class SettingsEntry(NamedTuple):
-    """A value and the line of its key."""
+    """A value as its option takes it, and the line of its key."""
 
     value: Any
     line: int
@@ -65,54 +64,40 @@ class PairSettings:
 
 def parse_settings(text: str) -> dict[str, PairSettings]:
     """Return the pairs by name, in the order of the file; SettingsFault if anything is wrong."""
-    document = _parsed(text)
-    lines = key_lines(text)
+    document, lines = _parsed(text), _KeyLines(text)
     for key in document:
         if key != PAIR:
             belongs = "belongs below [pair.NAME]" if key in KEYS else _unknown(key, [PAIR])
-            raise SettingsFault(lines[key,], f"{_shown(key)} {belongs}")
+            raise SettingsFault(lines.of(key), f"{_shown(key)} {belongs}")
     pairs = document.get(PAIR, {})
     if not isinstance(pairs, dict):
-        raise SettingsFault(lines[PAIR,], "pair must be tables: [pair.NAME]")
+        raise SettingsFault(lines.of(PAIR), "pair must be tables: [pair.NAME]")
     return {name: _pair(name, table, lines) for name, table in pairs.items()}
 
 
-def key_lines(text: str) -> dict[KeyPath, int]:
-    """Return the line of each key and table of a valid document.
+class _KeyLines:
+    """The lines of keys, for people: found by their text, since `tomllib` does not tell them."""
 
-    A statement of TOML ends at the first line break where it is complete, so each is found by
-    parsing it alone.
-    """
-    found: dict[KeyPath, int] = {}
-    table: KeyPath = ()
-    statement, start = "", 1
-    for number, line in enumerate(text.split("\n"), 1):
-        statement = f"{statement}{line}\n"
-        try:
-            part = tomllib.loads(statement)
-        except tomllib.TOMLDecodeError:
-            if number - start >= STATEMENT_LINES_MAX:
-                text = f"a value spans more than {STATEMENT_LINES_MAX} lines"
-                raise SettingsFault(start, text) from None
-            continue
-        paths = list(_paths(part))
-        if statement.lstrip().startswith("["):
-            table = paths[-1]
-            paths = [table[:length] for length in range(1, len(table) + 1)]
-        else:
-            paths = [table + path for path in paths]
-        for path in paths:
-            found.setdefault(path, start)
-        statement, start = "", number + 1
-    return found
+    def __init__(self, text: str) -> None:
+        self._lines: dict[str, int] = {}
+        table = ""
+        for number, line in enumerate(text.split("\n"), 1):
+            if found := _STATEMENT.match(line.strip()):
+                path = self._bare(found[2] or f"{table}{found[3]}")
+                table = f"{path}." if found[1] else table
+                for end in [*(at for at, char in enumerate(path) if char == "."), len(path)]:
+                    self._lines.setdefault(path[:end], number)
 
+    def of(self, *path: str) -> int:
+        """Return the line of a key, else that of the table that it is in."""
+        for length in range(len(path), 0, -1):
+            if line := self._lines.get(self._bare(".".join(path[:length]))):
+                return line
+        return 1
 
-def _paths(table: Mapping[str, Any], above: KeyPath = ()) -> Iterator[KeyPath]:
-    """Yield the path of each key; a table comes before what is in it."""
-    for key, value in table.items():
-        yield (*above, key)
-        if isinstance(value, dict):
-            yield from _paths(value, (*above, key))
+    @staticmethod
+    def _bare(path: str) -> str:
+        return re.sub(r"[\s\"']", "", path)
 
 
 def _parsed(text: str) -> dict[str, Any]:
@@ -127,28 +112,30 @@ def _parsed(text: str) -> dict[str, Any]:
         raise SettingsFault(1, "not TOML that can be read: a value is too deep or long") from None
 
 
-def _pair(name: str, table: object, lines: Mapping[KeyPath, int]) -> PairSettings:
-    line = lines[PAIR, name]
+def _pair(name: str, table: object, lines: _KeyLines) -> PairSettings:
+    line = lines.of(PAIR, name)
     if not _NAME.fullmatch(name):
         raise SettingsFault(line, f"the name of a pair must be {NAME_FORM}")
     if not isinstance(table, dict):
         raise SettingsFault(line, f"pair.{name} must be a table: [pair.{name}]")
     entries = {}
     for path, value in _values(table):
-        line = lines[PAIR, name, *path]
+        line = lines.of(PAIR, name, *path)
         key = ".".join(path)
         if key == GATEWAY:
             raise SettingsFault(line, f"pair.{name}.{key} must be a table: [pair.{name}.{key}]")
         if key not in KEYS or "." in path[-1]:
             shown = ".".join((PAIR, name, *path[:-1], _shown(path[-1])))
             raise SettingsFault(line, f"{shown} {_unknown(path[-1], _known(path[:-1]))}")
-        if not KEYS[key].accepts(value):
-            raise SettingsFault(line, f"pair.{name}.{key} must be {KEYS[key].form}")
-        entries[key] = SettingsEntry(value, line)
+        kind = KEYS[key].kind
+        try:
+            entries[key] = SettingsEntry(kind.read(value), line)
+        except (TypeError, ValueError):
+            raise SettingsFault(line, f"pair.{name}.{key} must be {kind.form}") from None
     return PairSettings(name, entries)
 
 
-def _values(table: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Any]]:
+def _values(table: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield the values of a pair, and those of its gateway in its table."""
     for key, value in table.items():
         if key == GATEWAY and isinstance(value, dict):
@@ -157,7 +144,7 @@ def _values(table: Mapping[str, Any]) -> Iterator[tuple[KeyPath, Any]]:
             yield (key,), value
 
 
-def _known(table: KeyPath) -> list[str]:
+def _known(table: tuple[str, ...]) -> list[str]:
     """The keys of a pair's own table, or of that of its gateway."""
     if table:
         return [key.removeprefix(f"{GATEWAY}.") for key in KEYS if key.startswith(f"{GATEWAY}.")]

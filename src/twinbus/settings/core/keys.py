@@ -1,8 +1,8 @@
 """The keys of a `[pair.NAME]` table: what each means, and which values it takes. Pure.
 
-Each key is called as the option of the commands that it stands for; those of the gateway's own
-options are in a table `[pair.NAME.gateway]`. No check repeats a value: it
-may be a secret under a wrong key.
+A key is declared here once. The reader of the file, the option of the commands that the key stands
+for, and `twinbus config check` are derived from it. Keys of the gateway's own options are in a
+table `[pair.NAME.gateway]`. No error repeats a value: it may be a secret under a wrong key.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from twinbus.cost.quantities import DAY_S, parse_duration, parse_rate
 from twinbus.namespace.access import NamespaceAccess, require_source
@@ -38,26 +38,30 @@ ATTEMPT_TIMEOUT_MAX_S: Final = 60.0
 PATIENCE_MAX_S: Final = 3_600.0
 
 
+class ValueKind(NamedTuple):
+    """Values that a key takes."""
+
+    metavar: str | None
+    """Stands for the value in the help of a command; None: a flag, or the values themselves."""
+    form: str
+    """Completes an error text: `pair.eu.queues must be ...`."""
+    read: Callable[[Any], object]
+    """Returns a value of the file as the option takes it; ValueError or TypeError: it is wrong."""
+
+
 @dataclass(frozen=True, slots=True)
 class PairKey:
-    """One key of a pair."""
+    """One key of a pair, and the option of the commands that it stands for."""
 
     name: str
-    meaning: str
-    form: str
-    """The values it takes, for error texts: `queues must be ...`."""
-    check: Callable[[object], bool]
+    kind: ValueKind
+    help: str
+    variable: str | None = None
+    """Environment variable of the option."""
 
     @property
     def is_side(self) -> bool:
         return self.name in {"primary", "secondary"}
-
-    def accepts(self, value: object) -> bool:
-        """Return whether the value is one of its form."""
-        try:
-            return self.check(value)
-        except (TypeError, ValueError):
-            return False
 
 
 def is_reference(text: str) -> bool:
@@ -83,211 +87,246 @@ def at_home(text: str, home: str) -> str:
     return f"{prefix}{home}/{path.removeprefix(HOME)}" if path.startswith(HOME) else text
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and bool(value.strip()) and value.isprintable()
+def _require(condition: object) -> None:
+    if not condition:
+        raise ValueError
 
 
-def _is_switch(value: object) -> bool:
-    return isinstance(value, bool)
+def _text(value: object) -> str:
+    _require(isinstance(value, str) and value.strip() and value.isprintable())
+    return str(value)
 
 
-def _is_queue_count(value: object) -> bool:
-    return type(value) is int and 1 <= value <= BACKLOG_QUEUE_COUNT_MAX
+def _switch(value: object) -> object:
+    _require(isinstance(value, bool))
+    return value
 
 
-def _is_path(value: object) -> bool:
-    """Whether it means the same in every working directory."""
-    return _is_text(value) and str(value).startswith(("/", HOME))
+def _queue_count(value: object) -> object:
+    _require(type(value) is int and 1 <= value <= BACKLOG_QUEUE_COUNT_MAX)
+    return value
 
 
-def _is_place(value: object) -> bool:
-    return _is_path(value) or (_is_text(value) and "://" in str(value))
+def _path(value: object) -> str:
+    """Take a path that means the same in every working directory."""
+    _require(_text(value).startswith(("/", HOME)))
+    return str(value)
 
 
-def _is_gateway_address(value: object) -> bool:
-    return isinstance(value, str) and bool(_GATEWAY_ADDRESS.fullmatch(value))
+def _place(value: object) -> str:
+    return _text(value) if "://" in str(value) else _path(value)
 
 
-def _is_side(value: object) -> bool:
-    if not _is_text(value):
-        return False
-    text = str(value)
+def _gateway_address(value: str) -> str:
+    _require(_GATEWAY_ADDRESS.fullmatch(value))
+    return value
+
+
+def _side(value: object) -> str:
+    text = _text(value)
     if is_reference(text):
-        return _is_source(text)
+        return _source(text)
     NamespaceAccess.parse(text, credential=ANY_CREDENTIAL)
-    return True
+    return text
 
 
-def _is_secondary(value: object) -> bool:
-    if _is_text(value) and str(value).startswith(EMBEDDED):
-        return _is_path(str(value).removeprefix(EMBEDDED))
-    return _is_side(value)
+def _secondary(value: object) -> str:
+    text = _text(value)
+    if not text.startswith(EMBEDDED):
+        return _side(text)
+    _path(text.removeprefix(EMBEDDED))
+    return text
 
 
-def _is_source(value: object) -> bool:
-    if not _is_text(value):
-        return False
-    require_source(str(value))
-    return not str(value).startswith(FILE) or _is_place(str(value).removeprefix(FILE))
+def _source(value: object) -> str:
+    text = _text(value)
+    require_source(text)
+    if text.startswith(FILE):
+        _place(text.removeprefix(FILE))
+    return text
 
 
-def _is_route(part: str) -> Callable[[object], bool]:
-    def check(value: object) -> bool:
-        if not _is_text(value):
-            return False
-        NamespaceAccess.parse("sb://host", credential=ANY_CREDENTIAL, **{part: str(value)})
-        return True
+def _route(part: str) -> Callable[[object], str]:
+    def read(value: object) -> str:
+        NamespaceAccess.parse("sb://host", credential=ANY_CREDENTIAL, **{part: _text(value)})
+        return str(value)
 
-    return check
+    return read
 
 
-def _is_label(value: object) -> bool:
-    return _is_text(value) and bool(namespace_label("", 0, str(value)))
+def _label(value: object) -> str:
+    _require(namespace_label("", 0, _text(value)))
+    return str(value)
 
 
-def _is_rate(value: object) -> bool:
-    if value == "standard":
-        return True
-    return _is_quantity(value) and bool(parse_rate(str(value), most=int(SYPHON_RATE_MAX)))
+def _rate(value: object) -> str:
+    if value != "standard":
+        parse_rate(_quantity(value), most=int(SYPHON_RATE_MAX))
+    return str(value)
 
 
-def _is_duration(least_s: float, most_s: float) -> Callable[[object], bool]:
-    return lambda value: (
-        _is_quantity(value) and least_s <= parse_duration(str(value), most=int(most_s)) <= most_s
-    )
+def _quantity(value: object) -> str:
+    return str(value) if type(value) in {int, float} else _text(value)
 
 
-def _is_quantity(value: object) -> bool:
-    return _is_text(value) or type(value) in {int, float}
+def _ttl_policy(value: object) -> object:
+    _require(value in ("full", "remaining"))
+    return value
+
+
+def _duration(form: str, least_s: float, most_s: float) -> ValueKind:
+    def read(value: object) -> str:
+        parse_duration(_quantity(value), least=least_s, most=most_s)
+        return str(value)
+
+    return ValueKind("TIME", f"a duration {form}", read)
 
 
 _GATEWAY_ADDRESS: Final = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,49}:[0-9]{1,5}", re.ASCII)
 
-_SIDE: Final = "env:NAME, file:/PATH, sb://HOST or a whole connection string"
-_SWITCH: Final = "true or false"
-_PATH: Final = "a path that starts with / or ~/"
+_SIDE: Final = ValueKind(
+    "STRING", "env:NAME, file:/PATH, sb://HOST or a whole connection string", _side
+)
+_SECONDARY: Final = ValueKind("STRING", f"{_SIDE.form}, or embedded:/DIR for a gateway", _secondary)
+_LABEL: Final = ValueKind("LABEL", "1 to 200 letters, digits, '-', '.' or '_'", _label)
+_SOURCE: Final = ValueKind(
+    "SOURCE",
+    "default, managed-identity, managed-identity:CLIENT_ID, workload-identity, file:/PATH or"
+    " env:NAME",
+    _source,
+)
+_QUEUES: Final = ValueKind("N", f"a whole number from 1 to {BACKLOG_QUEUE_COUNT_MAX}", _queue_count)
+_PLACE: Final = ValueKind("DIR", "a path that starts with / or ~/, or a URL", _place)
+_RATE: Final = ValueKind(
+    "RATE", "standard, or a rate up to a million a second, like 500 or '30000/min'", _rate
+)
+_SWITCH: Final = ValueKind(None, "true or false", _switch)
+_FILE: Final = ValueKind("FILE", "a path that starts with / or ~/", _path)
 
-_GATEWAY: Final = (
+_DECLARED: Final = (
+    PairKey(
+        "primary",
+        _SIDE,
+        "Connection string of the primary, or sb://HOST. Its label is in the names of backlog"
+        " queues.",
+        "TWINBUS_PRIMARY",
+    ),
+    PairKey(
+        "secondary",
+        _SECONDARY,
+        "Connection string of the secondary, or sb://HOST. It holds the backlog queues.",
+        "TWINBUS_SECONDARY",
+    ),
+    PairKey("label", _LABEL, "The `name` the application gave its primary, if any."),
+    PairKey(
+        "credential",
+        _SOURCE,
+        "Credential of a namespace given as sb://HOST: default, managed-identity[:CLIENT_ID],"
+        " workload-identity, file:PATH or env:NAME.",
+        "TWINBUS_CREDENTIAL",
+    ),
+    PairKey(
+        "transport",
+        ValueKind("KIND", "amqp or websocket", _route("transport")),
+        "amqp, or websocket, which needs port 443 only.",
+        "TWINBUS_TRANSPORT",
+    ),
+    PairKey(
+        "proxy",
+        ValueKind("URL", "http://HOST:PORT or env:NAME", _route("proxy")),
+        "HTTP proxy, http://HOST:PORT, or env:NAME for a variable with it. Uses WebSocket.",
+        "TWINBUS_PROXY",
+    ),
+    PairKey(
+        "endpoint",
+        ValueKind("HOST:PORT", "HOST or HOST:PORT", _route("endpoint")),
+        "Address to connect to in place of the namespaces' own, such as a gateway.",
+        "TWINBUS_ENDPOINT",
+    ),
+    PairKey("queues", _QUEUES, "Backlog queues: the application's backlog_queue_count."),
+    PairKey("ledger", _PLACE, "Ledger to record into.", "TWINBUS_LEDGER"),
+    PairKey(
+        "rate",
+        _RATE,
+        "Rate limit over all queues, like 500/s (or just 500) or 30000/min. `standard` is"
+        " 250/s, which leaves the application half of a Standard namespace's 1,000 credits.",
+    ),
+    PairKey("lease", _SWITCH, "Serve a queue only while holding its lease."),
+    PairKey(
+        "strict", _SWITCH, "Keep the order within sessions (session_order='strict'); uses leases."
+    ),
+    PairKey(
+        "grace",
+        _duration("up to 30d, like 6h", 0, UNDELIVERABLE_GRACE_MAX_S),
+        "Dead-letter the messages of a destination that is missing for this long, at most 30d.",
+    ),
+    PairKey(
+        "ttl-policy",
+        ValueKind(None, "full or remaining", _ttl_policy),
+        "Restore the whole time to live, or what remains of it.",
+    ),
+    PairKey(
+        "poll",
+        _duration("from 1s to 15min", 1, SYPHON_POLL_MAX_S),
+        "Length of one idle poll of the syphon, 1s to 15min.",
+    ),
+    PairKey(
+        "detection-window",
+        _duration("up to 7d, like 10min", 0, DETECTION_MAX_S),
+        "Duplicate detection window of the destinations.",
+    ),
     PairKey(
         "gateway.address",
-        "name and port of the gateway",
-        "NAME:PORT, like contoso:5672",
-        _is_gateway_address,
+        ValueKind("NAME:PORT", "NAME:PORT, like contoso:5672", _gateway_address),
+        "Name of the gateway and its port; 0 picks a free one.",
     ),
-    PairKey("gateway.host", "address that the gateway listens on", "a host name", _is_text),
+    PairKey("gateway.host", ValueKind("TEXT", "a host name", _text), "Address to listen on."),
     PairKey(
         "gateway.failover-interval",
-        "time until an entity fails over",
-        "a duration up to 1h, like 10s",
-        _is_duration(0, FAILOVER_INTERVAL_MAX_S),
+        _duration("up to 1h, like 10s", 0, FAILOVER_INTERVAL_MAX_S),
+        "Failover interval of an entity; with --attempt-timeout shorter than --patience.",
     ),
     PairKey(
         "gateway.ping-interval",
-        "time between pings",
-        "a duration from 1s to 30min",
-        _is_duration(1, PING_INTERVAL_MAX_S),
+        _duration("from 1s to 30min", 1, PING_INTERVAL_MAX_S),
+        "Time between pings, 1s to 30min.",
     ),
     PairKey(
         "gateway.attempt-timeout",
-        "time of one attempt on a namespace",
-        "a duration from 1s to 1min",
-        _is_duration(1, ATTEMPT_TIMEOUT_MAX_S),
+        _duration("from 1s to 1min", 1, ATTEMPT_TIMEOUT_MAX_S),
+        "Time of one attempt on a namespace, 1s to 1min.",
     ),
     PairKey(
         "gateway.patience",
-        "how long a client's send may wait for a namespace",
-        "a duration from 1s to 1h, like 55s",
-        _is_duration(1, PATIENCE_MAX_S),
+        _duration("from 1s to 1h, like 55s", 1, PATIENCE_MAX_S),
+        "How long a client's send may wait for a namespace. Shorter than the client's own timeout.",
     ),
-    PairKey("gateway.syphon", "the gateway moves the backlog home", _SWITCH, _is_switch),
-    PairKey("gateway.key-file", "file with the key of the gateway", _PATH, _is_path),
-    PairKey("gateway.rule-file", "file with further rules of the gateway", _PATH, _is_path),
-    PairKey("gateway.tokens", "file with bearer tokens to accept", _PATH, _is_path),
-    PairKey("gateway.require-token", "only bearer tokens are accepted", _SWITCH, _is_switch),
-    PairKey("gateway.tls-cert", "certificate chain of the gateway", _PATH, _is_path),
-    PairKey("gateway.tls-key", "private key of the certificate", _PATH, _is_path),
-    PairKey("gateway.require-tls", "plain text is refused", _SWITCH, _is_switch),
-    PairKey("gateway.metrics-token-file", "file with the token of /metrics", _PATH, _is_path),
+    PairKey("gateway.syphon", _SWITCH, "Move the backlog to the primary from here."),
+    PairKey("gateway.key-file", _FILE, "File with the key, instead of --key."),
+    PairKey("gateway.rule-file", _FILE, "File with a rule on each line, besides --rule."),
+    PairKey(
+        "gateway.tokens",
+        _FILE,
+        "Bearer tokens to accept, NAME TOKEN RIGHTS EXPIRES a line; read on change.",
+    ),
+    PairKey(
+        "gateway.require-token",
+        _SWITCH,
+        "Refuse shared access keys; accept bearer tokens only.",
+    ),
+    PairKey(
+        "gateway.tls-cert",
+        _FILE,
+        "Certificate chain (PEM). The same port then also speaks TLS.",
+    ),
+    PairKey("gateway.tls-key", _FILE, "The certificate's private key (PEM)."),
+    PairKey("gateway.require-tls", _SWITCH, "Refuse plain text. The default beyond loopback."),
+    PairKey(
+        "gateway.metrics-token-file",
+        _FILE,
+        "File with the bearer token for /metrics, which is closed beyond loopback.",
+    ),
 )
 
-KEYS: Final = {
-    key.name: key
-    for key in (
-        PairKey("primary", "namespace that the application sends to", _SIDE, _is_side),
-        PairKey(
-            "secondary",
-            "namespace that holds the backlog queues",
-            f"{_SIDE}, or embedded:/DIR for a gateway",
-            _is_secondary,
-        ),
-        PairKey(
-            "label",
-            "`name` that the application gave its primary; backlog queues start with it",
-            "1 to 200 letters, digits, '-', '.' or '_'",
-            _is_label,
-        ),
-        PairKey(
-            "credential",
-            "credential of a namespace given as sb://HOST",
-            "default, managed-identity, managed-identity:CLIENT_ID, workload-identity, file:/PATH"
-            " or env:NAME",
-            _is_source,
-        ),
-        PairKey("transport", "network transport", "amqp or websocket", _is_route("transport")),
-        PairKey(
-            "proxy", "HTTP proxy to both sides", "http://HOST:PORT or env:NAME", _is_route("proxy")
-        ),
-        PairKey(
-            "endpoint",
-            "address to connect to in place of the namespaces' own",
-            "HOST or HOST:PORT",
-            _is_route("endpoint"),
-        ),
-        PairKey(
-            "queues",
-            "backlog_queue_count of the application",
-            f"a whole number from 1 to {BACKLOG_QUEUE_COUNT_MAX}",
-            _is_queue_count,
-        ),
-        PairKey(
-            "ledger",
-            "directory or URL of the ledger",
-            "a path that starts with / or ~/, or a URL",
-            _is_place,
-        ),
-        PairKey(
-            "rate",
-            "rate limit of the syphon",
-            "standard, or a rate up to a million a second, like 500 or '30000/min'",
-            _is_rate,
-        ),
-        PairKey("lease", "the syphon holds a lease on each queue", _SWITCH, _is_switch),
-        PairKey("strict", "syphon and gateway keep the order within sessions", _SWITCH, _is_switch),
-        PairKey(
-            "grace",
-            "undeliverable_grace of the application",
-            "a duration up to 30d, like 6h",
-            _is_duration(0, UNDELIVERABLE_GRACE_MAX_S),
-        ),
-        PairKey(
-            "ttl-policy",
-            "what the syphon restores of a time to live",
-            "full or remaining",
-            {"full", "remaining"}.__contains__,
-        ),
-        PairKey(
-            "poll",
-            "length of one idle poll of the syphon",
-            "a duration from 1s to 15min",
-            _is_duration(1, SYPHON_POLL_MAX_S),
-        ),
-        PairKey(
-            "detection-window",
-            "duplicate detection window of the destinations",
-            "a duration up to 7d, like 10min",
-            _is_duration(0, DETECTION_MAX_S),
-        ),
-        *_GATEWAY,
-    )
-}
+KEYS: Final = {key.name: key for key in _DECLARED}
 """Every key, in the order in which it is shown."""

@@ -81,7 +81,7 @@ def test_check_explains_the_values_of_a_gateway(
         },
     )
     assert rows["gateway.patience"]["origin"] == "twinbus.toml:13"
-    assert rows["gateway.patience"]["meaning"].startswith("how long a client's send may wait")
+    assert rows["gateway.patience"]["meaning"].startswith("How long a client's send may wait")
     path.write_text(TEXT.replace("sb://contoso-dr.servicebus.windows.net", "embedded:/data"))
     ran = run(capsys, "config", "check", "--pair", "eu")
     assert (ran.status, "embedded:/data" in ran.out) == (0, True)

@@ -10,11 +10,11 @@ from typer.main import get_command
 
 from tests.unit.console.commands import run
 from tests.unit.console.test_option_names import commands
+from twinbus.console import servers
 from twinbus.console.backlog import commands as backlog
 from twinbus.console.cli import app
 from twinbus.console.control import commands as control
 from twinbus.console.doctor import commands as doctor
-from twinbus.console.gateway import run as gateway
 from twinbus.console.ledger import commands as ledger
 from twinbus.console.page import commands as page
 from twinbus.console.report import commands as report
@@ -71,7 +71,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
             (control, "steer"),
             (syphon_run, "run"),
             (ledger, "run"),
-            (gateway, "run"),
+            (servers, "serve_gateway"),
         ),
     ):
         monkeypatch.setattr(module, name, take)
@@ -128,12 +128,12 @@ def test_a_named_pair_gives_a_gateway_its_address_times_and_key(
     monkeypatch.setenv("HOME", "/home/me")
     path.write_text(EU.replace("env:EU_SECONDARY", "embedded:~/backlog") + GATEWAY + US)
     assert run(capsys, "gateway", "--pair", "eu") == (0, "", "")
-    given, sides, front, _ = called.pop()
+    given, sides, access, _ = called.pop()
     assert (given.namespace, given.queues, given.ledger) == ("shop:5673", 7, "/var/eu")
     assert (given.failover_interval, given.patience, given.ping_interval) == ("10s", "30", "60s")
     assert (sides.secondary, given.syphon) == ("embedded:/home/me/backlog", False)
-    assert (front.host, front.key_file) == ("127.0.0.1", Path("/home/me/gateway-key"))
-    assert (front.require_tls, front.require_token, front.tls_cert) == (False, False, None)
+    assert (access.host, access.key_file) == ("127.0.0.1", Path("/home/me/gateway-key"))
+    assert (access.require_tls, access.require_token, access.tls_cert) == (False, False, None)
     words = ("gateway", "other:0", "--pair", "eu", "--patience", "5s", "--syphon")
     assert run(capsys, *words) == (0, "", "")
     given, *_ = called.pop()

@@ -26,7 +26,7 @@ DEFAULT_KEY = "SAS_KEY_VALUE"
 HIDDEN_KEY = "(your key)"
 
 
-class Front:
+class PortAccess:
     """Checks the settings of a port, opens it, and writes connection strings for it."""
 
     def __init__(
