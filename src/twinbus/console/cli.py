@@ -14,8 +14,8 @@ from twinbus import __version__
 from twinbus.console.backlog.cli import app as backlog_app
 from twinbus.console.config.commands import app as config_app
 from twinbus.console.control.cli import app as control_app
-from twinbus.console.cost.cli import app as cost_app
-from twinbus.console.cost.cli import prices_app
+from twinbus.console.cost.estimate import app as cost_app
+from twinbus.console.cost.price_books import prices_app
 from twinbus.console.doctor.cli import app as doctor_app
 from twinbus.console.faults.cli import app as faults_app
 from twinbus.console.ledger.cli import app as ledger_app

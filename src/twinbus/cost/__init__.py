@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from twinbus.cost.arithmetic import UNIT_BYTES, CountingRule, units
 from twinbus.cost.bill import BillLine, MonthlyBill, MonthUse, ServiceTier, geo_replication_bill
-from twinbus.cost.price_documents import PriceBookError
-from twinbus.cost.prices import Meter, PriceBook, Tier, load, standard
+from twinbus.cost.prices import Meter, PriceBook, PriceBookError, Tier, load, standard
 
 __all__ = [
     "UNIT_BYTES",

@@ -10,15 +10,28 @@ cannot be read stops the import: a tier dropped in silence would be a wrong pric
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import date
 from decimal import Decimal
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from twinbus.cost.price_documents import PriceBookError
-from twinbus.cost.prices import FORMAT, NEEDED_METERS, PriceBook, parse
-from twinbus.cost.retail_items import PriceItem, PricePage, items_of, pages_of
+from twinbus.cost.prices import (
+    NEEDED_METERS,
+    Meter,
+    PriceBook,
+    PriceBookError,
+    PriceDocument,
+    Tier,
+    currency,
+    matching,
+    required,
+)
+
+PRICE_MAX: Final = Decimal(999_999_999)
+"""The largest price that a book takes."""
+PRICE_DIGITS_MAX: Final = 12
+"""Decimal places, as many as a price book takes; Azure uses about six."""
 
 MAY_BE_MISSING: Final = frozenset({"geo_replication", "egress"})
 """Not sold in every region, or sold by another service; a book may leave them unpriced."""
@@ -39,9 +52,8 @@ class SetAside(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """The book, the document it was made of, and the items that are not in it."""
+    """The book, the number of items in it, and the items that are not."""
 
-    document: Mapping[str, object]
     book: PriceBook
     taken: int
     set_aside: tuple[SetAside, ...]
@@ -56,25 +68,106 @@ class RetailMeter(NamedTuple):
     per: int
     unit: str
 
-    def is_of(self, item: PriceItem) -> bool:
+    def is_of(self, item: PriceDocument) -> bool:
         """Whether the item is a price of this meter, in whichever unit."""
-        if item.meter_name != self.meter_name:
+        if _text(item, "meterName") != self.meter_name:
             return False
         if self.key == "egress":
-            return item.text("productName") == EGRESS_PRODUCT
-        return (item.text("serviceName") or item.text("productName")) == "Service Bus"
+            return _text(item, "productName") == EGRESS_PRODUCT
+        return (_text(item, "serviceName") or _text(item, "productName")) == "Service Bus"
 
-    def has_unit_of(self, item: PriceItem) -> bool:
+    def has_unit_of(self, item: PriceDocument) -> bool:
         """Whether the item is in this unit. The API writes both `1/Hour` and `1 Hour`."""
-        units = (self.unit_of_measure, item.text("unitOfMeasure"))
+        units = (self.unit_of_measure, _text(item, "unitOfMeasure"))
         return len({unit.replace(" ", "/").lower() for unit in units}) == 1
 
 
-class MeterItem(NamedTuple):
-    """An item, and the meter that it is a price of."""
+@dataclass(frozen=True, slots=True)
+class RetailPrice:
+    """One item that is a price of a known meter."""
 
     meter: RetailMeter
-    item: PriceItem
+    place: str
+    region: str
+    """A plain word, because it may become part of a file name."""
+    currency: str
+    kind: str
+    effective: date
+    """The first day of this price."""
+    ends: date | None
+    start: int
+    """Of its tier, in operations, hours or bytes."""
+    price: Decimal
+
+    @classmethod
+    def of(cls, meter: RetailMeter, item: PriceDocument) -> RetailPrice:
+        """Return the price of an item; PriceBookError if a field of it cannot be read."""
+        place, price = item.place.rstrip("."), item.get("retailPrice", _number)
+        unit_price = item.get("unitPrice", _number) if "unitPrice" in item.content else price
+        if price != unit_price:
+            raise PriceBookError(
+                f"{place}{item.about}: retailPrice {price} and unitPrice {unit_price} differ;"
+                " only retail prices can be imported"
+            )
+        start = item.get("tierMinimumUnits", _number) * meter.per
+        if start != start.to_integral_value():
+            raise PriceBookError(
+                f"{place}.tierMinimumUnits{item.about} must be whole when it is times"
+                f" {meter.per:,}; got {start / meter.per}"
+            )
+        return cls(
+            meter=meter,
+            place=place,
+            region=item.get("armRegionName", _region),
+            currency=item.get("currencyCode", currency),
+            kind=_text(item, "type"),
+            effective=item.get("effectiveStartDate", _day) or date.min,
+            ends=item.get("effectiveEndDate", _day),
+            start=int(start),
+            price=price,
+        )
+
+    def unfit(self, region: str, currency: str, on: date) -> str | None:
+        """Return why this is no price of the region, currency and day; None: it is."""
+        if self.region != region:
+            return f"of the region {self.region}"
+        if self.currency != currency:
+            return f"in {self.currency}"
+        if self.kind not in {"", "Consumption"}:
+            return f"a price of the type {self.kind}"
+        if self.effective > on:
+            return f"in force from {self.effective} only"
+        if self.ends is not None and self.ends < on:
+            return f"in force until {self.ends}"
+        return None
+
+
+def _text(item: PriceDocument, key: str) -> str:
+    """Return a text of an item; a field of another type reads as empty."""
+    found = item.content.get(key)
+    return found.strip() if isinstance(found, str) else ""
+
+
+def _number(value: Any) -> Decimal:
+    form = f"a number from 0 to {PRICE_MAX:,} with at most {PRICE_DIGITS_MAX} decimals"
+    # True is a number in Python, but no price.
+    is_number = isinstance(value, int | Decimal) and not isinstance(value, bool)
+    number = Decimal(required(value, is_number, form))
+    required(number, number.is_finite() and 0 <= number <= PRICE_MAX, form)
+    exponent = number.normalize().as_tuple().exponent
+    return required(number, not isinstance(exponent, int) or -exponent <= PRICE_DIGITS_MAX, form)
+
+
+def _region(value: Any) -> str:
+    name = value.strip().lower() if isinstance(value, str) else ""
+    return matching(name or "global", "[a-z0-9-]{1,50}", "letters and digits, like uksouth")
+
+
+def _day(value: Any) -> date | None:
+    try:
+        return None if value is None else date.fromisoformat(str(value).strip()[:10])
+    except ValueError:
+        raise ValueError("a day like 2026-10-05T00:00:00Z") from None
 
 
 _GB: Final = 1_000_000_000
@@ -115,33 +208,75 @@ def book_from(
 
     With `like`, a meter that has only some tiers of the same meter there is refused.
     """
-    pages = [page for where, document in documents for page in pages_of(document, where)]
+    pages = [page for where, document in documents for page in _pages(document, where)]
     _check_chain(pages)
     files = ", ".join(where for where, _ in documents)
     aside: list[SetAside] = []
-    known = _known(items_of(pages), aside)
+    known = list(_known(pages, aside))
     if not known:
         raise PriceBookError(
             f"{files}: no item is a meter of Service Bus; ask the API with"
             " $filter=serviceName eq 'Service Bus'"
         )
     region = "".join(region.split()).lower() if region else None
-    region = _chosen("region", region, [item.region for _, item in known])
+    region = _chosen("region", region, [one.region for one in known])
     currency = currency and currency.upper()
-    currency = _chosen("currency", currency, [item.currency for _, item in known])
-    by_key: dict[str, list[MeterItem]] = defaultdict(list)
-    for found in known:
-        reason = found.item.unfit(region, currency, retrieved)
+    currency = _chosen("currency", currency, [one.currency for one in known])
+    by_key: dict[str, list[RetailPrice]] = defaultdict(list)
+    for one in known:
+        reason = one.unfit(region, currency, retrieved)
         if reason is None:
-            _add(by_key[found.meter.key], found)
+            _add(by_key[one.meter.key], one)
         else:
-            aside.append(SetAside(found.item.place, found.item.meter_name, reason))
+            aside.append(SetAside(one.place, one.meter.meter_name, reason))
     newest = {key: _newest(by_key[key], aside) for key in NEEDED_METERS if key in by_key}
     meters = {key: _meter(key, found, like) for key, found in newest.items()}
     _check_complete(meters, aside, f"{files}: {region}, {currency}")
-    document = _document(meters, retrieved, region, currency)
-    book = parse(document, f"{region}-{retrieved}")
-    return Imported(document, book, sum(map(len, newest.values())), tuple(aside))
+    for meter in RETAIL_METERS:
+        unit = f"{meter.unit}; not in the prices that were imported"
+        meters.setdefault(meter.key, Meter(meter.meter_name, unit, meter.per, ()))
+    book = PriceBook(
+        name=f"{region}-{retrieved}",
+        source=f"Azure Retail Prices API, armRegionName '{region}'",
+        retrieved=retrieved,
+        region=region,
+        currency=currency,
+        meters={key: meters[key] for key in NEEDED_METERS},
+    )
+    return Imported(book, sum(map(len, newest.values())), tuple(aside))
+
+
+class PricePage(NamedTuple):
+    """One answer of the API, with its file and its place there."""
+
+    where: str
+    path: str
+    items: Sequence[object]
+    next_link: object
+
+
+def _pages(document: object, where: str) -> list[PricePage]:
+    """Return the pages in a decoded file: a page, a list of pages, or a list of items."""
+    if isinstance(document, list):
+        if any(isinstance(entry, dict) and "Items" in entry for entry in document):
+            return [_page(entry, where, f"[{index}].") for index, entry in enumerate(document)]
+        return [PricePage(where, "", document, None)]
+    return [_page(document, where, "")]
+
+
+def _page(entry: object, where: str, path: str) -> PricePage:
+    items = entry.get("Items") if isinstance(entry, dict) else None
+    if not isinstance(entry, dict) or not isinstance(items, list):
+        raise PriceBookError(
+            f"{where}: {path}Items must be a list: this is no page of the Azure Retail Prices API"
+        )
+    count = entry.get("Count")
+    if isinstance(count, int) and count != len(items):
+        raise PriceBookError(
+            f"{where}: {path}Count says {count} and there are {len(items)} Items;"
+            " fetch the page again"
+        )
+    return PricePage(where, f"{path}Items", items, entry.get("NextPageLink"))
 
 
 def _check_chain(pages: Sequence[PricePage]) -> None:
@@ -154,26 +289,25 @@ def _check_chain(pages: Sequence[PricePage]) -> None:
         )
 
 
-def _known(items: Sequence[PriceItem], aside: list[SetAside]) -> list[MeterItem]:
-    """Return the items of a pair's bill with their meters; the others are set aside."""
-    known = []
-    for item in items:
+def _known(pages: Sequence[PricePage], aside: list[SetAside]) -> Iterator[RetailPrice]:
+    """Yield the prices of a pair's bill; the other items are set aside."""
+    for page, index, entry in ((p, i, one) for p in pages for i, one in enumerate(p.items)):
+        place = f"{page.where}: {page.path}[{index}]"
+        item = PriceDocument(entry if isinstance(entry, dict) else {}, f"{place}.")
+        name = _text(item, "meterName")
         meters = [meter for meter in RETAIL_METERS if meter.is_of(item)]
         if not meters:
-            reason = "no meter of a pair's bill"
-            if not item.meter_name:
-                reason = "it has no meterName: not understood"
-            aside.append(SetAside(item.place, item.meter_name, reason))
+            reason = "no meter of a pair's bill" if name else "it has no meterName: not understood"
+            aside.append(SetAside(place, name, reason))
             continue
         meter = next((meter for meter in meters if meter.has_unit_of(item)), None)
         if meter is None:
             units = " or ".join(meter.unit_of_measure for meter in meters)
             raise PriceBookError(
-                f"{item.place}.unitOfMeasure of {item.meter_name} must be {units};"
-                f" got {item.text('unitOfMeasure')!r:.60}"
+                f"{place}.unitOfMeasure of {name} must be {units};"
+                f" got {_text(item, 'unitOfMeasure')!r:.60}"
             )
-        known.append(MeterItem(meter, item))
-    return known
+        yield RetailPrice.of(meter, replace(item, about=f" of {name}"))
 
 
 def _chosen(what: str, wanted: str | None, available: Sequence[str]) -> str:
@@ -190,48 +324,42 @@ def _chosen(what: str, wanted: str | None, available: Sequence[str]) -> str:
     return wanted or names[0]
 
 
-def _add(others: list[MeterItem], found: MeterItem) -> None:
-    """Add an item to those of its key; a region has one zone of Geo-Replication."""
-    if others and others[0].meter.meter_name != found.meter.meter_name:
+def _add(others: list[RetailPrice], one: RetailPrice) -> None:
+    """Add a price to those of its key; a region has one zone of Geo-Replication."""
+    if others and others[0].meter.meter_name != one.meter.meter_name:
         raise PriceBookError(
-            f"{found.item.place} is {found.meter.meter_name} and {others[0].item.place} is"
+            f"{one.place} is {one.meter.meter_name} and {others[0].place} is"
             f" {others[0].meter.meter_name}: leave out the zone that is not this region's"
         )
-    others.append(found)
+    others.append(one)
 
 
-def _newest(found: Sequence[MeterItem], aside: list[SetAside]) -> list[MeterItem]:
-    """Return one item for each tier, the one with the latest start date."""
-    by_start: dict[int, MeterItem] = {}
-    for one in sorted(found, key=lambda one: one.item.effective, reverse=True):
-        item = one.item
-        start = item.tier_start(one.meter.per)
-        kept = by_start.setdefault(start, one).item
-        if kept is item:
+def _newest(found: Sequence[RetailPrice], aside: list[SetAside]) -> list[RetailPrice]:
+    """Return one price for each tier, the one with the latest start date."""
+    by_start: dict[int, RetailPrice] = {}
+    for one in sorted(found, key=lambda one: one.effective, reverse=True):
+        name, kept = one.meter.meter_name, by_start.setdefault(one.start, one)
+        if kept is one:
             continue
-        if kept.effective > item.effective:
+        if kept.effective > one.effective:
             reason = f"superseded on {kept.effective} by {kept.place}"
-        elif kept.price() == item.price():
+        elif kept.price == one.price:
             reason = f"repeats {kept.place}"
         else:
             raise PriceBookError(
-                f"{item.place} and {kept.place} give {item.meter_name} from {start} two prices,"
-                f" {item.price()} and {kept.price()}"
+                f"{one.place} and {kept.place} give {name} from {one.start} two prices,"
+                f" {one.price} and {kept.price}"
             )
-        aside.append(SetAside(item.place, item.meter_name, reason))
+        aside.append(SetAside(one.place, name, reason))
     return [by_start[start] for start in sorted(by_start)]
 
 
-def _meter(key: str, found: Sequence[MeterItem], like: PriceBook | None) -> dict[str, object]:
+def _meter(key: str, found: Sequence[RetailPrice], like: PriceBook | None) -> Meter:
     meter = found[0].meter
-    tiers = {item.tier_start(meter.per): item.price() for _, item in found}
+    tiers = {one.start: one.price for one in found}
     _check_tiers(key, meter.meter_name, tiers, like)
-    return {
-        "meter_name": meter.meter_name,
-        "unit": meter.unit,
-        "per": meter.per,
-        "tiers": [{"from": start, "price": f"{price:f}"} for start, price in tiers.items()],
-    }
+    prices = tuple(Tier(start, price) for start, price in tiers.items())
+    return Meter(meter.meter_name, meter.unit, meter.per, prices)
 
 
 def _check_tiers(key: str, name: str, tiers: Mapping[int, Decimal], like: PriceBook | None) -> None:
@@ -266,26 +394,3 @@ def _check_complete(meters: Mapping[str, object], aside: Sequence[SetAside], whe
         if name in names:
             raise PriceBookError(f"{problem}; {place} is set aside: {reason}")
     raise PriceBookError(f"{problem}; ask the API for all of Service Bus")
-
-
-def _document(
-    meters: Mapping[str, dict[str, object]], retrieved: date, region: str, currency: str
-) -> dict[str, object]:
-    by_key = {meter.key: meter for meter in reversed(RETAIL_METERS)}
-    unpriced = {
-        key: {
-            "meter_name": by_key[key].meter_name,
-            "unit": f"{by_key[key].unit}; not in the prices that were imported",
-            "per": by_key[key].per,
-            "tiers": [],
-        }
-        for key in NEEDED_METERS
-    }
-    return {
-        "format": FORMAT,
-        "source": f"Azure Retail Prices API, armRegionName '{region}'",
-        "retrieved": retrieved.isoformat(),
-        "region": region,
-        "currency": currency,
-        "meters": {key: meters.get(key, unpriced[key]) for key in NEEDED_METERS},
-    }

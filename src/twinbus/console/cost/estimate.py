@@ -1,19 +1,21 @@
-"""`twinbus cost estimate`: checks the options, and prints the month as a table."""
+"""`twinbus cost estimate`: checks the options, and prints a month as a table."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
-from twinbus.console.cost.options import EstimateOptions
+from twinbus.console.cost.options import WorkloadOptions
 from twinbus.console.cost.price_books import book_of
-from twinbus.console.options import counting_rule, require_messaging_units
-from twinbus.console.terminal.output import Output, WrongUse, show
+from twinbus.console.options import PricesOption, counting_rule, require_messaging_units
+from twinbus.console.terminal.command import command, command_group, option, setting
+from twinbus.console.terminal.output import Output, OutputOption, WrongUse, show
 from twinbus.console.terminal.table import counted, duration, money, paint, table_lines
 from twinbus.cost.bill import BillLine, ServiceTier
-from twinbus.cost.estimate import MONTH_DAYS, CostEstimate, Workload, estimate
+from twinbus.cost.estimate import MONTH_DAYS, CostEstimate, Workload
+from twinbus.cost.estimate import estimate as cost_estimate
 from twinbus.cost.quantities import (
     QuantityError,
     parse_duration,
@@ -25,12 +27,52 @@ from twinbus.options import PING_INTERVAL_MAX_S, SYPHON_POLL_MAX_S
 
 CONNECTIONS_MAX: Final = 10_000_000
 
+app = command_group("Estimate what a pair costs, by the documented arithmetic.")
 
-def run(given: EstimateOptions, prices: Path | None, output: Output) -> int:
-    """Print the estimate; return the exit status."""
+
+@dataclass(frozen=True, kw_only=True)
+class EstimateOptions(WorkloadOptions):
+    """The options of `twinbus cost estimate`."""
+
+    queues: Annotated[int, setting("queues")] = 10
+    missing_queues: Annotated[
+        int, option("N", "Backlog queues that clients search for all month.")
+    ] = 0
+    lease: Annotated[
+        bool,
+        setting("lease", "--lease", help="The syphon holds leases, as `syphon run --lease`."),
+    ] = False
+    standbys: Annotated[int, option("N", "Further syphons that wait for the leases.")] = 0
+    ping_interval: Annotated[str, option("TIME", "The option ping_primary_interval.")] = "60s"
+    outages: Annotated[str, option("FREQUENCY", "How often the primary is down.")] = "2/year"
+    outage_length: Annotated[str, option("TIME", "Length of one outage.")] = "40min"
+    tier: Annotated[str, option("TIER", "Tier of both namespaces: basic, standard or premium.")] = (
+        "standard"
+    )
+    connections: Annotated[
+        int | None,
+        option(
+            "N",
+            "Connections at the peak. Unset: counted from clients, entities and queues.",
+            min=0,
+        ),
+    ] = None
+
+
+@command(
+    app,
+    "twinbus cost estimate --rate 500/s --size 2KB --entities 40 \\\n"
+    "  --clients 20 --outages 2/year --outage-length 40min",
+    note="KB is 1024 bytes. The estimate reads no ledger; `twinbus report charges` shows what a"
+    " ledger counted.",
+)
+def estimate(
+    given: EstimateOptions, prices: PricesOption = None, output: OutputOption = Output.TEXT
+) -> int:
+    """Estimate a month of 30 days, and what the pair adds to it."""
     book = book_of(prices)
     work = _workload(given)
-    made = estimate(work, book)
+    made = cost_estimate(work, book)
     outdated = book.warnings(datetime.now(UTC).date())
     document = made.as_json()
     document["warnings"] = [*document["warnings"], *outdated]

@@ -24,35 +24,6 @@ class WorkloadOptions:
     ] = 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class EstimateOptions(WorkloadOptions):
-    """The options of `twinbus cost estimate`."""
-
-    queues: Annotated[int, setting("queues")] = 10
-    missing_queues: Annotated[
-        int, option("N", "Backlog queues that clients search for all month.")
-    ] = 0
-    lease: Annotated[
-        bool,
-        setting("lease", "--lease", help="The syphon holds leases, as `syphon run --lease`."),
-    ] = False
-    standbys: Annotated[int, option("N", "Further syphons that wait for the leases.")] = 0
-    ping_interval: Annotated[str, option("TIME", "The option ping_primary_interval.")] = "60s"
-    outages: Annotated[str, option("FREQUENCY", "How often the primary is down.")] = "2/year"
-    outage_length: Annotated[str, option("TIME", "Length of one outage.")] = "40min"
-    tier: Annotated[str, option("TIER", "Tier of both namespaces: basic, standard or premium.")] = (
-        "standard"
-    )
-    connections: Annotated[
-        int | None,
-        option(
-            "N",
-            "Connections at the peak. Unset: counted from clients, entities and queues.",
-            min=0,
-        ),
-    ] = None
-
-
 PlanOutput = Literal["text", "json", "html"]
 
 

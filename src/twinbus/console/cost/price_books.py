@@ -1,4 +1,4 @@
-"""Price books as files: load, show and import."""
+"""Price books as files, and the commands of `twinbus prices`: show and import."""
 
 from __future__ import annotations
 
@@ -9,14 +9,21 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from twinbus.console.terminal.output import Output, WrongUse, show
+from twinbus.console.options import PricesOption
+from twinbus.console.terminal.command import argument, command, command_group, flag, option
+from twinbus.console.terminal.output import Output, OutputOption, WrongUse, show
 from twinbus.console.terminal.table import UNPRICED, aligned, paint, table_lines, visible
-from twinbus.cost import prices
-from twinbus.cost.bill import exact
-from twinbus.cost.price_documents import PriceBookError, read_json
-from twinbus.cost.prices import Meter, PriceBook
+from twinbus.cost.prices import (
+    NEEDED_METERS,
+    Meter,
+    PriceBook,
+    PriceBookError,
+    load,
+    read_json,
+    standard,
+)
 from twinbus.cost.retail_prices import Imported, book_from
 
 FILE_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -25,48 +32,79 @@ FILE_BYTES_MAX: Final = 64 * 1024 * 1024
 ASIDE_SHOWN_MAX: Final = 20
 """Kinds of items set aside to list; `--output json` has all."""
 
+prices_app = command_group("Show the price book, or import one from Azure's prices.")
+
 
 def book_of(path: Path | None) -> PriceBook:
     """Return the book of --prices, or the newest that ships; WrongUse if it cannot be read."""
     if path is None:
-        return prices.standard()
+        return standard()
     try:
-        return prices.load(path, _today())
+        return load(path, _today())
     except PriceBookError as error:
         raise WrongUse(visible(error)) from None
 
 
-def show_book(path: Path | None, output: Output) -> int:
-    """Print a book; return the exit status."""
-    book = book_of(path)
+@command(prices_app, "twinbus prices show --prices our-prices.json --output json", name="show")
+def show_prices(prices: PricesOption = None, output: OutputOption = Output.TEXT) -> int:
+    """Show every price with its region, source and date.
+
+    A book older than 180 days gets a warning.
+    """
+    book = book_of(prices)
     today = _today()
     show(output, {**_plain(book), "warnings": book.warnings(today)}, _lines(book, today))
     return 0
 
 
-def import_files(
-    files: Sequence[Path],
-    to: Path | None,
-    output: Output,
-    *,
-    region: str | None,
-    currency: str | None,
-    retrieved: str | None,
-    fewer_tiers: bool,
+@command(
+    prices_app,
+    "curl -G https://prices.azure.com/api/retail/prices -o page.json \\\n"
+    "  --data-urlencode \"\\$filter=serviceName eq 'Service Bus' and \\\n"
+    "  armRegionName eq 'uksouth'\"\n"
+    "twinbus prices import page.json --to our-prices.json",
+    name="import",
+)
+def import_prices(
+    files: Annotated[
+        list[Path],
+        argument("FILE...", "Answers of the Azure Retail Prices API: a file for each page."),
+    ],
+    to: Annotated[
+        Path | None,
+        option("FILE", "File to write. Unset: prices-REGION-DAY.json in this directory."),
+    ] = None,
+    region: Annotated[str | None, option("NAME", "The region, if the files hold several.")] = None,
+    currency: Annotated[
+        str | None, option("CODE", "The currency, if the files hold several.")
+    ] = None,
+    retrieved: Annotated[
+        str | None,
+        option("DAY", "The day the prices were fetched. Unset: the day of the oldest file."),
+    ] = None,
+    fewer_tiers: Annotated[
+        bool,
+        flag("--fewer-tiers", "Accept a meter with fewer tiers than in the book that ships."),
+    ] = False,
+    output: OutputOption = Output.TEXT,
 ) -> int:
-    """Make a book from answers of the API and write it; return the exit status."""
+    """Make a price book from answers of the Azure Retail Prices API.
+
+    The command makes no network call. It writes nothing unless every tier is present, and lists the
+    items that no bill of a pair needs.
+    """
     try:
         made = book_from(
             [(path.name, _document(path)) for path in files],
             retrieved=_retrieved_on(files, retrieved),
             region=region,
             currency=currency,
-            like=None if fewer_tiers else prices.standard(),
+            like=None if fewer_tiers else standard(),
         )
     except PriceBookError as error:
         raise WrongUse(visible(error)) from None
     target = to or Path(f"prices-{made.book.region}-{made.book.retrieved}.json")
-    _write(target, made.document)
+    _write(target, made.book.document())
     unpriced = [key for key, meter in made.book.meters.items() if not meter.priced]
     document = {
         "written": str(target),
@@ -119,7 +157,7 @@ def _write(target: Path, document: Mapping[str, object]) -> None:
     """Write the book atomically; refuse to replace a file that is no price book."""
     if target.exists():
         try:
-            prices.load(target)
+            load(target)
         except PriceBookError:
             raise WrongUse(
                 f"--to {target} exists and is no price book: give another file"
@@ -137,26 +175,7 @@ def _write(target: Path, document: Mapping[str, object]) -> None:
 
 
 def _plain(book: PriceBook) -> dict[str, Any]:
-    return {
-        "name": book.name,
-        "source": book.source,
-        "retrieved": book.retrieved.isoformat(),
-        "age_days": book.age_days(_today()),
-        "region": book.region,
-        "currency": book.currency,
-        "meters": {key: _plain_meter(meter) for key, meter in book.meters.items()},
-    }
-
-
-def _plain_meter(meter: Meter) -> dict[str, Any]:
-    return {
-        "meter_name": meter.name,
-        "unit": meter.unit,
-        "per": meter.per,
-        "tiers": [{"from": tier.start, "price": exact(tier.price)} for tier in meter.tiers],
-        "source": meter.source,
-        "retrieved": meter.retrieved.isoformat() if meter.retrieved else None,
-    }
+    return {"name": book.name, "age_days": book.age_days(_today()), **book.document()}
 
 
 def _lines(book: PriceBook, today: date) -> Iterator[str]:
@@ -197,7 +216,7 @@ def _imported(made: Imported, target: Path, unpriced: Sequence[str]) -> Iterator
         f" from {made.taken} items"
     )
     for key in unpriced:
-        yield f"not priced: {book.meter(key).name} ({prices.NEEDED_METERS[key]})"
+        yield f"not priced: {book.meter(key).name} ({NEEDED_METERS[key]})"
     if made.set_aside:
         yield f"set aside: {len(made.set_aside)} items"
         counted = Counter((aside.meter_name, aside.reason) for aside in made.set_aside)

@@ -118,7 +118,7 @@ def test_a_book_is_replaced_and_another_file_is_not(capsys: Capsys) -> None:
             "lacks its tier from 0",
         ),
         ('"tierMinimumUnits": 100.0', '"tierMinimumUnits": 13.0', "two prices"),
-        ('"retailPrice": 0.9275', '"retailPrice": -0.9275', "must be from 0 to 1,000,000,000"),
+        ('"retailPrice": 0.9275', '"retailPrice": -0.9275', "a number from 0 to 999,999,999"),
         ('"NextPageLink": null', '"NextPageLink": "https://prices/?$skip=18"', "is missing"),
         ('"Count": 18', '"Count": 1000', "Count says 1000 and there are 18 Items"),
         ('"Items": [', '"Items": ', "not JSON"),
