@@ -6,29 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-from typer.main import get_group
-
-from twinbus.console.config.pair_defaults import CONFIG_TEXT
 from twinbus.console.options import (
     SECRETS,
-    CredentialOption,
-    EndpointOption,
     EntityOption,
-    PrimaryOption,
-    ProxyOption,
     QueueOption,
     QueuesOption,
-    SecondaryOption,
     SidesOptions,
     SinceOption,
-    TransportOption,
 )
 from twinbus.console.terminal.command import (
     argument,
     command,
     command_group,
-    epilog,
     flag,
     option,
     setting,
@@ -41,7 +30,9 @@ if TYPE_CHECKING:
 
 app = command_group("Inspect, create and prune backlog queues.")
 letters_app = command_group(
-    "List, show, replay and export dead letters.", is_run_without_command=True
+    "List, show, replay and export dead letters.\n\nDead letters are messages that the syphon could"
+    " not deliver. Without a command: list.",
+    default="list",
 )
 app.add_typer(letters_app, name="dead-letters")
 
@@ -138,32 +129,6 @@ class LettersOptions(SidesOptions):
 
         wanted = filter_of(self.entity, self.reason, self.since, number)
         return self.selection(self.queue), wanted
-
-
-@letters_app.callback(
-    invoke_without_command=True, epilog=epilog("twinbus backlog dead-letters --output json")
-)
-def dead_letters(
-    context: typer.Context,
-    primary: PrimaryOption = None,
-    secondary: SecondaryOption = None,
-    credential: CredentialOption = None,
-    transport: TransportOption = None,
-    proxy: ProxyOption = None,
-    endpoint: EndpointOption = None,
-    pair: Annotated[str | None, option("NAME", "A pair of the settings file.")] = None,
-    config: Annotated[str | None, option("FILE", CONFIG_TEXT)] = None,
-    output: OutputOption = Output.TEXT,
-) -> None:
-    """List, show, replay and export dead letters.
-
-    Dead letters are messages that the syphon could not deliver. Without a command: list.
-    """
-    if context.invoked_subcommand is None:
-        given = {name: value for name, value in context.params.items() if value is not None}
-        words = [f"--{name}={value}" for name, value in given.items()]
-        list_command = get_group(letters_app).commands["list"]
-        raise typer.Exit(list_command.main(words, prog_name="list", standalone_mode=False))
 
 
 @command(letters_app, "twinbus backlog dead-letters list --entity orders --since 2h", name="list")

@@ -9,7 +9,7 @@ from functools import wraps
 from typing import Any, Final, get_type_hints
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from twinbus.console.config.pair_defaults import keys_of, running_name, settings_parameters
 from twinbus.settings.core.keys import KEYS
@@ -18,11 +18,16 @@ KEEP_LINES: Final = "\b\n"
 """Tells the help formatter not to rewrap the lines of a paragraph."""
 
 
-def command_group(help_text: str, *, is_run_without_command: bool = False) -> typer.Typer:
-    """Return a group of commands; without a command it shows its help."""
-    return typer.Typer(
-        help=help_text, no_args_is_help=not is_run_without_command, rich_markup_mode=None
-    )
+def command_group(help_text: str, *, default: str | None = None) -> typer.Typer:
+    """Return a group of commands; without a command it runs `default`, or shows its help."""
+
+    class Group(TyperGroup):
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            if default and args[:1] != ["--help"] and (not args or args[0].startswith("-")):
+                args = [default, *args]
+            return super().parse_args(ctx, args)
+
+    return typer.Typer(help=help_text, cls=Group, no_args_is_help=True, rich_markup_mode=None)
 
 
 def command(

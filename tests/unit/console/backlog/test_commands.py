@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from twinbus.console.backlog import text as backlog_text
+from twinbus.console.backlog import commands as backlog
 from twinbus.console.backlog.queue_contents import QueueContents
 from twinbus.console.doctor.findings import Finding, Level, document, line_of, verdict
 from twinbus.pairing.core.backlog import BacklogDescription, drift_of
@@ -50,7 +50,7 @@ def message(number: int, **changes: Any) -> dict[str, Any]:
 
 def test_the_list_counts_and_names_drift() -> None:
     unsafe = drift_of(BacklogDescription(requires_session=True))
-    lines = backlog_text.queue_lines(
+    lines = backlog.queue_lines(
         [
             stock(0, active=1_200, scheduled=3, deferred=4, size_bytes=2_048, oldest_age_s=90.0),
             stock(1, dead_lettered=2, drift=unsafe),
@@ -67,19 +67,19 @@ def test_the_list_counts_and_names_drift() -> None:
         " (`twinbus backlog dead-letters`)"
     )
     assert "requires_session is True" in lines[5]
-    assert "drained" in backlog_text.queue_lines([stock()], WHERE)[-1]
+    assert "drained" in backlog.queue_lines([stock()], WHERE)[-1]
 
 
 def test_peeked_messages_say_where_they_belong_or_what_is_wrong_with_them() -> None:
     found = [message(1), message(2, path=None, problem="no x-ms-path", message_id="x" * 99)]
-    lines = backlog_text.message_lines(found, "a queue", 2)
+    lines = backlog.message_lines(found, "a queue", 2)
     assert lines[1].split()[1:5] == ["1", "orders", "id-1", "1"]
     assert "?" in lines[2]
     assert "cannot be delivered: no x-ms-path" in lines[2]
     assert "x" * 99 not in lines[2]
     assert "--max 2 was reached" in lines[-1]
-    assert "deferred" in backlog_text.message_lines([message(3, state="deferred")], "q", 20)[1]
-    assert backlog_text.message_lines([], "q", 2) == ["no such messages in q"]
+    assert "deferred" in backlog.message_lines([message(3, state="deferred")], "q", 20)[1]
+    assert backlog.message_lines([], "q", 2) == ["no such messages in q"]
 
 
 def test_what_became_of_each_queue_that_was_asked_for() -> None:
@@ -90,19 +90,19 @@ def test_what_became_of_each_queue_that_was_asked_for() -> None:
         left_out={unsafe: "sessions", failed: "409"},
         created=[made],
     )
-    states = [backlog_text.created_row(p, findings)[1] for p in (made, there, unsafe, failed)]
+    states = [backlog.created_row(p, findings)[1] for p in (made, there, unsafe, failed)]
     assert states == ["created", "there", "UNSAFE", "FAILED"]
-    rows = [backlog_text.created_row(p, findings) for p in (made, there, unsafe, failed)]
-    lines = backlog_text.created_lines(rows, findings, WHERE)
+    rows = [backlog.created_row(p, findings) for p in (made, there, unsafe, failed)]
+    lines = backlog.created_lines(rows, findings, WHERE)
     assert f"{WHERE}: 2 of 4 can be used, 1 created" in lines
 
 
 def test_prune_keeps_what_holds_anything() -> None:
-    assert backlog_text.fate(stock()) == "would be deleted"
+    assert backlog.fate(stock()) == "would be deleted"
     for held in ("active", "scheduled", "deferred", "dead_lettered"):
-        assert "kept" in backlog_text.fate(stock(**{held: 1}))
-    assert "1 of 2" in backlog_text.prune_lines([stock(4), stock(5, active=1)], "contoso", 4)[-1]
-    assert "nothing to prune" in backlog_text.prune_lines([], "contoso", 4)[0]
+        assert "kept" in backlog.fate(stock(**{held: 1}))
+    assert "1 of 2" in backlog.prune_lines([stock(4), stock(5, active=1)], "contoso", 4)[-1]
+    assert "nothing to prune" in backlog.prune_lines([], "contoso", 4)[0]
 
 
 def test_the_doctors_lines_and_verdict() -> None:
