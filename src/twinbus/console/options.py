@@ -30,13 +30,7 @@ MESSAGING_UNITS: Final = (1, 2, 4, 8, 16)
 
 SECRETS: Final = "Put connection strings into the environment: other users can see a command line."
 
-PrimaryOption = Annotated[str | None, setting("primary")]
-SecondaryOption = Annotated[str | None, setting("secondary")]
 LabelOption = Annotated[str | None, setting("label")]
-CredentialOption = Annotated[str | None, setting("credential")]
-TransportOption = Annotated[str | None, setting("transport")]
-ProxyOption = Annotated[str | None, setting("proxy")]
-EndpointOption = Annotated[str | None, setting("endpoint")]
 QueuesOption = Annotated[int, setting("queues", min=1, max=BACKLOG_QUEUE_COUNT_MAX)]
 RecordingOption = Annotated[str | None, setting("ledger")]
 StrictOption = Annotated[bool, setting("strict", "--strict/--no-strict")]
@@ -198,10 +192,10 @@ class ServeOptions(PortOptions):
 class AccessOptions:
     """How a command reaches its namespaces, where the namespaces' own texts do not say it."""
 
-    credential: CredentialOption = None
-    transport: TransportOption = None
-    proxy: ProxyOption = None
-    endpoint: EndpointOption = None
+    credential: Annotated[str | None, setting("credential")] = None
+    transport: Annotated[str | None, setting("transport")] = None
+    proxy: Annotated[str | None, setting("proxy")] = None
+    endpoint: Annotated[str | None, setting("endpoint")] = None
 
     def access(self, text: str | None, role: str, name: str | None = None) -> NamespaceAccess:
         """Return the access of a side; WrongUse, without any secret, if it has none."""
@@ -241,8 +235,8 @@ class AccessOptions:
 class _SideTexts:
     """The first options of a command about two namespaces."""
 
-    primary: PrimaryOption = None
-    secondary: SecondaryOption = None
+    primary: Annotated[str | None, setting("primary")] = None
+    secondary: Annotated[str | None, setting("secondary")] = None
     label: LabelOption = None
 
 

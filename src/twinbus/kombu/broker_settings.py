@@ -68,18 +68,18 @@ def _named_pair(name: str) -> tuple[tuple[NamespaceAccess, NamespaceAccess], dic
     place = settings_place(None, os.environ)
     file = read_settings(place)
     if file is None or name not in file.pairs:
-        why = no_file_text(place) if file is None else f"it is not in {file.place.path}"
+        why = no_file_text(place) if file is None else f"it is not in {file.path}"
         raise SettingsError(
             f"the broker URL names the pair {name!r:.60}: {why}; {VARIABLE} can name another file"
         )
     pair = file.pairs[name]
-    values = {key: file.value(pair, key) for key in pair.entries}
+    values = {key: pair.value(key) for key in pair.entries}
     missing = [side for side in SIDES if side not in values]
     if missing:
-        raise SettingsError(f"{file.place.path}: pair {name} has no {' and no '.join(missing)}")
+        raise SettingsError(f"{file.path}: pair {name} has no {' and no '.join(missing)}")
     if values["secondary"].startswith(EMBEDDED):
         raise SettingsError(
-            f"{file.place.path}: the secondary of pair {name} is inside a gateway ({EMBEDDED}DIR),"
+            f"{file.path}: the secondary of pair {name} is inside a gateway ({EMBEDDED}DIR),"
             " which a broker URL cannot reach; name another pair"
         )
     route = {key: values[key] for key in _ROUTE if key in values}

@@ -14,8 +14,17 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from twinbus.errors import SettingsError
-from twinbus.settings.core.document import PairSettings, SettingsFault, parse_settings
-from twinbus.settings.core.keys import ENVIRONMENT, FILE, KEYS, at_home, is_reference
+from twinbus.namespace.access import NamespaceAccess
+from twinbus.settings.core.document import SettingsEntry, SettingsFault, parse_settings
+from twinbus.settings.core.keys import (
+    ANY_CREDENTIAL,
+    ENVIRONMENT,
+    FILE,
+    KEYS,
+    at_home,
+    holds_secret,
+    is_reference,
+)
 
 VARIABLE: Final = "TWINBUS_CONFIG"
 OPTION: Final = "--config"
@@ -34,19 +43,21 @@ class SettingsPlace(NamedTuple):
     """--config, TWINBUS_CONFIG, or empty for the user's configuration directory."""
 
 
-@dataclass(frozen=True, slots=True)
-class SettingsFile:
-    """A settings file that was read."""
+@dataclass(frozen=True, slots=True, repr=False)
+class ConfiguredPair:
+    """One pair of a settings file that was read; without a repr, which would show its secrets."""
 
-    place: SettingsPlace
-    pairs: Mapping[str, PairSettings]
+    path: Path
+    """Of the file."""
+    name: str
+    entries: Mapping[str, SettingsEntry]
 
-    def value(self, pair: PairSettings, key: str) -> Any:
+    def value(self, key: str) -> Any:
         """Return the value of a key as the option takes it; SettingsError if it cannot be read.
 
         A side that names a variable or a file is replaced by the text that is there.
         """
-        value, line = pair.entries[key]
+        value, line = self.entries[key]
         if not isinstance(value, str):
             return value
         text = at_home(value, _home())
@@ -56,8 +67,30 @@ class SettingsFile:
             return _referred(text)
         except (OSError, SettingsError) as error:
             why = getattr(error, "strerror", None) or error
-            where = f"{self.place.path}:{line}: pair.{pair.name}.{key}"
+            where = f"{self.path}:{line}: pair.{self.name}.{key}"
             raise SettingsError(f"{where} is {text}: {why}") from None
+
+    @property
+    def label(self) -> str:
+        """The label of the primary; SettingsError if the file does not say it."""
+        if "label" in self.entries:
+            return str(self.value("label"))
+        if "primary" not in self.entries:
+            raise SettingsError(f"{self.path}: pair {self.name} has neither label nor primary")
+        text, line = self.value("primary"), self.entries["primary"].line
+        try:
+            return NamespaceAccess.parse(text, credential=ANY_CREDENTIAL).label
+        except ValueError as error:
+            where = f"{self.path}:{line}: the primary of pair {self.name}"
+            raise SettingsError(f"{where}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsFile:
+    """A settings file that was read."""
+
+    path: Path
+    pairs: Mapping[str, ConfiguredPair]
 
 
 def settings_place(given: str | None, environment: Mapping[str, str]) -> SettingsPlace | None:
@@ -102,14 +135,16 @@ def read_settings(place: SettingsPlace | None) -> SettingsFile | None:
         pairs = parse_settings(text)
     except SettingsFault as fault:
         raise SettingsError(f"{path}:{fault.line}: {fault}") from None
-    for pair in pairs.values():
-        for key, line in pair.secrets:
-            if mode & OTHERS:
-                raise SettingsError(
-                    f"{path}:{line}: pair.{pair.name}.{key} holds a secret, and other users may"
-                    " read the file: chmod 600 it, or name the secret by env:NAME or file:/PATH"
-                )
-    return SettingsFile(place, pairs)
+    for name, entries in pairs.items():
+        secrets = [key for key, entry in entries.items() if holds_secret(key, entry.value)]
+        if secrets and mode & OTHERS:
+            raise SettingsError(
+                f"{path}:{entries[secrets[0]].line}: pair.{name}.{secrets[0]} holds a secret, and"
+                " other users may read the file: chmod 600 it, or name the secret by env:NAME or"
+                " file:/PATH"
+            )
+    found = {name: ConfiguredPair(path, name, entries) for name, entries in pairs.items()}
+    return SettingsFile(path, found)
 
 
 def read_owned(path: Path) -> tuple[str, int]:

@@ -81,7 +81,8 @@ def test_values_are_those_that_options_take(
     monkeypatch.setenv("EU_PRIMARY", f" {STRING}\n")
     (tmp_path / "secondary").write_text(f"{STRING}\n")
     found = read(path)
-    values = {key: found.value(found.pairs["eu"], key) for key in found.pairs["eu"].entries}
+    pair = found.pairs["eu"]
+    values = {key: pair.value(key) for key in pair.entries}
     assert values == {"primary": STRING, "secondary": STRING, "queues": 5, "grace": "600"}
 
 
@@ -91,13 +92,13 @@ def test_what_a_side_refers_to_is_named_where_it_cannot_be_read(
     monkeypatch.delenv("EU_PRIMARY", raising=False)
     found = read(path)
     with pytest.raises(SettingsError, match=r":2: pair\.eu\.primary is env:EU_PRIMARY: it is not"):
-        found.value(found.pairs["eu"], "primary")
+        found.pairs["eu"].value("primary")
     with pytest.raises(SettingsError, match=r":3: pair\.eu\.secondary is file:.* No such file"):
-        found.value(found.pairs["eu"], "secondary")
+        found.pairs["eu"].value("secondary")
     (tmp_path / "secondary").write_text(STRING)
     (tmp_path / "secondary").chmod(0o666)
     with pytest.raises(SettingsError, match="writable by other users") as raised:
-        found.value(found.pairs["eu"], "secondary")
+        found.pairs["eu"].value("secondary")
     assert "s3cret" not in str(raised.value)
 
 
@@ -156,7 +157,7 @@ def test_a_secret_needs_a_file_that_only_its_owner_reads(path: Path, key: str, v
         path.chmod(mode)
         assert refusal(path).startswith(f"{path}:3: pair.eu.{key} holds a secret")
     path.chmod(0o600)
-    assert list(read(path).pairs) == ["eu"]
+    assert "s3cret" not in repr(read(path))
 
 
 def test_what_is_no_small_text_file_is_refused(path: Path, tmp_path: Path) -> None:

@@ -25,9 +25,14 @@ from twinbus.console.terminal.table import UNKNOWN, paint, table_lines, visible
 from twinbus.errors import SettingsError
 from twinbus.namespace.access import NamespaceAccess
 from twinbus.namespace.route import HttpProxy
-from twinbus.settings.core.document import PairSettings
 from twinbus.settings.core.keys import EMBEDDED, ENVIRONMENT, KEYS, is_reference
-from twinbus.settings.files import SettingsFile, no_file_text, read_settings, settings_place
+from twinbus.settings.files import (
+    ConfiguredPair,
+    SettingsFile,
+    no_file_text,
+    read_settings,
+    settings_place,
+)
 
 app = command_group("Check the settings file, and say where it is.")
 
@@ -77,7 +82,7 @@ def check(
     place = settings_place(config, os.environ)
     file = read_settings(place)
     if pair is not None:
-        chosen = [require_pair(file, pair, config).pair]
+        chosen = [require_pair(file, pair, config)]
     elif file is None:
         print(f"twinbus: {no_file_text(place)}", file=sys.stderr)
         return COULD_NOT
@@ -85,9 +90,9 @@ def check(
         chosen = list(file.pairs.values())
     assert file is not None
     given = _given(context, {**vars(sides), "queues": queues, "ledger": ledger})
-    found = {pair.name: list(_values(file, pair, given)) for pair in chosen}
+    found = {pair.name: list(_values(pair, given)) for pair in chosen}
     document = {
-        "file": str(file.place.path),
+        "file": str(file.path),
         "pairs": {of: [asdict(value) for value in values] for of, values in found.items()},
     }
     show(output, document, _lines(file, found))
@@ -119,7 +124,7 @@ def _given(context: typer.Context, values: Mapping[str, Any]) -> dict[str, Given
 
 
 def _lines(file: SettingsFile, found: Mapping[str, list[ShownValue]]) -> Iterator[str]:
-    yield visible(file.place.path)
+    yield visible(file.path)
     if not found:
         yield "no pair; a pair is a table [pair.NAME]"
     for name, values in found.items():
@@ -132,30 +137,28 @@ def _lines(file: SettingsFile, found: Mapping[str, list[ShownValue]]) -> Iterato
                 yield paint(f"! {one.key}: {visible(one.problem)}", "bold", "red")
 
 
-def _values(
-    file: SettingsFile, pair: PairSettings, given: Mapping[str, GivenValue]
-) -> Iterator[ShownValue]:
-    credential = _credential(file, pair, given)
+def _values(pair: ConfiguredPair, given: Mapping[str, GivenValue]) -> Iterator[ShownValue]:
+    credential = _credential(pair, given)
     for key in KEYS:
         if key in given:
             yield _shown(key, given[key], credential)
         elif key in pair.entries:
             raw, line = pair.entries[key]
-            origin = f"{file.place.path.name}:{line}"
+            origin = f"{pair.path.name}:{line}"
             if KEYS[key].is_side and is_reference(raw):
                 origin = f"{origin}, {raw}"
             try:
-                found = GivenValue(file.value(pair, key), origin)
+                found = GivenValue(pair.value(key), origin)
             except SettingsError as error:
                 yield ShownValue(key, UNKNOWN, origin, KEYS[key].help, str(error))
             else:
                 yield _shown(key, found, credential)
 
 
-def _credential(file: SettingsFile, pair: PairSettings, given: Mapping[str, GivenValue]) -> str:
+def _credential(pair: ConfiguredPair, given: Mapping[str, GivenValue]) -> str:
     if "credential" in given:
         return str(given["credential"].value)
-    return str(file.value(pair, "credential")) if "credential" in pair.entries else ""
+    return str(pair.value("credential")) if "credential" in pair.entries else ""
 
 
 def _shown(key: str, found: GivenValue, credential: str) -> ShownValue:

@@ -11,17 +11,15 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cached_property
 from inspect import Parameter
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final
 
 import typer
 
 from twinbus.console.terminal.output import WrongUse
-from twinbus.errors import SettingsError
-from twinbus.namespace.access import NamespaceAccess
-from twinbus.settings.core.document import PairSettings
-from twinbus.settings.core.keys import ANY_CREDENTIAL, KEYS
+from twinbus.settings.core.keys import KEYS
 from twinbus.settings.files import (
     VARIABLE,
+    ConfiguredPair,
     SettingsFile,
     no_file_text,
     read_settings,
@@ -31,13 +29,6 @@ from twinbus.settings.files import (
 CONFIG_TEXT: Final = (
     f"Settings file. Unset: {VARIABLE}, else twinbus/twinbus.toml in your configuration directory."
 )
-
-
-class ChosenPair(NamedTuple):
-    """A pair of a settings file."""
-
-    file: SettingsFile
-    pair: PairSettings
 
 
 class PairDefaults(dict[str, Any]):
@@ -61,12 +52,10 @@ class PairDefaults(dict[str, Any]):
         if key is None or self._context.resilient_parsing:
             return default
         chosen = self._chosen
-        if chosen is None or key not in chosen.pair.entries:
-            return default
-        return chosen.file.value(chosen.pair, key)
+        return default if chosen is None or key not in chosen.entries else chosen.value(key)
 
     @cached_property
-    def _chosen(self) -> ChosenPair | None:
+    def _chosen(self) -> ConfiguredPair | None:
         name = self._context.params.get("pair")
         if name is not None:
             return self._named(name)
@@ -76,22 +65,22 @@ class PairDefaults(dict[str, Any]):
         if file is None or len(file.pairs) != 1:
             return None
         (pair,) = file.pairs.values()
-        print(f"twinbus: using pair {pair.name} of {file.place.path}", file=sys.stderr)
-        return ChosenPair(file, pair)
+        print(f"twinbus: using pair {pair.name} of {file.path}", file=sys.stderr)
+        return pair
 
     @property
     def _is_about_pair(self) -> bool:
         """Whether the command needs a pair; one that does not reads the file only with --pair."""
         return any(KEYS[key].is_side or key == "ledger" for key in self._keys.values())
 
-    def _named(self, name: str) -> ChosenPair | None:
+    def _named(self, name: str) -> ConfiguredPair | None:
         config = self._context.params.get("config")
         if self._is_label:
             found = _pair_of_process(name, config)
             return found and found[0]
         chosen = require_pair(_read(config), name, config)
         for key, source in self._named_by().items():
-            if source == "ENVIRONMENT" and key in chosen.pair.entries:
+            if source == "ENVIRONMENT" and key in chosen.entries:
                 line = f"twinbus: {KEYS[key].variable} overrides the {key} of pair {name}"
                 print(line, file=sys.stderr)
         return chosen
@@ -145,7 +134,7 @@ def settings_parameters(keys: Mapping[str, str], *, is_label: bool) -> list[Para
     ]
 
 
-def require_pair(file: SettingsFile | None, name: str, config: str | None) -> ChosenPair:
+def require_pair(file: SettingsFile | None, name: str, config: str | None) -> ConfiguredPair:
     """Return the pair of this name; WrongUse, with the names that there are, if there is none."""
     if file is None:
         where = no_file_text(settings_place(config, os.environ))
@@ -153,8 +142,8 @@ def require_pair(file: SettingsFile | None, name: str, config: str | None) -> Ch
     if name not in file.pairs:
         close = get_close_matches(name, file.pairs, n=1)
         there = f"did you mean {close[0]}?" if close else f"it has {', '.join(file.pairs) or None}"
-        raise WrongUse(f"{file.place.path} has no pair {name!r:.60}; {there}")
-    return ChosenPair(file, file.pairs[name])
+        raise WrongUse(f"{file.path} has no pair {name!r:.60}; {there}")
+    return file.pairs[name]
 
 
 def running_name(name: str, config: str | None) -> str:
@@ -162,27 +151,11 @@ def running_name(name: str, config: str | None) -> str:
     found = _pair_of_process(name, config)
     if found is None:
         return name
-    (file, pair), suffix = found
-    return label_of(file, pair) + suffix
+    pair, suffix = found
+    return pair.label + suffix
 
 
-def label_of(file: SettingsFile, pair: PairSettings) -> str:
-    """Return the label of a pair's primary; SettingsError if the file does not say it."""
-    if "label" in pair.entries:
-        return str(file.value(pair, "label"))
-    if "primary" not in pair.entries:
-        raise SettingsError(f"{file.place.path}: pair {pair.name} has neither label nor primary")
-    try:
-        text = file.value(pair, "primary")
-        return NamespaceAccess.parse(text, credential=ANY_CREDENTIAL).label
-    except ValueError as error:
-        line = pair.entries["primary"].line
-        raise SettingsError(
-            f"{file.place.path}:{line}: the primary of pair {pair.name}: {error}"
-        ) from None
-
-
-def _pair_of_process(name: str, config: str | None) -> tuple[ChosenPair, str] | None:
+def _pair_of_process(name: str, config: str | None) -> tuple[ConfiguredPair, str] | None:
     """Return the pair that NAME or NAME.PID names, and its .PID; None: it is not configured."""
     file = _read(config)
     if file is None:
@@ -191,7 +164,7 @@ def _pair_of_process(name: str, config: str | None) -> tuple[ChosenPair, str] | 
     names = {name: "", stem: dot + pid} if pid.isdecimal() else {name: ""}
     for one, suffix in names.items():
         if one in file.pairs:
-            return ChosenPair(file, file.pairs[one]), suffix
+            return file.pairs[one], suffix
     return None
 
 

@@ -13,11 +13,10 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Final, NamedTuple
 
-from twinbus.settings.core.keys import KEYS, holds_secret
+from twinbus.settings.core.keys import KEYS
 
 PAIR: Final = "pair"
 GATEWAY: Final = "gateway"
@@ -47,23 +46,8 @@ class SettingsEntry(NamedTuple):
     line: int
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class PairSettings:
-    """One `[pair.NAME]` table; without a repr, which would show its secrets."""
-
-    name: str
-    entries: Mapping[str, SettingsEntry]
-
-    @property
-    def secrets(self) -> Iterator[tuple[str, int]]:
-        """The keys whose values have a secret in them, with their lines."""
-        for key, entry in self.entries.items():
-            if holds_secret(key, entry.value):
-                yield key, entry.line
-
-
-def parse_settings(text: str) -> dict[str, PairSettings]:
-    """Return the pairs by name, in the order of the file; SettingsFault if anything is wrong."""
+def parse_settings(text: str) -> dict[str, dict[str, SettingsEntry]]:
+    """Return the values of each pair, in the order of the file; SettingsFault if one is wrong."""
     document, lines = _parsed(text), _KeyLines(text)
     for key in document:
         if key != PAIR:
@@ -112,7 +96,7 @@ def _parsed(text: str) -> dict[str, Any]:
         raise SettingsFault(1, "not TOML that can be read: a value is too deep or long") from None
 
 
-def _pair(name: str, table: object, lines: _KeyLines) -> PairSettings:
+def _pair(name: str, table: object, lines: _KeyLines) -> dict[str, SettingsEntry]:
     line = lines.of(PAIR, name)
     if not _NAME.fullmatch(name):
         raise SettingsFault(line, f"the name of a pair must be {NAME_FORM}")
@@ -132,7 +116,7 @@ def _pair(name: str, table: object, lines: _KeyLines) -> PairSettings:
             entries[key] = SettingsEntry(kind.read(value), line)
         except (TypeError, ValueError):
             raise SettingsFault(line, f"pair.{name}.{key} must be {kind.form}") from None
-    return PairSettings(name, entries)
+    return entries
 
 
 def _values(table: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
