@@ -90,7 +90,7 @@ class SendAvailabilityOptions:
     """What the syphon restores: the whole original time to live, or what is left of it."""
 
     session_order: Literal["relaxed", "strict"] = "relaxed"
-    """strict: a session's messages keep their order across a failover, as SPEC 3 promises it."""
+    """strict: a session's messages keep their order across a failover (docs/guarantees.md)."""
 
     attempt_timeout: Duration = 5.0
     """Bound of one attempt: a send, a divert, a ping."""
