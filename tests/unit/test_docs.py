@@ -111,6 +111,12 @@ def test_the_page_of_commands_has_every_command_with_its_options() -> None:
             )
 
 
+def test_the_docs_are_at_most_24_pages_of_40_000_words() -> None:
+    pages = list((ROOT / "docs").rglob("*.md"))
+    assert len(pages) <= 24, sorted(page.name for page in pages)
+    assert sum(len(page.read_text().split()) for page in pages) <= 40_000
+
+
 def test_what_is_not_there_is_found() -> None:
     text = (
         "`test_a` in tests/unit/test_docs.py, tests/unit/gone.py, [x](gone.md), [y](#here)\n"
