@@ -1,6 +1,6 @@
 """The ledger and its tables as DataFrames of the caller's own session, for notebooks and jobs.
 
-`twinbus.pipeline` exports these functions. Columns and tables have comments (docs/schema.md).
+`twinbus.pipeline` exports these functions. Columns and tables have comments (docs/tables.md).
 """
 
 from __future__ import annotations
