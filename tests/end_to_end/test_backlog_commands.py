@@ -197,7 +197,7 @@ def test_drift_is_shown_and_never_repaired(typed: Terminal, primary: str, second
         ("s3cret", ("list",), ASKED_WRONGLY, "NAME=VALUE"),
         (NOWHERE, ("list",), COULD_NOT, "localhost:1 cannot be reached"),
         (NOWHERE, ("peek", "--label", "x", "--queue", "0"), COULD_NOT, "cannot be reached"),
-        (NOWHERE, ("peek", "--queue", "orders"), ASKED_WRONGLY, "is no backlog queue"),
+        (NOWHERE, ("peek", "--queue", "orders"), ASKED_WRONGLY, "is not a backlog queue"),
         (NOWHERE, ("create",), ASKED_WRONGLY, "TWINBUS_PRIMARY"),
         (NOWHERE, ("prune",), ASKED_WRONGLY, "--label"),
         (NOWHERE, ("prune", "--label", "a b"), ASKED_WRONGLY, "--label must be"),

@@ -301,7 +301,7 @@ def require_ledger(ledger: str) -> None:
 
 
 def counting_rule(settlement: str) -> CountingRule:
-    """Return the rule that --settlement names; WrongUse if there is none of that name."""
+    """Return the rule that --settlement names; WrongUse if it names neither."""
     word = settlement.strip().lower()
     if word not in ("free", "counted"):
         raise WrongUse(f"--settlement must be free or counted; got {settlement!r:.60}")

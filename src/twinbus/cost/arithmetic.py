@@ -1,4 +1,4 @@
-"""Counts operations, and models what a pair adds to the bill (SPEC 8).
+"""Counts operations, and models what a pair adds to the bill (docs/costs.md).
 
     an operation               one unit for each started 64 KiB of its message, at least one
     an idle syphon             one receive for each backlog queue and poll: 10 queues polled for

@@ -208,7 +208,7 @@ class PriceDocument:
 
     @classmethod
     def of(cls, value: object, place: str, dot: str = ".") -> PriceDocument:
-        """Return the object at a place; PriceBookError if the value is no object."""
+        """Return the object at a place; PriceBookError if the value is not an object."""
         if not isinstance(value, dict):
             raise PriceBookError(f"{place} must be an object; got {value!r:.60}")
         return cls(value, place + dot)

@@ -128,7 +128,7 @@ class RetailPrice:
         )
 
     def unfit(self, region: str, currency: str, on: date) -> str | None:
-        """Return why this is no price of the region, currency and day; None: it is."""
+        """Return why this price is not of the region, currency and day; None: it is."""
         if self.region != region:
             return f"of the region {self.region}"
         if self.currency != currency:
@@ -268,7 +268,8 @@ def _page(entry: object, where: str, path: str) -> PricePage:
     items = entry.get("Items") if isinstance(entry, dict) else None
     if not isinstance(entry, dict) or not isinstance(items, list):
         raise PriceBookError(
-            f"{where}: {path}Items must be a list: this is no page of the Azure Retail Prices API"
+            f"{where}: {path}Items must be a list: this is not a page of the Azure Retail Prices"
+            " API"
         )
     count = entry.get("Count")
     if isinstance(count, int) and count != len(items):

@@ -1,4 +1,4 @@
-"""`--help` of every command at 80 columns: whole summaries, and an example to copy."""
+"""Rules for every command: `--help` at 80 columns, an example, and names of options."""
 
 from __future__ import annotations
 
@@ -16,6 +16,13 @@ from typer.testing import CliRunner
 from twinbus.console.cli import app
 
 COLUMNS = 80
+ONE_NAME = {
+    "--count": "--queues",
+    "--backlog-queues": "--queues",
+    "--path": "--entity",
+    "--session-order": "--strict",
+}
+"""Names that an option must not have, and what it is called instead."""
 
 
 def commands(command: Any, *words: str) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -102,3 +109,32 @@ def test_each_rule_catches_a_planted_breach(summary: str, epilog: str, breach: s
         assert found == []
     else:
         assert any(breach in line for line in found), found
+
+
+def options() -> Iterator[tuple[str, str]]:
+    """Every option, with the command it belongs to."""
+    for words, command in commands(get_command(app)):
+        for parameter in command.params:
+            yield from ((" ".join(words), name) for name in parameter.opts if name.startswith("--"))
+
+
+def test_no_option_has_a_second_name() -> None:
+    found = list(options())
+    assert ("serve", "--data") in found
+    wrong = [(words, ONE_NAME[name]) for words, name in found if name in ONE_NAME]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["backlog create", "backlog prune", "syphon run", "doctor", "drill", "plan", "cost estimate"],
+)
+def test_backlog_queues_are_counted_by_queues(command: str) -> None:
+    assert (command, "--queues") in set(options())
+
+
+def test_no_example_has_a_connection_string_on_the_command_line() -> None:
+    examples = {words: one.epilog or "" for words, one in commands(get_command(app))}
+    assert "Example: twinbus doctor" in examples["doctor",]
+    shown = [words for words, text in examples.items() if "$TWINBUS" in text or "sb://" in text]
+    assert shown == []

@@ -256,7 +256,7 @@ CONNECTIONS = "Standard Brokered Connection"
         (lambda found: found.update(Items=[]), "page0.json: no item is a meter of Service Bus"),
         (
             lambda found: found.update(Items=None),
-            "page0.json: Items must be a list: this is no page of the Azure Retail",
+            "page0.json: Items must be a list: this is not a page of the Azure Retail",
         ),
     ],
 )

@@ -46,7 +46,7 @@ class QueueSelection:
         if queue is not None and not queue.isdecimal():
             if parse_backlog_path(queue) is None:
                 raise WrongUse(
-                    f"{queue!r} is no backlog queue: give an index like 3, or"
+                    f"{queue!r} is not a backlog queue: give an index like 3, or"
                     " LABEL/x-servicebus-transfer/3"
                 )
             return [queue]

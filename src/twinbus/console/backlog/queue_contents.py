@@ -34,7 +34,7 @@ REPORT_EVERY: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class QueueContents:
-    """One backlog queue: its message counts, and its drift from the description of SPEC 2."""
+    """One backlog queue: its message counts, and its drift (docs/production.md)."""
 
     path: str
     label: str

@@ -135,7 +135,7 @@ def settings_parameters(keys: Mapping[str, str], *, is_label: bool) -> list[Para
 
 
 def require_pair(file: SettingsFile | None, name: str, config: str | None) -> ConfiguredPair:
-    """Return the pair of this name; WrongUse, with the names that there are, if there is none."""
+    """Return the pair of this name; WrongUse, with the names in the file, if it is not there."""
     if file is None:
         where = no_file_text(settings_place(config, os.environ))
         raise WrongUse(f"--pair {name!r:.60}: {where}")

@@ -154,13 +154,13 @@ def _retrieved_on(files: Sequence[Path], text: str | None) -> date:
 
 
 def _write(target: Path, document: Mapping[str, object]) -> None:
-    """Write the book atomically; refuse to replace a file that is no price book."""
+    """Write the book atomically; refuse to replace a file that is not a price book."""
     if target.exists():
         try:
             load(target)
         except PriceBookError:
             raise WrongUse(
-                f"--to {target} exists and is no price book: give another file"
+                f"--to {target} exists and is not a price book: give another file"
             ) from None
     try:
         with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as directory:

@@ -85,5 +85,5 @@ class BacklogScan:
 
 
 def _label_of(queue: str) -> str:
-    """The label of the primary: with it the path of a backlog queue begins (SPEC 2)."""
+    """Return the label of the primary, with which the path of a backlog queue begins."""
     return queue.lower().partition("/")[0]

@@ -76,7 +76,7 @@ def _read(scope: ReportScope) -> Iterator[str]:
         by_count = sorted(scope.set_aside.items(), key=lambda reason: (-reason[1], reason[0]))
         reasons = ", ".join(f"{number:,} {visible(name)}" for name, number in by_count)
         yield f"{counted(sum(scope.set_aside.values()), 'line')} set aside: {reasons}"
-    # Of files and writers that make nothing unknown; the others are told as unknown.
+    # Files and writers that leave nothing unknown; the others are in the section Unknown.
     yield from map(visible, scope.said)
     yield from (visible(gap.sentence) for gap in scope.gaps if not gap.is_open)
 

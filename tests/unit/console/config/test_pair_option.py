@@ -9,7 +9,7 @@ import pytest
 from typer.main import get_command
 
 from tests.unit.console.commands import run
-from tests.unit.console.test_option_names import commands
+from tests.unit.console.test_help import commands
 from twinbus.console import servers
 from twinbus.console.backlog import commands as backlog
 from twinbus.console.cli import app
@@ -342,6 +342,6 @@ def test_every_command_about_a_pair_takes_pair_and_config() -> None:
     for words, command in commands(get_command(app)):
         names = {name for parameter in command.params for name in parameter.opts}
         is_about_pair = bool(names & {"--secondary", "--label", "--queues", "ledger", "--ledger"})
-        if words.split()[1:2] and words.split()[1] not in ALONE and is_about_pair:
+        if words and words[0] not in ALONE and is_about_pair:
             wrong += [words] if not {"--pair", "--config"} <= names else []
     assert wrong == []

@@ -103,7 +103,7 @@ def test_a_book_is_replaced_and_another_file_is_not(capsys: Capsys) -> None:
     done = run(capsys, "prices", "import", str(PAGE), "--to", "notes.txt")
     assert (done.status, done.err) == (
         2,
-        "twinbus: --to notes.txt exists and is no price book: give another file\n",
+        "twinbus: --to notes.txt exists and is not a price book: give another file\n",
     )
     assert Path("notes.txt").read_text() == "mine"
 
