@@ -11,7 +11,7 @@ from azure.servicebus.management import AuthorizationRule as SdkRule
 
 from tests.end_to_end.raw_client import ConnectionLost, RawClient, Refused, message
 from tests.official_sdk import administration, client
-from tests.processes import ServedBroker, run_twinbus
+from tests.processes import ServedBroker
 from twinbus.broker.admin.atom_entities import entity_path
 from twinbus.broker.descriptions import AuthorizationRule
 from twinbus.broker.embedded import EmbeddedBroker
@@ -54,21 +54,6 @@ def test_a_key_and_rules_come_from_files_and_the_environment_and_are_not_printed
             assert [str(each) for each in receiver.peek_messages(5)] == ["sender", "other"]
         for secret in (KEY, "first-secret", "second-secret", "third-secret"):
             assert secret not in broker.log()
-
-
-@pytest.mark.parametrize(
-    ("content", "said"), [("", "has 0 lines"), ("a\nb\n", "has 2 lines"), (None, "cannot be read")]
-)
-def test_a_key_file_without_a_key_is_one_clear_line(
-    tmp_path: Path, content: str | None, said: str
-) -> None:
-    file = tmp_path / "key"
-    if content is not None:
-        file.write_text(content)
-    ended = run_twinbus("serve", "contoso:0", "--ephemeral", "--key-file", str(file))
-    assert ended.returncode != 0
-    assert said in ended.stderr
-    assert "Traceback" not in ended.stderr
 
 
 async def test_a_connection_ends_when_its_key_is_changed() -> None:

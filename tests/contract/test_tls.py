@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 import uvloop
 from azure.core.credentials import AccessToken, AzureNamedKeyCredential
 from azure.core.pipeline.transport import RequestsTransport
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, TransportType
 from azure.servicebus.exceptions import ServiceBusError
 from azure.servicebus.management import ServiceBusAdministrationClient
-from cryptography.hazmat.primitives import serialization
 
 from tests.contract.certificates import (
     client_context,
@@ -29,7 +27,7 @@ from tests.contract.certificates import (
     write_server_files,
 )
 from tests.contract.test_listener import PATIENCE_S, Echo, end
-from tests.processes import ServedBroker, run_twinbus
+from tests.processes import ServedBroker
 from twinbus import EmbeddedBroker
 from twinbus.broker import listener as listener_module
 from twinbus.broker.listener import AMQP_HEADER, Listener
@@ -268,44 +266,3 @@ def test_serve_speaks_tls_with_a_certificate_from_files(tmp_path: Path) -> None:
             request, timeout=PATIENCE_S, context=client_context()
         ) as response:
             assert response.status == 200
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (["--tls-cert", "chain.pem"], "give the other one too"),
-        (["--tls-cert", "nothing.pem", "--tls-key", "key.pem"], "--tls-cert nothing.pem cannot be"),
-        (["--tls-cert", "chain.pem", "--tls-key", "."], "--tls-key . cannot be read"),
-        (["--tls-cert", "chain.pem", "--tls-key", "other.pem"], "the key is not the certificate's"),
-        (["--tls-cert", "key.pem", "--tls-key", "key.pem"], "both PEM"),
-        (["--tls-cert", "text.pem", "--tls-key", "key.pem"], "no PEM file"),
-        (["--tls-cert", "chain.pem", "--tls-key", "locked.pem"], "without a password"),
-        (["--token", "app:eyJ.x"], "'app:***' is no token"),
-        (["--token", "app:eyJ.x:Everything"], "'Everything' is no right"),
-        (["--token", "app:eyJ.x:Send:soon"], "--token: 'soon' is no expiry"),
-    ],
-)
-def test_what_serve_cannot_use_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], says: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_server_files(tmp_path)
-    (tmp_path / "other.pem").write_bytes(trustme.CA().private_key_pem.bytes())
-    (tmp_path / "text.pem").write_text("hello")
-    (tmp_path / "locked.pem").write_bytes(_locked(tmp_path / "key.pem"))
-    done = run_twinbus("serve", "contoso:0", "--ephemeral", *options)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("twinbus: ")
-    assert says.lower() in line.lower()
-    assert "eyJ" not in line
-
-
-def _locked(key: Path) -> bytes:
-    found = serialization.load_pem_private_key(key.read_bytes(), None)
-    return found.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.BestAvailableEncryption(b"secret"),
-    )

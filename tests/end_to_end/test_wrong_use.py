@@ -109,34 +109,3 @@ def test_a_data_directory_in_use(tmp_path: Path) -> None:
         line = refused_start(COULD_NOT, "contoso:0", "--data", str(broker.data))
         assert str(broker.process.pid) in line
         assert holds_the_one(broker)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["contoso:0", "--rule", "sender:key"], "NAME:KEY:RIGHTS"),
-        (["contoso:0", "--rule", "sender:key:Fly"], "Fly"),
-        (["contoso:0", "--rule", "sender::Send"], "NAME:KEY:RIGHTS"),
-        (["con_toso:0"], "con_toso"),
-        (["contoso:99999"], "99999"),
-        (["contoso:http"], "http"),
-        (["contoso:0", "Contoso:0"], "twice"),
-        (["contoso:0", "--host", "0.0.0.0"], "--key"),
-    ],
-)
-def test_words_that_make_no_sense(arguments: list[str], said: str) -> None:
-    assert said in refused_start(ASKED_WRONGLY, *arguments, "--ephemeral")
-
-
-def test_a_key_in_a_bad_rule_is_not_printed() -> None:
-    line = refused_start(ASKED_WRONGLY, "contoso:0", "--ephemeral", "--rule", "me:s3cret:Fly:Send")
-    assert "s3cret" not in line
-    line = refused_start(ASKED_WRONGLY, "contoso:0", "--ephemeral", "--rule", "me:s3cret:Fly")
-    assert "s3cret" not in line
-
-
-def test_a_broker_must_be_told_where_to_keep_messages(tmp_path: Path) -> None:
-    assert "--data" in refused_start(ASKED_WRONGLY, "contoso:0")
-    both = ("--data", str(tmp_path / "data"), "--ephemeral")
-    assert "--ephemeral" in refused_start(ASKED_WRONGLY, "contoso:0", *both)
-    assert not (tmp_path / "data").exists()
