@@ -132,11 +132,7 @@ def drill(
     queues: QueuesOption = 4,
     gateway: Annotated[
         bool,
-        flag(
-            "--gateway",
-            "Send through a gateway, from a program in JavaScript; without Node from one in"
-            " Python.",
-        ),
+        flag("--gateway", "Send through a gateway, with the plain SDK instead of a pair."),
     ] = False,
     like: Annotated[
         str | None, option("TIER", "Limits of azure-standard or azure-premium, as of serve.")
@@ -156,13 +152,12 @@ def drill(
     ~/.cache/twinbus.
     """
     from twinbus.console.drill.commands import run
-    from twinbus.console.drill.comparison import SPEED
-    from twinbus.console.drill.result import DrillPlan
+    from twinbus.console.drill.result import KNOWN_OUTAGE_SPEED, DrillPlan
     from twinbus.planning.known_outages import known_outage
 
     known = known_outage(outage)
     if known:
-        outage = f"{known.length_s / SPEED}s"
+        outage = f"{known.length_s / KNOWN_OUTAGE_SPEED}s"
 
     plan = DrillPlan(
         messages=messages,

@@ -15,10 +15,9 @@ from typing import Final
 from azure.core.exceptions import AzureError
 
 from twinbus.client.administration import CountsUnavailable
-from twinbus.console.drill.live_page import DrillPage
 from twinbus.console.drill.phases import Drill
+from twinbus.console.drill.progress import DrillPage, DrillScreen
 from twinbus.console.drill.result import DrillPlan, DrillResult
-from twinbus.console.drill.screen import DrillScreen
 from twinbus.console.drill.sheet import drill_sheet, outage_picture
 from twinbus.console.drill.world import DrillError, World
 from twinbus.console.namespaces import runs_to_its_end
@@ -44,7 +43,7 @@ async def run(
         page = stack.enter_context(DrillPage(world)) if is_page_wanted else None
         with SparkThread() as spark, DrillScreen() as screen:
             if page is not None:
-                screen.told = page.say
+                screen.on_line = page.say
             drill = Drill(plan, world, spark, screen, os.environ.get(PUMP_VARIABLE), page)
             try:
                 result = await drill.run()

@@ -3,7 +3,7 @@
 start   pair   send ------------------------------------.   Spark   drain   receive   count
                  '-- outage (SIGKILL, started again) -- ping
 
-With a gateway the senders are another program (`gateway_senders`); the phases are the same.
+With --gateway the senders know nothing of the pair; the phases are the same.
 """
 
 from __future__ import annotations
@@ -15,20 +15,16 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, closing
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import twinbus
 from twinbus import Namespace, SendAvailabilityOptions, pair_namespaces
 from twinbus.client.administration import counts_of
-from twinbus.console.drill.consumers import Consumers
-from twinbus.console.drill.gateway_senders import GatewaySenders, Senders
-from twinbus.console.drill.live_page import DrillPage
+from twinbus.console.drill.progress import DrillPage, DrillScreen, Phase
 from twinbus.console.drill.result import HEALTHY, DrillPlan, DrillResult, Moments
-from twinbus.console.drill.screen import DrillScreen, Phase
 from twinbus.console.drill.sheet import rate_text
-from twinbus.console.drill.traffic import DrillTraffic
+from twinbus.console.drill.traffic import Consumers, DrillGateway, DrillTraffic
 from twinbus.console.drill.world import ENTITIES, NamespaceProcess, World, create_entities
 from twinbus.console.report.backlog_scan import BacklogScan
 from twinbus.console.spark_thread import SparkThread
@@ -99,13 +95,12 @@ class Drill:
                 group.create_task(self._get_spark_ready(sent))
                 await self._start()
                 pair = self._pair()
+                client: Any = pair
                 if self._plan.gateway:
-                    senders = GatewaySenders(self._plan, pair, self._world)
-                    await self._open_gateway(opened, senders)
-                    await self._send(pair, senders.traffic)
+                    client = await self._open_gateway(opened, pair)
                 else:
                     await opened.enter_async_context(pair)
-                    await self._send(pair, partial(DrillTraffic, self._plan, pair))
+                await self._send(pair, client)
                 sent.set()
             await self._drain()
             await self._receive()
@@ -141,18 +136,20 @@ class Drill:
             if sys.stdin.isatty():
                 await asyncio.to_thread(self._page.open_browser)
 
-    async def _open_gateway(self, opened: AsyncExitStack, senders: GatewaySenders) -> None:
+    async def _open_gateway(self, opened: AsyncExitStack, pair: Pair) -> Any:
         with self._screen.phase("gateway", "a gateway and a client without Twinbus") as phase:
-            await opened.enter_async_context(senders)
-            phase.note = f"gateway at :{senders.port}; the senders use {senders.client}"
-        self._client = senders.client
+            gateway = await opened.enter_async_context(DrillGateway(self._plan, pair))
+            phase.note = f"gateway at :{gateway.port}; the senders use {gateway.CLIENT}"
+        self._client = gateway.CLIENT
+        return gateway.client
 
-    async def _send(self, pair: Pair, senders: Senders) -> None:
+    async def _send(self, pair: Pair, client: Any) -> None:
+        """Send all messages; `client` is the pair, or a client of the gateway."""
         self._queues = pair.backlog_queues
         plan = self._plan
         note = f"{plan.messages:,} messages, {rate_text(plan)} a second, {plan.senders} senders"
         with self._screen.phase("send", note, plan.messages) as phase:
-            traffic = senders(phase.reach)
+            traffic = DrillTraffic(plan, client, phase.reach)
             async with asyncio.TaskGroup() as group:
                 group.create_task(traffic.run())
                 await traffic.begun.wait()

@@ -22,6 +22,9 @@ RATE_MAX: Final = 400.0
 """Messages a second that one Python process sends singly beside a broker, Spark's start included,
 on two cores. A drill of more messages takes longer; a faster one would measure the machine."""
 
+KNOWN_OUTAGE_SPEED: Final = 1_000
+"""How many times faster a drill plays a known outage: nine hours become half a minute."""
+
 HEALTHY: Final = "healthy"
 
 

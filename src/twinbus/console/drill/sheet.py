@@ -6,14 +6,22 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from twinbus.console.drill.comparison import compared
-from twinbus.console.drill.result import DrillPlan, DrillResult
+from twinbus.console.drill.result import KNOWN_OUTAGE_SPEED, DrillPlan, DrillResult
 from twinbus.console.report.charges_sheet import by_kind_table, cause_figure
 from twinbus.console.report.scope_text import DUPLICATE_CAUSES
 from twinbus.console.sheet import timeline as chart
 from twinbus.console.sheet.sheet import Figure, Sheet, Table, Tile, sections
 from twinbus.console.terminal.table import counted, money
+from twinbus.cost.bill import MonthUse, geo_replication_bill
+from twinbus.cost.prices import standard
 from twinbus.pipeline.reports.documents import ReportVerdict
+from twinbus.planning.known_outages import (
+    PROMOTION_S,
+    PROMOTION_SOURCE,
+    known_outage,
+    sends_in_promotion,
+)
+from twinbus.wording import duration
 
 IDS_SHOWN: Final = 20
 """Ids that a person reads; drill.json has more."""
@@ -59,7 +67,7 @@ def drill_sheet(result: DrillResult) -> Sheet:
             _bill(result),
         ),
         sections=sections(
-            ("The outage that it stands for", compared(result)),
+            ("The outage that it stands for", tuple(_comparison(result))),
             ("How it was run", tuple(_run(result))),
         ),
     )
@@ -243,6 +251,31 @@ def _bill(result: DrillResult) -> Table:
             " report charges counts those of the broker, with messages that were given back."
         ),
         in_text=False,
+    )
+
+
+def _comparison(result: DrillResult) -> Iterator[str]:
+    """Sentences about the known outage that a drill stands for, and Geo-Replication in it."""
+    outage = known_outage(result.plan.stands_for or "")
+    if outage is None:
+        return
+    plan, book = result.plan, standard()
+    length = duration(outage.length_s)
+    yield f"{outage.when}: {length}, played {KNOWN_OUTAGE_SPEED:,} times faster. {outage.source}."
+    units = outage.added_units(plan.rate, plan.failover_interval_s, size_bytes=1)
+    price = book.meter("operations").cost_past_free(units)
+    yield (
+        f"In all of {length}, at {plan.rate:.0f} small messages a second, the backlog adds"
+        f" {units:,} operations to the month: {money(price, book.currency)} past the free ones."
+    )
+    fewest_min, most_min = (seconds / 60 for seconds in PROMOTION_S)
+    fewest, most = sends_in_promotion(plan.rate)
+    month = geo_replication_bill(MonthUse(), book, replicated_bytes=0)
+    yield (
+        "With Geo-Replication a person starts a promotion, which usually takes"
+        f" {fewest_min:g} to {most_min:g} min ({PROMOTION_SOURCE}). In that time come"
+        f" {fewest:,} to {most:,} sends. Two regions with one messaging unit cost"
+        f" {money(month.total, book.currency)} a month, and each GB copied extra ({book.name})."
     )
 
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, Self
 
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
-from twinbus.console.drill.programs import STOP_LIMIT_S, first_lines, start_program
 from twinbus.errors import TwinbusError
 from twinbus.namespace.administration_client import administration_client
 from twinbus.namespace.namespace import Namespace
@@ -25,6 +28,13 @@ SECONDARY: Final = "contoso-dr"
 
 SESSIONS: Final = tuple(f"customer-{number}" for number in range(8))
 SUBSCRIPTION: Final = "audit"
+
+START_LIMIT_S: Final = 30.0
+"""A program is up within a second; a machine that needs more than this cannot run a drill."""
+STOP_LIMIT_S: Final = 5.0
+"""Time for a program to end before it is killed: its data is not needed any more."""
+
+_ENTRY: Final = "from twinbus.console.entry import main; main()"
 
 
 class DrillError(TwinbusError):
@@ -170,3 +180,32 @@ async def create_entities(connection_string: str) -> None:
 def administration(connection_string: str) -> ServiceBusAdministrationClient:
     """The SDK's administration client of a namespace of the drill."""
     return administration_client(Namespace.from_connection_string(connection_string))
+
+
+def start_program(
+    command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """Start a command of `twinbus`; its errors go to the end of `log`."""
+    with log.open("ab") as errors:
+        return subprocess.Popen(  # noqa: S603 - our own command
+            [sys.executable, "-c", _ENTRY, *command],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            # Ctrl-C is for the drill, which ends its programs itself.
+            start_new_session=True,
+        )
+
+
+@contextmanager
+def first_lines(process: subprocess.Popen[str]) -> Iterator[IO[str]]:
+    """What the program prints; it is killed if the block takes longer than a start may take."""
+    assert process.stdout is not None
+    limit = threading.Timer(START_LIMIT_S, process.kill)
+    limit.start()
+    try:
+        yield process.stdout
+    finally:
+        limit.cancel()

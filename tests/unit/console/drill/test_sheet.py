@@ -1,12 +1,21 @@
-"""The text of a drill's report."""
+"""The report of a drill, and the options that it repeats."""
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import replace
 
+import pytest
+
+from tests.unit.console.commands import run
 from tests.unit.console.drill.drill_results import PASSED, drilled
+from twinbus.console.drill import commands, world
+from twinbus.console.drill.result import DrillPlan
 from twinbus.console.drill.sheet import drill_sheet
+from twinbus.console.sheet.page import page_of
 from twinbus.console.sheet.text import text_of
+
+KNOWN = "west-europe-2025-11"
 
 
 def test_a_good_drill_is_told_from_the_kill_to_the_count() -> None:
@@ -30,10 +39,9 @@ def test_a_good_drill_is_told_from_the_kill_to_the_count() -> None:
 
 def test_a_drill_through_a_gateway_says_so_and_which_client_sent() -> None:
     plan = replace(PASSED.plan, gateway=True)
-    result = replace(PASSED, plan=plan, client="Python (azure-servicebus 7.14.3; no npm)")
+    result = replace(PASSED, plan=plan, client="the plain Python SDK (7.15)")
     assert drill_sheet(result).story[1] == (
-        "The senders know nothing of Twinbus: Python (azure-servicebus 7.14.3; no npm), through a"
-        " gateway."
+        "The senders know nothing of Twinbus: the plain Python SDK (7.15), through a gateway."
     )
     assert " --queues 4 --gateway\n" in text_of(drill_sheet(result))
     assert result.as_json()["client"] == result.client
@@ -95,3 +103,79 @@ def test_the_text_has_the_answer_first_and_the_numbers_without_a_heading() -> No
     assert lines[0] == "Nothing was lost"
     numbers = lines[lines.index("Every number") + 1 :]
     assert numbers[0].split() == ["accepted", "3,000", "send_messages", "returned"]
+
+
+def planned(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str
+) -> DrillPlan:
+    """The plan that the command makes of its options."""
+    plans: list[DrillPlan] = []
+
+    def drill(plan: DrillPlan, *_: object, is_page_wanted: bool) -> int:
+        assert not is_page_wanted
+        plans.append(plan)
+        return 0
+
+    monkeypatch.setattr(commands, "run", drill)
+    assert run(capsys, "drill", *words).status == 0
+    (plan,) = plans
+    return plan
+
+
+def test_a_known_outage_is_played_a_thousand_times_faster(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = planned(monkeypatch, capsys, "--outage", KNOWN)
+    assert (plan.outage_s, plan.stands_for) == (33.9, KNOWN)
+
+
+def test_the_report_of_a_known_outage_has_geo_replication_beside_it() -> None:
+    # 1,190 messages in 3 + 33.9 + 5 s: 28.4 a second.
+    plan = DrillPlan(messages=1_190, outage_s=33.9, failover_interval_s=2.0, stands_for=KNOWN)
+    result = replace(PASSED, plan=plan)
+    (section,) = [one for one in drill_sheet(result).sections if "stands for" in one.title]
+    outage, backlog, geo = section.lines
+    assert outage.startswith("West Europe, 5 November 2025, 17:00 to 02:25 UTC: 9 h 25 min, played")
+    # 28.4 a second for 33,898 s are 962,736 messages, and a moved one has two operations more.
+    assert "the backlog adds 1,925,471 operations to the month: 1.54 USD" in backlog
+    assert "5 to 10 min (Microsoft, " in geo
+    assert "8,520 to 17,041 sends" in geo
+    # Two regions, 730 hours, 0.9275 each.
+    assert "cost 1,354.15 USD a month" in geo
+    assert f"--outage {KNOWN} --failover-interval 2" in text_of(drill_sheet(result))
+    assert "stands for" not in text_of(drill_sheet(PASSED))
+
+
+class Started(Exception):
+    """A process was started with these words."""
+
+
+def started(_: object, words: list[str], **__: object) -> None:
+    raise Started(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "like"), [((), None), (("--like", "azure-standard"), "azure-standard")]
+)
+def test_the_option_reaches_both_namespaces(
+    words: tuple[str, ...],
+    like: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plan = planned(monkeypatch, capsys, *words)
+    assert plan.like == like
+    monkeypatch.setattr(subprocess.Popen, "__init__", started)
+    with world.World(plan.like) as drilled:
+        for side in (drilled.primary, drilled.secondary):
+            with pytest.raises(Started) as caught:
+                side.start()
+            command = caught.value.args[0]
+            assert "serve" in command
+            assert command[command.index("--ledger") + 2 :] == (["--like", like] if like else [])
+
+
+def test_the_report_repeats_the_option() -> None:
+    limited = replace(PASSED, plan=replace(PASSED.plan, like="azure-standard"))
+    assert " --like azure-standard" in page_of(drill_sheet(limited))
+    assert "--like" not in page_of(drill_sheet(PASSED))

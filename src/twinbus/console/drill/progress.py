@@ -1,6 +1,9 @@
-"""The page of a drill: `twinbus page` over the drill's world, in a process of its own.
+"""The progress of a drill: lines on stderr, and with --page a page in the browser.
 
-The drill writes its phases to the page as notes, and its proof into the ledger that the page reads.
+A terminal shows the phases that run in a live line. Without one (a CI log, a pipe) each phase
+prints a line when it begins and one when it ends. The page is `twinbus page` over the drill's
+world, in a process of its own: the drill writes its phases to it as notes, and its proof into the
+ledger that the page reads.
 """
 
 from __future__ import annotations
@@ -10,20 +13,88 @@ import json
 import os
 import subprocess
 import sys
+import time
 import webbrowser
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from typing import Final, Self
+from contextlib import contextmanager, suppress
+from typing import IO, Final, Self
 from urllib.parse import parse_qs, urlsplit
 
-from twinbus.console.drill.programs import STOP_LIMIT_S, first_lines, start_program
 from twinbus.console.drill.result import DrillResult
-from twinbus.console.drill.world import PRIMARY, DrillError, World
+from twinbus.console.drill.world import (
+    PRIMARY,
+    STOP_LIMIT_S,
+    DrillError,
+    World,
+    first_lines,
+    start_program,
+)
+from twinbus.console.terminal.live_line import LiveLine, progress_bar
 from twinbus.control.run_directory import VARIABLE as RUN_DIRECTORY
 from twinbus.page.sources.proof import keep_proof
 
 NOTE_S: Final = 5.0
 """Timeout of one note. A page that does not take it never delays the drill."""
+
+
+class Phase:
+    """One phase of a drill: a name, a note, and its progress."""
+
+    def __init__(self, name: str, note: str, total: float | None) -> None:
+        self.name = f"{name:<8}"
+        self.note = note
+        self.total = total
+        """The value at the end of the phase; None: not known."""
+        self._done = 0.0
+        self._began = time.monotonic()
+
+    @property
+    def took_s(self) -> float:
+        return time.monotonic() - self._began
+
+    def reach(self, done: float, note: str | None = None) -> None:
+        """Set the progress, in the unit of the total."""
+        self._done, self.note = done, note or self.note
+
+    def __str__(self) -> str:
+        bar = f"  {progress_bar(min(1.0, self._done / self.total))}" if self.total else ""
+        return f"{self.name}{bar} {self.took_s:5.1f} s  {self.note}"
+
+
+class DrillScreen(LiveLine):
+    """Shows the phases of a drill; a context manager."""
+
+    def __init__(self, stream: IO[str] | None = None) -> None:
+        super().__init__(stream)
+        self.took_s: dict[str, float] = {}
+        self.on_line: Callable[[str], None] = lambda _: None
+        """Also gets a line for each phase that begins or ends."""
+        self._running: list[Phase] = []
+
+    def text(self) -> str:
+        """Return all phases that run, in one line."""
+        return "  |  ".join(map(str, self._running.copy()))
+
+    @contextmanager
+    def phase(self, name: str, note: str, total: float | None = None) -> Iterator[Phase]:
+        """Show a phase for the `with` block; `total` is the value of a full bar."""
+        phase = Phase(name, note, total)
+        self._running.append(phase)
+        self.on_line(f"{name}: {note}")
+        if not self.is_live:
+            self.print(f"{phase.name} {note} ...", self._stream)
+        try:
+            yield phase
+        except BaseException:
+            phase.note = "stopped"
+            raise
+        else:
+            self.took_s[name] = phase.took_s
+        finally:
+            self._running.remove(phase)
+            self.on_line(f"{name} ended after {phase.took_s:.1f} s: {phase.note}")
+            self.print(f"{phase.name} {phase.took_s:5.1f} s  {phase.note}", self._stream)
 
 
 class DrillPage:

@@ -1,12 +1,17 @@
-"""The lines of a drill, with and without a terminal."""
+"""The progress of a drill: its lines, with and without a terminal, and its page."""
 
 from __future__ import annotations
 
 import io
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from twinbus.console.drill.screen import DrillScreen
+from twinbus.console.drill.progress import DrillPage, DrillScreen
+from twinbus.control.run_directory import VARIABLE
 
 
 class Terminal(io.StringIO):
@@ -55,3 +60,17 @@ def test_a_terminal_shows_the_running_phases_with_their_bars_and_keeps_a_line_of
         "receive"
     )
     assert screen.text() == ""
+
+
+@pytest.mark.parametrize("before", [None, "/run/mine"])
+def test_a_drill_with_a_page_has_a_run_directory_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, before: str | None
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    if before is not None:
+        monkeypatch.setenv(VARIABLE, before)
+    world: Any = SimpleNamespace(directory=tmp_path)
+    with DrillPage(world):
+        assert os.environ[VARIABLE] == str(tmp_path / "run")
+        assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
+    assert os.environ.get(VARIABLE) == before
