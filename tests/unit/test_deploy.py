@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
 from typer.core import TyperGroup
 from typer.main import get_command
 
 from tests.promtool import NoPromtool, find_promtool
 from twinbus.console.cli import app
+from twinbus.console.syphon import metrics as syphon_metrics
+from twinbus.exposition import metrics_of, text_of
 from twinbus.pairing.core.failover import EntityState
 from twinbus.pairing.core.status import QUEUE_STATES
 from twinbus.pairing.observing import metrics as pair_metrics
-from twinbus.syphon.observing.exposition import OUTCOMES, SyphonFigures, exposition
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 RULES = DEPLOY / "prometheus/twinbus.rules.yml"
@@ -33,7 +33,7 @@ TARGET_LABELS = frozenset({"instance", "job"})
 
 VALUES = {
     "state": {*EntityState, *QUEUE_STATES},
-    "outcome": set(OUTCOMES),
+    "outcome": set(pair_metrics.OUTCOMES),
     "kind": {"waiting", "dead-lettered"},
     "by": {"primary", "secondary", "lease", "pump"},
 }
@@ -41,22 +41,16 @@ VALUES = {
 
 
 def exposed() -> dict[str, set[str]]:
-    """Return every series that a pair or a syphon exposes, with the labels of the pair's own."""
-    registry = CollectorRegistry()
-    registry.register(pair_metrics.PairCollector())
-    figures = SyphonFigures(
-        pair="contoso", queues={}, is_paused=False, is_healthy=True, unrecorded=0, depths={},
-        unix_s=0.0,
-    )  # fmt: skip
-    text = generate_latest(registry).decode() + exposition(figures)
+    """Return every series that a pair or a syphon exposes, with its labels."""
+    families = {**pair_metrics.FAMILIES, **syphon_metrics.FAMILIES}
+    text = text_of(pair_metrics.PairCollector().collect()).decode()
+    text += text_of(metrics_of(syphon_metrics.FAMILIES, "pair", ())).decode()
     names: dict[str, set[str]] = {}
     for name, kind in re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE):
         parts = ("_bucket", "_sum", "_count") if kind == "histogram" else ("",)
-        family = pair_metrics.FAMILIES.get(name.removesuffix("_total"), (None, None))
+        family = families.get(name.removesuffix("_total"), (None, None))
         for part in parts:
             names[name + part] = {"pair", *family[2:], *({"le"} if part else ())}
-    names["twinbus_syphon_blocked"] |= {"queue", "by"}
-    names["twinbus_syphon_held_destinations"] |= {"queue"}
     return names
 
 

@@ -1,20 +1,16 @@
-"""What a namespace holds and does, as Prometheus reads it: the answer to `/metrics`.
-
-The text is written by hand. It is a dozen lines of a format that does not change, and a broker in
-a test or at an edge site shall not need another library for them.
-"""
+"""What a namespace holds and does, as Prometheus reads it: the answer to `/metrics`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
+from twinbus.exposition import COUNTER, GAUGE, Families, Sample, metrics_of, text_of
+
 if TYPE_CHECKING:
     from twinbus.broker.engine.namespace import BrokerNamespace
     from twinbus.broker.engine.queue import Queue
     from twinbus.broker.server import BrokerServer
-
-CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 ENTITIES_MAX: Final = 1_000
 """Queues and subscriptions with series of their own: Prometheus keeps every series."""
@@ -24,38 +20,43 @@ OTHERS: Final = "(others)"
 
 STATES: Final = ("active", "scheduled", "deferred", "dead-lettered")
 
+FAMILIES: Final[Families] = {
+    "twinbus_broker_messages": (
+        GAUGE, "Messages of an entity by state; active includes locked", "entity", "state",
+    ),
+    "twinbus_broker_bytes": (
+        GAUGE, "Bytes of an entity's messages, dead-lettered ones too", "entity",
+    ),
+    "twinbus_broker_connections": (GAUGE, "AMQP connections open now"),
+    "twinbus_broker_commits": (COUNTER, "Group commits that are on disk"),
+    "twinbus_broker_commit_failures": (COUNTER, "Commits that failed"),
+    "twinbus_broker_engine_failures": (COUNTER, "Unexpected errors that the engine contained"),
+    "twinbus_broker_pending_bytes": (GAUGE, "Bytes that wait for the disk"),
+    "twinbus_broker_throttled": (COUNTER, "Requests answered server-busy for lack of credits"),
+    "twinbus_broker_ledger_unrecorded": (COUNTER, "Records that the ledger could not take"),
+}  # fmt: skip
 
-def exposition(broker: BrokerServer) -> str:
-    return "".join(f"{line}\n" for line in _lines(broker))
+
+def exposition(broker: BrokerServer) -> bytes:
+    """Return the text of every series."""
+    return text_of(metrics_of(FAMILIES, "namespace", [(broker.namespace.name, _samples(broker))]))
 
 
-def _lines(broker: BrokerServer) -> Iterator[str]:
-    namespace, commit = broker.namespace, broker.commit
-    held = _held(namespace)
-    yield from _family(
-        "messages", "gauge", "Messages of an entity by state; active includes locked"
-    )
-    for entity, (counts, _) in held.items():
+def _samples(broker: BrokerServer) -> Iterator[Sample]:
+    commit = broker.commit
+    for entity, (counts, size_bytes) in _held(broker.namespace).items():
         for state, count in zip(STATES, counts, strict=True):
-            yield _sample("messages", count, namespace.name, entity=entity, state=state)
-    yield from _family("bytes", "gauge", "Bytes of an entity's messages, dead-lettered ones too")
-    for entity, (_, size_bytes) in held.items():
-        yield _sample("bytes", size_bytes, namespace.name, entity=entity)
-    failed, missed = broker.engine_failures, broker.ledger_unrecorded
-    busy = None if broker.credits is None else broker.credits.throttled
-    for name, kind, words, value in (
-        ("connections", "gauge", "AMQP connections open now", len(broker.peers)),
-        ("commits_total", "counter", "Group commits that are on disk", commit.commits),
-        ("commit_failures_total", "counter", "Commits that failed", commit.failures),
-        ("engine_failures_total", "counter", "Unexpected errors that the engine contained", failed),
-        ("pending_bytes", "gauge", "Bytes that wait for the disk", commit.pending_bytes),
-        ("throttled_total", "counter", "Requests answered server-busy for lack of credits", busy),
-        ("ledger_unrecorded_total", "counter", "Records that the ledger could not take", missed),
-    ):
-        if value is None:
-            continue
-        yield from _family(name, kind, words)
-        yield _sample(name, value, namespace.name)
+            yield "twinbus_broker_messages", count, entity, state
+        yield "twinbus_broker_bytes", size_bytes, entity
+    yield "twinbus_broker_connections", len(broker.peers)
+    yield "twinbus_broker_commits", commit.commits
+    yield "twinbus_broker_commit_failures", commit.failures
+    yield "twinbus_broker_engine_failures", broker.engine_failures
+    yield "twinbus_broker_pending_bytes", commit.pending_bytes
+    if broker.credits is not None:
+        yield "twinbus_broker_throttled", broker.credits.throttled
+    if broker.ledger_unrecorded is not None:
+        yield "twinbus_broker_ledger_unrecorded", broker.ledger_unrecorded
 
 
 def _held(namespace: BrokerNamespace) -> dict[str, tuple[list[int], int]]:
@@ -76,20 +77,3 @@ def _queues(namespace: BrokerNamespace) -> Iterable[Queue]:
     yield from namespace.queues()
     for topic in namespace.topics():
         yield from topic.subscriptions.values()
-
-
-def _family(name: str, kind: str, words: str) -> Iterator[str]:
-    # The name of a counter has `_total` in its sample, and in this format in its family too.
-    yield f"# HELP twinbus_broker_{name} {words}"
-    yield f"# TYPE twinbus_broker_{name} {kind}"
-
-
-def _sample(name: str, value: int, namespace: str, **labels: str) -> str:
-    words = ",".join(
-        f'{label}="{_escaped(text)}"' for label, text in {"namespace": namespace, **labels}.items()
-    )
-    return f"twinbus_broker_{name}{{{words}}} {value}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -31,7 +31,6 @@ from twinbus.broker.access.origins import foreign_origin
 from twinbus.broker.admin.api import AdminRequest, Verified, respond, respond_faults, verified
 from twinbus.broker.admin.atom import ERROR_CONTENT_TYPE, render_error
 from twinbus.broker.admin.entities import Document
-from twinbus.broker.exposition import CONTENT_TYPE, exposition
 from twinbus.broker.http_connection import AmqpWebSocket, HttpConnection
 from twinbus.broker.sas import Grant
 from twinbus.broker.server import BrokerServer
@@ -159,6 +158,10 @@ def application(broker: BrokerServer, access: MetricsAccess) -> Starlette:
         refusal = access.refusal(request.headers.get("authorization", ""))
         if refusal is not None:
             return refusal
+        # Loaded by the first scrape: a broker in a test is seldom scraped.
+        from twinbus.broker.exposition import exposition
+        from twinbus.exposition import CONTENT_TYPE
+
         return Response(exposition(broker), headers={"Content-Type": CONTENT_TYPE})
 
     async def faults(request: Request) -> Response:

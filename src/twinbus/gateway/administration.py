@@ -26,7 +26,6 @@ from twinbus.broker.admin.api import (
 )
 from twinbus.broker.admin.atom import ERROR_CONTENT_TYPE, local_name, parse_entry, render_error
 from twinbus.broker.engine.names import entity_address
-from twinbus.broker.exposition import CONTENT_TYPE
 from twinbus.broker.http import (
     BODY_BYTES_MAX,
     EVERY_METHOD,
@@ -37,7 +36,7 @@ from twinbus.broker.http import (
 )
 from twinbus.broker.refusals import ArgumentInvalid, Refusal
 from twinbus.client.administration import NotAnswered, host_header, http_connection, token_for
-from twinbus.errors import MissingPackageError
+from twinbus.exposition import CONTENT_TYPE
 from twinbus.gateway.addresses import require_plain
 from twinbus.gateway.request_threads import RequestThreads
 
@@ -79,11 +78,7 @@ def gateway_application(
         refusal = access.refusal(request.headers.get("authorization", ""))
         if refusal is not None:
             return refusal
-        try:
-            text = figures()
-        except MissingPackageError as missing:
-            return Response(f"{missing}\n", 501, media_type="text/plain")
-        return Response(text, headers={"Content-Type": CONTENT_TYPE})
+        return Response(figures(), headers={"Content-Type": CONTENT_TYPE})
 
     async def administration(request: Request) -> Response:
         return await _administer(server, primary, threads, request)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from twinbus.broker.http import HttpHost
+from twinbus.exposition import text_of
 from twinbus.gateway.administration import gateway_application
 from twinbus.gateway.holding import HELD_BYTES_MAX
 from twinbus.gateway.server import GatewayServer
@@ -104,12 +105,10 @@ class GatewayHost:
             await self._pair.close()
 
     def _figures(self) -> bytes:
-        """The pair's numbers; ImportError without the extra `telemetry`."""
-        from twinbus.pairing.observing.metrics import exposition_of
-
+        """The pair's numbers."""
         if self._collector is None:
             self._collector = self._pair.collector()
-        return exposition_of(self._collector)
+        return text_of(self._collector.collect())
 
     def connection_string(self, *, tls: bool = False) -> str:
         """What to give to a Service Bus client, with all rights."""

@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
+from aiohttp import web
+
+from twinbus.client.backlog_meter import EVERY_MIN_S, BacklogMeter
+from twinbus.console.syphon.http_port import HttpAddress, HttpPort
 from twinbus.console.syphon.queue_search import QueueSearch
 from twinbus.console.terminal.output import WrongUse
 from twinbus.console.terminal.secret_file import secret_in
 from twinbus.console.terminal.times import seconds_of
+from twinbus.exposition import CONTENT_TYPE, GAUGE, Families, Sample, metrics_of, text_of
 from twinbus.ledger import LedgerWriter, NullLedger
 from twinbus.namespace.endpoint import Endpoint
+from twinbus.pairing.observing.metrics import BACKLOG_FAMILIES, depth_samples, syphon_samples
+from twinbus.syphon.core.health import HealthWatch, SyphonHealth
 from twinbus.syphon.host import SyphonGroup
-from twinbus.syphon.observing.depth import SyphonBacklog
-from twinbus.syphon.observing.exposition import CONTENT_TYPE, SyphonFigures, exposition
-from twinbus.syphon.observing.health import HealthWatch, SyphonHealth
-from twinbus.syphon.observing.http_port import HttpAddress, HttpAnswer, HttpPort
 
-BACKLOG_EVERY_MIN_S: Final = 1.0
+FAMILIES: Final[Families] = {
+    **BACKLOG_FAMILIES,
+    "twinbus_syphon_paused": (GAUGE, "1 while an operator has paused the syphon"),
+    "twinbus_syphon_blocked": (
+        GAUGE, "1 while a queue is not served, by primary, secondary, lease or pump", "queue", "by",
+    ),
+    "twinbus_syphon_held_destinations": (
+        GAUGE, "Entities of the primary that do not accept messages of a queue now", "queue",
+    ),
+    "twinbus_syphon_healthy": (GAUGE, "0 while /health asks for a restart"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +59,7 @@ class MetricsRequest:
             raise WrongUse(f"--metrics: {error}; got {address!r:.60}") from None
         every_s = None
         if every is not None:
-            every_s = seconds_of(every, "--backlog-every", least=BACKLOG_EVERY_MIN_S)
+            every_s = seconds_of(every, "--backlog-every", least=EVERY_MIN_S)
         return cls(place, secret_in(token_file), every_s)
 
 
@@ -67,60 +80,62 @@ class SyphonMetrics:
         self._search = search
         self._ledger = ledger
         self._watch = HealthWatch(group.rate.governor.most_per_s)
-        self._refused = (
-            HttpAnswer(403, "metrics are closed beyond loopback; give --metrics-token-file\n")
+        self._refusal = (
+            (403, "metrics are closed beyond loopback; give --metrics-token-file\n")
             if request.token is None
-            else HttpAnswer(401, "metrics need the bearer token of --metrics-token-file\n")
+            else (401, "metrics need the bearer token of --metrics-token-file\n")
         )
         pages = {"/metrics": self._metrics, "/health": self._health}
         self._port = HttpPort(request.address, request.token, pages)
-        self._backlog: SyphonBacklog | None = None
+        self._meter: BacklogMeter | None = None
         if request.backlog_every_s is not None:
-            self._backlog = SyphonBacklog(secondary, search.counts, request.backlog_every_s)
-        self._measuring: asyncio.Task[None] | None = None
+            self._meter = BacklogMeter(secondary, search.counts, request.backlog_every_s)
 
     async def start(self) -> str:
         """Listen, and return the URL; SyphonError of one line if the address cannot be used."""
         await self._port.start()
-        if self._backlog is not None:
-            self._measuring = asyncio.create_task(self._backlog.run(), name="syphon backlog")
+        if self._meter is not None:
+            self._meter.start(asyncio.get_running_loop())
         return f"http://{self._port.address}"
 
     async def close(self) -> None:
         """Stop measuring and close the port."""
-        if self._measuring is not None:
-            self._measuring.cancel()
-            await asyncio.wait({self._measuring})
+        if self._meter is not None:
+            await self._meter.close()
         await self._port.close()
 
     def observe(self) -> None:
         """Follow the pumps; called every second or so."""
         self._watch.observe(self._group.status(), time.monotonic())
 
-    def _metrics(self, may_read_names: bool) -> HttpAnswer:
+    def _metrics(self, may_read_names: bool) -> web.Response:
         if not may_read_names:
-            return self._refused
-        figures = SyphonFigures(
-            pair=self._pair,
-            queues=self._group.status(),
-            is_paused=self._group.is_paused,
-            is_healthy=not self._judge().failures,
-            unrecorded=self._ledger.unrecorded,
-            depths={} if self._backlog is None else self._backlog.depths(),
-            unix_s=time.time(),
-        )
-        return HttpAnswer(200, exposition(figures), CONTENT_TYPE)
+            status, text = self._refusal
+            return web.Response(status=status, text=text)
+        metrics = metrics_of(FAMILIES, "pair", [(self._pair, self._samples())])
+        return web.Response(body=text_of(metrics), headers={"Content-Type": CONTENT_TYPE})
 
-    def _health(self, may_read_names: bool) -> HttpAnswer:
+    def _samples(self) -> Iterator[Sample]:
+        queues = self._group.status()
+        yield "twinbus_syphon_paused", self._group.is_paused
+        yield "twinbus_syphon_healthy", not self._judge().failures
+        yield "twinbus_ledger_unrecorded", self._ledger.unrecorded
+        yield from syphon_samples(queues)
+        yield from depth_samples(self._meter)
+        for queue, state in queues.items():
+            yield "twinbus_syphon_held_destinations", len(state["held"]), queue
+            for by in state["problems"]:
+                yield "twinbus_syphon_blocked", 1, queue, by
+
+    def _health(self, may_read_names: bool) -> web.Response:
         """Everybody may ask for the state; the reasons have names of queues and hosts."""
         health = self._judge()
-        document: dict[str, object] = {"status": health.word}
+        document: dict[str, Any] = {"status": health.word}
         if may_read_names:
             document["pair"] = self._pair
             document["failures"] = health.failures
             document["waits_for"] = health.waits_for
-        status = 503 if health.failures else 200
-        return HttpAnswer(status, json.dumps(document) + "\n", "application/json")
+        return web.json_response(document, status=503 if health.failures else 200)
 
     def _judge(self) -> SyphonHealth:
         self.observe()

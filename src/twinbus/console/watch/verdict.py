@@ -17,7 +17,7 @@ from twinbus.console.terminal.table import counted, duration, visible
 from twinbus.console.watch.thresholds import NO_LIMITS, CheckLevel, Limits, Thresholds
 from twinbus.pairing.core.judgement import Severity, judgement_of
 from twinbus.pairing.core.status_reading import read_status
-from twinbus.syphon.observing.health import no_pump_text
+from twinbus.syphon.core.health import no_pump_text
 
 FINDINGS_MAX: Final = 5
 """Findings to name in the line; monitoring systems cut a long one. `--output json` has all."""

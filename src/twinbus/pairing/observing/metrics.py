@@ -22,17 +22,17 @@ from typing import TYPE_CHECKING, Any, Final
 from twinbus.extras import missing_package
 
 try:
-    from prometheus_client import CollectorRegistry, generate_latest
-    from prometheus_client.core import (
-        CounterMetricFamily,
-        GaugeMetricFamily,
-        HistogramMetricFamily,
-        Metric,
-    )
+    from prometheus_client.core import HistogramMetricFamily, Metric
     from prometheus_client.registry import Collector
+
+    from twinbus.exposition import COUNTER, GAUGE, Families, Sample, metrics_of
 except ModuleNotFoundError as missing:
     raise missing_package("pair.collector()", missing) from None
 
+from twinbus.client.administration import QueueCounts, counts_of
+from twinbus.client.backlog_meter import BacklogMeter
+from twinbus.ledger.requests import recording_to
+from twinbus.namespace.endpoint import endpoint_of
 from twinbus.pairing.core.failover import EntityState
 from twinbus.pairing.core.judgement import judgement_of
 from twinbus.pairing.core.sides import PairSides, Side, SideState
@@ -45,60 +45,58 @@ from twinbus.pairing.core.status import (
 
 if TYPE_CHECKING:
     from twinbus.pairing.core.counters import EntityTotals
-    from twinbus.pairing.observing.backlog_depth import BacklogDepth
     from twinbus.pairing.sending.shared_state import SharedState
     from twinbus.pairing.sending.watched_entity import WatchedEntity
 
 OTHERS: Final = "(others)"
 """The entity name under which entities past the limit are summed; none has parentheses."""
 
-MOVES: Final = ("forwarded", "completed", "dead_lettered")
+OUTCOMES: Final = ("forwarded", "completed", "dead_lettered")
 
-_GAUGE, _COUNTER = GaugeMetricFamily, CounterMetricFamily
-
-FAMILIES: Final[dict[str, tuple[Any, ...]]] = {
-    "twinbus_entities": (_GAUGE, "Entities of the primary by state", "state"),
-    "twinbus_entity_state": (
-        _GAUGE, "1 for the state of each entity that is not healthy", "entity", "state",
-    ),
-    "twinbus_entity_raising": (
-        _GAUGE, "Calls that raised in the last minute, of each entity that has some", "entity",
-    ),
-    "twinbus_safe": (_GAUGE, "1 while `twinbus status` says that sends are safe"),
-    "twinbus_messages_stored": (
-        _COUNTER, "Messages stored, by where: on the primary, or in the backlog", "entity", "route",
-    ),
-    "twinbus_messages_raised": (_COUNTER, "Messages whose call raised or was cancelled", "entity"),
-    "twinbus_messages_unprotected": (
-        _COUNTER, "Messages stored on the primary that no backlog queue would take, by guard",
-        "guard",
-    ),
-    "twinbus_protected": (_GAUGE, "1 while a backlog queue can take over, as far as is known"),
-    "twinbus_protection_verified_timestamp_seconds": (
-        _GAUGE, "When a backlog queue last answered; absent: not yet",
-    ),
-    "twinbus_side_open": (_GAUGE, "0 once a side was closed or faulted", "side"),
-    "twinbus_backlog_queues": (_GAUGE, "Backlog queues by state", "state"),
-    "twinbus_pings": (_COUNTER, "Pings by how they ended", "result"),
-    "twinbus_ledger_unrecorded": (_COUNTER, "Lines the ledger could not take"),
-    "twinbus_events_dropped": (_COUNTER, "Events dropped for slow listeners"),
+BACKLOG_FAMILIES: Final[Families] = {
+    "twinbus_ledger_unrecorded": (COUNTER, "Lines the ledger could not take"),
     "twinbus_syphon_messages": (
-        _COUNTER, "Messages of the backlog by what this syphon did with them", "queue", "outcome",
+        COUNTER, "Messages of the backlog by what this syphon did with them", "queue", "outcome",
     ),
     "twinbus_syphon_in_flight": (
-        _GAUGE, "Messages received from the backlog and not settled", "queue",
+        GAUGE, "Messages received from the backlog and not settled", "queue",
     ),
     "twinbus_backlog_messages": (
-        _GAUGE, "Messages in a backlog queue: waiting, or dead-lettered there", "queue", "kind",
+        GAUGE, "Messages in a backlog queue: waiting, or dead-lettered there", "queue", "kind",
     ),
     "twinbus_backlog_oldest_seconds": (
-        _GAUGE, "Age of the oldest message that waits in a backlog queue", "queue",
+        GAUGE, "Age of the oldest message that waits in a backlog queue", "queue",
     ),
 }  # fmt: skip
-"""By name: kind, text, and the labels besides the pair."""
+"""The series that the metrics of a syphon program have too."""
 
-Sample = tuple[Any, ...]
-"""Name of a series, its value, and the values of its labels besides the pair."""
+FAMILIES: Final[Families] = {
+    **BACKLOG_FAMILIES,
+    "twinbus_entities": (GAUGE, "Entities of the primary by state", "state"),
+    "twinbus_entity_state": (
+        GAUGE, "1 for the state of each entity that is not healthy", "entity", "state",
+    ),
+    "twinbus_entity_raising": (
+        GAUGE, "Calls that raised in the last minute, of each entity that has some", "entity",
+    ),
+    "twinbus_safe": (GAUGE, "1 while `twinbus status` says that sends are safe"),
+    "twinbus_messages_stored": (
+        COUNTER, "Messages stored, by where: on the primary, or in the backlog", "entity", "route",
+    ),
+    "twinbus_messages_raised": (COUNTER, "Messages whose call raised or was cancelled", "entity"),
+    "twinbus_messages_unprotected": (
+        COUNTER, "Messages stored on the primary that no backlog queue would take, by guard",
+        "guard",
+    ),
+    "twinbus_protected": (GAUGE, "1 while a backlog queue can take over, as far as is known"),
+    "twinbus_protection_verified_timestamp_seconds": (
+        GAUGE, "When a backlog queue last answered; absent: not yet",
+    ),
+    "twinbus_side_open": (GAUGE, "0 once a side was closed or faulted", "side"),
+    "twinbus_backlog_queues": (GAUGE, "Backlog queues by state", "state"),
+    "twinbus_pings": (COUNTER, "Pings by how they ended", "result"),
+    "twinbus_events_dropped": (COUNTER, "Events dropped for slow listeners"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +107,7 @@ class MeasuredPair:
     sides: PairSides
     syphon: Callable[[], Mapping[str, SyphonQueueStatus]]
     status: Callable[[], PairStatus]
-    backlog_depth: BacklogDepth | None = None
+    meter: BacklogMeter | None = None
 
     @property
     def name(self) -> str:
@@ -132,13 +130,6 @@ class _Series:
         self.values = tuple(a + b for a, b in zip(self._before, numbers, strict=True))
 
 
-def exposition_of(collector: PairCollector) -> bytes:
-    """The series as Prometheus reads them from a port."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(collector)
-    return generate_latest(registry)
-
-
 class PairCollector(Collector):
     """The series of one pair; `also` makes one collector for several pairs."""
 
@@ -158,22 +149,18 @@ class PairCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Every series with its value now; the registry calls this on any thread."""
-        families = {
-            name: kind(name, text, labels=["pair", *labels])
-            for name, (kind, text, *labels) in FAMILIES.items()
-        }
+        samples = ((pair.name, self._samples(pair)) for pair in self._pairs)
+        yield from metrics_of(FAMILIES, "pair", samples)
         diverts = HistogramMetricFamily(
             "twinbus_divert_seconds",
             "Time that a backlog queue took to store a call's messages",
             labels=["pair"],
         )
         for pair in self._pairs:
-            for name, value, *labels in self._samples(pair):
-                families[name].add_metric([pair.name, *labels], value)
             observed = pair.state.counters.diverts
             buckets = [(_bound(bound_s), float(n)) for bound_s, n in observed.cumulative()]
             diverts.add_metric([pair.name], buckets=buckets, sum_value=observed.sum_s)
-        yield from (*families.values(), diverts)
+        yield diverts
 
     def _samples(self, pair: MeasuredPair) -> Iterator[Sample]:
         watched, totals = pair.state.watched.numbers()
@@ -195,7 +182,8 @@ class PairCollector(Collector):
         yield "twinbus_messages_unprotected", totals.oversize, "oversize"
         yield "twinbus_messages_unprotected", totals.reserved, "reserved"
         yield from _pair_samples(pair)
-        yield from _backlog_samples(pair)
+        yield from syphon_samples(pair.syphon())
+        yield from depth_samples(pair.meter)
 
     def _unhealthy(self, watched: Iterable[WatchedEntity]) -> list[tuple[str, EntityState]]:
         states = [(entity.path, entity.failover.state) for entity in watched]
@@ -241,17 +229,34 @@ def _pair_samples(pair: MeasuredPair) -> Iterator[Sample]:
     yield "twinbus_events_dropped", state.listeners.dropped
 
 
-def _backlog_samples(pair: MeasuredPair) -> Iterator[Sample]:
-    for queue, status in pair.syphon().items():
+def syphon_samples(queues: Mapping[str, Mapping[str, Any]]) -> Iterator[Sample]:
+    """Yield what a syphon did, by backlog queue."""
+    for queue, status in queues.items():
         yield "twinbus_syphon_in_flight", status["in_flight"], queue
-        for outcome in MOVES:
+        for outcome in OUTCOMES:
             yield "twinbus_syphon_messages", status[outcome], queue, outcome
-    depths = {} if pair.backlog_depth is None else pair.backlog_depth.depths()
-    for queue, depth in depths.items():
+
+
+def depth_samples(meter: BacklogMeter | None) -> Iterator[Sample]:
+    """Yield depth and age of each backlog queue that was measured."""
+    for queue, depth in ({} if meter is None else meter.depths()).items():
         yield "twinbus_backlog_messages", depth.waiting, queue, "waiting"
         yield "twinbus_backlog_messages", depth.dead_lettered, queue, "dead-lettered"
-        age_s = 0.0 if depth.oldest_at is None else time.time() - depth.oldest_at
+        age_s = 0.0 if depth.oldest_unix_s is None else time.time() - depth.oldest_unix_s
         yield "twinbus_backlog_oldest_seconds", max(0.0, age_s), queue
+
+
+def backlog_meter(state: SharedState, every_s: float) -> BacklogMeter:
+    """Measure the backlog of a pair on its loop until it is closed; for a call on any thread."""
+    secondary = endpoint_of(state.secondary)
+
+    async def counts() -> dict[str, QueueCounts]:
+        return {queue: await counts_of(secondary, queue) for queue in state.rotation.queues}
+
+    meter = BacklogMeter(secondary, counts, every_s)
+    with recording_to(state.recorder.ledger):
+        meter.start(state.loop)
+    return meter
 
 
 def _bound(seconds: float) -> str:

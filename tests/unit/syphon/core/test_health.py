@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from twinbus.syphon.observing.health import STUCK_S, HealthWatch, SyphonHealth
+from twinbus.syphon.core.health import STUCK_S, HealthWatch, SyphonHealth
 
 QUEUE = "contoso/x-servicebus-transfer/0"
 

@@ -7,17 +7,18 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from aiohttp import web
 
+from twinbus.console.syphon import http_port
+from twinbus.console.syphon.http_port import HttpAddress, HttpPort
 from twinbus.errors import SyphonError
-from twinbus.syphon.observing import http_port
-from twinbus.syphon.observing.http_port import HttpAddress, HttpAnswer, HttpPort
 
 LOOPBACK = HttpAddress("127.0.0.1", 0)
 EVERYWHERE = HttpAddress("0.0.0.0", 0)
 
 
-def names(may_read_names: bool) -> HttpAnswer:
-    return HttpAnswer(200, "names\n") if may_read_names else HttpAnswer(401, "no\n")
+def names(may_read_names: bool) -> web.Response:
+    return web.Response(text="names\n") if may_read_names else web.Response(status=401, text="no")
 
 
 @asynccontextmanager
@@ -42,8 +43,8 @@ async def ask(port: HttpPort, request: str) -> str:
         writer.close()
 
 
-def get(*headers: str, target: str = "/metrics", method: str = "GET") -> str:
-    return "\r\n".join([f"{method} {target} HTTP/1.1", *headers, "", ""])
+def get(*headers: str, target: str = "/metrics", method: str = "GET", host: str = "[::1]") -> str:
+    return "\r\n".join([f"{method} {target} HTTP/1.1", f"Host: {host}", *headers, "", ""])
 
 
 @pytest.mark.parametrize(
@@ -72,13 +73,13 @@ def test_who_may_read_names() -> None:
     async def scenario() -> None:
         async with serving(LOOPBACK) as port:
             assert (await ask(port, get())).endswith("\r\n\r\nnames\n")
-            assert "200 OK" in await ask(port, get("Host: LOCALHOST:9100"))
+            assert "200 OK" in await ask(port, get(host="LOCALHOST:9100"))
             # A page of another site that reaches the port by a name of its own.
-            assert " 403 " in await ask(port, get("Host: evil.example:9100"))
+            assert " 403 " in await ask(port, get(host="evil.example:9100"))
         async with serving(EVERYWHERE) as port:
             assert " 401 " in await ask(port, get("Authorization: Bearer "))
         async with serving(EVERYWHERE, "s3cret") as port:
-            assert " 200 " in await ask(port, get("authorization: Bearer s3cret", "Host: x"))
+            assert " 200 " in await ask(port, get("authorization: Bearer s3cret", host="x"))
             assert " 401 " in await ask(port, get("Authorization: Bearer s3cre"))
             assert "WWW-Authenticate: Bearer" in await ask(port, get())
         async with serving(LOOPBACK, "s3cret") as port:
@@ -87,22 +88,25 @@ def test_who_may_read_names() -> None:
     asyncio.run(scenario())
 
 
-def test_requests_that_are_none() -> None:
+def test_requests_that_are_refused(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         async with serving(LOOPBACK) as port:
             assert " 404 " in await ask(port, get(target="/"))
             assert " 405 " in await ask(port, get(method="POST"))
-            assert " 405 " in await ask(port, "\r\n\r\n")
+            assert " 400 " in await ask(port, "nonsense\r\n\r\n")
             assert (await ask(port, get(method="HEAD"))).endswith("\r\n\r\n")
-            assert await ask(port, "x" * (http_port.HEAD_BYTES_MAX * 4)) == ""
+            assert " 400 " in await ask(port, get(f"x: {'y' * 40_000}"))
+            # One request for each connection.
+            assert (await ask(port, get() * 2)).count(" 200 OK") == 1
             assert " 200 " in await ask(port, get(target="/metrics?x=1"))
 
     asyncio.run(scenario())
+    assert caplog.records == []
 
 
 def test_clients_are_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_port, "CLIENTS_MAX", 2)
-    monkeypatch.setattr(http_port, "REQUEST_S", 600.0)
+    monkeypatch.setattr(http_port, "CONNECTION_S", 600.0)
 
     async def scenario() -> None:
         async with serving(LOOPBACK) as port:
@@ -123,11 +127,29 @@ def test_clients_are_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_client_that_sends_no_request_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_port, "REQUEST_S", 0.05)
+    monkeypatch.setattr(http_port, "CONNECTION_S", 0.05)
 
     async def scenario() -> None:
         async with serving(LOOPBACK) as port:
             assert await ask(port, "GET /metrics HTTP/1.1\r\n") == ""
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_does_not_take_its_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_port, "CONNECTION_S", 0.2)
+    large = web.Response(body=b"x" * (64 << 20))
+
+    async def scenario() -> None:
+        port = HttpPort(LOOPBACK, None, {"/metrics": lambda _: large})
+        await port.start()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port.address.port)
+        writer.write(get().encode())
+        await asyncio.sleep(0.5)
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
+            await reader.readexactly(64 << 20)
+        writer.close()
+        await port.close()
 
     asyncio.run(scenario())
 
