@@ -14,8 +14,8 @@ from tests.official_sdk import administration
 from twinbus import EmbeddedBroker, Namespace
 from twinbus.console.doctor import trials as doctor_trials
 from twinbus.console.doctor.findings import ExaminedPair, Finding, Level
-from twinbus.console.doctor.scratch_entities import Scratch
 from twinbus.transfer import to_backlog_message
+from twinbus.verify import message_checks
 
 pytestmark = pytest.mark.contract
 
@@ -26,7 +26,7 @@ def broker() -> Iterator[EmbeddedBroker]:
         yield served
 
 
-def tried(broker: EmbeddedBroker, trial: Callable[[ExaminedPair, Scratch], Any]) -> Finding:
+def tried(broker: EmbeddedBroker, trial: Callable[..., Any]) -> Finding:
     """The one finding of a trial, after which no scratch entity is left."""
     sides = [broker.connection_string(name) for name in ("contoso", "contoso-dr")]
 
@@ -34,9 +34,10 @@ def tried(broker: EmbeddedBroker, trial: Callable[[ExaminedPair, Scratch], Any])
         primary, secondary = map(Namespace.from_connection_string, sides)
         patient = ExaminedPair(primary, secondary, count=2, entity=None)
         patient.manages |= {"primary": True, "secondary": True}
-        async with Scratch() as scratch:
-            found: list[Finding] = await trial(patient, scratch)
-        assert scratch.left_behind == []
+        first, second = map(doctor_trials.scratch_of, (primary, secondary))
+        async with first, second:
+            found: list[Finding] = await trial(patient, {"primary": first, "secondary": second})
+        assert first.left_behind == second.left_behind == []
         return found
 
     (finding,) = asyncio.run(examine())
@@ -52,7 +53,7 @@ def test_a_ping_that_is_delivered_is_seen_everywhere(
     async def as_any_message(sender: Any) -> None:
         await sender.send_messages(ServiceBusMessage(b"", time_to_live=timedelta(seconds=1)))
 
-    monkeypatch.setattr(doctor_trials, "send_ping", as_any_message)
+    monkeypatch.setattr(message_checks, "send_ping", as_any_message)
     finding = tried(broker, doctor_trials.try_ping)
     assert finding.level is Level.WARN
     assert 'ping_mode="link"' in finding.do
@@ -63,14 +64,14 @@ def test_a_ping_that_is_delivered_is_seen_everywhere(
 def test_a_ping_that_is_kept_and_expires_is_seen_among_the_dead_letters(
     broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def look_away(name: str, receiver: Any) -> list[str]:
-        return []
+    async def look_away(name: str, receiver: Any) -> dict[str, int]:
+        return {}
 
     async def as_any_message(sender: Any) -> None:
         await sender.send_messages(ServiceBusMessage(b"", time_to_live=timedelta(seconds=1)))
 
-    monkeypatch.setattr(doctor_trials, "send_ping", as_any_message)
-    monkeypatch.setattr(doctor_trials, "_seen_now", look_away)
+    monkeypatch.setattr(message_checks, "send_ping", as_any_message)
+    monkeypatch.setattr(message_checks, "_seen_now", look_away)
     finding = tried(broker, doctor_trials.try_ping)
     assert "the dead-letter queue of the queue" in finding.says
     assert "the dead-letter queue of the subscription" in finding.says

@@ -12,7 +12,7 @@ import pytest
 from twinbus import EmbeddedBroker, Namespace
 from twinbus.broker.profile import AZURE_STANDARD
 from twinbus.console.terminal.output import ATTENTION, Output
-from twinbus.console.verify.commands import VerifyRequest, run
+from twinbus.console.verify.commands import run
 from twinbus.verify import PREFIX, ForeignEntities, Likeness, VerifyPlan, clean, verify
 from twinbus.verify.scratch import entities_of
 
@@ -40,16 +40,14 @@ def namespace_of(broker: EmbeddedBroker) -> Namespace:
 def test_the_command_finds_what_is_planted_and_nothing_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    request = VerifyRequest(
-        like="azure-standard", budget=500, is_intrusive=False, facts=tmp_path / "f", label="ci"
-    )
+    plan, facts = VerifyPlan(profile=AZURE_STANDARD, label="ci"), tmp_path / "facts"
     with EmbeddedBroker("other", profile=PLANTED) as other:
         sides = {"primary": namespace_of(other)}
-        assert run(sides, request, Output.TEXT, is_clean=False) == ATTENTION
+        assert run(sides, plan, facts, Output.TEXT, is_clean=False) == ATTENTION
     said = capsys.readouterr().out
     assert "1 difference from azure-standard" in said
     assert "links of a session: 64, not 256" in said
-    text = request.facts.read_text()
+    text = facts.read_text()
     assert "SAS_KEY_VALUE" not in said + text
     document = json.loads(text)
     assert document["left_behind"] == []
@@ -120,11 +118,9 @@ async def test_an_idle_link_is_detached_as_by_the_tier() -> None:
 def test_the_command_finds_no_difference_where_there_is_none(
     broker: EmbeddedBroker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    request = VerifyRequest(
-        like="azure-standard", budget=14, is_intrusive=False, facts=tmp_path / "f", label=""
-    )
+    plan = VerifyPlan(profile=AZURE_STANDARD, budget=14)
     sides = {"primary": namespace_of(broker)}
-    assert run(sides, request, Output.TEXT, is_clean=False) == 0
+    assert run(sides, plan, tmp_path / "facts", Output.TEXT, is_clean=False) == 0
     assert "0 differences from azure-standard" in capsys.readouterr().out
 
 

@@ -6,10 +6,8 @@ Each check runs on the namespace and on a broker of the same tier in this proces
 answered is compared.
 """
 
-from twinbus.verify.check import Check
-from twinbus.verify.facts import Fact, Likeness
-from twinbus.verify.run import VerifyPlan, VerifyReport, verify
-from twinbus.verify.scratch import PREFIX, ForeignEntities, clean
+from twinbus.verify.run import Fact, Likeness, VerifyPlan, VerifyReport, verify
+from twinbus.verify.scratch import PREFIX, Check, ForeignEntities, clean
 
 __all__ = [
     "PREFIX",

@@ -11,13 +11,10 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.management import AccessRights, AuthorizationRule
 from azure.servicebus.management import EntityStatus as ServiceStatus
 
-from twinbus.namespace.administration_client import administration_client
-from twinbus.namespace.namespace import KEEP_ALIVE_OFF, Namespace
+from twinbus.namespace.namespace import Namespace
 from twinbus.pairing.core.backlog import drift_of
 from twinbus.pairing.lifecycle.administration import create_backlog_queue, description_of
-from twinbus.verify.check import Check
-from twinbus.verify.facts import Observed
-from twinbus.verify.scratch import IDLE, ScratchNamespace
+from twinbus.verify.scratch import IDLE, Check, Observed, ScratchNamespace
 
 RACERS: Final = 5
 WRONG_KEY: Final = "bm90IHRoZSBrZXkgb2YgdGhpcyBuYW1lc3BhY2U="
@@ -39,7 +36,7 @@ async def missing_entity(world: ScratchNamespace) -> Observed:
 async def disabled_entity(world: ScratchNamespace) -> Observed:
     """Send to and receive from a queue that is disabled."""
     path = await world.queue("disabled")
-    async with administration_client(world.namespace) as admin:
+    async with world.administration() as admin:
         found = await admin.get_queue(path)
         found.status = ServiceStatus.DISABLED
         await admin.update_queue(found)
@@ -84,9 +81,8 @@ async def too_large(world: ScratchNamespace) -> Observed:
 
 async def backlog_settings(world: ScratchNamespace) -> Observed:
     """Create a queue with the settings of a backlog queue, and read what became of them."""
-    path = world.path("backlog/x-servicebus-transfer/0")
-    world.made(path)
-    async with administration_client(world.namespace) as admin:
+    path = world.to_be_deleted("backlog/x-servicebus-transfer/0")
+    async with world.administration() as admin:
         await create_backlog_queue(admin, path)
         found = description_of(await admin.get_queue(path))
     return {"drift": [str(drift) for drift in drift_of(found)]}
@@ -94,11 +90,10 @@ async def backlog_settings(world: ScratchNamespace) -> Observed:
 
 async def racing_creations(world: ScratchNamespace) -> Observed:
     """Create one queue several times at once."""
-    path = world.path("race")
-    world.made(path)
+    path = world.to_be_deleted("race")
 
     async def create() -> Observed:
-        async with administration_client(world.namespace) as admin:
+        async with world.administration() as admin:
             return await world.answer(admin.create_queue(path, auto_delete_on_idle=IDLE))
 
     answers = await asyncio.gather(*(create() for _ in range(RACERS)))
@@ -114,12 +109,8 @@ async def racing_creations(world: ScratchNamespace) -> Observed:
 async def _receive(
     world: ScratchNamespace, path: str, namespace: Namespace | None = None
 ) -> Observed:
-    async with world.client(namespace) as client:
-        receiver = client.get_queue_receiver(path, **KEEP_ALIVE_OFF)
-        try:
-            return await world.answer(receiver.receive_messages(1, max_wait_time=1))
-        finally:
-            await receiver.close()
+    async with world.receiver(path, namespace) as receiver:
+        return await world.answer(receiver.receive_messages(1, max_wait_time=1))
 
 
 CHECKS: Final[tuple[Check, ...]] = (

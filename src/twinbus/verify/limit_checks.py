@@ -12,9 +12,7 @@ from twinbus.amqp.events import Attached, Closed, Detached, Ended, Event
 from twinbus.amqp.performatives import Attach, Source, Target
 from twinbus.amqp.types import UInt
 from twinbus.namespace.namespace import KEEP_ALIVE_OFF
-from twinbus.verify.check import Check
-from twinbus.verify.facts import Observed, settled_text
-from twinbus.verify.scratch import ANSWER_S, ScratchNamespace
+from twinbus.verify.scratch import ANSWER_S, Check, Observed, ScratchNamespace, settled_text
 
 BURSTS: Final = 3
 BURST: Final = 1_200
@@ -30,11 +28,9 @@ async def link_limits(world: ScratchNamespace) -> Observed:
     await connection.open()
     links = connection.session.free_handles
     await connection.close()
-    async with world.client() as client:
-        sender = client.get_queue_sender(path, **KEEP_ALIVE_OFF)
+    async with world.sender(path) as sender:
         batch = await sender.create_message_batch()
         largest = sender._max_message_size_on_link
-        await sender.close()
     return {
         "links of a session": links,
         "largest message": largest,

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
 
 from twinbus.errors import error_text
 from twinbus.namespace.namespace import Namespace
 from twinbus.verify import entity_checks, limit_checks, message_checks
-from twinbus.verify.check import Check
-from twinbus.verify.facts import Fact, Likeness, Observed, differences, without_secrets
-from twinbus.verify.scratch import ScratchNamespace, require_no_foreign_entities
+from twinbus.verify.scratch import (
+    PREFIX,
+    Check,
+    Observed,
+    ScratchNamespace,
+    require_no_foreign_entities,
+)
 
 if TYPE_CHECKING:
     from twinbus.broker.profile import ServiceProfile
@@ -24,6 +30,38 @@ FAILED: Final = "the check ended with"
 
 CHECK_S: Final = 180.0
 """Time limit of one check, beside the wait for an idle link."""
+
+
+_SECRET: Final = re.compile(
+    r"(?i)((?:SharedAccessKey|SharedAccessSignature|sig|skn)=|Bearer\s+|\beyJ)[^;&\s'\"]+"
+)
+
+
+class Likeness(StrEnum):
+    """Whether the namespace did what the reference did."""
+
+    SAME = "same"
+    DIFFERENT = "different"
+    NOT_CHECKED = "not checked"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fact:
+    """The answer of one namespace to one check."""
+
+    side: str
+    check: str
+    asks: str
+    likeness: Likeness = Likeness.NOT_CHECKED
+    observed: Observed = field(default_factory=dict)
+    expected: Observed = field(default_factory=dict)
+    """The answer of the reference."""
+    differs: tuple[str, ...] = ()
+    """The questions with another answer."""
+    why: str = ""
+    """Why it was not checked."""
+    frames: tuple[str, ...] = ()
+    """The frames of a different answer, the oldest first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,8 +105,9 @@ async def verify(
     with EmbeddedBroker("reference", profile=plan.profile) as broker:
         model = Namespace.from_connection_string(broker.connection_string())
         for side, namespace in sides.items():
-            target = ScratchNamespace(namespace, label=plan.label, is_traced=True)
-            reference = ScratchNamespace(model, label=plan.label)
+            prefix = PREFIX + (plan.label and f"{plan.label}-")
+            target = ScratchNamespace(namespace, prefix, is_traced=True)
+            reference = ScratchNamespace(model, prefix)
             for world in (target, reference):
                 world.link_idle_s = plan.profile.link_idle_s
             try:
@@ -91,29 +130,23 @@ async def _fact(
     report: VerifyReport,
 ) -> Fact:
     """Run one check on both, if the plan allows it."""
-    why = ""
+    fact = Fact(side=side, check=check.name, asks=check.asks)
     if check.is_intrusive and not plan.is_intrusive:
-        why = "it could disturb others: --intrusive"
-    elif report.operations + check.operations > plan.budget:
-        why = f"it makes up to {check.operations:,} operations; the budget is {plan.budget:,}"
-    if why:
-        likeness = Likeness.NOT_CHECKED
-        return Fact(side=side, check=check.name, asks=check.asks, likeness=likeness, why=why)
+        return replace(fact, why="it could disturb others: --intrusive")
+    if report.operations + check.operations > plan.budget:
+        most = f"it makes up to {check.operations:,} operations; the budget is {plan.budget:,}"
+        return replace(fact, why=most)
     report.operations += check.operations
     assert target.frames is not None
     target.frames.take()
     observed, expected = await asyncio.gather(_run(check, target), _run(check, reference))
     frames = target.frames.take()
     if FAILED in expected:
-        why = f"the check fails on the reference: {expected[FAILED]}"
-        likeness = Likeness.NOT_CHECKED
-        return Fact(side=side, check=check.name, asks=check.asks, likeness=likeness, why=why)
+        return replace(fact, why=f"the check fails on the reference: {expected[FAILED]}")
     different = differences(observed, expected)
     secrets = target.secrets()
-    return Fact(
-        side=side,
-        check=check.name,
-        asks=check.asks,
+    return replace(
+        fact,
         likeness=Likeness.DIFFERENT if different else Likeness.SAME,
         observed=without_secrets(observed, secrets),
         expected=without_secrets(expected, ()),
@@ -128,3 +161,27 @@ async def _run(check: Check, world: ScratchNamespace) -> Observed:
             return await check.run(world)
     except Exception as error:  # noqa: BLE001  # whatever the service does is a fact
         return {FAILED: error_text(error).replace(world.label, "SCRATCH")}
+
+
+def differences(observed: Observed, expected: Observed) -> tuple[str, ...]:
+    """The questions whose answers differ, in the order of the reference."""
+    names = [*expected, *(name for name in observed if name not in expected)]
+    return tuple(name for name in names if observed.get(name) != expected.get(name))
+
+
+def without_secrets(value: Any, secrets: Iterable[str]) -> Any:
+    """JSON data in which no text has a key, a signature or a token."""
+    known = [secret for secret in secrets if secret]
+
+    def clean(one: Any) -> Any:
+        if isinstance(one, str):
+            for secret in known:
+                one = one.replace(secret, "***")
+            return _SECRET.sub(r"\1***", one)
+        if isinstance(one, Mapping):
+            return {str(name): clean(inner) for name, inner in one.items()}
+        if isinstance(one, list | tuple):
+            return [clean(inner) for inner in one]
+        return one
+
+    return clean(value)

@@ -1,40 +1,57 @@
-"""A namespace under test: scratch entities with a prefix of their own, and the SDK's clients."""
+"""A namespace under test: scratch entities, clients, and answers in a form that can be compared.
+
+`twinbus verify` and `twinbus doctor` use it.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import logging
+import re
 import secrets
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final, Self
 
 from azure.core.exceptions import AzureError, HttpResponseError, ResourceNotFoundError
 from azure.servicebus import ServiceBusMessage
+from azure.servicebus.aio.management import ServiceBusAdministrationClient
 from azure.servicebus.exceptions import ServiceBusError
 
 from twinbus.amqp.events import Event
 from twinbus.client.connection import NamespaceConnection
 from twinbus.errors import TwinbusError, error_text
+from twinbus.ledger.requests import BilledRequests
 from twinbus.namespace.administration_client import administration_client
 from twinbus.namespace.endpoint import endpoint_of
-from twinbus.namespace.namespace import KEEP_ALIVE_OFF, Namespace
+from twinbus.namespace.namespace import KEEP_ALIVE_OFF, Namespace, bounds
 from twinbus.pairing.core.classify import refused_token
-from twinbus.verify.facts import Observed, settled_text
-from twinbus.verify.traced_connection import TracedConnection
+from twinbus.verify.frames import FrameLog, TracedConnection
 
 PREFIX: Final = "twinbus-verify-"
-"""All scratch entities have it; `clean` deletes what has it."""
+"""All scratch entities of `verify` have it; `clean` deletes what has it."""
 
 IDLE: Final = timedelta(minutes=30)
 """The service itself deletes what a killed run left after this time."""
 
 ANSWER_S: Final = 20.0
-FRAMES_MAX: Final = 400
 ROOT_RULE: Final = "RootManageSharedAccessKey"
+
+
+_VARIABLE: Final = (
+    (re.compile(r"\s*(For more information|To know more)[^.]*\.[^ ]*"), ""),
+    (re.compile(r"(TrackingId|SystemTracker|Timestamp|Reference|Tracking)\s*:\s*[^,\s)']+"), ""),
+    (re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"), "ID"),
+    (re.compile(r"\b(sb|amqps?|https?)://[^/\s'\",]+"), r"\1://HOST"),
+    (re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.\d]*Z?"), "TIME"),
+    (re.compile(r"[\s,.]+(?=[\s,.])"), ""),
+)
+"""Parts of an answer that differ from run to run, and what stands for them."""
+
+Observed = Mapping[str, Any]
+"""Plain JSON data: what the namespace answered, by the name of the question."""
 
 
 class ForeignEntities(TwinbusError):
@@ -44,14 +61,24 @@ class ForeignEntities(TwinbusError):
 class ScratchNamespace:
     """One namespace and its scratch entities; an async context manager that deletes them."""
 
-    def __init__(self, namespace: Namespace, *, label: str = "", is_traced: bool = False) -> None:
+    def __init__(
+        self,
+        namespace: Namespace,
+        prefix: str = PREFIX,
+        *,
+        is_traced: bool = False,
+        idle: timedelta = IDLE,
+    ) -> None:
+        """`idle`: when the service deletes an entity that a killed run left."""
         self.namespace = namespace
-        self.label = f"{PREFIX}{label}{'-' if label else ''}{secrets.token_hex(4)}"
+        self.label = prefix + secrets.token_hex(4)
+        """The beginning of the names of its entities."""
+        self.idle = idle
         self.link_idle_s: float | None = None
         """When the tier detaches an idle link."""
         self.left_behind: list[str] = []
         """What could not be deleted, and why."""
-        self.frames = _FrameLog() if is_traced else None
+        self.frames = FrameLog() if is_traced else None
         self._made: dict[str, str] = {}
         self._own_keys: list[str] = []
 
@@ -63,15 +90,20 @@ class ScratchNamespace:
     async def __aexit__(self, *exc: object) -> None:
         if self.frames is not None:
             self.frames.stop()
-        async with administration_client(self.namespace) as admin:
+        async with self.administration() as admin:
             for path, kind in self._made.items():
                 try:
                     async with asyncio.timeout(ANSWER_S):
                         await getattr(admin, f"delete_{kind}")(path)
                 except ResourceNotFoundError:
                     pass
-                except (AzureError, OSError, TimeoutError) as error:
-                    self.left_behind.append(f"{path} ({error_text(error)})")
+                except (AzureError, OSError) as error:
+                    where = f"{path} in {self.namespace.endpoint}"
+                    self.left_behind.append(f"{where} ({error_text(error)})")
+
+    def administration(self) -> ServiceBusAdministrationClient:
+        """The SDK's administration client, to be entered and left; the ledger has its requests."""
+        return administration_client(self.namespace, BilledRequests(self.namespace.label))
 
     def path(self, name: str) -> str:
         """The path of a scratch entity."""
@@ -79,15 +111,24 @@ class ScratchNamespace:
 
     async def queue(self, name: str, **settings: Any) -> str:
         """Create a queue; return its path."""
-        path = self.path(name)
-        self._made[path] = "queue"
-        async with administration_client(self.namespace) as admin:
-            await admin.create_queue(path, auto_delete_on_idle=IDLE, **settings)
+        path = self.to_be_deleted(name)
+        async with self.administration() as admin:
+            await admin.create_queue(path, auto_delete_on_idle=self.idle, **settings)
         return path
 
-    def made(self, path: str) -> None:
-        """A check creates this queue by itself: delete it at the end."""
-        self._made[path] = "queue"
+    async def topic(self, name: str, subscription: str, **settings: Any) -> str:
+        """Create a topic and a subscription with these settings; return the topic's path."""
+        path = self.to_be_deleted(name, "topic")
+        async with self.administration() as admin:
+            await admin.create_topic(path, auto_delete_on_idle=self.idle)
+            await admin.create_subscription(path, subscription, **settings)
+        return path
+
+    def to_be_deleted(self, name: str, kind: str = "queue") -> str:
+        """Return the path of an entity that the caller creates; it is deleted at the end."""
+        path = self.path(name)
+        self._made[path] = kind
+        return path
 
     def with_key(self, name: str | None, key: str) -> Namespace:
         """The namespace by another key; no report will have the key.
@@ -106,9 +147,31 @@ class ScratchNamespace:
     @asynccontextmanager
     async def client(self, namespace: Namespace | None = None) -> AsyncIterator[Any]:
         """A client without retries; if the namespace is traced, its frames are kept."""
-        options = {"retry_total": 0, "logging_enable": self.frames is not None}
+        options = {**bounds(ANSWER_S), "logging_enable": self.frames is not None}
         async with (namespace or self.namespace).client(**options) as client:
             yield client
+
+    @asynccontextmanager
+    async def sender(self, path: str, namespace: Namespace | None = None) -> AsyncIterator[Any]:
+        """A sender of a queue, with a client of its own; it attaches with its first message."""
+        async with self.client(namespace) as client:
+            sender = client.get_queue_sender(path, **KEEP_ALIVE_OFF)
+            try:
+                yield sender
+            finally:
+                await sender.close()
+
+    @asynccontextmanager
+    async def receiver(
+        self, path: str, namespace: Namespace | None = None, **options: Any
+    ) -> AsyncIterator[Any]:
+        """A receiver of a queue, with a client of its own; it attaches with its first call."""
+        async with self.client(namespace) as client:
+            receiver = client.get_queue_receiver(path, **KEEP_ALIVE_OFF, **options)
+            try:
+                yield receiver
+            finally:
+                await receiver.close()
 
     def connection(self, on_event: Callable[[Event], None]) -> NamespaceConnection:
         """A connection without the SDK, for what the SDK cannot ask; its frames are kept too.
@@ -123,12 +186,8 @@ class ScratchNamespace:
         self, path: str, *messages: ServiceBusMessage, namespace: Namespace | None = None
     ) -> Observed:
         """Send messages one by one; the answer to the last, or the first refusal."""
-        async with self.client(namespace) as client:
-            sender = client.get_queue_sender(path, **KEEP_ALIVE_OFF)
-            try:
-                return await self.answer(_each(sender, messages))
-            finally:
-                await sender.close()
+        async with self.sender(path, namespace) as sender:
+            return await self.answer(_each(sender, messages))
 
     async def answer(self, asked: Awaitable[Any]) -> Observed:
         """What a call of the SDK ended with, in a form that can be compared."""
@@ -168,6 +227,27 @@ async def _each(sender: Any, messages: tuple[ServiceBusMessage, ...]) -> None:
         await sender.send_messages(message)
 
 
+def settled_text(text: str, label: str) -> str:
+    """A text without what differs from run to run: ids, times, hosts and scratch names."""
+    text = " ".join(text.split()).replace(label, "SCRATCH")
+    for pattern, stands in _VARIABLE:
+        text = pattern.sub(stands, text)
+    return text.strip(" ,.")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One question to a namespace, and what it costs to ask."""
+
+    name: str
+    asks: str
+    operations: int
+    """Billed operations that it makes at most."""
+    run: Callable[[ScratchNamespace], Awaitable[Observed]]
+    is_intrusive: bool = False
+    """Whether it could disturb other users of the namespace."""
+
+
 async def entities_of(namespace: Namespace) -> list[tuple[str, str]]:
     """The kind (queue or topic) and the path of every entity."""
     async with administration_client(namespace) as admin:
@@ -193,38 +273,3 @@ async def clean(namespace: Namespace) -> list[str]:
             with suppress(ResourceNotFoundError):
                 await getattr(admin, f"delete_{kind}")(path)
     return [path for _, path in found]
-
-
-class _FrameLog(logging.Handler):
-    """Keeps the last frames: what the SDK logs, and what other connections hand over."""
-
-    _FRAMES: Final = logging.getLogger("azure.servicebus")
-
-    def __init__(self) -> None:
-        super().__init__(logging.DEBUG)
-        self._lines: deque[str] = deque(maxlen=FRAMES_MAX)
-        self._before = logging.NOTSET
-
-    def start(self) -> None:
-        self._before = self._FRAMES.level
-        self._FRAMES.setLevel(logging.DEBUG)
-        self._FRAMES.addHandler(self)
-
-    def stop(self) -> None:
-        self._FRAMES.removeHandler(self)
-        self._FRAMES.setLevel(self._before)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        text = record.getMessage()
-        if text.startswith(("->", "<-")):
-            self.keep(text)
-
-    def keep(self, text: str) -> None:
-        """Keep a frame."""
-        self._lines.append(text)
-
-    def take(self) -> tuple[str, ...]:
-        """The frames since the last call."""
-        lines = tuple(self._lines)
-        self._lines.clear()
-        return lines

@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
-from twinbus.console.doctor.connectivity import check_clock, check_reach, check_sides
+from twinbus.console.doctor.connectivity import (
+    check_clock,
+    check_gateway,
+    check_reach,
+    check_sides,
+)
 from twinbus.console.doctor.findings import ExaminedPair, Finding, Level, document, line_of, verdict
-from twinbus.console.doctor.gateway import check_gateway
 from twinbus.console.doctor.rights import (
     check_credential,
     check_limits,
@@ -15,8 +19,13 @@ from twinbus.console.doctor.rights import (
     check_queues,
     check_rights,
 )
-from twinbus.console.doctor.scratch_entities import Scratch
-from twinbus.console.doctor.trials import make_probes, try_ping, try_round_trip
+from twinbus.console.doctor.trials import (
+    Scratch,
+    make_probes,
+    scratch_of,
+    try_ping,
+    try_round_trip,
+)
 from twinbus.console.namespaces import runs_to_its_end
 from twinbus.console.terminal.live_line import LiveLine
 from twinbus.console.terminal.output import COULD_NOT, Output, show
@@ -113,9 +122,9 @@ async def _examine(pair: ExaminedPair, line: LiveLine, *, is_printed: bool) -> l
     pair.unsound |= await ask_sides("signing in", check_credential)
     if not pair.sound or not is_named:
         return findings
-    scratch = Scratch()
+    scratch = {role: scratch_of(namespace) for role, namespace in pair.roles.items()}
     try:
-        async with scratch:
+        async with scratch["primary"], scratch["secondary"]:
             await ask_sides("checking rights", check_manage)
             await ask("creating scratch entities", make_probes(pair, scratch))
             await ask("checking rights", check_rights(pair))
@@ -129,6 +138,6 @@ async def _examine(pair: ExaminedPair, line: LiveLine, *, is_printed: bool) -> l
             line.say("deleting scratch entities")
     finally:
         do = "it goes by itself in 5 min"
-        left = scratch.left_behind
+        left = [what for side in scratch.values() for what in side.left_behind]
         take(Finding("scratch", Level.WARN, f"left behind: {what}", do) for what in left)
     return findings

@@ -7,32 +7,29 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import uuid4
 
-from azure.servicebus import ServiceBusMessage, ServiceBusSubQueue
+from azure.servicebus import ServiceBusMessage
 
 from twinbus.console.doctor.findings import ExaminedPair, Finding, Level, refused
-from twinbus.console.doctor.scratch_entities import Scratch
-from twinbus.console.namespaces import administration, explained
+from twinbus.console.namespaces import explained
 from twinbus.errors import MissingRightError, TwinbusError
 from twinbus.namespace.namespace import Namespace
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.core.backlog import backlog_paths
-from twinbus.pairing.core.ping import PING_TIME_TO_LIVE_S
-from twinbus.pairing.sending.pinger import send_ping
 from twinbus.syphon.host import SyphonHost
 from twinbus.transfer import to_backlog_message
+from twinbus.verify.message_checks import ping
+from twinbus.verify.scratch import ScratchNamespace
 
-SUBSCRIPTION: Final = "seen"
 ATTEMPT_S: Final = 10.0
+CREATING: Final = "creating scratch entities"
 
-RECEIVE_S: Final = 1.0
-"""How long a receiver waits for a ping that must not arrive."""
-
-EXPIRED_S: Final = PING_TIME_TO_LIVE_S + 1.0
-"""After this a ping that was stored has expired and is dead-lettered."""
+IDLE: Final = timedelta(minutes=5)
+"""The minimum of Service Bus: it deletes what a killed doctor left behind."""
 
 MOVE_S: Final = 30.0
 """A message moves in a fraction of a second; the rest is for distant and busy namespaces."""
@@ -40,6 +37,14 @@ MOVE_S: Final = 30.0
 SCHEDULED_S: Final = 2.0
 BODY: Final = b"\x00twinbus doctor\xff"
 TIME_TO_LIVE: Final = timedelta(hours=1)
+
+Scratch = Mapping[str, ScratchNamespace]
+"""The scratch entities of each side, by its role."""
+
+
+def scratch_of(namespace: Namespace) -> ScratchNamespace:
+    """Scratch entities of the doctor, which are deleted again whatever happens."""
+    return ScratchNamespace(namespace, "twinbus-doctor-", idle=IDLE)
 
 
 async def make_probes(pair: ExaminedPair, scratch: Scratch) -> list[Finding]:
@@ -55,8 +60,8 @@ async def make_probes(pair: ExaminedPair, scratch: Scratch) -> list[Finding]:
     for role, namespace in pair.sound.items():
         if role not in pair.probes and pair.manages.get(role):
             try:
-                path = f"{scratch.label}-probe"
-                pair.probes[role] = await scratch.queue(namespace, path)
+                with explained(namespace, CREATING, "Manage"):
+                    pair.probes[role] = await scratch[role].queue("probe")
             except TwinbusError as error:
                 found.append(refused(f"scratch {role}", error))
     return found
@@ -68,70 +73,18 @@ async def try_ping(pair: ExaminedPair, scratch: Scratch) -> list[Finding]:
     if not pair.manages.get("primary"):
         text = "not checked: scratch entities need the Manage right on the primary"
         return [Finding(check, Level.SKIP, text, 'if in doubt, pair with ping_mode="link"')]
-    kept = {"dead_lettering_on_message_expiration": True}
     try:
-        queue = await scratch.queue(primary, f"{scratch.label}-ping", **kept)
-        topic = await scratch.topic(primary, f"{scratch.label}-topic", SUBSCRIPTION, **kept)
-        with explained(primary, "pinging", "Send and Listen"):
-            async with primary.bounded_client(ATTEMPT_S) as client:
-                seen = await _sightings(client, queue, topic)
-        seen += await _counted(primary, queue, topic)
+        with explained(primary, "pinging scratch entities", "Manage, Send and Listen"):
+            observed = await ping(scratch["primary"])
     except MissingRightError as error:
         return [refused(check, error, Level.SKIP)]
     except (TwinbusError, TimeoutError) as error:
         return [refused(check, error)]
-    if seen:
+    if seen := [place for place, count in observed.items() if count]:
         text = f"a ping was seen by {', '.join(seen)}"
         return [Finding(check, Level.WARN, text, 'pair with ping_mode="link"')]
     text = "acknowledged, and seen by no receiver, peek, subscription, count or dead-letter queue"
     return [Finding(check, Level.OK, text)]
-
-
-async def _sightings(client: Any, queue: str, topic: str) -> list[str]:
-    """Ping both entities; return where a ping was seen, at once or dead-lettered later."""
-    senders = [client.get_queue_sender(path) for path in (queue, topic)]
-    places = {
-        "the queue": (client.get_queue_receiver, (queue,)),
-        "the subscription": (client.get_subscription_receiver, (topic, SUBSCRIPTION)),
-    }
-    receivers = {name: open_(*at) for name, (open_, at) in places.items()}
-    dead = {
-        name: open_(*at, sub_queue=ServiceBusSubQueue.DEAD_LETTER)
-        for name, (open_, at) in places.items()
-    }
-    links = [*senders, *receivers.values(), *dead.values()]
-    try:
-        # Attached before the ping is sent, which lives for one second; closed concurrently,
-        # because the SDK takes a second to close each.
-        await asyncio.gather(*(link.__aenter__() for link in links))
-        await asyncio.gather(*(send_ping(sender) for sender in senders))
-        checks = [_seen_now(name, receiver) for name, receiver in receivers.items()]
-        checks += [_seen_later(name, receiver) for name, receiver in dead.items()]
-        return [sight for sights in await asyncio.gather(*checks) for sight in sights]
-    finally:
-        await asyncio.gather(*(link.close() for link in links), return_exceptions=True)
-
-
-async def _seen_now(name: str, receiver: Any) -> list[str]:
-    seen = []
-    if await receiver.peek_messages(1):
-        seen.append(f"a peek at {name}")
-    if await receiver.receive_messages(1, max_wait_time=RECEIVE_S):
-        seen.append(f"a receiver of {name}")
-    return seen
-
-
-async def _seen_later(name: str, receiver: Any) -> list[str]:
-    await asyncio.sleep(EXPIRED_S)
-    return [f"the dead-letter queue of {name}"] if await receiver.peek_messages(1) else []
-
-
-async def _counted(primary: Namespace, queue: str, topic: str) -> list[str]:
-    async with administration(primary, "counting") as client:
-        one = await client.get_queue_runtime_properties(queue)
-        other = await client.get_subscription_runtime_properties(topic, SUBSCRIPTION)
-    counts = {"queue": one.total_message_count, "subscription": other.total_message_count}
-    return [f"the count of the {name}" for name, count in counts.items() if count]
 
 
 async def try_round_trip(pair: ExaminedPair, scratch: Scratch) -> list[Finding]:
@@ -144,8 +97,10 @@ async def try_round_trip(pair: ExaminedPair, scratch: Scratch) -> list[Finding]:
     primary, secondary = pair.primary, pair.secondary
     message = _sample()
     try:
-        home = await scratch.queue(primary, f"{scratch.label}-home", requires_session=True)
-        backlog = await scratch.queue(secondary, backlog_paths(scratch.label, 1)[0])
+        with explained(primary, CREATING, "Manage"):
+            home = await scratch["primary"].queue("home", requires_session=True)
+        with explained(secondary, CREATING, "Manage"):
+            backlog = await scratch["secondary"].queue(backlog_paths("home", 1)[0])
         with explained(secondary, "diverting", "Send"):
             async with (
                 secondary.bounded_client(ATTEMPT_S) as client,

@@ -22,8 +22,8 @@ from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
 from azure.servicebus.exceptions import ServiceBusError
 
-from twinbus.broker.front import Front
 from twinbus.broker.host import NamespaceAt
+from twinbus.broker.port_access import PortAccess
 from twinbus.console.drill.result import DrillPlan
 from twinbus.console.drill.world import ENTITIES, PRIMARY, SUBSCRIPTION, Entity, administration
 from twinbus.errors import TwinbusError
@@ -138,7 +138,7 @@ class DrillGateway:
         self.client: ServiceBusClient
         """A client of the SDK with its defaults, which knows the gateway's connection string."""
         patience_s = timeout_s(plan) - PATIENCE_MARGIN_S
-        self._host = GatewayHost(NamespaceAt("drill"), pair, Front(), patience_s=patience_s)
+        self._host = GatewayHost(NamespaceAt("drill"), pair, PortAccess(), patience_s=patience_s)
 
     @property
     def port(self) -> int:

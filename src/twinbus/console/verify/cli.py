@@ -10,7 +10,7 @@ import typer
 
 from twinbus.console.options import AccessOptions, SidesOptions
 from twinbus.console.terminal.command import command, command_group, flag, option, setting
-from twinbus.console.terminal.output import Output, OutputOption
+from twinbus.console.terminal.output import Output, OutputOption, WrongUse
 
 app = command_group("")
 
@@ -75,13 +75,15 @@ def verify(
     --budget is not run. --facts has every answer, without keys and tokens, and for each difference
     the last 400 frames.
     """
-    from twinbus.console.verify.commands import VerifyRequest, run
+    from twinbus.broker.profile import PROFILES
+    from twinbus.console.verify.commands import run
+    from twinbus.verify import VerifyPlan
 
+    if like not in PROFILES:
+        raise WrongUse(f"--like is one of {', '.join(PROFILES)}; got {like!r}")
+    plan = VerifyPlan(profile=PROFILES[like], budget=budget, is_intrusive=intrusive, label=label)
     sides = SidesOptions(primary=primary, secondary=secondary, label=None, **asdict(reach))
-    request = VerifyRequest(
-        like=like, budget=budget, is_intrusive=intrusive, facts=facts, label=label
-    )
     namespaces = {"primary": sides.side(primary, "primary")}
     if secondary is not None:
         namespaces["secondary"] = sides.secondary_side
-    return run(namespaces, request, output, is_clean=clean)
+    return run(namespaces, plan, facts, output, is_clean=clean)

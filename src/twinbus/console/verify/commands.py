@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from twinbus.broker.profile import PROFILES
 from twinbus.console.namespaces import explained, runs_to_its_end
 from twinbus.console.terminal.live_line import LiveLine
-from twinbus.console.terminal.output import ATTENTION, COULD_NOT, Output, WrongUse, show
+from twinbus.console.terminal.output import ATTENTION, COULD_NOT, Output, show
 from twinbus.console.terminal.table import counted, table_lines, visible
 from twinbus.cost.prices import standard
 from twinbus.namespace.namespace import Namespace
@@ -21,45 +21,21 @@ SHOWN_MAX = 120
 """Characters of an answer in the table; the file has all."""
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyRequest:
-    """The options of the command."""
-
-    like: str
-    budget: int
-    is_intrusive: bool
-    facts: Path
-    label: str
-
-
 @runs_to_its_end
 async def run(
-    sides: dict[str, Namespace],
-    request: VerifyRequest,
-    output: Output,
-    *,
-    is_clean: bool,
+    sides: dict[str, Namespace], plan: VerifyPlan, facts: Path, output: Output, *, is_clean: bool
 ) -> int:
-    """Verify the namespaces, or clean them; return the exit status."""
+    """Verify the namespaces, or clean them; return the exit status. `facts` gets all facts."""
     if is_clean:
         return await _clean(sides, output)
-    profile = PROFILES.get(request.like)
-    if profile is None:
-        raise WrongUse(f"--like is one of {', '.join(PROFILES)}; got {request.like!r}")
-    plan = VerifyPlan(
-        profile=profile,
-        budget=request.budget,
-        is_intrusive=request.is_intrusive,
-        label=request.label,
-    )
     with LiveLine() as line, explained(sides["primary"], "verifying", "Manage"):
         line.say("starting the reference")
         report = await verify(
             sides, plan, lambda fact: line.say(f"{fact.side}: {fact.check} {fact.likeness}")
         )
     document = _document(report, plan)
-    request.facts.write_text(json.dumps(document, indent=2) + "\n")
-    show(output, document, _lines(report, document, request.facts))
+    await asyncio.to_thread(facts.write_text, json.dumps(document, indent=2) + "\n")
+    show(output, document, _lines(report, document, facts))
     if report.left_behind:
         return COULD_NOT
     return ATTENTION if any(f.likeness is Likeness.DIFFERENT for f in report.facts) else 0

@@ -1,8 +1,10 @@
-"""A raw AMQP connection whose frames are kept as text, for what the SDK's clients never ask."""
+"""The frames of a namespace under test as text: of the SDK's clients, and of raw connections."""
 
 from __future__ import annotations
 
+import logging
 import struct
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from typing import Any, Final
@@ -12,8 +14,44 @@ from twinbus.amqp.events import Closed, Ended, Event
 from twinbus.amqp.frames import decode_performative
 from twinbus.amqp.types import DecodeError
 
+FRAMES_MAX: Final = 400
 HEADER_BYTES: Final = 8
 _SIZE_AND_OFFSET: Final = struct.Struct(">IB")
+
+
+class FrameLog(logging.Handler):
+    """Keeps the last frames: what the SDK logs, and what other connections hand over."""
+
+    _FRAMES: Final = logging.getLogger("azure.servicebus")
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self._lines: deque[str] = deque(maxlen=FRAMES_MAX)
+        self._before = logging.NOTSET
+
+    def start(self) -> None:
+        self._before = self._FRAMES.level
+        self._FRAMES.setLevel(logging.DEBUG)
+        self._FRAMES.addHandler(self)
+
+    def stop(self) -> None:
+        self._FRAMES.removeHandler(self)
+        self._FRAMES.setLevel(self._before)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if text.startswith(("->", "<-")):
+            self.keep(text)
+
+    def keep(self, text: str) -> None:
+        """Keep a frame."""
+        self._lines.append(text)
+
+    def take(self) -> tuple[str, ...]:
+        """The frames since the last call."""
+        lines = tuple(self._lines)
+        self._lines.clear()
+        return lines
 
 
 class TracedConnection(Connection):
