@@ -18,7 +18,7 @@ from twinbus.client.administration import CountsUnavailable
 from twinbus.console.drill.phases import Drill
 from twinbus.console.drill.progress import DrillPage, DrillScreen
 from twinbus.console.drill.result import DrillPlan, DrillResult
-from twinbus.console.drill.sheet import drill_sheet, outage_picture
+from twinbus.console.drill.sheet import drill_sheet
 from twinbus.console.drill.world import DrillError, World
 from twinbus.console.namespaces import runs_to_its_end
 from twinbus.console.sheet.page import page_of
@@ -103,7 +103,6 @@ def _log_to(path: Path) -> None:
 def _write(result: DrillResult, directory: Path) -> None:
     (directory / "drill.json").write_text(json.dumps(result.as_json(), indent=2) + "\n")
     (directory / "report.html").write_text(page_of(drill_sheet(result)))
-    (directory / "outage.svg").write_text(outage_picture(result))
 
 
 def _print(result: DrillResult, output: Output) -> None:

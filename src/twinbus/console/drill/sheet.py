@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from twinbus.console.drill.result import KNOWN_OUTAGE_SPEED, DrillPlan, DrillResult
-from twinbus.console.report.charges_sheet import by_kind_table, cause_figure
+from twinbus.console.report.availability_sheet import outage_chart
+from twinbus.console.report.charges_sheet import by_kind_table, cause_bars
 from twinbus.console.report.scope_text import DUPLICATE_CAUSES
-from twinbus.console.sheet import timeline as chart
-from twinbus.console.sheet.sheet import Figure, Sheet, Table, Tile, sections
+from twinbus.console.sheet.sheet import OutageChart, Sheet, Table, Tile, sections
 from twinbus.console.terminal.table import counted, money
 from twinbus.cost.bill import MonthUse, geo_replication_bill
 from twinbus.cost.prices import standard
@@ -51,11 +51,8 @@ def drill_sheet(result: DrillResult) -> Sheet:
         story=tuple(_story(result)),
         tiles=tuple(Tile(row.name, row.value, row.is_bad) for row in rows if row.name in TILES),
         charts=(
-            Figure(
-                "The outage",
-                lambda width: chart.timeline(replace(outage_timeline(result), width=width)),
-            ),
-            cause_figure("Operations by cause", result.operations_by_cause),
+            _outage(result),
+            cause_bars("Operations by cause", result.operations_by_cause),
         ),
         tables=(
             Table(
@@ -73,21 +70,9 @@ def drill_sheet(result: DrillResult) -> Sheet:
     )
 
 
-def outage_picture(result: DrillResult) -> str:
-    """The chart of the outage as an SVG file of its own."""
-    return chart.timeline(outage_timeline(result), alone=True) + "\n"
-
-
-def outage_timeline(result: DrillResult) -> chart.Timeline:
-    """The outage in seconds from the first send."""
-    moments, availability = result.moments, result.report.availability
-    # Buckets begin at whole seconds; the axis begins with the first of them.
-    began_s = min([moments.began_ms / 1000, *(float(sends.at_s) for sends in availability.sends)])
-    bucket_s = availability.bucket_s
-
-    def after(at_ms: float) -> float:
-        return at_ms / 1000 - began_s
-
+def _outage(result: DrillResult) -> OutageChart:
+    """The outage from the first send to the last message that left the backlog."""
+    moments = result.moments
     marks = (
         (moments.killed_ms, 0, "primary killed"),
         (moments.killed_ms, result.failover_s, "failed over"),
@@ -95,27 +80,14 @@ def outage_timeline(result: DrillResult) -> chart.Timeline:
         (moments.back_ms, result.recover_s, "ping answered"),
         (result.report.drain_began_ms, 0, "drain by Spark"),
     )
-    markers = [
-        chart.Marker(after(from_ms + later_s * 1000), label)
+    marked = [
+        (from_ms + later_s * 1000, label)
         for from_ms, later_s, label in marks
         if from_ms is not None and later_s is not None
     ]
-    starts = [point.at_s for point in availability.sends]
-    starts += [point.at_s for point in availability.backlog]
-    ends = [after((at_s + bucket_s) * 1000) for at_s in starts]
-    return chart.Timeline(
-        bucket_s=bucket_s,
-        bars=[
-            chart.Bar(after(sends.at_s * 1000), sends.to_primary, sends.to_backlog)
-            for sends in availability.sends
-        ],
-        depth=[
-            (after((point.at_s + bucket_s) * 1000), point.depth) for point in availability.backlog
-        ],
-        bands=[chart.Band(after(moments.killed_ms), after(moments.back_ms), "primary down")],
-        markers=markers,
-        until_s=max([1.0, *ends, *(marker.at_s for marker in markers)]),
-    )
+    bands = [(moments.killed_ms, moments.back_ms, "primary down")]
+    availability = result.report.availability
+    return outage_chart("The outage", availability, "primary down", bands, marked)
 
 
 def rate_text(plan: DrillPlan) -> str:

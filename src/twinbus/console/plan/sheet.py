@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
+from itertools import starmap
 from typing import Any, Final
 
-from twinbus.console.sheet.bars import NamedBar, bar_figure
-from twinbus.console.sheet.sheet import Figure, Sheet, Table, sections
+from twinbus.console.sheet.sheet import BarRow, Bars, Sheet, Table, sections
 from twinbus.console.terminal.table import counted, duration, money
 from twinbus.pipeline.reports.documents import ReportVerdict
 from twinbus.planning.known_outages import PROMOTION_S, PROMOTION_SOURCE, sends_in_promotion
@@ -155,63 +155,61 @@ def _cells(plan: Plan, outcome: SettingOutcome) -> tuple[str, ...]:
     )
 
 
-def _charts(plan: Plan) -> Iterator[Figure]:
+def _charts(plan: Plan) -> Iterator[Bars]:
     views = dict(_neighbours(plan))
     best = plan.advice.outcome
 
-    def bar(name: str, value: float, label: str, one: SettingOutcome) -> NamedBar:
-        return NamedBar(name, value, label, one is best)
+    def bars(
+        title: str, view: str, bar: Callable[[SettingOutcome], tuple[str, float, str]], **more: bool
+    ) -> Iterator[Bars]:
+        found = [(one is best, *bar(one)) for one in views.get(view, ())]
+        if found:
+            yield Bars(title, tuple(starmap(_bar, found)), **more)
 
-    if found := views.get("Failover intervals"):
-        yield bar_figure(
-            "Sends that raise before the failover in a year, by failover interval",
-            [
-                bar(
-                    _interval(one.setting.failover_interval_s),
-                    one.raised.mean,
-                    _plainly(one.raised.mean),
-                    one,
-                )
-                for one in found
-            ],
-            in_text=True,
-        )
-    if found := views.get("Backlog queues"):
-        yield bar_figure(
-            "Years with a full backlog",
-            [
-                bar(
-                    counted(one.setting.queues, "queue"), one.full.mean, f"{one.full.mean:.2%}", one
-                )
-                for one in found
-            ],
-            in_text=True,
-        )
-    if found := views.get("Ping intervals"):
-        yield bar_figure(
-            "From the primary's return to the first send, by ping interval",
-            [
-                bar(
-                    _interval(one.setting.ping_interval_s),
-                    one.recovery_s,
-                    _interval(one.recovery_s),
-                    one,
-                )
-                for one in found
-            ],
-        )
-    spent = plan.advised_money
-    yield bar_figure(
-        "Money of a year",
-        [
-            NamedBar(name, float(total), money(total, spent.paired.currency), name == "pair")
-            for name, total in (
-                ("namespace alone", spent.alone.total * 12),
-                ("pair", spent.paired_year),
-                ("Geo-Replication", spent.geo_replication_year),
-            )
-        ],
+    yield from bars(
+        "Sends that raise before the failover in a year, by failover interval",
+        "Failover intervals",
+        lambda one: (
+            _interval(one.setting.failover_interval_s),
+            one.raised.mean,
+            _plainly(one.raised.mean),
+        ),
+        in_text=True,
     )
+    yield from bars(
+        "Years with a full backlog",
+        "Backlog queues",
+        lambda one: (
+            counted(one.setting.queues, "queue"),
+            one.full.mean,
+            f"{one.full.mean:.2%}",
+        ),
+        in_text=True,
+    )
+    yield from bars(
+        "From the primary's return to the first send, by ping interval",
+        "Ping intervals",
+        lambda one: (
+            _interval(one.setting.ping_interval_s),
+            one.recovery_s,
+            _interval(one.recovery_s),
+        ),
+    )
+    spent = plan.advised_money
+    totals = {
+        "namespace alone": spent.alone.total * 12,
+        "pair": spent.paired_year,
+        "Geo-Replication": spent.geo_replication_year,
+    }
+    rows = [
+        _bar(name == "pair", name, float(total), money(total, spent.paired.currency))
+        for name, total in totals.items()
+    ]
+    yield Bars("Money of a year", tuple(rows))
+
+
+def _bar(is_marked: bool, name: str, amount: float, label: str) -> BarRow:
+    return BarRow(name, (("marked" if is_marked else "plain", amount),), label)
 
 
 def _amount(value: SampledMean) -> str:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from twinbus.console.report.scope_text import closing_sections, entity_names
-from twinbus.console.sheet.sheet import Figure, Sheet, Table, Tile, clock, span, table
-from twinbus.console.sheet.svg import WIDTH
-from twinbus.console.sheet.timeline import Band, Bar, Marker, Timeline, timeline
+from twinbus.console.sheet.sheet import OutageChart, Sheet, Table, Tile, clock, span, table
 from twinbus.console.terminal.table import cell, counted, visible
 from twinbus.pipeline.reports.documents import AvailabilityReport, FailoverWindow, Percentiles
 
@@ -16,6 +14,10 @@ LABEL_LENGTH: Final = 28
 """Letters of an entity's name in the label of a marker."""
 MARKED_WINDOWS_MAX: Final = 4
 """With more failovers than these the chart has bands and no labels."""
+
+Band = tuple[float, float | None, str]
+"""Beginning and end of a stretch of an outage, and its label; None: it goes on."""
+Moment = tuple[float, str]
 
 
 def availability_sheet(report: AvailabilityReport) -> Sheet:
@@ -27,11 +29,7 @@ def availability_sheet(report: AvailabilityReport) -> Sheet:
         lines=tuple(_lines(report)),
         tiles=tuple(_tiles(report)),
         tables=tuple(_tables(report)),
-        charts=(
-            (Figure("Sends and backlog", lambda width: over_time(report, width)),)
-            if report.sends or report.backlog
-            else ()
-        ),
+        charts=(_over_time(report),) if report.sends or report.backlog else (),
         sections=closing_sections(report),
     )
 
@@ -139,66 +137,54 @@ def _until(window: FailoverWindow) -> str:
     return "not yet"
 
 
-def over_time(report: AvailabilityReport, width: int = WIDTH) -> str:
+def _over_time(report: AvailabilityReport) -> OutageChart:
     """Sends, depth of the backlog and its age on one clock, with the failovers as bands."""
-    bucket_s, name = report.bucket_s, entity_names(report.entities or report.windows)
-    starts = [*(point.at_s for point in report.sends), *(point.at_s for point in report.backlog)]
-    origin_s = min(starts)
-    until_s = max(starts) + bucket_s - origin_s
-
-    def after(at_ms: int) -> float:
-        return at_ms / 1000 - origin_s
-
-    bands = [
-        Band(
-            after(window.failed_over_ms),
-            until_s if window.ended_ms is None else after(window.ended_ms),
-            f"{visible(name(window))} failed over",
-        )
-        for window in report.windows
-    ]
-    return timeline(
-        Timeline(
-            bucket_s=bucket_s,
-            bars=[
-                Bar(point.at_s - origin_s, point.to_primary, point.to_backlog)
-                for point in report.sends
-            ],
-            depth=[(point.at_s + bucket_s - origin_s, point.depth) for point in report.backlog],
-            bands=_merged(bands),
-            markers=_markers(report, after) if len(report.windows) <= MARKED_WINDOWS_MAX else [],
-            until_s=float(until_s),
-            origin_s=origin_s,
-            ages=[
-                (point.at_s + bucket_s - origin_s, point.oldest_age_s or 0)
-                for point in report.backlog
-            ]
-            if any(point.oldest_age_s is not None for point in report.backlog)
-            else [],
-            width=width,
-        )
-    )
-
-
-def _markers(report: AvailabilityReport, after: Callable[[int], float]) -> list[Marker]:
-    marks: list[Marker] = []
     name_of = entity_names(report.entities or report.windows)
+    bands: list[Band] = []
+    moments: list[Moment] = []
     for window in report.windows:
+        words = f"{visible(name_of(window))} failed over"
+        bands.append((window.failed_over_ms, window.ended_ms, words))
         name = visible(name_of(window))[:LABEL_LENGTH]
-        marks.append(Marker(after(window.failed_over_ms), f"{name} failed over"))
+        moments.append((window.failed_over_ms, f"{name} failed over"))
         if window.recovered_ms is not None:
-            marks.append(Marker(after(window.recovered_ms), f"{name} back"))
-    return sorted(marks, key=lambda mark: mark.at_s)
+            moments.append((window.recovered_ms, f"{name} back"))
+    shown = moments if len(report.windows) <= MARKED_WINDOWS_MAX else []
+    return outage_chart("Sends and backlog", report, "failed over", bands, shown)
 
 
-def _merged(bands: Sequence[Band]) -> list[Band]:
-    """Bands that overlap as one: their shades would add up."""
-    merged: list[Band] = []
-    for band in sorted(bands, key=lambda band: band.from_s):
-        if merged and band.from_s <= merged[-1].to_s:
-            last = merged.pop()
-            label = last.label if last.label == band.label else "several entities failed over"
-            merged.append(Band(last.from_s, max(last.to_s, band.to_s), label))
-        else:
-            merged.append(band)
-    return merged
+def outage_chart(
+    title: str,
+    report: AvailabilityReport,
+    band_name: str,
+    bands: Sequence[Band],
+    moments: Sequence[Moment],
+) -> OutageChart:
+    """The chart of an outage, for `outage.js`; bands and moments are in unix milliseconds."""
+    bucket_s = report.bucket_s
+    starts = [*(point.at_s for point in report.sends), *(point.at_s for point in report.backlog)]
+    begins_s = min([*starts, *(at_ms / 1000 for at_ms, _ in moments)])
+    ends_s = max([*(at_s + bucket_s for at_s in starts), *(at_ms / 1000 for at_ms, _ in moments)])
+    has_ages = any(point.oldest_age_s is not None for point in report.backlog)
+    ends = [point.at_s + bucket_s for point in report.backlog]
+    return OutageChart(
+        title,
+        {
+            "from": begins_s,
+            "to": ends_s,
+            "bucket_s": bucket_s,
+            "sends": report.sends,
+            "depth": [(end, point.depth) for end, point in zip(ends, report.backlog, strict=True)],
+            "ages": [
+                (end, point.oldest_age_s or 0)
+                for end, point in zip(ends, report.backlog, strict=True)
+                if has_ages
+            ],
+            "band": band_name if bands else "",
+            "bands": [
+                (from_ms / 1000, ends_s if to_ms is None else to_ms / 1000, words)
+                for from_ms, to_ms, words in bands
+            ],
+            "markers": sorted((at_ms / 1000, words) for at_ms, words in moments),
+        },
+    )

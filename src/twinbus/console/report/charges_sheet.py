@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from twinbus.console.report.scope_text import CAUSES, cause_name, closing_sections, entity_names
-from twinbus.console.sheet import bars
-from twinbus.console.sheet.sheet import Figure, Sheet, Table, Tile, table
+from twinbus.console.sheet.sheet import BarRow, Bars, Sheet, Table, Tile, table
 from twinbus.console.terminal.table import cell, counted, money, size, visible
 from twinbus.pipeline.reports.documents import ChargesReport
+
+DAYS_SHOWN: Final = 62
+"""Days of the chart, the last ones; JSON and CSV have all."""
 
 
 def charges_sheet(report: ChargesReport) -> Sheet:
@@ -127,7 +130,7 @@ def by_kind_table(report: ChargesReport) -> Table:
     return table("By cause", columns, rows, lambda row: row, limit=len(rows))
 
 
-def _charts(report: ChargesReport) -> Iterator[Figure]:
+def _charts(report: ChargesReport) -> Iterator[Bars]:
     if not report.by_day:
         return
     names = CAUSES | {row.cause: row.cause for row in report.by_day if row.cause not in CAUSES}
@@ -136,22 +139,21 @@ def _charts(report: ChargesReport) -> Iterator[Figure]:
     for row in report.by_day:
         causes[row.cause] += row.units
         days.setdefault(row.day.isoformat(), Counter())[row.cause] += row.units
-    yield cause_figure("Billed operations by cause", causes)
+    yield cause_bars("Billed operations by cause", causes)
     if len(days) > 1:
-        yield Figure(
-            "Billed operations by day (UTC)",
-            lambda width: bars.columns(sorted(days.items()), names, width),
-        )
+        rows = [
+            BarRow(day, tuple((cause, units[cause]) for cause in names), f"{units.total():,}")
+            for day, units in sorted(days.items())[-DAYS_SHOWN:]
+        ]
+        yield Bars("Billed operations by day (UTC)", tuple(rows), names)
 
 
-def cause_figure(title: str, amounts: Mapping[str, int]) -> Figure:
+def cause_bars(title: str, amounts: Mapping[str, int]) -> Bars:
     """A bar for each cause, in the order in which a message meets them."""
     known = [cause for cause in CAUSES if amounts.get(cause)]
     order = [*known, *sorted(amounts.keys() - CAUSES.keys())]
-    return bars.bar_figure(
-        title,
-        [
-            bars.NamedBar(cause_name(cause), amounts[cause], f"{amounts[cause]:,}")
-            for cause in order
-        ],
-    )
+    rows = [
+        BarRow(cause_name(cause), (("plain", amounts[cause]),), f"{amounts[cause]:,}")
+        for cause in order
+    ]
+    return Bars(title, tuple(rows))

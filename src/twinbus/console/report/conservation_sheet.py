@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from twinbus.console.report.scope_text import DUPLICATE_CAUSES, closing_sections, entity_names
-from twinbus.console.sheet import bars
 from twinbus.console.sheet.sheet import (
     ROWS_SHOWN,
-    Figure,
+    BarRow,
+    Bars,
     Sheet,
     Table,
     Tile,
@@ -195,19 +195,18 @@ def _balances(report: ConservationReport) -> Table:
     )
 
 
-def _charts(report: ConservationReport) -> Iterator[Figure]:
-    rows = [row for row in report.entities[:ROWS_SHOWN] if row.accepted]
+def _charts(report: ConservationReport) -> Iterator[Bars]:
     name = entity_names(report.entities)
-    if rows:
-        yield Figure(
-            "What became of the accepted messages",
-            lambda width: bars.shares(
-                [
-                    # The worst first: it is read first.
-                    (name(row), [(fate, _of_fate(row, fate)) for fate in reversed(FATE_WORDS)])
-                    for row in rows
-                ],
-                FATE_WORDS,
-                width,
-            ),
+    rows = [
+        # The worst first: it is read first.
+        BarRow(
+            name(row),
+            tuple((fate, _of_fate(row, fate)) for fate in reversed(FATE_WORDS)),
+            f"{row.accepted:,}",
         )
+        for row in report.entities[:ROWS_SHOWN]
+        if row.accepted
+    ]
+    if rows:
+        title = "What became of the accepted messages"
+        yield Bars(title, tuple(rows), FATE_WORDS, is_share=True)

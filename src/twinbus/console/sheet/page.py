@@ -1,78 +1,40 @@
-"""Renders a sheet as one HTML file that loads nothing, light and dark. Pure.
+"""Renders a sheet as one HTML file that loads nothing, light and dark.
 
-It fits a phone: charts are drawn for both widths, and a table of many columns becomes a list of
-its rows, each value with the name of its column.
+It has the style of the browser page, and the page's JavaScript draws an outage: both are in the
+file, with the data as JSON. A policy in the file allows no other script, and no request. On a phone
+a table of many columns becomes a list of its rows, each value with the name of its column.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+import re
+from base64 import b64encode
+from collections.abc import Iterable, Iterator
+from functools import cache
+from hashlib import sha256
 from html import escape
+from importlib.resources import files
 from typing import Final
 
-from twinbus.console.sheet import svg
-from twinbus.console.sheet.sheet import Figure, Sheet, Table
+from twinbus.console.sheet.sheet import BarRow, Bars, OutageChart, Sheet, Table
+from twinbus.console.terminal.table import visible
 from twinbus.pipeline.reports.documents import ReportVerdict
 
-STYLE: Final = """
-:root{color-scheme:light dark;--ink:#1b2130;--soft:#51586a;--ground:#f4f6fa;--card:#fff;
---line:#d9dee8;--good:#14804a;--good-ground:#e5f5ec;--bad:#b3261e;--bad-ground:#fdeceb;
---doubt:#8a5a00;--doubt-ground:#fdf3dc}
-@media (prefers-color-scheme:dark){:root{--ink:#eef1f7;--soft:#a9b2c6;--ground:#12161f;
---card:#1a202c;--line:#2c3444;--good:#5fd39a;--good-ground:#15301f;--bad:#ff8f8f;
---bad-ground:#3a1b1b;--doubt:#f0c060;--doubt-ground:#33280f}}
-*{box-sizing:border-box}
-body{margin:0;background:var(--ground);color:var(--ink);
-font:16px/1.5 system-ui,-apple-system,'Segoe UI',Roboto,sans-serif}
-main{max-width:1180px;margin:0 auto;padding:24px 16px 48px}
-.answer{border-radius:10px;padding:20px 24px;border-left:8px solid}
-.answer.good{background:var(--good-ground);border-color:var(--good)}
-.answer.bad{background:var(--bad-ground);border-color:var(--bad)}
-.answer.doubt{background:var(--doubt-ground);border-color:var(--doubt)}
-.answer h1{margin:0;font-size:30px;line-height:1.2}
-.answer.good h1{color:var(--good)}.answer.bad h1{color:var(--bad)}
-.answer.doubt h1{color:var(--doubt)}
-.answer p{margin:8px 0 0}.answer li{overflow-wrap:anywhere}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(130px,1fr));gap:12px;margin:16px 0}
-.tile,section{background:var(--card);border:1px solid var(--line);border-radius:10px}
-.tile{padding:12px 14px}.tile b{display:block;font-size:26px;line-height:1.2}
-.tile span{color:var(--soft);font-size:13px}.tile.bad b{color:var(--bad)}
-section{padding:16px 20px;margin:16px 0;overflow-x:auto}
-h2{font-size:17px;margin:0 0 10px}svg{display:block;width:100%;height:auto;max-width:1000px}
-.phone{display:none}
-table{border-collapse:collapse;width:100%;font-size:15px}
-th,td{text-align:left;padding:6px 10px 6px 0;border-bottom:1px solid var(--line)}
-tr:last-child td{border-bottom:0}td.number,th.number{text-align:right;white-space:nowrap;
-font-variant-numeric:tabular-nums;padding-right:14px}
-td.soft,.note{color:var(--soft)}tr.bad td{color:var(--bad);font-weight:600}
-.note{font-size:14px;margin:10px 0 0}ol{margin:0;padding-left:22px}
-.kind{color:var(--soft);font-size:13px;letter-spacing:.04em;text-transform:uppercase;
-margin:0 0 10px}
-td{white-space:nowrap}td.prose{white-space:normal;min-width:12em;overflow-wrap:anywhere}
-th.number{white-space:normal}th{color:var(--soft);font-weight:600;font-size:13px}
-tr.marked td{font-weight:600}
-section ul{margin:0;padding-left:20px}section li{overflow-wrap:anywhere}
-.tile b{overflow-wrap:anywhere;font-size:19px}
-.answer.plain{background:var(--card);border-color:var(--soft)}
-@media (max-width:600px){main{padding:12px 10px 32px}.answer{padding:14px 16px}
-.answer h1{font-size:21px}.tiles{grid-template-columns:repeat(2,1fr);gap:8px}
-.tile b{font-size:20px}section{padding:12px 14px}table{font-size:14px}
-.desk{display:none}.phone{display:block}
-td,td.number,td.prose{white-space:normal;min-width:0;overflow-wrap:anywhere;padding-right:0}
-table.listed,.listed tbody,.listed tr,.listed td{display:block}.listed tr.names{display:none}
-.listed tr{padding:6px 0;border-bottom:1px solid var(--line)}.listed tr:last-child{border:0}
-.listed td,.listed td.number{display:flex;justify-content:space-between;gap:12px;
-border:0;padding:2px 0;text-align:right}
-.listed td::before{content:attr(data-name);color:var(--soft);font-weight:400;text-align:left;
-white-space:nowrap}td:first-child{overflow-wrap:break-word;padding-right:10px}
-.listed td:first-child{font-weight:600;padding-right:0}}
-"""
+STYLES: Final = ("page.css", "report.css")
+SCRIPTS: Final = ("dom.js", "format.js", "sends.js", "outage.js")
+"""The modules of the outage, each after those that it imports."""
 
-_VERDICT_CLASSES: Final = {
-    ReportVerdict.GOOD: "good",
-    ReportVerdict.BAD: "bad",
-    ReportVerdict.UNKNOWN: "doubt",
+_LEVELS: Final = {
+    ReportVerdict.GOOD: "healthy",
+    ReportVerdict.BAD: "unprotected",
+    ReportVerdict.UNKNOWN: "attention",
 }
+_SERIES_COUNT: Final = 8
+"""Colours of series in report.css."""
+
+_OF_ITS_OWN: Final = frozenset({"lost", "marked"})
+"""Series that must not be overlooked, and look like no other."""
 
 _COLUMNS_ON_PHONE: Final = 2
 """A table with more columns does not fit a phone."""
@@ -84,6 +46,7 @@ _PROSE_LENGTH: Final = 40
 def page_of(sheet: Sheet, made: str = "") -> str:
     """The whole page; `made` is its last line: which program made it, and when."""
     title = f"Twinbus {sheet.title}"
+    script = _script() if any(isinstance(chart, OutageChart) for chart in sheet.charts) else ""
     parts = [
         f'<p class="kind">{escape(title)}</p>',
         _answer(sheet),
@@ -92,50 +55,115 @@ def page_of(sheet: Sheet, made: str = "") -> str:
         *(_section(chart.title, _chart(chart)) for chart in sheet.charts),
         *(_section(table.title, _table(table)) for table in sheet.tables if table.on_page),
         *(_section(section.title, _list(section.lines)) for section in sheet.sections),
-        *([f'<p class="note">{escape(made)}</p>'] if made else []),
+        *([f'<p class="muted">{escape(made)}</p>'] if made else []),
     ]
     return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<!doctype html>\n<html lang="en" data-zone="UTC"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_policy(script)}">'
         f"<title>{escape(f'{title}: {sheet.headline}')}</title>"
-        f"<style>{STYLE}{svg.STYLE}</style></head>\n<body><main>\n"
+        f'<style>{"".join(map(_static, STYLES))}</style></head>\n<body><main class="report">\n'
         + "\n".join(parts)
+        + (f'\n<script type="module">{script}</script>' if script else "")
         + "\n</main></body></html>\n"
     )
 
 
+def _policy(script: str) -> str:
+    digest = b64encode(sha256(script.encode()).digest()).decode()
+    allowed = f"; script-src 'sha256-{digest}'" if script else ""
+    return f"default-src 'none'; style-src 'unsafe-inline'{allowed}"
+
+
+@cache
+def _script() -> str:
+    """The modules as one: without imports and exports their names are in one scope."""
+    texts = "".join(map(_static, SCRIPTS))
+    return re.sub(r"^import .*;\n|^export ", "", texts, flags=re.MULTILINE)
+
+
+def _static(name: str) -> str:
+    return (files("twinbus.page") / "static" / name).read_text(encoding="utf-8")
+
+
 def _answer(sheet: Sheet) -> str:
-    kind = _VERDICT_CLASSES[sheet.verdict] if sheet.judges else "plain"
+    level = _LEVELS[sheet.verdict] if sheet.judges else "none"
     alerts = _list(sheet.alerts) if sheet.alerts else ""
     lines = "".join(f"<p>{escape(line)}</p>" for line in sheet.lines)
-    return f'<div class="answer {kind}"><h1>{escape(sheet.headline)}</h1>{alerts}{lines}</div>'
+    answer = f"<h1>{escape(sheet.headline)}</h1>{alerts}{lines}"
+    return f'<div class="headline" data-level="{level}"><div>{answer}</div></div>'
 
 
 def _tiles(sheet: Sheet) -> str:
+    bad = ' data-level="unprotected"'
     tiles = [
-        f'<div class="tile{" bad" if tile.is_bad else ""}"><b>{escape(tile.value)}</b>'
-        f"<span>{escape(tile.name)}</span></div>"
+        f"<div><dt>{escape(tile.name)}</dt>"
+        f"<dd{bad if tile.is_bad else ''}>{escape(tile.value)}</dd></div>"
         for tile in sheet.tiles
     ]
-    return f'<div class="tiles">{"".join(tiles)}</div>' if tiles else ""
+    return f'<div class="card"><dl class="tiles">{"".join(tiles)}</dl></div>' if tiles else ""
 
 
 def _section(title: str, inner: str) -> str:
-    return f"<section><h2>{escape(title)}</h2>{inner}</section>"
+    return f'<section class="card"><h2>{escape(title)}</h2>{inner}</section>'
 
 
 def _list(lines: Iterable[str], tag: str = "ul") -> str:
     return f"<{tag}>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</{tag}>"
 
 
-def _chart(chart: Figure) -> str:
-    wide, narrow = chart.draw(svg.WIDTH), chart.draw(svg.NARROW_WIDTH)
-    return f'<div class="desk">{wide}</div><div class="phone">{narrow}</div>'
+def _chart(chart: Bars | OutageChart) -> str:
+    if isinstance(chart, Bars):
+        return _bars(chart)
+    # No text of the data can end the element, or begin a comment.
+    data = json.dumps(chart.data).replace("<", "\\u003c")
+    return (
+        f'<div id="outage"></div><script type="application/json" id="outage-data">{data}</script>'
+        "<noscript>The chart needs JavaScript; the tables have the numbers.</noscript>"
+    )
+
+
+def _bars(chart: Bars) -> str:
+    longest = max((row.total for row in chart.rows), default=0) or 1
+    present = {key for row in chart.rows for key, amount in row.parts if amount}
+    keys = "".join(
+        f'<span><i class="key {_series(chart, key)}"></i>{escape(words)}</span>'
+        for key, words in chart.names.items()
+        if key in present
+    )
+    rows = "".join(
+        f"<span>{escape(visible(row.name))}</span>"
+        f'<span><span class="stack" style="width:{_width(chart, row, longest):.1f}%">'
+        f"{''.join(_parts(chart, row))}</span></span><span>{escape(row.label)}</span>"
+        for row in chart.rows
+    )
+    legend = f'<div class="legend">{keys}</div>' if keys else ""
+    return f'{legend}<div class="bars">{rows}</div>'
+
+
+def _width(chart: Bars, row: BarRow, longest: float) -> float:
+    return 100 if chart.is_share else 100 * row.total / longest
+
+
+def _parts(chart: Bars, row: BarRow) -> Iterator[str]:
+    for key, amount in row.parts:
+        if amount:
+            words = f"{chart.names[key]}: {amount:,} of {row.total:,}" if chart.names else ""
+            title = f' title="{escape(words)}"' if words else ""
+            grows = f"flex:{100 * amount / row.total:.4f}"
+            yield f'<i class="{_series(chart, key)}" style="{grows}"{title}></i>'
+
+
+def _series(chart: Bars, key: str) -> str:
+    """The colour of a series: of its own, or by its place among the names."""
+    if key in _OF_ITS_OWN:
+        return f"series-{key}"
+    return f"series-{list(chart.names).index(key) % _SERIES_COUNT if chart.names else 0}"
 
 
 def _table(table: Table) -> str:
     head = "".join(
-        f"<th{_class(column, table)}>{escape(name)}</th>"
+        f"<th{_class(column, table)}>{escape(name)}</th>" if name else "<td></td>"
         for column, name in enumerate(table.columns)
     )
     body = "".join(
@@ -147,7 +175,7 @@ def _table(table: Table) -> str:
         + "</tr>"
         for index, row in enumerate(table.rows)
     )
-    note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
+    note = f'<p class="muted">{escape(table.note)}</p>' if table.note else ""
     heading = f'<tr class="names">{head}</tr>' if head else ""
     kind = ' class="listed"' if len(table.columns) > _COLUMNS_ON_PHONE else ""
     return f"<table{kind}>{heading}{body}</table>{note}"
@@ -168,5 +196,5 @@ def _name(column: int, table: Table) -> str:
 
 def _class(column: int, table: Table, cell: str = "") -> str:
     if column in table.numbers:
-        return ' class="number"'
+        return ' class="n"'
     return ' class="prose"' if len(cell) > _PROSE_LENGTH else ""

@@ -5,7 +5,7 @@ Both forms are rendered from the same sheet, so they cannot contradict each othe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, NamedTuple, TypeVar
@@ -30,13 +30,36 @@ class Tile(NamedTuple):
     is_bad: bool = False
 
 
-class Figure(NamedTuple):
-    """A chart: SVG for a page, and lines of text where it has a text form."""
+class BarRow(NamedTuple):
+    """A bar of one or more parts: each with its series and its amount."""
+
+    name: str
+    parts: tuple[tuple[str, float], ...]
+    label: str
+
+    @property
+    def total(self) -> float:
+        return sum(amount for _, amount in self.parts)
+
+
+class Bars(NamedTuple):
+    """A chart of bars, as long as their amounts."""
 
     title: str
-    draw: Callable[[int], str]
-    """Draws it as wide as is asked for."""
-    text: tuple[str, ...] = ()
+    rows: tuple[BarRow, ...]
+    names: Mapping[str, str] = {}
+    """Text of each series, in order; empty: the bars have one part, plain or marked."""
+    is_share: bool = False
+    """All bars are equally long: they show shares."""
+    in_text: bool = False
+
+
+class OutageChart(NamedTuple):
+    """The chart of an outage over time, on a page only."""
+
+    title: str
+    data: Mapping[str, object]
+    """JSON for the page's `outage.js`."""
 
 
 class Section(NamedTuple):
@@ -83,7 +106,7 @@ class Sheet:
     story: tuple[str, ...] = ()
     """What happened, in order."""
     tiles: tuple[Tile, ...] = ()
-    charts: tuple[Figure, ...] = ()
+    charts: tuple[Bars | OutageChart, ...] = ()
     tables: tuple[Table, ...] = ()
     sections: tuple[Section, ...] = ()
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from twinbus.console.sheet.sheet import Sheet, Table
+from twinbus.console.sheet.sheet import Bars, Sheet, Table
 from twinbus.console.terminal.table import aligned, paint
 from twinbus.pipeline.reports.documents import ReportVerdict
 
 INDENT: Final = "  "
+BAR_LENGTH: Final = 40
 
 _COLOURS: Final = {
     ReportVerdict.GOOD: "green",
@@ -33,8 +34,8 @@ def _text(sheet: Sheet) -> Iterator[str]:
         if table.in_text:
             yield from _titled(table.title, _table(table))
     for chart in sheet.charts:
-        if chart.text:
-            yield from _titled(chart.title, chart.text)
+        if isinstance(chart, Bars) and chart.in_text:
+            yield from _titled(chart.title, _bars(chart))
     for section in sheet.sections:
         yield from _titled(section.title, section.lines)
 
@@ -54,3 +55,12 @@ def _table(table: Table) -> Iterator[str]:
         yield paint(line, "red") if row in table.bad else line
     if table.note:
         yield table.note
+
+
+def _bars(chart: Bars) -> list[str]:
+    longest = max((row.total for row in chart.rows), default=0) or 1.0
+    rows = [
+        [row.name, "█" * (round(row.total / longest * BAR_LENGTH) or int(row.total > 0)), row.label]
+        for row in chart.rows
+    ]
+    return aligned(rows, right={0})

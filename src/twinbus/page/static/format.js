@@ -2,20 +2,25 @@
 
 import { set, setText } from "./dom.js";
 
-const WHOLE = new Intl.NumberFormat(undefined, { maximumFractionDigits: 0 });
-const TENTH = new Intl.NumberFormat(undefined, { maximumFractionDigits: 1 });
-const CLOCK = new Intl.DateTimeFormat(undefined, {
+// A report names its zone, that of its tables; the page has the viewer's zone and language.
+const ZONE = document.documentElement.dataset.zone;
+const LANGUAGE = ZONE && "en-GB";
+const WHOLE = new Intl.NumberFormat(LANGUAGE, { maximumFractionDigits: 0 });
+const TENTH = new Intl.NumberFormat(LANGUAGE, { maximumFractionDigits: 1 });
+const CLOCK = new Intl.DateTimeFormat(LANGUAGE, {
+  timeZone: ZONE,
   hour: "2-digit",
   minute: "2-digit",
   second: "2-digit",
   hourCycle: "h23",
 });
-const MINUTE = new Intl.DateTimeFormat(undefined, {
+const MINUTE = new Intl.DateTimeFormat(LANGUAGE, {
+  timeZone: ZONE,
   hour: "2-digit",
   minute: "2-digit",
   hourCycle: "h23",
 });
-const DAY = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short" });
+const DAY = new Intl.DateTimeFormat(LANGUAGE, { timeZone: ZONE, day: "numeric", month: "short" });
 const UNKNOWN = "–";
 
 const known = (value) => value !== null && value !== undefined;

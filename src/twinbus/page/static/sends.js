@@ -6,7 +6,7 @@ import { clock, count, rate } from "./format.js";
 /** Draw one bar for each bucket, stacked from the bottom: primary, backlog, raised. */
 export function drawSends(sends, bucket_s, unseen, { from, to, place }) {
   const shown = sends.filter(([t]) => t + bucket_s > from && t < to);
-  const height_of = ([, primary, backlog, raised]) => primary + backlog + raised;
+  const height_of = ([, ...counts]) => counts.reduce((sum, value) => sum + value, 0);
   const top = Math.max(1, ...shown.map(height_of));
   // A bucket that was watched in part, or is not over, has no rate.
   const whole = shown.filter(([t]) => t + bucket_s <= to && !unseen.some(([a, b]) => b > t && a < t + bucket_s));
@@ -23,8 +23,7 @@ export function drawSends(sends, bucket_s, unseen, { from, to, place }) {
         height: `${share.toFixed(2)}%`,
       });
     }
-    const [primary, backlog, raised] = counts.map(count);
-    setText(bar.title, `${clock(t)}: ${primary} to the primary, ${backlog} to the backlog, ${raised} errors raised`);
+    setText(bar.title, `${clock(t)}: ${worded(counts)}`);
   });
   const gaps = unseen.filter(([a, b]) => b > from && a < to);
   keyed(byId("sends-unseen"), gaps, byPlace, makeGap, (gap, [a, b]) => {
@@ -32,13 +31,21 @@ export function drawSends(sends, bucket_s, unseen, { from, to, place }) {
     set(gap.node, { x: `${x.toFixed(2)}%`, width: `${(Math.min(100, place(b)) - x).toFixed(2)}%` });
     setText(gap.title, `not watched: ${clock(a)} to ${clock(b)}`);
   });
-  const total = (index) => shown.reduce((sum, one) => sum + one[index], 0);
-  const said = `${count(total(1))} to the primary, ${count(total(2))} to the backlog, ${count(total(3))} errors raised`;
-  set(byId("sends"), { "aria-label": `Sends in the time shown: ${said}` });
-  setText(byId("sends-rate"), `${count(total(1) + total(2))} stored, ${count(total(3))} raised`);
+  const totals = [0, 1, 2].map((index) => shown.reduce((sum, [, ...counts]) => sum + counts[index], 0));
+  set(byId("sends"), { "aria-label": `Sends in the time shown: ${worded(totals)}` });
+  const raised = Number.isNaN(totals[2]) ? "" : `, ${count(totals[2])} raised`;
+  setText(byId("sends-rate"), `${count(totals[0] + totals[1])} stored${raised}`);
   const peak = whole.length ? Math.max(...whole.map(height_of)) / bucket_s : null;
   setText(byId("sends-top"), shown.length ? `peak ${rate(peak)}` : "");
 }
+
+/** The counts in words; a report does not know which bucket an error belongs to. */
+const worded = (counts) =>
+  ["to the primary", "to the backlog", "errors raised"]
+    .map((words, index) => [counts[index], words])
+    .filter(([value]) => value >= 0)
+    .map(([value, words]) => `${count(value)} ${words}`)
+    .join(", ");
 
 function makeGap() {
   const title = svg("title");

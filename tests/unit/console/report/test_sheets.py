@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,6 +16,7 @@ from twinbus.console.report.conservation_sheet import conservation_sheet
 from twinbus.console.report.reconciliation_sheet import reconciliation_sheet
 from twinbus.console.report.sheets import csv_of, sheet_of
 from twinbus.console.sheet.page import page_of
+from twinbus.console.sheet.sheet import Bars, OutageChart
 from twinbus.console.sheet.text import text_of
 from twinbus.pipeline.reports.documents import NamedMessage, ReportVerdict
 
@@ -403,13 +404,48 @@ def test_a_page_is_well_formed_and_loads_nothing(report: LedgerReport) -> None:
 def test_a_page_shows_hostile_ids_as_text() -> None:
     page = page_of(conservation_sheet(made.LOST), "")
     assert "\x1b" not in page
-    assert "<b>" not in page.split('class="tiles"')[0]
+    assert "<b>" not in page.split("</style>")[1].split('class="tiles"')[0]
     assert "[31m&lt;b&gt;" in page
 
 
 def test_colours_of_answers_differ() -> None:
     kinds = [
-        page_of(conservation_sheet(report), "").split('class="answer ')[1].split('"')[0]
+        page_of(conservation_sheet(report), "")
+        .split('class="headline" data-level="')[1]
+        .split('"')[0]
         for report in (made.CONSERVED, made.LOST, made.UNDECIDED)
     ]
-    assert kinds == ["good", "bad", "doubt"]
+    assert kinds == ["healthy", "unprotected", "attention"]
+
+
+def test_a_share_that_is_small_is_drawn_and_one_of_nothing_is_not() -> None:
+    row = made.balance("orders", 1_000_000, lost=1, delivered=999_999)
+    (chart,) = conservation_sheet(replace(made.LOST, entities=(row,))).charts
+    page = page_of(conservation_sheet(replace(made.LOST, entities=(row,))))
+    assert isinstance(chart, Bars)
+    assert 'class="series-lost" style="flex:0.0001" title="lost: 1 of 1,000,000"></i>' in page
+    assert 'style="flex:99.9999" title="delivered: 999,999 of 1,000,000"></i>' in page
+    assert ": 0 of" not in page
+
+
+def test_days_are_bars_with_their_causes_and_their_total() -> None:
+    page = page_of(charges_sheet(made.CHARGES))
+    days = page[page.index("Billed operations by day (UTC)") : page.index("<h2>By cause")]
+    assert "<span>2026-11-16</span>" in days
+    assert "<span>16,060</span>" in days
+    assert "sends to the primary: 6,060 of 16,060" in days
+    assert 'style="width:100.0%"' in days
+
+
+def test_the_chart_of_failovers_has_a_band_for_each_and_ends_with_the_records() -> None:
+    (chart,) = availability_sheet(made.AVAILABLE).charts
+    assert isinstance(chart, OutageChart)
+    data: Any = chart.data
+    assert [label for *_, label in data["bands"]] == ["orders failed over", "payments failed over"]
+    assert [label for _, label in data["markers"]].count("orders back") == 1
+    assert max(age for _, age in data["ages"]) > 0
+    still: Any = availability_sheet(made.STILL_OVER).charts[0]
+    assert still.data["bands"][0][1] == still.data["to"]
+    many = replace(made.AVAILABLE, windows=made.AVAILABLE.windows * 3)
+    crowded: Any = availability_sheet(many).charts[0]
+    assert crowded.data["markers"] == []
