@@ -37,7 +37,7 @@ class QueueDepth:
     """Active, locked, scheduled and deferred."""
     dead_lettered: int
     oldest_unix_s: float | None
-    """When the oldest waiting message was enqueued; None: there is none."""
+    """When the oldest waiting message was enqueued; None: no message waits."""
 
 
 class BacklogMeter:
@@ -74,7 +74,7 @@ class BacklogMeter:
             await asyncio.wait({self._task})
 
     def depths(self) -> Mapping[str, QueueDepth]:
-        """Return the last measurement, by queue; empty: there is none, or it is out of date."""
+        """Return the last measurement, by queue; empty: not measured yet, or out of date."""
         age_s = time.monotonic() - self._measured_at
         return self._depths if age_s <= self._every_s * STALE_AFTER else {}
 

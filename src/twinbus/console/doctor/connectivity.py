@@ -120,7 +120,7 @@ async def check_clock(pair: ExaminedPair, role: str) -> Finding:
         text = f"administration at {host}:{port} does not answer: {error}"
         return Finding(check, Level.FAIL, text, "creating backlog queues needs it")
     except ValueError:
-        return Finding(check, Level.SKIP, f"{host}:{port} does not tell its time")
+        return Finding(check, Level.SKIP, f"{host}:{port} does not send its time")
     off_s = max(0.0, abs(behind_s) - error_s)
     if off_s < CLOCK_WARN_S:
         return Finding(check, Level.OK, f"within {abs(behind_s) + error_s:.0f} s of this machine's")

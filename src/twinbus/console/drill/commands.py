@@ -22,7 +22,7 @@ from twinbus.console.drill.sheet import drill_sheet
 from twinbus.console.drill.world import DrillError, World
 from twinbus.console.namespaces import runs_to_its_end
 from twinbus.console.sheet.page import page_of
-from twinbus.console.sheet.text import text_of
+from twinbus.console.sheet.sheet import text_of
 from twinbus.console.spark_thread import SparkThread, require_spark
 from twinbus.console.terminal.output import COULD_NOT, Output
 

@@ -14,7 +14,7 @@ from twinbus.console.cost.price_books import book_of
 from twinbus.console.options import counting_rule, require_messaging_units
 from twinbus.console.plan.sheet import plan_sheet
 from twinbus.console.sheet.page import page_of
-from twinbus.console.sheet.text import text_of
+from twinbus.console.sheet.sheet import text_of
 from twinbus.console.terminal.live_line import LiveLine
 from twinbus.console.terminal.output import WrongUse, print_json
 from twinbus.cost.estimate import COUNT_MAX

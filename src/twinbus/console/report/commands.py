@@ -19,7 +19,7 @@ from twinbus.console.report.backlog_scan import BacklogScan
 from twinbus.console.report.options import NO_TABLES, ReportOptions
 from twinbus.console.report.sheets import csv_of, sheet_of
 from twinbus.console.sheet.page import page_of
-from twinbus.console.sheet.text import text_of
+from twinbus.console.sheet.sheet import text_of
 from twinbus.console.spark_thread import SparkThread, require_spark, settings_for
 from twinbus.console.terminal.live_line import LiveLine
 from twinbus.console.terminal.output import ATTENTION, COULD_NOT, WrongUse

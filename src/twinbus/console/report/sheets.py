@@ -8,10 +8,9 @@ from collections.abc import Iterable, Sequence
 from datetime import date
 from typing import Any, Final
 
+from twinbus.console.report.audit_sheets import conservation_sheet, reconciliation_sheet
 from twinbus.console.report.availability_sheet import availability_sheet
 from twinbus.console.report.charges_sheet import charges_sheet
-from twinbus.console.report.conservation_sheet import conservation_sheet
-from twinbus.console.report.reconciliation_sheet import reconciliation_sheet
 from twinbus.console.sheet.sheet import Sheet
 from twinbus.pipeline.reports.documents import (
     Agreement,

@@ -1,22 +1,31 @@
-"""The content of a report, a drill or a plan before it is text or a page. Pure.
+"""The content of a report, a drill or a plan, and its form as text for a terminal or a log. Pure.
 
-Both forms are rendered from the same sheet, so they cannot contradict each other.
+The page (`page.py`) is rendered from the same sheet, so text and page cannot contradict each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, NamedTuple, TypeVar
 
-from twinbus.console.terminal.table import UNKNOWN, cell
+from twinbus.console.terminal.table import UNKNOWN, aligned, cell, paint
 from twinbus.pipeline.reports.documents import ReportVerdict
 
 T = TypeVar("T")
 
 ROWS_SHOWN: Final = 20
 """Rows of a table that a person reads; JSON and CSV have all of them."""
+
+INDENT: Final = "  "
+BAR_LENGTH: Final = 40
+
+_COLOURS: Final = {
+    ReportVerdict.GOOD: "green",
+    ReportVerdict.BAD: "red",
+    ReportVerdict.UNKNOWN: "yellow",
+}
 
 _SECOND_MS, _MINUTE_MS = 1_000, 60_000
 _HOUR_MS, _DAY_MS = 3_600_000, 86_400_000
@@ -168,3 +177,50 @@ def clock(at_ms: int | None) -> str:
     if at_ms is None:
         return "–"
     return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def text_of(sheet: Sheet) -> str:
+    """The sheet as lines, the answer first."""
+    return "\n".join(_text(sheet)) + "\n"
+
+
+def _text(sheet: Sheet) -> Iterator[str]:
+    colour = [_COLOURS[sheet.verdict]] if sheet.judges else []
+    yield paint(sheet.headline, "bold", *colour)
+    yield from (paint(alert, "red") for alert in sheet.alerts)
+    yield from sheet.lines
+    yield from sheet.story
+    for table in sheet.tables:
+        if table.in_text:
+            yield from _titled(table.title, _table(table))
+    for chart in sheet.charts:
+        if isinstance(chart, Bars) and chart.in_text:
+            yield from _titled(chart.title, _bars(chart))
+    for section in sheet.sections:
+        yield from _titled(section.title, section.lines)
+
+
+def _titled(title: str, lines: Iterable[str]) -> Iterator[str]:
+    yield ""
+    yield paint(title, "bold")
+    yield from (INDENT + line for line in lines)
+
+
+def _table(table: Table) -> Iterator[str]:
+    heading = [table.columns] if table.columns else []
+    lines = aligned([*heading, *table.rows], right=table.numbers)
+    if heading:
+        yield paint(lines.pop(0), "dim")
+    for row, line in enumerate(lines):
+        yield paint(line, "red") if row in table.bad else line
+    if table.note:
+        yield table.note
+
+
+def _bars(chart: Bars) -> list[str]:
+    longest = max((row.total for row in chart.rows), default=0) or 1.0
+    rows = [
+        [row.name, "█" * (round(row.total / longest * BAR_LENGTH) or int(row.total > 0)), row.label]
+        for row in chart.rows
+    ]
+    return aligned(rows, right={0})

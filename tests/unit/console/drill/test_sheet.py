@@ -13,7 +13,7 @@ from twinbus.console.drill import commands, world
 from twinbus.console.drill.result import DrillPlan
 from twinbus.console.drill.sheet import drill_sheet
 from twinbus.console.sheet.page import page_of
-from twinbus.console.sheet.text import text_of
+from twinbus.console.sheet.sheet import text_of
 
 KNOWN = "west-europe-2025-11"
 

@@ -14,7 +14,7 @@ from twinbus.console.cli import main
 from twinbus.console.plan.commands import default_patience_s
 from twinbus.console.plan.sheet import plan_sheet
 from twinbus.console.sheet.page import page_of
-from twinbus.console.sheet.text import text_of
+from twinbus.console.sheet.sheet import text_of
 from twinbus.cost import prices
 from twinbus.planning.model import Traffic
 from twinbus.planning.plan import Plan, plan_of

@@ -10,14 +10,12 @@ import pytest
 
 from tests.unit.console.pages import assert_self_contained
 from tests.unit.console.report import ledger_reports as made
+from twinbus.console.report.audit_sheets import conservation_sheet, reconciliation_sheet
 from twinbus.console.report.availability_sheet import availability_sheet
 from twinbus.console.report.charges_sheet import charges_sheet
-from twinbus.console.report.conservation_sheet import conservation_sheet
-from twinbus.console.report.reconciliation_sheet import reconciliation_sheet
 from twinbus.console.report.sheets import csv_of, sheet_of
 from twinbus.console.sheet.page import page_of
-from twinbus.console.sheet.sheet import Bars, OutageChart
-from twinbus.console.sheet.text import text_of
+from twinbus.console.sheet.sheet import Bars, OutageChart, text_of
 from twinbus.pipeline.reports.documents import NamedMessage, ReportVerdict
 
 if TYPE_CHECKING:
@@ -180,7 +178,7 @@ def test_conservation_says_what_is_lost_by_id_and_what_to_do() -> None:
 lost: o-17, o-18
 2 messages dead-lettered: twinbus backlog dead-letters list
 orders: 120 messages stayed in the backlog for up to 1 h 30 min; duplicates are detected for\
- 10 min only, so copies of these were not told apart
+ 10 min only, so copies of these were not recognised
 
 By entity
   entity    accepted  delivered  waiting  dead-lettered  expired  lost  received  duplicates  raised
@@ -211,7 +209,7 @@ Read
   ledger /var/lib/app/ledger
   48,120 records from 2026-11-16 00:00:00 to 2026-11-16 01:00:00 UTC
   3 lines set aside: 2 foreign, 1 torn
-  looked into the backlog queues at 2026-11-16 01:00:01 UTC
+  peeked into the backlog queues at 2026-11-16 01:00:01 UTC
 """
     )
 

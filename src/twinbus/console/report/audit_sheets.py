@@ -1,4 +1,4 @@
-"""`twinbus report conservation`: is anything lost, and what became of the rest. Pure."""
+"""Reports of conservation and reconciliation: is anything lost, do both views agree. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,12 @@ from twinbus.console.sheet.sheet import (
     table,
 )
 from twinbus.console.terminal.table import cell, counted, visible
-from twinbus.pipeline.reports.documents import Balance, ConservationReport, ReportVerdict
+from twinbus.pipeline.reports.documents import (
+    Balance,
+    ConservationReport,
+    ReconciliationReport,
+    ReportVerdict,
+)
 
 FATE_WORDS: Final = {
     "delivered": "delivered",
@@ -36,10 +41,10 @@ IDS_IN_LINE: Final = 5
 
 def conservation_sheet(report: ConservationReport) -> Sheet:
     """The content of the report."""
-    looked = (
+    peeked = (
         "no peek into the backlog queues was made"
         if report.peeked_ms is None
-        else f"looked into the backlog queues at {clock(report.peeked_ms)} UTC"
+        else f"peeked into the backlog queues at {clock(report.peeked_ms)} UTC"
     )
     return Sheet(
         title="conservation report",
@@ -49,7 +54,7 @@ def conservation_sheet(report: ConservationReport) -> Sheet:
         tiles=tuple(_tiles(report)),
         tables=tuple(_tables(report)),
         charts=tuple(_charts(report)),
-        sections=closing_sections(report, looked),
+        sections=closing_sections(report, peeked),
     )
 
 
@@ -109,7 +114,7 @@ def _lines(report: ConservationReport) -> Iterator[str]:
             f"{undecided} went to the backlog and were not seen since: they wait there, or are"
             " lost. To know, peek: set TWINBUS_SECONDARY, or say --peek"
             if report.peeked_ms is None
-            else f"{undecided} moved while the backlog was looked at: run it again to know"
+            else f"{undecided} moved during the peek into the backlog: run the report again to know"
         )
     if report.total.dead_lettered:
         yield (
@@ -126,7 +131,7 @@ def _lines(report: ConservationReport) -> Iterator[str]:
         yield (
             f"{visible(name(aged))}: {counted(aged.messages, 'message')} stayed in the backlog"
             f" for up to {span(aged.oldest_ms)}; duplicates are detected for"
-            f" {span(aged.detection_ms)} only, so copies of these were not told apart"
+            f" {span(aged.detection_ms)} only, so copies of these were not recognised"
         )
 
 
@@ -210,3 +215,80 @@ def _charts(report: ConservationReport) -> Iterator[Bars]:
     if rows:
         title = "What became of the accepted messages"
         yield Bars(title, tuple(rows), FATE_WORDS, is_share=True)
+
+
+def reconciliation_sheet(report: ReconciliationReport) -> Sheet:
+    """The content of the report."""
+    return Sheet(
+        title="reconciliation report",
+        headline=_agreement_headline(report),
+        verdict=report.verdict,
+        lines=tuple(_agreement_lines(report)),
+        tiles=tuple(_agreement_tiles(report)),
+        tables=tuple(_agreement_tables(report)),
+        sections=closing_sections(report),
+    )
+
+
+def _agreement_headline(report: ReconciliationReport) -> str:
+    if not report.broker_records:
+        return "not known: the ledger has no record of the broker's view"
+    both = sum(row.clients for row in report.rows)
+    if report.verdict is ReportVerdict.UNKNOWN:
+        differ = counted(report.unexplained, "difference")
+        return f"not known: {differ} in {counted(both, 'operation')}, and records are missing"
+    if report.verdict is ReportVerdict.BAD:
+        return (
+            f"{counted(report.unexplained, 'difference')} between the clients' view and the"
+            f" broker's, in {counted(both, 'operation')}"
+        )
+    if not any(row.explained for row in report.rows):
+        return f"both views agree on {counted(both, 'operation')}, entity by entity"
+    more = sum(row.explained for row in report.rows)
+    of = ", ".join(sorted({row.operation for row in report.rows if row.explained}))
+    return (
+        f"both views agree on {counted(both, 'operation')}; the broker counts {more:,} more ({of}),"
+        " explained below"
+    )
+
+
+def _agreement_lines(report: ReconciliationReport) -> Iterator[str]:
+    if not report.broker_records:
+        yield "the embedded broker writes its view with: twinbus serve ... --ledger DIR"
+
+
+def _agreement_tiles(report: ReconciliationReport) -> Iterator[Tile]:
+    yield Tile("operations, by clients", cell(sum(row.clients for row in report.rows)))
+    yield Tile("operations, by the broker", cell(sum(row.broker for row in report.rows)))
+    yield Tile("explained differences", cell(report.explained))
+    yield Tile("not explained", cell(report.unexplained), is_bad=bool(report.unexplained))
+
+
+def _agreement_tables(report: ReconciliationReport) -> Iterator[Table]:
+    name = entity_names(report.rows)
+    if report.rows:
+        yield table(
+            "By place and operation",
+            (
+                *("place", "operation", ">clients", ">broker"),
+                *(">only clients", ">only broker", ">explained"),
+            ),
+            report.rows,
+            lambda row: (name(row), *row[1:-1]),
+            is_bad=lambda row: row.only_clients or row.only_broker,
+        )
+    if report.differences:
+        yield table(
+            "Differences",
+            ("place", "operation", "message id", ">clients ahead by", ">unanswered", "why"),
+            report.differences,
+            lambda one: (
+                name(one),
+                one.operation,
+                one.message_id,
+                f"{one.ahead:+,}",
+                one.unanswered,
+                visible(one.explanation) or "not explained",
+            ),
+            total=len(report.differences) + report.differences_left_out,
+        )
