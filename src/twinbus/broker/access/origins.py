@@ -18,14 +18,15 @@ ADVICE = "the broker has the default key; give it a key of your own (--key)"
 def foreign_origin(headers: Mapping[str, str]) -> str | None:
     """Why a request with these headers is refused; None: it comes from this machine."""
     host, origin = headers.get("host"), headers.get("origin")
-    if host is not None and not _is_local(f"//{host}"):
+    if host is not None and not is_local(f"//{host}"):
         return f"the host {host[:200]!r} is not a name of this machine's loopback; {ADVICE}"
-    if origin is not None and not _is_local(origin):
+    if origin is not None and not is_local(origin):
         return f"a page of {origin[:200]!r} may not use this broker; {ADVICE}"
     return None
 
 
-def _is_local(url: str) -> bool:
+def is_local(url: str) -> bool:
+    """Whether a URL names this machine."""
     try:
         name = urlsplit(url).hostname
     except ValueError:

@@ -7,7 +7,6 @@ connection are bounded here, the size of a head by aiohttp, so that no client ca
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hmac
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from twinbus.broker.access.origins import is_local
 from twinbus.errors import SyphonError
 from twinbus.namespace.address import is_loopback
 
@@ -99,7 +99,8 @@ class HttpPort:
         if request.method not in ("GET", "HEAD"):
             return web.Response(status=405, text="only GET and HEAD\n")
         # A page of another site could reach this port by a name that leads to 127.0.0.1.
-        if self.address.is_local and not _is_local_name(request.headers.get("Host", "localhost")):
+        host = request.headers.get("Host", "localhost")
+        if self.address.is_local and not is_local(f"//{host}"):
             return web.Response(status=403, text="the host is not a name of this machine\n")
         page = self._pages.get(request.path)
         if page is None:
@@ -147,10 +148,3 @@ class _Connection(web.RequestHandler):
         if self._client is not None:
             self._clients.discard(self._client)
         super().connection_lost(exc)
-
-
-def _is_local_name(host: str) -> bool:
-    with contextlib.suppress(ValueError):
-        name = urlsplit(f"//{host}").hostname or ""
-        return is_loopback(name) or name.endswith(".localhost")
-    return False
