@@ -25,7 +25,7 @@ from twinbus.transfer import to_backlog_message
 from twinbus.verify.message_checks import ping
 from twinbus.verify.scratch import ScratchNamespace
 
-ATTEMPT_S: Final = 10.0
+ARRIVE_S: Final = 10.0
 CREATING: Final = "creating scratch entities"
 
 IDLE: Final = timedelta(minutes=5)
@@ -102,10 +102,7 @@ async def try_round_trip(pair: ExaminedPair, scratch: Scratch) -> list[Finding]:
         with explained(secondary, CREATING, "Manage"):
             backlog = await scratch["secondary"].queue(backlog_paths("home", 1)[0])
         with explained(secondary, "diverting", "Send"):
-            async with (
-                secondary.bounded_client(ATTEMPT_S) as client,
-                client.get_queue_sender(backlog) as sender,
-            ):
+            async with scratch["secondary"].sender(backlog) as sender:
                 now_ms = time.time_ns() // 1_000_000
                 await sender.send_messages(to_backlog_message(message, home, now_ms=now_ms))
         began = asyncio.get_running_loop().time()
@@ -114,7 +111,7 @@ async def try_round_trip(pair: ExaminedPair, scratch: Scratch) -> list[Finding]:
             return [Finding(check, Level.FAIL, stuck, "the syphon would not drain either")]
         took_s = asyncio.get_running_loop().time() - began
         with explained(primary, "receiving", "Listen"):
-            different = await _compare(primary, home, message)
+            different = await _compare(scratch["primary"], home, message)
     except MissingRightError as error:
         return [refused(check, error, Level.SKIP)]
     except (TwinbusError, TypeError, TimeoutError) as error:
@@ -158,15 +155,13 @@ async def _moved(pair: ExaminedPair, backlog: str) -> str | None:
     return "the syphon dead-lettered it" if relay.pump.dead_lettered else None
 
 
-async def _compare(primary: Namespace, home: str, sent: ServiceBusMessage) -> list[str]:
+async def _compare(primary: ScratchNamespace, home: str, sent: ServiceBusMessage) -> list[str]:
     """Receive the message and return the names of what differs."""
-    async with primary.client(retry_total=0) as client:
-        receiver = client.get_queue_receiver(home, session_id=sent.session_id)
-        async with receiver:
-            got = await receiver.receive_messages(1, max_wait_time=SCHEDULED_S + ATTEMPT_S)
-            if not got:
-                return ["place: nothing arrived"]
-            await receiver.complete_message(got[0])
+    async with primary.receiver(home, session_id=sent.session_id) as receiver:
+        got = await receiver.receive_messages(1, max_wait_time=SCHEDULED_S + ARRIVE_S)
+        if not got:
+            return ["place: nothing arrived"]
+        await receiver.complete_message(got[0])
     plain = ("message_id", "session_id", "subject", "correlation_id", "content_type")
     different = [name for name in plain if getattr(got[0], name) != getattr(sent, name)]
     different += ["body"] if b"".join(got[0].body) != BODY else []
