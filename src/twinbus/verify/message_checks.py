@@ -128,8 +128,9 @@ async def sessions(world: ScratchNamespace) -> Observed:
         observed["receive without a session"] = await world.answer(
             plain.receive_messages(1, max_wait_time=SILENCE_S)
         )
-    empty = {"session_id": NEXT_AVAILABLE_SESSION, "max_wait_time": SILENCE_S}
-    async with world.receiver(path, **empty) as nothing:
+    async with world.receiver(
+        path, session_id=NEXT_AVAILABLE_SESSION, max_wait_time=SILENCE_S
+    ) as nothing:
         observed["next session, none"] = await world.answer(nothing.__aenter__())
     return observed
 

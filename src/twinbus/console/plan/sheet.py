@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
-from itertools import starmap
 from typing import Any, Final
 
 from twinbus.console.sheet.sheet import BarRow, Bars, Sheet, Table, sections
@@ -21,6 +20,10 @@ HEADINGS: Final = (
     *("failover", "ping", "queues", "raised a year", "backlog full", "diverted"),
     *("drain 50 %", "drain 95 %", "pings", "polls", "added a year"),
 )
+
+
+_Bar = tuple[str, float, str]
+"""Name, amount and label."""
 
 
 def plan_sheet(plan: Plan, warnings: Sequence[str]) -> Sheet:
@@ -158,54 +161,55 @@ def _cells(plan: Plan, outcome: SettingOutcome) -> tuple[str, ...]:
 def _charts(plan: Plan) -> Iterator[Bars]:
     views = dict(_neighbours(plan))
     best = plan.advice.outcome
-
-    def bars(
-        title: str, view: str, bar: Callable[[SettingOutcome], tuple[str, float, str]], **more: bool
-    ) -> Iterator[Bars]:
-        found = [(one is best, *bar(one)) for one in views.get(view, ())]
-        if found:
-            yield Bars(title, tuple(starmap(_bar, found)), **more)
-
-    yield from bars(
-        "Sends that raise before the failover in a year, by failover interval",
-        "Failover intervals",
-        lambda one: (
-            _interval(one.setting.failover_interval_s),
-            one.raised.mean,
-            _plainly(one.raised.mean),
+    charts: tuple[
+        tuple[str, str, bool, Callable[[SettingOutcome], tuple[str, float, str]]], ...
+    ] = (
+        (
+            "Sends that raise before the failover in a year, by failover interval",
+            "Failover intervals",
+            True,
+            lambda one: (
+                _interval(one.setting.failover_interval_s),
+                one.raised.mean,
+                _plainly(one.raised.mean),
+            ),
         ),
-        in_text=True,
-    )
-    yield from bars(
-        "Years with a full backlog",
-        "Backlog queues",
-        lambda one: (
-            counted(one.setting.queues, "queue"),
-            one.full.mean,
-            f"{one.full.mean:.2%}",
+        (
+            "Years with a full backlog",
+            "Backlog queues",
+            True,
+            lambda one: (
+                counted(one.setting.queues, "queue"),
+                one.full.mean,
+                f"{one.full.mean:.2%}",
+            ),
         ),
-        in_text=True,
-    )
-    yield from bars(
-        "From the primary's return to the first send, by ping interval",
-        "Ping intervals",
-        lambda one: (
-            _interval(one.setting.ping_interval_s),
-            one.recovery_s,
-            _interval(one.recovery_s),
+        (
+            "From the primary's return to the first send, by ping interval",
+            "Ping intervals",
+            False,
+            lambda one: (
+                _interval(one.setting.ping_interval_s),
+                one.recovery_s,
+                _interval(one.recovery_s),
+            ),
         ),
     )
+    for title, view, in_text, bar in charts:
+        if found := views.get(view):
+            rows = tuple(_bar(one is best, *bar(one)) for one in found)
+            yield Bars(title, rows, in_text=in_text)
     spent = plan.advised_money
     totals = {
         "namespace alone": spent.alone.total * 12,
         "pair": spent.paired_year,
         "Geo-Replication": spent.geo_replication_year,
     }
-    rows = [
+    rows = tuple(
         _bar(name == "pair", name, float(total), money(total, spent.paired.currency))
         for name, total in totals.items()
-    ]
-    yield Bars("Money of a year", tuple(rows))
+    )
+    yield Bars("Money of a year", rows)
 
 
 def _bar(is_marked: bool, name: str, amount: float, label: str) -> BarRow:

@@ -11,7 +11,7 @@ import hmac
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Self
+from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -117,8 +117,8 @@ class _Connection(web.RequestHandler):
     """The connection of one client; cut off if there are too many, or after its time."""
 
     def __init__(self, clients: set[asyncio.Transport], server: web.Server) -> None:
-        loop = asyncio.get_running_loop()
-        super().__init__(server, loop=loop, access_log=None, lingering_time=0)
+        options: dict[str, Any] = {"access_log": None, "lingering_time": 0}
+        super().__init__(server, loop=asyncio.get_running_loop(), **options)
         self._clients = clients
         self._client: asyncio.Transport | None = None
 
