@@ -205,7 +205,7 @@ def test_the_metrics_say_what_could_not_be_recorded(broker: EmbeddedBroker) -> N
         text = connection.getresponse().read().decode()
     finally:
         connection.close()
-    assert 'twinbus_broker_ledger_unrecorded_total{namespace="contoso"} 0\n' in text
+    assert 'twinbus_broker_ledger_unrecorded_total{namespace="contoso"} 0.0\n' in text
 
 
 def test_a_killed_broker_has_told_all_that_it_acknowledged_and_the_next_ends_its_file(
