@@ -1,25 +1,18 @@
-"""The clients of a command, their errors as one line, and the loop that runs a command."""
+"""The clients of a command, and their errors as one line."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import signal
-import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from functools import wraps
-from typing import Any, Final, ParamSpec, cast
+from typing import Final, cast
 
 from azure.core.exceptions import AzureError, ClientAuthenticationError
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
 from azure.servicebus.exceptions import ServiceBusError
 
-from twinbus.console.terminal.output import STOPPED
 from twinbus.errors import MissingRightError, TwinbusError
 from twinbus.ledger import NullLedger
 from twinbus.ledger.requests import BilledRequests, current_ledger
-from twinbus.loops import fast_loop
 from twinbus.namespace.administration_client import administration_client
 from twinbus.namespace.namespace import Namespace
 from twinbus.namespace.signatures import refusal_error
@@ -30,8 +23,6 @@ from twinbus.pairing.lifecycle.administration import (
     first_line,
 )
 from twinbus.pairing.sending.recording import PairLedger, Recorder
-
-P = ParamSpec("P")
 
 FORBIDDEN: Final = (401, 403)
 
@@ -102,27 +93,3 @@ def _translated(error: Exception, endpoint: str, doing: str, right: str) -> Twin
     if meaning is FailureMeaning.UNREACHABLE and status is None:
         return UnreachableError(f"{endpoint} cannot be reached: {text}")
     return UnreachableError(f"{doing} in {endpoint} failed: {text}")
-
-
-def runs_to_its_end(work: Callable[P, Coroutine[Any, Any, int]]) -> Callable[P, int]:
-    """Run the coroutine of a command to its end; Ctrl-C and SIGTERM cancel it first."""
-
-    @wraps(work)
-    def run(*args: P.args, **kwargs: P.kwargs) -> int:
-        # The command reports errors itself, so the logs of the SDK and the syphon are not shown.
-        logging.getLogger().addHandler(logging.NullHandler())
-
-        async def main() -> int:
-            task = asyncio.current_task()
-            assert task is not None
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-            return await work(*args, **kwargs)
-
-        try:
-            with asyncio.Runner(loop_factory=fast_loop()) as runner:
-                return runner.run(main())
-        except (KeyboardInterrupt, asyncio.CancelledError):
-            print("twinbus: stopped", file=sys.stderr)
-            return STOPPED
-
-    return run

@@ -121,11 +121,11 @@ class Workload:
         if not 0 <= self.standbys <= STANDBYS_MAX:
             raise QuantityError(f"standbys must be from 0 to {STANDBYS_MAX}; got {self.standbys}")
         if self.standbys and not self.lease:
-            raise QuantityError("standbys wait for leases: say --lease too")
+            raise QuantityError("standbys wait for leases: give --lease too")
         if self.outages_per_year * self.outage_s > 12 * MONTH_S:
             raise QuantityError(
                 f"outages, {float(self.outages_per_year):g} a year of {float(self.outage_s):g} s,"
-                " are longer than the year: say fewer or shorter ones"
+                " are longer than the year: give fewer or shorter ones"
             )
 
     @property
@@ -174,7 +174,6 @@ class CostEstimate:
     """Receives of an idle syphon in an hour, a day and a month."""
     idle_operations: int
     """All operations of an idle syphon in a month: its receives and its searches."""
-    """Receives of an idle syphon in an hour, a day, a month of 30 days."""
     moved_stages: dict[str, int]
     """Units of one moved message, by stage."""
     assumptions: tuple[str, ...]

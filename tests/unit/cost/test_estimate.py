@@ -190,7 +190,7 @@ def test_leases_cost_their_renewals_and_the_attempts_of_standbys() -> None:
     # The standby tries to get each every 25 s, and lists the queues too.
     assert by_cause(pair)["lease"][0] == 2 + 10 * (1 + 32_400) + 10 * (1 + 103_680)
     assert by_cause(pair)["administration"][0] == 2 * 2_881
-    with pytest.raises(QuantityError, match="say --lease too"):
+    with pytest.raises(QuantityError, match="give --lease too"):
         Workload(rate_per_s=Fraction(1), size_bytes=0, standbys=1)
 
 

@@ -15,7 +15,8 @@ from twinbus.console.backlog.queue_contents import (
     remove_if_empty,
     with_ages,
 )
-from twinbus.console.namespaces import UnreachableError, administration, creating, runs_to_its_end
+from twinbus.console.namespaces import UnreachableError, administration, creating
+from twinbus.console.terminal.command import runs_to_its_end
 from twinbus.console.terminal.live_line import LiveLine
 from twinbus.console.terminal.output import ATTENTION, COULD_NOT, Output, WrongUse, print_json, show
 from twinbus.console.terminal.table import aligned, counted, duration, size, table_lines, visible

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from twinbus.client.peeked_message import PeekedMessage
 from twinbus.console.backlog.commands import QueueSelection
-from twinbus.console.namespaces import runs_to_its_end
+from twinbus.console.terminal.command import runs_to_its_end
 from twinbus.console.terminal.output import ATTENTION, Output, show
 from twinbus.console.terminal.table import aligned, counted, table_lines, visible
 from twinbus.console.terminal.times import window_of

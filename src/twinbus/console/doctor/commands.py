@@ -26,7 +26,7 @@ from twinbus.console.doctor.trials import (
     try_ping,
     try_round_trip,
 )
-from twinbus.console.namespaces import runs_to_its_end
+from twinbus.console.terminal.command import runs_to_its_end
 from twinbus.console.terminal.live_line import LiveLine
 from twinbus.console.terminal.output import COULD_NOT, Output, show
 from twinbus.namespace.namespace import Namespace

@@ -20,10 +20,10 @@ from twinbus.console.drill.progress import DrillPage, DrillScreen
 from twinbus.console.drill.result import DrillPlan, DrillResult
 from twinbus.console.drill.sheet import drill_sheet
 from twinbus.console.drill.world import DrillError, World
-from twinbus.console.namespaces import runs_to_its_end
 from twinbus.console.sheet.page import page_of
 from twinbus.console.sheet.sheet import text_of
 from twinbus.console.spark_thread import SparkThread, require_spark
+from twinbus.console.terminal.command import runs_to_its_end
 from twinbus.console.terminal.output import COULD_NOT, Output
 
 PUMP_VARIABLE: Final = "TWINBUS_DRILL_PUMP"

@@ -7,9 +7,9 @@ import getpass
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from twinbus.console.namespaces import runs_to_its_end
 from twinbus.console.options import require_ledger
 from twinbus.console.spark_thread import SparkThread, require_spark, settings_for
+from twinbus.console.terminal.command import runs_to_its_end
 from twinbus.console.terminal.live_line import LiveLine
 from twinbus.console.terminal.output import Output, show
 from twinbus.console.terminal.table import size, table_lines

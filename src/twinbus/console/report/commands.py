@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from twinbus import __version__
-from twinbus.console.namespaces import runs_to_its_end
 from twinbus.console.options import require_ledger
 from twinbus.console.report.backlog_scan import BacklogScan
 from twinbus.console.report.options import NO_TABLES, ReportOptions
@@ -21,6 +20,7 @@ from twinbus.console.report.sheets import csv_of, sheet_of
 from twinbus.console.sheet.page import page_of
 from twinbus.console.sheet.sheet import text_of
 from twinbus.console.spark_thread import SparkThread, require_spark, settings_for
+from twinbus.console.terminal.command import runs_to_its_end
 from twinbus.console.terminal.live_line import LiveLine
 from twinbus.console.terminal.output import ATTENTION, COULD_NOT, WrongUse
 from twinbus.cost.arithmetic import CountingRule

@@ -15,10 +15,10 @@ from twinbus.client.administration import (
     list_backlog_queues,
 )
 from twinbus.client.peeking import count_matching, destination_keys
-from twinbus.console.namespaces import runs_to_its_end
 from twinbus.console.options import require_shared_places
 from twinbus.console.syphon import text as syphon_text
 from twinbus.console.syphon.request import SyphonRequest
+from twinbus.console.terminal.command import runs_to_its_end
 from twinbus.console.terminal.live_line import LiveLine
 from twinbus.console.terminal.output import ATTENTION, COULD_NOT, Output, show
 from twinbus.control.protocol import Verb

@@ -10,11 +10,12 @@ from datetime import datetime
 from typing import Any, Final
 
 from twinbus.client.administration import KeyRefused, ListingRefused
-from twinbus.console.namespaces import UnreachableError, runs_to_its_end
+from twinbus.console.namespaces import UnreachableError
 from twinbus.console.syphon.metrics import MetricsRequest, SyphonMetrics
 from twinbus.console.syphon.obstacle_log import ObstacleLog
 from twinbus.console.syphon.queue_search import QueueSearch
 from twinbus.console.syphon.request import SyphonRequest
+from twinbus.console.terminal.command import runs_to_its_end
 from twinbus.console.terminal.output import Output, show
 from twinbus.console.terminal.table import visible
 from twinbus.control.protocol import Verb

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from functools import wraps
-from typing import Any, Final, get_type_hints
+from typing import Any, Final, ParamSpec, TypeVar, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from twinbus.console.config.pair_defaults import keys_of, running_name, settings_parameters
+from twinbus.console.terminal.output import STOPPED
 from twinbus.settings.core.keys import KEYS
+
+P = ParamSpec("P")
+F = TypeVar("F", bound=Callable[..., Any])
 
 KEEP_LINES: Final = "\b\n"
 """Tells the help formatter not to rewrap the lines of a paragraph."""
@@ -39,18 +44,20 @@ def command(
     note: str = "",
     cls: type[TyperCommand] | None = None,
     takes_pair: bool = True,
-) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Add a function that returns an exit status to the command line.
+) -> Callable[[F], F]:
+    """Add a function or coroutine function that returns an exit status to the command line.
 
     A parameter that is a dataclass stands for one option for each of its fields. A command with
     parameters that the settings file can set also gets --pair and --config, unless `takes_pair` is
     false. A function with its own parameter `pair` gets there the label of a configured pair.
     """
 
-    def add(function: Callable[..., int]) -> Callable[..., int]:
+    def add(function: F) -> F:
         hints = get_type_hints(function, include_extras=True)
         groups: dict[str, Any] = {of: one for of, one in hints.items() if is_dataclass(one)}
 
+        is_coroutine = inspect.iscoroutinefunction(function)
+        work = runs_to_its_end(function) if is_coroutine else function
         options = list(_options(function, hints))
         keys = keys_of(options) if takes_pair else {}
         is_label = takes_pair and "pair" in hints
@@ -67,7 +74,7 @@ def command(
                 of: group(**{field.name: given.pop(field.name) for field in fields(group)})
                 for of, group in groups.items()
             }
-            raise typer.Exit(function(**made, **given))
+            raise typer.Exit(work(**made, **given))
 
         run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
         run.__annotations__ = {option.name: option.annotation for option in options}
@@ -75,6 +82,37 @@ def command(
         return function
 
     return add
+
+
+def runs_to_its_end(work: Callable[P, Coroutine[Any, Any, int]]) -> Callable[P, int]:
+    """Run the coroutine of a command to its end; Ctrl-C and SIGTERM cancel it first."""
+
+    @wraps(work)
+    def run(*args: P.args, **kwargs: P.kwargs) -> int:
+        # Imported late: help needs none of it.
+        import asyncio
+        import logging
+        import signal
+
+        from twinbus.loops import fast_loop
+
+        # The command reports errors itself, so the logs of the SDK and the syphon are not shown.
+        logging.getLogger().addHandler(logging.NullHandler())
+
+        async def main() -> int:
+            task = asyncio.current_task()
+            assert task is not None
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+            return await work(*args, **kwargs)
+
+        try:
+            with asyncio.Runner(loop_factory=fast_loop()) as runner:
+                return runner.run(main())
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            print("twinbus: stopped", file=sys.stderr)
+            return STOPPED
+
+    return run
 
 
 def option(metavar: str, text: str, *names: str, **more: Any) -> Any:
@@ -111,7 +149,7 @@ def epilog(example: str, *, exit_status: str = "", note: str = "") -> str:
     return "\n\n".join([*paragraphs, f"{KEEP_LINES}Example: {example}"])
 
 
-def _options(function: Callable[..., int], hints: dict[str, Any]) -> Iterator[inspect.Parameter]:
+def _options(function: Callable[..., Any], hints: dict[str, Any]) -> Iterator[inspect.Parameter]:
     """Yield the parameters of a function, each dataclass replaced by its fields."""
     for parameter in inspect.signature(function).parameters.values():
         kind, hint = inspect.Parameter.KEYWORD_ONLY, hints[parameter.name]

@@ -2,43 +2,84 @@
 
 from __future__ import annotations
 
-import asyncio
-import http.client
 import json
 import time
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from twinbus.client.administration import NotAnswered, host_header, http_connection, token_for
-from twinbus.console.namespaces import FORBIDDEN, UnreachableError, runs_to_its_end
-from twinbus.console.terminal.output import Output, WrongUse, show
+from twinbus.console.options import AccessOptions
+from twinbus.console.terminal.command import argument, command, command_group, option, setting
+from twinbus.console.terminal.output import Output, OutputOption, WrongUse, show
 from twinbus.console.terminal.table import counted, duration, table_lines, visible
-from twinbus.errors import TwinbusError
-from twinbus.namespace.endpoint import Endpoint, endpoint_of
-from twinbus.namespace.namespace import Namespace
-from twinbus.namespace.signatures import refusal_error
+from twinbus.console.terminal.times import seconds_of
+
+if TYPE_CHECKING:
+    from twinbus.errors import TwinbusError
+    from twinbus.namespace.endpoint import Endpoint
+    from twinbus.namespace.namespace import Namespace
+
+app = command_group("Have a served broker misbehave, for tests and drills.")
 
 FAULTS: Final = "$faults"
+BAD_REQUEST: Final = 400
 ANSWER_BYTES_MAX: Final = 2_000_000
 """A thousand faults, the broker's limit, have a quarter of it."""
 
 COLUMNS: Final = (">NUMBER", "KIND", "ENTITY", ">TIMES LEFT", ">TIME LEFT", "DETAILS")
 
+NamespaceOption = Annotated[
+    str | None,
+    setting("primary", help="Connection string of the broker's namespace, as `serve` prints it."),
+]
 
-@runs_to_its_end
-async def add(namespace: Namespace, fault: Mapping[str, Any], output: Output) -> int:
-    """Add a fault and print it; return the exit status."""
+
+@command(app, "twinbus faults add hang --entity orders --for 60s")
+async def add(
+    kind: Annotated[
+        str,
+        argument(
+            "KIND",
+            "refuse_attach, refuse_send, throttle, drop_before_commit, drop_after_commit, delay"
+            " or hang.",
+        ),
+    ],
+    reach: AccessOptions,
+    namespace: NamespaceOption = None,
+    entity: Annotated[
+        str | None, option("PATH", "Only this entity, or PATH/* for all below it.")
+    ] = None,
+    lasts: Annotated[str | None, option("TIME", "End after this long.", "--for")] = None,
+    times: Annotated[int | None, option("N", "Apply this many times.", min=1)] = None,
+    delay: Annotated[str | None, option("TIME", "Length of a delay.")] = None,
+    rate: Annotated[float | None, option("N", "Sends a second that a throttle passes.")] = None,
+    probability: Annotated[float | None, option("P", "Apply at random, above 0, to 1.")] = None,
+    condition: Annotated[str | None, option("TEXT", "AMQP condition of a refusal.")] = None,
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """Add a fault; it lasts until it is removed, or as long as given."""
+    fault = {
+        "kind": kind.replace("-", "_"),
+        "entity": entity,
+        "for_ms": None if lasts is None else _ms(lasts, "--for"),
+        "count": times,
+        "delay_ms": None if delay is None else _ms(delay, "--delay"),
+        "per_s": rate,
+        "probability": probability,
+        "condition": condition,
+    }
     given = {name: value for name, value in fault.items() if value is not None}
-    added = await _ask(namespace, "POST", FAULTS, given)
+    added = await _ask(reach.side(namespace, "primary"), "POST", FAULTS, given)
     text = f"fault {added['id']}: {_text(added)}; `twinbus faults remove {added['id']}` ends it"
     show(output, added, [text])
     return 0
 
 
-@runs_to_its_end
-async def list_faults(namespace: Namespace, output: Output) -> int:
-    """Print the faults in force; return the exit status."""
-    document = await _ask(namespace, "GET", FAULTS)
+@command(app, "twinbus faults list", name="list")
+async def list_faults(
+    reach: AccessOptions, namespace: NamespaceOption = None, output: OutputOption = Output.TEXT
+) -> int:
+    """List the faults in force."""
+    document = await _ask(reach.side(namespace, "primary"), "GET", FAULTS)
     faults = document["faults"]
     rows = [
         (
@@ -55,21 +96,33 @@ async def list_faults(namespace: Namespace, output: Output) -> int:
     return 0
 
 
-@runs_to_its_end
-async def remove(namespace: Namespace, number: int, output: Output) -> int:
-    """End one fault; return the exit status."""
-    document = await _ask(namespace, "DELETE", f"{FAULTS}/{number}")
+@command(app, "twinbus faults remove 3")
+async def remove(
+    number: Annotated[int, argument("NUMBER", "Number of the fault.", min=1)],
+    reach: AccessOptions,
+    namespace: NamespaceOption = None,
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """End one fault."""
+    document = await _ask(reach.side(namespace, "primary"), "DELETE", f"{FAULTS}/{number}")
     show(output, document, [f"fault {number} ended"])
     return 0
 
 
-@runs_to_its_end
-async def clear(namespace: Namespace, output: Output) -> int:
-    """End all faults; return the exit status."""
-    before = (await _ask(namespace, "GET", FAULTS))["faults"]
-    document = await _ask(namespace, "DELETE", FAULTS)
+@command(app, "twinbus faults clear")
+async def clear(
+    reach: AccessOptions, namespace: NamespaceOption = None, output: OutputOption = Output.TEXT
+) -> int:
+    """End all faults."""
+    side = reach.side(namespace, "primary")
+    before = (await _ask(side, "GET", FAULTS))["faults"]
+    document = await _ask(side, "DELETE", FAULTS)
     show(output, document, [f"{counted(len(before), 'fault')} ended"])
     return 0
+
+
+def _ms(text: str, name: str) -> int:
+    return round(seconds_of(text, name, least=0.001) * 1_000)
 
 
 def _text(fault: Mapping[str, Any]) -> str:
@@ -103,6 +156,13 @@ async def _ask(
     namespace: Namespace, method: str, path: str, document: Mapping[str, Any] | None = None
 ) -> Any:
     """Return the answer of the broker; a TwinbusError of one line if it refuses."""
+    import asyncio
+    import http.client
+
+    from twinbus.client.administration import NotAnswered, token_for
+    from twinbus.console.namespaces import UnreachableError
+    from twinbus.namespace.endpoint import endpoint_of
+
     endpoint = endpoint_of(namespace)
     try:
         token = await token_for(endpoint, "")
@@ -125,6 +185,8 @@ async def _ask(
 def _request(
     endpoint: Endpoint, method: str, path: str, token: str, document: Mapping[str, Any] | None
 ) -> tuple[int, str]:
+    from twinbus.client.administration import host_header, http_connection
+
     connection = http_connection(endpoint)
     try:
         body = None if document is None else json.dumps(document)
@@ -137,9 +199,12 @@ def _request(
 
 
 def _refusal(endpoint: Endpoint, status: int, detail: str) -> TwinbusError:
+    from twinbus.console.namespaces import FORBIDDEN, UnreachableError
+    from twinbus.namespace.signatures import refusal_error
+
     if status in FORBIDDEN:
         otherwise = f"faults of {endpoint.label} need the Manage right: {detail}"
         return refusal_error(endpoint.label, detail, otherwise)
-    if status == http.client.BAD_REQUEST:
+    if status == BAD_REQUEST:
         return WrongUse(detail)
     return UnreachableError(f"{endpoint.label}: {detail}")
