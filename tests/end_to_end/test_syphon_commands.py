@@ -241,9 +241,10 @@ def test_a_drain_keeps_to_its_rate_over_all_queues(desk: Desk) -> None:
         desk.divert(queue, "events", 50, queue[-1])
     code, done = desk.drains("--rate", "100")
     assert (code, done["drained"], done["forwarded"]) == (0, True, 300)
-    nothing = BacklogLevel(waiting=0.0, refused=0.0, peak=0.0, longest_drain_s=0.0)
     traffic = Traffic(rate_per_s=1, size_bytes=1)
-    planned = next_level(nothing, 300, 0.0, 60.0, traffic=traffic, drain_per_s=100.0, capacity=1e9)
+    planned = next_level(
+        BacklogLevel(), 300, 0.0, 60.0, traffic=traffic, drain_per_s=100.0, capacity=1e9
+    )
     assert planned.longest_drain_s == 3.0
     # What the planner says, less the slice that comes at once. The rest is for signing in on a busy
     # machine; a drain at a tenth of its rate would take longer.

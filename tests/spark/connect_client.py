@@ -16,7 +16,7 @@ from twinbus.cost.arithmetic import CountingRule
 from twinbus.cost.prices import standard
 from twinbus.errors import TwinbusError
 from twinbus.pipeline.drain.drain import drain
-from twinbus.pipeline.planner import simulate
+from twinbus.pipeline.planner import simulate_on_spark
 from twinbus.pipeline.reports.availability import availability_report
 from twinbus.pipeline.reports.charges import charges_report
 from twinbus.pipeline.reports.conservation import conservation_report
@@ -46,7 +46,7 @@ def told(spark: SparkSession, ledger: Path) -> dict[str, str]:
             "conservation": repr(conservation_report(tables, asked, None)),
             "availability": repr(availability_report(tables, asked)),
             "charges": repr(charges_report(tables, asked, standard(), CountingRule())),
-            "plan": repr(simulate(spark, PLAN)),
+            "plan": repr(simulate_on_spark(spark, PLAN)),
         }
 
 

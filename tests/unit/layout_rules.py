@@ -118,6 +118,7 @@ FOREIGN_HOMES: Mapping[str, Set[str]] = {
     },
     "kombu": {"kombu"},
     "lmdb": {"broker"},
+    "numpy": {"pipeline", "planning"},
     "opentelemetry": {"pairing"},
     "prometheus_client": {"exposition", "pairing"},
     "pyspark": {"console", "pipeline"},

@@ -11,17 +11,18 @@ A send raises if its caller's patience ends before the entity fails over and bef
 back. A send that still tries when the entity fails over is diverted. From then on all sends are
 diverted until the first ping after the primary is back, up to one ping interval later.
 
-All results are exact means over the entities and clients of a pair; nothing is sampled. The same
-functions take numbers and Spark columns: only the `Calculus` differs.
+All results are exact means over the entities and clients of a pair; nothing is sampled. The
+functions take numbers, and arrays of numpy for many outages or years at once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
+
+import numpy as np
 
 from twinbus.cost.quantities import QuantityError
 
@@ -32,16 +33,8 @@ DENSE: Final = 4
 """From this many sends of a client to an entity in a failover interval the model is exact."""
 
 
-class Calculus(NamedTuple):
-    """The functions that the model needs, for floats or for columns."""
-
-    most: Callable[[Any, Any], Any]
-    least: Callable[[Any, Any], Any]
-    floor: Callable[[Any], Any]
-
-
-PLAIN: Final = Calculus(max, min, math.floor)
-"""The calculus of plain numbers."""
+Numbers = Any
+"""A float, or an array of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,128 +92,120 @@ class Setting:
 class Effect:
     """The effect of one outage; times are means over all entities and clients."""
 
-    failed_over: Any
+    failed_over: Numbers
     """The share of them that fails over."""
-    pings: Any
+    pings: Numbers
     """Pings of one of them, including the answered one."""
-    raised_s: Any
+    raised_s: Numbers
     """Seconds of traffic that raise."""
-    diverted_s: Any
+    diverted_s: Numbers
     """Seconds of traffic that are diverted."""
-    overhang_s: Any
+    overhang_s: Numbers
     """Of these, the time after the primary was back and before an answered ping."""
 
 
 def effect_of(
-    length_s: Any,
-    failover_interval_s: Any,
-    ping_interval_s: Any,
-    traffic: Traffic,
-    calculus: Calculus = PLAIN,
+    length_s: Numbers, failover_interval_s: float, ping_interval_s: float, traffic: Traffic
 ) -> Effect:
     """Return the effect of an outage of this length, without the limit of the backlog."""
-    most, least = calculus.most, calculus.least
     gap, patience = traffic.gap_s, traffic.patience_s
     # The failover comes at earliest + (0 .. gap), uniformly distributed.
     earliest = failover_interval_s + traffic.failed_attempt_s
     left = length_s - earliest
-    failed_over = most(0.0, least(1.0, left / gap))
-    beyond = _mean_left(left, gap, calculus)
+    failed_over = np.clip(left / gap, 0.0, 1.0)
+    beyond = _mean_left(left, gap)
     period = ping_interval_s + traffic.failed_attempt_s
-    counted = _pings_until(left, period, traffic, calculus)
-    counted_later = _pings_until(left - gap, period, traffic, calculus)
+    counted = _pings_until(left, period, traffic)
+    counted_later = _pings_until(left - gap, period, traffic)
     pings = (counted - counted_later) / gap
     held_s = pings * period - failed_over * traffic.failed_attempt_s
     # Of those that fail over: sends begun at most one patience before, and since 0.
-    last = least(most(length_s, earliest), earliest + gap)
-    turn = least(most(patience, earliest), last)
+    last = np.minimum(np.maximum(length_s, earliest), earliest + gap)
+    turn = np.minimum(np.maximum(patience, earliest), last)
     waiting = ((turn * turn - earliest * earliest) / 2 + (last - turn) * patience) / gap
     return Effect(
         failed_over=failed_over,
         pings=pings,
-        raised_s=_raised_s(length_s, earliest, traffic, calculus),
+        raised_s=_raised_s(length_s, earliest, traffic),
         diverted_s=held_s + waiting,
         overhang_s=held_s - beyond,
     )
 
 
-def _mean_left(left_s: Any, gap_s: Any, calculus: Calculus) -> Any:
+def _mean_left(left_s: Numbers, gap_s: float) -> Numbers:
     """Return the mean of the positive rest of `left_s` after a uniform moment in the gap."""
-    within = calculus.most(0.0, calculus.least(gap_s, left_s))
-    return within * within / (2 * gap_s) + calculus.most(0.0, left_s - gap_s)
+    within = np.maximum(0.0, np.minimum(gap_s, left_s))
+    return within * within / (2 * gap_s) + np.maximum(0.0, left_s - gap_s)
 
 
-def _pings_until(left_s: Any, period_s: Any, traffic: Traffic, calculus: Calculus) -> Any:
+def _pings_until(left_s: Numbers, period_s: float, traffic: Traffic) -> Numbers:
     """Return the integral of the needed pings over failovers up to `left_s` before the end.
 
     The first ping begins one ping interval after the failover, each further one a period later. So
     (left + attempt) / period pings, rounded up, are needed.
     """
     begun = traffic.failed_attempt_s
-    until = calculus.most(0.0, left_s) + begun
+    until = np.maximum(0.0, left_s) + begun
 
-    def integral(until_s: Any) -> Any:
-        whole = calculus.floor(until_s / period_s)
+    def integral(until_s: Numbers) -> Numbers:
+        whole = np.floor(until_s / period_s)
         return (whole + 1) * (until_s - whole * period_s / 2)
 
     return integral(until) - integral(begun)
 
 
-def _raised_s(length_s: Any, earliest_s: Any, traffic: Traffic, calculus: Calculus) -> Any:
+def _raised_s(length_s: Numbers, earliest_s: float, traffic: Traffic) -> Numbers:
     """Return the seconds of traffic whose patience ends before failover and recovery."""
-    most, least = calculus.most, calculus.least
     gap, patience = traffic.gap_s, traffic.patience_s
     latest = earliest_s + gap
-    exposed = most(0.0, length_s - patience)
+    exposed = np.maximum(0.0, length_s - patience)
     # A send that is tried until this failover does not raise.
-    patient = least(most(patience, earliest_s), latest)
+    patient = np.minimum(np.maximum(patience, earliest_s), latest)
     width = latest - patient
-    within = most(0.0, least(width, length_s - patient))
-    saved = within * within / 2 + most(0.0, length_s - latest) * width
+    within = np.maximum(0.0, np.minimum(width, length_s - patient))
+    saved = within * within / 2 + np.maximum(0.0, length_s - latest) * width
     return exposed - ((patient - earliest_s) * exposed + saved) / gap
 
 
 @dataclass(frozen=True, slots=True)
 class BacklogLevel:
-    """The backlog after some outages of a year, in messages and seconds."""
+    """The backlog after some outages of a year, in messages and seconds; at first empty."""
 
-    waiting: Any
+    waiting: Numbers = 0.0
     """Messages of the last outage that are not drained when the next one begins."""
-    refused: Any
+    refused: Numbers = 0.0
     """Sends that raised because every backlog queue was full."""
-    peak: Any
+    peak: Numbers = 0.0
     """Maximum number of messages in the backlog."""
-    longest_drain_s: Any
+    longest_drain_s: Numbers = 0.0
     """Longest time from recovery of the primary to an empty backlog."""
 
 
 def next_level(
     before: BacklogLevel,
-    diverted: Any,
-    overhang_s: Any,
-    gap_s: Any,
+    diverted: Numbers,
+    overhang_s: Numbers,
+    gap_s: Numbers,
     *,
     traffic: Traffic,
     drain_per_s: float,
-    capacity: Any,
-    calculus: Calculus = PLAIN,
+    capacity: Numbers,
 ) -> BacklogLevel:
     """Return the level after one more outage and `gap_s` seconds without one.
 
     The syphon drains from the moment the primary is back; later diverted messages still add.
     """
-    most, least = calculus.most, calculus.least
     after = overhang_s * traffic.rate_per_s
     rising = overhang_s * max(0.0, traffic.rate_per_s - drain_per_s)
     wanted = before.waiting + diverted - after + rising
-    refused = most(0.0, least(diverted, wanted - capacity))
+    refused = np.maximum(0.0, np.minimum(diverted, wanted - capacity))
     held = before.waiting + diverted - refused
-    drain_s = most(overhang_s, held / drain_per_s)
+    drain_s = np.maximum(overhang_s, held / drain_per_s)
     return BacklogLevel(
-        waiting=most(0.0, held - gap_s * drain_per_s),
+        waiting=np.maximum(0.0, held - gap_s * drain_per_s),
         refused=before.refused + refused,
-        peak=most(before.peak, wanted - refused),
-        longest_drain_s=most(before.longest_drain_s, drain_s),
+        peak=np.maximum(before.peak, wanted - refused),
+        longest_drain_s=np.maximum(before.longest_drain_s, drain_s),
     )
 
 

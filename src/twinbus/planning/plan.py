@@ -17,7 +17,7 @@ from twinbus.cost.arithmetic import message_units, moved_message_units
 from twinbus.cost.bill import MonthlyBill, MonthUse, ServiceTier, bill, exact, geo_replication_bill
 from twinbus.cost.estimate import SYPHON_CONNECTIONS
 from twinbus.planning.advice import Advice, PlanLimits, advise, raised_per_million
-from twinbus.planning.known_outages import PROMOTION_S, PROMOTION_SOURCE, sends_in_promotion
+from twinbus.planning.outages import PROMOTION_S, PROMOTION_SOURCE, sends_in_promotion
 
 if TYPE_CHECKING:
     from twinbus.cost.arithmetic import CountingRule

@@ -20,7 +20,6 @@ from twinbus.planning.model import (
 )
 
 MINUTE_S = 60.0
-NOTHING = BacklogLevel(waiting=0.0, refused=0.0, peak=0.0, longest_drain_s=0.0)
 BUSY = Traffic(rate_per_s=500, size_bytes=2_048, entities=40, clients=20)
 """One client sends to one entity every 1.6 s."""
 
@@ -94,14 +93,16 @@ def test_the_closed_form_is_what_the_state_machine_does(case: tuple[float, ...])
 
 def test_the_model_leaves_out_failovers_of_entities_that_are_seldom_sent_to() -> None:
     traffic = Traffic(rate_per_s=100, size_bytes=1)
-    after = next_level(NOTHING, 30_000.0, 0.0, 1e6, traffic=traffic, drain_per_s=250, capacity=1e9)
-    assert after == BacklogLevel(waiting=0.0, refused=0.0, peak=30_000.0, longest_drain_s=120.0)
+    after = next_level(
+        BacklogLevel(), 30_000.0, 0.0, 1e6, traffic=traffic, drain_per_s=250, capacity=1e9
+    )
+    assert after == BacklogLevel(peak=30_000.0, longest_drain_s=120.0)
 
 
 def test_a_backlog_that_is_not_drained_in_time_is_added_to_and_may_be_full() -> None:
     traffic = Traffic(rate_per_s=100, size_bytes=1)
     bounds = {"traffic": traffic, "drain_per_s": 10.0, "capacity": 50_000.0}
-    first = next_level(NOTHING, 30_000.0, 0.0, 1_000.0, **bounds)  # type: ignore[arg-type]
+    first = next_level(BacklogLevel(), 30_000.0, 0.0, 1_000.0, **bounds)  # type: ignore[arg-type]
     assert (first.waiting, first.refused) == (20_000.0, 0.0)
     second = next_level(first, 40_000.0, 0.0, 0.0, **bounds)  # type: ignore[arg-type]
     assert second == BacklogLevel(
@@ -112,7 +113,9 @@ def test_a_backlog_that_is_not_drained_in_time_is_added_to_and_may_be_full() -> 
 def test_what_is_diverted_after_the_primary_is_back_meets_a_syphon_at_work() -> None:
     traffic = Traffic(rate_per_s=100, size_bytes=1)
     # 1,000 before it is back, then 100 a second come and 40 go for 50 s.
-    after = next_level(NOTHING, 6_000.0, 50.0, 1e6, traffic=traffic, drain_per_s=40, capacity=1e9)
+    after = next_level(
+        BacklogLevel(), 6_000.0, 50.0, 1e6, traffic=traffic, drain_per_s=40, capacity=1e9
+    )
     assert after.peak == 1_000 + 50 * 60
     assert after.longest_drain_s == 6_000 / 40
 

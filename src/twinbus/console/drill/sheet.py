@@ -15,7 +15,7 @@ from twinbus.console.terminal.table import counted, money
 from twinbus.cost.bill import MonthUse, geo_replication_bill
 from twinbus.cost.prices import standard
 from twinbus.pipeline.reports.documents import ReportVerdict
-from twinbus.planning.known_outages import (
+from twinbus.planning.outages import (
     PROMOTION_S,
     PROMOTION_SOURCE,
     known_outage,

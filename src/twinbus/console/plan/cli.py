@@ -23,14 +23,17 @@ def plan(
     given: PlanOptions,
     prices: PricesOption = None,
     master: Annotated[
-        str | None, option("URL", "Spark to use.", show_default="all cores here")
+        str | None, option("URL", "Simulate on this Spark. Unset: on this machine.")
     ] = None,
     output: Annotated[
         PlanOutput, typer.Option(help="What to print: text, JSON, or a page.")
     ] = "text",
     to: Annotated[Path | None, option("FILE", "Write the plan into this file.")] = None,
 ) -> int:
-    """Simulate outages on Spark to choose a pair's options."""
+    """Simulate outages to choose a pair's options.
+
+    From 200,000 years on Spark does it, if it is installed.
+    """
     from twinbus.console.plan.commands import run
 
     return run(given, prices, master=master, output=output, to=to)

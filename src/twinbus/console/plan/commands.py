@@ -1,7 +1,8 @@
-"""`twinbus plan`: read the options, simulate with Spark, print the plan as text, JSON or a page."""
+"""`twinbus plan`: read the options, simulate, print the plan as text, JSON or a page."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from twinbus.planning.model import Traffic
 from twinbus.planning.outages import parse_pattern
 from twinbus.planning.outcomes import QUEUE_MAX_BYTES, PlanQuestion, SettingOutcome, grid
 from twinbus.planning.plan import plan_of
+from twinbus.planning.simulation import simulate
 
 T = TypeVar("T")
 
@@ -34,6 +36,9 @@ MESSAGE_MAX_BYTES: Final = 256 * KB
 
 PATTERNS_MAX: Final = 10
 SEED_MAX: Final = 2**63 - 1
+
+SPARK_YEARS: Final = 200_000
+"""From here on one core takes longer for the usual settings than Spark needs to start."""
 
 
 def run(
@@ -49,7 +54,7 @@ def run(
     rule = counting_rule(given.settlement)
     question, limits = _read(given)
     _require_writable(to)
-    outcomes = _simulated(question, master)
+    outcomes = _simulate(question, master)
     plan = plan_of(
         question, outcomes, book, limits, messaging_units=given.messaging_units, rule=rule
     )
@@ -72,19 +77,21 @@ def run(
     return 0
 
 
-def _simulated(question: PlanQuestion, master: str | None) -> list[SettingOutcome]:
-    # Imported late: Spark takes a moment to load, and a usage error needs none of it.
-    from twinbus.pipeline.planner import simulate
-    from twinbus.pipeline.spark.session import LOCAL_MASTER, QUICK_START, spark_session
-
+def _simulate(question: PlanQuestion, master: str | None) -> list[SettingOutcome]:
+    what = f"{question.years:,} years under {len(question.settings)} settings"
+    is_wide = question.years >= SPARK_YEARS and importlib.util.find_spec("pyspark") is not None
     with LiveLine() as line:
+        if master is None and not is_wide:
+            line.say(what)
+            return simulate(question)
+        # Imported late: Spark takes a moment to load.
+        from twinbus.pipeline.planner import simulate_on_spark
+        from twinbus.pipeline.spark.session import LOCAL_MASTER, spark_session
+
         line.say("starting Spark")
-        settings = QUICK_START if master is None else None
-        with spark_session(
-            master=master or LOCAL_MASTER, announce=line.say, settings=settings
-        ) as spark:
-            line.say(f"{question.years:,} years under {len(question.settings)} settings, on Spark")
-            return simulate(spark, question)
+        with spark_session(master=master or LOCAL_MASTER, announce=line.say) as spark:
+            line.say(f"{what}, on Spark")
+            return simulate_on_spark(spark, question)
 
 
 def _require_writable(to: Path | None) -> None:

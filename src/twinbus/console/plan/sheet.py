@@ -12,7 +12,7 @@ from typing import Any, Final
 from twinbus.console.sheet.sheet import BarRow, Bars, Sheet, Table, sections
 from twinbus.console.terminal.table import counted, duration, money
 from twinbus.pipeline.reports.documents import ReportVerdict
-from twinbus.planning.known_outages import PROMOTION_S, PROMOTION_SOURCE, sends_in_promotion
+from twinbus.planning.outages import PROMOTION_S, PROMOTION_SOURCE, sends_in_promotion
 from twinbus.planning.outcomes import SampledMean, SettingOutcome
 from twinbus.planning.plan import Plan
 

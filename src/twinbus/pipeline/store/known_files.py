@@ -10,11 +10,14 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from twinbus.ledger.facts import FileFacts, WriterNote, facts_of
 from twinbus.ledger.record import LedgerError
-from twinbus.pipeline.store.place_files import FoundFile, PlaceFiles
+
+if TYPE_CHECKING:
+    # Not at run time: reports are printed and plans are made without pyarrow.
+    from twinbus.pipeline.store.place_files import FoundFile, PlaceFiles
 
 SENDER, SYPHON, CONSUMER = "sender", "syphon", "consumer"
 BROKER, BACKLOG = "broker", "backlog"

@@ -1,0 +1,240 @@
+"""Monte Carlo of a pair: draws the outages of many years, and computes the model for all of them.
+
+Years are simulated in blocks, each with random numbers of its own. So the same seed gives the same
+figures wherever the blocks run: `simulate` runs them one after another in this process, and
+`twinbus.pipeline.planner` on Spark.
+
+Arrays of outages have a row for each outage of a year, in order, and a column for each year. A year
+with fewer outages than another has outages of length 0 at its end, which have no effect.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinbus.cost.quantities import YEAR_S
+from twinbus.planning.model import BacklogLevel, Setting, effect_of, fullest_share, next_level
+from twinbus.planning.outages import LENGTH_MAX_S, Lengths, OutagePattern
+from twinbus.planning.outcomes import PlanQuestion, SampledMean, SettingOutcome
+
+Floats = NDArray[np.float64]
+
+BLOCK_YEARS: Final = 1_000
+"""Few enough for the memory, and enough for numpy to be faster than the loop around it."""
+
+SUMMED: Final = tuple("outages outage_s failovers raised refused diverted pings overhang_s".split())
+"""Figures of a year that are summed, and their squares too."""
+
+COLUMNS: Final = 2 * len(SUMMED) + 2
+"""Sums, sums of squares, and the years in which the backlog or its fullest queue was full."""
+
+DIGITS: Final = 3
+"""Decimals of a figure. What is smaller is an error of floating point, not a message."""
+
+DRAIN_STEP: Final = 0.001
+DRAIN_BINS: Final = 30_000
+"""Drain times are counted in bins from 1 ms to 300 years, each 0.1 % wider than the one before: to
+keep the times of all years for their percentiles would take gigabytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTotals:
+    """The results of some blocks of years, for each setting."""
+
+    sums: Floats
+    """Blocks x settings x COLUMNS. Kept by block, because a sum depends on the order of adding."""
+    peaks: Floats
+    """2 x settings: the largest backlog and the longest drain."""
+    drains: NDArray[np.int32]
+    """Settings x DRAIN_BINS: years by their longest drain; those without a backlog do not count."""
+
+    @classmethod
+    def joined(cls, parts: Iterable[BlockTotals]) -> BlockTotals:
+        """Return the totals of consecutive blocks together."""
+        sums, peaks, drains = [], [], np.zeros(1, np.int32)
+        for one in parts:
+            sums.append(one.sums)
+            peaks.append(one.peaks)
+            drains = drains + one.drains
+        return cls(np.concatenate(sums), np.maximum.reduce(peaks), drains)
+
+
+def simulate(question: PlanQuestion) -> list[SettingOutcome]:
+    """Return the outcome of each setting of the question, in their order."""
+    return outcomes_of(question, simulate_blocks(question, range(block_count(question))))
+
+
+def block_count(question: PlanQuestion) -> int:
+    """Return the number of blocks; the last one may have fewer years."""
+    return math.ceil(question.years / BLOCK_YEARS)
+
+
+def simulate_blocks(question: PlanQuestion, blocks: Iterable[int]) -> BlockTotals:
+    """Return the totals of these blocks."""
+    return BlockTotals.joined(
+        simulate_years(question, *draw_outages(question, block)) for block in blocks
+    )
+
+
+def draw_outages(question: PlanQuestion, block: int) -> tuple[Floats, Floats]:
+    """Return start and length of the outages of a block, in the order of their starts."""
+    years = min(BLOCK_YEARS, question.years - block * BLOCK_YEARS)
+    random = np.random.default_rng([question.seed, block])
+    starts, lengths = [], []
+    for pattern in question.patterns:
+        if pattern.is_exact:
+            counts = np.full(years, int(pattern.per_year))
+        else:
+            counts = random.poisson(pattern.per_year, years)
+        happens = np.arange(counts.max())[:, np.newaxis] < counts
+        starts.append(np.where(happens, random.random(happens.shape) * YEAR_S, YEAR_S))
+        length_s = _draw_lengths(pattern, random, happens.shape)
+        lengths.append(np.where(happens, np.minimum(length_s, LENGTH_MAX_S), 0.0))
+    start_s, length_s = np.concatenate(starts), np.concatenate(lengths)
+    order = np.argsort(start_s, axis=0, kind="stable")
+    return np.take_along_axis(start_s, order, 0), np.take_along_axis(length_s, order, 0)
+
+
+def _draw_lengths(
+    pattern: OutagePattern, random: np.random.Generator, shape: tuple[int, ...]
+) -> Floats:
+    match pattern.lengths:
+        case Lengths.LOGNORMAL:
+            return random.lognormal(math.log(pattern.median_s), pattern.sigma, shape)
+        case Lengths.EXPONENTIAL:
+            return random.exponential(pattern.median_s / math.log(2), shape)
+        case Lengths.FIXED:
+            return np.full(shape, pattern.median_s)
+
+
+def gaps_after(start_s: Floats, length_s: Floats) -> Floats:
+    """Return the time from the end of each outage to the next one, or to the end of the year.
+
+    An outage that begins inside another begins when that one ends, and so may delay the next.
+    """
+    gap_s = np.empty_like(start_s)
+    end_s = np.zeros(start_s.shape[1])
+    next_s = np.concatenate([start_s[1:], np.full_like(start_s[:1], YEAR_S)])
+    for place in range(len(start_s)):
+        end_s = np.maximum(end_s, start_s[place]) + length_s[place]
+        gap_s[place] = np.maximum(0.0, next_s[place] - end_s)
+    return gap_s
+
+
+def simulate_years(question: PlanQuestion, start_s: Floats, length_s: Floats) -> BlockTotals:
+    """Return the totals of years with these outages, under each setting."""
+    traffic, gap_s = question.traffic, gaps_after(start_s, length_s)
+    counts, down_s = np.count_nonzero(length_s, axis=0), length_s.sum(axis=0)
+    parts = []
+    for (failover_s, ping_s), settings in groupby(question.settings, _intervals):
+        effect = effect_of(length_s, failover_s, ping_s, traffic)
+        diverted = effect.diverted_s * traffic.rate_per_s
+        queues = [setting.queues for setting in settings]
+        capacity = _column(queues) * (question.queue_bytes / question.message_bytes)
+        level = BacklogLevel(*np.zeros((4, len(queues), len(counts))))
+        for place in range(len(length_s)):
+            level = next_level(
+                level,
+                diverted[place],
+                effect.overhang_s[place],
+                gap_s[place],
+                traffic=traffic,
+                drain_per_s=question.drain_per_s,
+                capacity=capacity,
+            )
+        figures = [
+            counts,
+            down_s,
+            effect.failed_over.sum(axis=0),
+            effect.raised_s.sum(axis=0) * traffic.rate_per_s,
+            level.refused,
+            diverted.sum(axis=0) - level.refused,
+            effect.pings.sum(axis=0) * traffic.links,
+            effect.overhang_s.sum(axis=0),
+        ]
+        shares = _column([fullest_share(count, traffic.links) for count in queues])
+        is_queue_full = level.peak * shares > capacity / _column(queues)
+        parts.append(_totals(figures, level, is_queue_full))
+    sums, peaks, drains = zip(*parts, strict=True)
+    return BlockTotals(
+        np.concatenate(sums)[np.newaxis], np.concatenate(peaks, axis=1), np.concatenate(drains)
+    )
+
+
+def _totals(
+    figures: Sequence[Floats], level: BacklogLevel, is_queue_full: NDArray[np.bool]
+) -> tuple[Floats, Floats, NDArray[np.int32]]:
+    """Return sums, peaks and drains of settings that differ only in their queues."""
+    shape = level.refused.shape
+    years = np.stack([np.broadcast_to(figure, shape) for figure in figures], axis=1).round(DIGITS)
+    is_full = np.stack([level.refused > 0, is_queue_full], axis=1)
+    sums = [years.sum(axis=2), np.square(years).sum(axis=2), is_full.sum(axis=2)]
+    peaks = np.stack([level.peak.max(axis=1), level.longest_drain_s.max(axis=1)]).round(DIGITS)
+    drains = np.stack([_histogram(drain_s) for drain_s in level.longest_drain_s])
+    return np.concatenate(sums, axis=1), peaks, drains
+
+
+def _histogram(drain_s: Floats) -> NDArray[np.int32]:
+    steps = np.rint(np.log(drain_s[drain_s > 0] * 1_000) / DRAIN_STEP)
+    bins = np.clip(steps, 0, DRAIN_BINS - 1).astype(np.int64)
+    return np.bincount(bins, minlength=DRAIN_BINS).astype(np.int32)
+
+
+def _column(values: Sequence[float]) -> Floats:
+    return np.array(values, dtype=np.float64)[:, np.newaxis]
+
+
+def _intervals(setting: Setting) -> tuple[float, float]:
+    return setting.failover_interval_s, setting.ping_interval_s
+
+
+def outcomes_of(question: PlanQuestion, totals: BlockTotals) -> list[SettingOutcome]:
+    """Return the outcome of each setting, in their order."""
+    return list(_outcomes(question, totals))
+
+
+def _outcomes(question: PlanQuestion, totals: BlockTotals) -> Iterator[SettingOutcome]:
+    traffic, years = question.traffic, question.years
+    columns = zip(
+        question.settings, totals.sums.sum(axis=0), totals.peaks.T, totals.drains, strict=True
+    )
+    for setting, sums, (peak_max, drain_max_s), drains in columns:
+        *both, full, queue_full = sums.tolist()
+        means = {
+            name: SampledMean.of(years, total, squares)
+            for name, total, squares in zip(
+                SUMMED, both[: len(SUMMED)], both[len(SUMMED) :], strict=True
+            )
+        }
+        overhang_s, failovers = means.pop("overhang_s").mean, means["failovers"].mean
+        drain_p50_s, drain_p95_s = (
+            min(_percentile(drains, share), float(drain_max_s)) for share in (0.5, 0.95)
+        )
+        yield SettingOutcome(
+            **means,
+            setting=setting,
+            full=SampledMean.of_share(years, round(full)),
+            queue_full=SampledMean.of_share(years, round(queue_full)),
+            polls=question.polls_a_year(setting.queues),
+            detection_s=traffic.gap_s / 2 + traffic.failed_attempt_s + setting.failover_interval_s,
+            recovery_s=overhang_s / failovers if failovers else 0.0,
+            peak_max=float(peak_max),
+            drain_p50_s=drain_p50_s,
+            drain_p95_s=drain_p95_s,
+            drain_max_s=float(drain_max_s),
+        )
+
+
+def _percentile(drains: NDArray[np.int32], share: float) -> float:
+    """Return the drain time that this share of the years with a backlog does not exceed."""
+    counted = np.cumsum(drains)
+    if not counted[-1]:
+        return 0.0
+    return math.exp(int(np.searchsorted(counted, share * counted[-1])) * DRAIN_STEP) / 1_000
