@@ -40,7 +40,7 @@ SPARK_COMMANDS = tuple(
     f"tests/spark/test_{name}.py"
     for name in (
         *("drain", "drain_command", "inspection", "ledger_commands", "ledger_maker"),
-        *("missing_records", "outage_report", "planner", "session", "submitted_stop"),
+        *("missing_records", "outage_report", "planner", "session"),
     )
 )
 SPARK_TESTS = "tests/spark/"

@@ -19,7 +19,7 @@ from tests.spark.drain_world import Driver, kill9, world
 from tests.spark.ledgers import diverted, moved, received, sent
 from tests.spark.test_compaction import write
 from tests.spark.test_drain_kill import kill_drivers, kill_executors
-from twinbus.pipeline import submit
+from twinbus.console import entry
 
 FILES = 4
 EACH = 100
@@ -132,8 +132,7 @@ def test_a_drain_whose_executor_and_then_driver_is_killed_loses_nothing(
 @pytest.mark.soak  # CI has spark-submit in the drain's job
 def test_spark_submit_keeps_the_tables_and_says_in_one_line_what_fails(tmp_path: Path) -> None:
     home = spark_home()
-    where = [sys.executable, "-m", "twinbus.pipeline.submit", "--where"]
-    script = subprocess.run(where, capture_output=True, text=True, check=True).stdout.strip()
+    script = entry.__file__
     ledger = tmp_path / "ledger"
     ledger.mkdir()
     write(ledger, "app-0", [sent("a"), received("a", 1)])
@@ -161,33 +160,10 @@ def test_spark_submit_keeps_the_tables_and_says_in_one_line_what_fails(tmp_path:
         # spark-submit puts a script's standard error among its output.
         return ran.returncode, ran.stdout
 
-    code, told = submitted("update", str(ledger))
+    code, told = submitted("ledger", "update", str(ledger), "--output", "json")
     assert code == 0, told
     assert json.loads(told) == {"commit": 0, "batch": 0, "records": 2, "set_aside": {}}
-    code, told = submitted("status", "nofs://host/ledger")
+    code, told = submitted("ledger", "status", "nofs://host/ledger")
     assert code == 1
     assert told.startswith("twinbus: nofs://host/ledger/_tables cannot be used: ")
     assert told.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        ([], "name a job, for example: update LEDGER; --help shows all"),
-        (["update"], "the following arguments are required: LEDGER; --help shows all"),
-        (["retain", "x"], "the following arguments are required: --days; --help shows all"),
-        (["compact", "x", "--days", "3"], "unrecognized arguments: --days 3; --help shows all"),
-        (["retain", "x", "--days", "0"], "--days is 0, at least 1: today is always kept"),
-        (["update", "x", "--remove-raw"], "unrecognized arguments: --remove-raw; --help shows all"),
-    ],
-)
-def test_wrong_use_is_one_line(
-    arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert submit.main(arguments) == submit.WRONG_USE
-    assert capsys.readouterr().err == f"twinbus: {line}\n"
-
-
-def test_where_prints_the_script_for_spark_submit(capsys: pytest.CaptureFixture[str]) -> None:
-    assert submit.main(["--where"]) == 0
-    assert Path(capsys.readouterr().out.strip()).name == "submit.py"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +13,7 @@ from azure.servicebus import ServiceBusMessage
 from tests.official_sdk import administration, client
 from tests.processes import ServedBroker
 from twinbus.console.cli import main
+from twinbus.console.syphon.drain import DrainDisplay
 from twinbus.ledger import read
 from twinbus.transfer import to_backlog_message
 
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-ATTENTION = 3
+ATTENTION, STOPPED = 3, 130
 QUEUES = [f"contoso/x-servicebus-transfer/{index}" for index in range(2)]
 
 
@@ -65,9 +68,19 @@ def test_a_drain_on_spark_says_what_was_moved_and_what_was_given_up(
         sent = [r["at_ms"] for r in read(tmp_path / "ledger") if r["operation"] == "forward"]
         assert max(sent) - min(sent) >= 1_000 * EACH / RATE_PER_S * 0.8
 
-        code, done = drains()
-        assert (code, done["drained"]) == (ATTENTION, True)
-        assert (done["forwarded"], done["dead_lettered"]) == (EACH, 1)
+        with monkeypatch.context() as stopping:
+            stopping.setattr(
+                DrainDisplay, "__call__", lambda *_: os.kill(os.getpid(), signal.SIGTERM)
+            )
+            code, stopped = drains("--queue", QUEUES[0], "--rate", "1")
+        # A scheduler must not take it for drained.
+        assert (code, stopped["drained"], stopped["queues"]) == (STOPPED, False, QUEUES[:1])
+        assert stopped["forwarded"] < EACH
+
+        code, done = drains("--tasks", "1")
+        assert (code, done["drained"]) == (ATTENTION if done["dead_lettered"] else 0, True)
+        assert stopped["forwarded"] + done["forwarded"] == EACH
+        assert stopped["dead_lettered"] + done["dead_lettered"] == 1
         with administration(primary) as admin:
             for path in ("orders", "events"):
                 arrived = admin.get_queue_runtime_properties(path).active_message_count

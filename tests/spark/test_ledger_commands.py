@@ -12,7 +12,6 @@ from tests.spark.ledgers import diverted, received, sent
 from tests.spark.test_compaction import write
 from tests.unit.console.commands import run
 from twinbus.console.terminal.output import COULD_NOT
-from twinbus.pipeline import submit
 from twinbus.pipeline.reports.conservation import conservation_report
 from twinbus.pipeline.reports.documents import ReportRequest
 from twinbus.pipeline.store.current import current_tables
@@ -31,8 +30,9 @@ KINDS = (BRONZE, JOURNEYS, SUMS)
 def test_a_file_system_that_is_not_there_is_one_line(
     spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert submit.main(["update", "nofs://host/ledger"]) == 1
-    [line] = capsys.readouterr().err.splitlines()
+    ran = run(capsys, "ledger", "update", "nofs://host/ledger")
+    assert ran.status == COULD_NOT
+    [line] = ran.err.splitlines()
     assert line.startswith("twinbus: nofs://host/ledger/_tables cannot be used: ")
 
 

@@ -1,4 +1,4 @@
-"""The entry for `spark-submit`: with the real one, and what it says to wrong use."""
+"""`spark-submit` with the command line of `twinbus`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 
 from tests.spark.drain_world import KINDS, QUEUES, duplicates, world
 from twinbus.ledger import read
-from twinbus.pipeline import submit
 
 EACH = 100
 SERVED = KINDS[:3]
@@ -29,7 +28,8 @@ def test_spark_submit_runs_the_drain_and_prints_what_the_ledger_says(tmp_path: P
             [
                 *(submit, "--master", "local[2,4]", "--conf", "spark.ui.enabled=false"),
                 *("--driver-java-options", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"),
-                *(script(), "drain", *QUEUES, "--ledger", str(tmp_path / "ledger"), "--lease"),
+                *(script(), "syphon", "drain", "--engine", "spark", "--output", "json"),
+                *("--label", "contoso", "--ledger", str(tmp_path / "ledger"), "--lease"),
                 *("--rate", str(RATE), *(word for kind in SERVED for word in ("--only", kind))),
             ],
             env={
@@ -50,9 +50,9 @@ def test_spark_submit_runs_the_drain_and_prints_what_the_ledger_says(tmp_path: P
     count = EACH * len(SERVED)
     assert left == EACH * (len(KINDS) - len(SERVED))
     # spark-submit puts a script's standard error among its output.
-    *progress, last = ran.stdout.splitlines()
-    assert json.loads(last) == {"forwarded": count, "completed": count, "dead_lettered": 0}
-    assert f"twinbus: {count} moved, 0 left" in progress
+    done = json.loads(ran.stdout.splitlines()[-1])
+    assert (done["drained"], done["forwarded"], done["dead_lettered"]) == (True, count, 0)
+    assert done["queues"] == QUEUES
     assert sum(map(len, arrived.values())) == count
     assert not duplicates(arrived)
     sent_at = [r["at_ms"] for r in read(tmp_path / "ledger") if r["operation"] == "forward"]
@@ -63,7 +63,7 @@ def test_spark_submit_runs_the_drain_and_prints_what_the_ledger_says(tmp_path: P
 def script() -> str:
     """The path that a user is told to hand to spark-submit."""
     told = subprocess.run(
-        [sys.executable, "-m", "twinbus.pipeline.submit", "--where"],
+        [sys.executable, "-m", "twinbus.console.entry", "--where"],
         capture_output=True,
         text=True,
         check=True,
@@ -76,15 +76,3 @@ def _pyspark_home() -> str:
     assert spec is not None
     assert spec.origin is not None
     return str(Path(spec.origin).parent)
-
-
-def test_wrong_use_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("TWINBUS_PRIMARY", raising=False)
-    assert submit.main(["drain", "some/queue"]) == submit.WRONG_USE
-    assert capsys.readouterr().err.startswith("twinbus: put the connection strings into")
-    monkeypatch.setenv("TWINBUS_PRIMARY", "Endpoint=sb://one/")
-    monkeypatch.setenv("TWINBUS_SECONDARY", "Endpoint=sb://two/")
-    assert submit.main(["drain"]) == submit.WRONG_USE
-    assert capsys.readouterr().err == "twinbus: name at least one backlog queue\n"

@@ -66,12 +66,28 @@ def _print_version(is_given: bool) -> None:
         raise typer.Exit
 
 
+def _print_where(is_given: bool) -> None:
+    if is_given:
+        print(Path(__file__).with_name("entry.py"))
+        raise typer.Exit
+
+
 @app.callback()
 def twinbus(
     version: Annotated[
         bool,
         typer.Option(
             "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+    where: Annotated[
+        bool,
+        typer.Option(
+            "--where",
+            callback=_print_where,
+            is_eager=True,
+            help='Show the script for spark-submit and exit: spark-submit "$(twinbus --where)"'
+            " ledger update LEDGER",
         ),
     ] = False,
 ) -> None:

@@ -1,6 +1,6 @@
-"""Entry point of the script `twinbus`: runs the command line, or names the missing packages.
+"""Entry point of the script `twinbus` and of `spark-submit`: runs the command line.
 
-It imports only what needs no other package, so that it can report what is missing.
+It imports only what needs no other package, so that it can report which packages are missing.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 import sys
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Final, NoReturn
 
 from twinbus.errors import MissingPackageError
@@ -51,3 +52,10 @@ def _report_missing(what: str, error: ModuleNotFoundError) -> NoReturn:
         text = f"{what} needs the extra `{extra}` ({error}): {install_command(extra)}"
     print(f"twinbus: {text}", file=sys.stderr)
     raise SystemExit(USAGE_ERROR) from None
+
+
+if __name__ == "__main__":
+    # spark-submit runs this file as a script, whose directory then comes first for all imports.
+    if Path(sys.path[0]) == Path(__file__).resolve().parent:
+        del sys.path[0]
+    main()

@@ -46,6 +46,14 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "--version") == (0, f"twinbus {twinbus.__version__}\n", "")
 
 
+def test_spark_submit_runs_the_script_that_where_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    where = run(capsys, "--where").out.strip()
+    done = subprocess.run(
+        [sys.executable, where, "--version"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, f"twinbus {twinbus.__version__}\n"), done.stderr
+
+
 def test_the_script_runs_the_command_line() -> None:
     done = script(set(), "--version")
     assert (done.returncode, done.stdout) == (0, f"twinbus {twinbus.__version__}\n"), done.stderr

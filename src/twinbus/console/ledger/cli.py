@@ -35,6 +35,12 @@ def update(given: TablesOptions) -> int:
     return _run("update", given)
 
 
+@command(app, "twinbus ledger follow ./ledger")
+def follow(given: TablesOptions) -> int:
+    """Keep updating the tables until Ctrl-C or SIGTERM."""
+    return _run("follow", given)
+
+
 @command(app, "twinbus ledger rebuild ./ledger")
 def rebuild(given: TablesOptions) -> int:
     """Remove the tables and build them again from the ledger.

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import signal
+import sys
+import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -52,19 +55,30 @@ async def _run_on_spark(task: upkeep.TablesTask, master: str | None, output: Out
     from twinbus.pipeline.store.stream import tables_place
 
     # An update reads what is new; the others read all that is there.
-    whole = None if task.verb == "update" else tables_place(task.ledger, task.tables)
+    is_update = task.verb in ("update", "follow")
+    whole = None if is_update else tables_place(task.ledger, task.tables)
+    stop = threading.Event()
+    if task.verb == "follow":
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
     with LiveLine() as line:
         line.say("starting Spark")
         # A task that was not committed has no effect, so Ctrl-C may end it at any time.
         with SparkThread(master=master, settings=settings_for(task.ledger, whole)) as spark:
-            work = spark.submit(lambda session: _perform(session, task, line))
+            work = spark.submit(lambda session: _perform(session, task, line, stop))
             result = await asyncio.wrap_future(work)
     show(output, result, _LINES[task.verb](result))
     return 0
 
 
-def _perform(session: SparkSession, task: upkeep.TablesTask, line: LiveLine) -> Document:
+def _perform(
+    session: SparkSession, task: upkeep.TablesTask, line: LiveLine, stop: threading.Event
+) -> Document:
     line.say("reading the tables")
+    if task.verb == "follow":
+        return upkeep.follow(
+            session, task, stop, lambda text: line.print(f"twinbus: {text}", sys.stderr)
+        )
     return upkeep.perform(session, task, line.say)
 
 
@@ -132,6 +146,7 @@ def _erase_lines(result: Document) -> list[str]:
 
 _LINES: Final[Mapping[str, Callable[[Document], list[str]]]] = {
     "update": _table_lines,
+    "follow": _table_lines,
     "rebuild": _table_lines,
     "compact": _compact_lines,
     "retain": _retain_lines,

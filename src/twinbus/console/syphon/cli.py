@@ -148,6 +148,16 @@ def drain(
     ] = "relay",
     master: MasterOption = None,
     shared: SharedOption = False,
+    queue: Annotated[
+        list[str] | None,
+        option("PATH", "Drain this backlog queue. Repeatable. Unset: all of the pair."),
+    ] = None,
+    tasks: Annotated[
+        int | None, option("N", "Spark tasks that share the queues. Unset: all slots.", min=1)
+    ] = None,
+    continuous: Annotated[
+        bool, flag("--continuous", "Keep draining on Spark until Ctrl-C or SIGTERM.")
+    ] = False,
 ) -> int:
     """Move the whole backlog and exit when none is left.
 
@@ -167,11 +177,12 @@ def drain(
     if engine == "spark":
         if timeout is not None:
             raise WrongUse("--timeout is for --engine relay; leave it out")
-        return syphon_drain.drain_on_spark(request, master, given.output, shared=shared)
-    if master is not None or shared:
-        raise WrongUse("--master and --shared are for --engine spark")
+        job = syphon_drain.SparkDrain(master, shared, tasks, continuous)
+        return syphon_drain.drain_on_spark(request, queue, given.output, job)
+    if master is not None or shared or tasks is not None or continuous:
+        raise WrongUse("--master, --shared, --tasks and --continuous are for --engine spark")
     timeout_s = None if timeout is None else seconds_of(timeout, "--timeout", least=0.1)
-    return syphon_drain.drain_here(request, timeout_s, given.output)
+    return syphon_drain.drain_here(request, queue, timeout_s, given.output)
 
 
 @command(app, "twinbus syphon pause --pair contoso")

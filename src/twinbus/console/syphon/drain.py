@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
+import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import IO, Any, Final
+from typing import IO, Any, Final, NamedTuple
 
 from twinbus.client.administration import (
     CountsUnavailable,
@@ -20,7 +23,7 @@ from twinbus.console.syphon import text as syphon_text
 from twinbus.console.syphon.request import SyphonRequest
 from twinbus.console.terminal.command import runs_to_its_end
 from twinbus.console.terminal.live_line import LiveLine
-from twinbus.console.terminal.output import ATTENTION, COULD_NOT, Output, show
+from twinbus.console.terminal.output import ATTENTION, COULD_NOT, STOPPED, Output, show
 from twinbus.control.protocol import Verb
 from twinbus.control.server import ControlServer
 from twinbus.control.verbs import steering_verbs
@@ -89,11 +92,13 @@ class DrainDisplay:
 
 
 @runs_to_its_end
-async def drain_here(request: SyphonRequest, timeout_s: float | None, output: Output) -> int:
+async def drain_here(
+    request: SyphonRequest, named: Sequence[str] | None, timeout_s: float | None, output: Output
+) -> int:
     """Drain in this process and print the result; return the exit status."""
     display = DrainDisplay(sys.stderr, is_quiet=output is Output.JSON)
     with open_ledger(request.ledger) as ledger, recording_to(ledger):
-        queues = await _served_queues(request)
+        queues = await _served_queues(request, named)
         await request.have_lease_queue()
         began = time.monotonic()
         host = request.host(queues, ledger, request.make_rate())
@@ -125,20 +130,36 @@ async def drain_here(request: SyphonRequest, timeout_s: float | None, output: Ou
     return _print_result(request, done, display.last, output)
 
 
+class SparkDrain(NamedTuple):
+    """The options that only a drain on Spark has."""
+
+    master: str | None
+    shared: bool
+    tasks: int | None
+    continuous: bool
+
+
 def drain_on_spark(
-    request: SyphonRequest, master: str | None, output: Output, *, shared: bool
+    request: SyphonRequest, named: Sequence[str] | None, output: Output, job: SparkDrain
 ) -> int:
-    """Drain with a Spark job and print the result; return the exit status."""
+    """Drain with a Spark job and print the result; return the exit status.
+
+    Ctrl-C and SIGTERM let the tasks settle what is in flight.
+    """
     from twinbus.pipeline.drain.drain import drain
     from twinbus.pipeline.spark.session import LOCAL_MASTER, spark_session
 
-    require_shared_places(master, request.ledger, shared=shared)
-    queues = asyncio.run(_served_queues(request))
+    require_shared_places(job.master, request.ledger, shared=job.shared)
+    queues = asyncio.run(_served_queues(request, named))
     asyncio.run(request.have_lease_queue())
     before = asyncio.run(_counts(request, queues))
     display = DrainDisplay(sys.stderr, is_quiet=output is Output.JSON)
     began = time.monotonic()
-    with spark_session(master=master or LOCAL_MASTER) as spark:
+    stop = threading.Event()
+    # Spark's own settings would let spark-submit run a second attempt beside a running one.
+    settings = {"spark.speculation": "false"}
+    with spark_session(master=job.master or LOCAL_MASTER, settings=settings) as spark:
+        before_sigterm = signal.signal(signal.SIGTERM, lambda *_: stop.set())
         try:
             run = drain(
                 spark,
@@ -151,9 +172,16 @@ def drain_on_spark(
                 lease=request.lease,
                 rate_per_s=request.rate_per_s,
                 only=request.only or None,
-                shared=shared,
+                shared=job.shared,
+                tasks=job.tasks,
+                continuous=job.continuous,
+                stop=stop,
             )
+        except KeyboardInterrupt:
+            print("twinbus: stopped", file=sys.stderr)
+            return STOPPED
         finally:
+            signal.signal(signal.SIGTERM, before_sigterm)
             display.clear()
         took_s = time.monotonic() - began
         statistics = run.statistics()
@@ -166,14 +194,15 @@ def drain_on_spark(
     dead = max(0, after.dead_lettered - before.dead_lettered)
     forwarded = max(0, before.waiting - after.waiting - dead)
     done = {
-        "drained": True,
+        "drained": not stop.is_set(),
         "queues": queues,
         "forwarded": forwarded if statistics is None else statistics.forwarded,
         "dead_lettered": dead if statistics is None else statistics.dead_lettered,
         "left_aside": max(0, _deferred(after) - _deferred(before)),
         "seconds": round(took_s, 3),
     }
-    return _print_result(request, done, display.last, output)
+    status = _print_result(request, done, display.last, output, is_stopped=stop.is_set())
+    return status if job.continuous or not stop.is_set() else STOPPED
 
 
 async def _counts(request: SyphonRequest, queues: list[str]) -> QueueCounts:
@@ -191,10 +220,10 @@ def _deferred(counts: QueueCounts) -> int:
     return counts.waiting - counts.active - counts.scheduled
 
 
-async def _served_queues(request: SyphonRequest) -> list[str]:
+async def _served_queues(request: SyphonRequest, named: Sequence[str] | None) -> list[str]:
     """Return the queues to drain. With --only these are the queues that hold such messages."""
     endpoint = endpoint_of(request.secondary)
-    queues = await list_backlog_queues(endpoint, request.label)
+    queues = list(named or ()) or await list_backlog_queues(endpoint, request.label)
     if not queues:
         raise SyphonError(
             f"there is no backlog queue of {request.label} in {request.secondary.endpoint}; if the"
@@ -207,7 +236,12 @@ async def _served_queues(request: SyphonRequest) -> list[str]:
 
 
 def _print_result(
-    request: SyphonRequest, done: dict[str, Any], last: DrainProgress | None, output: Output
+    request: SyphonRequest,
+    done: dict[str, Any],
+    last: DrainProgress | None,
+    output: Output,
+    *,
+    is_stopped: bool = False,
 ) -> int:
     waiting = 0 if done["drained"] else (last.waiting if last else None)
     document = {
@@ -218,7 +252,7 @@ def _print_result(
         "problems": list(last.problems) if last and not done["drained"] else [],
     }
     show(output, document, [syphon_text.outcome(done)])
-    if not done["drained"]:
+    if not done["drained"] and not is_stopped:
         left = "messages" if waiting is None else f"{waiting:,} messages"
         why = "; ".join(syphon_text.reasons(last)) if last else "no answer"
         print(

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from twinbus.client.peeking import destination_keys
 from twinbus.console.namespaces import creating
 from twinbus.console.terminal.output import WrongUse
-from twinbus.cost.quantities import QuantityError
+from twinbus.cost.quantities import QuantityError, parse_rate
 from twinbus.errors import SyphonError
 from twinbus.ledger import LedgerWriter, NullLedger
 from twinbus.namespace.namespace import Namespace
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.core.backlog import lease_path
-from twinbus.pipeline.drain.rate_text import parse_drain_rate
 from twinbus.syphon.core.forecast import time_to_empty_s
+from twinbus.syphon.core.pacing.governor import HIGHEST_PER_S, LOWEST_PER_S, STANDARD_PER_S
 from twinbus.syphon.core.pacing.pace import Rate
 from twinbus.syphon.host import SyphonGroup, SyphonHost
 from twinbus.syphon.relay.outages import Outages
+
+STANDARD: Final = "standard"
+"""The rate that leaves an application half of a Standard namespace."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,7 +115,18 @@ class SyphonRequest:
 
 def rate_of(text: str | None) -> float | None:
     """Return the messages per second of --rate; None: no limit."""
+    if text is None or text.strip().lower() == STANDARD:
+        return None if text is None else STANDARD_PER_S
     try:
-        return None if text is None else parse_drain_rate(text, "--rate")
+        per_s = float(parse_rate(text, "--rate", most=int(HIGHEST_PER_S)))
     except QuantityError as error:
-        raise WrongUse(str(error)) from None
+        raise WrongUse(
+            f"{error}; or `{STANDARD}`: {STANDARD_PER_S:g}/s, half of what a Standard namespace"
+            " takes"
+        ) from None
+    if per_s < LOWEST_PER_S:
+        raise WrongUse(
+            f"--rate must be from {LOWEST_PER_S:g} to {HIGHEST_PER_S:,.0f} messages a second; got"
+            f" {text!r:.60}"
+        )
+    return per_s

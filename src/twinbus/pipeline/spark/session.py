@@ -414,7 +414,9 @@ def _submitted(settings: Mapping[str, str]) -> SparkSession:
     from pyspark.sql import SparkSession
 
     builder: Any = SparkSession.builder
-    return builder.config(map=dict(settings)).getOrCreate()  # type: ignore[no-any-return]
+    # Its JVM runs already: options for one come too late.
+    wanted = {name: value for name, value in settings.items() if name != _JAVA_OPTIONS}
+    return builder.config(map=wanted).getOrCreate()  # type: ignore[no-any-return]
 
 
 def _last_words(output: IO[bytes]) -> str:

@@ -1,11 +1,9 @@
-"""The upkeep of a ledger's tables as one call: what `twinbus ledger` and `pipeline.submit` run."""
+"""The upkeep of a ledger's tables, one function for each kind of task of `twinbus ledger`."""
 
 from __future__ import annotations
 
-import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -72,16 +70,6 @@ def perform(spark: SparkSession, task: TablesTask, say: Callable[[str], None]) -
         return _snapshot_document(stream.update(*place, say=say, shared=shared))
     if task.verb == "rebuild":
         return _snapshot_document(stream.rebuild(*place, shared=shared))
-    if task.verb == "follow":
-        with _stopped_by_signals() as stop:
-            stream.follow(
-                *place,
-                stop=stop,
-                announce=lambda done: say(f"batch {done.batch}: {done.records:,} records in all"),
-                say=say,
-                shared=shared,
-            )
-        return _snapshot_document(stream.open_store(*place, shared=shared).latest())
     store = stream.open_store(*place, shared=shared)
     if task.verb == "compact":
         return _compact(store, task, say)
@@ -91,16 +79,21 @@ def perform(spark: SparkSession, task: TablesTask, say: Callable[[str], None]) -
     return _erase(store, task, say)
 
 
-@contextmanager
-def _stopped_by_signals() -> Iterator[threading.Event]:
-    """An event that SIGTERM and Ctrl-C set while the block runs."""
-    stop, signals = threading.Event(), (signal.SIGTERM, signal.SIGINT)
-    before = [signal.signal(one, lambda *_: stop.set()) for one in signals]
-    try:
-        yield stop
-    finally:
-        for one, handler in zip(signals, before, strict=True):
-            signal.signal(one, handler)
+def follow(
+    spark: SparkSession, task: TablesTask, stop: threading.Event, say: Callable[[str], None]
+) -> Document:
+    """Update the tables as files of the ledger end, until `stop` is set; return the last state."""
+    from twinbus.pipeline.store import stream
+
+    place, shared = (spark, task.ledger, task.tables), task.shared
+    stream.follow(
+        *place,
+        stop=stop,
+        announce=lambda done: say(f"batch {done.batch}: {done.records:,} records in all"),
+        say=say,
+        shared=shared,
+    )
+    return _snapshot_document(stream.open_store(*place, shared=shared).latest())
 
 
 def _compact(store: Any, task: TablesTask, say: Callable[[str], None]) -> Document:
