@@ -64,8 +64,8 @@ class GrowingLedger:
     def make_records(self) -> None:
         """Write the records of the first plan as a batch whose tables are yet to be made."""
         from twinbus.pipeline.store.lake import TableChange
-        from twinbus.pipeline.store.layout import BRONZE
         from twinbus.pipeline.store.stream import _Batch, open_store, update
+        from twinbus.pipeline.tables.gold import BRONZE
 
         self._write(self._next_plan())
         update(self._spark, self._ledger)

@@ -13,8 +13,8 @@ from unittest import mock
 from twinbus.ledger import LedgerError
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pipeline.drain.drain import drain
+from twinbus.pipeline.spark.classic import ship_package
 from twinbus.pipeline.spark.session import QUICK_START, spark_session
-from twinbus.pipeline.spark.shipping import ship_package
 from twinbus.pipeline.store import increment, stream
 from twinbus.syphon.core.pump import IntakeLimits
 

@@ -13,9 +13,8 @@ from tests.spark.ledgers import Line, rows
 from twinbus.pipeline.spark.session import session_for_few
 from twinbus.pipeline.store.increment import totals
 from twinbus.pipeline.store.lake import Snapshot
-from twinbus.pipeline.store.layout import kept_tables
 from twinbus.pipeline.store.store import TableStore
-from twinbus.pipeline.tables.gold import BUCKET_S, Sources, merged
+from twinbus.pipeline.tables.gold import BUCKET_S, Sources, kept_tables, merged
 from twinbus.pipeline.tables.journeys import judged, partial_journeys
 from twinbus.pipeline.tables.schemas import LEDGER
 from twinbus.pipeline.tables.tallies import tallied

@@ -25,9 +25,9 @@ from typing import Any
 from twinbus.pipeline.spark.session import QUICK_START, spark_session
 from twinbus.pipeline.store import stream
 from twinbus.pipeline.store.lake import SETS, Lake
-from twinbus.pipeline.store.layout import stored_schemas
 from twinbus.pipeline.store.store import TableStore
 from twinbus.pipeline.tables.comments import TABLES
+from twinbus.pipeline.tables.gold import stored_schemas
 
 COMMIT = "commit begun"
 PUBLISHED = "published"

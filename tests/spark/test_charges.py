@@ -25,10 +25,10 @@ from tests.spark.ledgers import (
 )
 from twinbus.cost import arithmetic, prices
 from twinbus.cost.arithmetic import CountingRule
-from twinbus.pipeline.reports.bill import MonthlySum, bill
 from twinbus.pipeline.reports.charges import charges_report
 from twinbus.pipeline.reports.documents import ReportRequest
 from twinbus.pipeline.reports.ledger_tables import batch_tables
+from twinbus.pipeline.reports.values import MonthlySum, bill
 from twinbus.pipeline.tables import charges, schemas
 from twinbus.pipeline.tables.tallies import tallied
 

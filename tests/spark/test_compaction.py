@@ -20,11 +20,10 @@ from twinbus.pipeline.store import compaction, retention
 from twinbus.pipeline.store.compaction import compact, remove_raw
 from twinbus.pipeline.store.increment import totals
 from twinbus.pipeline.store.lake import DataFile, Snapshot, TableChange
-from twinbus.pipeline.store.layout import BRONZE, JOURNEYS, SUMS, kept_tables
 from twinbus.pipeline.store.retention import retain
 from twinbus.pipeline.store.store import TableStore
 from twinbus.pipeline.store.stream import open_store, rebuild, update
-from twinbus.pipeline.tables.gold import NOTABLE
+from twinbus.pipeline.tables.gold import BRONZE, JOURNEYS, NOTABLE, SUMS, kept_tables
 from twinbus.pipeline.tables.journeys import merged
 
 if TYPE_CHECKING:

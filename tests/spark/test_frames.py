@@ -16,8 +16,8 @@ from tests.spark.ledgers import diverted, moved, received, sent
 from twinbus import pipeline
 from twinbus.ledger import LedgerError
 from twinbus.pipeline.spark.session import session_for_few
-from twinbus.pipeline.store.layout import stored_schemas
 from twinbus.pipeline.tables.comments import TABLES
+from twinbus.pipeline.tables.gold import stored_schemas
 from twinbus.pipeline.tables.schemas import LEDGER
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from twinbus.console.terminal.output import COULD_NOT
 from twinbus.pipeline.reports.conservation import conservation_report
 from twinbus.pipeline.reports.documents import ReportRequest
 from twinbus.pipeline.store.current import current_tables
-from twinbus.pipeline.store.layout import BRONZE, JOURNEYS, SUMS
+from twinbus.pipeline.tables.gold import BRONZE, JOURNEYS, SUMS
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,8 +21,8 @@ from twinbus.pipeline.reports.documents import ReportRequest
 from twinbus.pipeline.spark.java import find_java
 from twinbus.pipeline.store.current import current_tables
 from twinbus.pipeline.store.lake import TableChange
-from twinbus.pipeline.store.layout import BRONZE
 from twinbus.pipeline.store.stream import open_store, update
+from twinbus.pipeline.tables.gold import BRONZE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

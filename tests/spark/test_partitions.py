@@ -19,7 +19,7 @@ from twinbus.pipeline.spark.session import (
     session_for_tables,
 )
 from twinbus.pipeline.store import current, increment, stream
-from twinbus.pipeline.store.layout import stored_schemas
+from twinbus.pipeline.tables.gold import stored_schemas
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -22,10 +22,10 @@ from twinbus.pipeline.reports.ledger_tables import batch_tables
 from twinbus.pipeline.store import current
 from twinbus.pipeline.store.compaction import compact
 from twinbus.pipeline.store.current import current_tables
-from twinbus.pipeline.store.layout import BRONZE, JOURNEYS
 from twinbus.pipeline.store.retention import retain
 from twinbus.pipeline.store.store import TableStore
 from twinbus.pipeline.store.stream import open_store, rebuild, update
+from twinbus.pipeline.tables.gold import BRONZE, JOURNEYS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,10 +18,9 @@ from twinbus.pipeline.store.compaction import Compacted
 from twinbus.pipeline.store.current import current_tables
 from twinbus.pipeline.store.known_files import KnownFile
 from twinbus.pipeline.store.lake import Snapshot
-from twinbus.pipeline.store.layout import kept_tables, signature_of
 from twinbus.pipeline.store.store import TableStore
 from twinbus.pipeline.store.stream import open_store, update
-from twinbus.pipeline.tables.gold import gold_tables
+from twinbus.pipeline.tables.gold import gold_tables, kept_tables, signature_of
 
 pytestmark = pytest.mark.spark
 

@@ -21,8 +21,8 @@ from twinbus.ledger import LedgerError
 from twinbus.pipeline.store import stream
 from twinbus.pipeline.store.current import current_tables
 from twinbus.pipeline.store.lake import Snapshot
-from twinbus.pipeline.store.layout import kept_tables
 from twinbus.pipeline.store.store import TableStore
+from twinbus.pipeline.tables.gold import kept_tables
 from twinbus.pipeline.tables.journeys import looked_at
 from twinbus.pipeline.tables.schemas import SIGHTINGS
 

@@ -23,7 +23,7 @@ from tests.spark.kept import Tables, batch_tables, stored_tables, write_lines
 from tests.spark.ledgers import Line, diverted, line, moved, received, sent
 from tests.spark.stream_driver import COMMIT, COMMITTED, PUBLISHED, WRITTEN, lake_at
 from twinbus.pipeline.store import stream
-from twinbus.pipeline.store.layout import stored_schemas
+from twinbus.pipeline.tables.gold import stored_schemas
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from twinbus.ledger.record import FILE_SUFFIX, OPEN_SUFFIX, WRITER, decode
+from twinbus.ledger.record import FILE_SUFFIX, OPEN_SUFFIX, WRITER, decode, encode
 
 GZIP_SUFFIX: Final = ".gz"
 """Behind the name of an ended file that was compressed later: readers take it as it was."""
@@ -272,3 +272,26 @@ def _note(record: dict[str, Any]) -> WriterNote:
         hash_after=record.get("hash", ""),
         lines=record.get("lines", 0),
     )
+
+
+def note_file(
+    process: str, host: str, now_ms: int, notes: Sequence[WriterNote]
+) -> tuple[str, bytes]:
+    """Name and content of a file with these notes; `process` is a new `process_name`."""
+    begin = {"state": "begin", "number": 0, "host": host, "started_ms": now_ms, "interval_ms": 0}
+    lines = [begin, *(_fields(note) for note in notes)]
+    content = b"".join(encode(process, now_ms, WRITER, line) for line in lines)
+    digest = hashlib.sha256(content).hexdigest()
+    end = {"state": "ended", "lines": len(lines), "hash": digest}
+    return f"{process}-00000{FILE_SUFFIX}", content + encode(process, now_ms, WRITER, end)
+
+
+def _fields(note: WriterNote) -> dict[str, object]:
+    return {
+        "state": note.state,
+        "client": note.client,
+        "error": note.why or None,
+        "previous": note.hash_before or None,
+        "hash": note.hash_after or None,
+        "lines": note.lines or None,
+    }

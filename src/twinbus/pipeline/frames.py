@@ -16,10 +16,9 @@ from twinbus.pipeline.store import stream
 from twinbus.pipeline.store.compaction import latest_of
 from twinbus.pipeline.store.increment import totals
 from twinbus.pipeline.store.inspection import LedgerFolder
-from twinbus.pipeline.store.layout import BRONZE, JOURNEYS, kept_tables, stored_schemas
 from twinbus.pipeline.tables import bronze
 from twinbus.pipeline.tables.conservation import balances
-from twinbus.pipeline.tables.gold import with_fates
+from twinbus.pipeline.tables.gold import BRONZE, JOURNEYS, kept_tables, stored_schemas, with_fates
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from twinbus.ledger import FileFacts, LedgerFindings, facts_of, inspect, read, verify
 from twinbus.ledger.chain import FLUSH_MS, LATE_BEATS, MISSED_MAX
-from twinbus.ledger.facts import LINE_MAX, WriterNote
+from twinbus.ledger.facts import LINE_MAX, WriterNote, note_file
 from twinbus.ledger.files import BEFORE_MAX, HEARTBEAT_S, HOST, LedgerFiles
-from twinbus.ledger.notes import note_file
 from twinbus.ledger.record import decode, encode
 
 BEAT_MS = int(HEARTBEAT_S * 1000)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from docs_pages import schema_page
-from twinbus.pipeline.store.layout import stored_schemas
 from twinbus.pipeline.tables import comments
+from twinbus.pipeline.tables.gold import stored_schemas
 
 
 def test_the_page_has_every_column_with_its_comment() -> None:

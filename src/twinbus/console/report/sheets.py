@@ -23,7 +23,7 @@ from twinbus.pipeline.reports.documents import (
     LedgerReport,
     ReconciliationReport,
 )
-from twinbus.pipeline.reports.plain_json import iso
+from twinbus.pipeline.reports.values import iso
 
 
 def sheet_of(report: LedgerReport) -> Sheet:

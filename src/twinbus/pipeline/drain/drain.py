@@ -33,13 +33,12 @@ from twinbus.errors import SyphonError
 from twinbus.options import LEDGER_VARIABLE, SendAvailabilityOptions
 from twinbus.pipeline.drain.driver_link import DriverListener
 from twinbus.pipeline.drain.progress import DrainBacklog, DrainRun
-from twinbus.pipeline.drain.shipped_side import open_side, shipped_side
-from twinbus.pipeline.drain.task import SEPARATOR, DrainTask
+from twinbus.pipeline.drain.task import SEPARATOR, DrainTask, open_side, shipped_side
 from twinbus.pipeline.drain.task_ledger import prepare_place
 from twinbus.pipeline.spark import classic
 from twinbus.pipeline.spark.background_job import JobCancelled, JobFailed, SparkJob
+from twinbus.pipeline.spark.classic import ship_package
 from twinbus.pipeline.spark.session import master_of, require_shared
-from twinbus.pipeline.spark.shipping import ship_package
 from twinbus.syphon.core.pacing.governor import LOWEST_PER_S, require_rate
 from twinbus.syphon.core.pump import IntakeLimits
 from twinbus.syphon.host import DrainProgress

@@ -34,8 +34,8 @@ from twinbus.client.administration import list_backlog_queues
 from twinbus.client.peeked_message import PeekedMessage, as_json, as_time
 from twinbus.client.peeking import open_connection, peek
 from twinbus.errors import SyphonError
-from twinbus.pipeline.drain.shipped_side import open_side, shipped_side
-from twinbus.pipeline.spark.shipping import ship_package
+from twinbus.pipeline.drain.task import open_side, shipped_side
+from twinbus.pipeline.spark.classic import ship_package
 from twinbus.pipeline.tables.schemas import schema
 
 if TYPE_CHECKING:

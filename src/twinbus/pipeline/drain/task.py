@@ -10,15 +10,20 @@ import asyncio
 import contextlib
 import importlib
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from twinbus.errors import SyphonError
 from twinbus.ledger import process_name
 from twinbus.loops import run_alone
+from twinbus.namespace.access import NamespaceAccess
+from twinbus.namespace.credential_sources import route_of
+from twinbus.namespace.endpoint import Endpoint, endpoint_of
+from twinbus.namespace.namespace import Namespace
+from twinbus.namespace.route import DIRECT
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pipeline.drain.driver_link import DriverAddress, DriverLink
-from twinbus.pipeline.drain.shipped_side import ShippedSide, open_side
 from twinbus.pipeline.drain.task_ledger import task_ledger
 from twinbus.syphon.core.pacing.pace import Rate
 from twinbus.syphon.core.pump import IntakeLimits
@@ -135,3 +140,39 @@ def _problems(host: SyphonHost) -> tuple[str, ...]:
         for what, why in (*status["problems"].items(), *status["held"].items())
     ]
     return tuple(dict.fromkeys(found))
+
+
+ShippedSide = NamespaceAccess | Callable[[], Any]
+"""What a task opens. A factory returns a Namespace, or a text as a pair takes it."""
+
+
+def shipped_side(role: str, given: object) -> ShippedSide:
+    """Return a side as it can be shipped; SyphonError if it cannot."""
+    if isinstance(given, NamespaceAccess):
+        return given
+    if isinstance(given, Namespace):
+        if given.access is not None:
+            return given.access
+        if given.connection_string is not None and given.route == DIRECT:
+            return NamespaceAccess.parse(given.connection_string, name=given.label)
+    elif isinstance(given, str):
+        try:
+            return NamespaceAccess.parse(given)
+        except ValueError as error:
+            raise SyphonError(f"the {role}: {error}") from None
+    elif callable(given):
+        return given
+    raise SyphonError(
+        f"the {role} needs a connection string, sb://HOST?credential=SOURCE, or a function that"
+        f" returns a Namespace: tasks sign in by themselves, on other machines; got"
+        f" {type(given).__name__}"
+    )
+
+
+def open_side(side: ShippedSide) -> Endpoint:
+    """Return the endpoint of a side, its credential opened on this machine."""
+    if isinstance(side, NamespaceAccess) and side.connection_string:
+        found = Endpoint.parse(side.connection_string)
+        return replace(found, name=side.name or "", route=route_of(side))
+    made = side if isinstance(side, NamespaceAccess) else side()
+    return endpoint_of(Namespace.of(made))

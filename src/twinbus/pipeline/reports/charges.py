@@ -11,7 +11,6 @@ from twinbus.cost.arithmetic import SETTLEMENTS, CountingRule, idle_syphon_opera
 from twinbus.cost.bill import MonthUse, ServiceTier
 from twinbus.cost.bill import bill as month_bill
 from twinbus.pipeline.reports import documents
-from twinbus.pipeline.reports.bill import MonthlySum, bill, charges_by_kind, month_uses
 from twinbus.pipeline.reports.ledger_tables import (
     by_day,
     from_sums,
@@ -21,6 +20,7 @@ from twinbus.pipeline.reports.ledger_tables import (
     unread,
     whole_days,
 )
+from twinbus.pipeline.reports.values import MonthlySum, bill, charges_by_kind, month_uses
 from twinbus.pipeline.tables.charges import (
     MESSAGE_STAGES,
     SUMS,
@@ -29,8 +29,8 @@ from twinbus.pipeline.tables.charges import (
     receives_by_view,
     with_receives,
 )
-from twinbus.pipeline.tables.columns import day_of
 from twinbus.pipeline.tables.pairs import LABEL
+from twinbus.pipeline.tables.schemas import day_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from twinbus.cost.prices import PriceBook
-    from twinbus.pipeline.reports.bill import Bill
     from twinbus.pipeline.reports.ledger_tables import LedgerTables
+    from twinbus.pipeline.reports.values import Bill
 
 LINES_MAX: Final = 100_000
 """Maximum rows of charges in a report: some tens of MB of CSV. Sums include all rows."""

@@ -27,8 +27,8 @@ from twinbus.pipeline.reports.ledger_tables import (
 from twinbus.pipeline.store.gaps import MOVES, WAITING
 from twinbus.pipeline.tables import conservation, journeys
 from twinbus.pipeline.tables.charges import MESSAGE_STAGES
-from twinbus.pipeline.tables.columns import day_of
 from twinbus.pipeline.tables.pairs import LABEL
+from twinbus.pipeline.tables.schemas import day_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

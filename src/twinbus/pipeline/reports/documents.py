@@ -18,8 +18,7 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Any, ClassVar, Final, NamedTuple
 
-from twinbus.pipeline.reports.bill import Bill, Charge
-from twinbus.pipeline.reports.plain_json import day_of, fields_as_json
+from twinbus.pipeline.reports.values import Bill, Charge, day_of, fields_as_json
 from twinbus.pipeline.store.gaps import SENDS, WriterGap
 
 DAY_MS: Final = 86_400_000

@@ -17,9 +17,8 @@ from twinbus.pipeline.reports.availability import failovers_over_time
 from twinbus.pipeline.reports.charges import charges_summary
 from twinbus.pipeline.reports.conservation import BacklogSnapshot, conservation_report
 from twinbus.pipeline.reports.ledger_tables import BatchTables
-from twinbus.pipeline.tables.columns import field
 from twinbus.pipeline.tables.journeys import MESSAGE
-from twinbus.pipeline.tables.schemas import SIGHTINGS
+from twinbus.pipeline.tables.schemas import SIGHTINGS, field
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,4 +1,7 @@
-"""One Spark job on a thread of its own, so that the caller can watch it and cancel it."""
+"""One Spark job on a thread of its own, and what Spark raises as one line for a person.
+
+Spark's own text is a page of Java. Nothing here needs pyspark to be imported.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,11 @@ import contextlib
 import re
 import threading
 import uuid
+from collections.abc import Iterator
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Final, Self
 
-from pyspark import InheritableThread
-
+from twinbus.errors import TwinbusError
 from twinbus.pipeline.spark.classic import JobGroup
 
 if TYPE_CHECKING:
@@ -21,6 +25,13 @@ _OURS: Final = re.compile(r"^(?:\w+\.)*(?:SyphonError|LedgerError): (.+)$", re.M
 _CANCELLED: Final = ("SPARK_JOB_CANCELLED", "cancelled", "canceled")
 _STOPPED: Final = ("SparkContext was shut down", "stopped SparkContext", "Py4JNetworkError")
 _LENGTH_MAX: Final = 500
+_LINE_MAX: Final = 300
+_SPARKS: Final = {"grpc", "py4j", "pyspark"}
+
+_THROWN: Final = re.compile(r"(?:[a-z]\w*\.)+\w+(?:Exception|Error)\b.*")
+"""How Java says what was thrown: after the call that failed, before the stack."""
+
+JVM_GONE: Final = "its JVM ended: it was killed, or had not enough memory"
 
 
 class JobFailed(Exception):
@@ -40,6 +51,8 @@ class SparkJob:
 
     def __init__(self, spark: SparkSession, work: DataFrame, words: str) -> None:
         """`words` is what Spark's pages show for it."""
+        from pyspark import InheritableThread
+
         self._work = work
         self._words = words
         self._group = JobGroup(spark, f"twinbus-{uuid.uuid4().hex[:12]}")
@@ -99,3 +112,45 @@ def failure_of(error: Exception) -> JobFailed:
     if any(word in text for word in _CANCELLED):
         return JobCancelled(f"the Spark job was cancelled: {line[:_LENGTH_MAX]}")
     return JobFailed(line[:_LENGTH_MAX])
+
+
+class SparkFailed(TwinbusError):
+    """Spark gave up; the text has the words that say why."""
+
+
+@contextlib.contextmanager
+def spark_failures_in_one_line() -> Iterator[None]:
+    """Raise SparkFailed for what Spark or its JVM raises in the block."""
+    try:
+        yield
+    except Exception as error:
+        if not _is_sparks(error):
+            raise
+        raise SparkFailed(f"Spark could not work it out: {_telling_line(error)}") from error
+
+
+def _is_sparks(error: Exception) -> bool:
+    # By name: who has no Spark is to be told so by the session, not by an import here.
+    packages = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
+    return bool(packages & _SPARKS) or _is_of_gateway(error)
+
+
+def _is_of_gateway(error: Exception) -> bool:
+    """Whether the connection to the JVM failed: Py4J lets the socket's own errors through."""
+    if not isinstance(error, OSError | EOFError):
+        return False
+    frames = walk_tb(error.__traceback__)
+    modules = {str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in frames}
+    return bool(modules & _SPARKS)
+
+
+def _telling_line(error: Exception) -> str:
+    if _is_of_gateway(error):
+        return JVM_GONE
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - a Java error asks the JVM for its text
+        return JVM_GONE
+    thrown = _THROWN.search(text)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return (thrown[0].strip() if thrown else lines[0] if lines else repr(error))[:_LINE_MAX]

@@ -7,10 +7,15 @@ denies. A drain needs a classic session: it watches and cancels its own job.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import importlib
+import shutil
 import subprocess
+import tempfile
 import threading
 import weakref
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
@@ -20,6 +25,10 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _END_LIMIT_S: Final = 15.0
+
+PACKAGE: Final = "twinbus"
+_EPOCH: Final = (1980, 1, 1, 0, 0, 0)
+"""A zip knows no earlier time; the same package makes the same bytes."""
 
 _shipped: weakref.WeakSet[Any] = weakref.WeakSet()
 """Contexts whose executors have the package."""
@@ -109,17 +118,6 @@ def cancel_all_jobs(spark: SparkSession) -> None:
     spark.sparkContext.cancelAllJobs()
 
 
-def is_shipped(spark: SparkSession) -> bool:
-    """Whether `ship_file` was called for this application."""
-    return spark.sparkContext in _shipped
-
-
-def ship_file(spark: SparkSession, path: Path) -> None:
-    """Have all tasks of the application, on every executor that comes, import from a zip file."""
-    spark.sparkContext.addPyFile(str(path))
-    _shipped.add(spark.sparkContext)
-
-
 def slots(spark: SparkSession) -> int:
     """How many tasks can run at once."""
     return spark.sparkContext.defaultParallelism
@@ -160,3 +158,44 @@ class JobGroup:
                     running += stage.numActiveTasks
                     waiting += stage.numTasks - stage.numCompletedTasks - stage.numActiveTasks
         return running, waiting
+
+
+def ship_package(spark: SparkSession) -> None:
+    """Have the tasks of this Spark application import the package of this process; once is enough.
+
+    What executors need besides is Spark's own: Python of the driver's version, pyspark and pyarrow.
+    In local mode tasks find the package by themselves. Over Spark Connect nothing is shipped: there
+    it must be installed.
+    """
+    if not is_classic(spark) or is_in_one_process(spark.sparkContext.master):
+        return
+    if spark.sparkContext in _shipped or not _root().is_dir():
+        # Not a directory: it was shipped to this process too, and so to the executors.
+        return
+    # Spark reads the file again for each executor that comes, so it stays as long as this process.
+    directory = Path(tempfile.mkdtemp(prefix="twinbus-ship-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    spark.sparkContext.addPyFile(str(package_zip(directory / f"{PACKAGE}.zip")))
+    _shipped.add(spark.sparkContext)
+
+
+def is_in_one_process(master: str) -> bool:
+    """Whether tasks run in the driver: `local`, `local[*]`, but not `local-cluster[...]`."""
+    return master == "local" or master.startswith("local[")
+
+
+def package_zip(path: Path) -> Path:
+    """The package's files as a zip that Python imports from."""
+    root = _root()
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted(root.rglob("*")):
+            if file.is_dir() or "__pycache__" in file.parts:
+                continue
+            name = f"{PACKAGE}/{file.relative_to(root).as_posix()}"
+            archive.writestr(zipfile.ZipInfo(name, _EPOCH), file.read_bytes(), zipfile.ZIP_DEFLATED)
+    return path
+
+
+def _root() -> Path:
+    package: Any = importlib.import_module(PACKAGE)
+    return Path(package.__file__).parent

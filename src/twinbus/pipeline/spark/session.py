@@ -15,6 +15,7 @@ import importlib.util
 import logging
 import os
 import re
+import socket
 import sys
 import tempfile
 import time
@@ -22,15 +23,15 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import IO, TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 from twinbus.errors import TwinbusError
 from twinbus.extras import install_command
 from twinbus.ledger.record import LedgerError
 from twinbus.pipeline.drain.task_ledger import is_url
 from twinbus.pipeline.spark import classic
+from twinbus.pipeline.spark.background_job import spark_failures_in_one_line
 from twinbus.pipeline.spark.class_archive import ClassArchive, class_archive
-from twinbus.pipeline.spark.connect import SCHEME, connect, connected_session
-from twinbus.pipeline.spark.failure_text import spark_failures_in_one_line
 from twinbus.pipeline.spark.java import Java, find_java
 
 if TYPE_CHECKING:
@@ -99,6 +100,9 @@ _TAIL_BYTES: Final = 16_000
 _TELLING: Final = ("Exception: ", "Error: ", "ERROR")
 """What marks a reason among the JVM's lines, the plainest first; else it is the last one."""
 _UNDER_SPARK_SUBMIT: Final = "PYSPARK_GATEWAY_PORT"
+_CONNECT: Final = "sc://"
+_CONNECT_PORT: Final = 15002
+_CONNECT_ANSWER_S: Final = 10.0
 _CONNECT_SINCE: Final = (4, 3)
 """Spark Connect of 4.0 was seen to count nothing of what it wrote; 4.1 and 4.2 were not tried."""
 
@@ -150,7 +154,7 @@ def start_session(
     running = _active()
     if running is not None:
         return running
-    if master.startswith(SCHEME):
+    if master.startswith(_CONNECT):
         return _connect(master)
     if _UNDER_SPARK_SUBMIT in os.environ:
         return _submitted(settings or {})
@@ -320,7 +324,10 @@ def _active() -> SparkSession | None:
     # Without pyspark loaded there can be no session; loading it to ask would cost 0.2 s.
     if "pyspark.sql" not in sys.modules:
         return None
-    remote = connected_session()
+    connected: Any = sys.modules.get("pyspark.sql.connect.session")
+    remote = connected and (
+        connected.SparkSession.getActiveSession() or connected.SparkSession._get_default_session()
+    )
     return classic.running_session() if remote is None else require_tried(remote)
 
 
@@ -362,7 +369,7 @@ def _settings(master: str) -> dict[str, str]:
         return common
     # Nothing outside this machine has business with it, and its name need not resolve.
     address = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-    if is_in_one_process(master):
+    if classic.is_in_one_process(master):
         # Other users of this machine reach the ports of driver and block manager too, and tasks
         # with their connection strings are blocks there. Spark makes the secret itself.
         common["spark.authenticate"] = "true"
@@ -385,11 +392,6 @@ def _environment(master: str, java: Java) -> dict[str, str]:
     return changes
 
 
-def is_in_one_process(master: str) -> bool:
-    """Whether tasks run in the driver: `local`, `local[*]`, but not `local-cluster[...]`."""
-    return master == "local" or master.startswith("local[")
-
-
 def _is_local(master: str) -> bool:
     return master.startswith("local")
 
@@ -402,9 +404,16 @@ def _pyspark_home() -> str:
 
 
 def _connect(url: str) -> SparkSession:
-    """A session of the Spark at a URL, with the settings of that one."""
+    """A session of the Spark at a URL `sc://HOST:PORT`, with the settings of that one."""
+    from pyspark.sql import SparkSession
+
+    parts, builder = urlsplit(url), SparkSession.builder
     try:
-        return require_tried(connect(url))
+        # Spark itself tries for minutes before it reports that nothing answers.
+        address = parts.hostname or "", parts.port or _CONNECT_PORT
+        socket.create_connection(address, _CONNECT_ANSWER_S).close()
+        remote: Any = builder.remote(url)
+        return require_tried(remote.getOrCreate())
     except (ImportError, OSError) as error:
         raise SparkStartError(f"Spark Connect at {url} cannot be used: {error}") from error
 

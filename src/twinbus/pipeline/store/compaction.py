@@ -11,18 +11,18 @@ The ledger's own files are not needed by anyone once their records are in the ta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
 
+from twinbus.ledger import missing
 from twinbus.ledger.record import LedgerError
 from twinbus.pipeline.store.increment import keyed, totals
 from twinbus.pipeline.store.lake import CommitConflict, DataFile, Snapshot, TableChange
-from twinbus.pipeline.store.layout import BRONZE, JOURNEYS, SUMS, kept_tables
-from twinbus.pipeline.store.raw_files import note_removal
-from twinbus.pipeline.store.store import TableStore
+from twinbus.pipeline.store.store import ONLY_COPY, TableStore
+from twinbus.pipeline.tables.gold import BRONZE, JOURNEYS, SUMS, kept_tables
 from twinbus.pipeline.tables.journeys import MESSAGE, merged
 
 if TYPE_CHECKING:
@@ -221,3 +221,34 @@ def remove_raw(store: TableStore, ledger: str) -> list[str]:
     # Killed after this, nothing is missing that is not noted.
     note_removal(store, ledger, going)
     return [name for name in going if store.remove_raw_file(ledger, name)]
+
+
+def note_removal(store: TableStore, ledger: str, going: Iterable[str]) -> None:
+    """Note which files of a ledger are about to be removed: in the ledger, and at the tables."""
+    names = set(going)
+    notes = (missing.noted_files(text) for text in _listed(store, ledger)[1])
+    new = names.difference(*(noted for noted in notes if noted is not None))
+    if new:
+        store.put_text(ledger, missing.note_name(), missing.new_note(new))
+    if names:
+        store.mark_raw_removed()
+
+
+def require_raw(store: TableStore, ledger: str) -> None:
+    """LedgerError where the ledger's files cannot make the tables again."""
+    is_only_copy = store.is_only_copy
+    if not is_only_copy:
+        # With other tables of this ledger: these are a copy that may be the last.
+        removed = missing.missing_files(*_listed(store, ledger)).removed
+        is_only_copy = bool(removed and store.lake.taken().keys() & set(removed))
+    if is_only_copy:
+        raise LedgerError(
+            f"the tables at {store.place} cannot be rebuilt: they are {ONLY_COPY} (compact"
+            " --remove-raw); the version of Twinbus that made them reads them"
+        )
+
+
+def _listed(store: TableStore, place: str) -> tuple[list[str], list[str]]:
+    """The names of a ledger's files, and the texts of the notes among them."""
+    names = [name for name, _ in store.files_at(place)]
+    return names, [store.text_at(place, name) for name in names if missing.is_note(name)]

@@ -21,15 +21,21 @@ from twinbus.ledger.record import OPEN_SUFFIX, LedgerError
 from twinbus.pipeline.store.increment import ONE_TASK_MAX, Increment, fanned, keyed, totals
 from twinbus.pipeline.store.inspection import InspectedLedger, LedgerFolder
 from twinbus.pipeline.store.lake import Snapshot
-from twinbus.pipeline.store.layout import BRONZE, JOURNEYS, kept_tables
 from twinbus.pipeline.store.store import TableStore
 from twinbus.pipeline.store.stream import FEW_BYTES, open_store, taken_files, update
 from twinbus.pipeline.tables import bronze
-from twinbus.pipeline.tables.columns import day_of
 from twinbus.pipeline.tables.conservation import in_backlog, unsent_in_backlog
-from twinbus.pipeline.tables.gold import BUCKET_S, NOTABLE, GoldTable, with_fates
+from twinbus.pipeline.tables.gold import (
+    BRONZE,
+    BUCKET_S,
+    JOURNEYS,
+    NOTABLE,
+    GoldTable,
+    kept_tables,
+    with_fates,
+)
 from twinbus.pipeline.tables.journeys import partial_journeys
-from twinbus.pipeline.tables.schemas import LEDGER
+from twinbus.pipeline.tables.schemas import LEDGER, day_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

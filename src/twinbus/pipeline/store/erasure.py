@@ -21,9 +21,8 @@ from typing import Final
 
 from pyspark.sql import functions as F
 
-from twinbus.ledger.facts import GZIP_SUFFIX, WriterNote, stem_of
+from twinbus.ledger.facts import GZIP_SUFFIX, WriterNote, note_file, stem_of
 from twinbus.ledger.files import HOST, process_name
-from twinbus.ledger.notes import note_file
 from twinbus.ledger.reader import is_readable
 from twinbus.ledger.record import OPEN_SUFFIX, LedgerError
 from twinbus.pipeline.store.compaction import (
@@ -36,9 +35,8 @@ from twinbus.pipeline.store.compaction import (
 )
 from twinbus.pipeline.store.increment import keyed
 from twinbus.pipeline.store.lake import DataFile, Snapshot, TableChange
-from twinbus.pipeline.store.layout import BRONZE, JOURNEYS
 from twinbus.pipeline.store.store import TableStore, ledger_paths, paths_of
-from twinbus.pipeline.tables.gold import NOTABLE
+from twinbus.pipeline.tables.gold import BRONZE, JOURNEYS, NOTABLE
 from twinbus.pipeline.tables.journeys import ERASED, RAN_OUT, is_erased_id
 
 _ORDER: Final = {BRONZE: "at_ms", JOURNEYS: "first_ms", NOTABLE.name: "first_ms"}

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F
 
 from twinbus.pipeline.store.lake import Snapshot
-from twinbus.pipeline.store.layout import JOURNEYS
 from twinbus.pipeline.store.store import TableStore, paths_of
-from twinbus.pipeline.tables.gold import BUCKET_S, GoldTable, Sources, is_followed
+from twinbus.pipeline.tables.gold import BUCKET_S, JOURNEYS, GoldTable, Sources, is_followed
 from twinbus.pipeline.tables.gold import merged as merged_sums
 from twinbus.pipeline.tables.journeys import MESSAGE_KEY, judged, merged
 from twinbus.pipeline.tables.tallies import may_share_messages, receivers_of, tallied

@@ -8,29 +8,38 @@ sentences: those that make an answer unknown, and those that need only be said.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from twinbus.ledger.adoption import writers_here
 from twinbus.ledger.chain import LedgerFindings, verify
-from twinbus.ledger.facts import FileFacts, place_of, stem_of
+from twinbus.ledger.facts import FileFacts, WriterNote, note_file, place_of, stem_of
+from twinbus.ledger.files import HOST, process_name
 from twinbus.ledger.missing import MissingFiles, is_note, missing_files
 from twinbus.ledger.reader import is_readable, is_unread
 from twinbus.ledger.record import OPEN_SUFFIX, LedgerError
 from twinbus.pipeline.store.gaps import UNCHANGED_MS, WriterGap, judged_gaps
 from twinbus.pipeline.store.known_files import KnownFile, look_at
 from twinbus.pipeline.store.lake import REBUILD
-from twinbus.pipeline.store.layout import TABLES
 from twinbus.pipeline.store.place_files import FoundFile, PlaceFiles
+from twinbus.pipeline.tables.gold import TABLES
 
 READ_AT_ONCE: Final = 4
 """Files that are read at a time: hashing takes a core, waiting for a disk does not."""
 
 TRIES: Final = 5
 """Looks at a ledger in which files are being ended."""
+
+ENDED, AT_WORK = "ended", "at work"
+STOPPED, CLOSED = "stopped without an end", "closed"
+EARLIER = "of an earlier version"
+"""States of a writer, as people read them."""
+
+REASON_MAX: Final = 500
 
 Known = Mapping[str, KnownFile]
 """Files by their names."""
@@ -269,3 +278,61 @@ def _is_torn_by_death(file: KnownFile, dead: Collection[str], now_ms: int) -> bo
     """Whether an open file ends inside a line that will not be finished."""
     is_dead = file.facts.process in dead or now_ms - file.modified_ms >= UNCHANGED_MS
     return file.facts.is_open and file.facts.is_torn and is_dead
+
+
+def writers_document(shown: InspectedLedger) -> dict[str, Any]:
+    """How many writers there are of each state, those that did not end, and all findings."""
+    last: dict[str, FileFacts] = {}
+    for name, file in shown.files.items():
+        facts = file.facts
+        if name not in shown.refused and facts.lines:
+            other = last.setdefault(facts.process, facts)
+            if (facts.number or 0) > (other.number or 0):
+                last[facts.process] = facts
+    gaps = {gap.process: gap for gap in shown.gaps}
+    states = {}
+    for process, facts in last.items():
+        if process in gaps:
+            states[process] = STOPPED if gaps[process].closed_by is None else CLOSED
+        elif not facts.begins:
+            states[process] = EARLIER
+        else:
+            states[process] = ENDED if facts.closing == "ended" else AT_WORK
+    return {
+        "files": len(shown.files) - len(shown.refused),
+        "writers": dict(sorted(Counter(states.values()).items())),
+        "at_work": sorted(process for process, state in states.items() if state == AT_WORK),
+        "gaps": [
+            {
+                "process": gap.process,
+                "from_ms": gap.from_ms,
+                "to_ms": gap.to_ms,
+                "closed_by": gap.closed_by,
+                "sentence": gap.sentence,
+            }
+            for gap in shown.gaps
+        ],
+        "missing": list(shown.missing),
+        "remarks": list(shown.said),
+    }
+
+
+def close_writer(
+    ledger: Path | str, shown: InspectedLedger, process: str, reason: str, *, user: str
+) -> str:
+    """Record that nothing is missing where a process stopped; return the name of the new file.
+
+    LedgerError where nothing is in doubt for that process: its name may be wrong.
+    """
+    doubted = sorted({gap.process for gap in shown.gaps if gap.closed_by is None} | shown.lacking)
+    if process not in doubted:
+        others = ", ".join(doubted[:5]) or "none"
+        raise LedgerError(
+            f"nothing is in doubt for {process} in the ledger at {ledger}; processes with a gap or"
+            f" a missing file: {others}"
+        )
+    now_ms = time.time_ns() // 1_000_000
+    note = WriterNote("closed", now_ms, process, f"{reason[:REASON_MAX]} ({user})")
+    name, content = note_file(process_name("close"), HOST, now_ms, [note])
+    PlaceFiles(str(ledger)).put(name, content)
+    return name

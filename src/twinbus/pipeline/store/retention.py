@@ -28,10 +28,10 @@ from twinbus.pipeline.store.compaction import (
 )
 from twinbus.pipeline.store.increment import judged_by
 from twinbus.pipeline.store.lake import DataFile, Snapshot, TableChange
-from twinbus.pipeline.store.layout import BRONZE, JOURNEYS
 from twinbus.pipeline.store.store import TableStore, paths_of
-from twinbus.pipeline.tables.columns import day_of
+from twinbus.pipeline.tables.gold import BRONZE, JOURNEYS
 from twinbus.pipeline.tables.journeys import MESSAGE_KEY, merged
+from twinbus.pipeline.tables.schemas import day_of
 
 T = TypeVar("T")
 

@@ -32,9 +32,9 @@ from pyspark.sql import functions as F
 from twinbus.ledger.record import LedgerError
 from twinbus.pipeline.spark.session import session_for_few, session_for_many, session_for_tables
 from twinbus.pipeline.store.lake import KEEP_H, REBUILD, SETS, DataFile, Lake, Snapshot, TableChange
-from twinbus.pipeline.store.layout import BRONZE, JOURNEYS, stored_schemas
 from twinbus.pipeline.store.place_files import PlaceFiles, address
 from twinbus.pipeline.tables import comments
+from twinbus.pipeline.tables.gold import BRONZE, JOURNEYS, stored_schemas
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -28,16 +28,21 @@ from twinbus.ledger.files import ID_NAME
 from twinbus.ledger.record import LedgerError
 from twinbus.pipeline.spark.session import master_of, require_shared
 from twinbus.pipeline.store import increment
-from twinbus.pipeline.store.compaction import compact, pays
+from twinbus.pipeline.store.compaction import compact, pays, require_raw
 from twinbus.pipeline.store.inspection import LedgerFolder
 from twinbus.pipeline.store.known_files import KnownFile, known_from_json
 from twinbus.pipeline.store.lake import CommitConflict, DataFile, Snapshot, TableChange
-from twinbus.pipeline.store.layout import BRONZE, JOURNEYS, TABLES, kept_tables, signature_of
 from twinbus.pipeline.store.place_files import address
-from twinbus.pipeline.store.raw_files import require_raw
 from twinbus.pipeline.store.store import TableStore, counts_of, ledger_paths
 from twinbus.pipeline.tables import bronze
-from twinbus.pipeline.tables.gold import GoldTable
+from twinbus.pipeline.tables.gold import (
+    BRONZE,
+    JOURNEYS,
+    TABLES,
+    GoldTable,
+    kept_tables,
+    signature_of,
+)
 from twinbus.pipeline.tables.journeys import partial_journeys
 from twinbus.pipeline.tables.schemas import CORRUPT
 

@@ -31,8 +31,7 @@ def status(ledger: str, tables: str | None = None) -> Document:
     """What the tables of a ledger hold, and what its files show; this needs no Spark."""
     from twinbus.pipeline.store import stream
     from twinbus.pipeline.store.compaction import files_of_kinds
-    from twinbus.pipeline.store.inspection import LedgerFolder
-    from twinbus.pipeline.store.writers import writers_document
+    from twinbus.pipeline.store.inspection import LedgerFolder, writers_document
 
     store = stream.open_without_spark(ledger, tables)
     snapshot = store.latest()
@@ -52,8 +51,7 @@ def status(ledger: str, tables: str | None = None) -> Document:
 def close(ledger: str, tables: str | None, process: str, reason: str, *, user: str) -> Document:
     """Record that nothing is missing where a process stopped without an end; no Spark."""
     from twinbus.pipeline.store import stream
-    from twinbus.pipeline.store.inspection import LedgerFolder
-    from twinbus.pipeline.store.writers import close_writer
+    from twinbus.pipeline.store.inspection import LedgerFolder, close_writer
 
     store = stream.open_without_spark(ledger, tables)
     shown = LedgerFolder(ledger).inspect(stream.taken_files(store))

@@ -14,10 +14,10 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from twinbus.pipeline.tables import schemas
-from twinbus.pipeline.tables.columns import bucket_of, field
 from twinbus.pipeline.tables.conservation import DELETED
 from twinbus.pipeline.tables.journeys import destination_of
 from twinbus.pipeline.tables.pairs import LABEL, label_of
+from twinbus.pipeline.tables.schemas import bucket_of, field
 from twinbus.pipeline.tables.tallies import count_of
 
 if TYPE_CHECKING:

@@ -24,8 +24,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DateType, StringType, StructField, StructType
 
 from twinbus.ledger.record import FILE_SUFFIX, OPEN_SUFFIX, REQUIRED, VERSION, WRITER, LedgerError
-from twinbus.pipeline.tables.columns import day_of
-from twinbus.pipeline.tables.schemas import CORRUPT, LEDGER
+from twinbus.pipeline.tables.schemas import CORRUPT, LEDGER, day_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -19,12 +19,14 @@ wrong, not the traffic. What the broker says (`conservation.witnessed`) and what
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Final, Literal
 
 from pyspark.sql import functions as F
+from pyspark.sql.types import LongType, StructField, StructType
 
 from twinbus.pipeline.tables import (
     availability,
@@ -34,6 +36,8 @@ from twinbus.pipeline.tables import (
     reconciliation,
     schemas,
 )
+from twinbus.pipeline.tables.bronze import STORED_RECORDS
+from twinbus.pipeline.tables.comments import commented
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -160,3 +164,38 @@ def with_fates(named: DataFrame, states: DataFrame) -> DataFrame:
 
 
 NOTABLE: Final = GoldTable("notable", schemas.NOTABLE, "messages", "followed", notable)
+
+
+TABLES: Final = "_tables"
+"""The directory of the tables in that of their ledger, unless another place is named."""
+
+BRONZE: Final = "bronze"
+"""Every record."""
+
+JOURNEYS: Final = "journeys"
+"""What each batch says of its messages."""
+
+SUMS: Final = "sums"
+"""The word for all gold tables together in texts."""
+
+STORED_JOURNEYS: Final = StructType(
+    [*schemas.JOURNEYS.fields, StructField("key_hash", LongType(), nullable=False)]
+)
+
+
+def kept_tables() -> tuple[GoldTable, ...]:
+    """Every table of sums that is kept, with the messages that can be named."""
+    return (*gold_tables(), NOTABLE)
+
+
+def stored_schemas() -> dict[str, StructType]:
+    """The columns of every stored table, by name, each with its comment."""
+    gold = {table.name: table.schema for table in kept_tables()}
+    stored = {BRONZE: STORED_RECORDS, JOURNEYS: STORED_JOURNEYS, **gold}
+    return {name: commented(name, schema) for name, schema in stored.items()}
+
+
+def signature_of(tables: Sequence[GoldTable]) -> str:
+    """A digest of names and columns: tables of other columns cannot be added to."""
+    columns = "\n".join(f"{table.name} {table.keys} {table.schema.json()}" for table in tables)
+    return hashlib.sha256(columns.encode()).hexdigest()[:16]

@@ -39,9 +39,8 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
 
-from twinbus.pipeline.tables.columns import field
 from twinbus.pipeline.tables.pairs import LABEL, joined, label_of
-from twinbus.pipeline.tables.schemas import FATES, JOURNEYS
+from twinbus.pipeline.tables.schemas import FATES, JOURNEYS, field
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

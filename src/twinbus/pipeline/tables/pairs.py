@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from twinbus.pipeline.tables.columns import field
+from twinbus.pipeline.tables.schemas import field
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,16 +1,20 @@
-"""What the tables read and give, as literal schemas. The ledger's is that of `ledger.record`.
+"""The columns of all tables as literal schemas; the ledger's is that of `ledger.record`.
 
-The first are those of the ledger and of messages, then the gold tables (`gold`), then what reports
-make of them.
+First the ledger and messages, then the gold tables (`gold`), then the tables of reports. At the end
+fields of records as columns; days and shorter spans of time are in UTC, in any session.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from twinbus.ledger.record import FIELDS
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
 
 _TYPES: Final = {
     "binary": T.BinaryType(),
@@ -204,3 +208,23 @@ WINDOWS: Final = schema(
 DOWNTIMES: Final = schema(
     "string: primary_label entity", "long: failovers failed_over_ms", "boolean: open"
 )
+
+
+DAY_MS: Final = 86_400_000
+
+_LEFT_OUT: Final = {"outcome": "ok", "view": "client"}
+
+
+def field(name: str) -> Column:
+    """A text field of a record, with what it means where it is left out."""
+    return F.coalesce(F.col(name), F.lit(_LEFT_OUT.get(name, ""))).alias(name)
+
+
+def day_of(at_ms: Column) -> Column:
+    """The day in UTC."""
+    return F.date_add(F.lit("1970-01-01").cast("date"), F.floor(at_ms / DAY_MS).cast("int"))
+
+
+def bucket_of(at_ms: Column, bucket_s: int) -> Column:
+    """The beginning of the `bucket_s` seconds that a time falls into, in unix seconds."""
+    return F.floor(at_ms / (1000 * bucket_s)) * bucket_s

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F
 
 from twinbus.cost.arithmetic import UNIT_BYTES
-from twinbus.pipeline.tables.columns import bucket_of, field
 from twinbus.pipeline.tables.journeys import RAN_OUT, Receivers, destination_of, is_receipt
 from twinbus.pipeline.tables.pairs import LABEL, is_labelled, label_of
+from twinbus.pipeline.tables.schemas import bucket_of, field
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

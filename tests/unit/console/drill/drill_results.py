@@ -7,7 +7,6 @@ from decimal import Decimal
 from typing import Any
 
 from twinbus.console.drill.result import DrillPlan, DrillResult, Moments
-from twinbus.pipeline.reports.bill import Bill, Charge
 from twinbus.pipeline.reports.documents import (
     AvailabilityReport,
     BacklogPoint,
@@ -19,6 +18,7 @@ from twinbus.pipeline.reports.documents import (
     Sends,
 )
 from twinbus.pipeline.reports.outage import OutageReport
+from twinbus.pipeline.reports.values import Bill, Charge
 
 BEGAN_S = 1_800_000_000
 BEGAN_MS = BEGAN_S * 1000

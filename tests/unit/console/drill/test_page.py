@@ -10,7 +10,7 @@ from tests.unit.console.pages import assert_self_contained
 from twinbus.console.drill.result import DrillResult
 from twinbus.console.drill.sheet import drill_sheet
 from twinbus.console.sheet.page import page_of
-from twinbus.pipeline.reports.bill import Charge
+from twinbus.pipeline.reports.values import Charge
 
 
 def page(result: DrillResult) -> str:

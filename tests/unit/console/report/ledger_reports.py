@@ -7,7 +7,6 @@ from datetime import date
 from decimal import Decimal
 from typing import Any
 
-from twinbus.pipeline.reports.bill import Bill, Charge
 from twinbus.pipeline.reports.documents import (
     AgedBacklog,
     Agreement,
@@ -31,6 +30,7 @@ from twinbus.pipeline.reports.documents import (
     ReportScope,
     Sends,
 )
+from twinbus.pipeline.reports.values import Bill, Charge
 
 BEGAN_S = 1_794_787_200
 """2026-11-16 00:00:00 UTC."""

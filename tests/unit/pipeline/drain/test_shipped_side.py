@@ -15,8 +15,7 @@ from azure.servicebus import TransportType
 from twinbus.errors import SyphonError
 from twinbus.namespace.access import NamespaceAccess
 from twinbus.namespace.namespace import Namespace
-from twinbus.pipeline.drain.shipped_side import open_side, shipped_side
-from twinbus.pipeline.drain.task import DrainTask
+from twinbus.pipeline.drain.task import DrainTask, open_side, shipped_side
 
 HOST = "contoso.servicebus.windows.net"
 KEY = f"Endpoint=sb://{HOST}/;SharedAccessKeyName=Root;SharedAccessKey=s3cret"
@@ -81,7 +80,7 @@ def test_a_task_with_a_key_or_a_token_file_needs_neither_the_sdk_nor_certifi(
     script = (
         "import sys\n"
         "for name in ('azure', 'azure.core', 'aiohttp', 'certifi'): sys.modules[name] = None\n"
-        "from twinbus.pipeline.drain.shipped_side import open_side, shipped_side\n"
+        "from twinbus.pipeline.drain.task import open_side, shipped_side\n"
         "for text in sys.argv[1:]: print(open_side(shipped_side('primary', text)).host)\n"
     )
     texts = (KEY, f"sb://{HOST}?credential=file:{path}")

@@ -7,7 +7,7 @@ from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-unt
 from pyspark.errors import AnalysisException, StreamingQueryException
 
 from twinbus.ledger.record import LedgerError
-from twinbus.pipeline.spark.failure_text import JVM_GONE, SparkFailed, spark_failures_in_one_line
+from twinbus.pipeline.spark.background_job import JVM_GONE, SparkFailed, spark_failures_in_one_line
 
 FROM_JAVA = """An error occurred while calling o42.exists.
 : java.lang.IllegalArgumentException: java.net.UnknownHostException: nohost

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from twinbus.pipeline.spark.session import is_in_one_process
-from twinbus.pipeline.spark.shipping import package_zip
+from twinbus.pipeline.spark.classic import is_in_one_process, package_zip
 
 ALONE = """
 import sys

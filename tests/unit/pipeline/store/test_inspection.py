@@ -25,9 +25,9 @@ from twinbus.pipeline.store.gaps import MOVES, SENDS, WAITING
 from twinbus.pipeline.store.inspection import InspectedLedger, LedgerFolder
 from twinbus.pipeline.store.known_files import known_from_json
 from twinbus.pipeline.store.lake import Snapshot
-from twinbus.pipeline.store.layout import kept_tables, signature_of
 from twinbus.pipeline.store.store import TableStore
 from twinbus.pipeline.store.stream import open_without_spark
+from twinbus.pipeline.tables.gold import kept_tables, signature_of
 
 NOW_MS = time.time_ns() // 1_000_000
 OLD_MS = NOW_MS - 90 * 86_400_000

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from twinbus.ledger.record import LedgerError
+from twinbus.pipeline.store.compaction import note_removal, require_raw
 from twinbus.pipeline.store.lake import Snapshot
-from twinbus.pipeline.store.raw_files import note_removal, require_raw
 from twinbus.pipeline.store.store import TableStore
 from twinbus.pipeline.store.stream import open_without_spark, tables_place
 

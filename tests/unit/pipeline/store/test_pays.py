@@ -9,7 +9,7 @@ import pytest
 
 from twinbus.pipeline.store.compaction import LARGE_BYTES, SMALL_FILES_MAX, TINY_BYTES, pays
 from twinbus.pipeline.store.lake import DataFile, Snapshot
-from twinbus.pipeline.store.layout import BRONZE, JOURNEYS
+from twinbus.pipeline.tables.gold import BRONZE, JOURNEYS
 
 MANY = SMALL_FILES_MAX + 1
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from decimal import Decimal
 
 from twinbus.cost import CountingRule, Meter, Tier, standard
-from twinbus.pipeline.reports.bill import Charge, MonthlySum, bill, charges_by_kind
+from twinbus.pipeline.reports.values import Charge, MonthlySum, bill, charges_by_kind
 
 M = 1_000_000
 SUMS = [
