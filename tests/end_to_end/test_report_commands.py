@@ -113,7 +113,7 @@ def test_several_reports_with_one_spark(ledger: Path) -> None:
 
 def test_pages_of_all_reports_need_a_directory(ledger: Path, tmp_path: Path) -> None:
     told = refusal("all", str(ledger), "--output", "html", "--to", str(tmp_path / "page.html"))
-    assert "name a directory that is there with --to DIR" in told
+    assert "name an existing directory with --to DIR" in told
 
 
 @pytest.mark.soak

@@ -162,7 +162,7 @@ def test_spark_submit_keeps_the_tables_and_says_in_one_line_what_fails(tmp_path:
 
     code, told = submitted("ledger", "update", str(ledger), "--output", "json")
     assert code == 0, told
-    assert json.loads(told) == {"commit": 0, "batch": 0, "records": 2, "set_aside": {}}
+    assert json.loads(told) == {"commit": 0, "batch": 0, "records": 2, "rejected": {}}
     code, told = submitted("ledger", "status", "nofs://host/ledger")
     assert code == 1
     assert told.startswith("twinbus: nofs://host/ledger/_tables cannot be used: ")

@@ -107,7 +107,7 @@ def _nothing_changes_where_compaction_fails(
             compact(store)
         patch.undo()
         patch.setattr(compaction, "write_records", cut)
-        with pytest.raises(LedgerError, match=r"10 records .* to be written anew and 3 were:"):
+        with pytest.raises(LedgerError, match=r"10 records .* to be rewritten and 3 were:"):
             compact(store)
     assert store.latest() == snapshot
 

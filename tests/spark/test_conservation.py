@@ -74,7 +74,7 @@ def test_what_is_accepted_is_the_sum_of_the_fates_of_each_entity(spark: SparkSes
     assert_rows(found, expected, schemas.FATE_SUMS)
     # A peek afterwards changes what it saw, and the sums with it.
     sightings = spark.createDataFrame([("orders", "waits", "waiting", LABEL)], schemas.SIGHTINGS)
-    looked = conservation.fate_sums(journeys.looked_at(told, sightings))
+    looked = conservation.fate_sums(journeys.with_peek(told, sightings))
     after = {row["destination"]: row for row in looked.collect()}
     assert (after["orders"]["waiting"], after["orders"]["undecided"]) == (1, 0)
     assert (after["news"]["lost"], after["news"]["undecided"]) == (1, 0)
@@ -109,7 +109,7 @@ def test_the_broker_tells_what_became_of_a_message_in_a_backlog_queue(spark: Spa
     judged = at_hand(journeys.judged(partial))
     known = {row["message_id"]: row["fate"] for row in _of(judged, "orders")}
     assert known == {**dict.fromkeys(ids, "undecided"), "moved": "delivered"}
-    asked = at_hand(conservation.witnessed(judged, partial, availability.states(records)))
+    asked = at_hand(conservation.with_broker_view(judged, partial, availability.states(records)))
     assert {row["message_id"]: row["fate"] for row in _of(asked, "orders")} == {
         "waits": "waiting",
         "expired": "expired",
@@ -130,7 +130,7 @@ def asked_of_the_broker(records: DataFrame) -> DataFrame:
     """Fates after the broker's view was asked."""
     partial = at_hand(journeys.partial_journeys(records))
     states = availability.states(records)
-    return at_hand(conservation.witnessed(journeys.judged(partial), partial, states))
+    return at_hand(conservation.with_broker_view(journeys.judged(partial), partial, states))
 
 
 def test_what_a_deleted_queue_held_is_undecided_until_somebody_looks(spark: SparkSession) -> None:
@@ -161,7 +161,7 @@ def test_what_a_deleted_queue_held_is_undecided_until_somebody_looks(spark: Spar
     assert {row["message_id"]: row["fate"] for row in _of(asked, "orders")} == known
     # A look that finds one of them: what should be there and is not is lost.
     seen = spark.createDataFrame([("orders", "anew", "waiting", LABEL)], schemas.SIGHTINGS)
-    looked = journeys.looked_at(asked, seen)
+    looked = journeys.with_peek(asked, seen)
     lost = dict.fromkeys(("swept", "elsewhere", "two"), "lost")
     assert {row["message_id"]: row["fate"] for row in _of(looked, "orders")} == {**known, **lost}
 

@@ -22,7 +22,7 @@ from tests.spark.ledgers import (
     sent,
 )
 from twinbus.pipeline.spark.session import session_for_few
-from twinbus.pipeline.tables.journeys import judged, looked_at, merged, partial_journeys
+from twinbus.pipeline.tables.journeys import judged, merged, partial_journeys, with_peek
 from twinbus.pipeline.tables.schemas import FATES, JOURNEYS, LEDGER, SIGHTINGS
 from twinbus.pipeline.tables.tallies import may_share_messages, receivers_of, tallied
 
@@ -123,7 +123,7 @@ def test_every_message_has_the_facts_and_the_fate_that_its_lines_tell(quick: Spa
         *[("orders", "poison", place, LABEL) for place in ("dead_lettered", "waiting")],
         *[("other", "mine", "waiting", LABEL), ("orders", "mine", "waiting", "other")],
     ]
-    looked = by_id(looked_at(fates, quick.createDataFrame(seen, SIGHTINGS)), "fate")
+    looked = by_id(with_peek(fates, quick.createDataFrame(seen, SIGHTINGS)), "fate")
     assert looked == {
         **{name: fate[0] for name, fate in found.items()},
         "unsure": "waiting",

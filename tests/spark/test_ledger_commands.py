@@ -58,15 +58,15 @@ def test_the_commands_from_an_update_to_a_rebuild(
     assert first == f"{place}: no tables yet; make a report, or twinbus ledger update LEDGER"
     assert writers == "2 files of 1 writer, 1 of an earlier version"
     assert old.startswith("2 files (app-0.jsonl, foreign.jsonl) of an earlier version of Twinbus")
-    assert asked("update") == ["3 records, 1 lines set aside, 1 foreign", "commit 0, batch 0"]
+    assert asked("update") == ["3 records, 1 lines rejected, 1 foreign", "commit 0, batch 0"]
     write(tmp_path, "app-1", [received("a", 2)])
-    aside = {"set_aside": {"foreign": 1}}
+    aside = {"rejected": {"foreign": 1}}
     assert told("rebuild") == {"commit": 0, "batch": 0, "records": 4, **aside}
     write(tmp_path, "app-2", [received("a", 3)])
     assert told("update") == {"commit": 1, "batch": 1, "records": 5, **aside}
 
     head, commit, titles, *kinds, writers, _ = asked("status")
-    assert head == f"{place}: 5 records, 1 lines set aside, 1 foreign"
+    assert head == f"{place}: 5 records, 1 lines rejected, 1 foreign"
     assert (commit, titles.split()) == ("commit 1, batch 1", ["files", "size"])
     assert [line.split()[0] for line in kinds] == list(KINDS)
     assert writers == "4 files of 1 writer, 1 of an earlier version"

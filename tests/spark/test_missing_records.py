@@ -199,13 +199,13 @@ def test_a_gap_in_a_writers_files_and_a_torn_line_are_told(
     being_written = tmp_path / f"app-00002.jsonl{OPEN_SUFFIX}"
     being_written.write_text('{"v":1,"at_m')
     with batch_tables(spark, tmp_path) as tables:
-        [sentence] = tables.shown.missing
-        assert tables.set_aside == {}
+        [sentence] = tables.inspected.missing
+        assert tables.rejected == {}
     assert sentence.startswith("records are missing: the ledger lacks the file app-00000.jsonl")
     write_lines(tmp_path, "app-00000.jsonl", [sent("b")])
     being_written.rename(tmp_path / "app-00002.jsonl")
     with batch_tables(spark, tmp_path) as tables:
-        assert tables.shown.missing == ()
+        assert tables.inspected.missing == ()
         # Nobody is writing it any more.
-        assert tables.set_aside == {"torn": 1}
+        assert tables.rejected == {"torn": 1}
         assert tables.every_record().columns == LEDGER.fieldNames()

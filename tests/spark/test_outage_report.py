@@ -81,7 +81,7 @@ def test_an_outage_that_lost_nothing(spark: SparkSession, tmp_path: Path) -> Non
     assert total.duplicates == 1
     assert conservation.duplicate_windows == {"ambiguous": 1}
     assert conservation.duplicates == (DuplicateMessage("orders", "c", 2, "ambiguous", LABEL),)
-    assert (conservation.scope.records, conservation.scope.set_aside) == (22, {})
+    assert (conservation.scope.records, conservation.scope.rejected) == (22, {})
     assert conservation.unknown == ()
     calls: dict[str, int] = {}
     for kind in report.charges.by_kind:
@@ -190,7 +190,7 @@ def test_lines_that_are_no_record_of_a_client_are_told_and_not_counted(
     (directory / "notes.txt").write_text("no part of the ledger")
     report = reported(spark, directory)
     scope, total = report.conservation.scope, report.conservation.total
-    assert (scope.records, sum(scope.set_aside.values()), total.accepted) == (4, 6, 2)
+    assert (scope.records, sum(scope.rejected.values()), total.accepted) == (4, 6, 2)
     assert (scope.unrecorded, report.availability.windows) == (7, ())
     assert sum(kind.operations for kind in report.charges.by_kind if not kind.assumed) == 2
     assert [text.split(" ", 1)[0] for text in report.conservation.unknown] == ["received", "7", "6"]

@@ -95,7 +95,7 @@ def test_conservation_by_entity_and_id(tables: BatchTables) -> None:
     # Forwarded at second 1621: those diverted before second 1021 were older than ten minutes.
     assert [(aged.entity, aged.messages) for aged in report.aged] == [("orders", 1_021 - 660 - 4)]
     assert report.scope.records == len(list(story.story()))
-    assert report.scope.set_aside == {"torn": 1}
+    assert report.scope.rejected == {"torn": 1}
 
 
 def test_a_look_decides_but_not_over_what_is_younger_than_itself(
@@ -165,7 +165,7 @@ def test_nothing_lost_is_not_known_of_a_ledger_with_holes(
         report = conservation_report(tables, ReportRequest(), None)
     assert (report.total.delivered, report.total.lost) == (1, 0)
     assert (report.nameless, report.scope.unrecorded) == (1, 7)
-    assert report.scope.set_aside == {"torn": 1, "newer": 1, "foreign": 1}
+    assert report.scope.rejected == {"torn": 1, "newer": 1, "foreign": 1}
     assert report.verdict is ReportVerdict.UNKNOWN
 
 

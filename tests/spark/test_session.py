@@ -97,7 +97,7 @@ def test_a_jvm_that_is_killed_is_one_line(
         check=True,
         cwd=tmp_path,
     )
-    line = f"Spark could not work it out: {JVM_GONE}\n"
+    line = f"Spark failed: {JVM_GONE}\n"
     assert (done.stdout, done.stderr) == (line + more, "")
 
 

@@ -23,7 +23,7 @@ from twinbus.pipeline.store.current import current_tables
 from twinbus.pipeline.store.lake import Snapshot
 from twinbus.pipeline.store.store import TableStore
 from twinbus.pipeline.tables.gold import kept_tables
-from twinbus.pipeline.tables.journeys import looked_at
+from twinbus.pipeline.tables.journeys import with_peek
 from twinbus.pipeline.tables.schemas import SIGHTINGS
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def test_a_ledger_with_bad_files_is_taken_once_and_wrong_tables_are_told(
     stream.follow(spark, ledger, stop=stop, announce=lambda new: stop.set())
     snapshot = stream.open_store(spark, ledger).latest()
     assert (snapshot.batch, snapshot.records) == (0, 3)
-    assert snapshot.set_aside == {"torn": 1, "newer": 1, "foreign": 1}
+    assert snapshot.rejected == {"torn": 1, "newer": 1, "foreign": 1}
     # A file that was adopted from a dead process is far older than what was taken.
     late = moved("b", 1, out_s=9)[1:]
     write_lines(ledger, "dead-0.jsonl", late)
@@ -168,9 +168,9 @@ def test_a_report_reads_open_files_and_what_a_peek_saw(spark: SparkSession, tmp_
     seen = spark.createDataFrame([("Orders", "b", "waiting", LABEL)], SIGHTINGS)
     with current_tables(spark, tmp_path) as now:
         # The line that is being written is no news.
-        assert (now.records, now.set_aside) == (3, {})
+        assert (now.records, now.rejected) == (3, {})
         blind = {row["message_id"]: row["fate"] for row in now.notable().collect()}
-        found = looked_at(now.notable(), seen).collect()
+        found = with_peek(now.notable(), seen).collect()
         looked = {row["message_id"]: row["fate"] for row in found}
     assert blind == {"b": "undecided", "c": "undecided"}
     assert looked == {"b": "waiting", "c": "lost"}

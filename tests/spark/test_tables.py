@@ -24,7 +24,7 @@ from tests.spark.ledgers import (
 )
 from twinbus.ledger.record import FIELDS
 from twinbus.pipeline.tables import availability, conservation, schemas
-from twinbus.pipeline.tables.journeys import looked_at
+from twinbus.pipeline.tables.journeys import with_peek
 from twinbus.pipeline.tables.tallies import tallied
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def test_every_message_has_the_fate_that_its_lines_tell(ledger: Any) -> None:
         ],
         schemas.SIGHTINGS,
     )
-    assert fates_of(looked_at(fates(operations), sightings)) == {
+    assert fates_of(with_peek(fates(operations), sightings)) == {
         **blind,
         "waits": "waiting",
         "consumer": "dead_lettered",

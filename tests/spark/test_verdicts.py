@@ -97,12 +97,14 @@ def test_what_can_hide_a_loss_is_unknown_and_a_copy_counts_once(
     with tables_of(spark, tmp_path) as tables:
         _assert_unknown(conservation_report(tables, ALL, None, in_brief=True))
         copies = {"test-00000-copy.jsonl", "test-00000.jsonl.open"}
-        assert tables.shown.refused.keys() == copies
+        assert tables.inspected.refused.keys() == copies
         # A successor of the broker must find what was there by the records.
-        [gap] = tables.shown.gaps
+        [gap] = tables.inspected.gaps
         for messages, is_short in ((0, True), (1, False)):
             gaps = (replace(gap, recovery=Recovery(EPOCH_MS + 60_000, messages)),)
-            told = Mock(shown=replace(tables.shown, gaps=gaps), in_backlog=tables.in_backlog)
+            told = Mock(
+                inspected=replace(tables.inspected, gaps=gaps), in_backlog=tables.in_backlog
+            )
             assert _is_short(told) == is_short
 
 
@@ -118,7 +120,7 @@ def _assert_unknown(report: ConservationReport) -> None:
     [gap] = report.scope.gaps
     assert (gap.process, gap.is_open) == ("broker", True)
     assert gap.sentence in report.unknown
-    assert sum("not read" in one for one in report.scope.said) == 2
+    assert sum("not read" in one for one in report.scope.remarks) == 2
 
 
 def test_a_peek_calls_lost_what_the_ledger_knew_before_it_whatever_the_clocks_say(

@@ -1,10 +1,9 @@
 """The ledger: what every process of a pair did, one line for each operation (SPEC 8).
 
-`record` says what a line holds, `writer` appends lines cheaply and survives a crash, `files` begins
-and ends the files, `adoption` ends those of the dead. `facts` says what a file tells about itself,
-`chain` what all of them show together: gaps, missing, changed and doubled files. `missing` has the
-notes of files that were removed, `reader` reads a ledger without Spark. The tables over it are in
-`twinbus.pipeline`.
+`record` defines a line, `writer` appends lines cheaply and survives a crash, `files` begins and
+ends the files, `adoption` ends those of dead processes. `facts` reads the facts of one file,
+`chain` compares all files: gaps, missing, changed and doubled files. `missing` has the notes of
+removed files, `reader` reads a ledger without Spark. The tables over it are in `twinbus.pipeline`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Ends the files that dead processes left open: renames them, so that a stream may take them.
 
-A file is left alone unless its writer is surely dead. Its name has host and process id: on this
-host that process must be gone, or have begun after the file was named. Of any other file (another
-host's, or one named by its user) all that can be said is that nobody has written to it for a day.
-And whoever holds the lock on a file lives, whatever else there is to be said.
+A file is ended only if its writer is surely dead. Its name has host and process id: on this host
+that process must be gone, or have started after the file was named. Any other file (of another
+host, or named by its user) must be unchanged for a day. A process that holds the file's lock is
+alive, whatever the other checks say.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from twinbus.ledger.files import HOST
 from twinbus.ledger.record import FILE_SUFFIX, OPEN_SUFFIX, LedgerError
 
 UNCHANGED_S: Final = 86_400.0
-"""A living writer ends its file every few minutes; after a day only a suspended machine is left."""
+"""A living writer ends its file every few minutes, unless its machine is suspended."""
 
 START_SLACK_MS: Final = 2_000
-"""How well the kernel's time of boot, and so the start of a process, is known."""
+"""Accuracy of the kernel's boot time, and so of the start of a process."""
 
 _NAME: Final = re.compile(
     rf"(?P<head>.+)-(?P<pid>\d+)-(?P<named_ms>\d+)-(?P<number>\d+)"
@@ -33,7 +33,7 @@ _NAME: Final = re.compile(
 
 
 def adopt(directory: Path | str) -> list[Path]:
-    """Rename the open files of dead writers in a ledger; their new paths."""
+    """Rename the open files of dead writers in a ledger; return their new paths."""
     home = Path(directory)
     if not home.is_dir():
         raise LedgerError(f"there is no ledger at {home}: it is not a directory")
@@ -48,9 +48,9 @@ def adopt(directory: Path | str) -> list[Path]:
 
 
 def writers_here(directory: Path | str) -> tuple[frozenset[str], frozenset[str]]:
-    """The processes of this host with open files in a ledger: those alive, and those surely dead.
+    """Return the processes of this host with open files in a ledger: alive, and surely dead.
 
-    Nothing is renamed, so that a reader without the right to write can ask too.
+    Nothing is renamed, so a reader needs no right to write.
     """
     alive, dead = set[str](), set[str]()
     for path in Path(directory).glob(f"*{FILE_SUFFIX}{OPEN_SUFFIX}"):
@@ -68,7 +68,7 @@ def _adopt_one(path: Path) -> Path | None:
     ended = path.with_name(path.name.removesuffix(OPEN_SUFFIX))
     with _unlocked(path) as is_unlocked:
         if not is_unlocked or os.path.lexists(ended):
-            # Beside an ended file of its name it is a copy, or has one: readers say so.
+            # Beside an ended file of the same name: one is a copy, which readers report.
             return None
         if not (_is_dead(path.name) or _is_unchanged(os.stat(path))):
             return None
@@ -131,7 +131,7 @@ def _here(name: str) -> re.Match[str] | None:
 
 
 def _started_ms(pid: int) -> int | None:
-    """When a process began, in unix milliseconds; None where the system does not say."""
+    """Return when a process started, in unix milliseconds; None if the system does not say."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         boot = re.search(r"^btime (\d+)$", Path("/proc/stat").read_text(), re.MULTILINE)

@@ -1,4 +1,4 @@
-"""What the files of a ledger say about each other: gaps, missing, changed and doubled files. Pure.
+"""Compares the files of a ledger: gaps, missing, changed and doubled files. Pure.
 
 A writer's first line lists the files that it found, each of its files names the hash of the one
 before, and its last line says that it ended (`facts`). What contradicts that is a finding:
@@ -40,8 +40,7 @@ INTERVAL_MAX_MS: Final = 3_600_000
 """The longest time between heartbeats that is believed: a file is foreign."""
 
 AHEAD_MAX_MS: Final = 86_400_000
-"""A last line that is further ahead of this machine's clock says nothing about whether its writer
-lives."""
+"""A last line further ahead of this machine's clock does not show whether its writer is alive."""
 
 CLOCKS_MS: Final = 60_000
 """What the clocks of two machines may differ by: that of a person, and that of a writer."""
@@ -99,7 +98,7 @@ class LedgerFindings:
     missing_files: tuple[str, ...] = ()
     """Names of files that must have been there, by the numbers and lists of others."""
     missing_writers: tuple[str, ...] = ()
-    """Processes of which no file is there."""
+    """Processes without any file."""
     changed: Mapping[str, str] = field(default_factory=dict)
     """Name -> what is wrong with it."""
     refused: Mapping[str, str] = field(default_factory=dict)
@@ -156,7 +155,7 @@ def verify(
     """Compare the facts of all files of a ledger, open ones too.
 
     `removed` are files that a command has taken away, by its notes (`missing`). `alive` and `dead`
-    are processes of which the caller knows it; the heartbeats of the others decide.
+    are processes that the caller knows to be so; heartbeats decide for the others.
     """
     kept, refused = _one_of_each_stem(files)
     notes = [note for facts in kept for note in facts.notes]
@@ -179,7 +178,7 @@ def verify(
     gaps = [
         _closed(gap, closed.get(gap.process), now_ms)
         for gap in gaps
-        if not _lives(gap, writers[gap.process], now_ms, alive, dead)
+        if not _is_alive(gap, writers[gap.process], now_ms, alive, dead)
     ]
     return LedgerFindings(
         gaps=tuple(gaps),
@@ -290,7 +289,7 @@ def _gaps(process: str, mine: Sequence[FileFacts], absent: Collection[str]) -> I
         if f"{process}-{number:05d}{FILE_SUFFIX}" in absent:
             continue
         if following and following.previous is not None and following.previous not in links:
-            # It goes on there: `_changes` says that one of the two is not as it was.
+            # It continues there: `_changes` reports that one of the two was changed.
             continue
         from_ms = facts.last_ms or 0
         to_ms = from_ms + _interval_ms(facts) + FLUSH_MS
@@ -310,7 +309,7 @@ def _closed(gap: Gap, note: WriterNote | None, now_ms: int) -> Gap:
     return replace(gap, closed_by=_reason(note))
 
 
-def _lives(
+def _is_alive(
     gap: Gap,
     mine: Sequence[FileFacts],
     now_ms: int,
@@ -340,7 +339,7 @@ def _is_old(facts: FileFacts, writers: Mapping[str, Sequence[FileFacts]]) -> boo
 
 
 def _erasures(notes: Iterable[WriterNote]) -> dict[str, dict[str, str]]:
-    """Of each stem that commands wrote anew: every hash that it had before -> its last one."""
+    """Return for each stem that commands rewrote: each earlier hash -> the last one."""
     found: dict[str, dict[str, str]] = defaultdict(dict)
     for note in sorted(notes, key=_at_ms):
         if note.state == "closed":

@@ -1,13 +1,13 @@
-"""What one file of a ledger says about itself, found in one pass over its bytes. Pure.
+"""The facts of one ledger file, read in one pass over its bytes. Pure.
 
 Besides records a file holds lines of the operation `writer`; their word is in `state`:
 
     begin       first line of every file: number, previous, before, host, started_ms, interval_ms
     alive       every interval_ms while the process lives: lines of all its files so far, hash
-    continued   last line: lines before it, hash; the writer goes on in the next file
+    continued   last line: lines before it, hash; the writer continues in the next file
     ended       last line: lines before it, hash; the process ended in order
     closed      a person's word that the process `client` needs no further proof; why: `error`
-    erased      a command wrote the file `client` anew: `previous` and `hash` are its SHA-256 before
+    erased      a command rewrote the file `client`: `previous` and `hash` are its SHA-256 before
                 and after, `lines` how many lines went
 
 A `hash` is the SHA-256 of all bytes of the file before its line. `previous` is the hash of all that
@@ -32,7 +32,7 @@ CLOSINGS: Final = frozenset({"continued", "ended"})
 NOTES: Final = frozenset({"closed", "erased", "retained"})
 
 LINE_MAX: Final = 1 << 20
-"""A line beyond this is none of ours: it is hashed, and not kept in memory."""
+"""Longer lines are not of Twinbus: they are hashed, and not kept in memory."""
 
 _TAIL_BYTES: Final = 1 << 16
 """Where the time of the last lines is looked for: lines of several threads have no strict order."""
@@ -78,18 +78,18 @@ class FileFacts:
     first_ms: int | None = None
     last_ms: int | None = None
     begins: bool = False
-    """The first line says so; False: a version without such lines wrote it, or the line is gone."""
+    """Whether the first line is a begin line; False for earlier versions and damaged files."""
     previous: str | None = None
     before: tuple[str, ...] = ()
     host: str = ""
     started_ms: int | None = None
     interval_ms: int | None = None
     closing: str | None = None
-    """ "continued" or "ended", if the last line says so."""
+    """ "continued" or "ended", by the last line; None without one."""
     link: str = ""
     """What the writer's next file must have as `previous`."""
     hash_matches: bool = True
-    """Every hash and count that its lines tell is that of the bytes before them."""
+    """Whether all hashes and counts in its lines match the bytes before them."""
     is_misplaced: bool = False
     """A first or last line is in the middle: something was put before or behind it."""
     is_torn: bool = False
@@ -100,7 +100,7 @@ class FileFacts:
 
     @property
     def stem(self) -> str:
-        """The name without what says that it is open or compressed."""
+        """The name without the suffixes of open and compressed files."""
         return stem_of(self.name)
 
     @property
@@ -277,7 +277,10 @@ def _note(record: dict[str, Any]) -> WriterNote:
 def note_file(
     process: str, host: str, now_ms: int, notes: Sequence[WriterNote]
 ) -> tuple[str, bytes]:
-    """Name and content of a file with these notes; `process` is a new `process_name`."""
+    """Return name and content of a whole file with these notes, for a command that runs briefly.
+
+    `process` is a new `process_name`. The file needs no `writer`, and can be put at a URL.
+    """
     begin = {"state": "begin", "number": 0, "host": host, "started_ms": now_ms, "interval_ms": 0}
     lines = [begin, *(_fields(note) for note in notes)]
     content = b"".join(encode(process, now_ms, WRITER, line) for line in lines)

@@ -3,13 +3,13 @@
     <process>-<number>.jsonl.open    being written, by one process that holds a lock on it
     <process>-<number>.jsonl         ended (full, old, or closed); it never changes again
 
-A writer's numbers have no gap, so that a file that is gone is missed (`missing`). Each file begins
-with a line about itself and ends with one (`facts`); the next file begins before this one ends, so
-that a writer that went on has left a file, whenever it is killed.
+A writer's numbers have no gap, so that a missing file is noticed (`missing`). Each file begins and
+ends with a line about itself (`facts`). The next file begins before this one ends, so that a writer
+that continues has a file whenever it is killed.
 
 So a reader that follows a ledger takes every `.jsonl` once, and reads the `.open` files, which are
-few and young, again each time. What a dead process left open is for `adoption` to rename; should
-that ever happen to a living one, it notices before its next write and goes on in a new file.
+few and young, again each time. `adoption` renames open files of dead processes. If that happens to
+a living one, it notices before its next write and continues in a new file.
 """
 
 from __future__ import annotations
@@ -33,44 +33,43 @@ ROTATE_BYTES: Final = 64 * 1024 * 1024
 """A file of this size is one task's worth of reading for Spark."""
 
 ROTATE_S: Final = 300.0
-"""The most that a file stays open, however little comes: what a stream lags behind, and what a
-report has to read again."""
+"""Maximum time that a file stays open: the lag of a stream, and what a report reads again."""
 
 ROTATE_IDLE_S: Final = 6 * 3_600.0
 """The same for a file without a record: an idle process leaves four small files a day."""
 
 HEARTBEAT_S: Final = 30.0
-"""Between two lines that say that the writer lives: the time that its death leaves unknown."""
+"""Time between two heartbeat lines: the time that the writer's death leaves unknown."""
 
 BEFORE_MAX: Final = 100
 """Other writers that a first line names, the newest: the line stays below 20 KB."""
 
 _NAMED_MAX: Final = 10_000
-"""Writers that this one remembers to have named; past that it names them again."""
+"""Writers that this one remembers to have named; beyond that it names them again."""
 
 ID_NAME: Final = "ledger.id"
 """A file with a ledger's identity, which its copies share: tables belong to one ledger."""
 
 MAX_BYTES: Final = 20_000_000_000
-"""Of the files of one host in a directory: some 70 million records. A process that is started again
-and again has no more than one that runs on."""
+"""Size limit of the files of one host in a directory: some 70 million records. All processes of the
+host share it, so restarting one does not raise it."""
 
 MEASURE_AGAIN_S: Final = 10.0
-"""Between two looks for room while there is none: each asks for the size of every file."""
+"""Time between two checks for room while there is none: each reads the size of every file."""
 
 RETRY_S: Final = 1.0
-"""Before a file that could not be begun is tried again."""
+"""Time before the next try to create a file that could not be created."""
 
 HOST: Final = re.sub(r"[^A-Za-z0-9.-]+", "-", socket.gethostname()).strip(".-")[:100] or "host"
-"""This machine, as the names of files say it."""
+"""This machine's name in the names of files."""
 
 
 _named_ms: deque[int] = deque([0])
-"""The times in names of this process's writers, each once; the newest is enough to go on from."""
+"""The newest time in the names of this process's writers: each time is used once."""
 
 
 def process_name(prefix: str = "") -> str:
-    """A name for a writer that no other has, with what `adoption` asks of it: host and pid."""
+    """Return a unique name for a writer, with host and pid for `adoption`."""
     while True:
         # Two writers of one process may begin in the same millisecond. No lock: a fork might find
         # it taken by a thread that the child does not have.
@@ -86,7 +85,7 @@ def process_name(prefix: str = "") -> str:
 
 
 class LedgerFiles:
-    """Appends whole lines to the file that is open, and begins and ends files. For one thread."""
+    """Appends whole lines to the open file, and begins and ends files. For one thread."""
 
     def __init__(
         self,
@@ -100,21 +99,21 @@ class LedgerFiles:
     ) -> None:
         self.directory = directory
         self.trouble = ""
-        """Why the last `append` did not take all."""
+        """Why the last `append` did not write all."""
         self._rotate_bytes = rotate_bytes
         self._rotate_s = rotate_s
         self._max_bytes = max_bytes
         self._heartbeat_s = heartbeat_s
-        self.begin_anew(process)
+        self.reset(process)
 
-    def begin_anew(self, process: str) -> None:
-        """Begin with no file, under this name, as a new or a forked process does."""
+    def reset(self, process: str) -> None:
+        """Start without a file, under this name, in a new or forked process."""
         self._process = process
         self._share = f"{HOST}-" if f"{HOST}-" in process else f"{process}-"
         self._started_ms = _now_ms()
         self._file: OpenFile | None = None
         self._number = 0
-        """Of the next file."""
+        """Number of the next file."""
         self._previous: str | None = None
         """The hash of the last file; None before the first."""
         self._lines = 0
@@ -126,7 +125,7 @@ class LedgerFiles:
         self._refusal = ""
 
     def append(self, data: bytes) -> int:
-        """Append records; how many bytes of whole lines are written, not all: see `trouble`."""
+        """Append records; return the bytes of whole lines written. If not all: see `trouble`."""
         try:
             self._require_own()
             self.end_if_old()
@@ -139,16 +138,16 @@ class LedgerFiles:
         file.has_records = True
         done = self._put(file, data)
         if file.size_bytes >= self._rotate_bytes:
-            self.go_on()
+            self.rotate()
         return done
 
     def begin(self) -> None:
-        """Begin the first file before there is a record: what was killed then is known too."""
+        """Begin the first file before the first record, so that a kill before it is noticed."""
         with contextlib.suppress(OSError):
             self._opened()
 
     def beat(self) -> int | None:
-        """Say that the writer lives, once an interval; return a descriptor to sync, or None."""
+        """Write a heartbeat once an interval; return a descriptor to sync, or None."""
         if self._previous is None and self._file is None:
             return None
         now_s = time.monotonic()
@@ -161,26 +160,26 @@ class LedgerFiles:
             fields = {"state": "alive", "lines": self._lines, "hash": file.hash}
             return file.duplicate() if self._put(file, self._line(fields)) else None
         except OSError:
-            # The next append or beat tries again, and records that are lost are counted.
+            # The next append or beat tries again, and lost records are counted.
             return None
 
     def end_if_old(self) -> None:
-        """Go on in another file once this one has been open for long, whether or not more came."""
+        """Begin another file if this one has been open for long."""
         if self._file is not None:
             age_s = time.monotonic() - self._file.began_s
             idle_s = max(self._rotate_s, ROTATE_IDLE_S)
             if age_s >= (self._rotate_s if self._file.has_records else idle_s):
-                self.go_on()
+                self.rotate()
 
     def hand_over(self) -> None:
-        """Go on in another file if this one has a record, or nothing but a due heartbeat."""
+        """Begin another file if this one has a record or a heartbeat."""
         if self._file is not None:
             age_s = time.monotonic() - self._file.began_s
             if self._file.has_records or age_s >= self._heartbeat_s:
-                self.go_on()
+                self.rotate()
 
-    def go_on(self) -> None:
-        """Begin the next file, then end this one: in this order a kill leaves no doubt."""
+    def rotate(self) -> None:
+        """Begin the next file, then end this one: in this order a kill is noticed."""
         self._require_own()
         old = self._file
         if old is None:
@@ -190,18 +189,18 @@ class LedgerFiles:
         try:
             self._file = self._begun(is_synced=True)
         except OSError:
-            # The next one says what this one was: its hash is that of all that is in it.
+            # The next file names the hash of all bytes of this one.
             pass
         else:
             self._close_with("continued", old)
         old.end()
 
     def try_again(self) -> None:
-        """Have the next append try to begin a file, however short ago that failed."""
+        """Let the next append try to begin a file, however recently that failed."""
         self._retry_at_s = 0.0
 
     def end(self) -> None:
-        """Say that the process ends in order, and give the file its last name."""
+        """Write the last line, and give the file its final name."""
         if self._previous is None and self._file is None:
             return
         with contextlib.suppress(OSError):
@@ -212,7 +211,7 @@ class LedgerFiles:
             self._leave(self._file)
 
     def abandon(self) -> None:
-        """Close the file as it is: it belongs to somebody else."""
+        """Close the file as it is: it belongs to another process."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -234,7 +233,7 @@ class LedgerFiles:
             try:
                 self._file = self._begun()
             except OSError as error:
-                # To begin a file takes a look at all others: not at every flush.
+                # Beginning a file lists all others: not at every flush.
                 self._retry_at_s, self._refusal = now_s + RETRY_S, error.strerror or str(error)
                 raise
         return self._file
@@ -251,13 +250,13 @@ class LedgerFiles:
         self._put(file, self._line({"state": state, "lines": file.lines, "hash": file.hash}))
 
     def _begun(self, *, is_synced: bool = False) -> OpenFile:
-        """A new file with its first line; OSError where it could not be written."""
+        """Return a new file with its first line; OSError if it could not be written."""
         self.directory.mkdir(parents=True, exist_ok=True)
         if self._previous is None:
             _identify(self.directory)
         self._others_bytes, before = self._survey()
         while (file := OpenFile.create(self._number, self._ended_path())) is None:
-            # Another writer of this name: chains are told apart by their hashes.
+            # Another writer of this name: hashes distinguish their chains.
             self._number += 1
         fields = {
             "state": "begin",
@@ -285,13 +284,13 @@ class LedgerFiles:
         return encode(self._process, _now_ms(), WRITER, fields)
 
     def _require_room(self, coming_bytes: int) -> None:
-        """OSError where records are beyond this host's share; lines about the writer may be."""
+        """Raise OSError if records exceed this host's limit; lines about the writer may."""
         file_bytes = 0 if self._file is None else self._file.size_bytes
         if self._others_bytes + file_bytes + coming_bytes <= self._max_bytes:
             return
         if self._file is not None and self._file.has_records:
-            # What is ended can be taken away, and there is room again.
-            self.go_on()
+            # Ended files can be removed, which makes room.
+            self.rotate()
         now_s = time.monotonic()
         if now_s >= self._measure_at_s:
             self._measure_at_s = now_s + MEASURE_AGAIN_S
@@ -304,8 +303,8 @@ class LedgerFiles:
             )
 
     def _survey(self) -> tuple[int, dict[str, int]]:
-        """Bytes of this host's files (of this writer's, where its name has no host), and the other
-        writers that no line of this one has named yet, each with its last number, newest first.
+        """Return the bytes of this host's files (of this writer's, if its name has no host), and
+        the last numbers of other writers that this one has not named yet, newest first.
         """
         total = 0
         others: dict[str, tuple[float, int]] = {}
@@ -330,7 +329,7 @@ class LedgerFiles:
 
 
 def _identify(directory: Path) -> None:
-    """Give a ledger its identity, unless it has one: the file appears whole, and never changes."""
+    """Give a ledger its id, unless it has one: the file appears whole, and never changes."""
     path = directory / ID_NAME
     if path.exists():
         return
@@ -342,14 +341,14 @@ def _identify(directory: Path) -> None:
     except FileExistsError:
         pass
     except OSError:
-        # A file system without links: two first writers at once may write two, and one stays.
+        # A file system without links: of two first writers at once, the last one wins.
         os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)
 
 
 def sync(fd: int) -> None:
-    """Wait until a file, or a directory's names, are on the disk; the descriptor is closed."""
+    """Sync a file or a directory to disk, and close its descriptor."""
     try:
         os.fsync(fd)
     finally:

@@ -1,6 +1,6 @@
 """Which files of a ledger are missing: removed by a command, or gaps in the numbers of a writer.
 
-    removed-<id>.json    names files that a command takes away; written before the first one goes
+    removed-<id>.json    names files that a command removes; written before the first removal
 
 A writer numbers its files from 0 without a gap (`files`), so a number that is not there, and that
 no such note names, is a file that was deleted or not copied. A note is kept for ever: a file
@@ -37,7 +37,7 @@ class MissingFiles:
     gaps: tuple[str, ...] = ()
     """Those that a writer must have written, and no note names."""
     unnoted: int = 0
-    """Removals of which no readable note is there: which files they took is not known."""
+    """Removals without a readable note: their files are not known."""
 
     def __bool__(self) -> bool:
         return bool(self.removed or self.gaps or self.unnoted)
@@ -91,18 +91,18 @@ def new_note(names: Iterable[str]) -> str:
 def noted_files(text: str) -> frozenset[str] | None:
     """The names in a note; None where it is damaged or of a later version."""
     try:
-        told: Any = json.loads(text)
-        if told["v"] != NOTE_VERSION:
+        note: Any = json.loads(text)
+        if note["v"] != NOTE_VERSION:
             return None
-        if any(last > _NUMBER_MAX for ranges in told["writers"].values() for _, last in ranges):
+        if any(last > _NUMBER_MAX for ranges in note["writers"].values() for _, last in ranges):
             return None
         numbered = (
             _name(writer, number)
-            for writer, ranges in told["writers"].items()
+            for writer, ranges in note["writers"].items()
             for first, last in ranges
             for number in range(first, last + 1)
         )
-        return frozenset([*numbered, *map(str, told["others"])])
+        return frozenset([*numbered, *map(str, note["others"])])
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 

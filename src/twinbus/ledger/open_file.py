@@ -1,8 +1,8 @@
 """One file of a ledger while it is written: appends whole lines, counts and hashes them.
 
-The file is locked while it is open, so that `adoption` knows that its writer lives. A write that
+The file is locked while it is open, so that `adoption` knows that its writer is alive. A write that
 ends inside a line (a full disk) is taken back; where that fails too, the next one begins a line of
-its own, and readers set the torn one aside.
+its own, and readers reject the torn one.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class OpenFile:
             os.close(fd)
             return None
         with contextlib.suppress(OSError):
-            # A file system without locks: then the process id alone tells that we live.
+            # A file system without locks: then only the process id shows that we are alive.
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return cls(fd, number, ended_path)
 

@@ -1,8 +1,7 @@
-"""Reads a ledger in a directory without Spark: its records, and what its files show (`chain`).
+"""Reads a ledger in a directory without Spark: its records, and findings on its files (`chain`).
 
-A file is read once, under whichever of its names (`NAME.jsonl`, `.jsonl.open`, `.jsonl.gz`) it is
-there; copies are refused. What else lies below the directory and looks like a part of the ledger is
-named, and not passed over in silence.
+A file is read once, under one of its names (`NAME.jsonl`, `.jsonl.open`, `.jsonl.gz`); copies are
+refused. Other files below the directory that look like a part of the ledger are named.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ PIECE_BYTES: Final = 1 << 20
 
 _SUFFIXES: Final = (FILE_SUFFIX, f"{FILE_SUFFIX}{OPEN_SUFFIX}", f"{FILE_SUFFIX}{GZIP_SUFFIX}")
 _DAMAGED: Final = (gzip.BadGzipFile, EOFError, zlib.error)
-"""What reading a compressed file that is not whole raises."""
+"""Errors of reading a damaged compressed file."""
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """What the files of a ledger are, and what they show together."""
+    """The files of a ledger, and the findings on them."""
 
     files: tuple[FileFacts, ...]
     findings: LedgerFindings
@@ -41,7 +40,7 @@ class Inspection:
 
 
 def read(directory: Path | str) -> Reading:
-    """The records of a ledger, file by file in the order of names, as an iterator that counts."""
+    """Return an iterator over the records of a ledger, in the order of file names."""
     return Reading(Path(directory))
 
 
@@ -57,7 +56,7 @@ def inspect(directory: Path | str, *, known: Mapping[str, FileFacts] | None = No
     kept = known or {}
     paths = [str(path.relative_to(home)) for path in _below(home)]
     names = sorted(path for path in paths if is_readable(path))
-    # Asked before the files are read: who ends meanwhile was alive.
+    # Before the files are read: a process that ends meanwhile was alive.
     alive, dead = writers_here(home)
     files, broken = [], []
     for name in names:
@@ -82,33 +81,33 @@ def inspect(directory: Path | str, *, known: Mapping[str, FileFacts] | None = No
 
 
 def is_readable(path: str) -> bool:
-    """Whether a file is part of a ledger, by its path below the ledger's directory."""
+    """Return whether a file is part of a ledger, by its path below the ledger's directory."""
     return "/" not in path and path[:1] not in {"_", "."} and path.endswith(_SUFFIXES)
 
 
 def is_unread(path: str) -> bool:
-    """Whether a file looks like part of a ledger and is none that a reader takes.
+    """Return whether a file looks like part of a ledger and is not read.
 
-    Hidden files are drafts of programs at work.
+    Hidden files are drafts of running programs.
     """
     name = path.rpartition("/")[2]
     return FILE_SUFFIX in name and not name.startswith(".") and not is_readable(path)
 
 
 class Reading(Iterator[dict[str, Any]]):
-    """An iterator of records. The counts are of what was read so far."""
+    """An iterator of records, with counts of the lines read so far."""
 
     def __init__(self, directory: Path) -> None:
         self.records = 0
         self.torn = 0
-        """Last lines that a crash, or a writer at work, left unfinished; at most one a file."""
+        """Incomplete last lines, of a crash or of a running writer; at most one in a file."""
         self.foreign = 0
-        """Other lines that are no record: damaged, not ours, or of a later version."""
+        """Other rejected lines: damaged, not of Twinbus, or of a later version."""
         inspection = inspect(directory)
         self.findings = inspection.findings
-        """What is missing, doubled or changed, and who stopped without an end."""
+        """Missing, doubled and changed files, and writers that stopped without an end."""
         self.missing = inspection.missing
-        """Files that were in the ledger and are not there to be read."""
+        """Files that were in the ledger and are gone."""
         names = (facts.name for facts in inspection.files)
         taken = [name for name in names if name not in self.findings.refused]
         self._records = self._read(directory, taken)
@@ -117,8 +116,8 @@ class Reading(Iterator[dict[str, Any]]):
         return next(self._records)
 
     @property
-    def set_aside(self) -> int:
-        """All lines that were no record."""
+    def rejected(self) -> int:
+        """Number of rejected lines."""
         return self.torn + self.foreign
 
     def _read(self, directory: Path, names: Iterable[str]) -> Iterator[dict[str, Any]]:
@@ -137,7 +136,7 @@ class Reading(Iterator[dict[str, Any]]):
 
 
 def _below(home: Path) -> Iterator[Path]:
-    """Every file below a directory; those that are open first, so that none is missed when it is
+    """Yield every file below a directory; open files first, so that none is missed if it is
     renamed meanwhile. Links to directories are not followed.
     """
     for folder, _, names in os.walk(home):
@@ -146,7 +145,7 @@ def _below(home: Path) -> Iterator[Path]:
 
 
 def _facts(home: Path, name: str) -> FileFacts | None:
-    """The facts of a file; None: it is gone."""
+    """Return the facts of a file; None if it is gone."""
     try:
         with _opened(home, name) as file:
             return facts_of(name, iter(lambda: file.read(PIECE_BYTES), b""))
@@ -155,7 +154,7 @@ def _facts(home: Path, name: str) -> FileFacts | None:
 
 
 def _opened(home: Path, name: str) -> BinaryIO | gzip.GzipFile:
-    """The file that is called so, or was until it was ended, which can be at any moment."""
+    """Open a file by its name, or by its new name if it ended meanwhile."""
     path = home / name
     if name.endswith(GZIP_SUFFIX):
         return gzip.open(path, "rb")

@@ -15,23 +15,23 @@ from typing import Any, Final
 from twinbus.errors import TwinbusError
 
 VERSION: Final = 1
-"""Goes up when a reader of today would misread a line of tomorrow. A new field is none."""
+"""Increment when old readers would misread new lines. A new field does not count."""
 
 FILE_SUFFIX: Final = ".jsonl"
 OPEN_SUFFIX: Final = ".open"
-"""Behind the other while a file is written: `files` says what it means."""
+"""Added to the name while a file is written (`files`)."""
 
 OPERATIONS: Final = frozenset(
     """send divert ping backlog_receive complete defer dead_letter forward receive renew manage
     state expire action writer""".split()
 )
 """What was done. All are calls to a namespace but `state`, which is news of an entity, `expire`, a
-message that ran out of time, which only a broker sees, `action`, what a person asked for on the
-page: its name is in `state`, who asked in `error`; and `writer`, a line about the ledger itself
-(`chain`). A reader that does not know an operation passes over it: a new one is no new version."""
+message that expired, which only a broker sees, `action`, an action of a person on the page: its
+name is in `state`, the person in `error`; and `writer`, a line about the ledger itself (`chain`).
+Readers skip unknown operations: a new one needs no new version."""
 
 WRITER: Final = "writer"
-"""The operation of lines about the ledger itself: they are no records, and nothing counts them."""
+"""The operation of lines about the ledger itself, which are not records and not counted."""
 
 CAUSES: Final = frozenset(
     "application failover ping syphon poll lease administration consumer".split()
@@ -74,9 +74,9 @@ FIELDS: Final[Mapping[str, type]] = {
 }
 """Every field with its type, the four that each line has first. `entity` is where the message
 belongs, as a path in the primary. `client` is the container id of the connection that a message
-came by to a gateway. `view` is who tells: `client`, also where it is left out, or
-`broker`, whose fields mean what `twinbus.broker.ledger_view` says. `unrecorded`, on a `state` line,
-is how many records before it this process could not write: whoever counts must say so. There is no
+came by to a gateway. `view` is the recording end: `client`, which is left out, or `broker`,
+whose fields `twinbus.broker.ledger_view` describes. `unrecorded`, on a `state` line,
+is how many records before it this process could not write: reports must say so. There is no
 field for billing units: they are the size, and how it is counted is the reader's rule. From
 `number` on, fields are those of `writer` lines, which `chain` describes; a broker's `state` line
 "recovered" has `lines` too (`twinbus.broker.ledger_view`)."""
@@ -181,7 +181,7 @@ def encode(process: str, at_ms: int, operation: str, fields: Mapping[str, object
 
 
 def decode(line: bytes) -> dict[str, Any] | None:
-    """The record in a line, or None where there is none: cut off, foreign, or of a later version.
+    """Return the record in a line; None if it is cut off, foreign, or of a later version.
 
     Fields of another name are kept; a field of this table with a value of another type makes the
     line foreign, for Spark would not read it either.

@@ -1,9 +1,9 @@
 """Appends to the ledger without making a send wait: `record` notes, a thread writes in groups.
 
-What was written (every `flush_s`, or by `flush`) survives the death of the process, for the bytes
-are the kernel's; only `close` and the end of a file also wait for the disk itself. A disk that is
-full, or gone, costs records and never a send: they are counted in `unrecorded`, the log says so
-once, and the next line that can be written carries the count.
+Written records (every `flush_s`, or by `flush`) survive the death of the process: the kernel has
+them; only `close` and the end of a file also wait for the disk. A full or missing disk costs
+records and never a send: they are counted in `unrecorded`, logged once, and the next line that can
+be written has their number.
 """
 
 from __future__ import annotations
@@ -49,25 +49,25 @@ log = logging.getLogger("twinbus.ledger")
 MAX_BYTES_VARIABLE: Final = "TWINBUS_LEDGER_MAX_BYTES"
 
 FLUSH_S: Final = 0.2
-"""The most that a `kill -9` can take with it."""
+"""Maximum age of records that a `kill -9` loses."""
 
 BUFFER_MAX: Final = 100_000
-"""Records that wait to be written: seconds of the fastest sender, about 50 MB. A disk that is
-slower for longer loses records, not the application's memory."""
+"""Records that wait to be written: seconds of the fastest sender, about 50 MB. A disk that stays
+slower costs records, not the application's memory."""
 
 _GROUP_MAX: Final = 2_000
 """Records in one write: some hundred KB, so that `close` and `flush` never wait for much more."""
 
 _FORMS_MAX: Final = 20_000
 """Forms whose common part is kept as text, some 300 bytes each: two for every entity of a large
-pair. Past that they are made anew, which costs time and nothing else."""
+pair. Beyond that they are recomputed, which only costs time."""
 
 _LAST: Final = -1_000
-"""Behind all finalizers of a process, which may still record something."""
+"""After all finalizers of a process, which may still record something."""
 
 _OPTIONAL: Final = frozenset(FIELDS) - frozenset(REQUIRED)
 _PROCESS: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
-"""A name that every file system takes; Spark passes over files that begin with `_` or `.`."""
+"""A name for every file system; Spark skips files that begin with `_` or `.`."""
 
 _Message = tuple[str | None, int | None]
 _Messages = Sequence[_Message]
@@ -98,8 +98,8 @@ class LedgerWriter:
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         """`max_bytes`: of this host's files in the directory; `$TWINBUS_LEDGER_MAX_BYTES`, else
-        20 GB, by default. Past it records are counted as unrecorded until there is room again.
-        `heartbeat_s`: between two lines that say that this process lives.
+        20 GB, by default. Beyond it records are counted as unrecorded until there is room again.
+        `heartbeat_s`: time between two heartbeat lines.
         """
         self.directory = _local(directory)
         self.process = process or process_name()
@@ -119,13 +119,13 @@ class LedgerWriter:
             heartbeat_s=heartbeat_s,
         )
         self._flush_s = flush_s
-        self._told = False
+        self._is_warned = False
         self._closed = False
         self._forget()
         _writers.add(self)
 
     def _forget(self) -> None:
-        """Begin with nothing noted and nothing open, as a new or a forked process does."""
+        """Start with no records and no open file, in a new or forked process."""
         self._noted: deque[_Noted] = deque()
         self._more = 0
         """Records that are noted beyond one for each note; `_counting` guards it."""
@@ -137,7 +137,7 @@ class LedgerWriter:
         self._thread: threading.Thread | None = None
 
     def record(self, operation: str, *, at_ms: int | None = None, **fields: object) -> None:
-        """Note one operation; returns at once, whatever the disk does, and never raises for it."""
+        """Note one operation; returns at once and never raises, whatever the disk does."""
         assert operation in OPERATIONS, f"no such operation: {operation}"
         assert fields.keys() <= _OPTIONAL, f"no such fields: {fields.keys() - _OPTIONAL}"
         if len(self._noted) + self._more >= BUFFER_MAX or self._closed:
@@ -150,7 +150,7 @@ class LedgerWriter:
             self._start()
 
     def record_message(self, form: LineForm, latency_us: int, message: _Message) -> None:
-        """Note one call about one message, as `record_messages` does, for less: the way of most."""
+        """Note one call about one message: the cheap form of `record_messages`, and most used."""
         if len(self._noted) + self._more >= BUFFER_MAX or self._closed:
             self._refuse(1)
             return
@@ -161,7 +161,7 @@ class LedgerWriter:
     def record_messages(self, form: LineForm, latency_us: int, messages: _Messages) -> None:
         """Note one call about messages, `(id, size in bytes)` each, as a line for each of them.
 
-        It costs much less than as many `record`s, and returns at once as they do.
+        It costs much less than a `record` for each, and returns at once too.
         """
         note = (time.time_ns() // 1_000_000, form, latency_us, messages)
         self._note_many(note, len(messages) - 1)
@@ -171,7 +171,7 @@ class LedgerWriter:
     ) -> None:
         """Note an operation on many messages, with fields that all share, as a line for each.
 
-        Of each: id, size in bytes, sequence number, and how long it took in us; None: not known.
+        For each: id, size in bytes, sequence number, and latency in us; None: not known.
         """
         assert operation in OPERATIONS, f"no such operation: {operation}"
         if at_ms is None:
@@ -191,20 +191,20 @@ class LedgerWriter:
             self._start()
 
     def flush(self) -> None:
-        """Write what was noted before this call; on return it survives the process."""
+        """Write the records noted before this call; on return they survive the process."""
         for _ in range(BUFFER_MAX // _GROUP_MAX + 1):
             with self._disk:
                 if not self._write_group():
                     return
 
     def hand_over(self) -> None:
-        """Write what is noted and end the file, so that it can be carried elsewhere."""
+        """Write the noted records and end the file, so that it can be uploaded."""
         self.flush()
         with self._disk:
             self._files.hand_over()
 
     def close(self) -> None:
-        """Write what is noted, wait for the disk, end the thread. Later records are not taken."""
+        """Write the noted records, wait for the disk, end the thread. Later records are refused."""
         if self._closed:
             return
         self._closed = True
@@ -239,7 +239,7 @@ class LedgerWriter:
         _at_exit(self.close)
 
     def _run(self, stop: threading.Event) -> None:
-        # Here, where no send waits for it.
+        # On this thread no send waits for it.
         with contextlib.suppress(OSError, LedgerError):
             adopt(self.directory)
         with self._disk:
@@ -255,7 +255,7 @@ class LedgerWriter:
                     sync(fd)
 
     def _write_group(self) -> bool:
-        """Write up to one group; whether more may be waiting."""
+        """Write up to one group; return whether more may be waiting."""
         lines: list[str] = []
         count = 0
         noted, commons = self._noted, self._commons
@@ -270,7 +270,7 @@ class LedgerWriter:
                 else:
                     line = self._encoded(note)
             except (TypeError, ValueError) as error:
-                # A value of the wrong kind is the caller's mistake, and costs what came with it.
+                # A value of the wrong kind is the caller's mistake, and costs the whole note.
                 self._miss(records, f"a record holds a value of the wrong kind: {error}")
             else:
                 lines.append(line)
@@ -284,7 +284,7 @@ class LedgerWriter:
         return bool(noted)
 
     def _encoded(self, note: _Noted) -> str:
-        """The lines of a note of any kind but the most frequent."""
+        """Return the lines of a note of any kind but the most frequent."""
         assert len(note) != 5
         if len(note) == 3:
             return encode(self.process, *note).decode()
@@ -296,7 +296,7 @@ class LedgerWriter:
         return encode_deliveries(self._common((operation, shared)), at_ms, deliveries)
 
     def _common(self, form: LineForm | tuple[str, _Shared]) -> str:
-        """What the lines of a form have in common, kept for the next."""
+        """Return the common part of the lines of a form, cached."""
         kept = self._commons.get(form)
         if kept is not None:
             return kept
@@ -316,7 +316,7 @@ class LedgerWriter:
                 self._unsaid -= missing
 
     def _append(self, data: bytes, count: int) -> bool:
-        """Append whole lines to the file; those of `count` that did not get there are counted."""
+        """Append whole lines to the file; count the records of `count` that were not written."""
         done = self._files.append(data)
         if done == len(data):
             return True
@@ -325,7 +325,7 @@ class LedgerWriter:
         return False
 
     def _refuse(self, count: int) -> None:
-        """Count records that came after the end, or that the buffer has no room for."""
+        """Count records that came after the close, or did not fit the buffer."""
         if self._closed:
             self._miss(count, "they came after the ledger was closed")
         else:
@@ -334,14 +334,14 @@ class LedgerWriter:
     def _miss(self, count: int, why: str) -> None:
         self.unrecorded += count
         self._unsaid += count
-        if not self._told:
-            self._told = True
-            told = "" if self._closed else ", the count goes into the ledger"
-            log.warning("ledger: %d records not written (%s); sends go on%s", count, why, told)
+        if not self._is_warned:
+            self._is_warned = True
+            noted = "" if self._closed else ", the ledger gets their number"
+            log.warning("ledger: %d records not written (%s); sends continue%s", count, why, noted)
 
 
 class NullLedger:
-    """No ledger: takes every record and keeps none, so that nobody asks whether there is one."""
+    """A ledger that drops every record, so that callers need not check for one."""
 
     unrecorded = 0
     keeps_records = False
@@ -359,14 +359,14 @@ class NullLedger:
 
 
 def open_ledger(directory: Path | str | None) -> LedgerWriter | NullLedger:
-    """A writer into `directory`, or with None (or an empty string) one that keeps nothing."""
+    """Return a writer into `directory`; with None or "" one that drops every record."""
     if directory is None or directory == "":
         return NullLedger()
     return LedgerWriter(directory)
 
 
 def _at_exit(close: Callable[[], None]) -> None:
-    """Call it when this process ends in order, as its last step."""
+    """Call `close` as the last step when this process ends normally."""
     atexit.register(close)
     for name in ("multiprocessing", "billiard"):
         # A forked child of these (billiard is Celery's) runs their finalizers, and no `atexit`.
@@ -409,7 +409,7 @@ def _start_anew_after_fork() -> None:
         writer._forget()
         writer.unrecorded = 0
         writer.process = process_name()
-        writer._files.begin_anew(writer.process)
+        writer._files.reset(writer.process)
 
 
 os.register_at_fork(after_in_child=_start_anew_after_fork)

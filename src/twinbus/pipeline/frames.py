@@ -28,11 +28,11 @@ Frames = Mapping[str, "DataFrame"]
 
 
 def read_ledger(spark: SparkSession, ledger: Path | str, *, shared: bool = False) -> DataFrame:
-    """Every record in the files of a ledger; copies, and lines that are no record, are left out.
+    """Return every record in the files of a ledger, without copies and rejected lines.
 
-    Spark keeps the rows, because a query of a few columns does not see a damaged line: call
-    `unpersist` when you are done. `shared`, here and below: a local path is a directory that all
-    machines of the cluster mount.
+    Spark caches the rows, because a query of a few columns does not notice a damaged line: call
+    `unpersist` when you are done. `shared`, here and below: all machines of the cluster mount a
+    local path.
     """
     require_shared(master_of(spark), (ledger,), shared=shared)
     bronze.location_of(ledger)
@@ -47,7 +47,7 @@ def update(
     *,
     shared: bool = False,
 ) -> Frames:
-    """Take the files of a ledger that were ended since the last update; return its tables.
+    """Take the files of a ledger that ended since the last update; return its tables.
 
     `tables` is the place of the tables, if it is not inside the ledger.
     """
@@ -62,9 +62,9 @@ def read_tables(
     *,
     shared: bool = False,
 ) -> Frames:
-    """The tables of a ledger after its last update, all of one moment.
+    """Return the tables of a ledger after its last update, all of one commit.
 
-    LedgerError where there are none. The sums of a table are added up: one row for each key.
+    LedgerError if there are none. The sums of a table are added up: one row for each key.
     """
     store = stream.open_store(spark, ledger, tables, shared=shared).by_given()
     snapshot = latest_of(store)
@@ -79,10 +79,10 @@ def read_tables(
 
 
 def conservation(tables: Frames) -> DataFrame:
-    """What became of the accepted messages of each destination, the worst first.
+    """Return the fates of the accepted messages of each destination, the worst first.
 
     Accepted is delivered and dead_lettered, expired, waiting, lost and undecided together. Without
-    a look into the backlog queues undecided messages wait there or are lost. `heard`: a consumer
+    a peek into the backlog queues undecided messages wait there or are lost. `heard`: a consumer
     recorded receipts, so that `received_accepted` and `repeated` mean something.
     """
     return balances(tables["fates"], with_fates(tables["notable"], tables["states"]))

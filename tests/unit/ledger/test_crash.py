@@ -86,7 +86,7 @@ def test_a_child_of_a_process_pool_ends_in_order(tmp_path: Path, package: str) -
     assert reading.findings == LedgerFindings()
 
 
-def test_a_torn_last_line_is_set_aside_and_the_rest_is_read(tmp_path: Path) -> None:
+def test_a_torn_last_line_is_rejected_and_the_rest_is_read(tmp_path: Path) -> None:
     # The kernel seldom tears a write; here is what it leaves when it does.
     child = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True
@@ -123,7 +123,7 @@ def test_a_full_disk_costs_records_that_are_counted_and_tears_no_line(tmp_path: 
     assert "File too large" in done.stderr
     reading = read(tmp_path)
     records = list(reading)
-    assert reading.set_aside == 0
+    assert reading.rejected == 0
     assert [record.get("message_id") for record in records] == [
         *(f"{number:04}" for number in range(10)),
         None,

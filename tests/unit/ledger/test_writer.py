@@ -165,7 +165,7 @@ def test_a_closed_writer_takes_no_more_and_close_is_idempotent(
     assert ids(tmp_path) == ["a"]
     assert ledger.unrecorded == 1
     assert caplog.messages == [
-        "ledger: 1 records not written (they came after the ledger was closed); sends go on"
+        "ledger: 1 records not written (they came after the ledger was closed); sends continue"
     ]
 
 
@@ -232,7 +232,7 @@ def test_the_reader_sets_aside_torn_and_foreign_lines_and_counts_them(tmp_path: 
     (tmp_path / "notes.txt").write_text("no part of the ledger")
     reading = read(tmp_path)
     assert len(list(reading)) == reading.records == 4
-    assert (reading.torn, reading.foreign, reading.set_aside) == (1, 1, 2)
+    assert (reading.torn, reading.foreign, reading.rejected) == (1, 1, 2)
 
 
 def test_a_ledger_that_is_not_there_is_said_to_be_so(tmp_path: Path) -> None:

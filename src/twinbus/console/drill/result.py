@@ -244,7 +244,7 @@ class DrillResult:
             "forwarded": self.report.forwarded,
             **{name: over_time[name] for name in ("windows", "bucket_s", "sends", "backlog")},
             "records": scope["records"],
-            "set_aside": sum(scope["set_aside"].values()),
+            "rejected": sum(scope["rejected"].values()),
             "unrecorded": scope["unrecorded"],
             "unknown": conservation["unknown"],
             "assumed": charges["assumed"],
@@ -262,8 +262,8 @@ class DrillResult:
             yield f"{conservation.nameless:,} accepted messages have no id or no entity"
         if scope.unrecorded:
             yield f"{scope.unrecorded:,} records could not be written to the ledger"
-        if set_aside := sum(scope.set_aside.values()):
-            yield f"{set_aside:,} lines of the ledger cannot be read"
+        if rejected := sum(scope.rejected.values()):
+            yield f"{rejected:,} lines of the ledger cannot be read"
         if accepted != self.sends_returned:
             yield (
                 f"the ledger has {accepted:,} accepted messages,"

@@ -84,10 +84,10 @@ def _perform(
 
 def _table_lines(result: Document) -> list[str]:
     """Return how many records the tables hold, and their last commit."""
-    rejected = sum(result["set_aside"].values())
+    rejected = sum(result["rejected"].values())
     return [
-        f"{result['records']:,} records, {rejected:,} lines set aside"
-        + "".join(f", {count:,} {why}" for why, count in result["set_aside"].items()),
+        f"{result['records']:,} records, {rejected:,} lines rejected"
+        + "".join(f", {count:,} {why}" for why, count in result["rejected"].items()),
         f"commit {result['commit']}, batch {result['batch']}",
     ]
 

@@ -233,13 +233,13 @@ def _require_writable(given: ReportOptions, *, is_one: bool) -> None:
     if not is_one and given.output in {"csv", "html"}:
         if given.to is None or not given.to.is_dir() or not os.access(given.to, os.W_OK):
             raise WrongUse(
-                f"--output {given.output} makes one file for each report: name a directory that is"
-                " there with --to DIR"
+                f"--output {given.output} makes one file for each report: name an existing"
+                " directory with --to DIR"
             )
         return
     if given.to is None:
         if given.output == "html" and sys.stdout.isatty():
-            raise WrongUse("--output html makes a file: say --to report.html")
+            raise WrongUse("--output html makes a file: name it with --to report.html")
         return
     directory = given.to.absolute().parent
     if given.to.is_dir() or not directory.is_dir() or not os.access(directory, os.W_OK):
@@ -252,8 +252,8 @@ def _require_ledger(given: ReportOptions) -> None:
     require_ledger(ledger)
     if "://" not in ledger and given.tables is None and not os.access(ledger, os.W_OK):
         raise WrongUse(
-            f"the tables of {ledger} cannot be kept in it, it must not be written to: say --tables"
-            " DIR, or --tables none to work everything out anew"
+            f"{ledger} is not writable, so its tables cannot be stored there. Use --tables DIR, or"
+            " --tables none to recompute everything."
         )
 
 

@@ -72,12 +72,12 @@ def _read(scope: ReportScope) -> Iterator[str]:
     requested = ", ".join(_requested(scope))
     if requested:
         yield f"asked for {requested}"
-    if any(scope.set_aside.values()):
-        by_count = sorted(scope.set_aside.items(), key=lambda reason: (-reason[1], reason[0]))
+    if any(scope.rejected.values()):
+        by_count = sorted(scope.rejected.items(), key=lambda reason: (-reason[1], reason[0]))
         reasons = ", ".join(f"{number:,} {visible(name)}" for name, number in by_count)
-        yield f"{counted(sum(scope.set_aside.values()), 'line')} set aside: {reasons}"
+        yield f"{counted(sum(scope.rejected.values()), 'line')} rejected: {reasons}"
     # Files and writers that leave nothing unknown; the others are in the section Unknown.
-    yield from map(visible, scope.said)
+    yield from map(visible, scope.remarks)
     yield from (visible(gap.sentence) for gap in scope.gaps if not gap.is_open)
 
 

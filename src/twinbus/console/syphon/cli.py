@@ -16,7 +16,7 @@ from twinbus.console.options import (
     SidesOptions,
     StrictOption,
 )
-from twinbus.console.terminal.command import command, command_group, option, setting
+from twinbus.console.terminal.command import command, command_group, flag, option, setting
 from twinbus.console.terminal.output import Output, OutputOption, WrongUse
 from twinbus.console.terminal.times import seconds_of
 

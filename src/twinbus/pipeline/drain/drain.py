@@ -4,11 +4,11 @@
     done = drain(spark, primary, secondary, queues, ledger_directory="/mnt/ledger")
     print(done.statistics())
 
-A task receives, restores, sends and completes by itself (`task`); what it has not completed
-is still locked in the broker, and that lock is the only checkpoint. So a task that fails, or whose
-executor dies, is simply run again, and a drain whose driver died is started again: nothing is lost,
-and only what was sent and not yet completed is duplicated. What was done is in the ledger, which
-each task writes as it goes; rows that tasks return would vanish with a failed attempt.
+A task receives, restores, sends and completes by itself (`task`). Messages not completed are still
+locked in the broker, and that lock is the only checkpoint. So Spark runs a failed task again, and a
+drain whose driver died is started again: nothing is lost, and only messages that were
+sent and not yet completed are duplicated. The results are in the ledger, which each task writes as
+it goes; rows that tasks return would be lost with a failed attempt.
 """
 
 from __future__ import annotations
@@ -49,25 +49,24 @@ if TYPE_CHECKING:
 log = logging.getLogger("twinbus.pipeline")
 
 PROGRESS_S: Final = 0.5
-"""Between two looks at the counts, while the job runs."""
+"""Time between two counts of the queues while the job runs."""
 
 TURN_POLLS: Final = 4
-"""Long polls of one continuous task at the least; then jobs begin anew, on the executors of the
-day."""
+"""Minimum number of long polls of a continuous task; then a new job uses the current executors."""
 
 FAILURES_MAX: Final = 3
-"""Jobs in a row that fail and leave no message less, before a batch is given up. Spark has by then
-tried each task four times."""
+"""Jobs in a row that fail and move no message before a batch gives up. Spark has tried each task
+four times by then."""
 
-FIRST_AGAIN_S: Final = 1.0
-LONGEST_AGAIN_S: Final = 30.0
+RETRY_FIRST_S: Final = 1.0
+RETRY_MAX_S: Final = 30.0
 
 STARVED_S: Final = 15.0
-"""Tasks may wait so long for a slot: an executor that died comes back by then, or does not, and a
-task that is running may wait for a destination for ever."""
+"""How long tasks may wait for a slot: a dead executor is replaced by then, or never, and a running
+task may wait for a destination for ever."""
 
 STOP_S: Final = 30.0
-"""Tasks that are told to end settle what is in flight; after this Spark kills them."""
+"""Time for stopped tasks to settle messages in flight; then Spark kills them."""
 
 GROUPS: Final = StructType([StructField("queues", StringType(), nullable=False)])
 
@@ -91,19 +90,19 @@ def drain(
     stop: threading.Event | None = None,
     shared: bool = False,
 ) -> DrainRun:
-    """Move everything out of these backlog queues with Spark jobs; its `statistics()` say what was.
+    """Move all messages out of these backlog queues with Spark jobs; see its `statistics()`.
 
-    Returns when active, locked, scheduled and deferred messages are 0; with `continuous` it goes on
-    until `stop` is set or Ctrl-C. Either way what is in flight is settled first. `primary` and
-    `secondary` are connection strings, `sb://HOST?credential=SOURCE` texts, Namespaces made of such
-    a text, or functions that return a Namespace in a task. `ledger_directory` is a directory that
-    all executors reach, or a URL, by default that of the options; without it nothing is counted.
-    `tasks` is how many tasks share the queues, by default as many as can run at
-    once. `on_progress` is called now and then with what is left. `lease`: a queue is pumped only
-    by a task that holds its lease; None: if the order is strict. `rate_per_s` bounds all tasks
-    together, an equal part for each. `only` are the destinations to serve: it is over when no
-    message to them is left. `shared`: a local `ledger_directory` is one that all machines of the
-    cluster mount. SyphonError if a queue is not there, or jobs fail again and again.
+    Returns when no active, locked, scheduled or deferred message is left; with `continuous`, when
+    `stop` is set or at Ctrl-C. Messages in flight are settled first. `primary` and `secondary` are
+    connection strings, `sb://HOST?credential=SOURCE` texts, Namespaces made of such a text, or
+    functions that return a Namespace in a task. `ledger_directory` is a directory that all
+    executors reach, or a URL, by default that of the options; without it there are no statistics.
+    `tasks` is the number of tasks that share the queues, by default as many as can run at once.
+    `on_progress` is called with what is left. `lease`: only the task that holds its lease pumps a
+    queue; None: if the order is strict. `rate_per_s` limits all tasks together, with an equal share
+    for each. `only` are the destinations to serve: the drain ends when no message to them is left.
+    `shared`: all machines of the cluster mount a local `ledger_directory`. SyphonError if a queue
+    does not exist, or jobs fail repeatedly.
     """
     options = options or SendAvailabilityOptions()
     place = options.ledger if ledger_directory is None else ledger_directory
@@ -120,7 +119,7 @@ def drain(
     task = DrainTask(
         primary=shipped_side("primary", primary),
         secondary=shipped_side("secondary", secondary),
-        # A callable need not survive the way to the executors, and the syphon does not ask it.
+        # A callable may not be picklable, and the syphon does not use it.
         options=replace(options, classify=None, ledger=""),
         run=f"spark-{uuid.uuid4().hex[:12]}",
         ledger=str(place) if place else None,
@@ -140,7 +139,7 @@ def drain(
 
 
 def group_queues(queues: Sequence[str], count: int) -> list[list[str]]:
-    """The queues dealt into at most `count` groups of nearly the same size, none of them empty."""
+    """Divide the queues into at most `count` groups of nearly the same size, none empty."""
     if count < 1:
         raise SyphonError(f"tasks must be at least 1; got {count}")
     unique = list(dict.fromkeys(queues))
@@ -148,7 +147,7 @@ def group_queues(queues: Sequence[str], count: int) -> list[list[str]]:
 
 
 class _Drain:
-    """One call of `drain`: jobs, one after the other, until there is no reason for another."""
+    """One call of `drain`: runs jobs one after another until none is needed."""
 
     def __init__(
         self,
@@ -165,7 +164,7 @@ class _Drain:
         self._stop = stop
         self._failures = 0
         self._slots: int | None = None
-        """Tasks that really ran of a job that had more; None: as many as Spark says it has."""
+        """Tasks of the last job that really ran; None: as many as Spark has slots."""
 
     @property
     def _is_continuous(self) -> bool:
@@ -173,9 +172,9 @@ class _Drain:
 
     def run(self) -> None:
         """Submit jobs until the queues are empty or the drain is stopped."""
-        # A queue that is not there, or a right that is missing, is told before anything starts.
+        # A missing queue or right is reported before anything starts.
         with contextlib.suppress(CountsUnavailable):
-            self._backlog.look()
+            self._backlog.count()
         with _stopped_by_interrupt(self._stop):
             while not self._stop.is_set():
                 before = self._backlog.waiting
@@ -196,30 +195,30 @@ class _Drain:
             task = replace(task, rate_per_s=task.rate_per_s / len(groups))
         conf = self._spark.conf
         host = conf.get("spark.driver.host", None) or "localhost"
-        with DriverListener(host, conf.get("spark.driver.bindAddress", None)) as post:
+        with DriverListener(host, conf.get("spark.driver.bindAddress", None)) as listener:
             rows = [(SEPARATOR.join(group),) for group in groups]
             each = classic.one_task_each(self._spark, rows, GROUPS)
-            work = each.mapInArrow(replace(task, tether=post.address), GROUPS)
+            work = each.mapInArrow(replace(task, driver=listener.address), GROUPS)
             words = f"twinbus: {len(self._backlog.queues)} backlog queues in {len(groups)} groups"
             with SparkJob(self._spark, work, words) as job:
-                self._watch(job, post)
+                self._monitor(job, listener)
             job.result()
 
     def _at_rate(self, count: int) -> int:
-        """So many tasks, or fewer: the part of each must be a rate that there is."""
+        """Cap the number of tasks so that each gets at least the lowest rate."""
         rate_per_s = self._task.rate_per_s
         return count if rate_per_s is None else max(1, min(count, int(rate_per_s / LOWEST_PER_S)))
 
-    def _watch(self, job: SparkJob, post: DriverListener) -> None:
-        """Stay beside the job until it ends; tell how it goes, and have it end when it shall."""
+    def _monitor(self, job: SparkJob, listener: DriverListener) -> None:
+        """Monitor the job until it ends; report progress and stop it on request."""
         starving_since: float | None = None
         ending_since: float | None = None
         while not job.wait(PROGRESS_S):
             now = time.monotonic()
-            self._backlog.tell(post.problems)
+            self._backlog.report(listener.problems)
             if ending_since is None and self._stop.is_set():
                 ending_since = now
-                post.release()
+                listener.release()
             if ending_since is not None:
                 if now - ending_since > STOP_S:
                     job.cancel()
@@ -230,21 +229,21 @@ class _Drain:
                 elif starving_since is None:
                     starving_since = now
                 elif now - starving_since > STARVED_S:
-                    log.info("%d tasks find no slot: the queues are dealt anew", waiting)
+                    log.info("%d tasks find no slot: the queues are divided again", waiting)
                     self._slots = running
                     ending_since = now
-                    post.release()
-        self._backlog.tell((), is_over=True)
+                    listener.release()
+        self._backlog.report((), is_over=True)
 
     def _failed(self, error: JobFailed, before: int | None) -> None:
-        """A job failed: wait a little before the next, or give up."""
+        """Wait after a failed job, or give up."""
         if self._stop.is_set():
-            # It was told to end, and Spark may have ended it.
+            # The drain was stopped, and Spark may have killed the job.
             return
         if isinstance(error, JobCancelled) or error.is_final:
             raise SyphonError(str(error)) from error
         with contextlib.suppress(CountsUnavailable):
-            self._backlog.look()
+            self._backlog.count()
         left = self._backlog.waiting
         has_moved = before is None or left is None or left < before
         self._failures = 1 if has_moved else self._failures + 1
@@ -253,32 +252,33 @@ class _Drain:
                 f"{FAILURES_MAX} Spark jobs failed and moved nothing, {left} messages are left:"
                 f" {error}"
             ) from error
-        again_s = min(LONGEST_AGAIN_S, FIRST_AGAIN_S * 2 ** (self._failures - 1))
-        log.warning("the Spark job failed, the next begins in %.0f s: %s", again_s, error)
+        again_s = min(RETRY_MAX_S, RETRY_FIRST_S * 2 ** (self._failures - 1))
+        log.warning("the Spark job failed, the next one starts in %.0f s: %s", again_s, error)
         self._stop.wait(again_s)
 
     def _is_empty(self) -> bool:
-        """Whether nothing is left; asks until the namespace answers."""
+        """Return whether nothing is left; asks until the namespace answers."""
         while not self._stop.is_set():
             try:
-                return self._backlog.look() == 0
+                return self._backlog.count() == 0
             except CountsUnavailable as error:
                 log.warning("counting what is left: %s", error)
-                self._stop.wait(FIRST_AGAIN_S)
+                self._stop.wait(RETRY_FIRST_S)
         return False
 
 
 def _turn_s(options: SendAvailabilityOptions) -> float:
-    """How long a continuous task works before jobs begin anew: what it knows ends with it.
+    """Return how long a continuous task works before the next job starts.
 
-    A missing destination is given up after its grace, so a turn is longer than that.
+    A task forgets its destinations at its end. So a turn is longer than the grace period of a
+    missing destination.
     """
     poll_s, grace_s = options.syphon_poll_s, options.undeliverable_grace_s
     return max(TURN_POLLS * poll_s, grace_s + poll_s)
 
 
 def _require_usable(spark: SparkSession) -> None:
-    """SyphonError for a session that a drain cannot use."""
+    """Raise SyphonError for a session that a drain cannot use."""
     if not classic.is_classic(spark):
         raise SyphonError(
             "this Spark session has no SparkContext (Spark Connect): a drain needs a classic one,"
@@ -286,13 +286,13 @@ def _require_usable(spark: SparkSession) -> None:
         )
     if str(spark.conf.get("spark.speculation", "false")).lower() == "true":
         raise SyphonError(
-            "spark.speculation is on: a second attempt beside a running one would send what that "
-            "has received; set it to false"
+            "spark.speculation is on: a second attempt beside a running one would send the same"
+            " messages; set it to false"
         )
 
 
 def _require_rate(rate_per_s: float | None) -> None:
-    """SyphonError for a rate that no syphon can keep."""
+    """Raise SyphonError for a rate that no syphon can keep."""
     try:
         require_rate(LOWEST_PER_S if rate_per_s is None else rate_per_s)
     except ValueError as error:
@@ -301,9 +301,9 @@ def _require_rate(rate_per_s: float | None) -> None:
 
 @contextlib.contextmanager
 def _stopped_by_interrupt(stop: threading.Event) -> Iterator[None]:
-    """In the block Ctrl-C sets `stop`, and raises when the block has ended; the second raises.
+    """Set `stop` at Ctrl-C, and raise at the end of the block; a second Ctrl-C raises at once.
 
-    pyspark's own answer to Ctrl-C kills all jobs, and with them what is in flight.
+    pyspark's own handler kills all jobs, with their messages in flight.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,12 +1,12 @@
-"""The tether between a drain and its tasks: what a task cannot do now, and when it shall end.
+"""The connection of a drain's tasks to its driver: a task reports problems, the driver ends it.
 
-    driver:  with DriverListener(host) as post: ...submit tasks with post.address...; post.release()
-    task:    async with DriverLink(address) as tether: ...; await tether.released()
+    driver:  with DriverListener(host) as listener: ...tasks with listener.address...; release()
+    task:    async with DriverLink(address) as link: ...; await link.released()
 
-Spark ends a task by killing its process, which would duplicate what is in flight. A task that is
-tethered ends by itself when the driver lets go of it, and also when the driver dies. A task that
-cannot reach the driver's post (a firewall between them) works without, and is ended as Spark does.
-Nothing that is counted goes this way: tasks die, and the ledger has the numbers.
+Spark ends a task by killing its process, which would duplicate messages in flight. A task with a
+link ends by itself when the driver closes the link or dies. A task that cannot reach the driver (a
+firewall between them) works without, and Spark kills it. Counts do not go this way: tasks can die,
+and the ledger has the numbers.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from typing import Final, Self
 log = logging.getLogger("twinbus.pipeline")
 
 CONNECT_S: Final = 5.0
-"""A driver that has not answered by now cannot be reached; the task does not wait longer."""
+"""How long a task waits for a connection to the driver."""
 
 INTRODUCTION_S: Final = 10.0
-"""Whoever connects and does not say the token within this time is none of our tasks."""
+"""Time for a task to send its token; later connections are closed."""
 
 LINE_BYTES_MAX: Final = 16 * 1024
 PROBLEMS_MAX: Final = 20
-"""Told by one task: enough for a person, and it fits a line."""
+"""Problems that one task reports: enough for a person, and they fit a line."""
 PROBLEM_LENGTH_MAX: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
 class DriverAddress:
-    """Where the driver waits for its tasks; travels with them."""
+    """Where the driver listens for its tasks; shipped with them."""
 
     host: str
     port: int
@@ -48,7 +48,7 @@ class DriverListener:
     """The driver's end, on a thread of its own; a context manager."""
 
     def __init__(self, host: str, bind: str | None = None) -> None:
-        """`host` is where executors find the driver, `bind` the address to listen on there."""
+        """`host` is the driver's name for executors, `bind` the address to listen on."""
         self._host, self._bind = host, bind or host
         self._token = secrets.token_hex(16)
         self._port: int | None = None
@@ -58,7 +58,7 @@ class DriverListener:
         self._is_released = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._over: asyncio.Event | None = None
-        self._thread = threading.Thread(target=self._run, name="twinbus-tether", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="twinbus-driver-link", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -73,30 +73,30 @@ class DriverListener:
 
     @property
     def address(self) -> DriverAddress | None:
-        """For the tasks; None where the driver cannot listen."""
+        """The address for tasks; None if the driver cannot listen."""
         return None if self._port is None else DriverAddress(self._host, self._port, self._token)
 
     @property
     def attached(self) -> int:
-        """Tasks that hold on now."""
+        """Number of connected tasks."""
         with self._lock:
             return len(self._problems)
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What keeps messages where they are, as the running tasks tell it."""
+        """Why messages are not moved, as reported by running tasks."""
         with self._lock:
-            told = [problem for problems in self._problems.values() for problem in problems]
-        return tuple(dict.fromkeys(told))
+            reported = [problem for problems in self._problems.values() for problem in problems]
+        return tuple(dict.fromkeys(reported))
 
     def release(self) -> None:
-        """Have every task settle what is in flight and end; those that come later end at once."""
+        """Let every task settle its messages and end; tasks that connect later end at once."""
         self._is_released = True
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._let_go)
+                self._loop.call_soon_threadsafe(self._close_links)
 
-    def _let_go(self) -> None:
+    def _close_links(self) -> None:
         with self._lock:
             writers = list(self._problems)
         for writer in writers:
@@ -113,19 +113,19 @@ class DriverListener:
         try:
             server = await asyncio.start_server(self._attend, self._bind, 0, limit=LINE_BYTES_MAX)
         except OSError as error:
-            log.warning("tasks cannot be told to end, %s refuses to listen: %s", self._bind, error)
+            log.warning("tasks cannot be stopped, listening on %s failed: %s", self._bind, error)
             return
         self._port = server.sockets[0].getsockname()[1]
         self._ready.set()
         await self._over.wait()
         server.close()
-        self._let_go()
+        self._close_links()
 
     async def _attend(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(INTRODUCTION_S):
-                said = (await reader.readline()).strip()
-            if not hmac.compare_digest(said, self._token.encode()) or self._is_released:
+                token = (await reader.readline()).strip()
+            if not hmac.compare_digest(token, self._token.encode()) or self._is_released:
                 return
             with self._lock:
                 self._problems[writer] = ()
@@ -133,7 +133,7 @@ class DriverListener:
                 with self._lock:
                     self._problems[writer] = _read_problems(line)
         except (OSError, TimeoutError, ValueError):
-            # A task that died, or a stranger.
+            # A task that died, or a connection from elsewhere.
             return
         finally:
             with self._lock:
@@ -148,7 +148,7 @@ class DriverLink:
         self._address = address
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._said: tuple[str, ...] = ()
+        self._reported: tuple[str, ...] = ()
 
     async def __aenter__(self) -> Self:
         if self._address is None:
@@ -177,25 +177,25 @@ class DriverLink:
                 await self._writer.wait_closed()
 
     async def released(self) -> None:
-        """Returns when the driver lets go, or is gone; never for a task without a tether."""
+        """Wait until the driver closes the link or is gone; for ever without a link."""
         if self._reader is None:
             await asyncio.get_running_loop().create_future()
             return
         with contextlib.suppress(OSError):
-            # The driver says nothing: all that can be read is the end.
+            # The driver sends nothing: only the end can be read.
             await self._reader.read(1)
 
-    def tell(self, problems: tuple[str, ...]) -> None:
-        """Tell the driver what keeps messages where they are; only what is news is sent."""
+    def report(self, problems: tuple[str, ...]) -> None:
+        """Report to the driver why messages are not moved, if that changed."""
         problems = tuple(problem[:PROBLEM_LENGTH_MAX] for problem in problems[:PROBLEMS_MAX])
-        if self._writer is None or self._writer.is_closing() or problems == self._said:
+        if self._writer is None or self._writer.is_closing() or problems == self._reported:
             return
-        self._said = problems
+        self._reported = problems
         self._writer.write(json.dumps(problems).encode() + b"\n")
 
 
 def _read_problems(line: bytes) -> tuple[str, ...]:
-    told = json.loads(line)
-    if not isinstance(told, list):
+    problems = json.loads(line)
+    if not isinstance(problems, list):
         raise ValueError("not a list of problems")  # noqa: TRY004 - one error for all bad lines
-    return tuple(str(problem) for problem in told)
+    return tuple(str(problem) for problem in problems)

@@ -1,4 +1,4 @@
-"""How far a drain on Spark has come, by what its queues hold, and what it did, by its ledger."""
+"""Progress of a drain on Spark by the counts of its queues, and its results by its ledger."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class DrainBacklog:
-    """The queues of one drain and what was last seen in them."""
+    """The queues of one drain, and their last counts."""
 
     def __init__(
         self,
@@ -36,19 +36,19 @@ class DrainBacklog:
     ) -> None:
         self.queues = queues
         self.waiting: int | None = None
-        """What was left at the last look; None: no answer has come yet."""
+        """Messages left at the last count; None: not counted yet."""
         self._endpoint = endpoint
         self._on_progress = on_progress
         self._only = only
-        self._tell_at = float("-inf")
+        self._report_at = float("-inf")
         self._dead_lettered = 0
         self._first: tuple[int, int] | None = None
-        """Waiting and dead-lettered at the first look."""
+        """Waiting and dead-lettered at the first count."""
 
-    def look(self) -> int:
-        """What waits now; SyphonError, CountsUnavailable as `counts_of` raises them.
+    def count(self) -> int:
+        """Return the waiting messages; SyphonError, CountsUnavailable as of `counts_of`.
 
-        Of some destinations only, what waits is counted by peeking.
+        Messages of some destinations only are counted by peeking.
         """
         counts = run_anywhere(self._ask())
         self.waiting = sum(count.waiting for count in counts)
@@ -64,24 +64,24 @@ class DrainBacklog:
             return sum(run_anywhere(count_matching(self._endpoint, self.queues, only)).values())
         except SyphonError as error:
             if self._first is None:
-                # Before anything starts: most likely a right that is missing.
+                # Before anything starts: most likely a missing right.
                 raise
             raise CountsUnavailable(str(error)) from error
 
-    def tell(self, problems: tuple[str, ...], *, is_over: bool = False) -> None:
-        """Report the progress; `problems` are what the tasks report."""
+    def report(self, problems: tuple[str, ...], *, is_over: bool = False) -> None:
+        """Report the progress, with the problems that tasks report."""
         now = time.monotonic()
-        if self._on_progress is None or (now < self._tell_at and not is_over):
+        if self._on_progress is None or (now < self._report_at and not is_over):
             return
-        # Peeking looks at all that the queues hold.
-        self._tell_at = now + (0.0 if self._only is None else PEEK_AGAIN_S)
+        # A peek reads all messages of the queues.
+        self._report_at = now + (0.0 if self._only is None else PEEK_AGAIN_S)
         try:
-            waiting = self.look()
+            waiting = self.count()
         except (CountsUnavailable, SyphonError):
-            # The tasks know better what is wrong, and say so.
+            # The tasks report the reason.
             return
         assert self._first is not None
-        # By what is gone: a message that comes meanwhile hides one that went.
+        # By messages that are gone: one that arrives meanwhile hides one that left.
         dead_lettered = max(0, self._dead_lettered - self._first[1])
         forwarded = max(0, self._first[0] - waiting - dead_lettered)
         self._on_progress(
@@ -96,10 +96,10 @@ class DrainBacklog:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrainStatistics:
-    """Messages by what became of them; attempts that died are in it, as far as they wrote."""
+    """Messages by outcome, with those that dead attempts recorded."""
 
     forwarded: int = 0
-    """Accepted by the primary. More than completed: sent, and the attempt died before the rest."""
+    """Accepted by the primary; more than `completed` if an attempt died in between."""
     completed: int = 0
     dead_lettered: int = 0
 
@@ -110,11 +110,11 @@ class DrainRun:
 
     spark: SparkSession
     name: str
-    """The names of its ledger files begin with it."""
+    """Prefix of the names of its ledger files."""
     ledger: str | None
 
     def statistics(self) -> DrainStatistics | None:
-        """What it did, by the ledger; None where it wrote none. Runs a Spark job."""
+        """Return the results by the ledger, with a Spark job; None without a ledger."""
         if self.ledger is None:
             return None
         place = self.ledger.removeprefix("file://")
@@ -122,7 +122,7 @@ class DrainRun:
         try:
             lines = read_ledger(session, place, files=f"{self.name}-*{FILE_SUFFIX}*")
         except LedgerError:
-            # Its tasks had nothing to write.
+            # Its tasks wrote no record.
             return DrainStatistics()
         done = lines.where(F.col("outcome") == "ok").groupBy("operation").count()
         counts = {row["operation"]: row["count"] for row in done.collect()}

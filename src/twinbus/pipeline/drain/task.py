@@ -1,7 +1,12 @@
-"""What runs in the executors: one task, which drains a group of backlog queues with the relay.
+"""One task of a drain: drains a group of backlog queues with the relay, on an executor.
 
 It needs pyarrow, which Spark has, and this package, which the driver ships; not the SDK. WebSocket
-needs aiohttp there, and a credential of azure-identity needs that.
+needs aiohttp there, and a credential of azure-identity that package.
+
+A side of the pair is shipped to it as a description, or as a function that returns one. A
+description such as `sb://contoso.servicebus.windows.net?credential=managed-identity` holds no
+secret: each machine opens the credential with its own identity, file or variable. A connection
+string is a secret and is shipped with the task; `credential=env:NAME` is not.
 """
 
 from __future__ import annotations
@@ -32,38 +37,38 @@ from twinbus.syphon.host import drain as drain_here
 from twinbus.syphon.relay.bookkeeping import RelayLedger
 
 SEPARATOR: Final = "\n"
-"""Between the queues of a group; no entity path holds one."""
+"""Separates the queues of a group; no entity path contains it."""
 
-TELL_S: Final = 1.0
-"""Between two looks at what is in the way of a task that goes on for ever."""
+REPORT_S: Final = 1.0
+"""Time between two reports of a continuous task about its problems."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrainTask:
-    """What a task needs; it travels to the executors as it is, so it holds nothing but values."""
+    """The settings of a task; pickled for the executors, so it holds only values."""
 
     primary: ShippedSide = field(repr=False)
     secondary: ShippedSide = field(repr=False)
     options: SendAvailabilityOptions = field(default_factory=SendAvailabilityOptions)
     run: str = "drain"
-    """Of the drain it belongs to; its ledger files begin with that."""
+    """Name of the drain; the names of its ledger files begin with it."""
     ledger: str | None = None
     limits: IntakeLimits | None = None
     pump_factory: str | None = None
     lease: bool | None = None
-    """Whether a queue is pumped under its lease only; None: if the order is strict."""
+    """Whether a queue is pumped only under its lease; None: if the order is strict."""
     only: tuple[str, ...] | None = None
     """The destinations to serve; None: all."""
     rate_per_s: float | None = None
-    """This task's part of the rate; None: as fast as the primary takes it."""
+    """This task's share of the rate; None: as fast as the primary accepts."""
     turn_s: float | None = None
-    """How long it syphons; None: until its queues are empty."""
-    tether: DriverAddress | None = None
+    """How long it works; None: until its queues are empty."""
+    driver: DriverAddress | None = None
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Drain the queues of each row that comes; for `mapInArrow`, with its record batches.
 
-        The rows go back as they came: what was done is in the ledger.
+        The rows are returned unchanged: the results are in the ledger.
         """
         importlib.import_module("pyarrow")
         for batch in batches:
@@ -77,7 +82,7 @@ class DrainTask:
             run_alone(self._work(queues, ledger))
 
     def _process_name(self) -> str:
-        """Of this attempt alone: a task that is run again writes files of its own."""
+        """Return a name for this attempt: each attempt of a task writes its own files."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -85,30 +90,30 @@ class DrainTask:
         return process_name(f"{self.run}-{part}")
 
     async def _work(self, queues: Sequence[str], ledger: RelayLedger) -> None:
-        async with DriverLink(self.tether) as tether:
+        async with DriverLink(self.driver) as driver_link:
             make = self._until_empty if self.turn_s is None else self._for_a_turn
-            work = asyncio.ensure_future(make(queues, ledger, tether))
-            released = asyncio.ensure_future(tether.released())
+            work = asyncio.ensure_future(make(queues, ledger, driver_link))
+            released = asyncio.ensure_future(driver_link.released())
             await asyncio.wait({work, released}, return_when=asyncio.FIRST_COMPLETED)
             released.cancel()
-            # Both kinds of work settle what is in flight when they are cancelled.
+            # Both kinds of work settle messages in flight when they are cancelled.
             work.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await work
 
     async def _until_empty(
-        self, queues: Sequence[str], ledger: RelayLedger, tether: DriverLink
+        self, queues: Sequence[str], ledger: RelayLedger, driver_link: DriverLink
     ) -> None:
-        def told(progress: DrainProgress) -> None:
-            tether.tell(progress.problems)
+        def report(progress: DrainProgress) -> None:
+            driver_link.report(progress.problems)
 
         primary, secondary = open_side(self.primary), open_side(self.secondary)
         await drain_here(
-            primary, secondary, queues, ledger=ledger, on_progress=told, **self._bounds()
+            primary, secondary, queues, ledger=ledger, on_progress=report, **self._bounds()
         )
 
     async def _for_a_turn(
-        self, queues: Sequence[str], ledger: RelayLedger, tether: DriverLink
+        self, queues: Sequence[str], ledger: RelayLedger, driver_link: DriverLink
     ) -> None:
         assert self.turn_s is not None
         primary, secondary = open_side(self.primary), open_side(self.secondary)
@@ -117,8 +122,8 @@ class DrainTask:
         await host.start()
         try:
             while (left_s := ends - time.monotonic()) > 0:
-                tether.tell(_problems(host))
-                await asyncio.sleep(min(TELL_S, left_s))
+                driver_link.report(_problems(host))
+                await asyncio.sleep(min(REPORT_S, left_s))
         finally:
             await host.close()
 
@@ -143,11 +148,11 @@ def _problems(host: SyphonHost) -> tuple[str, ...]:
 
 
 ShippedSide = NamespaceAccess | Callable[[], Any]
-"""What a task opens. A factory returns a Namespace, or a text as a pair takes it."""
+"""A side to open in a task. A function returns a Namespace, or a text that a pair accepts."""
 
 
 def shipped_side(role: str, given: object) -> ShippedSide:
-    """Return a side as it can be shipped; SyphonError if it cannot."""
+    """Return a side in a form that can be shipped; SyphonError if it has none."""
     if isinstance(given, NamespaceAccess):
         return given
     if isinstance(given, Namespace):

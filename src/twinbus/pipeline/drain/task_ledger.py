@@ -1,10 +1,10 @@
 """The ledger of one task, at a place that all executors reach: a directory, or a URL.
 
-A directory (on one machine, or mounted on all) is written to as any process does; what was written
-survives the task's death. To a URL a task brings closed files: it writes them on its own disk and
-carries them over every few seconds and at its end, so that a death costs no more than those; the
-last one that was carried says that there is another (`ledger.facts`). URLs are those that pyarrow
-knows: hdfs, s3 (also as s3a), gs, abfs and abfss.
+A task writes to a directory (on one machine, or mounted on all) like any process; its records
+survive its death. To a URL it uploads closed files: it writes them on its own disk and uploads them
+every few seconds and at its end, so that its death costs only the records since then; the last
+uploaded file says that another follows (`ledger.facts`). pyarrow knows the URLs of hdfs, s3 (also
+as s3a), gs, abfs and abfss.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from twinbus.syphon.relay.bookkeeping import RelayLedger
 
 log = logging.getLogger("twinbus.pipeline")
 
-CARRY_S: Final = 10.0
-"""Between two files: the records that the loss of an executor's disk can cost."""
+UPLOAD_S: Final = 10.0
+"""Time between two uploads: the loss of an executor's disk costs the records since the last one."""
 
-IDLE_CARRY_S: Final = 300.0
-"""The same while nothing is recorded: the file says that the task lives."""
+IDLE_UPLOAD_S: Final = 300.0
+"""The same while nothing is recorded: the file shows that the task is alive."""
 
 LAST_TRIES: Final = 3
-"""At the end of a task, before its files are left where they are."""
+"""Tries to upload at the end of a task, before its files are left on its disk."""
 LAST_WAIT_S: Final = 2.0
 
 _BLOCK_BYTES: Final = 1024 * 1024
@@ -42,27 +42,27 @@ _BLOCK_BYTES: Final = 1024 * 1024
 
 @contextlib.contextmanager
 def task_ledger(place: str | None, process: str) -> Iterator[RelayLedger]:
-    """A ledger for a `with` block; closed, and where it belongs, after it."""
+    """Yield a ledger; afterwards it is closed, and its files are at their place."""
     if not place:
         yield NullLedger()
     elif is_url(place):
-        with CarriedLedger(place, process) as carried:
-            yield carried
+        with UploadedLedger(place, process) as uploaded:
+            yield uploaded
     else:
         with LedgerWriter(place, process=process) as writer:
             yield writer
 
 
 def is_url(place: str) -> bool:
-    """Whether it is a URL of another file system than the machine's own."""
+    """Return whether a place is a URL of another file system than the local one."""
     scheme, separator, _ = place.partition("://")
     return bool(separator) and scheme != "file"
 
 
 def prepare_place(place: str | None) -> None:
-    """Give a ledger at a URL its identity, for all tasks; LedgerError: they cannot write there.
+    """Give a ledger at a URL its id, for all tasks; LedgerError if they cannot write there.
 
-    A directory gets it from its first writer.
+    A directory gets its id from its first writer.
     """
     if place and is_url(place):
         files, folder = _file_system(place)
@@ -77,18 +77,18 @@ def prepare_place(place: str | None) -> None:
             raise LedgerError(f"tasks cannot write a ledger to {place}: {reason}") from error
 
 
-class CarriedLedger:
+class UploadedLedger:
     """Records into closed files at a URL, through this machine's disk."""
 
-    def __init__(self, url: str, process: str, *, carry_s: float = CARRY_S) -> None:
+    def __init__(self, url: str, process: str, *, upload_s: float = UPLOAD_S) -> None:
         self._url = url
         self._files, self._folder = _file_system(url)
-        self._carry_s = carry_s
+        self._upload_s = upload_s
         self._staging = Path(tempfile.mkdtemp(prefix="twinbus-ledger-"))
         self._stop = threading.Event()
-        self._is_told = False
-        self._writer = LedgerWriter(self._staging, process=process, heartbeat_s=IDLE_CARRY_S)
-        self._thread = threading.Thread(target=self._run, name="twinbus-carry", daemon=True)
+        self._is_warned = False
+        self._writer = LedgerWriter(self._staging, process=process, heartbeat_s=IDLE_UPLOAD_S)
+        self._thread = threading.Thread(target=self._run, name="twinbus-upload", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -99,19 +99,19 @@ class CarriedLedger:
         self._thread.join()
         self._writer.close()
         for again in range(LAST_TRIES):
-            if self._carry():
+            if self._upload():
                 shutil.rmtree(self._staging, ignore_errors=True)
                 return
             if again + 1 < LAST_TRIES:
                 threading.Event().wait(LAST_WAIT_S)
         log.error(
-            "ledger: %s takes no files; what this task recorded stays in %s, copy it from there",
+            "ledger: uploads to %s fail; the records of this task stay in %s, copy them from there",
             self._url,
             self._staging,
         )
 
     def record(self, operation: str, *, at_ms: int | None = None, **fields: object) -> None:
-        """Note one operation; as a LedgerWriter does, it returns at once."""
+        """Record one operation; like a LedgerWriter, it returns at once."""
         self._writer.record(operation, at_ms=at_ms, **fields)
 
     def record_deliveries(
@@ -121,29 +121,31 @@ class CarriedLedger:
         at_ms: int | None,
         deliveries: Sequence[tuple[str | None, int, int, int | None]],
     ) -> None:
-        """Note an operation on many messages, as a LedgerWriter does."""
+        """Record an operation on many messages, like a LedgerWriter."""
         self._writer.record_deliveries(operation, shared, at_ms, deliveries)
 
     def _run(self) -> None:
-        while not self._stop.wait(self._carry_s):
+        while not self._stop.wait(self._upload_s):
             self._writer.hand_over()
-            self._carry()
+            self._upload()
 
-    def _carry(self) -> bool:
-        """Bring what is ended to the URL, in its order; False: it does not take it now."""
+    def _upload(self) -> bool:
+        """Upload ended files in order; return whether all were uploaded."""
         for path in sorted(self._staging.glob(f"*{FILE_SUFFIX}")):
             try:
-                self._bring(path)
+                self._upload_file(path)
             except OSError as error:
-                if not self._is_told:
-                    self._is_told = True
-                    log.warning("ledger: %s does not take %s: %s", self._url, path.name, error)
+                if not self._is_warned:
+                    self._is_warned = True
+                    log.warning(
+                        "ledger: the upload to %s of %s failed: %s", self._url, path.name, error
+                    )
                 return False
             path.unlink()
         return True
 
-    def _bring(self, path: Path) -> None:
-        # A name that no reader takes for a file of a ledger: they see a whole file or none.
+    def _upload_file(self, path: Path) -> None:
+        # No reader takes this name for a ledger file: readers see a whole file or none.
         unfinished, name = f"{self._folder}/.{path.name}.draft", f"{self._folder}/{path.name}"
         self._files.create_dir(self._folder, recursive=True)
         with path.open("rb") as source, self._files.open_output_stream(unfinished) as target:
@@ -153,7 +155,7 @@ class CarriedLedger:
 
 
 def _file_system(url: str) -> tuple[Any, str]:
-    """The file system of a URL and the path in it; LedgerError where pyarrow has none."""
+    """Return the file system of a URL and the path in it; LedgerError if pyarrow has none."""
     fs: Any = importlib.import_module("pyarrow.fs")
     scheme, _, rest = url.partition("://")
     known = f"s3://{rest}" if scheme in {"s3a", "s3n"} else url

@@ -50,23 +50,23 @@ ROWS_MAX: Final = 10_000
 """Maximum entities and failovers in a report."""
 
 
-def availability_report(tables: LedgerTables, asked: ReportRequest) -> AvailabilityReport:
+def availability_report(tables: LedgerTables, request: ReportRequest) -> AvailabilityReport:
     """Failovers, what they saved, and the backlog over time."""
-    lines = lines_of(tables, asked)
-    scope = scope_of(tables, asked, lines)
-    windows = _windows(tables, asked).cache()
+    lines = lines_of(tables, request)
+    scope = scope_of(tables, request, lines)
+    windows = _windows(tables, request).cache()
     try:
         series = _series(tables, scope, lines.all_records)
-        found = _over_time(tables, asked, scope, windows, series)
+        found = _over_time(tables, request, scope, windows, series)
         took = {
             row["measure"]: Percentiles(*row[1:])
             for row in percentiles(windows).collect()
             if found.windows
         }
-        left, drain_s = _drained(series, asked)
+        left, drain_s = _drained(series, request)
         return replace(
             found,
-            entities=_entities(tables, asked, scope, windows),
+            entities=_entities(tables, request, scope, windows),
             detect=took.get("detect"),
             recover=took.get("recover"),
             drained=left,
@@ -78,10 +78,12 @@ def availability_report(tables: LedgerTables, asked: ReportRequest) -> Availabil
 
 
 def failovers_over_time(
-    tables: LedgerTables, asked: ReportRequest, scope: ReportScope
+    tables: LedgerTables, request: ReportRequest, scope: ReportScope
 ) -> AvailabilityReport:
     """The report's failovers, sends and backlog, without its sums and percentiles."""
-    return _over_time(tables, asked, scope, _windows(tables, asked), _kept_series(tables, scope))
+    return _over_time(
+        tables, request, scope, _windows(tables, request), _kept_series(tables, scope)
+    )
 
 
 class _Points(NamedTuple):
@@ -122,59 +124,59 @@ def _length_s(scope: ReportScope) -> int:
 
 def _over_time(
     tables: LedgerTables,
-    asked: ReportRequest,
+    request: ReportRequest,
     scope: ReportScope,
     windows: DataFrame,
     series: _Points,
 ) -> AvailabilityReport:
     ordered = windows.orderBy("failed_over_ms", "entity", "process", "pair").limit(ROWS_MAX + 1)
     found = ordered.withColumnRenamed("saved", "sends_saved").collect()
-    backlog = _backlog(series, asked)
+    backlog = _backlog(series, request)
     return AvailabilityReport(
         scope=scope,
         windows=tuple(FailoverWindow(**row.asDict()) for row in found[:ROWS_MAX]),
         windows_left_out=windows.count() - ROWS_MAX if len(found) > ROWS_MAX else 0,
         bucket_s=series.bucket_s,
-        sends=_sends(series, asked),
+        sends=_sends(series, request),
         backlog=backlog,
         unknown=(*_unknown(scope, backlog), *unread(scope)),
-        assumed=(*_assumed(tables, asked), *from_sums(scope)),
+        assumed=(*_assumed(tables, request), *from_sums(scope)),
     )
 
 
-def _windows(tables: LedgerTables, asked: ReportRequest) -> DataFrame:
+def _windows(tables: LedgerTables, request: ReportRequest) -> DataFrame:
     """The failover windows that overlap the requested one."""
     found = failover_windows(
-        of_entity(tables.table("states"), asked, "entity"),
-        of_entity(tables.table("diversions"), asked, "entity"),
-        of_entity(tables.table("traffic"), asked, "entity"),
+        of_entity(tables.table("states"), request, "entity"),
+        of_entity(tables.table("diversions"), request, "entity"),
+        of_entity(tables.table("traffic"), request, "entity"),
         bucket_s=tables.bucket_s,
     )
-    if asked.since_ms is not None:
+    if request.since_ms is not None:
         ended = F.coalesce("recovered_ms", "process_ended_ms")
-        found = found.where(ended.isNull() | (ended > asked.since_ms))
-    if asked.until_ms is not None:
-        found = found.where(F.col("failed_over_ms") < asked.until_ms)
+        found = found.where(ended.isNull() | (ended > request.since_ms))
+    if request.until_ms is not None:
+        found = found.where(F.col("failed_over_ms") < request.until_ms)
     return found
 
 
 def _entities(
-    tables: LedgerTables, asked: ReportRequest, scope: ReportScope, windows: DataFrame
+    tables: LedgerTables, request: ReportRequest, scope: ReportScope, windows: DataFrame
 ) -> tuple[EntityAvailability, ...]:
     """Each entity with its failovers, also those that never failed over."""
-    traffic = _in_scope(tables, asked, "traffic", "entity").where("entity <> ''")
+    traffic = _in_scope(tables, request, "traffic", "entity").where("entity <> ''")
     keys = [LABEL, "entity"]
     counted = traffic.groupBy(*keys).agg(F.sum("diverted").alias("saved"))
     # A consumer need not say which pair it is of.
     counted = joined(counted, ["entity"], F.col(LABEL) != "")
     saved = counted.groupBy(*keys).agg(F.sum("saved").alias("saved"))
     raised = (
-        _in_scope(tables, asked, "raised", "destination")
+        _in_scope(tables, request, "raised", "destination")
         .groupBy(LABEL, F.col("destination").alias("entity"))
         .agg(F.sum("messages").alias("raised"))
     )
     down = downtimes(
-        windows, last_ms=scope.last_ms or 0, since_ms=asked.since_ms, until_ms=asked.until_ms
+        windows, last_ms=scope.last_ms or 0, since_ms=request.since_ms, until_ms=request.until_ms
     )
     rows = (
         saved.join(raised, keys, "full")
@@ -189,14 +191,14 @@ def _entities(
     return tuple(EntityAvailability(*row) for row in rows)
 
 
-def _in_scope(tables: LedgerTables, asked: ReportRequest, name: str, column: str) -> DataFrame:
-    return of_entity(by_time(tables.table(name), asked, tables.bucket_s), asked, column)
+def _in_scope(tables: LedgerTables, request: ReportRequest, name: str, column: str) -> DataFrame:
+    return of_entity(by_time(tables.table(name), request, tables.bucket_s), request, column)
 
 
-def _sends(series: _Points, asked: ReportRequest) -> tuple[Sends, ...]:
+def _sends(series: _Points, request: ReportRequest) -> tuple[Sends, ...]:
     at_s = F.floor(F.col("at_s") / series.bucket_s) * series.bucket_s
     rows = (
-        of_entity(by_time(series.traffic, asked, series.step_s), asked, "entity")
+        of_entity(by_time(series.traffic, request, series.step_s), request, "entity")
         .groupBy(at_s.alias("at_s"))
         .agg(F.sum("sent").alias("sent"), F.sum("diverted").alias("diverted"))
         .where((F.col("sent") > 0) | (F.col("diverted") > 0))
@@ -205,21 +207,21 @@ def _sends(series: _Points, asked: ReportRequest) -> tuple[Sends, ...]:
     return tuple(sorted(Sends(*row) for row in rows))
 
 
-def _backlog(series: _Points, asked: ReportRequest) -> tuple[BacklogPoint, ...]:
-    bucket_s, stayed = series.bucket_s, of_entity(series.stays, asked)
-    if asked.until_ms is not None:
-        stayed = stayed.where(F.col("entered_s") * 1000 < asked.until_ms)
-    if asked.since_ms is not None:
+def _backlog(series: _Points, request: ReportRequest) -> tuple[BacklogPoint, ...]:
+    bucket_s, stayed = series.bucket_s, of_entity(series.stays, request)
+    if request.until_ms is not None:
+        stayed = stayed.where(F.col("entered_s") * 1000 < request.until_ms)
+    if request.since_ms is not None:
         # Messages that left before the window do not matter.
-        there = (F.col("left_s") + series.step_s) * 1000 > asked.since_ms
+        there = (F.col("left_s") + series.step_s) * 1000 > request.since_ms
         stayed = stayed.where(F.col("left_s").isNull() | there)
-    points = by_time(backlog_over_time(stayed, bucket_s=bucket_s), asked, bucket_s)
+    points = by_time(backlog_over_time(stayed, bucket_s=bucket_s), request, bucket_s)
     return tuple(sorted(BacklogPoint(*row) for row in points.collect()))
 
 
-def _drained(series: _Points, asked: ReportRequest) -> tuple[int, int]:
+def _drained(series: _Points, request: ReportRequest) -> tuple[int, int]:
     """Messages that left the backlog, and the seconds (whole steps) in which they did."""
-    left = by_time(of_entity(series.stays, asked), asked, series.step_s, "left_s")
+    left = by_time(of_entity(series.stays, request), request, series.step_s, "left_s")
     row = drained(left, bucket_s=series.step_s).collect()[0]
     return row["drained"], row["drain_s"]
 
@@ -235,8 +237,8 @@ def _unknown(scope: ReportScope, backlog: Sequence[BacklogPoint]) -> Iterator[st
         )
 
 
-def _assumed(tables: LedgerTables, asked: ReportRequest) -> Iterator[str]:
-    if asked.since_ms is not None or asked.until_ms is not None:
+def _assumed(tables: LedgerTables, request: ReportRequest) -> Iterator[str]:
+    if request.since_ms is not None or request.until_ms is not None:
         yield f"sends are kept in steps of {tables.bucket_s} s: a step that is cut counts whole"
     yield (
         "a process that ended while failed over counts up to its last sign; one that was killed up"

@@ -60,19 +60,19 @@ _STAGE_NAMES: Final = {
 
 
 def charges_report(
-    tables: LedgerTables, asked: documents.ReportRequest, prices: PriceBook, rule: CountingRule
+    tables: LedgerTables, request: documents.ReportRequest, prices: PriceBook, rule: CountingRule
 ) -> documents.ChargesReport:
     """The operations of the requested days and their cost."""
-    scope = scope_of(tables, asked, lines_of(tables, asked))
-    counted, deliveries = _counted(tables, asked)
+    scope = scope_of(tables, request, lines_of(tables, request))
+    counted, deliveries = _counted(tables, request)
     table = counted.cache()
     try:
         sums = [MonthlySum(*row) for row in monthly(table).collect()]
         lines, left_out = _lines(table)
         entities, entity_count = _entities(table)
-        receives = dict(map(tuple, receives_by_view(_recorded(tables, asked)).collect()))
+        receives = dict(map(tuple, receives_by_view(_recorded(tables, request)).collect()))
         return replace(
-            _summary(sums, asked, prices, rule, scope),
+            _summary(sums, request, prices, rule, scope),
             by_day=_days(table, rule),
             by_entity=entities,
             entities=entity_count,
@@ -81,7 +81,7 @@ def charges_report(
             prices=tuple(_prices(month_uses(sums, rule), prices)),
             recorded_receives=receives.get("client", 0),
             broker_receives=receives.get("broker", 0),
-            model=tuple(_model(table, deliveries, _polled_s(tables, asked))),
+            model=tuple(_model(table, deliveries, _polled_s(tables, request))),
         )
     finally:
         table.unpersist()
@@ -89,29 +89,29 @@ def charges_report(
 
 def charges_summary(
     tables: LedgerTables,
-    asked: documents.ReportRequest,
+    request: documents.ReportRequest,
     prices: PriceBook,
     rule: CountingRule,
     scope: documents.ReportScope,
 ) -> documents.ChargesReport:
     """The report's sums and bill, without its lines, entities, days, prices and model."""
-    rows = monthly(_counted(tables, asked)[0]).collect()
-    return _summary([MonthlySum(*row) for row in rows], asked, prices, rule, scope)
+    rows = monthly(_counted(tables, request)[0]).collect()
+    return _summary([MonthlySum(*row) for row in rows], request, prices, rule, scope)
 
 
-def _counted(tables: LedgerTables, asked: documents.ReportRequest) -> tuple[DataFrame, DataFrame]:
+def _counted(tables: LedgerTables, request: documents.ReportRequest) -> tuple[DataFrame, DataFrame]:
     """The charges in scope, with receives, and the deliveries."""
-    deliveries = by_day(of_entity(tables.table("deliveries"), asked), asked)
-    return with_receives(_recorded(tables, asked), deliveries), deliveries
+    deliveries = by_day(of_entity(tables.table("deliveries"), request), request)
+    return with_receives(_recorded(tables, request), deliveries), deliveries
 
 
-def _recorded(tables: LedgerTables, asked: documents.ReportRequest) -> DataFrame:
-    return by_day(of_entity(tables.table("charges"), asked, "entity"), asked)
+def _recorded(tables: LedgerTables, request: documents.ReportRequest) -> DataFrame:
+    return by_day(of_entity(tables.table("charges"), request, "entity"), request)
 
 
 def _summary(
     sums: Sequence[MonthlySum],
-    asked: documents.ReportRequest,
+    request: documents.ReportRequest,
     prices: PriceBook,
     rule: CountingRule,
     scope: documents.ReportScope,
@@ -126,7 +126,7 @@ def _summary(
         by_kind=charges_by_kind(sums),
         bill=money,
         unknown=(*_unknown(scope, money), *unread(scope)),
-        assumed=(*whole_days(asked), *_assumed(sums, prices), *from_sums(scope)),
+        assumed=(*whole_days(request), *_assumed(sums, prices), *from_sums(scope)),
     )
 
 
@@ -175,11 +175,11 @@ def _prices(months: Sequence[MonthUse], prices: PriceBook) -> Iterator[documents
             yield documents.PriceLine(tier.value, name, f"{quantity:,} {unit}", amount, note)
 
 
-def _polled_s(tables: LedgerTables, asked: documents.ReportRequest) -> int:
+def _polled_s(tables: LedgerTables, request: documents.ReportRequest) -> int:
     """From the start of the first empty poll to the end of the last one."""
     polled = tables.table("traffic").where("polls > 0")
     days = polled.withColumn("day", day_of(F.col("at_s") * 1000))
-    row = by_day(days, asked).agg(F.min("at_s"), F.max("at_s")).collect()[0]
+    row = by_day(days, request).agg(F.min("at_s"), F.max("at_s")).collect()[0]
     # A poll is recorded at its end.
     return 0 if row[0] is None else row[1] - row[0] + POLL_S
 

@@ -1,4 +1,4 @@
-"""From the gold tables and a look into the backlog to a `ConservationReport`."""
+"""From the gold tables and a peek into the backlog to a `ConservationReport`."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ Counts = dict[str, Any]
 """A row of counts by name, of one destination."""
 
 DETECTION_S: Final = 600
-"""How long Service Bus remembers ids for duplicate detection, unless an entity says otherwise."""
+"""Default duplicate detection window of Service Bus."""
 
 IDS_MAX: Final = 1_000
-"""Ids of a kind that a report names: enough to look into, and it stays a report."""
+"""Limit of ids of a kind that a report names."""
 
 ENTITIES_MAX: Final = 10_000
 
 MARGIN_MS: Final = 60_000
-"""What clocks of processes may differ by, where the ledger was not read before the peek: a message
-younger than the peek is not called lost."""
+"""Allowed difference between clocks if the ledger was not read before the peek: a message younger
+than the peek is not called lost."""
 
 _WORST_FIRST: Final = ("lost", "expired", "dead_lettered", "undecided", "waiting")
 
@@ -63,19 +63,19 @@ class BacklogSnapshot:
     sightings: DataFrame
     began_ms: int
     labels: frozenset[str] | None = None
-    """Pairs whose backlog queues were peeked; None: of whatever pair there is."""
+    """Pairs whose backlog queues were peeked; None: all pairs."""
     awaited: DataFrame | None = None
     """Messages that were in the backlog, by the ledger as it was before the peek
-    (`awaited_messages`). Only these can be missed by the peek, whatever any clock says. None: the
+    (`awaited_messages`). Only these can be missed by the peek, whatever the clocks. None: the
     ledger was not read before, and times decide."""
 
     def is_of(self, label: str) -> bool:
-        """Whether it looked into the backlog of a pair."""
+        """Whether the backlog queues of a pair were peeked."""
         return self.labels is None or label in self.labels
 
 
 def awaited_messages(tables: LedgerTables) -> DataFrame:
-    """Messages that a peek from now on finds in the backlog, unless they were moved or are lost."""
+    """Return messages that a later peek finds in the backlog, unless they are moved or lost."""
     found = tables.notable().where(F.col("accepted") & F.col("fate").isin(*journeys.UNSEEN))
     # It outlives the tables.
     return found.select(*journeys.MESSAGE).localCheckpoint()
@@ -83,30 +83,30 @@ def awaited_messages(tables: LedgerTables) -> DataFrame:
 
 def conservation_report(
     tables: LedgerTables,
-    asked: ReportRequest,
-    look: BacklogSnapshot | None,
+    request: ReportRequest,
+    peek: BacklogSnapshot | None,
     *,
     detection_s: int = DETECTION_S,
     ids_max: int = IDS_MAX,
     in_brief: bool = False,
 ) -> ConservationReport:
-    """What became of every accepted message. `look` must be older than the tables, or None.
+    """Report the fate of every accepted message. `peek` must be older than the tables, or None.
 
     `in_brief` leaves out the age of the backlog and the check of clocks.
     """
-    lines = lines_of(tables, asked)
-    scope = scope_of(tables, asked, lines)
+    lines = lines_of(tables, request)
+    scope = scope_of(tables, request, lines)
     has_broker = lines.broker_records > 0
-    notable = _notable(tables, asked, look).cache()
+    notable = _notable(tables, request, peek).cache()
     try:
-        counted = _counted(tables, asked, notable)
-        sums = _Sums(look=look, has_broker=has_broker, counted=_added(counted))
+        counted = _counted(tables, request, notable)
+        sums = _Sums(peek=peek, has_broker=has_broker, counted=_added(counted))
         named, left_out = _named(notable, ids_max)
         twice = sums.counted["repeated"]
-        unsent = _unsent(tables, asked) if has_broker else 0
+        unsent = _unsent(tables, request) if has_broker else 0
         incomplete = (
             *_unbalanced(counted),
-            *_incomplete(tables, asked, scope, {**sums.counted, "stored_unsent": unsent}),
+            *_incomplete(tables, request, scope, {**sums.counted, "stored_unsent": unsent}),
         )
         return ConservationReport(
             scope=scope,
@@ -117,21 +117,21 @@ def conservation_report(
             messages_left_out=left_out,
             duplicate_windows=_duplicate_windows(notable) if twice else {},
             duplicates=_duplicates(notable, ids_max) if twice else (),
-            aged=() if in_brief else _aged(tables, asked, detection_s),
-            peeked_ms=None if look is None else look.began_ms,
+            aged=() if in_brief else _aged(tables, request, detection_s),
+            peeked_ms=None if peek is None else peek.began_ms,
             nameless=lines.nameless,
             reused=sums.counted["reused"],
             incomplete=incomplete,
             unknown=(
                 *incomplete,
                 *_unknown(scope, sums, counted, lines.nameless),
-                *_unseen(counted, look),
-                *_erased(named, look),
+                *_unseen(counted, peek),
+                *_erased(named, peek),
             ),
             assumed=(
-                *whole_days(asked),
-                *_assumed(asked, detection_s),
-                *(() if in_brief else _skewed(tables, asked)),
+                *whole_days(request),
+                *_assumed(request, detection_s),
+                *(() if in_brief else _skewed(tables, request)),
                 *from_sums(scope),
             ),
         )
@@ -139,57 +139,66 @@ def conservation_report(
         notable.unpersist()
 
 
-def _notable(tables: LedgerTables, asked: ReportRequest, look: BacklogSnapshot | None) -> DataFrame:
-    """Messages that are not delivered or were received twice, with the fate they have now."""
-    found = of_entity(tables.notable(), asked)
-    found = by_day(found.withColumn("day", day_of(F.col("first_ms"))), asked)
-    in_doubt = [gap for gap in tables.shown.gaps if gap.is_open]
+def _notable(
+    tables: LedgerTables, request: ReportRequest, peek: BacklogSnapshot | None
+) -> DataFrame:
+    """Return messages that are not delivered or were received twice, with their current fates."""
+    found = of_entity(tables.notable(), request)
+    found = by_day(found.withColumn("day", day_of(F.col("first_ms"))), request)
+    in_doubt = [gap for gap in tables.inspected.gaps if gap.is_open]
     if any(WAITING in gap.doubts for gap in in_doubt) or _is_short(tables):
-        # The broker that says so stopped without an end: it may have ended since.
+        # The broker that recorded this stopped without an end: the message may have ended since.
         fate = F.col("fate")
         found = found.withColumn(
             "fate", F.when(fate == "waiting", F.lit("undecided")).otherwise(fate)
         )
-    if look is None:
+    if peek is None:
         return found.drop("day")
-    before = found.drop("day").withColumnRenamed("fate", "told")
-    now = journeys.looked_at(found.drop("day"), look.sightings)
+    before = found.drop("day").withColumnRenamed("fate", "recorded")
+    now = journeys.with_peek(found.drop("day"), peek.sightings)
     # Accepted after the peek began, or moved meanwhile: the peek may have missed it.
-    if look.awaited is None:
-        passed_by = F.col("last_ms") >= look.began_ms - MARGIN_MS
+    if peek.awaited is None:
+        passed_by = F.col("last_ms") >= peek.began_ms - MARGIN_MS
     else:
-        awaited = look.awaited.withColumn("awaited", F.lit(True))
+        awaited = peek.awaited.withColumn("awaited", F.lit(True))
         now = now.join(awaited, list(journeys.MESSAGE), "left")
         passed_by = F.col("awaited").isNull()
-    if look.labels is not None:
+    if peek.labels is not None:
         # The backlog of this pair is in another secondary.
-        passed_by |= ~F.col(LABEL).isin(*look.labels)
+        passed_by |= ~F.col(LABEL).isin(*peek.labels)
     passed_by |= journeys.is_erased()
     for gap in in_doubt:
         if MOVES in gap.doubts:
-            # A syphon that was killed may have forwarded it without a record.
+            # A killed syphon may have forwarded it without a record.
             until_ms = F.lit(gap.to_ms).cast("long")
             passed_by |= until_ms.isNull() | (F.col("accepted_ms") <= until_ms)
-    told = before.select(*journeys.MESSAGE, "told")
+    recorded = before.select(*journeys.MESSAGE, "recorded")
     fate = F.when(
-        F.col("told").isin(*journeys.UNSEEN) & (F.col("fate") == "lost") & passed_by, F.col("told")
+        F.col("recorded").isin(*journeys.UNSEEN) & (F.col("fate") == "lost") & passed_by,
+        F.col("recorded"),
     ).otherwise(F.col("fate"))
-    return now.join(told, list(journeys.MESSAGE)).withColumn("fate", fate).drop("told", "awaited")
+    return (
+        now.join(recorded, list(journeys.MESSAGE))
+        .withColumn("fate", fate)
+        .drop("recorded", "awaited")
+    )
 
 
 def _is_short(tables: LedgerTables) -> bool:
-    """Whether the successor of a broker found fewer messages than the records say were there."""
-    found = [gap.recovery for gap in tables.shown.gaps if gap.recovery and WAITING in gap.doubts]
+    """Return whether a broker's successor found fewer messages than the records have."""
+    found = [
+        gap.recovery for gap in tables.inspected.gaps if gap.recovery and WAITING in gap.doubts
+    ]
     return any(
         conservation.standing_at(tables.in_backlog(), one.at_ms).count() > one.messages
         for one in found
     )
 
 
-def _counted(tables: LedgerTables, asked: ReportRequest, notable: DataFrame) -> list[Counts]:
-    """For each entity: what the sums say, and the fates of those that are not delivered."""
-    fates = of_entity(tables.table("fates"), asked)
-    rows = conservation.balances(fates, notable, in_scope=in_days(F.col("day"), asked)).collect()
+def _counted(tables: LedgerTables, request: ReportRequest, notable: DataFrame) -> list[Counts]:
+    """Return the sums of each entity, and the fates of its undelivered messages."""
+    fates = of_entity(tables.table("fates"), request)
+    rows = conservation.balances(fates, notable, in_scope=in_days(F.col("day"), request)).collect()
     return [row.asDict() for row in rows]
 
 
@@ -204,20 +213,20 @@ def _added(rows: Sequence[Counts]) -> Counts:
 
 @dataclass(frozen=True)
 class _Sums:
-    """Counts as balances, with what cannot be known left out."""
+    """Makes balances of counts; what cannot be known is None."""
 
-    look: BacklogSnapshot | None
+    peek: BacklogSnapshot | None
     has_broker: bool
     counted: Counts
 
     def balance(self, row: Counts) -> Balance:
-        """What is known of one entity."""
-        return self._balance(row, looked=self._looked_at(row))
+        """Return the balance of one entity."""
+        return self._balance(row, is_peeked=self._is_peeked(row))
 
-    def _looked_at(self, row: Counts) -> bool:
-        return self.look is not None and self.look.is_of(row[LABEL])
+    def _is_peeked(self, row: Counts) -> bool:
+        return self.peek is not None and self.peek.is_of(row[LABEL])
 
-    def _balance(self, row: Counts, *, looked: bool) -> Balance:
+    def _balance(self, row: Counts, *, is_peeked: bool) -> Balance:
         lost, undecided, expired = row["lost"], row["undecided"], row["expired"]
         is_settled = self.has_broker or not (lost or undecided)
         heard = row.get("heard", False)
@@ -225,9 +234,9 @@ class _Sums:
             entity=row["destination"],
             accepted=row["accepted"],
             delivered=row["delivered"],
-            # Without a look the broker's view can have told of some.
-            waiting=row["waiting"] or (0 if looked or not undecided else None),
-            dead_lettered=row["dead_lettered"] or (0 if looked or not undecided else None),
+            # Without a peek the broker's view may know some.
+            waiting=row["waiting"] or (0 if is_peeked or not undecided else None),
+            dead_lettered=row["dead_lettered"] or (0 if is_peeked or not undecided else None),
             expired=expired or (0 if is_settled else None),
             lost=None if undecided else lost,
             undecided=undecided,
@@ -238,16 +247,16 @@ class _Sums:
         )
 
     def total(self, rows: Sequence[Counts]) -> Balance:
-        """All entities: what is unknown of one with messages is unknown of all."""
+        """Return the balance of all entities; a figure unknown for one is unknown for all."""
         all_heard = bool(rows) and all(row["heard"] for row in rows if row["accepted"])
-        looked = all(self._looked_at(row) for row in rows if row["undecided"])
-        whole = self._balance({**self.counted, "heard": all_heard}, looked=looked)
+        is_peeked = all(self._is_peeked(row) for row in rows if row["undecided"])
+        whole = self._balance({**self.counted, "heard": all_heard}, is_peeked=is_peeked)
         any_heard = any(row["heard"] for row in rows)
         return whole._replace(duplicates=self.counted["repeated"] if any_heard else None)
 
 
 def _named(notable: DataFrame, ids_max: int) -> tuple[tuple[NamedMessage, ...], int]:
-    """Messages that are not delivered, the worst first, and how many more there are."""
+    """Return undelivered messages, the worst first, and how many were left out."""
     rank = F.array_position(F.array(*(F.lit(fate) for fate in _WORST_FIRST)), F.col("fate"))
     missing = notable.where(F.col("accepted") & (F.col("fate") != journeys.DELIVERED_FATE))
     rows = (
@@ -273,9 +282,11 @@ def _duplicates(notable: DataFrame, ids_max: int) -> tuple[DuplicateMessage, ...
     return tuple(DuplicateMessage(*row) for row in rows)
 
 
-def _aged(tables: LedgerTables, asked: ReportRequest, detection_s: int) -> tuple[AgedBacklog, ...]:
-    """Entities whose messages were in the backlog for longer than duplicates are detected."""
-    found = conservation.aged(of_entity(tables.table("ages"), asked), detection_s)
+def _aged(
+    tables: LedgerTables, request: ReportRequest, detection_s: int
+) -> tuple[AgedBacklog, ...]:
+    """Return entities with messages older than the duplicate detection of their destination."""
+    found = conservation.aged(of_entity(tables.table("ages"), request), detection_s)
     ordered = found.orderBy(F.col("oldest_s").desc(), "destination", LABEL)
     return tuple(
         AgedBacklog(
@@ -292,12 +303,12 @@ def _aged(tables: LedgerTables, asked: ReportRequest, detection_s: int) -> tuple
 def _unknown(
     scope: ReportScope, sums: _Sums, rows: Sequence[Counts], nameless: int
 ) -> Iterator[str]:
-    if sums.look is None and sums.counted["undecided"]:
+    if sums.peek is None and sums.counted["undecided"]:
         yield "waiting and dead-lettered: the backlog queues were not peeked"
     silent = [row["destination"] for row in rows if row["accepted"] and not row["heard"]]
     if silent:
-        names = _some(list(dict.fromkeys(silent)))
-        yield f"received and duplicates: no consumer of {names} kept a ledger"
+        named = _names(list(dict.fromkeys(silent)))
+        yield f"received and duplicates: no consumer of {named} kept a ledger"
     if sums.counted["lost"] and not sums.has_broker:
         yield "expired: one of the lost can have expired, which only the broker's view tells"
     if nameless:
@@ -308,9 +319,9 @@ def _unknown(
 
 
 def _incomplete(
-    tables: LedgerTables, asked: ReportRequest, scope: ReportScope, counted: Counts
+    tables: LedgerTables, request: ReportRequest, scope: ReportScope, counted: Counts
 ) -> Iterator[str]:
-    """Why messages were accepted, or may have been, of which no record in scope tells."""
+    """Yield why accepted messages may exist that have no record in scope."""
     if not scope.records:
         yield "everything: no record is in scope"
     moved, received = counted["moved_unsent"], counted["received_unsent"]
@@ -332,7 +343,7 @@ def _incomplete(
             " them are missing"
         )
     if not (counted["accepted"] or counted["raised"] or moved or received or stored):
-        yield from _of_others(tables, asked)
+        yield from _of_others(tables, request)
     if counted["masked"]:
         yield (
             f"{counted['masked']:,} ids were accepted more than once and diverted more often than"
@@ -341,14 +352,14 @@ def _incomplete(
 
 
 def _unbalanced(rows: Sequence[Counts]) -> Iterator[str]:
-    """A sentence on entities whose fates do not add up to what was accepted."""
+    """Yield a sentence if fates do not add up to the accepted messages."""
     off = [row for row in rows if row["accepted"] != _fates_of(row)]
     if off:
-        accepted, told = sum(row["accepted"] for row in off), sum(map(_fates_of, off))
+        accepted, fates = sum(row["accepted"] for row in off), sum(map(_fates_of, off))
         yield (
             f"the tables contradict themselves: {accepted:,} messages of"
-            f" {_some([row['destination'] for row in off])} were accepted and {told:,} have a"
-            " fate; make the tables again (twinbus ledger rebuild LEDGER)"
+            f" {_names([row['destination'] for row in off])} were accepted and {fates:,} have a"
+            " fate; rebuild the tables (twinbus ledger rebuild LEDGER)"
         )
 
 
@@ -356,15 +367,15 @@ def _fates_of(row: Counts) -> int:
     return sum(row[fate] for fate in journeys.FATES_OF_ACCEPTED)
 
 
-def _unsent(tables: LedgerTables, asked: ReportRequest) -> int:
-    """How many messages only the broker saw in the backlog; of all entities: it knows none."""
+def _unsent(tables: LedgerTables, request: ReportRequest) -> int:
+    """Return how many messages of all entities only the broker recorded in the backlog."""
     found = tables.unsent_in_backlog().withColumn("day", day_of(F.col("first_ms")))
-    return by_day(found, asked).count()
+    return by_day(found, request).count()
 
 
-def _of_others(tables: LedgerTables, asked: ReportRequest) -> Iterator[str]:
-    """A sentence where messages were moved in scope and none of them began in it."""
-    table = by_day(of_entity(tables.table("charges"), asked, "entity"), asked)
+def _of_others(tables: LedgerTables, request: ReportRequest) -> Iterator[str]:
+    """Yield a sentence if messages were moved in scope and none was accepted in it."""
+    table = by_day(of_entity(tables.table("charges"), request, "entity"), request)
     row = table.where(F.col("stage").isin(*MESSAGE_STAGES)).agg(F.sum("operations")).collect()[0]
     if row[0]:
         yield (
@@ -373,39 +384,39 @@ def _of_others(tables: LedgerTables, asked: ReportRequest) -> Iterator[str]:
         )
 
 
-def _unseen(rows: Sequence[Counts], look: BacklogSnapshot | None) -> Iterator[str]:
-    """A sentence on pairs whose backlog queues the peek did not find."""
-    if look is None:
+def _unseen(rows: Sequence[Counts], peek: BacklogSnapshot | None) -> Iterator[str]:
+    """Yield a sentence on pairs whose backlog queues the peek did not find."""
+    if peek is None:
         return
-    elsewhere = {row[LABEL] for row in rows if row["undecided"] and not look.is_of(row[LABEL])}
+    elsewhere = {row[LABEL] for row in rows if row["undecided"] and not peek.is_of(row[LABEL])}
     if elsewhere:
         yield (
-            f"waiting and lost of {_some(sorted(elsewhere))}: the peek found no backlog queue of"
+            f"waiting and lost of {_names(sorted(elsewhere))}: the peek found no backlog queue of"
             " it; peek into its own secondary (--peek)"
         )
 
 
-def _erased(named: Sequence[NamedMessage], look: BacklogSnapshot | None) -> Iterator[str]:
-    """A sentence on messages that a peek cannot find, because their ids were erased."""
+def _erased(named: Sequence[NamedMessage], peek: BacklogSnapshot | None) -> Iterator[str]:
+    """Yield a sentence on messages that a peek cannot find because their ids were erased."""
     unseen = [one for one in named if one.fate in journeys.UNSEEN]
     count = sum(journeys.is_erased_id(one.message_id) for one in unseen)
-    if count and look is not None:
+    if count and peek is not None:
         yield f"waiting and lost of {count:,} erased messages: a peek cannot find them without ids"
 
 
-def _some(names: Sequence[str]) -> str:
+def _names(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _assumed(asked: ReportRequest, detection_s: int) -> Iterator[str]:
-    if asked.since_ms is not None:
+def _assumed(request: ReportRequest, detection_s: int) -> Iterator[str]:
+    if request.since_ms is not None:
         yield "a message counts on the day of its first record: earlier ones are in no figure"
     yield f"destinations detect duplicates for {detection_s:,} s (--detection-window)"
 
 
-def _skewed(tables: LedgerTables, asked: ReportRequest) -> Iterator[str]:
+def _skewed(tables: LedgerTables, request: ReportRequest) -> Iterator[str]:
     row = (
-        of_entity(tables.table("skews"), asked)
+        of_entity(tables.table("skews"), request)
         .agg(F.sum("messages").alias("messages"), F.max("up_to_ms").alias("up_to_ms"))
         .collect()[0]
     )

@@ -5,7 +5,7 @@ None means unknown, never 0. The sentences in `unknown` name what is not known a
 
     ChargesReport          what was done, in billed units, and what it costs by the price book
     AvailabilityReport     failovers, sends saved and raised, the backlog over time
-    ConservationReport     what became of every message that a caller was told is safe
+    ConservationReport     the fate of every accepted message
     ReconciliationReport   the clients' records beside the broker's
 """
 
@@ -66,10 +66,10 @@ class ReportScope:
     """The window ends before this. None, here and in `since_ms`: no limit."""
     entity: str | None = None
     first_ms: int | None = None
-    """Time of the first record in scope; None: there is none."""
+    """Time of the first record in scope; None: no record is in scope."""
     last_ms: int | None = None
     records: int = 0
-    set_aside: Mapping[str, int] = field(default_factory=dict)
+    rejected: Mapping[str, int] = field(default_factory=dict)
     """Lines of the ledger that are no record, by reason: torn, foreign, of a later version."""
     unrecorded: int = 0
     """Records that processes could not write, by their own count."""
@@ -77,7 +77,7 @@ class ReportScope:
     """Sentences on files of the ledger that are not there, were changed or were not read."""
     gaps: tuple[WriterGap, ...] = ()
     """Writers that stopped without an end, also where other evidence closes the gap."""
-    said: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
     """Sentences on files that make nothing unknown: copies, and files of earlier versions."""
     records_from: date | None = None
     """The first day whose records are kept; None: all are. Sums of earlier days are kept too."""
@@ -85,12 +85,12 @@ class ReportScope:
     @property
     def is_whole(self) -> bool:
         """Whether every record that was due could be read."""
-        # A line that a crash tore can be of a message that its sender was told is safe.
-        return not (self.unrecorded or self.missing or any(self.set_aside.values()))
+        # A line that a crash tore can be the record of an accepted message.
+        return not (self.unrecorded or self.missing or any(self.rejected.values()))
 
     @property
     def unknown_sends(self) -> tuple[WriterGap, ...]:
-        """Writers that may have accepted messages of which no record tells."""
+        """Writers that may have accepted messages without a record."""
         return tuple(gap for gap in self.gaps if gap.is_open and SENDS in gap.doubts)
 
     @property
@@ -138,7 +138,7 @@ class ChargeLine(NamedTuple):
     units: int
     bytes: int
     primary_label: str = ""
-    """Of the primary that the entity belongs to; "": no record tells."""
+    """Label of the entity's primary; "": not recorded."""
 
 
 class DayUnits(NamedTuple):
@@ -156,7 +156,7 @@ class EntityUnits(NamedTuple):
     operations: int
     units: int
     primary_label: str = ""
-    """Of the primary that the entity belongs to; "": no record tells."""
+    """Label of the entity's primary; "": not recorded."""
 
 
 class PriceLine(NamedTuple):
@@ -230,9 +230,9 @@ class EntityAvailability(NamedTuple):
     sends_saved: int
     """Messages that went to the backlog instead of being refused."""
     sends_raised: int
-    """Messages that were tried and never accepted: their sender had an error."""
+    """Messages that were tried and never accepted: their send raised."""
     primary_label: str = ""
-    """Of the primary that the entity belongs to; "": no record tells."""
+    """Label of the entity's primary; "": not recorded."""
 
 
 class FailoverWindow(NamedTuple):
@@ -360,7 +360,7 @@ class Balance(NamedTuple):
     raised: int
     """Tried and never accepted: the sender got an error; not part of the sum."""
     primary_label: str = ""
-    """Of the primary that the entity belongs to; "": no record tells."""
+    """Label of the entity's primary; "": not recorded."""
 
 
 class NamedMessage(NamedTuple):
@@ -372,7 +372,7 @@ class NamedMessage(NamedTuple):
     at_ms: int | None
     """When it was accepted."""
     primary_label: str = ""
-    """Of the primary that the entity belongs to; "": no record tells."""
+    """Label of the entity's primary; "": not recorded."""
 
 
 class DuplicateMessage(NamedTuple):
@@ -383,7 +383,7 @@ class DuplicateMessage(NamedTuple):
     times: int
     window: str
     primary_label: str = ""
-    """Of the primary that the entity belongs to; "": no record tells."""
+    """Label of the entity's primary; "": not recorded."""
 
 
 class AgedBacklog(NamedTuple):
@@ -394,7 +394,7 @@ class AgedBacklog(NamedTuple):
     oldest_ms: int
     detection_ms: int
     primary_label: str = ""
-    """Of the primary that the entity belongs to; "": no record tells."""
+    """Label of the entity's primary; "": not recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -419,20 +419,20 @@ class ConservationReport(LedgerReport):
     reused: int = 0
     """Ids that were accepted more than once; each counts as one message."""
     incomplete: tuple[str, ...] = ()
-    """Why there must be accepted messages of which no record in scope tells, a sentence each."""
+    """Why there must be accepted messages without a record in scope, a sentence each."""
 
     @property
     def verdict(self) -> ReportVerdict:
         """Good only if it is known of every accepted message that it is not lost.
 
-        Where files are missing, one of them can tell what became of a message that looks lost.
+        A missing file can hold the delivery of a message that looks lost.
         """
         if self.lost_at_least and not self.scope.missing:
             return ReportVerdict.BAD
         scope = self.scope
-        is_told = scope.is_whole and not scope.unknown_sends
-        is_told = is_told and not self.nameless and not self.incomplete
-        return ReportVerdict.GOOD if self.total.lost == 0 and is_told else ReportVerdict.UNKNOWN
+        is_complete = scope.is_whole and not scope.unknown_sends
+        is_complete = is_complete and not self.nameless and not self.incomplete
+        return ReportVerdict.GOOD if self.total.lost == 0 and is_complete else ReportVerdict.UNKNOWN
 
 
 class Agreement(NamedTuple):
@@ -448,7 +448,7 @@ class Agreement(NamedTuple):
     explained: int = 0
     """Operations that only the broker recorded and the ledger explains."""
     primary_label: str = ""
-    """Of the primary that the entity belongs to; "": no record tells."""
+    """Label of the entity's primary; "": not recorded."""
 
 
 class Difference(NamedTuple):
@@ -464,7 +464,7 @@ class Difference(NamedTuple):
     explanation: str
     """The reason, where the ledger shows one: no answer, or a record that was not written."""
     primary_label: str = ""
-    """Of the primary that the entity belongs to; "": no record tells."""
+    """Label of the entity's primary; "": not recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -70,11 +70,10 @@ class BatchTables:
         self._is_small = size_bytes <= SMALL_BYTES
         many = size_bytes // LINE_BYTES
         session = session_for_few(spark) if self._is_small else session_for_many(spark, many)
-        # It refuses a place without a ledger in one line.
         bronze.location_of(ledger)
         inside = TableStore(session, tables_place(ledger))
-        self.shown = LedgerFolder(ledger).inspect({}, removed_unnoted=inside.is_only_copy)
-        lines = bronze.read_ledger(session, ledger, refused=self.shown.refused)
+        self.inspected = LedgerFolder(ledger).inspect({}, removed_unnoted=inside.is_only_copy)
+        lines = bronze.read_ledger(session, ledger, refused=self.inspected.refused)
         is_open = F.endswith(F.col("_metadata.file_name"), F.lit(OPEN_SUFFIX))
         # Kept before counting: a query of a few columns does not see a damaged line.
         self._lines = self._kept(lines.withColumn(_IS_OPEN, is_open))
@@ -88,21 +87,21 @@ class BatchTables:
         self._sources = Sources(self._records, self._tallies, self._fates, self._fates)
         self._tables = {table.name: table for table in gold_tables(bucket_s)}
         self._kept_tables: dict[str, DataFrame] = {}
-        self._set_aside: dict[str, int] | None = None
+        self._rejected: dict[str, int] | None = None
 
     @property
-    def set_aside(self) -> Mapping[str, int]:
-        """Lines that are no record, by reason."""
-        if self._set_aside is None:
+    def rejected(self) -> Mapping[str, int]:
+        """Count of rejected lines by reason."""
+        if self._rejected is None:
             why = bronze.reason()
-            # A line that is not whole yet is being written: it is no news.
-            told = F.when(~F.col(_IS_OPEN) | (why != "torn"), why)
-            counts = self._lines.agg(*bronze.line_counts(told)).collect()[0]
+            # An incomplete line of an open file is still being written: that is normal.
+            counted_reason = F.when(~F.col(_IS_OPEN) | (why != "torn"), why)
+            counts = self._lines.agg(*bronze.line_counts(counted_reason)).collect()[0]
             counted = counts.asDict()
-            self._set_aside = bronze.set_aside(
-                {**counted, "torn": counted["torn"] + self.shown.torn}
+            self._rejected = bronze.rejected(
+                {**counted, "torn": counted["torn"] + self.inspected.torn}
             )
-        return self._set_aside
+        return self._rejected
 
     def table(self, name: str) -> DataFrame:
         """One of the gold tables, kept: a query may read it several times."""
@@ -116,11 +115,11 @@ class BatchTables:
         return with_fates(notable(self._fates), self.table("states"))
 
     def in_backlog(self) -> DataFrame:
-        """What the broker says of messages in backlog queues, as `schemas.NOTABLE`."""
+        """Return the broker's records of messages in backlog queues, as `schemas.NOTABLE`."""
         return notable(self._fates).where(in_backlog(F.col("destination")))
 
     def unsent_in_backlog(self) -> DataFrame:
-        """What only the broker saw in a backlog queue, by `conservation.unsent_in_backlog`."""
+        """Return what only the broker recorded in a backlog queue, and no sender."""
         return unsent_in_backlog(self.in_backlog(), self._fates)
 
     def messages(self) -> DataFrame:
@@ -165,57 +164,57 @@ def batch_tables(
         tables.close()
 
 
-def in_days(day: Column, asked: ReportRequest, *, margin_days: int = 0) -> Column:
+def in_days(day: Column, request: ReportRequest, *, margin_days: int = 0) -> Column:
     """Whether a day is one that the window overlaps, or at most the margin before or after it."""
     condition, margin = F.lit(True), timedelta(days=margin_days)
-    if asked.first_day is not None:
-        condition &= day >= F.lit(asked.first_day - margin)
-    if asked.last_day is not None:
-        condition &= day <= F.lit(asked.last_day + margin)
+    if request.first_day is not None:
+        condition &= day >= F.lit(request.first_day - margin)
+    if request.last_day is not None:
+        condition &= day <= F.lit(request.last_day + margin)
     return condition
 
 
-def by_day(table: DataFrame, asked: ReportRequest) -> DataFrame:
+def by_day(table: DataFrame, request: ReportRequest) -> DataFrame:
     """The rows of the days that the window overlaps; the column is `day`."""
-    return table.where(in_days(F.col("day"), asked))
+    return table.where(in_days(F.col("day"), request))
 
 
 def by_time(
-    table: DataFrame, asked: ReportRequest, bucket_s: int, column: str = "at_s"
+    table: DataFrame, request: ReportRequest, bucket_s: int, column: str = "at_s"
 ) -> DataFrame:
     """The rows of the buckets that the window overlaps."""
-    if asked.since_ms is not None:
-        table = table.where((F.col(column) + bucket_s) * 1000 > asked.since_ms)
-    if asked.until_ms is not None:
-        table = table.where(F.col(column) * 1000 < asked.until_ms)
+    if request.since_ms is not None:
+        table = table.where((F.col(column) + bucket_s) * 1000 > request.since_ms)
+    if request.until_ms is not None:
+        table = table.where(F.col(column) * 1000 < request.until_ms)
     return table
 
 
-def of_entity(table: DataFrame, asked: ReportRequest, column: str = "destination") -> DataFrame:
+def of_entity(table: DataFrame, request: ReportRequest, column: str = "destination") -> DataFrame:
     """The rows of the requested entity: a queue, or a topic with its subscriptions."""
-    if asked.entity is None:
+    if request.entity is None:
         return table
-    return table.where(destination_of(F.col(column)) == destination_of(F.lit(asked.entity)))
+    return table.where(destination_of(F.col(column)) == destination_of(F.lit(request.entity)))
 
 
-def require_entity(tables: LedgerTables, asked: ReportRequest) -> None:
+def require_entity(tables: LedgerTables, request: ReportRequest) -> None:
     """Raise UnknownEntityError if the ledger has no record of the entity."""
-    if asked.entity is None:
+    if request.entity is None:
         return
     called = tables.table("charges").select(destination_of(F.col("entity")).alias("entity"))
     changed = tables.table("states").select("entity")
     names = called.union(changed).where("entity <> ''").distinct()
     known = sorted(row["entity"] for row in names.limit(NAMES_MAX).collect())
-    wanted = asked.entity.lower()
+    wanted = request.entity.lower()
     if wanted in known or (
         len(known) == NAMES_MAX
-        and names.where(F.col("entity") == destination_of(F.lit(asked.entity))).limit(1).collect()
+        and names.where(F.col("entity") == destination_of(F.lit(request.entity))).limit(1).collect()
     ):
         return
     near = get_close_matches(wanted, known, NAMES_SHOWN) or known
-    some = ", ".join(near[:NAMES_SHOWN]) or "none"
+    known_names = ", ".join(near[:NAMES_SHOWN]) or "none"
     raise UnknownEntityError(
-        f"the ledger has no record of the entity {asked.entity!r:.100}; it has {some}"
+        f"the ledger has no record of the entity {request.entity!r:.100}; it has {known_names}"
         + (" and others" if len(known) > len(near[:NAMES_SHOWN]) else "")
     )
 
@@ -233,45 +232,45 @@ class Lines(NamedTuple):
     """Of the whole ledger."""
 
 
-def lines_of(tables: LedgerTables, asked: ReportRequest) -> Lines:
+def lines_of(tables: LedgerTables, request: ReportRequest) -> Lines:
     """The counts of the requested days."""
     table = tables.table("lines")
-    is_asked = in_days(F.col("day"), asked)
+    is_requested = in_days(F.col("day"), request)
     is_broker = F.col("view") == "broker"
 
     def summed(name: str, condition: Column) -> Column:
         return F.sum(F.when(condition, F.col(name)).otherwise(F.lit(0)))
 
     row = table.agg(
-        *(summed(name, is_asked) for name in ("records", "nameless", "unrecorded")),
+        *(summed(name, is_requested) for name in ("records", "nameless", "unrecorded")),
         summed("records", is_broker),
         F.sum("records"),
     ).collect()[0]
     return Lines(*(number or 0 for number in row))
 
 
-def scope_of(tables: LedgerTables, asked: ReportRequest, lines: Lines) -> ReportScope:
+def scope_of(tables: LedgerTables, request: ReportRequest, lines: Lines) -> ReportScope:
     """The scope of a report: what was requested, and which records are in it."""
     at_s = F.col("at_s")
-    traffic = by_time(tables.table("traffic"), asked, tables.bucket_s).select(
+    traffic = by_time(tables.table("traffic"), request, tables.bucket_s).select(
         (at_s * 1000).alias("first_ms"), ((at_s + tables.bucket_s) * 1000).alias("last_ms")
     )
     # A change of state has a time, not only a bucket.
     states = tables.table("states").withColumn("at_s", F.floor(F.col("at_ms") / 1000))
-    changes = by_time(states, asked, 1).select(F.col("at_ms"), F.col("at_ms"))
+    changes = by_time(states, request, 1).select(F.col("at_ms"), F.col("at_ms"))
     row = traffic.union(changes).agg(F.min("first_ms"), F.max("last_ms")).collect()[0]
     return ReportScope(
         ledger=tables.ledger,
-        since_ms=asked.since_ms,
-        until_ms=asked.until_ms,
-        entity=asked.entity,
+        since_ms=request.since_ms,
+        until_ms=request.until_ms,
+        entity=request.entity,
         first_ms=row[0],
         last_ms=row[1],
         records=lines.records,
-        set_aside=dict(tables.set_aside),
-        missing=tables.shown.missing,
-        gaps=tables.shown.gaps,
-        said=tables.shown.said,
+        rejected=dict(tables.rejected),
+        missing=tables.inspected.missing,
+        gaps=tables.inspected.gaps,
+        remarks=tables.inspected.remarks,
         records_from=tables.records_from,
         unrecorded=lines.unrecorded,
     )
@@ -279,8 +278,8 @@ def scope_of(tables: LedgerTables, asked: ReportRequest, lines: Lines) -> Report
 
 def unread(scope: ReportScope) -> Iterator[str]:
     """Sentences on records that are known to exist, or to have existed, and were not read."""
-    if any(scope.set_aside.values()):
-        yield f"{sum(scope.set_aside.values()):,} lines are no record: what they said is not known"
+    if any(scope.rejected.values()):
+        yield f"{sum(scope.rejected.values()):,} lines were rejected: their content is not known"
     yield from scope.missing
     yield from (gap.sentence for gap in scope.gaps if gap.is_open)
 
@@ -293,11 +292,11 @@ def from_sums(scope: ReportScope) -> tuple[str, ...]:
     return (f"records of before {first} were removed (retain): sums that were kept tell of them",)
 
 
-def whole_days(asked: ReportRequest) -> tuple[str, ...]:
+def whole_days(request: ReportRequest) -> tuple[str, ...]:
     """A sentence if the window does not begin and end at midnight."""
-    if asked.is_of_whole_days:
+    if request.is_of_whole_days:
         return ()
-    first, last = asked.first_day, asked.last_day
+    first, last = request.first_day, request.last_day
     since = "" if first is None else f" from {first}"
     until = "" if last is None else f" to {last}"
     return (f"kept by day: whole days (UTC) are counted,{since}{until}",)

@@ -32,7 +32,7 @@ BUCKET_S: Final = 1
 
 @dataclass(frozen=True, kw_only=True)
 class OutageReport:
-    """What a drill needs of the three reports, and what only records tell."""
+    """The figures of a drill: three reports, and what only records show."""
 
     conservation: documents.ConservationReport
     charges: documents.ChargesReport

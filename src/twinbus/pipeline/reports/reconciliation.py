@@ -41,14 +41,14 @@ EXPLANATIONS: Final = {
     "given_back": "handed to a receiver, which gave it back or recorded nothing",
     "too_young": "just done: the client may not have written it yet",
 }
-"""Kinds of differences (`reconciliation`); those that the ledger explains say how."""
+"""Kinds of differences (`reconciliation`); those that the ledger explains have a text."""
 EXPLAINED: Final = tuple(kind for kind, words in EXPLANATIONS.items() if words)
 
 
-def reconciliation_report(tables: LedgerTables, asked: ReportRequest) -> ReconciliationReport:
+def reconciliation_report(tables: LedgerTables, request: ReportRequest) -> ReconciliationReport:
     """Both views beside each other. It reads all records, for ids are compared one by one."""
-    lines = lines_of(tables, asked)
-    scope = scope_of(tables, asked, lines)
+    lines = lines_of(tables, request)
+    scope = scope_of(tables, request, lines)
     if not lines.broker_records:
         return ReconciliationReport(
             scope=scope,
@@ -61,40 +61,40 @@ def reconciliation_report(tables: LedgerTables, asked: ReportRequest) -> Reconci
             ),
         )
     # Also of a day before and after: the other end may have recorded it then.
-    in_scope = in_days(day_of(F.col("at_ms")), asked, margin_days=1)
+    in_scope = in_days(day_of(F.col("at_ms")), request, margin_days=1)
     records = tables.every_record().where(in_scope)
     views = tables.table("views")
     labels = labels_at(views)
     found_differing = disagreements(
         records,
         labels=labels,
-        began=in_days(day_of(F.col("first_ms")), asked),
+        began=in_days(day_of(F.col("first_ms")), request),
         newest_ms=records.agg(F.max("at_ms")).collect()[0][0],
     )
-    differing = of_entity(found_differing, asked, "place").cache()
+    differing = of_entity(found_differing, request, "place").cache()
     try:
         found = agreements(
-            by_day(of_entity(views, asked, "place"), asked), differing, labels=labels
+            by_day(of_entity(views, request, "place"), request), differing, labels=labels
         )
         # Those that differ first: no difference may be among the rows that are left out.
         differ = sum((F.col(kind) for kind in EXPLANATIONS), F.lit(0)) > 0
         rows = found.orderBy(differ.desc(), "place", "operation", LABEL).limit(ROWS_MAX).collect()
-        told = sorted(Agreement(*(row[name] for name in _COLUMNS)) for row in rows)
+        compared = sorted(Agreement(*(row[name] for name in _COLUMNS)) for row in rows)
         differences = _differences(differing)
         # An operation at midnight can be in one day by one view and in the next by the other.
-        by_some_days = asked.first_day is not None or asked.last_day is not None
+        by_some_days = request.first_day is not None or request.last_day is not None
         total = sum(sum(row[kind] for kind in EXPLANATIONS) for row in rows)
         return ReconciliationReport(
             scope=scope,
-            rows=tuple(told),
+            rows=tuple(compared),
             differences=differences,
             differences_left_out=max(0, total - len(differences)),
             explained=sum(row[kind] for row in rows for kind in EXPLAINED),
             unaccounted=0 if by_some_days else sum(map(_unaccounted, rows)),
             broker_records=lines.broker_records,
-            is_compared=not _was_removed(scope, asked),
-            unknown=tuple(_unknown(scope, asked)),
-            assumed=whole_days(asked),
+            is_compared=not _was_removed(scope, request),
+            unknown=tuple(_unknown(scope, request)),
+            assumed=whole_days(request),
         )
     finally:
         differing.unpersist()
@@ -134,14 +134,14 @@ def _differences(differing: DataFrame) -> tuple[Difference, ...]:
     )
 
 
-def _was_removed(scope: ReportScope, asked: ReportRequest) -> bool:
+def _was_removed(scope: ReportScope, request: ReportRequest) -> bool:
     """Whether records were removed of the days that are read."""
     first = scope.records_from
-    return first is not None and (asked.first_day is None or asked.first_day <= first)
+    return first is not None and (request.first_day is None or request.first_day <= first)
 
 
-def _unknown(scope: ReportScope, asked: ReportRequest) -> Iterator[str]:
-    if _was_removed(scope, asked):
+def _unknown(scope: ReportScope, request: ReportRequest) -> Iterator[str]:
+    if _was_removed(scope, request):
         yield (
             f"messages of before {scope.records_from}: their records were removed (retain), and ids"
             " cannot be compared"

@@ -109,7 +109,7 @@ def _over_months(meter: Meter, by_month: Sequence[int]) -> Decimal | None:
 
 
 def iso(at_ms: int | None) -> str | None:
-    """A time in UTC as ISO 8601 says it, to the millisecond."""
+    """Return a time in UTC as ISO 8601, to the millisecond."""
     if at_ms is None:
         return None
     moment = datetime.fromtimestamp(at_ms / 1000, UTC)
@@ -117,17 +117,17 @@ def iso(at_ms: int | None) -> str | None:
 
 
 def day_of(at_ms: int) -> date:
-    """The day of a time, in UTC."""
+    """Return the day of a time, in UTC."""
     return datetime.fromtimestamp(at_ms / 1000, UTC).date()
 
 
 def fields_as_json(whole: Any) -> dict[str, Any]:
-    """A dataclass as a JSON object."""
+    """Return a dataclass as a JSON object."""
     return {one.name: plain(getattr(whole, one.name)) for one in fields(whole)}
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it."""
+    """Return a value as JSON."""
     match value:
         case Decimal() | StrEnum():
             return str(value)

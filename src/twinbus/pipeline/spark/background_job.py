@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _OURS: Final = re.compile(r"^(?:\w+\.)*(?:SyphonError|LedgerError): (.+)$", re.MULTILINE)
-"""The last line of a traceback from a task that met an error of ours: its text is for people."""
+"""The last line of a task's traceback with one of our errors, whose text is for people."""
 
 _CANCELLED: Final = ("SPARK_JOB_CANCELLED", "cancelled", "canceled")
 _STOPPED: Final = ("SparkContext was shut down", "stopped SparkContext", "Py4JNetworkError")
@@ -29,9 +29,9 @@ _LINE_MAX: Final = 300
 _SPARKS: Final = {"grpc", "py4j", "pyspark"}
 
 _THROWN: Final = re.compile(r"(?:[a-z]\w*\.)+\w+(?:Exception|Error)\b.*")
-"""How Java says what was thrown: after the call that failed, before the stack."""
+"""Java's line for what was thrown: after the failed call, before the stack."""
 
-JVM_GONE: Final = "its JVM ended: it was killed, or had not enough memory"
+JVM_GONE: Final = "its JVM ended: it was killed, or ran out of memory"
 
 
 class JobFailed(Exception):
@@ -47,10 +47,10 @@ class JobCancelled(JobFailed):
 
 
 class SparkJob:
-    """Collects a DataFrame, from the begin of a `with` block; its end waits for the job's."""
+    """Collects a DataFrame in the background; the end of its `with` block waits for it."""
 
     def __init__(self, spark: SparkSession, work: DataFrame, words: str) -> None:
-        """`words` is what Spark's pages show for it."""
+        """`words` describe the job on Spark's pages."""
         from pyspark import InheritableThread
 
         self._work = work
@@ -72,27 +72,27 @@ class SparkJob:
         self._over.wait()
 
     def wait(self, limit_s: float) -> bool:
-        """Wait for the job's end; whether it came within the limit."""
+        """Wait for the job; return whether it ended within the limit."""
         return self._over.wait(limit_s)
 
     def result(self) -> None:
-        """Nothing for a job that ended well, else JobFailed."""
+        """Raise JobFailed if the job failed."""
         if self._error is not None:
             raise failure_of(self._error) from self._error
 
     def cancel(self) -> None:
-        """Have Spark kill its tasks."""
-        with contextlib.suppress(Exception):  # a context that is gone has no jobs either
+        """Kill the tasks of the job."""
+        with contextlib.suppress(Exception):  # a context that is gone has no jobs
             self._group.cancel()
 
     def tasks(self) -> tuple[int, int]:
-        """How many tasks run now, and how many wait for a slot."""
+        """Return how many tasks run, and how many wait for a slot."""
         return self._group.tasks()
 
     def _run(self) -> None:
         try:
             self._group.enter(self._words)
-            # The one action: it runs the tasks, and what they return is not looked at.
+            # The one action: it runs the tasks; their rows are not used.
             self._work.collect()
         except Exception as error:  # noqa: BLE001 - `result` raises it for the caller
             self._error = error
@@ -101,7 +101,7 @@ class SparkJob:
 
 
 def failure_of(error: Exception) -> JobFailed:
-    """What the failure of a job means, from the text of its exception."""
+    """Return the failure of a job, from the text of its exception."""
     text = str(error)
     ours = _OURS.findall(text)
     if ours:
@@ -115,7 +115,7 @@ def failure_of(error: Exception) -> JobFailed:
 
 
 class SparkFailed(TwinbusError):
-    """Spark gave up; the text has the words that say why."""
+    """Spark failed; the text says why."""
 
 
 @contextlib.contextmanager
@@ -126,17 +126,17 @@ def spark_failures_in_one_line() -> Iterator[None]:
     except Exception as error:
         if not _is_sparks(error):
             raise
-        raise SparkFailed(f"Spark could not work it out: {_telling_line(error)}") from error
+        raise SparkFailed(f"Spark failed: {_telling_line(error)}") from error
 
 
 def _is_sparks(error: Exception) -> bool:
-    # By name: who has no Spark is to be told so by the session, not by an import here.
+    # By name: without Spark installed an import here would fail.
     packages = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
     return bool(packages & _SPARKS) or _is_of_gateway(error)
 
 
 def _is_of_gateway(error: Exception) -> bool:
-    """Whether the connection to the JVM failed: Py4J lets the socket's own errors through."""
+    """Return whether the connection to the JVM failed: Py4J raises the socket's own errors."""
     if not isinstance(error, OSError | EOFError):
         return False
     frames = walk_tb(error.__traceback__)

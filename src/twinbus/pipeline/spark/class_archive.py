@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from twinbus.pipeline.spark.java import Java, cache_directory, java_told
+from twinbus.pipeline.spark.java import Java, cache_directory, java_version_text
 
 SWITCH: Final = "TWINBUS_SPARK_ARCHIVE"
 """Set it to `off` to have no archive."""
@@ -39,7 +39,7 @@ MEMORY_MIN_BYTES: Final = 4 << 30
 """On a machine with less none is written: the JVM takes 1.4 GB for it, for some seconds."""
 
 _MEMORY_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
-"""That of a container; the text `max` is none."""
+"""The limit of a container; the text `max` means no limit."""
 
 _SAFE_PATH: Final = re.compile(r"[\w/.@+=,~ -]+", re.ASCII)
 """Java's options give a meaning to some characters, such as a colon."""
@@ -73,27 +73,27 @@ def class_archive(
 ) -> ClassArchive | None:
     """The archive for a JVM that is about to start, or None if it does without.
 
-    `record`: where there is no archive yet, this JVM is to write it. `now` is in unix seconds.
+    `record`: this JVM writes the archive if there is none yet. `now` is in unix seconds.
     """
     cache = cache_directory(environment)
-    told = java_told(java.home / "bin" / "java") or ""
+    version = java_version_text(java.home / "bin" / "java") or ""
     is_off = environment.get(SWITCH, "").strip().lower() == "off"
-    if is_off or _HOTSPOT not in told or not _SAFE_PATH.fullmatch(str(cache)):
+    if is_off or _HOTSPOT not in version or not _SAFE_PATH.fullmatch(str(cache)):
         return None
-    name = f"spark-{_key(told, spark_home, environment)}"
+    name = f"spark-{_key(version, spark_home, environment)}"
     try:
         return _found(cache, name, now) or (_recording(cache, name, now) if record else None)
     except OSError:
         return None
 
 
-def _key(told: str, spark_home: str, environment: Mapping[str, str]) -> str:
+def _key(version: str, spark_home: str, environment: Mapping[str, str]) -> str:
     """A digest of what Java compares: its own build and the class path."""
     jars = Path(spark_home, "jars")
     # A jar that is replaced changes its directory.
     changed_ns = jars.stat().st_mtime_ns if jars.is_dir() else 0
     more = [environment.get(name, "") for name in ("SPARK_CONF_DIR", "SPARK_DIST_CLASSPATH")]
-    parts = "\0".join([told, spark_home, str(changed_ns), *more])
+    parts = "\0".join([version, spark_home, str(changed_ns), *more])
     return hashlib.sha256(parts.encode()).hexdigest()[:16]
 
 

@@ -45,9 +45,9 @@ def is_classic(spark: SparkSession) -> bool:
 def launch(
     settings: Mapping[str, str], output: IO[bytes], *, ends_alone: bool = False
 ) -> SparkSession:
-    """A session on a JVM of its own, whose output goes to a file.
+    """Start a session on a JVM of its own, whose output goes to a file.
 
-    `ends_alone`: no caller needs to wait for the end of the JVM, which has something to do then.
+    `ends_alone`: nothing waits for the end of the JVM, which then writes its classes.
     """
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
@@ -62,13 +62,13 @@ def launch(
 
 
 def running_session() -> SparkSession | None:
-    """The classic session of this process, if there is one."""
+    """Return the classic session of this process, or None."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     if SparkContext._active_spark_context is None:
         return None
-    # A thread that has none of its own shares the process's: there can be no second Spark in it.
+    # A thread without a session shares that of the process, which can have only one Spark.
     return SparkSession.getActiveSession() or SparkSession._instantiatedSession
 
 
@@ -86,7 +86,7 @@ def stop(session: SparkSession) -> None:
 
 
 def reset() -> None:
-    """End the JVM that this process started and let pyspark forget it: it can start anew."""
+    """End the JVM that this process started, so that pyspark can start another one."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -119,35 +119,35 @@ def cancel_all_jobs(spark: SparkSession) -> None:
 
 
 def slots(spark: SparkSession) -> int:
-    """How many tasks can run at once."""
+    """Return how many tasks can run at once."""
     return spark.sparkContext.defaultParallelism
 
 
 def one_task_each(
     spark: SparkSession, rows: Sequence[tuple[Any, ...]], schema: StructType
 ) -> DataFrame:
-    """Rows of which each is a task of its own."""
+    """Return a DataFrame in which each row is a task of its own."""
     # `parallelize` with as many slices as rows is what does it: `createDataFrame` alone does not.
     return spark.createDataFrame(spark.sparkContext.parallelize(rows, len(rows)), schema)
 
 
 class JobGroup:
-    """The jobs that one thread runs, to be watched and cancelled by another one."""
+    """The jobs of one thread, for another thread to monitor and cancel."""
 
     def __init__(self, spark: SparkSession, name: str) -> None:
         self._context: Any = spark.sparkContext
         self._name = name
 
     def enter(self, words: str) -> None:
-        """Make the jobs of this thread part of the group; `words` is what Spark's pages show."""
+        """Add the jobs of this thread to the group; `words` describe them on Spark's pages."""
         self._context.setJobGroup(self._name, words)
 
     def cancel(self) -> None:
-        """Have Spark kill the tasks."""
+        """Kill the tasks."""
         self._context.cancelJobGroup(self._name)
 
     def tasks(self) -> tuple[int, int]:
-        """How many tasks run now, and how many wait for a slot."""
+        """Return how many tasks run, and how many wait for a slot."""
         running = waiting = 0
         tracker = self._context.statusTracker()
         for job in tracker.getJobIdsForGroup(self._name):
@@ -161,7 +161,7 @@ class JobGroup:
 
 
 def ship_package(spark: SparkSession) -> None:
-    """Have the tasks of this Spark application import the package of this process; once is enough.
+    """Ship the package of this process to all executors of the Spark application, once.
 
     What executors need besides is Spark's own: Python of the driver's version, pyspark and pyarrow.
     In local mode tasks find the package by themselves. Over Spark Connect nothing is shipped: there
@@ -170,9 +170,9 @@ def ship_package(spark: SparkSession) -> None:
     if not is_classic(spark) or is_in_one_process(spark.sparkContext.master):
         return
     if spark.sparkContext in _shipped or not _root().is_dir():
-        # Not a directory: it was shipped to this process too, and so to the executors.
+        # Not a directory: it was shipped to this process, and so to the executors.
         return
-    # Spark reads the file again for each executor that comes, so it stays as long as this process.
+    # Spark reads the file again for each new executor, so it stays as long as this process.
     directory = Path(tempfile.mkdtemp(prefix="twinbus-ship-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     spark.sparkContext.addPyFile(str(package_zip(directory / f"{PACKAGE}.zip")))
@@ -185,7 +185,7 @@ def is_in_one_process(master: str) -> bool:
 
 
 def package_zip(path: Path) -> Path:
-    """The package's files as a zip that Python imports from."""
+    """Write the package's files as a zip that Python can import from."""
     root = _root()
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in sorted(root.rglob("*")):

@@ -31,14 +31,14 @@ VERSION_MIN: Final = 17
 """The oldest Java that Spark 4 starts on."""
 
 _ASK_LIMIT_S: Final = 30.0
-"""A Java that has not told its version by now is broken; a cold disk costs seconds."""
+"""Time for Java to print its version; a cold disk costs seconds."""
 
 _VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
 _DROPPED: Final = "--add-modules=jdk.incubator.vector"
 
 
 class JavaMissingError(TwinbusError):
-    """Spark needs a Java and there is none that it can use; the text says how to get one."""
+    """There is no Java that Spark can use; the text says how to get one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def find_java(
     version_of: Callable[[Path], int | None] | None = None,
     bundled: Callable[[], Path | None] | None = None,
 ) -> Java:
-    """The Java to start Spark with; JavaMissingError, in one line, where there is none.
+    """Return the Java to start Spark with; JavaMissingError, in one line, if there is none.
 
     `environment` is that of the process unless given; the two callables are for tests.
     """
@@ -96,26 +96,26 @@ def _installed(environment: Mapping[str, str]) -> list[tuple[str, Path]]:
 
 def java_version(executable: Path) -> int | None:
     """The major version of a Java, or None where it is not there or does not run."""
-    told = _VERSION.search(java_told(executable) or "")
-    return int(told[1]) if told else None
+    found = _VERSION.search(java_version_text(executable) or "")
+    return int(found[1]) if found else None
 
 
-def java_told(executable: Path) -> str | None:
-    """What a Java tells of its version, or None where it is not there or does not run.
+def java_version_text(executable: Path) -> str | None:
+    """Return the output of `java -version`, or None if it does not exist or does not run.
 
-    A Java that was replaced meanwhile is asked again: it takes a tenth of a second.
+    A Java that was replaced is run again, which takes a tenth of a second.
     """
     try:
         found = executable.stat()
     except OSError:
         return None
-    return _told(executable, found.st_mtime_ns, found.st_ino)
+    return _version_text(executable, found.st_mtime_ns, found.st_ino)
 
 
 @functools.cache
-def _told(executable: Path, _modified_ns: int, _inode: int) -> str | None:
+def _version_text(executable: Path, _modified_ns: int, _inode: int) -> str | None:
     try:
-        asked = subprocess.run(  # noqa: S603 - the user's own Java
+        ran = subprocess.run(  # noqa: S603 - the user's own Java
             [executable, "-version"],
             capture_output=True,
             text=True,
@@ -125,7 +125,7 @@ def _told(executable: Path, _modified_ns: int, _inode: int) -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return asked.stderr + asked.stdout if asked.returncode == 0 else None
+    return ran.stderr + ran.stdout if ran.returncode == 0 else None
 
 
 def bundled_java() -> Path | None:

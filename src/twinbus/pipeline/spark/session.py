@@ -1,11 +1,11 @@
-"""A Spark session without ceremony: starts on the Java there is, says so, and is quiet otherwise.
+"""Starts a quiet Spark session on an installed Java.
 
 The JVM's own output goes to a file that is shown only if the start fails: its first lines come
 before any log level can be set. A session that is active already (a notebook, `spark-submit`, Spark
 Connect) is used as it is, never reconfigured, and left running.
 
-Sessions for few and for many rows are beside the given one, of the same application: what is read
-by them is worked on with their settings. Over Spark Connect there is only the given one.
+Sessions for few and for many rows are additional sessions of the same application: rows that they
+read are processed with their settings. Over Spark Connect there is only the given one.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ _JAVA_READS: Final = (
     "SPARK_SUBMIT_OPTS",
 )
 _SPARK_READS: Final = ("java-opts", "spark-defaults.conf")
-"""Where the environment, and files in `SPARK_CONF_DIR`, can give options to every JVM: two
-collectors, and it does not start."""
+"""Environment variables, and files in `SPARK_CONF_DIR`, with options for every JVM. A JVM with two
+collectors does not start."""
 
 ROWS_A_PARTITION: Final = 2_000_000
-"""Of records, so that a task has what it adds up in its memory. Larger ones are sorted on disk: an
+"""Records, so that a task can sum them in its memory. Larger partitions are sorted on disk: an
 audit of a hundred million records in 4 partitions took 235 s and 4.8 GB, in 32 134 s and 2.4 GB."""
 
 ROWS_A_TASK: Final = 100_000
@@ -80,35 +80,35 @@ _FOR_FEW: Final = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.shuffle.partitions": "1",
 }
-"""For a step of some thousand rows Spark would take most of its time to compile and to plan."""
+"""For some thousand rows: Spark would spend most of its time compiling and planning."""
 
 LISTED_BY_DRIVER_MAX: Final = 1_000
-"""Files that the driver looks up by itself. Spark starts a job for more than 32: 200 of them took
+"""Files that the driver lists by itself. Spark starts a job for more than 32: 200 of them took
 5.3 s by a job, and 0.5 s without."""
 
 _LISTED_BY_DRIVER: Final = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 _PARTITIONS: Final = "spark.sql.shuffle.partitions"
 _PARTITIONS_AT_FIRST: Final = "spark.sql.adaptive.coalescePartitions.initialPartitionNum"
-"""Before Spark joins those that turn out to be small."""
+"""Before Spark merges small ones."""
 
 _beside: weakref.WeakKeyDictionary[SparkSession, dict[frozenset[tuple[str, str]], SparkSession]] = (
     weakref.WeakKeyDictionary()
 )
-"""Sessions that were made beside a session, by their settings."""
+"""Additional sessions of a session, by their settings."""
 
 _TAIL_BYTES: Final = 16_000
 _TELLING: Final = ("Exception: ", "Error: ", "ERROR")
-"""What marks a reason among the JVM's lines, the plainest first; else it is the last one."""
+"""Marks of a reason among the JVM's lines, the plainest first; without one it is the last line."""
 _UNDER_SPARK_SUBMIT: Final = "PYSPARK_GATEWAY_PORT"
 _CONNECT: Final = "sc://"
 _CONNECT_PORT: Final = 15002
 _CONNECT_ANSWER_S: Final = 10.0
 _CONNECT_SINCE: Final = (4, 3)
-"""Spark Connect of 4.0 was seen to count nothing of what it wrote; 4.1 and 4.2 were not tried."""
+"""Spark Connect of 4.0 does not count the rows it writes; 4.1 and 4.2 were not tried."""
 
 
 class SparkStartError(TwinbusError):
-    """Spark is not installed or does not start; the text says which, and the JVM's last words."""
+    """Spark is not installed or does not start; the text says which, and the JVM's reason."""
 
 
 @contextlib.contextmanager
@@ -119,9 +119,9 @@ def spark_session(
     settings: Mapping[str, str] | None = None,
     record_classes: bool = False,
 ) -> Iterator[SparkSession]:
-    """A session for a `with` block: `start_session` before it, `stop_session` after it.
+    """Yield a session: `start_session` before the block, `stop_session` after it.
 
-    What Spark raises in the block is raised as SparkFailed, whose text is one line.
+    Errors of Spark in the block are raised as SparkFailed, whose text is one line.
     """
     with spark_failures_in_one_line():
         running = _active()
@@ -144,10 +144,11 @@ def start_session(
     settings: Mapping[str, str] | None = None,
     record_classes: bool = False,
 ) -> SparkSession:
-    """A quiet session on `master`, or the active one; takes seconds, and says so to `announce`.
+    """Start a quiet session on `master`, or return the active one; `announce` gets a line.
 
-    `settings` are Spark's own, over the ones here; under `spark-submit` its own come first.
-    `record_classes`: later ones start faster (`class_archive`) by what this one loads.
+    `settings` are Spark's and override those here; under `spark-submit` its own come first.
+    `record_classes`: this session records its classes, so that later ones start faster
+    (`class_archive`).
     """
     if importlib.util.find_spec("pyspark") is None:
         raise SparkStartError(f"Spark is not installed: {install_command('spark,jre')}")
@@ -169,7 +170,7 @@ def start_session(
     if _JAVA_OPTIONS in wanted and _has_collector(os.environ):
         wanted[_JAVA_OPTIONS] = _COLLECTOR.sub("", wanted[_JAVA_OPTIONS])
         if not wanted[_JAVA_OPTIONS].strip():
-            # None at all: an empty text would take the place of those in Spark's own files.
+            # An empty text would override the options in Spark's own files.
             del wanted[_JAVA_OPTIONS]
     with _changed(os.environ, changes):
         archive = _archive(java, wanted, record=record_classes)
@@ -180,19 +181,19 @@ def start_session(
             return _launched({**wanted, _JAVA_OPTIONS: options}, records=archive.is_recorded)
         except SparkStartError:
             session = _launched(wanted)
-            # It was the archive that was at fault.
+            # The archive was the reason.
             archive.discard()
             return session
 
 
 def _has_collector(environment: Mapping[str, str]) -> bool:
-    """Whether the user has chosen a collector."""
-    told = [environment.get(name, "") for name in _JAVA_READS]
+    """Return whether the user has chosen a collector."""
+    options = [environment.get(name, "") for name in _JAVA_READS]
     if directory := environment.get("SPARK_CONF_DIR"):
         for name in _SPARK_READS:
             with contextlib.suppress(OSError):
-                told.append(Path(directory, name).read_text(errors="replace"))
-    return any(map(_COLLECTOR.search, told))
+                options.append(Path(directory, name).read_text(errors="replace"))
+    return any(map(_COLLECTOR.search, options))
 
 
 def _launched(settings: Mapping[str, str], *, records: bool = False) -> SparkSession:
@@ -207,7 +208,7 @@ def _launched(settings: Mapping[str, str], *, records: bool = False) -> SparkSes
 
 
 def _archive(java: Java, settings: Mapping[str, str], *, record: bool) -> ClassArchive | None:
-    """The archive to start a JVM on this machine with; a cluster has settings of its own."""
+    """Return the archive for a JVM on this machine; a cluster has its own settings."""
     options = settings.get(_JAVA_OPTIONS, "")
     is_own = "-Xshare" in options or "-XX:SharedArchiveFile" in options
     if is_own or not _is_local(settings["spark.master"]) or _CLASS_PATH in settings:
@@ -227,23 +228,23 @@ def stop_session(session: SparkSession) -> None:
 
 
 def session_for_tables(spark: SparkSession) -> SparkSession:
-    """A session for tables of a size that is not known, which may be the given one."""
+    """Return a session for tables of unknown size, which may be the given one."""
     return session_for_many(spark, 0)
 
 
 def session_for_few(spark: SparkSession) -> SparkSession:
-    """A session for some thousand rows: nothing is compiled for them."""
+    """Return a session for some thousand rows, which compiles no code for them."""
     return _session_with(spark, _FOR_FEW)
 
 
 def session_for_many(spark: SparkSession, rows: int) -> SparkSession:
-    """A session for so many rows, which may be the given one.
+    """Return a session for this number of rows, which may be the given one.
 
-    The given one says how many partitions there are at most, unless these would be too large.
+    The given one limits the number of partitions, unless they would be too large.
     """
     given = spark.conf.get(_PARTITIONS) or ""
     if not given.isdecimal():
-        # Some platforms choose by themselves ("auto").
+        # Some platforms choose the number themselves ("auto").
         return _session_with(spark, {})
     useful = max(SHUFFLE_PARTITIONS, -(-rows // ROWS_A_TASK))
     wanted = str(max(min(int(given), useful), -(-rows // ROWS_A_PARTITION)))
@@ -254,9 +255,9 @@ def session_for_many(spark: SparkSession, rows: int) -> SparkSession:
 
 
 def _session_with(spark: SparkSession, settings: Mapping[str, str]) -> SparkSession:
-    """A session that differs from the given one by some settings; the given one if by none."""
+    """Return a session with these settings; the given one if it has them already."""
     if not classic.is_classic(spark):
-        # Frames of two sessions cannot be joined there, and this one is the user's to configure.
+        # Frames of two sessions cannot be joined there, and the user configures this one.
         return spark
     given: dict[str, str] = dict(spark.conf.getAll)
     listed = int(spark.conf.get(_LISTED_BY_DRIVER) or 0)
@@ -274,28 +275,28 @@ def _new_session(spark: SparkSession, settings: Mapping[str, str]) -> SparkSessi
     from pyspark.errors import AnalysisException
 
     session = spark.newSession()
-    # It has the settings of the application, not those that were made in the given session:
-    # credentials for a URL are often among these.
+    # It has the settings of the application, not those made in the given session, which often
+    # include credentials for a URL.
     there: dict[str, str] = dict(session.conf.getAll)
     for name, value in settings.items() - there.items():
-        # Of those that only the application has, none can differ in a way that matters here.
+        # Settings of the application cannot be set here, and do not differ.
         with contextlib.suppress(AnalysisException):
             session.conf.set(name, value)
     return session
 
 
 def master_of(spark: SparkSession) -> str:
-    """The master of the session's Spark, or a word for one that does not tell it."""
+    """Return the master of the session's Spark, or "Spark Connect"."""
     return spark.conf.get("spark.master", None) or "Spark Connect"
 
 
 def reads_local_files(spark: SparkSession) -> bool:
-    """Whether tasks surely see the files of this machine."""
+    """Return whether tasks surely see the files of this machine."""
     return classic.is_classic(spark) and _is_local(master_of(spark))
 
 
 def interrupt_jobs(spark: SparkSession) -> None:
-    """Cancel what the session's Spark does now."""
+    """Cancel all jobs of the session's Spark."""
     if classic.is_classic(spark):
         classic.cancel_all_jobs(spark)
     else:
@@ -305,9 +306,9 @@ def interrupt_jobs(spark: SparkSession) -> None:
 def require_shared(
     master: str | None, places: Iterable[PurePath | str | None], *, shared: bool
 ) -> None:
-    """LedgerError for a local path on a cluster, unless it is declared shared (SPEC 8).
+    """Raise LedgerError for a local path on a cluster, unless it is declared shared.
 
-    The processes of `local-cluster` are on this machine: they share its disk.
+    The processes of `local-cluster` run on this machine and share its disk.
     """
     if shared or master is None or _is_local(master):
         return
@@ -321,7 +322,7 @@ def require_shared(
 
 
 def _active() -> SparkSession | None:
-    # Without pyspark loaded there can be no session; loading it to ask would cost 0.2 s.
+    # Without pyspark loaded there is no session; loading it to check would cost 0.2 s.
     if "pyspark.sql" not in sys.modules:
         return None
     connected: Any = sys.modules.get("pyspark.sql.connect.session")
@@ -332,12 +333,12 @@ def _active() -> SparkSession | None:
 
 
 def require_tried(remote: SparkSession) -> SparkSession:
-    """The session of Spark Connect; SparkStartError if its Spark is one that may miscount."""
+    """Return the session of Spark Connect; SparkStartError if its Spark may miscount."""
     numbers = re.match(r"(\d+)\.(\d+)", remote.version)
     if numbers is None or (int(numbers[1]), int(numbers[2])) < _CONNECT_SINCE:
         raise SparkStartError(
-            f"Spark Connect needs Spark 4.3, this is {remote.version}: older ones were seen not to"
-            " count what they wrote; use a classic session (--master, or a cluster of your own)"
+            f"Spark Connect needs Spark 4.3, this is {remote.version}: older ones do not count"
+            " the rows they write; use a classic session (--master, or a cluster of your own)"
         )
     return remote
 
@@ -377,7 +378,7 @@ def _settings(master: str) -> dict[str, str]:
 
 
 def _environment(master: str, java: Java) -> dict[str, str]:
-    """What the JVM and its Python workers find in their environment."""
+    """Return the environment variables of the JVM and its Python workers."""
     changes = {"JAVA_HOME": str(java.home)}
     if _is_local(master):
         changes |= {
@@ -419,7 +420,7 @@ def _connect(url: str) -> SparkSession:
 
 
 def _submitted(settings: Mapping[str, str]) -> SparkSession:
-    """The session of `spark-submit`, whose command line and files say all but these settings."""
+    """Return the session of `spark-submit`, with settings that its command line leaves open."""
     from pyspark.sql import SparkSession
 
     builder: Any = SparkSession.builder
@@ -429,7 +430,7 @@ def _submitted(settings: Mapping[str, str]) -> SparkSession:
 
 
 def _last_words(output: IO[bytes]) -> str:
-    """The line of the JVM's output that says most about why it ended, or nothing."""
+    """Return the line of the JVM's output that best says why it ended, or ""."""
     size = output.seek(0, os.SEEK_END)
     output.seek(max(0, size - _TAIL_BYTES))
     lines = [line.strip() for line in output.read().decode("utf-8", "replace").splitlines()]
@@ -442,7 +443,7 @@ def _last_words(output: IO[bytes]) -> str:
 
 @contextlib.contextmanager
 def _changed(environment: Any, changes: Mapping[str, str]) -> Iterator[None]:
-    """The environment with `changes` while Spark starts, as it was before afterwards."""
+    """Apply `changes` to the environment while Spark starts, and undo them afterwards."""
     before = {name: environment.get(name) for name in changes}
     environment.update(changes)
     try:

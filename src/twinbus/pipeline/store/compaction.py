@@ -1,12 +1,13 @@
-"""Many small files of the tables as few large ones: readers open files, and each costs them time.
+"""Merges many small files of the tables into few large ones: opening a file costs readers time.
 
-A batch writes at least one file to each table. Compaction writes the small ones anew (records by
-day and pair, journeys with all rows of a message merged into one, sums added up), checks that
-nothing is missing, and commits a set in which the new files replace the old ones, kind by kind. A
-crash before that leaves the tables as they were. `update` compacts by itself when it pays (`pays`).
+A batch writes at least one file to each table. Compaction rewrites the small ones (records by day
+and pair, journeys with all rows of a message merged into one, sums added up), checks that nothing
+is missing, and commits a set in which the new files replace the old ones, kind by kind. A crash
+before that leaves the tables as they were. `update` compacts by itself when it pays (`pays`).
 
-The ledger's own files are not needed by anyone once their records are in the tables:
-`remove_raw` takes away those that earlier batches than the last one took.
+Nothing needs the ledger's own files once their records are in the tables. `remove_raw` removes
+those that earlier batches than the last one took. It leaves a note in the ledger before the first
+file goes (`ledger.missing`), so that later readers of the files know that there were more.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pyspark.sql import functions as F
 
 from twinbus.ledger import missing
 from twinbus.ledger.record import LedgerError
-from twinbus.pipeline.store.increment import keyed, totals
+from twinbus.pipeline.store.increment import totals, with_key_hash
 from twinbus.pipeline.store.lake import CommitConflict, DataFile, Snapshot, TableChange
 from twinbus.pipeline.store.store import ONLY_COPY, TableStore
 from twinbus.pipeline.tables.gold import BRONZE, JOURNEYS, SUMS, kept_tables
@@ -29,16 +30,16 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 LARGE_BYTES: Final = 1 << 24
-"""A file of this size is left alone: a record is then written anew only a few times in its life."""
+"""Files of this size are not rewritten: so a record is rewritten only a few times in its life."""
 
 SMALL_FILES_MAX: Final = 64
-"""Small files of a table before an update writes them anew: to open one takes milliseconds."""
+"""Small files of a table before an update merges them: opening one takes milliseconds."""
 
 TINY_BYTES: Final = LARGE_BYTES // 4
-"""Small files that have this size on average would not become much fewer."""
+"""Small files of this average size would not become much fewer."""
 
 COMMIT_TRIES: Final = 20
-"""While others commit batches of their own; what was written is still good, so a try is cheap."""
+"""Tries while others commit batches; the written files stay valid, so a try is cheap."""
 
 Announce = Callable[[str], None]
 Changes = dict[str, TableChange]
@@ -46,7 +47,7 @@ Changes = dict[str, TableChange]
 
 @dataclass(frozen=True)
 class Compacted:
-    """What compaction came to: files by kind of table."""
+    """The result of a compaction: files by kind of table."""
 
     snapshot: Snapshot
     files_before: dict[str, int]
@@ -54,7 +55,7 @@ class Compacted:
 
 
 def pays(store: TableStore, snapshot: Snapshot) -> bool:
-    """Whether a table of records or journeys has so many small files that readers notice."""
+    """Return whether records or journeys have so many small files that readers notice."""
     for table in _WRITERS:
         small = _small(store, snapshot, table)
         mean_bytes = sum(file.size_bytes for file in small) / max(1, len(small))
@@ -64,7 +65,7 @@ def pays(store: TableStore, snapshot: Snapshot) -> bool:
 
 
 def compact(store: TableStore, *, announce: Announce | None = None) -> Compacted:
-    """Write the small files of every table as few; the tables say the same before and after."""
+    """Merge the small files of every table; the rows stay the same."""
     say = announce or (lambda line: None)
     before = latest_of(store)
     part = store.new_part(before.batch)
@@ -83,12 +84,12 @@ def compact(store: TableStore, *, announce: Announce | None = None) -> Compacted
 
 
 def files_by_kind(store: TableStore, snapshot: Snapshot) -> dict[str, int]:
-    """How many files there are of records, of journeys, and of all gold tables."""
+    """Return the number of files of records, of journeys, and of all gold tables."""
     return {kind: len(files) for kind, files in files_of_kinds(store, snapshot).items()}
 
 
 def files_of_kinds(store: TableStore, snapshot: Snapshot) -> dict[str, list[DataFile]]:
-    """The files of records, of journeys, and of all gold tables."""
+    """Return the files of records, of journeys, and of all gold tables."""
     kinds = {BRONZE: [BRONZE], JOURNEYS: [JOURNEYS], SUMS: [one.name for one in kept_tables()]}
     return {
         kind: [file for table in tables for file in store.lake.files(table, snapshot)]
@@ -97,7 +98,7 @@ def files_of_kinds(store: TableStore, snapshot: Snapshot) -> dict[str, list[Data
 
 
 def latest_of(store: TableStore) -> Snapshot:
-    """The last snapshot; LedgerError where there is none."""
+    """Return the last snapshot; LedgerError if there are no tables yet."""
     snapshot = store.latest()
     if snapshot.number < 0:
         raise LedgerError(
@@ -114,10 +115,10 @@ def commit_changes(
     records_from: str = "",
     sum_parts: int | None = None,
 ) -> Snapshot | None:
-    """Commit what was written, on top of whatever others have committed meanwhile.
+    """Commit written files on top of what others have committed meanwhile.
 
-    None: another process has replaced the same files, and all is left as that one made it.
-    `records_from` is the first day whose records are still there afterwards; "": as before.
+    None: another process has replaced the same files; nothing is changed then. `records_from` is
+    the first day whose records are kept; "": as before.
     """
     for _ in range(COMMIT_TRIES):
         latest = latest_of(store)
@@ -176,9 +177,9 @@ def _write_journeys(
 def write_journeys(store: TableStore, journeys: DataFrame, part: str) -> tuple[DataFile, ...]:
     """Write merged journeys as files of a few days each, in the order of time.
 
-    So a look-up for new records, which are mostly about young messages, passes over most files.
+    So a look-up for new records, which are mostly about young messages, skips most files.
     """
-    by_day = keyed(journeys).withColumn("day", F.floor(F.col("first_ms") / 86_400_000))
+    by_day = with_key_hash(journeys).withColumn("day", F.floor(F.col("first_ms") / 86_400_000))
     placed = by_day.hint("rebalance", "day").sortWithinPartitions("first_ms").drop("day")
     return store.write(placed, JOURNEYS, part)
 
@@ -188,7 +189,7 @@ def _compacted_sums(store: TableStore, snapshot: Snapshot, part: str) -> Changes
     for table in kept_tables():
         old = store.lake.files(table.name, snapshot)
         if len(old) > 1:
-            # Few rows each: one file.
+            # Few rows, so one file.
             rows = totals(store, snapshot, table).coalesce(1)
             changes[table.name] = TableChange(store.write(rows, table.name, part), old)
     return changes
@@ -198,33 +199,33 @@ _WRITERS: Final = {BRONZE: _write_records, JOURNEYS: _write_journeys}
 
 
 def rows_of(files: Sequence[DataFile]) -> int:
-    """How many rows are in these files."""
+    """Return the number of rows in these files."""
     return sum(file.rows for file in files)
 
 
 def require_same(before: int, after: int, what: str, store: TableStore) -> None:
-    """LedgerError where what was written anew is not whole: the old files stay."""
+    """Raise LedgerError if rewritten files lack rows: the old files stay."""
     if before != after:
         raise LedgerError(
-            f"{before:,} {what} at {store.place} were to be written anew and {after:,} were:"
-            " nothing was changed; look at the disk, and try again"
+            f"{before:,} {what} at {store.place} were to be rewritten and {after:,} were:"
+            " nothing was changed; check the disk, and try again"
         )
 
 
 def remove_raw(store: TableStore, ledger: str) -> list[str]:
-    """Remove the ledger's files that are safely in the tables; returns their names.
+    """Remove the ledger's files that are safely in the tables; return their names.
 
-    Those of the last batch stay: who looks into the directory sees that a ledger is kept there.
+    Those of the last batch stay, so that the directory still shows a ledger.
     """
     last = latest_of(store).batch
     going = sorted(name for name, batch in store.lake.taken().items() if batch < last)
-    # Killed after this, nothing is missing that is not noted.
+    # If the process is killed after this, the note names every missing file.
     note_removal(store, ledger, going)
     return [name for name in going if store.remove_raw_file(ledger, name)]
 
 
 def note_removal(store: TableStore, ledger: str, going: Iterable[str]) -> None:
-    """Note which files of a ledger are about to be removed: in the ledger, and at the tables."""
+    """Note in the ledger and at the tables which files are about to be removed."""
     names = set(going)
     notes = (missing.noted_files(text) for text in _listed(store, ledger)[1])
     new = names.difference(*(noted for noted in notes if noted is not None))
@@ -235,20 +236,20 @@ def note_removal(store: TableStore, ledger: str, going: Iterable[str]) -> None:
 
 
 def require_raw(store: TableStore, ledger: str) -> None:
-    """LedgerError where the ledger's files cannot make the tables again."""
+    """Raise LedgerError if the tables cannot be rebuilt from the ledger's files."""
     is_only_copy = store.is_only_copy
     if not is_only_copy:
-        # With other tables of this ledger: these are a copy that may be the last.
+        # Other tables of this ledger removed files: these tables may be the last copy.
         removed = missing.missing_files(*_listed(store, ledger)).removed
         is_only_copy = bool(removed and store.lake.taken().keys() & set(removed))
     if is_only_copy:
         raise LedgerError(
             f"the tables at {store.place} cannot be rebuilt: they are {ONLY_COPY} (compact"
-            " --remove-raw); the version of Twinbus that made them reads them"
+            " --remove-raw)"
         )
 
 
 def _listed(store: TableStore, place: str) -> tuple[list[str], list[str]]:
-    """The names of a ledger's files, and the texts of the notes among them."""
+    """Return the names of a ledger's files, and the texts of the notes among them."""
     names = [name for name, _ in store.files_at(place)]
     return names, [store.text_at(place, name) for name in names if missing.is_note(name)]

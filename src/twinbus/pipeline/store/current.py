@@ -1,12 +1,13 @@
-"""The tables as they are now: what was committed, and what the files that are still written add.
+"""The current tables: the committed ones, with the records of files that are still written.
 
-A report costs in proportion to what is new: it takes the files that were ended since the last one
-(`stream.update`), and does for the tail (`.open` files) what a stream does for a batch, without
-committing it: next time those files have grown.
+The cost of a report is in proportion to what is new: it takes the files that ended since the last
+update (`stream.update`), and processes the tail (`.open` files) like a batch without committing it:
+those files still grow.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +19,13 @@ from urllib.parse import unquote
 from pyspark.sql import functions as F
 
 from twinbus.ledger.record import OPEN_SUFFIX, LedgerError
-from twinbus.pipeline.store.increment import ONE_TASK_MAX, Increment, fanned, keyed, totals
+from twinbus.pipeline.store.increment import (
+    ONE_TASK_MAX,
+    Increment,
+    shared_message_rows,
+    totals,
+    with_key_hash,
+)
 from twinbus.pipeline.store.inspection import InspectedLedger, LedgerFolder
 from twinbus.pipeline.store.lake import Snapshot
 from twinbus.pipeline.store.store import TableStore
@@ -41,7 +48,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 TRIES: Final = 3
-"""Looks at the open files of a ledger: one that is ended meanwhile could be missed twice."""
+"""Listings of a ledger's open files: one that ends meanwhile could be missed twice."""
 
 _FILE: Final = "file"
 
@@ -54,7 +61,7 @@ def current_tables(
     *,
     shared: bool = False,
 ) -> Iterator[CurrentTables]:
-    """The tables of a ledger for a `with` block, up to its last whole line.
+    """Yield the tables of a ledger, up to its last whole line.
 
     `shared`: local paths are directories that all machines of the cluster mount.
     """
@@ -63,27 +70,27 @@ def current_tables(
     for tries_left in reversed(range(TRIES)):
         before = _open_files(store, ledger)
         snapshot = update(spark, ledger, tables, shared=shared)
-        shown = folder.inspect(taken_files(store))
+        inspected = folder.inspect(taken_files(store))
         found = {
             name: size
             for name, size in _open_files(store, ledger).items()
-            if name not in shown.refused
+            if name not in inspected.refused
         }
-        if tries_left and before.keys() - found.keys() - shown.refused.keys():
-            # Ended before the update looked, or after it: the next one will have it.
+        if tries_left and before.keys() - found.keys() - inspected.refused.keys():
+            # Ended before or after the update listed files: the next update has it.
             continue
-        tail = _Tail(store, snapshot, ledger, found, shown) if found else None
+        tail = _Tail(store, snapshot, ledger, found, inspected) if found else None
         try:
             still_open = _open_files(store, ledger).keys()
             if tail is None or not tries_left or found.keys() <= still_open:
                 _require_read(ledger, tail, still_open)
                 if not tries_left:
                     read = found.keys() - (tail.unread if tail else set())
-                    known = (before.keys() | found.keys()) - shown.refused.keys()
+                    known = (before.keys() | found.keys()) - inspected.refused.keys()
                     _require_whole(store, ledger, snapshot, known, read)
                 few = snapshot.records <= ONE_TASK_MAX
                 by = store.for_few() if few else store
-                yield CurrentTables(by, str(ledger), snapshot, tail, shown)
+                yield CurrentTables(by, str(ledger), snapshot, tail, inspected)
                 return
         finally:
             if tail is not None:
@@ -92,65 +99,62 @@ def current_tables(
 
 @dataclass(frozen=True)
 class CurrentTables:
-    """What is known of a ledger at one time. DataFrames of it end with its `with` block."""
+    """The tables of a ledger at one time. Their DataFrames end with the `with` block."""
 
     bucket_s: ClassVar[int] = BUCKET_S
-    """The width of a point in the tables over time."""
+    """The width of a bucket in the tables over time."""
 
     _store: TableStore
     ledger: str
     _snapshot: Snapshot
     _tail: _Tail | None
-    shown: InspectedLedger
-    """What the files of the ledger show beside their records."""
+    inspected: InspectedLedger
+    """The findings about the ledger's files."""
 
     @property
     def records(self) -> int:
-        """Lines that are records."""
+        """Number of records."""
         return self._snapshot.records + (self._tail.records if self._tail else 0)
 
     @property
     def records_from(self) -> date | None:
-        """The first day whose records are kept; None: all are."""
+        """First day whose records are kept; None: all are kept."""
         day = self._snapshot.records_from
         return date.fromisoformat(day) if day else None
 
     @property
-    def set_aside(self) -> Mapping[str, int]:
-        """Lines that are none, by reason (`bronze.REASONS`), those that occurred."""
-        counts = dict(self._snapshot.set_aside)
-        for why, count in self._tail.set_aside.items() if self._tail else ():
-            counts[why] = counts.get(why, 0) + count
-        if self.shown.torn:
-            counts["torn"] = counts.get("torn", 0) + self.shown.torn
-        return counts
+    def rejected(self) -> Mapping[str, int]:
+        """Count of rejected lines by reason (`bronze.REASONS`); others are left out."""
+        counts = Counter(self._snapshot.rejected)
+        counts.update(self._tail.rejected if self._tail else {}, torn=self.inspected.torn)
+        return +counts
 
     def table(self, name: str) -> DataFrame:
-        """A gold table by its name in `gold.gold_tables`, of its schema."""
+        """Return a gold table by its name in `gold.gold_tables`."""
         found = [table for table in kept_tables() if table.name == name]
         assert found, f"no such table: {name}"
         return self._total(found[0])
 
     def notable(self) -> DataFrame:
-        """Messages that a report may have to name, as `schemas.FATES`."""
+        """Return messages that a report may have to name, as `schemas.FATES`."""
         return with_fates(self._total(NOTABLE), self.table("states"))
 
     def in_backlog(self) -> DataFrame:
-        """What the broker says of messages in backlog queues, as `schemas.NOTABLE`."""
+        """Return the broker's records of messages in backlog queues, as `schemas.NOTABLE`."""
         return self._total(NOTABLE).where(in_backlog(F.col("destination")))
 
     def unsent_in_backlog(self) -> DataFrame:
-        """What only the broker saw in a backlog queue, by `conservation.unsent_in_backlog`."""
+        """Return what only the broker recorded in a backlog queue, and no sender."""
         kept = self._store.read(JOURNEYS, self._snapshot)
         messages = kept if self._tail is None else kept.unionByName(self._tail.fresh)
         backlog = self.in_backlog()
         if self.records_from is not None:
-            # Of earlier days retention has removed journeys of clients.
+            # Retention has removed the clients' journeys of earlier days.
             backlog = backlog.where(day_of(F.col("first_ms")) > F.lit(self.records_from))
         return unsent_in_backlog(backlog, messages)
 
     def every_record(self) -> DataFrame:
-        """Every record, as `schemas.LEDGER`: this reads all there are."""
+        """Return every record, as `schemas.LEDGER`; this reads all of them."""
         records = self._snapshot.records
         store = self._store if records <= ONE_TASK_MAX else self._store.for_many(records)
         stored = store.read(BRONZE, self._snapshot).select(*LEDGER.fieldNames())
@@ -162,7 +166,7 @@ class CurrentTables:
 
 
 class _Tail:
-    """What the files that are still written add to a snapshot."""
+    """The change that files still being written make to a snapshot."""
 
     def __init__(
         self,
@@ -170,36 +174,45 @@ class _Tail:
         snapshot: Snapshot,
         ledger: Path | str,
         files: Mapping[str, int],
-        shown: InspectedLedger,
+        inspected: InspectedLedger,
     ) -> None:
         few = sum(files.values()) <= FEW_BYTES
         session = store.for_few().session if few else store.session
-        # A file that is ended now has another name: the caller looks again.
+        # A file that ends now gets another name: the caller lists them again.
         reader = session.read.schema(bronze.LINES).options(
             **bronze.READING, ignoreMissingFiles="true"
         )
         lines = reader.json(bronze.location_of(ledger), pathGlobFilter=bronze.OPEN_FILES)
-        lines = bronze.without_files(lines, shown.refused)
+        lines = bronze.without_files(lines, inspected.refused)
         lines = lines.withColumn(_FILE, F.col("_metadata.file_name"))
         self._lines = (lines.coalesce(1) if few else lines).persist()
-        told = (
+        counts = (
             self._lines.withColumn("reason", bronze.reason())
             .agg(*bronze.line_counts(F.col("reason")), F.collect_set(_FILE).alias(_FILE))
             .collect()[0]
         )
         self.unread = {name for name, size in files.items() if size} - set(
-            map(unquote, told[_FILE])
+            map(unquote, counts[_FILE])
         )
-        """Files with lines of which none was read."""
-        self.records: int = told["records"]
-        # A line that is not whole is being written: it is no news.
-        self.set_aside = {why: told[why] for why in bronze.REASONS if told[why] and why != "torn"}
+        """Files with lines that Spark did not read."""
+        self.records: int = counts["records"]
+        # An incomplete line is still being written: that is normal.
+        self.rejected = {
+            why: counts[why] for why in bronze.REASONS if counts[why] and why != "torn"
+        }
         self.taken = records = bronze.records_of(self._lines).drop(_FILE)
         few = few and self.records <= ONE_TASK_MAX
-        self.fresh = keyed(partial_journeys(records, one_task=few)).persist()
-        seen = self.fresh.agg(F.count("*").alias("rows"), fanned().alias("fanned")).collect()[0]
+        self.fresh = with_key_hash(partial_journeys(records, one_task=few)).persist()
+        seen = self.fresh.agg(
+            F.count("*").alias("rows"), shared_message_rows().alias("shared")
+        ).collect()[0]
         self.step = Increment(
-            store, snapshot, records, self.fresh, messages=seen["rows"], fan_out=seen["fanned"] > 0
+            store,
+            snapshot,
+            records,
+            self.fresh,
+            messages=seen["rows"],
+            fan_out=seen["shared"] > 0,
         )
 
     def close(self) -> None:
@@ -209,7 +222,7 @@ class _Tail:
 
 
 def _require_read(ledger: Path | str, tail: _Tail | None, still_open: Collection[str]) -> None:
-    """LedgerError where tasks did not find files that this process sees: Spark passes over them."""
+    """Raise LedgerError if tasks did not find files that this process sees: Spark skips them."""
     unread = sorted(tail.unread & set(still_open)) if tail else []
     if unread:
         raise LedgerError(
@@ -222,20 +235,20 @@ def _require_read(ledger: Path | str, tail: _Tail | None, still_open: Collection
 def _require_whole(
     store: TableStore, ledger: Path | str, snapshot: Snapshot, known: Set[str], read: Set[str]
 ) -> None:
-    """LedgerError where a file that was open is now in neither the tables nor what was read."""
+    """Raise LedgerError if a file that was open is neither in the tables nor in the tail."""
     ended = {name.removesuffix(OPEN_SUFFIX) for name in known - read}
-    # One without a line is removed when it is ended.
+    # An ended file without lines is removed.
     ended &= {name for name, _ in store.files_at(str(ledger))} if ended else set()
     taken = store.lake.taken() if ended else {}
     missed = sorted(name for name in ended if taken.get(name, snapshot.batch + 1) > snapshot.batch)
     if missed:
         raise LedgerError(
-            f"{len(missed):,} files of the ledger at {ledger} were ended while they were read"
-            f" ({missed[0]}), at each of {TRIES} looks: try again"
+            f"{len(missed):,} files of the ledger at {ledger} ended while they were read"
+            f" ({missed[0]}), at each of {TRIES} tries: try again"
         )
 
 
 def _open_files(store: TableStore, ledger: Path | str) -> dict[str, int]:
-    """The files of a ledger that are still written, with their sizes."""
+    """Return the sizes of a ledger's open files by name."""
     suffix = bronze.OPEN_FILES.removeprefix("*")
     return {name: size for name, size in store.files_at(str(ledger)) if name.endswith(suffix)}

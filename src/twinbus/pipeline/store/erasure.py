@@ -1,11 +1,11 @@
-"""Nothing names the message any more: a random name takes the place of its id, everywhere.
+"""Erases the id of a message: a random name replaces it everywhere.
 
-Its records, its journey and its lines in the ledger stay, without what else could tell which
-message they are of. So what became of it still counts: a lost message stays lost, an undecided one
-unknown, and a rebuild comes to the same. Nothing leads from the new name to the id.
+Its records, its journey and its lines in the ledger stay, without other fields that could identify
+the message. So its fate still counts: a lost message stays lost, an undecided one unknown, and a
+rebuild gives the same result. Nothing leads from the new name to the id.
 
-The files that held the id are removed at once: a report that began earlier and still reads them
-fails, and can be made again.
+The files that held the id are removed at once: a report that still reads them fails, and can be
+made again.
 """
 
 from __future__ import annotations
@@ -33,38 +33,38 @@ from twinbus.pipeline.store.compaction import (
     require_same,
     rows_of,
 )
-from twinbus.pipeline.store.increment import keyed
+from twinbus.pipeline.store.increment import with_key_hash
 from twinbus.pipeline.store.lake import DataFile, Snapshot, TableChange
 from twinbus.pipeline.store.store import TableStore, ledger_paths, paths_of
 from twinbus.pipeline.tables.gold import BRONZE, JOURNEYS, NOTABLE
 from twinbus.pipeline.tables.journeys import ERASED, RAN_OUT, is_erased_id
 
 _ORDER: Final = {BRONZE: "at_ms", JOURNEYS: "first_ms", NOTABLE.name: "first_ms"}
-"""The tables that name messages, and the column that their files are ordered by."""
+"""The tables that name messages, and the column by which their files are ordered."""
 
 _TELLING: Final = ("client", "sequence_number", "trace_id")
-"""Fields of a record that lead to its message in another system."""
+"""Fields of a record that identify its message in another system."""
 
 _AT_WORK: Final = "_erasing.json"
-"""A note of the id and its new name, until all is done: an erasure that was killed goes on with the
-same name, or the records of one message would become those of two."""
+"""Holds the id and its new name until the end: an erasure that was killed continues with the same
+name, or the records of one message would become those of two."""
 
 
 @dataclass(frozen=True)
 class Erased:
-    """What an erasure came to."""
+    """The result of an erasure."""
 
     snapshot: Snapshot
     records: int
     """Rows of `bronze` that named the message."""
     raw_files: int
-    """Files of the ledger that were written anew."""
+    """Ledger files that were rewritten."""
 
 
 def erase(
     store: TableStore, ledger: str, message_id: str, *, announce: Announce | None = None
 ) -> Erased:
-    """Remove all that names a message; LedgerError, and no change, where an open file does."""
+    """Remove the id of a message; LedgerError, and no change, if an open file has it."""
     say = announce or (lambda line: None)
     say(f"looking for message {message_id} in the ledger's files")
     names = _naming(store, ledger, message_id)
@@ -75,12 +75,12 @@ def erase(
             " written; close its process, and erase again"
         )
     new_id = _new_id(store, ledger, message_id)
-    # First the files: what is taken into the tables from now on does not name it.
+    # The files first: so tables take no more records with the id.
     for name in names:
         before = store.content_of(ledger, name)
         lines = before.split(b"\n")
         after = b"\n".join(_renamed(line, message_id, new_id) for line in lines)
-        # First the line that says so: killed after it, nothing is changed without a word.
+        # The note first: a kill after it leaves no unexplained change.
         _sign_off(store, ledger, name, before, after)
         packed = gzip.compress(after) if name.endswith(GZIP_SUFFIX) else after
         store.replace_content(ledger, name, packed)
@@ -92,7 +92,7 @@ def erase(
 
 
 def _sign_off(store: TableStore, ledger: str, name: str, before: bytes, after: bytes) -> None:
-    """Put a file into the ledger that says which hash another one has from now on."""
+    """Put a file into the ledger that notes the new hash of another one."""
     at_ms = time.time_ns() // 1_000_000
     note = WriterNote(
         "erased",
@@ -105,7 +105,7 @@ def _sign_off(store: TableStore, ledger: str, name: str, before: bytes, after: b
 
 
 def _new_id(store: TableStore, ledger: str, message_id: str) -> str:
-    """The name that takes the place of an id: noted first, and found again after a kill."""
+    """Return the name that replaces an id: noted first, and found again after a kill."""
     with suppress(ValueError, KeyError, TypeError):
         found = json.loads(store.text_at(ledger, _AT_WORK))
         if found["message_id"] == message_id and is_erased_id(found["new_id"]):
@@ -119,7 +119,7 @@ def _erase_from_tables(store: TableStore, message_id: str, new_id: str) -> int:
     """Rename a message in every table; return how many records it had."""
     records = 0
     for _ in range(COMMIT_TRIES):
-        # Another process may replace files meanwhile, so it is done when nothing is found.
+        # Another process may replace files meanwhile, so repeat until nothing is found.
         snapshot = latest_of(store)
         found = {
             table: change
@@ -139,7 +139,7 @@ def _erase_from_tables(store: TableStore, message_id: str, new_id: str) -> int:
 def _without(
     store: TableStore, snapshot: Snapshot, table: str, message_id: str, new_id: str
 ) -> tuple[TableChange, int] | None:
-    """Write the files that name a message anew, and count its rows; None: no file names it."""
+    """Rewrite the files that name a message, and count its rows; None if no file does."""
     files = {file.path: file for file in store.lake.files(table, snapshot)}
     if not files:
         return None
@@ -164,7 +164,7 @@ def _without(
         {name: F.when(is_it, value).otherwise(F.col(name)) for name, value in changed.items()}
     )
     if table == JOURNEYS:
-        renamed = keyed(renamed)
+        renamed = with_key_hash(renamed)
     placed = renamed.select(*rows.columns).sortWithinPartitions(_ORDER[table])
     new: tuple[DataFile, ...] = store.write(placed, table, store.new_part(snapshot.batch))
     require_same(rows_of(old), rows_of(new), f"rows of {table}", store)
@@ -172,7 +172,7 @@ def _without(
 
 
 def _naming(store: TableStore, ledger: str, message_id: str) -> list[str]:
-    """The ledger's files in which the id occurs."""
+    """Return the ledger's files that contain the id."""
     names = sorted(name for name, _ in store.files_at(ledger) if is_readable(name))
     found = (
         store.session.read.text(ledger_paths(ledger, names))
@@ -186,27 +186,27 @@ def _naming(store: TableStore, ledger: str, message_id: str) -> list[str]:
 
 
 def _renamed(line: bytes, message_id: str, new_id: str) -> bytes:
-    """A line of the ledger without the id."""
+    """Return a line of the ledger without the id."""
     written = _written(message_id).encode()
     if written not in line:
         return line
     try:
-        told = json.loads(line)
+        record = json.loads(line)
     except ValueError:
-        # Cut off or damaged, and it stays so: it still counts as a line that is no record.
+        # A damaged line stays damaged: it still counts as rejected.
         return line.replace(written, new_id.encode())
-    if not isinstance(told, dict) or told.get("message_id") != message_id:
+    if not isinstance(record, dict) or record.get("message_id") != message_id:
         return line
-    told["message_id"] = new_id
-    error = str(told.pop("error", ""))
+    record["message_id"] = new_id
+    error = str(record.pop("error", ""))
     if error.startswith(RAN_OUT):
-        told["error"] = RAN_OUT
+        record["error"] = RAN_OUT
     return json.dumps(
-        {name: value for name, value in told.items() if name not in _TELLING},
+        {name: value for name, value in record.items() if name not in _TELLING},
         separators=(",", ":"),
     ).encode()
 
 
 def _written(message_id: str) -> str:
-    """An id as a line has it: the ledger's files are ASCII."""
+    """Return an id as it is in a line: the ledger's files are ASCII."""
     return json.dumps(message_id)[1:-1]

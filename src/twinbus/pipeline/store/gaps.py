@@ -1,4 +1,4 @@
-"""Writers that stopped without an end: which of them put something in doubt, and what. Pure.
+"""Judges writers that stopped without an end: what each of them puts in doubt. Pure.
 
     sends      the writer sent messages: it may have accepted some that no record names
     moves      the writer was a syphon: it may have forwarded messages without a record
@@ -29,15 +29,14 @@ from twinbus.pipeline.store.known_files import (
 SENDS, MOVES, WAITING = "sends", "moves", "waiting"
 
 UNCHANGED_MS: Final = 86_400_000
-"""A living writer of an earlier version changed its file every few minutes; after a day it is
-dead."""
+"""A file unchanged for a day belongs to a dead writer, if the writer records no heartbeats."""
 
 CLOCKS_MS: Final = 5_000
-"""What the clocks of a broker and of its successor may differ by: mostly they are one clock."""
+"""Allowed difference between the clocks of a broker and its successor; mostly they share one."""
 
 
 class Recovery(NamedTuple):
-    """What the successor of a broker found on its disk."""
+    """The messages that the successor of a broker found on its disk."""
 
     at_ms: int
     messages: int
@@ -46,61 +45,61 @@ class Recovery(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class WriterGap:
-    """A writer that stopped without an end, as reports tell of it."""
+    """A writer that stopped without an end, as reports show it."""
 
     process: str
     from_ms: int
-    """Its last line: records may be missing from here on."""
+    """Time of its last line: later records may be missing."""
     to_ms: int | None
-    """None: it is not known until when."""
+    """None: unknown."""
     roles: tuple[str, ...]
     doubts: tuple[str, ...]
-    """What is in doubt while the gap is open."""
+    """What the open gap puts in doubt."""
     closed_by: str | None
     sentence: str
     recovery: Recovery | None = None
-    """Of the gap of a broker that its successor closed."""
+    """Set if a broker's successor closed its gap."""
 
     @property
     def is_open(self) -> bool:
-        """Whether something is in doubt."""
+        """Whether the gap puts something in doubt."""
         return self.closed_by is None and bool(self.doubts)
 
 
 def judged_gaps(
     files: Iterable[KnownFile], findings: LedgerFindings, *, alive: Collection[str], now_ms: int
 ) -> tuple[WriterGap, ...]:
-    """The gaps of a ledger with what they put in doubt, and what else closes them."""
+    """Return the gaps of a ledger with their doubts, closed where other evidence closes them."""
     of_process: dict[str, list[KnownFile]] = {}
     for file in files:
         of_process.setdefault(file.facts.process, []).append(file)
-    found = [*findings.gaps, *_ends_of_old_brokers(of_process, alive, now_ms)]
+    found = [*findings.gaps, *_unmarked_broker_gaps(of_process, alive, now_ms)]
     gaps = [(gap, _Writer(of_process.get(gap.process, []))) for gap in found]
-    brokers = [(*_succeeded(gap, writer, of_process), writer) for gap, writer in gaps]
+    brokers = [(*_closed_by_successor(gap, writer, of_process), writer) for gap, writer in gaps]
     open_brokers = [
         (gap, writer)
         for gap, _, writer in brokers
         if gap.closed_by is None and BROKER in writer.roles
     ]
     return tuple(
-        _told(_witnessed(gap, writer, of_process, open_brokers), writer, recovery)
+        _writer_gap(_closed_by_brokers(gap, writer, of_process, open_brokers), writer, recovery)
         for gap, recovery, writer in brokers
     )
 
 
 class _Writer:
-    """What all files of a process say together."""
+    """The facts of all files of a process together."""
 
     def __init__(self, files: Sequence[KnownFile]) -> None:
         self.roles = frozenset[str]().union(*(file.roles for file in files))
         self.pairs = frozenset[str]().union(*(file.pairs for file in files))
         self.namespaces = {state.namespace for file in files for state in file.states}
         has_lines = any(file.facts.lines for file in files)
-        self.is_old = has_lines and not any(file.facts.begins for file in files)
+        self.is_unmarked = has_lines and not any(file.facts.begins for file in files)
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        # One that has not written a record yet may be about to send.
+        # A writer without records may be about to send.
         is_silent = not self.roles & {SENDER, SYPHON, CONSUMER, BROKER}
         return tuple(
             doubt
@@ -113,10 +112,10 @@ class _Writer:
         )
 
 
-def _ends_of_old_brokers(
+def _unmarked_broker_gaps(
     of_process: dict[str, list[KnownFile]], alive: Collection[str], now_ms: int
 ) -> Iterable[Gap]:
-    """Brokers of earlier versions, which wrote no first lines, that began and did not stop."""
+    """Yield gaps of brokers without first lines in their files that started and did not stop."""
     closed = {
         note.client: note.why
         for files in of_process.values()
@@ -137,13 +136,13 @@ def _ends_of_old_brokers(
             yield Gap(process, from_ms, None, last.facts.name, closed.get(process))
 
 
-def _succeeded(
+def _closed_by_successor(
     gap: Gap, writer: _Writer, of_process: dict[str, list[KnownFile]]
 ) -> tuple[Gap, Recovery | None]:
-    """The gap of a broker, closed where another one served each of its namespaces afterwards."""
+    """Close a broker's gap if another one served each of its namespaces afterwards."""
     if gap.closed_by is not None or BROKER not in writer.roles or not writer.namespaces:
         return gap, None
-    # Earlier versions say only that they serve, which is no word on what they found on the disk.
+    # "serving" alone does not tell which messages the successor found on its disk.
     proofs = {"recovered"} if BACKLOG in writer.roles else {"serving", "recovered"}
     after = sorted(
         (state, process)
@@ -153,7 +152,7 @@ def _succeeded(
         for state in file.states
         if state.state in proofs and state.at_ms >= gap.from_ms - CLOCKS_MS
     )
-    # The first of each namespace: the others found what that one left.
+    # The first successor of each namespace: later ones found what that one left.
     first = {state.namespace: (state, process) for state, process in reversed(after)}
     if not first.keys() >= writer.namespaces:
         return gap, None
@@ -166,18 +165,18 @@ def _succeeded(
     return replace(gap, closed_by=closed_by), recovery
 
 
-def _witnessed(
+def _closed_by_brokers(
     gap: Gap,
     writer: _Writer,
     of_process: dict[str, list[KnownFile]],
     open_brokers: Sequence[tuple[Gap, _Writer]],
 ) -> Gap:
-    """The gap of a client, closed where brokers recorded all that it can have done."""
+    """Close a client's gap if brokers recorded everything that it can have done."""
     if gap.closed_by is not None or BROKER in writer.roles or not writer.pairs:
         return gap
     sides = {side.lower() for pair in writer.pairs for side in pair.split("+")}
     is_both = all("+" in pair for pair in writer.pairs) and sides <= _serving(gap, of_process)
-    # A broker of which no successor tells may have been followed by one without a ledger.
+    # A successor without a ledger may have followed a broker whose gap is open.
     in_doubt = [
         one
         for one, broker in open_brokers
@@ -190,7 +189,7 @@ def _witnessed(
 
 
 def _serving(gap: Gap, of_process: dict[str, list[KnownFile]]) -> set[str]:
-    """The namespaces whose brokers had begun to keep records when a gap began, and not stopped."""
+    """Return the namespaces whose brokers kept records when a gap began."""
     states = [state for files in of_process.values() for file in files for state in file.states]
     began, stopped = dict[str, int](), dict[str, int]()
     for state in sorted(states):
@@ -201,7 +200,7 @@ def _serving(gap: Gap, of_process: dict[str, list[KnownFile]]) -> set[str]:
     return {name for name, at_ms in began.items() if at_ms > stopped.get(name, at_ms - 1)}
 
 
-def _told(gap: Gap, writer: _Writer, recovery: Recovery | None) -> WriterGap:
+def _writer_gap(gap: Gap, writer: _Writer, recovery: Recovery | None) -> WriterGap:
     return WriterGap(
         process=gap.process,
         from_ms=gap.from_ms,
@@ -209,13 +208,13 @@ def _told(gap: Gap, writer: _Writer, recovery: Recovery | None) -> WriterGap:
         roles=tuple(sorted(writer.roles - {BACKLOG})),
         doubts=writer.doubts,
         closed_by=gap.closed_by,
-        sentence=_sentence_of_old(gap) if writer.is_old else gap.sentence(),
+        sentence=_unmarked_sentence(gap) if writer.is_unmarked else gap.sentence(),
         recovery=recovery,
     )
 
 
-def _sentence_of_old(gap: Gap) -> str:
-    """What is said of a broker of an earlier version."""
+def _unmarked_sentence(gap: Gap) -> str:
+    """Return the sentence on a broker without first lines in its files."""
     text = (
         f"{gap.process} recorded that it serves a namespace and never that it stopped: records"
         f" after its file {gap.name} may be missing"

@@ -1,9 +1,9 @@
-"""What new records change in the tables: the step that a stream commits and a report does not.
+"""The change that new records make to the tables: a stream commits it, a report does not.
 
-Tables of records get the new records' sums. Tables of messages need the facts of the messages that
-the new records speak of, as they were before: these are looked up in the journeys of all earlier
-batches, first by the narrow columns (a hash of the key, and the first time, which the rows are
-ordered by), then in the files and the span of time that had them. All else follows the new records.
+Tables of records get the sums of the new records. Tables of messages also need the earlier facts of
+the messages in the new records. These are looked up in the journeys of all earlier batches: first
+in the narrow columns (a hash of the key, and the first time, by which rows are ordered), then in
+the files and the span of time that have them. Everything else is in proportion to the new records.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 BROADCAST_MAX: Final = 1_000_000
-"""Messages whose hashes are sent to every task of a look-up (16 MB): past that Spark decides."""
+"""Messages whose hashes are sent to every task of a look-up (16 MB); for more, Spark decides."""
 
 ONE_TASK_MAX: Final = 50_000
-"""Records, or messages, of a step that one task does whole, without compiled code: to plan, to
-compile and to spread fewer takes longer than the work itself. Side by side, an update of 35,000
-records took 26 s of processor time and 15 jobs this way, 31 s and 43 jobs the other way."""
+"""Records, or messages, of a step that one task does alone, without compiled code: for fewer,
+planning, compiling and distributing take longer than the work itself. An update of 35,000 records
+took 26 s of processor time and 15 jobs this way, 31 s and 43 jobs the other way."""
 
 
-def keyed(journeys: DataFrame) -> DataFrame:
-    """Journeys as they are stored."""
-    # Two messages with one hash cost a needless look and nothing else: see `_earlier`.
+def with_key_hash(journeys: DataFrame) -> DataFrame:
+    """Return journeys as they are stored."""
+    # Two messages with one hash only cost a needless look-up: see `_earlier`.
     return journeys.withColumn("key_hash", F.xxhash64(*MESSAGE_KEY))
 
 
-def fanned() -> Column:
-    """For one pass over journeys: how many may share their message with other rows."""
+def shared_message_rows() -> Column:
+    """Return an aggregate over journeys: how many may share their message with other rows."""
     return F.count_if((F.col("receiver") != "") | ~F.col("labelled"))
 
 
@@ -55,9 +55,9 @@ class Increment:
         messages: int,
         fan_out: bool,
     ) -> None:
-        """`fresh` are the stored journeys of these records, `messages` how many rows.
+        """`fresh` are the stored journeys of these records, `messages` their number of rows.
 
-        Both may be of another session than the store's: the step is done by theirs.
+        Both may belong to another session than the store's, which then does the step.
         """
         one_task = messages <= ONE_TASK_MAX
         if one_task:
@@ -70,7 +70,7 @@ class Increment:
         if earlier is None:
             # Nothing to merge.
             self._before: Sources | None = None
-            told = (
+            messages_now = (
                 judged_by(plain, fan_out=fan_out)
                 if one_task
                 else judged(
@@ -79,8 +79,10 @@ class Increment:
                     all_labelled=not may_share_messages(tallies),
                 )
             )
-            followed = told.where(is_followed())
-            self._after = self._sources(told, followed if one_task else self._keep(followed))
+            followed = messages_now.where(is_followed())
+            self._after = self._sources(
+                messages_now, followed if one_task else self._keep(followed)
+            )
             return
         fan_out |= snapshot.fan_out
         # The session of a union is that of its first part.
@@ -91,22 +93,22 @@ class Increment:
         after = merged(both.coalesce(1) if one_task else both, one_task=one_task)
         before, after = (self._keep(judged_by(rows, fan_out=fan_out)) for rows in (before, after))
         if one_task:
-            # Not to be planned anew for each of the tables, which takes longer than they do.
+            # Without this Spark plans them again for each table, which takes longer than the work.
             before, after = before.localCheckpoint(), after.localCheckpoint()
         self._before = self._sources(before, before)
         self._after = self._sources(after, after)
 
     def change_of(self, table: GoldTable) -> DataFrame:
-        """What one table gains."""
+        """Return the rows that one table gains."""
         now = table.rows(self._after)
         if self._before is None or not table.is_of_messages:
             return now
-        # Not added up here: readers of the table add up all that it has.
+        # Not summed here: readers of the table sum all its rows.
         taken_back = [(-F.col(name)).alias(name) for name in table.sums]
         return now.unionByName(table.rows(self._before).select(*table.keys, *taken_back))
 
     def close(self) -> None:
-        """Let go of what Spark keeps for this step."""
+        """Release the rows that Spark caches for this step."""
         for frame in self._kept:
             frame.unpersist()
         self._kept.clear()
@@ -120,17 +122,17 @@ class Increment:
 
 
 def judged_by(journeys: DataFrame, *, fan_out: bool) -> DataFrame:
-    """The messages of merged journeys; `fan_out` as in `Snapshot`."""
+    """Return the messages of merged journeys; `fan_out` as in `Snapshot`."""
     return judged(journeys) if fan_out else judged(journeys, receivers={}, all_labelled=True)
 
 
 def _earlier(
     store: TableStore, snapshot: Snapshot, fresh: DataFrame, messages: int
 ) -> DataFrame | None:
-    """The rows of earlier batches about these messages; None: there are none.
+    """Return the rows of earlier batches about these messages; None if there are none.
 
-    Rows of another message with the same hash may be among them: they are the same before and
-    after, and change nothing.
+    Rows of another message with the same hash may be among them: they are equal before and after,
+    and change nothing.
     """
     if not store.lake.files(JOURNEYS, snapshot):
         return None
@@ -159,7 +161,7 @@ def _earlier(
 def totals(
     store: TableStore, snapshot: Snapshot, table: GoldTable, change: DataFrame | None = None
 ) -> DataFrame:
-    """A table's rows in a snapshot, with what is to be added to them."""
+    """Return a table's rows in a snapshot, with a change added to them."""
     if not store.lake.files(table.name, snapshot):
         return store.read(table.name, snapshot) if change is None else merged_sums(table, [change])
     committed = store.read(table.name, snapshot)

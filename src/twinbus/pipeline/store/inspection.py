@@ -1,8 +1,11 @@
-"""The files of a ledger before Spark reads them: which count, what is missing, what is in doubt.
+"""Inspects the files of a ledger before Spark reads them: which count, and what is missing.
 
-Every file counts once, under one of its names (`ledger.facts`). A copy is refused, and what looks
-like a part of the ledger and is not read is named. Findings of the chain (`ledger.chain`) become
-sentences: those that make an answer unknown, and those that need only be said.
+Every file counts once, under one of its names (`ledger.facts`). A copy is refused, and files that
+look like a part of the ledger but are not read are named. Findings of the chain (`ledger.chain`)
+become sentences: those that make an answer unknown, and remarks.
+
+`twinbus ledger status` shows the writers of a ledger, and `twinbus ledger close` records a person's
+word that nothing is missing where one stopped.
 """
 
 from __future__ import annotations
@@ -23,16 +26,16 @@ from twinbus.ledger.missing import MissingFiles, is_note, missing_files
 from twinbus.ledger.reader import is_readable, is_unread
 from twinbus.ledger.record import OPEN_SUFFIX, LedgerError
 from twinbus.pipeline.store.gaps import UNCHANGED_MS, WriterGap, judged_gaps
-from twinbus.pipeline.store.known_files import KnownFile, look_at
+from twinbus.pipeline.store.known_files import KnownFile, read_known_file
 from twinbus.pipeline.store.lake import REBUILD
 from twinbus.pipeline.store.place_files import FoundFile, PlaceFiles
 from twinbus.pipeline.tables.gold import TABLES
 
 READ_AT_ONCE: Final = 4
-"""Files that are read at a time: hashing takes a core, waiting for a disk does not."""
+"""Files read at a time: hashing takes a core, waiting for a disk does not."""
 
 TRIES: Final = 5
-"""Looks at a ledger in which files are being ended."""
+"""Tries to list a ledger while its files end."""
 
 ENDED, AT_WORK = "ended", "at work"
 STOPPED, CLOSED = "stopped without an end", "closed"
@@ -47,24 +50,24 @@ Known = Mapping[str, KnownFile]
 
 @dataclass(frozen=True)
 class InspectedLedger:
-    """What a ledger's files are, and what they show together."""
+    """A ledger's files, and the findings about them."""
 
     files: Known
-    """Those that were read now, and those that the tables have taken."""
+    """Files that were read now, and files that the tables have taken."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Names of files that must not be read, with the reason."""
     missing: tuple[str, ...] = ()
     """Sentences on records that are missing, or that may be."""
-    said: tuple[str, ...] = ()
-    """Sentences on what is only to be known."""
+    remarks: tuple[str, ...] = ()
+    """Sentences that make no answer unknown."""
     gaps: tuple[WriterGap, ...] = ()
     lacking: frozenset[str] = frozenset()
-    """Writers of which a file is missing, or every file."""
+    """Writers with missing files."""
     torn: int = 0
-    """Open files of the dead that end inside a line."""
+    """Open files of dead writers that end inside a line."""
 
     def new(self, taken: Known) -> Known:
-        """Ended files that tables have not taken, in the order of names."""
+        """Return ended files that tables have not taken, in the order of names."""
         stems = set(map(stem_of, taken))
         return {
             name: file
@@ -73,8 +76,8 @@ class InspectedLedger:
         }
 
 
-class _Look(NamedTuple):
-    """What was found at the place of a ledger."""
+class _Listing(NamedTuple):
+    """The files at the place of a ledger."""
 
     found: Mapping[str, FoundFile]
     files: Known
@@ -90,10 +93,10 @@ class LedgerFolder:
     def __init__(self, ledger: Path | str) -> None:
         self._ledger = str(ledger)
         self._place = PlaceFiles(self._ledger)
-        self._looked: dict[tuple[str, int], KnownFile] = {}
+        self._known: dict[tuple[str, int], KnownFile] = {}
 
     def has_new(self, taken: Iterable[str]) -> bool:
-        """Whether there are ended files that tables have not taken, copies too."""
+        """Return whether ended files exist that tables have not taken; copies count."""
         stems = set(map(stem_of, taken))
         names = (found.name for found in self._place.found())
         return any(
@@ -104,12 +107,12 @@ class LedgerFolder:
     def inspect(self, taken: Known, *, removed_unnoted: bool = False) -> InspectedLedger:
         """Compare the files with each other and with those that tables have taken.
 
-        `removed_unnoted`: files were removed by a version that left no note.
+        `removed_unnoted`: the tables are the only copy of some files, which a note should name.
         """
-        look = self._look_around(taken, TRIES)
-        found, alive, dead = look.found, look.alive, look.dead
-        # Tables hold what they took, whether or not the file is still there.
-        files = {**taken, **look.files}
+        listing = self._read_unknown(taken, TRIES)
+        found, alive, dead = listing.found, listing.alive, listing.dead
+        # Tables hold the records that they took, whether or not the file still exists.
+        files = {**taken, **listing.files}
         notes = [self._text(name) for name in found if is_note(name)]
         lacking = missing_files(files, notes).but(taken)
         if removed_unnoted and not notes:
@@ -122,22 +125,22 @@ class LedgerFolder:
             removed=lacking.removed,
             alive=alive,
             dead=dead,
-            unread=[*filter(is_unread, found), *self._below(), *look.broken],
+            unread=[*filter(is_unread, found), *self._below(), *listing.broken],
         )
-        told = _Told(files, taken, findings, lacking)
-        shown = told.inspection(facts, alive=alive, dead=dead, now_ms=now_ms)
-        # Spark would fail at these, and take the whole report with it.
-        damaged = dict.fromkeys(look.broken, "not read: it is damaged")
-        return replace(shown, refused={**shown.refused, **damaged})
+        findings_of = _Findings(files, taken, findings, lacking)
+        inspected = findings_of.inspection(facts, alive=alive, dead=dead, now_ms=now_ms)
+        # Spark, and with it the whole report, would fail at these.
+        damaged = dict.fromkeys(listing.broken, "not read: it is damaged")
+        return replace(inspected, refused={**inspected.refused, **damaged})
 
     def _writers(self) -> tuple[frozenset[str], frozenset[str]]:
         path = self._ledger.removeprefix("file://").removeprefix("file:")
         return (frozenset(), frozenset()) if "://" in path else writers_here(path)
 
-    def _look_around(self, taken: Known, tries_left: int) -> _Look:
-        """Read the files that are not known; again if one was ended, and so renamed, meanwhile."""
+    def _read_unknown(self, taken: Known, tries_left: int) -> _Listing:
+        """Read the unknown files; again if one ended, and so was renamed, meanwhile."""
         found = {one.name: one for one in self._place.found()}
-        # Asked before the files are read: a writer that ends meanwhile was alive.
+        # Before the files are read: a writer that ends meanwhile was alive.
         alive, dead = self._writers()
         stems = set(map(stem_of, taken))
         wanted = [
@@ -147,16 +150,16 @@ class LedgerFolder:
             and (
                 taken[name].disk_bytes != one.size_bytes
                 if name in taken
-                # One that was taken may have been compressed since.
+                # A taken file may have been compressed since.
                 else name.endswith(OPEN_SUFFIX) or stem_of(name) not in stems
             )
         ]
         with ThreadPoolExecutor(READ_AT_ONCE) as pool:
-            looked = list(pool.map(self._look, wanted))
-        if None in looked and tries_left:
-            return self._look_around(taken, tries_left - 1)
-        known = {one.name: file for one, file in zip(wanted, looked, strict=True)}
-        return _Look(
+            read = list(pool.map(self._read, wanted))
+        if None in read and tries_left:
+            return self._read_unknown(taken, tries_left - 1)
+        known = {one.name: file for one, file in zip(wanted, read, strict=True)}
+        return _Listing(
             found,
             {name: one for name, one in known.items() if isinstance(one, KnownFile)},
             [name for name, one in known.items() if isinstance(one, LedgerError)],
@@ -164,20 +167,20 @@ class LedgerFolder:
             dead,
         )
 
-    def _look(self, found: FoundFile) -> KnownFile | LedgerError | None:
+    def _read(self, found: FoundFile) -> KnownFile | LedgerError | None:
         key = found.name, found.size_bytes
-        if key in self._looked:
-            return self._looked[key]
+        if key in self._known:
+            return self._known[key]
         try:
-            known = look_at(self._place, found)
+            known = read_known_file(self._place, found)
         except LedgerError as error:
             return error
         if known is not None and not known.facts.is_open:
-            self._looked[key] = known
+            self._known[key] = known
         return known
 
     def _below(self) -> Iterator[str]:
-        """Files of directories in the ledger that look like a part of it."""
+        """Yield files in directories of the ledger that look like a part of it."""
         for directory in self._place.directories():
             if directory != TABLES:
                 yield from filter(is_unread, self._place.below(directory))
@@ -190,9 +193,9 @@ class LedgerFolder:
 
 
 def _renamed(files: Mapping[str, FileFacts]) -> Iterator[FileFacts]:
-    """The facts, without the mark of a copy where no file is there that it can be a copy of.
+    """Yield the facts, without the mark of a copy if the original is not in the ledger.
 
-    Files of earlier versions, and of other programs, may have any name.
+    Files of earlier versions and of other programs may have any name.
     """
     writers = {facts.process for facts in files.values() if not facts.foreign}
     for facts in files.values():
@@ -201,8 +204,8 @@ def _renamed(files: Mapping[str, FileFacts]) -> Iterator[FileFacts]:
 
 
 @dataclass(frozen=True)
-class _Told:
-    """The findings in sentences, by whether they make an answer unknown."""
+class _Findings:
+    """Turns findings into sentences, by whether they make an answer unknown."""
 
     files: Known
     taken: Known
@@ -217,7 +220,7 @@ class _Told:
         dead: frozenset[str],
         now_ms: int,
     ) -> InspectedLedger:
-        """What all of it comes to."""
+        """Return all findings together."""
         refused = self.findings.refused
         read = {name: file for name, file in self.files.items() if name not in refused}
         doubtful = self._doubtful({one.sha256 for one in facts if one.name not in refused})
@@ -241,7 +244,7 @@ class _Told:
             self.files,
             refused,
             missing=(*lacking.sentences(), *unknown.sentences()),
-            said=tuple(said.sentences()),
+            remarks=tuple(said.sentences()),
             gaps=judged_gaps(read.values(), self.findings, alive=alive, now_ms=now_ms),
             lacking=self._lacking(),
             torn=sum(_is_torn_by_death(file, dead, now_ms) for file in read.values()),
@@ -252,7 +255,7 @@ class _Told:
         return frozenset([*self.findings.missing_writers, *(one[0] for one in places if one)])
 
     def _doubtful(self, hashes: Collection[str]) -> dict[str, str]:
-        """Refused files that hold something which is not read under another name."""
+        """Return refused files with content that is not read under another name."""
         found = {}
         for name, why in self.findings.refused.items():
             facts = self.files[name].facts
@@ -263,7 +266,7 @@ class _Told:
         return found
 
     def _grown(self, read: Known) -> Iterator[tuple[str, str]]:
-        """Files that are not as they were when the tables took them."""
+        """Yield files that changed since the tables took them."""
         rewritten = {
             (note.client, note.hash_after) for one in read.values() for note in one.facts.notes
         }
@@ -275,21 +278,21 @@ class _Told:
 
 
 def _is_torn_by_death(file: KnownFile, dead: Collection[str], now_ms: int) -> bool:
-    """Whether an open file ends inside a line that will not be finished."""
+    """Return whether an open file ends inside a line that will not be finished."""
     is_dead = file.facts.process in dead or now_ms - file.modified_ms >= UNCHANGED_MS
     return file.facts.is_open and file.facts.is_torn and is_dead
 
 
-def writers_document(shown: InspectedLedger) -> dict[str, Any]:
-    """How many writers there are of each state, those that did not end, and all findings."""
+def writers_document(inspected: InspectedLedger) -> dict[str, Any]:
+    """Return the number of writers in each state, those that did not end, and all findings."""
     last: dict[str, FileFacts] = {}
-    for name, file in shown.files.items():
+    for name, file in inspected.files.items():
         facts = file.facts
-        if name not in shown.refused and facts.lines:
+        if name not in inspected.refused and facts.lines:
             other = last.setdefault(facts.process, facts)
             if (facts.number or 0) > (other.number or 0):
                 last[facts.process] = facts
-    gaps = {gap.process: gap for gap in shown.gaps}
+    gaps = {gap.process: gap for gap in inspected.gaps}
     states = {}
     for process, facts in last.items():
         if process in gaps:
@@ -299,7 +302,7 @@ def writers_document(shown: InspectedLedger) -> dict[str, Any]:
         else:
             states[process] = ENDED if facts.closing == "ended" else AT_WORK
     return {
-        "files": len(shown.files) - len(shown.refused),
+        "files": len(inspected.files) - len(inspected.refused),
         "writers": dict(sorted(Counter(states.values()).items())),
         "at_work": sorted(process for process, state in states.items() if state == AT_WORK),
         "gaps": [
@@ -310,21 +313,23 @@ def writers_document(shown: InspectedLedger) -> dict[str, Any]:
                 "closed_by": gap.closed_by,
                 "sentence": gap.sentence,
             }
-            for gap in shown.gaps
+            for gap in inspected.gaps
         ],
-        "missing": list(shown.missing),
-        "remarks": list(shown.said),
+        "missing": list(inspected.missing),
+        "remarks": list(inspected.remarks),
     }
 
 
 def close_writer(
-    ledger: Path | str, shown: InspectedLedger, process: str, reason: str, *, user: str
+    ledger: Path | str, inspected: InspectedLedger, process: str, reason: str, *, user: str
 ) -> str:
     """Record that nothing is missing where a process stopped; return the name of the new file.
 
-    LedgerError where nothing is in doubt for that process: its name may be wrong.
+    LedgerError if nothing is in doubt for that process: its name may be wrong.
     """
-    doubted = sorted({gap.process for gap in shown.gaps if gap.closed_by is None} | shown.lacking)
+    doubted = sorted(
+        {gap.process for gap in inspected.gaps if gap.closed_by is None} | inspected.lacking
+    )
     if process not in doubted:
         others = ", ".join(doubted[:5]) or "none"
         raise LedgerError(

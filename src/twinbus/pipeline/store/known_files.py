@@ -1,7 +1,7 @@
-"""One file of a ledger as the tables know it: its place in the chain, and what its writer does.
+"""What the tables know of one ledger file: its place in the chain, and what its writer does.
 
-This process reads a file for that, not Spark. An ended file is read once, when the tables take it;
-what was found is kept in `sets`.
+This process, not Spark, reads the file for that. It reads an ended file once, when the tables take
+it, and stores the result in `sets`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PAIR: Final = re.compile(rb'"pair": ?"([^"\\]{1,300})"')
 _STATE_LINE: Final = re.compile(rb'^\{[^\n]*"operation": ?"state"[^\n]*\}$', re.MULTILINE)
 
 PAIRS_MAX: Final = 100
-"""Pairs of one writer that are told apart."""
+"""Limit of recorded pairs of one writer."""
 
 
 class BrokerState(NamedTuple):
@@ -45,33 +45,33 @@ class BrokerState(NamedTuple):
     namespace: str
     state: str
     lines: int = 0
-    """Messages that it found in its backlog queues, if it says "recovered"."""
+    """Messages that it found in its backlog queues, for "recovered"."""
 
 
 @dataclass(frozen=True)
 class KnownFile:
-    """What one file of a ledger holds."""
+    """The facts of one file of a ledger."""
 
     facts: FileFacts
     disk_bytes: int
-    """Its size where it is, compressed or not."""
+    """Its stored size, compressed or not."""
     roles: frozenset[str] = frozenset()
     pairs: frozenset[str] = frozenset()
     states: tuple[BrokerState, ...] = ()
     modified_ms: int = 0
-    """When it was last changed; 0 for one that `sets` told of."""
+    """Time of its last change; 0 if it was read from `sets`."""
 
     def as_json(self) -> str:
-        """For `sets`: what is not as in any other file."""
+        """Return the text for `sets`: only what differs from a plain file."""
         plain = FileFacts("")
-        told = {
+        facts = {
             one.name: getattr(self.facts, one.name)
             for one in fields(FileFacts)
             if getattr(self.facts, one.name) != getattr(plain, one.name)
         }
-        told["notes"] = [asdict(note) for note in self.facts.notes]
+        facts["notes"] = [asdict(note) for note in self.facts.notes]
         document = {
-            "facts": told,
+            "facts": facts,
             "disk_bytes": self.disk_bytes,
             "roles": sorted(self.roles),
             "pairs": sorted(self.pairs),
@@ -81,7 +81,7 @@ class KnownFile:
 
 
 def known_from_json(text: str) -> KnownFile:
-    """What `KnownFile.as_json` gave; fields of a later version are left out."""
+    """Read the text of `KnownFile.as_json`; unknown fields are left out."""
     document: dict[str, Any] = json.loads(text)
     facts = _known(FileFacts, document["facts"])
     facts["notes"] = tuple(WriterNote(**_known(WriterNote, one)) for one in facts.get("notes", ()))
@@ -95,16 +95,16 @@ def known_from_json(text: str) -> KnownFile:
     )
 
 
-def _known(kind: Any, told: Mapping[str, Any]) -> dict[str, Any]:
+def _known(kind: Any, document: Mapping[str, Any]) -> dict[str, Any]:
     names = {one.name for one in fields(kind)}
-    return {name: value for name, value in told.items() if name in names}
+    return {name: value for name, value in document.items() if name in names}
 
 
-def look_at(place: PlaceFiles, found: FoundFile) -> KnownFile | None:
-    """Read a file; None: it is gone. LedgerError where it cannot be read."""
-    looking = _WriterTraits()
+def read_known_file(place: PlaceFiles, found: FoundFile) -> KnownFile | None:
+    """Read a file; None if it is gone. LedgerError if it cannot be read."""
+    traits = _WriterTraits()
     try:
-        facts = facts_of(found.name, looking.pieces(place.pieces(found.name)))
+        facts = facts_of(found.name, traits.pieces(place.pieces(found.name)))
     except LedgerError:
         if not place.exists(found.name):
             return None
@@ -112,15 +112,15 @@ def look_at(place: PlaceFiles, found: FoundFile) -> KnownFile | None:
     return KnownFile(
         facts,
         found.size_bytes,
-        frozenset(looking.roles),
-        frozenset(looking.pairs),
-        tuple(sorted(looking.states)),
+        frozenset(traits.roles),
+        frozenset(traits.pairs),
+        tuple(sorted(traits.states)),
         found.modified_ms,
     )
 
 
 class _WriterTraits:
-    """Finds what a writer does at the beginning and at the end of a file, as it passes by."""
+    """Finds what a writer does in the first and last pieces of a file."""
 
     def __init__(self) -> None:
         self.roles: set[str] = set()
@@ -128,18 +128,18 @@ class _WriterTraits:
         self.states: set[BrokerState] = set()
 
     def pieces(self, content: Iterator[bytes]) -> Iterator[bytes]:
-        """The same pieces."""
+        """Yield the same pieces."""
         first, last, before = True, b"", b""
         for piece in content:
             if first:
-                self._look(piece)
+                self._search(piece)
             first, before, last = False, last, piece
             yield piece
         if before:
-            # The last piece can be short, and begin inside a line.
-            self._look(before + last)
+            # The last piece can be short and begin inside a line.
+            self._search(before + last)
 
-    def _look(self, data: bytes) -> None:
+    def _search(self, data: bytes) -> None:
         self.roles |= {role for role, words in _WORDS.items() if any(one in data for one in words)}
         for found in _PAIR.finditer(data):
             if len(self.pairs) < PAIRS_MAX:
@@ -150,12 +150,12 @@ class _WriterTraits:
 
 def _state(line: bytes) -> Iterator[BrokerState]:
     try:
-        told = json.loads(line)
+        record = json.loads(line)
     except ValueError:
         return
-    namespace, state, lines = told.get("namespace"), told.get("state"), told.get("lines", 0)
-    if told.get("view") != "broker" or told.get("entity") is not None:
+    namespace, state, lines = record.get("namespace"), record.get("state"), record.get("lines", 0)
+    if record.get("view") != "broker" or record.get("entity") is not None:
         return
     is_text = isinstance(namespace, str) and isinstance(state, str)
-    if is_text and isinstance(told.get("at_ms"), int) and isinstance(lines, int):
-        yield BrokerState(told["at_ms"], namespace.lower(), state, lines)
+    if is_text and isinstance(record.get("at_ms"), int) and isinstance(lines, int):
+        yield BrokerState(record["at_ms"], namespace.lower(), state, lines)

@@ -38,21 +38,20 @@ from deltalake.transaction import AddAction, CommitProperties, RemoveAction
 
 from twinbus.ledger.record import FILE_SUFFIX, LedgerError
 
-FORMAT: Final = 5
-"""Goes up when a reader of today would misread tables of tomorrow. 1 and 2 were no Delta tables, 3
-had no labels of primaries, 4 knew the ledger's files by their names only."""
+FORMAT: Final = 6
+"""Increment when old readers would misread new tables."""
 
 SETS: Final = "sets"
 
 KEEP_H: Final = 24
-"""How long files stay that the current set does not name: reports may read them, and a batch that
-is being written owns files that no version names yet."""
+"""How long files stay that the current set does not name: reports may read them, and a running
+batch owns files that no version names yet."""
 
 REBUILD: Final = "rebuild them (twinbus ledger rebuild LEDGER)"
-"""What helps where tables are not whole: the ledger's files have all that was in them."""
+"""What to do about damaged tables: the ledger's files hold all their records."""
 
 SET_FILES_MAX: Final = 50
-"""Files of `sets`, one for each row, before a row is written with all others as one."""
+"""Files of `sets`, one for each row, before the next commit merges them into one file."""
 
 _VERSION: Final = "_version"
 _TOOK: Final = "took"
@@ -65,7 +64,7 @@ _SET_COLUMNS: Final = {
     "batch": (pa.int64(), "Last batch of the ledger's files that is in it."),
     "records": (pa.int64(), "Records in the tables."),
     "sum_parts": (pa.int64(), "Batches whose sums the gold tables have side by side."),
-    "set_aside": (pa.string(), "Lines of the ledger that are no record, by reason, as JSON."),
+    "rejected": (pa.string(), "Lines of the ledger that are no record, by reason, as JSON."),
     "gold": (pa.string(), "Digest of the gold tables and their columns."),
     "records_from": (pa.string(), "First day whose records are kept; empty: all are."),
     "fan_out": (pa.bool_(), "Whether a message can have several rows in journeys."),
@@ -82,33 +81,33 @@ _CONFIGURATION: Final = {
 
 
 class CommitConflict(Exception):
-    """Another process has committed first: look at the latest snapshot again."""
+    """Another process committed first: start again from the latest snapshot."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """One set: what the tables are after one commit."""
+    """One set: the state of all tables after one commit."""
 
     number: int = -1
-    """Of the set; -1: there is none yet."""
+    """Number of the set; -1: no set exists yet."""
     batch: int = -1
-    """The last batch of the ledger's files that is in it."""
+    """Last batch of the ledger's files in the set."""
     versions: Mapping[str, int] = field(default_factory=dict)
-    """By table; none: it has no rows."""
+    """Version of each table; a table without rows has none."""
     records: int = 0
-    set_aside: Mapping[str, int] = field(default_factory=dict)
+    rejected: Mapping[str, int] = field(default_factory=dict)
     """Lines that are no record, by reason (`bronze.REASONS`)."""
     fan_out: bool = False
-    """A message can have several journeys: of the subscriptions that received it, or of records
-    that do not name the pair."""
+    """Whether a message can have several journeys: for the subscriptions that received it, or for
+    records that do not name the pair."""
     gold: str = ""
-    """The gold tables it has, with their columns, as a digest."""
+    """Digest of the names and columns of the gold tables."""
     records_from: str = ""
     """The first day (ISO 8601) whose records are kept; "": all are (`retention`)."""
     ledger: str = ""
-    """The ledger that the tables are of: its id, else its address; "": they are inside it."""
+    """Id of the tables' ledger, else its address; "": the tables are inside the ledger."""
     sum_parts: int = 0
-    """Batches whose sums the gold tables have side by side."""
+    """Batches whose sums the gold tables hold separately."""
     format: int = FORMAT
 
 
@@ -125,7 +124,7 @@ class DataFile:
 
 @dataclass(frozen=True)
 class TableChange:
-    """What one commit does to the files of a table."""
+    """The files that one commit adds to a table and removes from it."""
 
     added: Sequence[DataFile] = ()
     removed: Sequence[DataFile] = ()
@@ -137,18 +136,18 @@ class Lake:
     def __init__(
         self, place: str, schemas: Mapping[str, str], comments: Mapping[str, str] | None = None
     ) -> None:
-        """`schemas` are the columns of each table as JSON, which Spark and Delta write alike.
+        """`schemas` are the columns of each table as JSON, in the form of Spark and Delta.
 
-        `comments` say what each table is.
+        `comments` describe the tables.
         """
         self._place = place.removeprefix("file://").removeprefix("file:")
         self._schemas = schemas
         self._comments = {SETS: "Which versions of the tables belong together.", **(comments or {})}
         self._files: dict[str, tuple[int, tuple[DataFile, ...]]] = {}
-        """By table, the version that was asked for last, and its files."""
+        """The last requested version of each table, with its files."""
 
     def latest(self) -> Snapshot:
-        """The newest set; LedgerError where its tables cannot be used."""
+        """Return the newest set; LedgerError if its tables cannot be used."""
         with self._in_words(SETS):
             sets = self._open(SETS)
             if sets is None:
@@ -158,7 +157,7 @@ class Lake:
         return self._snapshot(_newest(rows)) if rows else Snapshot()
 
     def taken(self) -> dict[str, int]:
-        """The ledger's files whose records are in the tables, by name, and the batch of each."""
+        """Return the batch of each ledger file whose records are in the tables, by name."""
         with self._in_words(SETS):
             sets = self._open(SETS)
             if sets is None:
@@ -166,16 +165,16 @@ class Lake:
             rows = sets.to_pyarrow_table(columns=["batch", _TOOK]).to_pylist()
         taken = {name: row["batch"] for row in rows for name in row[_TOOK]}
         for name in taken:
-            # These are files that `compact --remove-raw` deletes: none may lead elsewhere.
+            # `compact --remove-raw` deletes these files: no name may point elsewhere.
             if "/" in name or not name.endswith((FILE_SUFFIX, f"{FILE_SUFFIX}.gz")):
                 raise LedgerError(
-                    f"the table {SETS} at {self._place} names {name!r}, which is no file of a"
-                    f" ledger: {REBUILD}"
+                    f"the table {SETS} at {self._place} names {name!r}, which is not the name of"
+                    f" a ledger file: {REBUILD}"
                 )
         return taken
 
     def facts(self) -> dict[str, str]:
-        """What is known of each of these files, as it was given when it was taken."""
+        """Return the facts of each of these files, as given when the tables took it."""
         with self._in_words(SETS):
             sets = self._open(SETS)
             if sets is None:
@@ -186,7 +185,7 @@ class Lake:
         }
 
     def files(self, table: str, snapshot: Snapshot) -> tuple[DataFile, ...]:
-        """The files that a table has in a snapshot."""
+        """Return the files of a table in a snapshot."""
         version = snapshot.versions.get(table)
         if version is None:
             return ()
@@ -205,9 +204,9 @@ class Lake:
         changes: Mapping[str, TableChange],
         took: Mapping[str, str] | None = None,
     ) -> Snapshot:
-        """Make `after` follow `before`, at once or not at all; CommitConflict: another one does.
+        """Commit `after` on top of `before` atomically. CommitConflict if another came first.
 
-        `took` are files of the ledger whose records come with it, and what is known of each.
+        `took` maps the ledger files whose records are in the commit to their facts.
         """
         versions = dict(before.versions)
         for table in self._schemas:
@@ -219,7 +218,7 @@ class Lake:
         return committed
 
     def sweep(self, *, keep_h: int = KEEP_H) -> None:
-        """Remove files that no set of the last hours names; 0: only what was just removed."""
+        """Remove files that no set of the last hours names; 0: only files removed just now."""
         kept = self._kept_sets(int((time.time() - keep_h * 3600) * 1000))
         for table in (*self._schemas, SETS):
             named = {row[f"{table}{_VERSION}"] for row in kept} if table != SETS else set()
@@ -227,9 +226,9 @@ class Lake:
                 self._vacuum(table, sorted(named), keep_h)
             except CommitConflict as error:
                 if keep_h:
-                    continue  # What is old is as old for the next sweep.
+                    continue  # The next sweep removes them.
                 raise LedgerError(
-                    f"old files of {table} at {self._place} were not removed, for another process"
+                    f"old files of {table} at {self._place} were not removed: another process"
                     f" changed the table meanwhile ({error}): try again"
                 ) from None
 
@@ -242,7 +241,7 @@ class Lake:
                 retention_hours=keep_h,
                 dry_run=False,
                 enforce_retention_duration=False,
-                # With the files that no version names: remains, and what is being written.
+                # Also files that no version names: remains, and those being written.
                 full=keep_h > 0,
                 keep_versions=versions or None,
             )
@@ -250,7 +249,7 @@ class Lake:
                 self._remove_empty_directories(table, keep_h)
 
     def _advance(self, table: str, before: Snapshot, change: TableChange) -> int:
-        """Give a table the files of a snapshot with a change; return the version that has them."""
+        """Make a version of a table: a snapshot's files with a change; return its number."""
         with self._in_words(table):
             latest = self._open(table) or self._create(table, _columns(self._schemas[table]))
             now = _files_of(latest)
@@ -268,12 +267,12 @@ class Lake:
             return self._commit(latest, actions)
 
     def _append(self, committed: Snapshot, before: Snapshot, took: Mapping[str, str]) -> None:
-        """Add the row of a set: the one step that makes it count."""
+        """Add the row of a set, which makes it count."""
         row = {
             **{one.name: getattr(committed, one.name) for one in fields(Snapshot)},
             **{f"{table}{_VERSION}": version for table, version in committed.versions.items()},
             "at_ms": int(time.time() * 1000),
-            "set_aside": json.dumps(dict(committed.set_aside)),
+            "rejected": json.dumps(dict(committed.rejected)),
             _TOOK: list(took),
             _FACTS: list(took.values()),
         }
@@ -286,11 +285,11 @@ class Lake:
             if _newest(rows).get("number", -1) != before.number:
                 raise CommitConflict(SETS)
             file = self._write_sets([*rows, row] if is_full else [row], schema)
-            # After the version that was read, or not at all.
+            # Only on top of the version that was read.
             self._commit(sets, [_add(file), *(map(_remove, there.values()) if is_full else ())])
 
     def _write_sets(self, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> DataFile:
-        """Write rows of `sets` as a file; delta-rs's own writer refuses some names of places."""
+        """Write rows of `sets` as a file; delta-rs's own writer refuses some paths."""
         place = pa_fs.PyFileSystem(DeltaStorageHandler(self._uri(SETS)))
         name = f"set-{uuid.uuid4().hex}.parquet"
         pq.write_table(pa.Table.from_pylist(rows, schema), name, filesystem=place)
@@ -298,8 +297,8 @@ class Lake:
 
     @staticmethod
     def _commit(table: DeltaTable, actions: Sequence[AddAction | RemoveAction]) -> int:
-        """Make the version after the one that is open; return its number."""
-        # Delta-rs would otherwise put it after another process's version if both only add files.
+        """Commit the version after the open one; return its number."""
+        # Without this delta-rs would append after another process's version if both only add files.
         alone = CommitProperties(max_commit_retries=0)
         table.create_write_transaction(
             list(actions), "append", table.schema(), commit_properties=alone
@@ -307,10 +306,10 @@ class Lake:
         return table.version() + 1
 
     def _snapshot(self, row: Mapping[str, Any]) -> Snapshot:
-        if row["format"] > FORMAT:
+        if row["format"] != FORMAT:
             raise LedgerError(
-                f"the tables at {self._place} were made by a later version of Twinbus (format"
-                f" {row['format']}, this one knows {FORMAT}): update Twinbus, or name other ones"
+                f"the tables at {self._place} have format {row['format']}, and this version of"
+                f" Twinbus reads format {FORMAT}: use the version that made them, or {REBUILD}"
             )
         versions = {
             name.removesuffix(_VERSION): version
@@ -318,9 +317,7 @@ class Lake:
             if name.endswith(_VERSION)
         }
         known = {one.name: row[one.name] for one in fields(Snapshot) if one.name in row}
-        return Snapshot(
-            **{**known, "versions": versions, "set_aside": json.loads(row["set_aside"])}
-        )
+        return Snapshot(**{**known, "versions": versions, "rejected": json.loads(row["rejected"])})
 
     def _set_schema(self) -> pa.Schema:
         versions = {
@@ -335,7 +332,7 @@ class Lake:
         )
 
     def _kept_sets(self, limit_ms: int) -> list[dict[str, Any]]:
-        """The sets that were current at a time or after it."""
+        """Return the sets that were current at this time or later."""
         sets = self._open(SETS)
         if sets is None:
             return []
@@ -346,8 +343,8 @@ class Lake:
     def _remove_empty_directories(self, table: str, keep_h: int) -> None:
         """Remove what a vacuum leaves of a part on a disk: checksums, and the directory.
 
-        And the files of tasks that were killed: Spark has them in a `_temporary` of the part, and
-        delta-rs leaves names with an underscore alone.
+        Also the files of killed tasks: Spark keeps them in a `_temporary` of the part, and delta-rs
+        never removes names with an underscore.
         """
         if "://" in self._place:
             return
@@ -380,7 +377,7 @@ class Lake:
     def _uri(self, table: str) -> str:
         if "%" in self._place:
             raise LedgerError(
-                f"tables cannot be kept at {self._place}: delta-rs takes % in a path for an escape;"
+                f"tables cannot be kept at {self._place}: delta-rs reads % in a path as an escape;"
                 " give the directory another name"
             )
         return f"{self._place}/{table}"
@@ -394,17 +391,17 @@ class Lake:
             raise CommitConflict(f"{table}: {_first_line(error)}") from None
         except (DeltaError, OSError, pa.ArrowException) as error:
             raise LedgerError(
-                f"the table {table} at {self._place} cannot be used ({_first_line(error)}): look at"
+                f"the table {table} at {self._place} cannot be used ({_first_line(error)}): check"
                 f" the place, or {REBUILD}"
             ) from None
 
 
 def _columns(text: str) -> Schema:
-    """The columns of a table, all of them nullable: Parquet files say so of every column."""
-    told = json.loads(text)
-    for one in told["fields"]:
+    """Return the columns of a table, all nullable, as they are in Parquet files of Spark."""
+    document = json.loads(text)
+    for one in document["fields"]:
         one["nullable"] = True
-    return Schema.from_json(json.dumps(told))
+    return Schema.from_json(json.dumps(document))
 
 
 def _newest(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

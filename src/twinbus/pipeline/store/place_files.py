@@ -33,7 +33,7 @@ class FoundFile(NamedTuple):
 
 
 class PlaceFiles:
-    """The files at one place. Names are relative to it; LedgerError where it cannot be used."""
+    """The files at one place. Names are relative to it; LedgerError if it cannot be used."""
 
     def __init__(self, place: str) -> None:
         self.place = address(place)
@@ -41,11 +41,11 @@ class PlaceFiles:
             self._files, self._root = _opened(self.place)
 
     def names(self, directory: str = "") -> list[str]:
-        """Names of what is in a directory; none where there is no such directory."""
+        """Return the names in a directory; [] if it does not exist."""
         return [info.base_name for info in self._listed(directory)]
 
     def found(self, directory: str = "") -> list[FoundFile]:
-        """The files in a directory; none where there is no such directory."""
+        """Return the files in a directory; [] if it does not exist."""
         return [
             FoundFile(info.base_name, info.size, info.mtime_ns // 1_000_000)
             for info in self._listed(directory)
@@ -53,11 +53,11 @@ class PlaceFiles:
         ]
 
     def directories(self) -> list[str]:
-        """Names of the directories at the place."""
+        """Return the names of directories at the place."""
         return [info.base_name for info in self._listed("") if not info.is_file]
 
     def below(self, directory: str) -> list[str]:
-        """The files in a directory and in all that are in it, relative to the place."""
+        """Return the files in a directory and its subdirectories, relative to the place."""
         with self._in_words():
             selector = pa_fs.FileSelector(self._at(directory), recursive=True)
             found = self._files.get_file_info(selector)
@@ -65,33 +65,33 @@ class PlaceFiles:
         return [info.path.removeprefix(root) for info in found if info.is_file]
 
     def exists(self, name: str = "") -> bool:
-        """Whether there is a file or directory of this name."""
+        """Return whether a file or directory of this name exists."""
         with self._in_words():
             [info] = self._files.get_file_info([self._at(name)])
         return bool(info.type != pa_fs.FileType.NotFound)
 
     def content(self, name: str) -> bytes:
-        """The content of a file."""
+        """Return the content of a file, decompressed if its name ends in .gz."""
         with self._in_words(), self._files.open_input_stream(self._at(name)) as stream:
             return bytes(stream.read())
 
     def pieces(self, name: str) -> Iterator[bytes]:
-        """The content of a file in pieces, not compressed any more where its name says that."""
+        """Yield the content of a file in pieces, decompressed if its name ends in .gz."""
         with self._in_words(), self._files.open_input_stream(self._at(name)) as stream:
             while piece := stream.read(PIECE_BYTES):
                 yield bytes(piece)
 
     def put(self, name: str, content: bytes) -> None:
-        """Give a file this content, all of it at once, whether or not it exists.
+        """Create or replace a file atomically.
 
         On a local disk it is synced when this returns.
         """
-        # Killed before the move it stays: no reader may take it for a file of a ledger.
+        # A kill before the move leaves the draft: no reader may mistake it for a ledger file.
         directory, _, last = name.rpartition("/")
         draft = self._at(f"{directory}/.{last}.draft".lstrip("/"))
         with self._in_words():
             self._files.create_dir(self._at(directory), recursive=True)
-            # Delta-rs takes bytes, and pyarrow gives it bytes only from a buffer of its own.
+            # Delta-rs takes bytes, which pyarrow passes on only from its own buffer.
             room = len(content) + 1
             with self._files.open_output_stream(draft, buffer_size=room) as stream:
                 stream.write(content)
@@ -101,7 +101,7 @@ class PlaceFiles:
             self._sync(self._at(directory))
 
     def remove(self, name: str) -> bool:
-        """Remove a file, or a directory with all that is in it; False: there is none."""
+        """Remove a file, or a directory with its content; False if it does not exist."""
         with self._in_words():
             [info] = self._files.get_file_info([self._at(name)])
             if info.type == pa_fs.FileType.NotFound:
@@ -114,7 +114,7 @@ class PlaceFiles:
         return True
 
     def rows(self, name: str) -> int:
-        """The rows of a Parquet file, by its footer."""
+        """Return the number of rows of a Parquet file, from its footer."""
         with self._in_words():
             return int(pq.read_metadata(self._at(name), filesystem=self._files).num_rows)
 
@@ -126,7 +126,7 @@ class PlaceFiles:
         return [info for info in found if not info.base_name.startswith(".")]
 
     def _remove_checksum(self, name: str) -> None:
-        """Remove what Hadoop wrote beside a file: Spark would refuse another content."""
+        """Remove Hadoop's checksum of a file: Spark would refuse new content."""
         directory, _, last = name.rpartition("/")
         checksum = self._at(f"{directory}/.{last}.crc".lstrip("/"))
         [info] = self._files.get_file_info([checksum])
@@ -134,7 +134,7 @@ class PlaceFiles:
             self._files.delete_file(checksum)
 
     def _sync(self, path: str) -> None:
-        """Have a local file or directory on disk: files are removed after a mark was put."""
+        """Sync a local file or directory: others are removed once it is written."""
         if not isinstance(self._files, pa_fs.LocalFileSystem):
             return
         descriptor = os.open(path, os.O_RDONLY)
@@ -157,14 +157,14 @@ class PlaceFiles:
 
 
 def address(place: str) -> str:
-    """A directory or URL as Spark wants it: a path is a local one, whatever its default is."""
+    """Return a directory or URL for Spark; a path is local, whatever Spark's default is."""
     if "://" in place or place.startswith("file:/"):
         return place.rstrip("/")
     return f"file:{Path(place).absolute()}"
 
 
 def _opened(place: str) -> tuple[Any, str]:
-    """The file system of a place, and the path of the place in it."""
+    """Return the file system of a place, and the path of the place in it."""
     path = place.removeprefix("file://").removeprefix("file:")
     if "://" in path:
         return pa_fs.PyFileSystem(DeltaStorageHandler(place)), ""

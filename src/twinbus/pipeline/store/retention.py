@@ -1,9 +1,9 @@
-"""What is old goes: records and settled journeys. Sums stay, and so do open journeys.
+"""Removes old records and old settled journeys. Sums and open journeys stay.
 
-Reports are made from sums, so they say the same before and after, and name the first day whose
-records are kept; the one that compares records (reconciliation) calls earlier days unknown. What
-is given up is to look into old records again (`rebuild`, an audit of the records themselves), and
-to place a record that comes later than all of the kept time: it would begin a journey of its own.
+Reports are made from sums, so their figures stay the same, and they name the first day whose
+records are kept. Only reconciliation, which compares records, calls earlier days unknown. Lost are
+the ways back to old records (`rebuild`, an audit of the records themselves) and the journey of a
+record that arrives later than the kept time: such a record begins a journey of its own.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from twinbus.pipeline.tables.schemas import day_of
 T = TypeVar("T")
 
 DAYS_MIN: Final = 1
-"""Today is always kept: its journeys are still on their way."""
+"""Today is always kept: its journeys are not complete."""
 
 
 @dataclass(frozen=True)
 class Retained:
-    """What retention came to."""
+    """The result of a retention."""
 
     snapshot: Snapshot
     before: date
@@ -49,13 +49,13 @@ class Retained:
     records_removed: int
     journeys_removed: int
     journeys_open: int
-    """Older than that, and kept: their outcome is not known yet."""
+    """Older journeys that are kept because their outcome is not known yet."""
 
 
 def retain(
     store: TableStore, days: int, *, today: date | None = None, announce: Announce | None = None
 ) -> Retained:
-    """Remove records, and journeys that are settled, of before the last `days` days (UTC)."""
+    """Remove records and settled journeys from before the last `days` days (UTC)."""
     assert days >= DAYS_MIN
     say = announce or (lambda line: None)
     first = (today or datetime.now(UTC).date()) - timedelta(days=days - 1)
@@ -70,7 +70,7 @@ def retain(
 
 
 def _committed(store: TableStore, remove: Callable[[Snapshot], T | None]) -> T:
-    """Do a step until it counts: others may replace its files meanwhile, as a compaction does."""
+    """Repeat a step until it is committed: a compaction may replace its files meanwhile."""
     for _ in range(COMMIT_TRIES):
         done = remove(latest_of(store))
         if done is not None:
@@ -82,9 +82,9 @@ def _committed(store: TableStore, remove: Callable[[Snapshot], T | None]) -> T:
 
 
 def _remove_records(store: TableStore, snapshot: Snapshot, first: date) -> int | None:
-    """Files that are old altogether go; those that are old in part are written anew without it.
+    """Delete files that hold only old records; rewrite the others without them.
 
-    None, here and below: another process has replaced them.
+    None, here and below: another process has replaced the files.
     """
     if not store.lake.files(BRONZE, snapshot):
         return 0
@@ -115,22 +115,22 @@ def _remove_records(store: TableStore, snapshot: Snapshot, first: date) -> int |
 def files_at(
     store: TableStore, table: str, snapshot: Snapshot, addresses: Iterable[str]
 ) -> tuple[DataFile, ...]:
-    """The files of a table with these addresses, as Spark tells them."""
+    """Return the files of a table with these addresses of Spark's."""
     paths = set(paths_of(addresses))
     return tuple(file for file in store.lake.files(table, snapshot) if file.path in paths)
 
 
 def _remove_journeys(store: TableStore, snapshot: Snapshot, first: date) -> tuple[int, int] | None:
-    """All are written anew without the settled ones: a message can have rows in every file."""
+    """Rewrite all journeys without the settled ones: a message can have rows in every file."""
     old = store.lake.files(JOURNEYS, snapshot)
     if not old:
         return 0, 0
     many = store.for_many(snapshot.records)
     rows = merged(many.read(JOURNEYS, snapshot).drop("key_hash"))
     is_old = day_of(F.col("last_ms")) < F.lit(first)
-    # Nothing is awaited any more: it has a fate, or its send failed and was raised.
+    # Nothing more is expected: the message has a fate, or its send raised.
     is_settled = F.col("fate").isNull() | (F.col("fate") != "undecided")
-    # Messages of one name in several pairs go together: a row may not say which it is of.
+    # Messages of one id in several pairs go together: a row may not name its pair.
     messages = (
         judged_by(rows, fan_out=snapshot.fan_out)
         .groupBy(*MESSAGE_KEY)

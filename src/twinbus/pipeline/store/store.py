@@ -6,12 +6,12 @@
     <tables>/sets/           which versions of these belong together
 
 A part of a table is written under a new name, and counts once a set names it. So a batch that died
-is done again beside its remains, two processes that do the same batch cannot mix their files (the
-first set wins), and a reader keeps what its snapshot names. Spark reads by a list of files that the
-versions name: it lists nothing, and needs no jar of Delta's.
+is repeated beside its remains, two processes that do the same batch cannot mix their files (the
+first set wins), and a reader keeps the files of its snapshot. Spark reads the files that the
+versions name: it lists no directory, and needs no jar of Delta's.
 
 Tasks count the rows of a part as they write it, and this process counts the rows that it can read
-there: where a worker writes to a disk of its own, the two differ and the part is refused.
+there. If a worker writes to its own disk, the two differ and the part is refused.
 
 A place is a directory, or a URL that both Hadoop and delta-rs know.
 """
@@ -41,13 +41,10 @@ if TYPE_CHECKING:
 
 _RAW_REMOVED: Final = "raw-removed"
 ONLY_COPY: Final = "the only copy of records whose files were removed"
-"""What such tables are, where a rebuild would help if they were not."""
+"""Why such tables cannot be rebuilt, in error texts."""
 
 _BEING_REMOVED: Final = "being-removed"
-"""A mark: to remove directories is no single step, and what is left half-way looks like tables."""
-_OLD_COMMITS: Final = "commits"
-"""Where versions of Twinbus before Delta kept which parts counted."""
-_OLD_NAMES: Final = re.compile(rf"{_OLD_COMMITS}|checkpoint|sums-.*")
+"""A mark: removing directories takes several steps, and half-removed tables look like tables."""
 _WORDS: Final = {BRONZE: "records", JOURNEYS: "journeys"}
 
 
@@ -55,7 +52,7 @@ class TableStore:
     """The tables at one place, for one Spark session."""
 
     def __init__(self, spark: SparkSession | None, place: Path | str) -> None:
-        """`spark` may be None for a caller that reads and writes no rows."""
+        """`spark` may be None if the caller reads and writes no rows."""
         self._given = spark
         self._session = None if spark is None else session_for_tables(spark)
         self._files = PlaceFiles(str(place))
@@ -71,15 +68,15 @@ class TableStore:
         return self._session
 
     def for_few(self) -> TableStore:
-        """The same tables by a session that is made for few rows: nothing is compiled for them."""
+        """Return the same tables with a session for few rows, which compiles no code for them."""
         return self._by(session_for_few(self._of_caller()))
 
     def for_many(self, rows: int) -> TableStore:
-        """The same tables by a session that is made for so many rows; it may be this one."""
+        """Return the same tables with a session for this number of rows; it may be this one."""
         return self._by(session_for_many(self._of_caller(), rows))
 
     def by_given(self) -> TableStore:
-        """The same tables by the session that the caller has, for frames that a caller gets."""
+        """Return the same tables with the caller's own session, for frames that the caller gets."""
         return self._by(self._of_caller())
 
     def _of_caller(self) -> SparkSession:
@@ -94,21 +91,16 @@ class TableStore:
         return store
 
     def latest(self) -> Snapshot:
-        """The last snapshot; LedgerError where its tables cannot be used."""
+        """Return the last snapshot; LedgerError if its tables cannot be used."""
         return self.lake.latest()
 
     def require_whole(self) -> Snapshot:
-        """The last snapshot; LedgerError where an update would go wrong, or make it worse."""
+        """Return the last snapshot; LedgerError if an update would damage the tables."""
         names = self._files.names()
         if _BEING_REMOVED in names:
             raise LedgerError(
-                f"a rebuild of the tables at {self.place} is at work, or was broken off: wait for"
+                f"a rebuild of the tables at {self.place} is running, or was interrupted: wait for"
                 f" it, or {REBUILD}"
-            )
-        if _OLD_COMMITS in names:
-            raise LedgerError(
-                f"the tables at {self.place} were made by an earlier version of Twinbus, before"
-                f" they became Delta tables{self.way_out}"
             )
         snapshot = self.latest()
         if snapshot.number < 0 and _RAW_REMOVED in names:
@@ -119,21 +111,21 @@ class TableStore:
         return snapshot
 
     def new_part(self, batch: int) -> str:
-        """A name for what one attempt at a batch writes."""
+        """Return a new name for the files of one attempt at a batch."""
         return f"{batch}-{uuid.uuid4().hex[:12]}"
 
     def write(self, rows: DataFrame, table: str, part: str) -> tuple[DataFile, ...]:
-        """Write one part; return its files. They do not count before a set names them.
+        """Write one part; return its files. They count once a set names them.
 
-        LedgerError where this process cannot read all the rows that tasks have written.
+        LedgerError if this process cannot read all the rows that tasks have written.
         """
         seen = Observation()
         counted = rows.observe(seen, F.count("*").alias("rows"))
         writer = counted.write.option("compression", "zstd")
-        # Delta-rs leaves names with an underscore alone, so this one would stay for ever.
+        # Delta-rs never removes names with an underscore, so this file would stay for ever.
         writer = writer.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
         writer.parquet(f"{self.place}/{table}/{part}")
-        # Spark drops the count of what it knows to be empty.
+        # Spark drops the count of rows that it knows to be none.
         written: int = seen.get.get("rows", 0)
         files = tuple(self._written(table, part))
         found = sum(file.rows for file in files)
@@ -143,7 +135,7 @@ class TableStore:
             raise LedgerError(
                 f"{written:,} {_WORDS.get(table, f'rows of {table}')} were written to"
                 f" {self.place}/{table}/{part} and {found:,} can be read there, so nothing was"
-                " committed: workers write to disks of their own; keep the tables in a directory"
+                " committed: workers write to their own disks; keep the tables in a directory"
                 " that all machines share, or at a URL that all machines reach"
             )
         if not found:
@@ -151,17 +143,17 @@ class TableStore:
         return tuple(file for file in files if file.rows)
 
     def read(self, table: str, snapshot: Snapshot) -> DataFrame:
-        """All rows that a table has in a snapshot."""
+        """Return all rows of a table in a snapshot."""
         return self.read_files(table, [one.path for one in self.lake.files(table, snapshot)])
 
     def read_files(self, table: str, paths: Sequence[str]) -> DataFrame:
-        """The rows of some files of a table."""
+        """Return the rows of these files of a table."""
         schema = self._schemas[table]
         if not paths:
             # Not `createDataFrame`: it would make this session the active one of the process.
             columns = (F.lit(None).cast(one.dataType).alias(one.name) for one in schema)
             return self.session.range(1).select(*columns).limit(0)
-        # Spark takes a path for a pattern.
+        # Spark treats a path as a pattern.
         place = _literal(f"{self.place}/{table}")
         return self.session.read.schema(schema).parquet(*(f"{place}/{path}" for path in paths))
 
@@ -172,7 +164,10 @@ class TableStore:
         changes: Mapping[str, TableChange],
         took: Mapping[str, str] | None = None,
     ) -> Snapshot:
-        """Make `after` follow `before`, at once or not at all; CommitConflict: another one does."""
+        """Commit `after` on top of `before` atomically.
+
+        CommitConflict if another commit came first.
+        """
         return self.lake.publish(before, after, changes, took)
 
     def sweep(self, *, keep_h: int = KEEP_H) -> None:
@@ -180,12 +175,12 @@ class TableStore:
         self.lake.sweep(keep_h=keep_h)
 
     def mark_raw_removed(self) -> None:
-        """Note that these tables are the only copy of records, before the first file goes."""
+        """Mark these tables as the only copy of records, before the first file is removed."""
         if not self.is_only_copy:
             self._files.put(_RAW_REMOVED, b"")
 
     def remove_raw_file(self, ledger: str, name: str) -> bool:
-        """Remove a file of the ledger that a batch took; False: it has gone already."""
+        """Remove a file of the ledger that a batch took; False if it is gone already."""
         return PlaceFiles(ledger).remove(name)
 
     @property
@@ -195,47 +190,47 @@ class TableStore:
 
     @property
     def way_out(self) -> str:
-        """What can be done with tables that this version does not read."""
+        """The end of an error text: what to do with tables that this version does not read."""
         if self.is_only_copy:
             return f", and are {ONLY_COPY}: use the version of Twinbus that made them"
         return f": {REBUILD}"
 
     def remove(self) -> None:
-        """Remove the tables, and nothing else that may be at their place."""
+        """Remove the tables, and nothing else at their place."""
         self._files.put(_BEING_REMOVED, b"")
         for name in self._files.names():
-            if name in self._schemas or name == SETS or _OLD_NAMES.fullmatch(name):
+            if name in self._schemas or name == SETS:
                 self._files.remove(name)
         self._files.remove(_BEING_REMOVED)
 
     def files_at(self, place: str) -> list[tuple[str, int]]:
-        """Names and sizes of the files in a directory or at a URL."""
+        """Return names and sizes of the files in a directory or at a URL."""
         files = PlaceFiles(place)
         if not files.exists():
             raise LedgerError(f"there is no ledger at {place}: nothing is there")
         return [(file.name, file.size_bytes) for file in files.found()]
 
     def text_at(self, place: str, name: str) -> str:
-        """The text of a small file in a directory or at a URL; "" where it cannot be read."""
+        """Return the text of a small file in a directory or at a URL; "" if it cannot be read."""
         try:
             return self.content_of(place, name).decode("utf-8", "replace")
         except LedgerError:
             return ""
 
     def content_of(self, place: str, name: str) -> bytes:
-        """The content of a file in a directory or at a URL."""
+        """Return the content of a file in a directory or at a URL."""
         return PlaceFiles(place).content(name)
 
     def replace_content(self, place: str, name: str, content: bytes) -> None:
-        """Give a file another content, all of it at once."""
+        """Replace the content of a file atomically."""
         PlaceFiles(place).put(name, content)
 
     def put_text(self, place: str, name: str, text: str) -> None:
-        """Write a small file under a new name; it appears whole."""
+        """Write a small new file; it appears with all its content."""
         PlaceFiles(place).put(name, text.encode())
 
     def _written(self, table: str, part: str) -> Iterator[DataFile]:
-        """The files of a part that this process can read, with their rows by their footers."""
+        """Yield the files of a part that this process can read, with their row counts."""
         for file in self._files.found(f"{table}/{part}"):
             if file.name.endswith(".parquet"):
                 rows = self._files.rows(f"{table}/{part}/{file.name}")
@@ -245,11 +240,11 @@ class TableStore:
 def counts_of(
     seen: Observation, column: str, files: Sequence[DataFile], place: str
 ) -> dict[str, int]:
-    """What tasks counted while they wrote files; `column` has the rows that were written.
+    """Return the counts of tasks that wrote files; `column` holds the rows that were written.
 
-    LedgerError where Spark does not tell the counts: without them rows would be passed over.
+    LedgerError if Spark does not report the counts: without them rows could be missed.
     """
-    # Spark drops the counts of what it knows to be empty.
+    # Spark drops the counts of rows that it knows to be none.
     counts: dict[str, int] = {column: 0, **seen.get}
     found = sum(file.rows for file in files)
     if counts[column] != found:
@@ -259,22 +254,22 @@ def counts_of(
 
 def _no_counts(place: str, found: int) -> LedgerError:
     return LedgerError(
-        f"{found:,} rows were written to {place} and Spark does not tell how many its tasks"
+        f"{found:,} rows were written to {place} and Spark does not report how many its tasks"
         " counted, so nothing was committed: Spark Connect of Spark 4.0 does not; use a later"
         " Spark, or a classic session"
     )
 
 
 def paths_of(addresses: Iterable[str]) -> list[str]:
-    """Files of a table, relative to it, from the addresses that Spark gives (`_metadata`)."""
+    """Return paths relative to their table for addresses that Spark gives (`_metadata`)."""
     return ["/".join(unquote(address).rsplit("/", 2)[1:]) for address in addresses]
 
 
 def ledger_paths(ledger: str, names: Iterable[str]) -> list[str]:
-    """Files of a ledger as Spark wants them: it takes a path for a pattern."""
+    """Return paths of a ledger's files for Spark, which treats a path as a pattern."""
     return [_literal(f"{address(ledger)}/{name}") for name in names]
 
 
 def _literal(path: str) -> str:
-    """A path as a pattern that means only itself."""
+    """Return a pattern that matches only this path."""
     return re.sub(r"([\\{}\[\]*?,])", r"\\\1", path)

@@ -1,20 +1,21 @@
-"""The tables kept up to date: every ended file of the ledger is taken once, in batches.
+"""Keeps the tables up to date: takes every ended file of the ledger once, in batches.
 
-    update    take what has come since, and return: a report does so first
-    follow    go on taking until told to stop
-    rebuild   throw the tables away and take everything again
+    update    take the files that ended since the last update; a report does so first
+    follow    keep updating until stopped
+    rebuild   remove the tables and take all files again
 
-A file never changes once it is ended. `sets` names the files of each batch, by their names in the
-ledger's directory, in the row that makes the batch count: so a file is taken once, whatever dies,
-and wherever the ledger is moved. With each name it has the size, the hash and the place in the
-chain, so that reports notice what is changed or missing (`inspection`).
+A file never changes once it is ended. The row of `sets` that makes a batch count names its files,
+relative to the ledger: so a file is taken once, whatever dies, and wherever the ledger is moved.
+The row also has size, hash and place in the chain of each file, so that reports notice files that
+changed or are missing (`inspection`).
 
-Tables belong to one ledger, by its id: another one is refused.
+Tables belong to one ledger, by its id; those of another ledger are refused.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -50,29 +51,29 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 FOLLOW_S: Final = 10.0
-"""Between two looks of `follow`: a file of the ledger is ended every few minutes."""
+"""Time between two updates of `follow`: a ledger ends a file every few minutes."""
 
 FEW_BYTES: Final = 12_500_000
-"""Of files of the ledger: about `increment.ONE_TASK_MAX` records."""
+"""Size of ledger files with about `increment.ONE_TASK_MAX` records."""
 
 TASK_BYTES: Final = 16 << 20
-"""Of files of the ledger that a task writes as one file: Spark makes a task of every few files."""
+"""Ledger files that one task writes as one file; Spark alone would start a task for a few files."""
 
 SUM_PARTS_MAX: Final = 16
-"""Batches of a gold table that are added up when it is read; then one writes them as one."""
+"""Batches of a gold table that readers sum up; the next batch then merges them."""
 
 WRITES_AT_ONCE: Final = 4
-"""Gold tables that are written at a time: each is a small job that mostly waits to be planned."""
+"""Gold tables written at a time: each is a small job that mostly waits for its plan."""
 
 TRIES: Final = 5
-"""Of an update that another process got ahead of: each time there is less left to do."""
+"""Tries of an update that other processes overtake: each time there is less left to do."""
 
 Announce = Callable[[Snapshot], None]
 
 
 def tables_place(ledger: Path | str, tables: Path | str | None = None) -> str:
-    """Where the tables of a ledger are, unless another place is named."""
-    # Spark passes over names that begin with `_`: they are no part of the ledger.
+    """Return the place of a ledger's tables: the named one, or inside the ledger."""
+    # Spark skips names that begin with `_`, so they are not read as part of the ledger.
     return str(tables) if tables is not None else f"{str(ledger).rstrip('/')}/{TABLES}"
 
 
@@ -83,7 +84,7 @@ def open_store(
     *,
     shared: bool = False,
 ) -> TableStore:
-    """The store of a ledger's tables; LedgerError where there is no ledger or no use of them.
+    """Return the store of a ledger's tables; LedgerError without a ledger or usable tables.
 
     `shared`, here and below: local paths are directories that all machines of the cluster mount.
     """
@@ -92,7 +93,7 @@ def open_store(
 
 
 def open_without_spark(ledger: Path | str, tables: Path | str | None = None) -> TableStore:
-    """The same store for a caller that asks only for snapshots and files, in a second."""
+    """Return the same store for snapshots and files only, without Spark."""
     return _opened(None, ledger, tables)
 
 
@@ -117,10 +118,10 @@ def update(
     say: Callable[[str], None] | None = None,
     shared: bool = False,
 ) -> Snapshot:
-    """Take every file that was ended since the last time; returns what the tables are then.
+    """Take every file that ended since the last update; return the new state of the tables.
 
-    `files_max` bounds a batch; without it one batch takes them all, which is the least work.
-    `announce` gets each batch, `say` a line where another process was faster.
+    `files_max` limits a batch; without it one batch takes all files, which is the least work.
+    `announce` gets each batch, `say` a line if another process was faster.
     """
     store = open_store(spark, ledger, tables, shared=shared)
     for _ in range(TRIES):
@@ -159,9 +160,9 @@ def rebuild(
     *,
     shared: bool = False,
 ) -> Snapshot:
-    """Remove the tables and make them anew from the files of the ledger that are there.
+    """Remove the tables and build them again from the files of the ledger.
 
-    LedgerError, before anything is removed, where they are the only copy of records.
+    LedgerError, before anything is removed, if the tables are the only copy of records.
     """
     require_shared(master_of(spark), (ledger, tables), shared=shared)
     bronze.location_of(ledger)
@@ -174,10 +175,10 @@ def rebuild(
 def _take_all(
     store: TableStore, ledger: str, files_max: int | None, announce: Announce
 ) -> Snapshot:
-    """Take the files that are not in the tables, batch by batch."""
+    """Take the files that are not in the tables yet, batch by batch."""
     folder = LedgerFolder(ledger)
     while True:
-        # The snapshot first: a set that comes after it makes this process's own impossible.
+        # The snapshot first: a later set of another process makes this commit fail.
         snapshot, new = store.latest(), dict[str, KnownFile]()
         if folder.has_new(store.lake.taken()):
             taken = taken_files(store)
@@ -188,7 +189,7 @@ def _take_all(
 
 
 def taken_files(store: TableStore) -> dict[str, KnownFile]:
-    """The files whose records are in the tables, as they were then."""
+    """Return the files whose records are in the tables, as they were when taken."""
     return {name: known_from_json(text) for name, text in store.lake.facts().items()}
 
 
@@ -205,20 +206,19 @@ class _Batch:
         self._changes: dict[str, TableChange] = {}
 
     def take(self, ledger: str) -> Snapshot:
-        """Write and commit what the files say."""
+        """Write and commit the records of the files."""
         few = self._size_bytes <= FEW_BYTES
         session = self._store.for_few().session if few else self._store.session
         reader = session.read.schema(bronze.LINES).options(**bronze.READING)
         lines = reader.json(ledger_paths(ledger, self._files))
         counts = self._write_records(lines.coalesce(max(1, self._size_bytes // TASK_BYTES)))
-        aside = dict(self._before.set_aside)
-        for why, count in bronze.set_aside(counts).items():
-            aside[why] = aside.get(why, 0) + count
+        rejected = Counter(self._before.rejected)
+        rejected.update(bronze.rejected(counts))
         after = replace(
             self._before,
             batch=self._before.batch + 1,
             records=self._before.records + counts["records"],
-            set_aside=aside,
+            rejected=dict(rejected),
             gold=signature_of(self._tables),
             ledger=_identity_of(self._store, ledger),
         )
@@ -231,7 +231,7 @@ class _Batch:
         return committed
 
     def _write_records(self, lines: DataFrame) -> Mapping[str, int]:
-        """Write the records among the lines, and count the others: in one pass."""
+        """Write the records among the lines and count the others, in one pass."""
         seen = Observation()
         records = (
             lines.withColumn("reason", bronze.reason())
@@ -245,20 +245,22 @@ class _Batch:
         return {**dict.fromkeys(bronze.REASONS, 0), **counts}
 
     def _take_records(self, after: Snapshot, count: int) -> Snapshot:
-        """Write the journeys and the sums of the records that have just been written."""
+        """Write the journeys and the sums of the records written just now."""
         few = count <= increment.ONE_TASK_MAX
         store = self._store.for_few() if few else self._store.for_many(count)
         records = self._written(store, BRONZE)
         source = records.coalesce(1) if few else records
         seen = Observation()
-        journeys = increment.keyed(partial_journeys(source, one_task=few)).observe(
-            seen, F.count("*").alias("rows"), increment.fanned().alias("fanned")
+        journeys = increment.with_key_hash(partial_journeys(source, one_task=few)).observe(
+            seen,
+            F.count("*").alias("rows"),
+            increment.shared_message_rows().alias("shared"),
         )
         ordered = journeys.sortWithinPartitions("first_ms")
         files = store.write(ordered, JOURNEYS, self._part)
         self._changes[JOURNEYS] = TableChange(files)
         counts = counts_of(seen, "rows", files, store.place)
-        fan_out = counts.get("fanned", 0) > 0
+        fan_out = counts.get("shared", 0) > 0
         step = increment.Increment(
             self._store,
             self._before,
@@ -277,7 +279,7 @@ class _Batch:
         return store.read_files(table, [file.path for file in self._changes[table].added])
 
     def _write_sums(self, step: increment.Increment, *, one_task: bool) -> int:
-        """Write what each gold table gains; return how many batches it has side by side then."""
+        """Write the change of each gold table; return how many batches it then holds separately."""
         whole = self._before.sum_parts >= SUM_PARTS_MAX
 
         def write(table: GoldTable) -> TableChange:
@@ -285,7 +287,7 @@ class _Batch:
             if whole:
                 rows = increment.totals(self._store, self._before, table, rows)
                 replaced = self._store.lake.files(table.name, self._before)
-            # One file, unless it would be large.
+            # One file, unless it were large.
             placed = rows.coalesce(1) if one_task else rows.hint("rebalance")
             return TableChange(self._store.write(placed, table.name, self._part), replaced)
 
@@ -297,9 +299,9 @@ class _Batch:
 
 
 def _identity_of(store: TableStore, ledger: Path | str) -> str:
-    """What tells a ledger from others: its id, or its address where it has none.
+    """Return the id of a ledger, or its address if it has none.
 
-    "": it has none, and the tables are inside it, wherever both are moved.
+    "": it has no id, and the tables are inside it, wherever both are moved.
     """
     identity = store.text_at(str(ledger), ID_NAME).strip()
     if identity:
@@ -309,14 +311,14 @@ def _identity_of(store: TableStore, ledger: Path | str) -> str:
 
 
 def _require_same_ledger(store: TableStore, ledger: Path | str, snapshot: Snapshot) -> None:
-    """LedgerError where the tables are of another ledger."""
+    """Raise LedgerError if the tables belong to another ledger."""
     identity = _identity_of(store, ledger)
-    # It had no id when the tables were made, or they are inside it.
+    # The ledger had no id when the tables were made, or they are inside it.
     is_same = snapshot.ledger in {"", identity, address(str(ledger))} or not identity
     if not is_same:
         raise LedgerError(
             f"the tables at {store.place} belong to another ledger than {ledger}: name other tables"
-            " (--tables), or the ledger that they were made from"
+            " (--tables), or their own ledger"
         )
 
 

@@ -28,7 +28,7 @@ class TablesTask:
 
 
 def status(ledger: str, tables: str | None = None) -> Document:
-    """What the tables of a ledger hold, and what its files show; this needs no Spark."""
+    """Return what the tables of a ledger hold, and the findings on its files; without Spark."""
     from twinbus.pipeline.store import stream
     from twinbus.pipeline.store.compaction import files_of_kinds
     from twinbus.pipeline.store.inspection import LedgerFolder, writers_document
@@ -39,23 +39,23 @@ def status(ledger: str, tables: str | None = None) -> Document:
         kind: {"files": len(files), "bytes": sum(file.size_bytes for file in files)}
         for kind, files in files_of_kinds(store, snapshot).items()
     }
-    shown = LedgerFolder(ledger).inspect(stream.taken_files(store))
+    inspected = LedgerFolder(ledger).inspect(stream.taken_files(store))
     return {
         **_snapshot_document(snapshot),
         "place": store.place,
         "kinds": kinds,
-        "ledger": writers_document(shown),
+        "ledger": writers_document(inspected),
     }
 
 
 def close(ledger: str, tables: str | None, process: str, reason: str, *, user: str) -> Document:
-    """Record that nothing is missing where a process stopped without an end; no Spark."""
+    """Record that nothing is missing where a process stopped without an end; without Spark."""
     from twinbus.pipeline.store import stream
     from twinbus.pipeline.store.inspection import LedgerFolder, close_writer
 
     store = stream.open_without_spark(ledger, tables)
-    shown = LedgerFolder(ledger).inspect(stream.taken_files(store))
-    name = close_writer(ledger, shown, process, reason, user=user)
+    inspected = LedgerFolder(ledger).inspect(stream.taken_files(store))
+    name = close_writer(ledger, inspected, process, reason, user=user)
     return {"process": process, "reason": reason, "user": user, "file": name}
 
 
@@ -138,5 +138,5 @@ def _snapshot_document(snapshot: Any) -> Document:
         "commit": snapshot.number,
         "batch": snapshot.batch,
         "records": snapshot.records,
-        "set_aside": dict(snapshot.set_aside),
+        "rejected": dict(snapshot.rejected),
     }

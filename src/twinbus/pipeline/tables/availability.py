@@ -1,4 +1,4 @@
-"""The tables of availability: what failed over, for how long, and what the backlog held (SPEC 8).
+"""The tables of availability: failovers, their duration, and the depth of the backlog.
 
 The sums that are kept are here; `windows` makes failover windows of them, and the functions below
 the backlog over time.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def traffic(tallies: DataFrame, *, bucket_s: int) -> DataFrame:
-    """What the clients did with messages of each entity, by time; and polls, of none."""
+    """Count the clients' operations on messages of each entity by time; and polls, without one."""
     operation, outcome = F.col("operation"), field("outcome")
     ok = outcome == "ok"
     mine = field("cause") != "consumer"
@@ -57,7 +57,7 @@ def traffic(tallies: DataFrame, *, bucket_s: int) -> DataFrame:
 
 
 def diversions(tallies: DataFrame, *, bucket_s: int) -> DataFrame:
-    """Diverts and pings of each process: what its failover windows saved, and that it lives."""
+    """Count diverts and pings of each process: saved sends, and signs that it is alive."""
     ok = field("outcome") == "ok"
     diverts = F.col("operation") == "divert"
     return (
@@ -79,7 +79,7 @@ def diversions(tallies: DataFrame, *, bucket_s: int) -> DataFrame:
 
 
 def states(records: DataFrame) -> DataFrame:
-    """Every change of state, as it was recorded; and what the broker says was deleted."""
+    """Return every recorded change of state, and entities that the broker deleted."""
     operation = F.col("operation")
     client = field("view") == "client"
     deleted = ~client & (operation == "manage") & (F.col("state") == DELETED)
@@ -99,7 +99,7 @@ def states(records: DataFrame) -> DataFrame:
 
 
 def stays(journeys: DataFrame, *, bucket_s: int) -> DataFrame:
-    """Messages by when they entered the backlog and when they left it.
+    """Count messages by when they entered the backlog and when they left it.
 
     Both depth and age over time come from these. Two clocks can disagree: nothing leaves before
     it came.
@@ -123,7 +123,7 @@ def stays(journeys: DataFrame, *, bucket_s: int) -> DataFrame:
 
 
 def raised(journeys: DataFrame, *, bucket_s: int) -> DataFrame:
-    """Messages whose sender had an error, by when they were first tried."""
+    """Count messages whose send raised, by their first try."""
     return (
         journeys.where(F.col("tried") & ~F.col("accepted"))
         .groupBy(bucket_of(F.col("first_ms"), bucket_s).alias("at_s"), LABEL, "destination")
@@ -133,7 +133,7 @@ def raised(journeys: DataFrame, *, bucket_s: int) -> DataFrame:
 
 
 def backlog_over_time(stays: DataFrame, *, bucket_s: int) -> DataFrame:
-    """Depth and oldest age of the backlog at the end of each bucket in which it changed.
+    """Return depth and oldest age of the backlog at the end of each bucket in which it changed.
 
     And at the end of the one before, so that the age can be drawn as it is: it grows between two
     changes. The caller picks buckets (a multiple of those of `stays`) so that there are some
@@ -147,7 +147,7 @@ def backlog_over_time(stays: DataFrame, *, bucket_s: int) -> DataFrame:
     steps = wide.select(F.col("entered_s").alias("at_s"), F.col("messages").alias("step"))
     left = wide.where(F.col("left_s").isNotNull())
     steps = steps.unionAll(left.select("left_s", -F.col("messages")))
-    # The second step of nothing is the bucket before, which is a point and no change.
+    # The second, empty step is the bucket before: a point without a change.
     steps = steps.unionAll(steps.select(F.col("at_s") - bucket_s, F.lit(0)))
     so_far = Window.orderBy("at_s")
     depth = (
@@ -157,7 +157,7 @@ def backlog_over_time(stays: DataFrame, *, bucket_s: int) -> DataFrame:
         .withColumn("is_first", F.row_number().over(so_far) == 1)
         .where(~F.col("is_first"))
     )
-    # When the last of those that came together left; never, where one is still there.
+    # When the last message of the bucket left; null while one is still there.
     stayed = wide.groupBy("entered_s").agg(
         F.max("left_s").alias("left_s"), F.count_if(F.col("left_s").isNull()).alias("still_there")
     )
@@ -174,7 +174,7 @@ def backlog_over_time(stays: DataFrame, *, bucket_s: int) -> DataFrame:
 
 
 def drained(stays: DataFrame, *, bucket_s: int) -> DataFrame:
-    """One row: the messages that left the backlog, and in how many seconds.
+    """Return one row: the messages that left the backlog, and in how many seconds.
 
     The time is that of the buckets in which something left: a syphon that waits is not slow.
     """

@@ -1,14 +1,14 @@
-"""Bronze: the lines of a ledger as records, and what is no record set aside and counted.
+"""Bronze: reads the lines of a ledger as records, and rejects and counts all other lines.
 
-A line is judged on its own: a torn one, a file of a later version or a foreign file in the folder
-never cost a record of another line.
+Each line is judged alone: a torn line, a file of a later version or a foreign file in the folder
+never costs a record of another line.
 
-    torn       it begins as a record does and is cut off: a crash, or a writer at work
-    newer      it is of a later version than this Twinbus reads
-    foreign    anything else: damaged, or not ours
+    torn       begins like a record and is cut off: a crash, or a line being written
+    newer      of a later version than this Twinbus reads
+    foreign    anything else: damaged, or not of Twinbus
 
 Files are `<process>-<number>.jsonl`, or `.jsonl.open` while they are written (`ledger.files`), or
-`.jsonl.gz`. Lines about the writer of a file (`ledger.facts`) are neither records nor set aside.
+`.jsonl.gz`. Lines about the writer of a file (`ledger.facts`) are neither records nor rejected.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 ENDED_FILES: Final = f"*{FILE_SUFFIX}"
-"""They never change again: a stream takes each of them once."""
+"""Ended files never change: a stream takes each of them once."""
 
 OPEN_FILES: Final = f"*{FILE_SUFFIX}{OPEN_SUFFIX}"
 ALL_FILES: Final = f"*{FILE_SUFFIX}{{,{OPEN_SUFFIX},.gz}}"
 
 REASONS: Final = ("torn", "newer", "foreign")
-"""Why a line is set aside."""
+"""Why a line is rejected."""
 
 LINES: Final = StructType([*LEDGER.fields, StructField(CORRUPT, StringType())])
-"""A line as Spark reads it: one that is no JSON of the schema is in the column `CORRUPT`."""
+"""A line as Spark reads it; a line that does not fit the schema is in the column `CORRUPT`."""
 
 STORED_RECORDS: Final = StructType([*LEDGER.fields, StructField("day", DateType())])
-"""Records as they are stored, by day and pair."""
+"""Records as they are stored."""
 
 READING: Final = {
     "mode": "PERMISSIVE",
@@ -50,7 +50,7 @@ READING: Final = {
     "encoding": "UTF-8",
     "lineSep": "\n",
 }
-"""How Spark is to read lines, in a batch and in a stream."""
+"""Options for Spark's reader."""
 
 _BEGINNING: Final = '{"v":'
 
@@ -60,8 +60,7 @@ BOUNDS: Final = {
     "size_bytes": 1 << 40,
     "unrecorded": 1 << 40,
 }
-"""The most that a number may be (the least is 0): past these, sums would overflow and take the
-good records with them."""
+"""Maximum of each number (the minimum is 0): larger ones would overflow sums of good records."""
 
 
 def read_ledger(
@@ -71,11 +70,11 @@ def read_ledger(
     files: str = ALL_FILES,
     refused: Collection[str] = (),
 ) -> DataFrame:
-    """Every line of a ledger in a directory or at a Hadoop URL, as `LINES`.
+    """Return every line of a ledger in a directory or at a Hadoop URL, as `LINES`.
 
-    `files` is a pattern for the names to read, `refused` are names to leave out. Keep the lines
-    (`cache`) or write them before they are counted: a query of a few columns reads only those, and
-    does not see what is wrong with the others.
+    `files` is a pattern for the names to read, `refused` are names to leave out. Cache or write the
+    lines before counting: a query of a few columns reads only those, and does not notice errors in
+    others.
     """
     location = location_of(ledger, files)
     try:
@@ -88,7 +87,7 @@ def read_ledger(
 
 
 def location_of(ledger: Path | str, files: str = ALL_FILES) -> str:
-    """The ledger's place as Spark wants it; an error if it is a directory without such files."""
+    """Return the ledger's place for Spark; LedgerError for a directory without such files."""
     location = str(ledger)
     if "://" in location:
         return location
@@ -100,7 +99,7 @@ def location_of(ledger: Path | str, files: str = ALL_FILES) -> str:
 
 
 def without_files(lines: DataFrame, refused: Collection[str]) -> DataFrame:
-    """The lines of the files that count; names are not those of paths, in which Spark escapes."""
+    """Return the lines of all files but the refused ones, whose names Spark may escape."""
     if not refused:
         return lines
     names = {form for name in refused for form in (name, quote(name))}
@@ -108,8 +107,8 @@ def without_files(lines: DataFrame, refused: Collection[str]) -> DataFrame:
 
 
 def reason() -> Column:
-    """Why a line is set aside, one of `REASONS`; null for a record; `WRITER` for a line about the
-    ledger itself, which is neither.
+    """Return why a line is rejected, one of `REASONS`; null for a record; `WRITER` for a line about
+    the ledger itself, which is neither.
     """
     whole = F.col(CORRUPT).isNull() & (F.col("v") == VERSION)
     for name in REQUIRED:
@@ -117,11 +116,11 @@ def reason() -> Column:
     for name, most in BOUNDS.items():
         whole &= F.coalesce(F.col(name), F.lit(0)).between(0, most)
     line = F.col(CORRUPT)
-    # Only asked of lines that are no record: they may take their time.
+    # Computed only for rejected lines, so it may be slow.
     json = F.try_parse_json(line)
     version = F.coalesce(F.try_variant_get(json, "$.v", "bigint"), F.col("v"))
     begins = F.startswith(line, F.lit(_BEGINNING)) | F.startswith(F.lit(_BEGINNING), line)
-    # The column `v` is null in a line that is no record, and so would be the answer.
+    # The column `v` is null in a rejected line, and so would be the result.
     return (
         F.when(F.coalesce(whole & (F.col("operation") == WRITER), F.lit(False)), F.lit(WRITER))
         .when(F.coalesce(whole, F.lit(False)), F.lit(None))
@@ -132,30 +131,30 @@ def reason() -> Column:
 
 
 def records_of(lines: DataFrame) -> DataFrame:
-    """The records among the lines, as `schemas.LEDGER`."""
+    """Return the records among the lines, as `schemas.LEDGER`."""
     return lines.where(reason().isNull()).drop(CORRUPT)
 
 
 def stored(records: DataFrame) -> DataFrame:
-    """Records with the day that they are stored by."""
+    """Return records with their day, as they are stored."""
     return records.withColumn("day", day_of(F.col("at_ms")))
 
 
 def line_counts(why: Column) -> list[Column]:
-    """For one pass over lines: how many are records, and how many there are of each reason."""
+    """Return aggregates over lines: the number of records, and of each reason."""
     return [
         F.count_if(why.isNull()).alias("records"),
         *(F.count_if(why == one).alias(one) for one in REASONS),
     ]
 
 
-def set_aside(counts: Mapping[str, int]) -> dict[str, int]:
-    """What `line_counts` came to, the reasons that occurred."""
+def rejected(counts: Mapping[str, int]) -> dict[str, int]:
+    """Return the counts of rejected lines; reasons without lines are left out."""
     return {one: counts[one] for one in REASONS if counts[one]}
 
 
 def _alternatives(files: str) -> list[str]:
-    """A pattern with one `{a,b}` as those without: Python's does not know them."""
+    """Expand one `{a,b}` group; Python's glob has none."""
     found = re.fullmatch(r"(.*)\{(.*)\}(.*)", files)
     if found is None:
         return [files]

@@ -35,7 +35,7 @@ SUMS: Final = ("operations", "units", "bytes")
 KEYS: Final = tuple(name for name in CHARGES.fieldNames() if name not in SUMS)
 
 NOT_CALLS: Final = (*sorted(UNCHARGED), "expire")
-"""Lines that cost nothing: news of a state, and a message that ended by itself."""
+"""Operations that cost nothing: changes of state, and messages that expired."""
 
 _STAGES: Final = {
     "divert": "send_backlog",
@@ -51,18 +51,18 @@ _OUTWARD: Final = ("receive_primary", "receive_backlog")
 
 DIRECT: Final = ("send_primary", "receive_primary")
 MESSAGE_STAGES: Final = ("send_backlog", "receive_backlog", *DIRECT)
-"""What a moved message is charged, by the documentation; of these a direct one has two."""
+"""The charged stages of a moved message by the documentation; a direct one has two of them."""
 
 
 def charges(tallies: DataFrame) -> DataFrame:
-    """Operations, units and bytes as recorded: of every outcome, and in both views."""
+    """Sum operations, units and bytes as recorded: of every outcome, and in both views."""
     about = F.coalesce("entity", "backlog_queue", F.lit(""))
     calls = tallies.where(~F.col("operation").isin(*NOT_CALLS)).select(
         day_of(F.col("at_ms")).alias("day"),
-        # A call about no entity is not one of a pair's.
+        # A call without an entity belongs to no pair.
         F.when(about != "", label_of()).otherwise(F.lit("")).alias(LABEL),
         field("namespace"),
-        # A poll is about a backlog queue and no entity.
+        # A poll has a backlog queue and no entity.
         about.alias("entity"),
         field("cause"),
         "operation",
@@ -75,7 +75,7 @@ def charges(tallies: DataFrame) -> DataFrame:
 
 
 def counted(table: DataFrame) -> DataFrame:
-    """The rows of the clients that are charged, by the rule of `cost.arithmetic.is_charged`.
+    """Return the clients' rows that are charged, by the rule of `cost.arithmetic.is_charged`.
 
     A call that failed is not, unless it is a ping. Both are assumptions: what Azure charges for a
     refused call is not published.
@@ -85,7 +85,7 @@ def counted(table: DataFrame) -> DataFrame:
 
 
 def deliveries(journeys: DataFrame) -> DataFrame:
-    """Messages that their destination acknowledged, by day: what a consumer is to receive."""
+    """Count messages that their destination acknowledged, by day: a consumer receives them."""
     delivered = journeys.where(F.col("acknowledged") & F.col("delivered_ms").isNotNull())
     return (
         delivered.groupBy(
@@ -103,7 +103,7 @@ def deliveries(journeys: DataFrame) -> DataFrame:
 
 
 def receives_of(deliveries: DataFrame) -> DataFrame:
-    """Rows of charges for the receives that deliveries bring with them, marked as assumed."""
+    """Return charges for the receives of these deliveries, marked as assumed."""
     summed = deliveries.groupBy("day", LABEL, F.col("destination").alias("entity")).agg(
         F.sum("messages").alias("operations"),
         F.sum("units").alias("units"),
@@ -124,7 +124,7 @@ def receives_of(deliveries: DataFrame) -> DataFrame:
 
 
 def with_receives(table: DataFrame, deliveries: DataFrame) -> DataFrame:
-    """What is counted, with receives by consumers from the source that knows them best.
+    """Return the counted charges, with receives by consumers from the best source.
 
     For each destination: the broker, if its view has any; else the consumers themselves, if they
     kept a ledger; else one is assumed for each delivered message.
@@ -139,16 +139,16 @@ def with_receives(table: DataFrame, deliveries: DataFrame) -> DataFrame:
         _received() & (F.col("view") == "broker") & (F.col("outcome") != "failed")
     ).withColumn("cause", F.lit("consumer"))
     seen = by_broker.select(LABEL, "destination").distinct()
-    told = by_consumers.select(LABEL, "destination").union(seen).distinct()
+    recorded = by_consumers.select(LABEL, "destination").union(seen).distinct()
     rest = _but_at(by_consumers, seen)
     recorded = mine.where(~_received()).unionByName(by_broker).unionByName(rest)
     return recorded.select(*CHARGES.fieldNames()).unionByName(
-        receives_of(_but_at(deliveries, told))
+        receives_of(_but_at(deliveries, recorded))
     )
 
 
 def _but_at(rows: DataFrame, places: DataFrame) -> DataFrame:
-    """Rows of other destinations than these, of which one without a label is that of all pairs."""
+    """Return rows of other destinations than these; one without a label stands for all pairs."""
     one, other = rows.alias("one"), F.broadcast(places).alias("other")
     same = F.col("other.destination") == F.col("one.destination")
     same &= F.col(f"other.{LABEL}").isin(F.lit(""), F.col(f"one.{LABEL}"))
@@ -156,13 +156,13 @@ def _but_at(rows: DataFrame, places: DataFrame) -> DataFrame:
 
 
 def receives_by_view(table: DataFrame) -> DataFrame:
-    """The units that receivers recorded (`client`) and that the broker handed out (`broker`)."""
+    """Return the units that receivers recorded (`client`) and that the broker sent (`broker`)."""
     received = table.where(_received() & (F.col("outcome") != "failed"))
     return received.groupBy("view").agg(F.sum("units").alias("units"))
 
 
 def beside_model(table: DataFrame, deliveries: DataFrame) -> DataFrame:
-    """The units of each stage of messages, as counted and as the documented model has them.
+    """Return the units of each stage of messages, as counted and by the documented model.
 
     The model: four stages for a delivered message that went by the backlog, two for any other. A
     message that still waits has been charged one stage and is in no model yet. `table` is what

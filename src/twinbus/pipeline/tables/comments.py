@@ -126,7 +126,7 @@ _COUNTED: Final[Mapping[str, Mapping[str, str]]] = {
     "diversions": {"diverted": "Acknowledged diverts."},
     "fates": {
         "accepted": "Messages that were accepted: a send or a divert was acknowledged.",
-        "ambiguous": "Messages of which a send or divert ended without an answer.",
+        "ambiguous": "Messages with a send or divert that ended without an answer.",
         "dead_lettered": "Accepted messages that were dead-lettered on their way.",
         "delivered": "Accepted messages that are at their destination.",
         "diverted": "Messages that were diverted to the backlog.",

@@ -1,6 +1,6 @@
-"""The table of conservation: what became of every message that a caller was told is safe (SPEC 8).
+"""The tables of conservation: the fate of every message that was accepted (docs/reports.md).
 
-What a message is, and which fates it can have, is said in `journeys`.
+`journeys` defines messages and their fates.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 AGE_EXACT_S: Final = 3600
 
 ANSWER_MAX_MS: Final = 60_000
-"""The longest that one attempt may last (SPEC 1, `attempt_timeout`)."""
+"""Maximum duration of one attempt (`attempt_timeout`)."""
 
 BACKLOG_PATH: Final = "%/x-servicebus-transfer/%"
 
@@ -32,11 +32,11 @@ BESIDE_FATES: Final = (
 """Sums of messages beside those of their fates."""
 
 DELETED: Final = "deleted"
-"""The broker's word for an entity that is gone with all that was in it."""
+"""The broker's state of an entity that was deleted with its messages."""
 
 
 def lines(tallies: DataFrame) -> DataFrame:
-    """How many records there are of each day, and what they say that they leave out."""
+    """Count records by day, and what they leave out by their own account."""
     view = field("view")
     accepted = F.col("operation").isin("send", "divert") & (field("outcome") == "ok")
     nameless = F.col("message_id").isNull() | F.col("entity").isNull()
@@ -52,7 +52,7 @@ def lines(tallies: DataFrame) -> DataFrame:
 
 
 def fate_sums(journeys: DataFrame) -> DataFrame:
-    """Messages by what is known of them, and by fate."""
+    """Count messages by facts and by fate."""
     accepted, received = F.col("accepted"), F.col("received")
     # Taken out of the backlog, settled there, or brought home from it.
     moved = (F.col("forwards") > 0) | F.col("came_out")
@@ -81,19 +81,19 @@ def fate_sums(journeys: DataFrame) -> DataFrame:
 
 
 def balances(fates: DataFrame, notable: DataFrame, *, in_scope: Column | None = None) -> DataFrame:
-    """One row for each destination of a primary: what became of its accepted messages.
+    """Return one row for each destination of a primary: the fates of its accepted messages.
 
     `fates` is the gold table, `notable` has the messages that are not delivered or duplicated with
     the fate that they have now. `in_scope` selects days of `fates`.
     """
-    told, keys = fates.where(~in_backlog(F.col("destination"))), [LABEL, "destination"]
+    outside, keys = fates.where(~in_backlog(F.col("destination"))), [LABEL, "destination"]
     sums = (
-        (told if in_scope is None else told.where(in_scope))
+        (outside if in_scope is None else outside.where(in_scope))
         .groupBy(*keys)
         .agg(*(F.sum(name).alias(name) for name in ("accepted", "delivered", *BESIDE_FATES)))
     )
-    # Whether anybody keeps count of what is received there, on whatever day.
-    heard = told.groupBy(*keys).agg((F.sum("received") > 0).alias("heard"))
+    # Whether a consumer recorded receipts there, on any day.
+    heard = outside.groupBy(*keys).agg((F.sum("received") > 0).alias("heard"))
     missing = [fate for fate in FATES_OF_ACCEPTED if fate != DELIVERED_FATE]
     others = notable.groupBy(*keys).agg(
         *(F.count_if(F.col("accepted") & (F.col("fate") == fate)).alias(fate) for fate in missing),
@@ -112,27 +112,26 @@ def balances(fates: DataFrame, notable: DataFrame, *, in_scope: Column | None = 
     )
 
 
-def witnessed(fates: DataFrame, backlog: DataFrame, states: DataFrame) -> DataFrame:
-    """The same messages after the broker was asked what became of them in its backlog queues.
+def with_broker_view(fates: DataFrame, backlog: DataFrame, states: DataFrame) -> DataFrame:
+    """Return the messages with the fates that the broker recorded in its backlog queues.
 
-    `backlog` are rows of journeys (or fates) about messages in backlog queues, which in the
-    broker's view are where they are and not where they belong: `in_backlog` tells them. What the
-    broker knows nothing of stays as it is. `states` has the queues that were deleted
-    (`availability.states`): what was in one then has ended, and no record says how.
+    `backlog` are rows of journeys (or fates) about messages in backlog queues (`in_backlog`): the
+    broker records the queue that a message is in, not its destination. Messages that the broker
+    does not know keep their fate. `states` has the deleted queues (`availability.states`): messages
+    in one have ended, and no record says how.
 
-    The broker's rows tell ids and pairs, and not where they belong. Where messages of several
-    destinations of a pair have one id, it is only known that all wait if as many copies stand; else
-    each keeps its fate.
+    The broker's rows have ids and pairs, but no destinations. If messages of several destinations
+    of a pair share an id, all wait if there are as many copies; else each keeps its fate.
     """
-    fate, told = F.col("fate"), F.col("found")
-    is_asked = F.coalesce(fate.isin("undecided", "dead_lettered", "lost"), F.lit(False))
-    sharers = F.count_if(is_asked).over(Window.partitionBy(LABEL, "message_id"))
-    # The copy that did not get lost can be that of a message of this id that was delivered.
-    is_sure = (fate != "lost") | (F.col("copies") == 1) | (told == "waiting")
+    fate, broker_fate = F.col("fate"), F.col("broker_fate")
+    is_open = F.coalesce(fate.isin("undecided", "dead_lettered", "lost"), F.lit(False))
+    sharers = F.count_if(is_open).over(Window.partitionBy(LABEL, "message_id"))
+    # The copy that was not lost can be that of a delivered message with this id.
+    is_sure = (fate != "lost") | (F.col("copies") == 1) | (broker_fate == "waiting")
     now = (
-        F.when(~is_asked | told.isNull(), fate)
-        .when(F.col("sharers") == 1, F.when(is_sure, told).otherwise(fate))
-        .when(F.col("standing") >= F.col("sharers"), told)
+        F.when(~is_open | broker_fate.isNull(), fate)
+        .when(F.col("sharers") == 1, F.when(is_sure, broker_fate).otherwise(fate))
+        .when(F.col("standing") >= F.col("sharers"), broker_fate)
         .otherwise(fate)
     )
     return (
@@ -145,7 +144,7 @@ def witnessed(fates: DataFrame, backlog: DataFrame, states: DataFrame) -> DataFr
 
 
 def _in_queues(backlog: DataFrame, states: DataFrame) -> DataFrame:
-    """What the broker says of an id of a pair: copies, those standing, the last time, `found`."""
+    """Return copies, open copies, last time and `broker_fate` of each id of a pair."""
     path = F.col("destination")
     deleted = (
         states.where(F.col("state") == DELETED)
@@ -153,7 +152,7 @@ def _in_queues(backlog: DataFrame, states: DataFrame) -> DataFrame:
         .agg(F.max("at_ms").alias("deleted_ms"))
     )
     open_copies = F.greatest(F.col("broker_copies") - F.col("broker_ended"), F.lit(0))
-    # What was stored after the queue was made anew has a later record.
+    # A message stored after the queue was created again has a later record.
     is_swept = F.coalesce(F.col("last_ms") <= F.col("deleted_ms"), F.lit(False))
     is_letter, is_done = path.endswith("$deadletterqueue"), F.col("broker_completed")
     completed, taken_out = F.max(is_done & ~is_letter), F.max(is_done & is_letter)
@@ -174,19 +173,19 @@ def _in_queues(backlog: DataFrame, states: DataFrame) -> DataFrame:
             F.when(F.sum("standing") > 0, F.lit("waiting"))
             .when(F.sum("swept") > 0, F.lit(None))
             .when(F.max("broker_expired"), F.lit("expired"))
-            # Taken out of the dead letters, put back, and then completed like any other.
+            # Taken out of the dead letters, put back, and then completed.
             .when(completed & taken_out, F.lit("lost"))
             .when(F.max("broker_dead_lettered"), F.lit("dead_lettered"))
             .when(completed, F.lit("lost"))
-            .alias("found"),
+            .alias("broker_fate"),
         )
     )
 
 
 def standing_at(backlog: DataFrame, at_ms: int) -> DataFrame:
-    """The messages that were in backlog queues at a time, by the broker's records.
+    """Return the messages that were in backlog queues at a time, by the broker's records.
 
-    `backlog` is as in `witnessed`.
+    `backlog` is as in `with_broker_view`.
     """
     path = F.col("destination")
     is_there = F.col("broker_copies") > F.col("broker_ended")
@@ -198,10 +197,10 @@ def standing_at(backlog: DataFrame, at_ms: int) -> DataFrame:
 
 
 def unsent_in_backlog(backlog: DataFrame, messages: DataFrame) -> DataFrame:
-    """Messages that the broker stored in a backlog queue and of which no client has a record.
+    """Return messages that the broker stored in a backlog queue and no client recorded.
 
     With the label of their pair, and the time of their first record.
-    `backlog` is as in `witnessed`, `messages` are rows of journeys or of fates.
+    `backlog` is as in `with_broker_view`, `messages` are rows of journeys or of fates.
     """
     path = F.col("destination")
     is_stored = in_backlog(path) & ~path.endswith("$deadletterqueue") & (F.col("broker_copies") > 0)
@@ -221,21 +220,21 @@ def unsent_in_backlog(backlog: DataFrame, messages: DataFrame) -> DataFrame:
 
 
 def in_backlog(path: Column) -> Column:
-    """Whether a path is a backlog queue's (SPEC 2)."""
+    """Return whether a path is that of a backlog queue."""
     return path.like(BACKLOG_PATH)
 
 
 def ages(journeys: DataFrame) -> DataFrame:
-    """How long messages had been in the backlog when they were forwarded, for the last forward.
+    """Count messages by their age in the backlog at their last forward.
 
-    In started seconds, past an hour in started minutes: duplicate-detection windows are whole
+    In started seconds, from an hour on in started minutes: duplicate-detection windows are whole
     seconds or minutes, so that "older than the window" is exact for each of them.
     """
     age_s = F.ceil((F.col("forwarded_ms") - F.col("entered_ms")) / 1000)
     rounded = F.when(age_s <= AGE_EXACT_S, age_s).otherwise(F.ceil(age_s / 60) * 60)
     return (
         journeys.where((F.col("forwards") > 0) & F.col("entered_ms").isNotNull())
-        # Two clocks can disagree; nothing is younger than new.
+        # Two clocks can disagree: an age is at least 0.
         .groupBy(LABEL, "destination", F.greatest(rounded, F.lit(0)).alias("age_s"))
         .agg(F.count("*").alias("messages"))
         .select(*AGES.fieldNames())
@@ -243,9 +242,9 @@ def ages(journeys: DataFrame) -> DataFrame:
 
 
 def aged(ages: DataFrame, detection_s: int) -> DataFrame:
-    """Destinations with messages that were older at their forward than duplicates are detected.
+    """Return destinations with messages forwarded after their duplicate detection had ended.
 
-    0 seconds: none are detected, which is no promise that age could break.
+    0 seconds: there is no detection that age could defeat.
     """
     return (
         ages.where((F.lit(detection_s) > 0) & (F.col("age_s") > detection_s))
@@ -255,10 +254,10 @@ def aged(ages: DataFrame, detection_s: int) -> DataFrame:
 
 
 def skews(journeys: DataFrame) -> DataFrame:
-    """Messages with a later step that is earlier than the step before it, by how much at most.
+    """Count messages whose steps are in the wrong order, by the difference.
 
-    They are counted as all others: no fate depends on the order of times. A consumer can have a
-    message before its sender has the answer, but not for longer than an attempt may last.
+    They count like all others: no fate depends on the order of times. A consumer can receive a
+    message before its sender has the answer, but by no more than one attempt.
     """
     entered, accepted = F.col("entered_ms"), F.col("accepted_ms")
     behind = {
@@ -287,18 +286,18 @@ def skews(journeys: DataFrame) -> DataFrame:
 
 
 def is_duplicate() -> Column:
-    """Whether a message was received more than once at one entity, or stored more than once."""
+    """Return whether a message was received more than once at an entity, or stored twice."""
     return (F.col("repeats") > 0) | (F.col("broker_copies") > 1)
 
 
 def window_of() -> Column:
-    """Why a message can be there more than once.
+    """Return why a message exists more than once.
 
-    syphon        forwarded more than once: a crash between forward and completion (SPEC 6)
-    ambiguous     a send ended without an answer and was done again elsewhere (SPEC 3)
-    stored_twice  the broker stored it more than once, and nothing in the ledger says why
+    syphon        forwarded more than once: a crash between forward and completion
+    ambiguous     a send ended without an answer and was repeated elsewhere
+    stored_twice  the broker stored it more than once, and no record says why
     redelivered   the broker stored it once: it came again to a consumer that did not complete it
-    unexplained   none of these, and the broker's view is not there to tell
+    unexplained   none of these, and there is no broker's view
     """
     return (
         F.when(F.col("forwards") > 1, F.lit("syphon"))
@@ -310,9 +309,9 @@ def window_of() -> Column:
 
 
 def named_duplicates(journeys: DataFrame) -> DataFrame:
-    """Messages that are there more than once, at the entity that had them most often.
+    """Return duplicated messages, each at the entity that received it most often.
 
-    Not what the broker says of a message in a backlog queue, where copies are no duplicates.
+    Without the broker's records of backlog queues, where copies are not duplicates.
     """
     copies = F.greatest(F.col("repeats"), F.col("broker_copies") - 1)
     return journeys.where(~in_backlog(F.col("destination")) & is_duplicate()).select(

@@ -1,20 +1,21 @@
-"""The gold tables as additive sums: what is kept of each batch, so that a report need not read all.
+"""The gold tables: additive sums of each batch, so that a report need not read all records.
 
-A table has keys and sums. The sums of two lots of records are those of both together, and what a
-message added can be taken back: that is all that the store (`store`) has to know of a table.
+A table has keys and sums. Sums of two lots of records can be added, and the share of a message can
+be subtracted: the store (`store`) needs to know no more of a table.
 
-    records, tallies     counted from the records, or from records that were added up before
-                         (`tallies`): each record once, in the batch it came in
-    messages, followed   counted from what is known of each message (`journeys`), or of those that
-                         have more to tell than that they were sent and received: a batch adds
-                         what its messages count for now, and takes back what they counted before
+    records, tallies     counted from the records, or from their sums (`tallies`): each record
+                         once, in its batch
+    messages, followed   counted from the facts of each message (`journeys`), or of those that were
+                         more than sent and received: a batch adds the current share of its
+                         messages, and subtracts their earlier share
 
-Reports read the sums and nothing else, but for ids: those come from the `notable` messages, kept by
-id in an additive table as all others are. Notable is an accepted message that is not delivered, as
-far as the ledger tells, and one that is there more than once; and, where a broker keeps a ledger,
-what it says of messages in backlog queues. Their number follows what was diverted and what went
-wrong, not the traffic. What the broker says (`conservation.witnessed`) and what peeks saw
-(`journeys.looked_at`) is put to them when a report is made.
+Reports read only these sums, and ids from the `notable` messages, which are kept by id in an
+additive table too. Notable is an accepted message that is not delivered by the ledger's records, or
+that exists more than once; and, with a broker's ledger, its records of messages in backlog queues.
+Their number depends on diverted and failed messages, not on the traffic. A report adds the broker's
+view (`conservation.with_broker_view`) and the sightings of peeks (`journeys.with_peek`).
+
+At the end: which tables are stored, and their columns.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 BUCKET_S: Final = 60
-"""The width of a point in time of the kept tables: a year of one entity is half a million rows."""
+"""Seconds of a bucket in the stored tables: a year of one entity is half a million rows."""
 
 Sums = Callable[["DataFrame"], "DataFrame"]
 
 
 @dataclass(frozen=True)
 class Sources:
-    """What one lot of records says, in the forms that tables are counted from."""
+    """One lot of records, in the forms that tables are counted from."""
 
     records: DataFrame
     """Valid records, of both views."""
@@ -64,7 +65,7 @@ class Sources:
 
 @dataclass(frozen=True)
 class GoldTable:
-    """One additive table: rows are told apart by `keys`, every other column is a sum."""
+    """One additive table: `keys` identify rows, every other column is a sum."""
 
     name: str
     schema: StructType
@@ -79,12 +80,12 @@ class GoldTable:
 
     @property
     def is_of_messages(self) -> bool:
-        """Whether later records of a message change what it counts for."""
+        """Whether later records of a message change its share."""
         return self.source in {"messages", "followed"}
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The columns that tell rows apart."""
+        """The columns that identify rows."""
         names = self.schema.fieldNames()
         return tuple(names[: names.index(self.first_sum)])
 
@@ -123,17 +124,19 @@ def gold_tables(bucket_s: int = BUCKET_S) -> tuple[GoldTable, ...]:
 
 
 def merged(table: GoldTable, parts: Sequence[DataFrame]) -> DataFrame:
-    """The sums of all parts; a row that came to nothing is left out."""
+    """Return the sums of all parts, without rows whose sums are all 0."""
     together = reduce(lambda left, right: left.unionByName(right), parts)
     summed = together.groupBy(*table.keys).agg(*(F.sum(name).alias(name) for name in table.sums))
-    something = reduce(lambda left, right: left | right, (F.col(name) != 0 for name in table.sums))
-    return summed.where(something).select(*table.schema.fieldNames())
+    is_not_zero = reduce(
+        lambda left, right: left | right, (F.col(name) != 0 for name in table.sums)
+    )
+    return summed.where(is_not_zero).select(*table.schema.fieldNames())
 
 
 def is_followed() -> Column:
-    """Whether a message is in a table of the source `followed`.
+    """Return whether a message is in a table of the source `followed`.
 
-    It went by the backlog, its send was raised, its times are in a wrong order, or it is notable.
+    It went through the backlog, its send raised, its times are in a wrong order, or it is notable.
     """
     raised = F.col("tried") & ~F.col("accepted")
     moved = F.col("entered_ms").isNotNull() | (F.col("forwards") > 0)
@@ -142,7 +145,7 @@ def is_followed() -> Column:
 
 
 def notable(fates: DataFrame) -> DataFrame:
-    """The notable among messages, each once."""
+    """Return the notable messages, each once."""
     return fates.where(_is_notable()).withColumn("messages", F.lit(1).cast("long"))
 
 
@@ -152,15 +155,15 @@ def _is_notable() -> Column:
 
 
 def with_fates(named: DataFrame, states: DataFrame) -> DataFrame:
-    """The notable messages, as `schemas.FATES`, after the broker's view of the backlog was read.
+    """Return the notable messages, as `schemas.FATES`, with the broker's view of the backlog.
 
-    So their fates are better known than in the sums. `states` is the gold table.
+    So their fates are more precise than in the sums. `states` is the gold table.
     """
     rows, there = (
         named.select(*schemas.FATES.fieldNames()),
         conservation.in_backlog(F.col("destination")),
     )
-    return conservation.witnessed(rows.where(~there), rows.where(there), states)
+    return conservation.with_broker_view(rows.where(~there), rows.where(there), states)
 
 
 NOTABLE: Final = GoldTable("notable", schemas.NOTABLE, "messages", "followed", notable)

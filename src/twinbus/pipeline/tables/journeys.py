@@ -1,12 +1,12 @@
-"""Silver: the journey of every message, as facts that can be put together in any order.
+"""Silver: the journey of every message, as facts that can be merged in any order.
 
-A message is its destination (the queue or topic it belongs to, of one primary) and its id. What one
-lot of records says of it is a row of facts: whether something was ever seen (any), how often (sum),
-when first (min) and when last (max). Rows of two lots are merged by the same four words, so that it
-does not matter which record came when, in which file, or in which batch.
+A message is its destination (the queue or topic it belongs to, of one primary) and its id. A lot of
+records gives a row of facts about it: whether something ever happened (any), how often (sum), when
+first (min) and when last (max). Rows of two lots are merged by the same four functions, so the
+order of records, files and batches does not matter.
 
-A topic's message is received once at each subscription, which is no duplicate: what a subscription
-received is a row of its own, told by `receiver`, and folded into its message when it is judged.
+A topic's message is received once at each subscription, which is not a duplicate: each subscription
+has a row of its own, with its path in `receiver`, which is folded into the message when judged.
 
     partial_journeys    records -> rows of one lot
     merged              rows of many lots -> one row for each message and receiver
@@ -14,19 +14,19 @@ received is a row of its own, told by `receiver`, and folded into its message wh
 
 A message was *accepted* when a send or a divert of it was acknowledged; then it has one fate:
 
-    delivered        its destination acknowledged it or, as the broker says, took it; or a
+    delivered        its destination acknowledged it or, by the broker's records, stored it; or a
                      consumer received it there
     waiting          a peek saw it in a backlog queue
-    expired          the broker says that it expired on its way
-    dead_lettered    the syphon set it aside, or the broker did, or a peek saw it there
-    lost             it is in none of these places, and not in the backlog: a peek looked, or the
-                     syphon completed it there
-    undecided        it was diverted and no peek came since: waiting, or lost
+    expired          the broker recorded that it expired on its way
+    dead_lettered    the syphon or the broker dead-lettered it, or a peek saw it there
+    lost             it is in none of these places, and not in the backlog: a peek did not find it,
+                     or the syphon completed it there
+    undecided        it was diverted and there was no peek since: waiting, or lost
 
-Without a peek the broker's view can tell that a message waits (`conservation.witnessed`): a peek
-that does not see it there overrules that.
+Without a peek the broker's view can show that a message waits (`conservation.with_broker_view`).
+A peek that does not find it overrules that.
 
-A receipt counts as a delivery because the line that says "forwarded" can die with its process
+A receipt counts as a delivery because the line "forwarded" can be lost with its process
 (`ledger.writer`), and the message cannot have come from elsewhere.
 """
 
@@ -52,13 +52,13 @@ FATES_OF_ACCEPTED: Final = (
 )
 
 MESSAGE_KEY: Final = ("destination", "message_id")
-"""What all rows of a message share before it is known which pair each of them is about."""
+"""The key that all rows of a message share before the pair of each row is known."""
 
 MESSAGE: Final = (LABEL, *MESSAGE_KEY)
-"""Tells messages apart."""
+"""The key of a message."""
 
 UNSEEN: Final = ("undecided", "waiting")
-"""Fates of messages that should be in the backlog, and are lost if a look does not find them."""
+"""Fates of messages that should be in the backlog, and are lost if a peek does not find them."""
 
 _KEY: Final = (*MESSAGE, "receiver")
 _ANY: Final = tuple(
@@ -72,10 +72,10 @@ _MAX: Final = ("size_bytes", "last_ms", "settled_ms", "forwarded_ms")
 _MIN: Final = ("first_ms", "accepted_ms", "diverted_ms", "tried_ms", "delivered_ms", "received_ms")
 
 RAN_OUT: Final = "TTLExpiredException"
-"""Why Service Bus dead-lettered a message whose time was over."""
+"""The reason of Service Bus for dead-lettering an expired message."""
 
 ERASED: Final = "erased:"
-"""Begins the name that an erased message has in place of its id (`store.erasure`): a random one."""
+"""Prefix of the random name that replaces the id of an erased message (`store.erasure`)."""
 
 _ERASED_ID: Final = f"^{ERASED}[0-9a-f]{{32}}$"
 
@@ -83,7 +83,7 @@ Receivers = Mapping[str, str]
 """Subscriptions that received messages, each with its topic."""
 
 RECEIVERS_MAX: Final = 127
-"""Receivers that are told apart by a number while rows are folded."""
+"""Limit of receivers that are numbered while rows are folded."""
 
 _SUBSCRIPTION: Final = r"(?i)/subscriptions/[^/]+(/\$deadletterqueue)?$"
 
@@ -99,33 +99,35 @@ def is_erased_id(message_id: str) -> bool:
 
 
 def destination_of(entity: Column) -> Column:
-    """The queue or topic of an entity's path: what it was sent to, for what was received there.
+    """Return the queue or topic of an entity's path, which may be that of a subscription.
 
-    Names are the same in any case, as in Service Bus.
+    In lower case: names of Service Bus ignore case.
     """
-    # Most paths have no such part, and to look for one is the dearest step of all.
+    # Most paths have no such part, and searching for one is the most expensive step of all.
     plain = F.regexp_replace(entity, _SUBSCRIPTION, "")
     return F.lower(F.when(F.contains(entity, F.lit("/")), plain).otherwise(entity))
 
 
 def partial_journeys(records: DataFrame, *, one_task: bool = False) -> DataFrame:
-    """What these records say of each message, as rows of `schemas.JOURNEYS`.
+    """Return a row of facts for each message in these records, as `schemas.JOURNEYS`.
 
-    A record without id or entity is about no message that can be told from others. `one_task`: the
-    records are few, and in one partition already.
+    Records without id or entity cannot be assigned to a message. `one_task`: the records are few,
+    and in one partition already.
     """
     named = records.where(F.col("message_id").isNotNull() & F.col("entity").isNotNull())
-    # Columns of their own: each is asked for twice below, and worked out once.
-    told = named.withColumns({LABEL: label_of(), "destination": destination_of(F.col("entity"))})
+    # As columns: each is used twice below, and computed once.
+    labelled = named.withColumns(
+        {LABEL: label_of(), "destination": destination_of(F.col("entity"))}
+    )
     operation = F.col("operation")
     ok = field("outcome") == "ok"
     client = field("view") == "client"
-    # What a consumer settles is not what the syphon settles.
+    # Settlements of a consumer are not those of the syphon.
     mine = client & ok & (field("cause") != "consumer")
     tried = client & operation.isin("send", "divert")
     sent, diverted = client & ok & (operation == "send"), client & ok & (operation == "divert")
     received = is_receipt()
-    # Where an entity dead-letters what ran out of time, the reason tells.
+    # An entity may dead-letter expired messages, with this reason.
     ran_out = (operation == "expire") | (
         (operation == "dead_letter") & field("error").startswith(RAN_OUT)
     )
@@ -149,7 +151,7 @@ def partial_journeys(records: DataFrame, *, one_task: bool = False) -> DataFrame
         "broker_expired": ~client & ok & ran_out,
         "broker_dead_lettered": ~client & ok & (operation == "dead_letter") & ~ran_out,
         "labelled": client & (F.col(LABEL) != ""),
-        # From here on only to be counted, or to say what a time is of.
+        # The rest is only counted, or gives a time its meaning.
         "send_failed": tried & (F.col("outcome") == "failed"),
         "forwarded": client & ok & (operation == "forward"),
         "copied": ~client & ok & (operation == "send") & ~dropped,
@@ -157,8 +159,8 @@ def partial_journeys(records: DataFrame, *, one_task: bool = False) -> DataFrame
         "divert_tried": client & (operation == "divert"),
     }
     assert tuple(facts)[: len(_ANY)] == _ANY
-    # Few columns to shuffle: what they come to is worked out where the rows of a message meet.
-    narrow = told.select(
+    # Few columns to shuffle: the numbers are computed after the shuffle.
+    narrow = labelled.select(
         *MESSAGE,
         F.when(at_subscription, F.lower("entity")).otherwise(F.lit("")).alias("receiver"),
         _packed(facts).alias("facts"),
@@ -170,13 +172,13 @@ def partial_journeys(records: DataFrame, *, one_task: bool = False) -> DataFrame
 
 
 def is_receipt() -> Column:
-    """Whether a record says that a consumer received a message."""
-    told = (field("view") == "client") & (field("outcome") == "ok")
-    return told & (F.col("operation") == "receive")
+    """Return whether a record is the receipt of a message by a consumer."""
+    succeeded = (field("view") == "client") & (field("outcome") == "ok")
+    return succeeded & (F.col("operation") == "receive")
 
 
 def _numbers_of(facts: list[str]) -> dict[str, Column]:
-    """What one record adds to each number, from its packed facts."""
+    """Return what one record adds to each number, from its packed facts."""
     packed, at_ms = F.col("facts"), F.col("at_ms")
 
     def one_if(name: str) -> Column:
@@ -209,7 +211,7 @@ def _numbers_of(facts: list[str]) -> dict[str, Column]:
 
 
 def merged(journeys: DataFrame, *, one_task: bool = False) -> DataFrame:
-    """The rows of many lots as one for each message and receiver, of the same schema."""
+    """Merge rows of many lots into one for each message and receiver, of the same schema."""
     return _summed(
         journeys.select(
             *_KEY, _packed({name: F.col(name) for name in _ANY}).alias("facts"), *_SUM, *_MAX, *_MIN
@@ -222,11 +224,11 @@ def merged(journeys: DataFrame, *, one_task: bool = False) -> DataFrame:
 def judged(
     journeys: DataFrame, *, receivers: Receivers | None = None, all_labelled: bool = False
 ) -> DataFrame:
-    """One row for each message of merged journeys: what is known of it, and its fate.
+    """Return one row for each message of merged journeys, with its fate.
 
-    `receivers` are those that rows may have; None: any. Where they are known, only messages of
-    their topics are folded, and the journeys are read twice. `all_labelled`: no row is about a
-    message of another label.
+    `receivers` are the possible receivers of rows; None: any. If they are known, only messages of
+    their topics are folded, and the journeys are read twice. `all_labelled`: every row has the
+    label of its message.
     """
     if not all_labelled:
         journeys = joined(journeys, MESSAGE_KEY, F.col("labelled"))
@@ -245,16 +247,16 @@ def judged(
         F.when(~accepted, F.lit(None))
         .when(acknowledged | F.col("received") | F.col("broker_enqueued"), F.lit(DELIVERED_FATE))
         .when(F.col("broker_expired"), F.lit("expired"))
-        # A dead letter that was put back and then lost, or a copy of each: only a look can tell.
+        # A dead letter that was put back and then lost, or a copy of each: only a peek can decide.
         .when(F.col("set_aside") & F.col("completed"), F.lit("undecided"))
         .when(F.col("set_aside") | F.col("broker_dead_lettered"), F.lit("dead_lettered"))
         .when(F.col("completed"), F.lit("lost"))
         .otherwise(F.lit("undecided"))
     )
-    # A divert without an answer did store its message if that came out of the backlog.
+    # A divert without an answer stored its message if that came out of the backlog.
     entered_ms = F.coalesce("diverted_ms", F.when(F.col("came_out"), F.col("tried_ms")))
-    # The line of the completion can be missing where that of the forward is not, and both where a
-    # consumer has it. What was sent without an answer can be at both ends.
+    # The record of the completion can be missing beside that of the forward, and both beside a
+    # receipt. A message sent without an answer can be at both ends.
     received_ms = F.when(~F.col("sent") & ~F.col("ambiguous"), F.col("received_ms"))
     left_ms = F.coalesce(F.col("settled_ms"), F.col("forwarded_ms"), received_ms)
     return messages.withColumns(
@@ -268,11 +270,11 @@ def judged(
     ).select(*FATES.fieldNames())
 
 
-def looked_at(fates: DataFrame, sightings: DataFrame) -> DataFrame:
-    """The same messages after a look into every backlog queue: none is undecided any more.
+def with_peek(fates: DataFrame, sightings: DataFrame) -> DataFrame:
+    """Return the messages after a peek into every backlog queue, which decides all fates.
 
-    `sightings` are what peeks saw after the last record, in all backlog queues and their
-    dead-letter queues.
+    `sightings` are the messages that peeks saw after the last record, in all backlog queues and
+    their dead-letter queues.
     """
     seen = (
         sightings.select(
@@ -281,17 +283,17 @@ def looked_at(fates: DataFrame, sightings: DataFrame) -> DataFrame:
             *("message_id", "place"),
         )
         .groupBy(*MESSAGE)
-        # Seen in both places (a copy of each) it still waits.
+        # A message seen in both places (a copy of each) still waits.
         .agg(F.max("place").alias("place"))
     )
     fate, place = F.col("fate"), F.col("place")
     now = (
         F.when(fate.isNull() | (fate == DELIVERED_FATE), fate)
         .when(place == "waiting", place)
-        # Where an expired message is kept, it is kept among the dead letters.
+        # An expired message may be kept among the dead letters.
         .when(fate == "expired", fate)
         .when(place.isNotNull(), place)
-        # Stored and not ended, by the broker's records: a queue can go without a word of each.
+        # Even if the broker stored it: a queue can be deleted with its messages.
         .when(fate.isin(*UNSEEN), F.lit("lost"))
         .otherwise(fate)
     )
@@ -301,9 +303,9 @@ def looked_at(fates: DataFrame, sightings: DataFrame) -> DataFrame:
 
 
 def _summed(rows: DataFrame, value: Callable[[str], Column], *, one_task: bool) -> DataFrame:
-    """Rows with packed facts, one for each message and receiver; `value` gives their numbers.
+    """Merge rows with packed facts by message and receiver; `value` gives their numbers.
 
-    All rows of a message are in one partition afterwards, so that folding moves none of them.
+    All rows of a message are then in one partition, so that folding moves none of them.
     """
     placed = rows if one_task else rows.repartition(*MESSAGE_KEY)
     return (
@@ -314,10 +316,10 @@ def _summed(rows: DataFrame, value: Callable[[str], Column], *, one_task: bool) 
 
 
 def _folded(journeys: DataFrame, receivers: Sequence[str] | None) -> DataFrame:
-    """One row for each message, with all that its receivers say; in order, if they are known."""
+    """Return one row for each message with the facts of all its receivers, which are sorted."""
     packed = _packed({name: F.col(name) for name in _ANY})
-    # The entity that had it most often, and how often. Spark sorts rows to find the greatest text,
-    # but not to find the greatest number.
+    # The entity that received it most often. Spark sorts rows to find the greatest text, but not to
+    # find the greatest number.
     if receivers is None:
         most = F.max(F.struct(F.col("receipts"), _receiving_entity().alias("entity")))
         times, entity = F.col("most.receipts"), F.col("most.entity")
@@ -347,7 +349,7 @@ def _folded(journeys: DataFrame, receivers: Sequence[str] | None) -> DataFrame:
 
 
 def _alone(journeys: DataFrame) -> DataFrame:
-    """What `_folded` gives where every message has one row."""
+    """Return what `_folded` does, for messages of one row each."""
     times = F.col("receipts")
     return journeys.withColumns(
         {
@@ -375,7 +377,7 @@ def _numbers(value: Callable[[str], Column]) -> list[Column]:
 
 
 def _packed(facts: dict[str, Column]) -> Column:
-    """The facts as one number, a bit each: one column to shuffle and to merge instead of many."""
+    """Return the facts as the bits of one number: one column to shuffle instead of many."""
     bits = (
         F.when(fact, F.lit(1 << place)).otherwise(F.lit(0))
         for place, fact in enumerate(facts.values())

@@ -1,9 +1,8 @@
-"""Which pair a record is about: the label of its primary, so that entities of one name stay apart.
+"""The pair of a record: the label of its primary keeps entities of one name apart.
 
 A pair writes its name into its records, a syphon the backlog queue, whose path begins with the
-label (SPEC 2), a consumer the namespace. A broker names its namespace in its own words, which may
-be another name for the same: what it says counts for the pair that the clients name, where there is
-one of them only.
+label, a consumer the namespace. A broker may use another name for its namespace: its records count
+for the pair that clients name, if they name only one.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ _SURE, _IS_UNSURE = "sure_labels", "is_unsure"
 
 
 def label_of() -> Column:
-    """The label of the primary that a record, or a tally, is about; "" where nothing tells it."""
-    told = (
+    """Return the label of the primary of a record or a tally; "" if no field has it."""
+    labels = (
         F.substring_index("pair", "+", 1),
         _label_in("backlog_queue"),
         # In the broker's view a message of the backlog is in the backlog queue.
@@ -41,26 +40,25 @@ def label_of() -> Column:
         # A consumer may name it by its host.
         F.substring_index(F.lower("namespace"), _HOST_REST, 1),
     )
-    return F.lower(F.coalesce(*told, F.lit(""))).alias(LABEL)
+    return F.lower(F.coalesce(*labels, F.lit(""))).alias(LABEL)
 
 
 def is_labelled() -> Column:
-    """Whether a record tells its pair by the label that all clients of the pair use."""
+    """Return whether a record names its pair by the label that all its clients use."""
     return (field("view") == "client") & (label_of() != "")
 
 
 def label_of_pair(pair: Column) -> Column:
-    """The label of the primary in the name of a pair."""
+    """Return the label of the primary in the name of a pair."""
     return F.lower(F.substring_index(pair, "+", 1)).alias(LABEL)
 
 
 def joined(
     rows: DataFrame, keys: Sequence[str], is_sure: Column, *, otherwise: Column | None = None
 ) -> DataFrame:
-    """The rows, those that are not sure of their label with that of the sure ones of one key.
+    """Give rows with an unsure label the label of the sure rows of their key.
 
-    If the sure ones are of several pairs, a row that is not sure keeps the label that it has, or
-    gets that of `otherwise`.
+    If sure rows of a key have several labels, an unsure row keeps its own, or gets `otherwise`.
     """
     label, sure = F.col(LABEL), F.col(_SURE)
     one = F.when(F.array_contains(sure, label), label).when(
@@ -71,21 +69,21 @@ def joined(
 
 
 def compared(rows: DataFrame, keys: Sequence[str], is_sure: Column) -> DataFrame:
-    """The same for sums of both views, which must meet: nothing is compared with one half.
+    """Like `joined`, for sums of both views. Both views must get the same label.
 
-    If a row is not sure and the sure ones are of several pairs, all rows of the key lose the label.
+    If a row is unsure and sure rows have several labels, all rows of the key lose their label.
     """
     label, sure = F.col(LABEL), F.col(_SURE)
     is_unsure = F.max(~F.array_contains(sure, label)).over(Window.partitionBy(*keys))
     found = F.when(~F.col(_IS_UNSURE), label).when(F.size(sure) == 1, F.get(sure, F.lit(0)))
-    told = _with_sure(rows, keys, is_sure).withColumn(_IS_UNSURE, is_unsure)
-    return told.withColumn(LABEL, found.otherwise(F.lit(""))).drop(_SURE, _IS_UNSURE)
+    judged = _with_sure(rows, keys, is_sure).withColumn(_IS_UNSURE, is_unsure)
+    return judged.withColumn(LABEL, found.otherwise(F.lit(""))).drop(_SURE, _IS_UNSURE)
 
 
 def _with_sure(rows: DataFrame, keys: Sequence[str], is_sure: Column) -> DataFrame:
     label, of_key = F.col(LABEL), Window.partitionBy(*keys)
     sure = F.collect_set(F.when(is_sure, label)).over(of_key)
-    # Where no client tells, any name is as good.
+    # If no client names a label, any other does.
     named = F.collect_set(F.when(label != "", label)).over(of_key)
     return rows.withColumn(_SURE, F.when(F.size(sure) > 0, sure).otherwise(named))
 

@@ -1,28 +1,28 @@
-"""The clients' view beside the broker's: the same operations, told by both ends (SPEC 8).
+"""Compares the clients' records with the broker's: the same operations, recorded at both ends.
 
 An operation is compared at its *place*, as the broker names it: the path of the entity or of the
 backlog queue. Places of one name in several primaries are compared one by one, if the broker calls
 its namespaces as the clients do (`pairs.compared`).
 
-    clients say                                  broker says
+    clients record                               broker records
     send, forward                                send at the entity
     divert                                       send at the backlog queue
     receive, and what a consumer settles         receive, complete, ... at the entity
     backlog_receive, and what a syphon settles   receive, complete, ... at the backlog queue
 
-Calls that are about no message (pings, polls, renewals, management) are not compared, nor is what
-the broker does by itself: auto-forwarding, and dead-lettering what ran out of time or deliveries.
+Calls without a message (pings, polls, renewals, management) are not compared, nor is what the
+broker does by itself: auto-forwarding, and dead-lettering after too much time or deliveries.
 
-For each message both ends are counted up. `ahead` is how much more often the clients were told that
-it was done than the broker says it did it; `unanswered` is how often a client had no answer. So
+For each message both ends are counted. `ahead` is how many more operations the clients recorded as
+done than the broker did; `unanswered` is how often a client had no answer. So
 
-    only_clients          ahead > 0: acknowledged to a client, and the broker does not know of it
+    only_clients          ahead > 0: acknowledged to a client, and not recorded by the broker
     only_broker           ahead < 0, by more than unanswered calls explain
     ambiguous_done        ahead < 0, as unanswered calls explain: the broker did carry them out
     ambiguous_not_done    ahead = 0 with unanswered calls: the broker did not carry them out
     given_back            a receive with ahead < 0: handed to a receiver that never showed it to its
                           application. It was closed with messages in hand, or let a lock end, or
-                          keeps no ledger; what became of the message is told by what settled it
+                          keeps no ledger; the settlement shows the fate of the message
     too_young             only_broker, in the last moments before `newest_ms`: a broker writes
                           before it answers, its client a little after that
 """
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 KEYS: Final = (LABEL, "place", "operation")
-"""What both ends are compared by."""
+"""The key by which both ends are compared."""
 
 KINDS: Final = (
     *("only_clients", "only_broker"),
@@ -50,9 +50,9 @@ KINDS: Final = (
 )
 
 YOUNG_MS: Final = 5_000
-"""A client has written what it was told by then, if it lives."""
+"""Within this time a living client has recorded an answer."""
 
-_TOLD: Final = "told_label"
+_RECORDED: Final = "recorded_label"
 
 _SETTLEMENTS: Final = ("complete", "defer", "dead_letter")
 _AS_THE_BROKER_SAYS: Final = {
@@ -66,7 +66,7 @@ _AS_THE_BROKER_SAYS: Final = {
 
 
 def views(tallies: DataFrame) -> DataFrame:
-    """How often each end says that an operation was done at a place: the sums that are kept."""
+    """Count the operations that each end recorded at a place: the stored sums."""
     return (
         _placed(tallies, "records")
         .groupBy("day", LABEL, "namespace", "place", "operation", "view", "outcome")
@@ -76,10 +76,10 @@ def views(tallies: DataFrame) -> DataFrame:
 
 
 def labels_at(views: DataFrame) -> DataFrame:
-    """Every label that is told of a place, with the one that it is compared by."""
-    told = views.select("place", "view", LABEL).distinct().withColumn(_TOLD, F.col(LABEL))
+    """Map each label recorded for a place to the label used for comparison."""
+    labels = views.select("place", "view", LABEL).distinct().withColumn(_RECORDED, F.col(LABEL))
     is_sure = (F.col("view") == "client") & (F.col(LABEL) != "")
-    return compared(told, ["place"], is_sure).select("place", _TOLD, LABEL).distinct()
+    return compared(labels, ["place"], is_sure).select("place", _RECORDED, LABEL).distinct()
 
 
 def disagreements(
@@ -89,18 +89,18 @@ def disagreements(
     began: Column | None = None,
     newest_ms: int | None = None,
 ) -> DataFrame:
-    """Messages on which the ends disagree, or of which a client had no answer.
+    """Return messages on which the ends disagree, or for which a client had no answer.
 
-    `labels` is what `labels_at` gives, here and below; None: it is worked out from these rows.
-    `began` is a condition on `first_ms`, when the first of either end did it: the other may have
-    recorded it a day later. `newest_ms` is the time of the newest record there is; None: all is
-    recorded that ever will be.
+    `labels`, here and below, is the result of `labels_at`; None: it is computed from these rows.
+    `began` is a condition on `first_ms`, the time of the first record of either end: the other may
+    have recorded it a day later. `newest_ms` is the time of the newest record; None: no more
+    records will come.
     """
     ok, client = F.col("outcome") == "ok", F.col("view") == "client"
     one, less = F.lit(1).cast("long"), F.lit(-1).cast("long")
     placed = _placed(records, "message_id", "at_ms").where(F.col("message_id").isNotNull())
     placed = _relabelled(placed, labels)
-    told = placed.groupBy(*KEYS, "message_id").agg(
+    counted = placed.groupBy(*KEYS, "message_id").agg(
         F.sum(F.when(ok & client, one).when(ok, less).otherwise(0)).alias("ahead"),
         F.count_if(client & (F.col("outcome") == "unknown")).alias("unanswered"),
         F.min("at_ms").alias("first_ms"),
@@ -108,7 +108,7 @@ def disagreements(
     )
     kind = _kind(newest_ms)
     return (
-        told.where(F.lit(True) if began is None else began)
+        counted.where(F.lit(True) if began is None else began)
         .where((F.col("ahead") != 0) | (F.col("unanswered") > 0))
         .select(*KEYS, "message_id", "ahead", "unanswered", kind.alias("kind"))
     )
@@ -117,10 +117,10 @@ def disagreements(
 def agreements(
     views: DataFrame, disagreements: DataFrame, *, labels: DataFrame | None = None
 ) -> DataFrame:
-    """For each place and operation: what both ends count, and how many messages differ how.
+    """Return the counts of both ends for each place and operation, and messages by difference.
 
-    `explained` and `found` are operations that only the broker counts: those of differences that
-    have a reason, and those of all differences.
+    `explained` and `found` are operations that only the broker counts: of differences that have a
+    reason, and of all differences.
     """
     keys, more = list(KEYS), -F.col("ahead")
     client = F.col("view") == "client"
@@ -143,9 +143,9 @@ def agreements(
 
 
 def named(disagreements: DataFrame, ids_max: int) -> DataFrame:
-    """The first `ids_max` of each kind, place and operation by name, so that a report is bounded.
+    """Return the first `ids_max` ids of each kind, place and operation, to limit a report.
 
-    How many there are is in `agreements`.
+    `agreements` has their number.
     """
     by_id = Window.partitionBy(*KEYS, "kind").orderBy("message_id")
     numbered = disagreements.withColumn("number", F.row_number().over(by_id))
@@ -153,7 +153,7 @@ def named(disagreements: DataFrame, ids_max: int) -> DataFrame:
 
 
 def _placed(records: DataFrame, *more: str) -> DataFrame:
-    """What both ends tell of operations at a place, with `more` columns; also of tallies."""
+    """Return the operations of records or tallies at their places, with `more` columns."""
     operation = F.col("operation")
     view = field("view")
     by_syphon = operation.isin(*_SETTLEMENTS) & (field("cause") != "consumer")
@@ -181,9 +181,9 @@ def _placed(records: DataFrame, *more: str) -> DataFrame:
 
 
 def _relabelled(rows: DataFrame, labels: DataFrame | None) -> DataFrame:
-    """Rows with the label that they are compared by."""
+    """Return rows with the label by which they are compared."""
     found = labels_at(rows) if labels is None else labels
-    return rows.withColumnRenamed(LABEL, _TOLD).join(F.broadcast(found), ["place", _TOLD])
+    return rows.withColumnRenamed(LABEL, _RECORDED).join(F.broadcast(found), ["place", _RECORDED])
 
 
 def _kind(newest_ms: int | None) -> Column:

@@ -1,9 +1,9 @@
-"""Tallies: records of one kind and one bucket of time as one row, which most record tables count.
+"""Tallies: one row for all records of one kind in one bucket of time; most tables count these.
 
-A tally has the columns of a record, with those left out by which no table tells records apart, and
-sums. Tables of records are made from the tallies, so that the records are read and added up once.
-There are about as many tallies as minutes in which something was done to an entity: where traffic
-is so thin that each record is a tally of its own, nothing is gained and nothing is lost.
+A tally has the columns of a record by which tables distinguish records, and sums. Tables of records
+are made from tallies, so that the records are read and summed once. There are about as many tallies
+as minutes in which something was done to an entity; with thin traffic each record is a tally, and
+nothing is gained or lost.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _PLAIN: Final = (
 
 
 def tallied(records: DataFrame, *, bucket_s: int) -> DataFrame:
-    """Records added up. `bucket_s` must divide a day: tables by day are made from tallies too."""
+    """Sum up records. `bucket_s` must divide a day: tables by day are made from tallies too."""
     operation = F.col("operation")
     of_process = operation.isin("divert", "ping")
     size_bytes = F.coalesce("size_bytes", F.lit(0))
     return records.groupBy(
         (bucket_of(F.col("at_ms"), bucket_s) * 1000).alias("at_ms"),
         *_PLAIN,
-        # Only whether there is one.
+        # Only whether the record has one.
         F.when(F.col("message_id").isNotNull(), F.lit("")).alias("message_id"),
         F.when(of_process, F.col("process")).alias("process"),
         F.when(
@@ -52,7 +52,7 @@ def tallied(records: DataFrame, *, bucket_s: int) -> DataFrame:
 
 
 def receivers_of(tallies: DataFrame) -> Receivers:
-    """The subscriptions that received messages, with their topics."""
+    """Return the subscriptions that received messages, with their topics."""
     entity = F.lower("entity")
     topic = destination_of(F.col("entity"))
     found = tallies.where(is_receipt() & F.col("message_id").isNotNull() & (entity != topic))
@@ -61,17 +61,17 @@ def receivers_of(tallies: DataFrame) -> Receivers:
 
 
 def may_share_messages(tallies: DataFrame) -> bool:
-    """Whether records of one message can have several labels, one of which is no client's word."""
+    """Return whether records of a message can have several labels, not all set by clients."""
     about = tallies.where(F.col("message_id").isNotNull() & F.col("entity").isNotNull())
     rows = about.select(label_of(), is_labelled().alias("labelled")).distinct().collect()
     return len({row[LABEL] for row in rows}) > 1 and not all(row["labelled"] for row in rows)
 
 
 def count_of(condition: Column) -> Column:
-    """How many of the records that tallies stand for meet a condition."""
+    """Return the number of records in the tallies that meet a condition."""
     return F.sum(F.when(condition, F.col("records")).otherwise(F.lit(0)))
 
 
 def units_of(size_bytes: Column) -> Column:
-    """Billed units of a message: one for each started 64 KB."""
+    """Return the billed units of a message: one for each started 64 KB."""
     return F.greatest(F.ceil(size_bytes / UNIT_BYTES), F.lit(1))

@@ -29,17 +29,17 @@ DOWN: Final = ("failed over", "unusable")
 
 HEALTHY: Final = "healthy"
 STATES: Final = (SUSPECT, *DOWN, HEALTHY)
-"""The words of `pairing.events`, as states of one millisecond follow each other."""
+"""The states of `pairing.events`, in the order in which they follow within a millisecond."""
 
 CLOSED: Final = "closed"
-"""What `pairing.recording` says of an entity that was not healthy when its pair was closed."""
+"""The state that a closed pair records for an entity that was not healthy."""
 
 SILENCE_S: Final = 1_860
-"""The longest ping interval and the longest attempt (SPEC 1): a process that is failed over, and
-has not been frozen, gives a sign within it."""
+"""The longest ping interval and the longest attempt: a failed-over process that is not frozen
+records something within it."""
 
 AT_ONCE: Final = "a send failed"
-"""Why an entity fails over without being suspect first: its failover interval is 0."""
+"""The reason of a failover without suspicion: the failover interval is 0."""
 
 _OF_ONE: Final = ("pair", "entity", "process")
 
@@ -47,7 +47,7 @@ _OF_ONE: Final = ("pair", "entity", "process")
 def failover_windows(
     states: DataFrame, diversions: DataFrame, traffic: DataFrame, *, bucket_s: int
 ) -> DataFrame:
-    """One row for each window of each process, with what was diverted in it.
+    """Return one row for each window of each process, with the messages diverted in it.
 
     `diversions` and `traffic` are in buckets of `bucket_s`; of two windows of a process in one
     bucket the later one gets all of what was diverted.
@@ -78,7 +78,7 @@ def failover_windows(
 def _ended_with_process(
     windows: DataFrame, states: DataFrame, diversions: DataFrame, traffic: DataFrame, bucket_s: int
 ) -> DataFrame:
-    """The windows with an end for those whose process gave no sign before the entity was well."""
+    """End windows whose process recorded nothing until the entity was healthy again."""
     bucket_ms = F.col("at_s") * 1000
     signs = (
         states.select(*_OF_ONE, "at_ms")
@@ -120,7 +120,7 @@ def _windows(states: DataFrame) -> DataFrame:
         .withColumn("before", F.lag("state").over(in_order))
         .withColumn("before_ms", F.lag("at_ms").over(in_order))
         .withColumn("was_down", F.coalesce(F.lag("down").over(in_order), F.lit(False)))
-        # One row where sends leave the primary, one where they return.
+        # One row when sends leave the primary, one when they return.
         .where(F.col("down") != F.col("was_down"))
         .withColumn("ended_ms", F.lead("at_ms").over(in_order))
         .withColumn("is_closed", F.lead("state").over(in_order) == CLOSED)
@@ -141,13 +141,13 @@ def _windows(states: DataFrame) -> DataFrame:
 def downtimes(
     windows: DataFrame, *, last_ms: int, since_ms: int | None = None, until_ms: int | None = None
 ) -> DataFrame:
-    """For each entity: how long some process had it failed over, and how often that began.
+    """Return for each entity how long any process had it failed over, and how often.
 
     Windows of many processes that overlap are one failover. One that is open lasts up to `last_ms`,
     the last record. What lies before `since_ms` or after `until_ms` is not counted.
     """
     ended_ms = F.coalesce("recovered_ms", "process_ended_ms")
-    # None is left out where two are compared.
+    # Comparisons ignore null.
     begin_ms = F.greatest(F.col("failed_over_ms"), F.lit(since_ms).cast("long"))
     cut_ms = F.least(F.coalesce(ended_ms, F.lit(last_ms)), F.lit(until_ms).cast("long"))
     by_start = Window.partitionBy(LABEL, "entity").orderBy("begin_ms", "end_ms")
@@ -178,7 +178,7 @@ def downtimes(
 
 
 def percentiles(windows: DataFrame) -> DataFrame:
-    """How long it took to detect an outage and to recover from one: times that did occur.
+    """Return how long detecting an outage and recovering from it took, in observed times.
 
     Exact, because windows are few. One that a person began says nothing about detection, and one
     that is open or ended with its process nothing about recovery.
@@ -196,6 +196,6 @@ def percentiles(windows: DataFrame) -> DataFrame:
 
 
 def _percentile(share: int) -> Column:
-    # The least value that so many percent of all do not exceed: one of them, not one in between.
+    # One of the values: the smallest that this percentage of all do not exceed.
     within = f"percentile_disc({share / 100}) WITHIN GROUP (ORDER BY ms)"
     return F.expr(within).cast("long")

@@ -156,7 +156,7 @@ PASSED = DrillResult(
 )
 
 BALANCE_FIELDS = frozenset(Balance._fields)
-SCOPE_FIELDS = frozenset({"set_aside", "unrecorded", "missing", "gaps"})
+SCOPE_FIELDS = frozenset({"rejected", "unrecorded", "missing", "gaps"})
 
 
 def drilled(**changes: Any) -> DrillResult:

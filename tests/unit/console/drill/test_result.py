@@ -61,7 +61,7 @@ GAP = WriterGap(
     ("changes", "doubt"),
     [
         ({"unrecorded": 2}, "2 records could not be written"),
-        ({"set_aside": {"torn": 1}}, "1 lines of the ledger cannot be read"),
+        ({"rejected": {"torn": 1}}, "1 lines of the ledger cannot be read"),
         ({"accepted": 2_999, "received": 2_999}, "3,000 sends returned"),
         ({"accepted": 0, "received": 0}, "no message was accepted"),
         ({"received": None}, "no receiver wrote"),

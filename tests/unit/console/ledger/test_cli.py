@@ -52,7 +52,7 @@ def perform(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], No
     [
         (
             Py4JError("An error occurred.\n: java.net.UnknownHostException: nohost\n\tat x"),
-            "Spark could not work it out: java.net.UnknownHostException: nohost",
+            "Spark failed: java.net.UnknownHostException: nohost",
         ),
         (LedgerError("there is no ledger at x"), "there is no ledger at x"),
     ],

@@ -41,7 +41,7 @@ SCOPE = ReportScope(
     first_ms=BEGAN_MS,
     last_ms=BEGAN_MS + 3_600_000,
     records=48_120,
-    set_aside={"torn": 1, "foreign": 2},
+    rejected={"torn": 1, "foreign": 2},
 )
 
 
@@ -55,7 +55,7 @@ def balance(entity: str, accepted: int, **fates: Any) -> Balance:
 
 
 CONSERVED = ConservationReport(
-    scope=replace(SCOPE, set_aside={}),
+    scope=replace(SCOPE, rejected={}),
     total=balance("", 12_034, waiting=4),
     entities=(balance("orders", 10_000, waiting=4), balance("payments", 2_034)),
     lost_at_least=0,
@@ -211,7 +211,7 @@ ENDED_OVER = replace(
 )
 
 AGREED = ReconciliationReport(
-    scope=replace(SCOPE, set_aside={}),
+    scope=replace(SCOPE, rejected={}),
     rows=(
         Agreement("orders", "send", 10_000, 10_000, 0, 0),
         Agreement("orders", "divert", 1_500, 1_501, 0, 0, 1),

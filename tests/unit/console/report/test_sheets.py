@@ -52,11 +52,11 @@ EVERY = [
             for holed in (
                 replace(made.CONSERVED, nameless=1),
                 replace(made.CONSERVED, incomplete=("moved and not accepted",)),
-                replace(made.CONSERVED, scope=replace(made.SCOPE, set_aside={"torn": 1})),
+                replace(made.CONSERVED, scope=replace(made.SCOPE, rejected={"torn": 1})),
                 replace(made.CONSERVED, scope=replace(made.CONSERVED.scope, missing=("a file",))),
-                replace(made.CONSERVED, scope=replace(made.SCOPE, set_aside={"foreign": 1})),
-                replace(made.CONSERVED, scope=replace(made.SCOPE, set_aside={"newer": 1})),
-                replace(made.CONSERVED, scope=replace(made.SCOPE, set_aside={}, unrecorded=7)),
+                replace(made.CONSERVED, scope=replace(made.SCOPE, rejected={"foreign": 1})),
+                replace(made.CONSERVED, scope=replace(made.SCOPE, rejected={"newer": 1})),
+                replace(made.CONSERVED, scope=replace(made.SCOPE, rejected={}, unrecorded=7)),
             )
         ),
         (
@@ -208,7 +208,7 @@ Duplicates
 Read
   ledger /var/lib/app/ledger
   48,120 records from 2026-11-16 00:00:00 to 2026-11-16 01:00:00 UTC
-  3 lines set aside: 2 foreign, 1 torn
+  3 lines rejected: 2 foreign, 1 torn
   peeked into the backlog queues at 2026-11-16 01:00:01 UTC
 """
     )
@@ -273,7 +273,7 @@ Read
   ledger /var/lib/app/ledger
   48,120 records from 2026-11-16 00:00:00 to 2026-11-16 01:00:00 UTC
   asked for entity orders, from 2026-11-16 00:00:00, before 2026-11-18 00:00:00
-  3 lines set aside: 2 foreign, 1 torn
+  3 lines rejected: 2 foreign, 1 torn
 """
     )
 

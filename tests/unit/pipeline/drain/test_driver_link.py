@@ -1,4 +1,4 @@
-"""The tether of a task: it ends when the driver lets go, and tells the driver its problems."""
+"""The link of a task: it ends when the driver closes it, and reports problems to the driver."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from twinbus.pipeline.drain import driver_link as tethers
+from twinbus.pipeline.drain import driver_link as links
 from twinbus.pipeline.drain.driver_link import DriverLink, DriverListener
 
 
@@ -24,10 +24,10 @@ async def until(holds: Callable[[], bool]) -> None:
 def test_a_task_tells_its_problems_and_ends_when_it_is_released() -> None:
     async def run(post: DriverListener) -> None:
         async with DriverLink(post.address) as one, DriverLink(post.address) as two:
-            one.tell(("orders: full",))
-            two.tell(("orders: full", "events: disabled"))
+            one.report(("orders: full",))
+            two.report(("orders: full", "events: disabled"))
             await until(lambda: set(post.problems) == {"orders: full", "events: disabled"})
-            two.tell(())
+            two.report(())
             await until(lambda: post.problems == ("orders: full",))
             released = asyncio.ensure_future(one.released())
             await asyncio.sleep(0.05)
@@ -48,11 +48,11 @@ def test_a_task_ends_when_its_driver_is_gone() -> None:
     async def run() -> None:
         post = DriverListener("127.0.0.1")
         with post:
-            async with DriverLink(post.address) as tether:
+            async with DriverLink(post.address) as link:
                 await until(lambda: post.attached == 1)
                 post.__exit__()
                 async with asyncio.timeout(10):
-                    await tether.released()
+                    await link.released()
 
     asyncio.run(run())
 
@@ -73,7 +73,7 @@ def test_a_stranger_is_not_listened_to(line: bytes) -> None:
 def test_a_task_that_cannot_reach_the_driver_works_without(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tethers, "CONNECT_S", 0.2)
+    monkeypatch.setattr(links, "CONNECT_S", 0.2)
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
@@ -82,11 +82,11 @@ def test_a_task_that_cannot_reach_the_driver_works_without(
             with DriverListener("127.0.0.1") as post:
                 assert post.address is not None
                 address = replace(post.address, port=port)
-            async with DriverLink(address) as tether:
-                tether.tell(("orders: full",))
+            async with DriverLink(address) as link:
+                link.report(("orders: full",))
                 with pytest.raises(TimeoutError):
                     async with asyncio.timeout(0.05):
-                        await tether.released()
+                        await link.released()
 
         began = time.monotonic()
         asyncio.run(run())

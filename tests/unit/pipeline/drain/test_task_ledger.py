@@ -13,7 +13,7 @@ import pytest
 
 from twinbus.ledger import LedgerError, LedgerFindings, inspect, read, verify
 from twinbus.pipeline.drain import task_ledger as ledgers
-from twinbus.pipeline.drain.task_ledger import CarriedLedger, is_url, prepare_place, task_ledger
+from twinbus.pipeline.drain.task_ledger import UploadedLedger, is_url, prepare_place, task_ledger
 
 
 def test_a_directory_is_written_to_as_it_is(tmp_path: Path) -> None:
@@ -26,7 +26,7 @@ def test_a_directory_is_written_to_as_it_is(tmp_path: Path) -> None:
 
 def test_a_url_gets_closed_files_now_and_then_and_at_the_end(tmp_path: Path) -> None:
     target = tmp_path / "ledger"
-    with CarriedLedger(f"file://{target}", "spark-1", carry_s=0.05) as ledger:
+    with UploadedLedger(f"file://{target}", "spark-1", upload_s=0.05) as ledger:
         ledger.record("complete", message_id="a")
         ends = time.monotonic() + 10
         while not list(target.glob("*.jsonl")):
@@ -51,7 +51,7 @@ def test_files_that_the_url_does_not_take_are_kept_and_named(
 ) -> None:
     monkeypatch.setattr(ledgers, "LAST_WAIT_S", 0.01)
     (tmp_path / "ledger").write_text("a file where the directory should be")
-    with CarriedLedger(f"file://{tmp_path}/ledger", "spark-1") as ledger:
+    with UploadedLedger(f"file://{tmp_path}/ledger", "spark-1") as ledger:
         ledger.record("complete", message_id="a")
     assert [record["message_id"] for record in read(ledger._staging)] == ["a"]
     assert str(ledger._staging) in caplog.text
@@ -62,7 +62,7 @@ def test_a_file_that_is_not_there_whole_is_none_of_the_ledger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ledgers, "LAST_WAIT_S", 0.01)
-    with CarriedLedger(f"file://{tmp_path}/ledger", "spark-1") as ledger:
+    with UploadedLedger(f"file://{tmp_path}/ledger", "spark-1") as ledger:
         ledger._files = mock.Mock(wraps=ledger._files)
         ledger._files.move.side_effect = OSError("the store is gone")
         ledger.record("complete", message_id="a")
@@ -105,13 +105,13 @@ def test_a_ledger_at_a_url_gets_one_identity(
     for _ in range(2):
         prepare_place(f"file://{tmp_path}/ledger")
         identity = (tmp_path / "ledger" / "ledger.id").read_text()
-        with CarriedLedger(f"file://{tmp_path}/ledger", "spark-1") as ledger:
+        with UploadedLedger(f"file://{tmp_path}/ledger", "spark-1") as ledger:
             ledger.record("complete", message_id="a")
         assert (tmp_path / "ledger" / "ledger.id").read_text() == identity
 
 
 def test_a_task_that_was_killed_leaves_files_that_say_that_there_was_more(tmp_path: Path) -> None:
-    with CarriedLedger(f"file://{tmp_path}/ledger", "spark-1") as ledger:
+    with UploadedLedger(f"file://{tmp_path}/ledger", "spark-1") as ledger:
         ledger.record("complete", message_id="a")
         ledger._writer.hand_over()
         ledger._carry()

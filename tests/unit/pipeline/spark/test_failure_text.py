@@ -40,7 +40,7 @@ java.io.FileNotFoundException: File file:/x does not exist
 def test_the_line_that_says_why_is_told_and_no_other(error: Exception, line: str) -> None:
     with pytest.raises(SparkFailed) as told, spark_failures_in_one_line():
         raise error
-    assert str(told.value) == f"Spark could not work it out: {line}"
+    assert str(told.value) == f"Spark failed: {line}"
     assert told.value.__cause__ is error
 
 

@@ -35,7 +35,7 @@ PAIR: dict[str, Any] = {"pair": "contoso+east", "entity": "orders", "outcome": "
 QUEUE = "contoso/x-servicebus-transfer/0"
 
 
-def inspected(directory: Path) -> InspectedLedger:
+def inspect_ledger(directory: Path) -> InspectedLedger:
     return LedgerFolder(directory).inspect({})
 
 
@@ -82,17 +82,17 @@ def killed(directory: Path, code: str) -> str:
 def test_a_writer_that_was_killed_is_in_doubt_for_its_last_interval(tmp_path: Path) -> None:
     send = f"writer.record('send', message_id='a', cause='application', **{PAIR!r})"
     process = killed(tmp_path, send)
-    shown = inspected(tmp_path)
-    [gap] = shown.gaps
+    inspected = inspect_ledger(tmp_path)
+    [gap] = inspected.gaps
     assert (gap.process, gap.roles, gap.doubts) == (process, ("sender",), (SENDS,))
     assert gap.is_open
     assert gap.to_ms is not None
     assert 30_000 <= gap.to_ms - gap.from_ms <= 35_000
     assert abs(gap.from_ms - time.time() * 1000) < 60_000
     assert gap.sentence.startswith(f"{process} stopped without an end: records from ")
-    assert (shown.missing, shown.said) == ((), ())
+    assert (inspected.missing, inspected.remarks) == ((), ())
     # The figures stand, and the answer is not known for that time.
-    report = replace(CONSERVED, scope=replace(CONSERVED.scope, gaps=shown.gaps))
+    report = replace(CONSERVED, scope=replace(CONSERVED.scope, gaps=inspected.gaps))
     assert report.verdict is ReportVerdict.UNKNOWN
     assert conservation_sheet(report).headline == NOT_KNOWN
     assert replace(report, lost_at_least=1).verdict is ReportVerdict.BAD
@@ -103,12 +103,12 @@ def test_a_writer_that_was_killed_is_in_doubt_for_its_last_interval(tmp_path: Pa
     with LedgerWriter(tmp_path) as alive:
         alive.record("send", message_id="c", cause="application", **PAIR)
         alive.flush()
-        again = inspected(tmp_path)
+        again = inspect_ledger(tmp_path)
     assert [one.process for one in again.gaps] == [process]
     # A person says that nothing is missing.
     with LedgerWriter(tmp_path) as person:
         person.record("writer", state="closed", client=process, error="looked at by ops")
-    [closed] = inspected(tmp_path).gaps
+    [closed] = inspect_ledger(tmp_path).gaps
     assert closed.closed_by is not None
     assert closed.closed_by.startswith("looked at by ops")
     told = replace(report, scope=replace(report.scope, gaps=(closed,)))
@@ -133,15 +133,15 @@ def test_the_gap_of_a_sender_is_closed_by_the_brokers_of_both_sides(tmp_path: Pa
             for name in ("contoso", "east"):
                 told: dict[str, Any] = {"view": "broker", "namespace": name, "state": state}
                 earlier.record("state", at_ms=OLD_MS + number, **told)
-    assert [gap.is_open for gap in inspected(tmp_path).gaps] == [True]
+    assert [gap.is_open for gap in inspect_ledger(tmp_path).gaps] == [True]
     with LedgerWriter(tmp_path) as primary:
         primary.record("state", view="broker", namespace="contoso", state="serving")
-        assert [gap.is_open for gap in inspected(tmp_path).gaps] == [True]
+        assert [gap.is_open for gap in inspect_ledger(tmp_path).gaps] == [True]
         with LedgerWriter(tmp_path) as secondary:
             secondary.record("state", view="broker", namespace="east", state="serving")
             secondary.flush()
             primary.flush()
-            [gap] = inspected(tmp_path).gaps
+            [gap] = inspect_ledger(tmp_path).gaps
     assert gap.closed_by == "the brokers of contoso and east recorded what was done then"
     assert not gap.is_open
 
@@ -150,14 +150,14 @@ def test_the_gap_of_a_broker_is_closed_by_its_successor(tmp_path: Path) -> None:
     serving = "writer.record('state', view='broker', namespace='east', state='serving')\n"
     store = f"writer.record('send', view='broker', namespace='east', entity={QUEUE!r})"
     killed(tmp_path, serving + store)
-    [gap] = inspected(tmp_path).gaps
+    [gap] = inspect_ledger(tmp_path).gaps
     assert (gap.roles, gap.doubts, gap.is_open) == (("broker",), (WAITING,), True)
     with LedgerWriter(tmp_path) as successor:
         told: dict[str, Any] = {"view": "broker", "namespace": "east"}
         successor.record("state", state="serving", **told)
         successor.record("state", state="recovered", entity=QUEUE, lines=1, **told)
         successor.record("state", state="recovered", lines=1, **told)
-    [gap] = inspected(tmp_path).gaps
+    [gap] = inspect_ledger(tmp_path).gaps
     assert gap.closed_by is not None
     assert gap.closed_by.endswith("served the same namespace afterwards, from its disk")
     assert gap.recovery is not None
@@ -167,7 +167,7 @@ def test_the_gap_of_a_broker_is_closed_by_its_successor(tmp_path: Path) -> None:
 def test_the_gap_of_a_syphon_puts_only_moves_in_doubt(tmp_path: Path) -> None:
     killed(tmp_path, f"writer.record('forward', message_id='a', cause='syphon', **{PAIR!r})")
     killed(tmp_path, f"writer.record('receive', message_id='a', cause='consumer', **{PAIR!r})")
-    gaps = {gap.roles: gap for gap in inspected(tmp_path).gaps}
+    gaps = {gap.roles: gap for gap in inspect_ledger(tmp_path).gaps}
     assert gaps["syphon",].doubts == (MOVES,)
     # A receiver accepts nothing.
     assert not gaps["consumer",].is_open
@@ -177,16 +177,16 @@ def test_a_copy_is_refused_and_what_no_reader_takes_is_named(tmp_path: Path) -> 
     first = old_file(tmp_path, "app-00000.jsonl", sent("a"))
     shutil.copy(first, tmp_path / "app-00000-copy.jsonl")
     (tmp_path / "app-00000.jsonl.open").write_bytes(first.read_bytes()[:-9])
-    shown = inspected(tmp_path)
-    assert sorted(shown.refused) == ["app-00000-copy.jsonl", "app-00000.jsonl.open"]
-    assert shown.missing == ()
-    assert any(one.startswith("app-00000.jsonl.open: not read") for one in shown.said)
-    assert any("of an earlier version of Twinbus" in one for one in shown.said)
+    inspected = inspect_ledger(tmp_path)
+    assert sorted(inspected.refused) == ["app-00000-copy.jsonl", "app-00000.jsonl.open"]
+    assert inspected.missing == ()
+    assert any(one.startswith("app-00000.jsonl.open: not read") for one in inspected.remarks)
+    assert any("of an earlier version of Twinbus" in one for one in inspected.remarks)
     # A file of any name is read where it cannot be a copy.
     (tmp_path / "app-00000-copy.jsonl").rename(tmp_path / "moved-00000.jsonl")
     first.unlink()
     (tmp_path / "app-00000.jsonl.open").unlink()
-    assert inspected(tmp_path).refused == {}
+    assert inspect_ledger(tmp_path).refused == {}
     # Compressed it is read, below the ledger it is not.
     packed = tmp_path / "more-00000.jsonl.gz"
     packed.write_bytes(gzip.compress(encode("more", OLD_MS, *sent("b"))))
@@ -195,12 +195,12 @@ def test_a_copy_is_refused_and_what_no_reader_takes_is_named(tmp_path: Path) -> 
     old_file(tmp_path / "_old", "other-00000.jsonl", sent("e"))
     (tmp_path / "more-00002.jsonl.zst").write_bytes(b"?")
     (tmp_path / "more-00003.jsonl.gz").write_bytes(packed.read_bytes()[:-9])
-    shown = inspected(tmp_path)
-    assert list(shown.refused) == ["more-00003.jsonl.gz"]
-    assert sorted(shown.new({})) == [
+    inspected = inspect_ledger(tmp_path)
+    assert list(inspected.refused) == ["more-00003.jsonl.gz"]
+    assert sorted(inspected.new({})) == [
         *("more-00000.jsonl.gz", "more-00001.jsonl", "moved-00000.jsonl")
     ]
-    [sentence] = shown.missing
+    [sentence] = inspected.missing
     strays = "_old/other-00000.jsonl, host-2/other-00000.jsonl, more-00002.jsonl.zst"
     assert sentence.startswith(f"not read: 4 files ({strays} and 1 more)")
 
@@ -221,19 +221,19 @@ def test_a_file_that_changed_after_it_was_taken_is_noticed(tmp_path: Path) -> No
 def test_old_files_of_the_dead_are_not_taken_for_whole(tmp_path: Path) -> None:
     torn = old_file(tmp_path, "elsewhere-77-1-00000.jsonl.open", sent("a"))
     torn.write_bytes(torn.read_bytes() + b'{"v":1,"at_ms":1')
-    assert inspected(tmp_path).torn == 0
+    assert inspect_ledger(tmp_path).torn == 0
     os.utime(torn, (OLD_MS / 1000, OLD_MS / 1000))
-    assert inspected(tmp_path).torn == 1
+    assert inspect_ledger(tmp_path).torn == 1
     # A broker that served backlog queues and never said that it stopped.
     old_file(tmp_path, "broker-00000.jsonl", broker_state("serving"), stored())
-    [gap] = inspected(tmp_path).gaps
+    [gap] = inspect_ledger(tmp_path).gaps
     assert (gap.process, gap.to_ms, gap.doubts) == ("broker", None, (WAITING,))
     assert "never that it stopped: records after its file broker-00000.jsonl may be" in gap.sentence
     with LedgerWriter(tmp_path) as person:
         person.record("writer", state="closed", client="broker", error="looked at by ops")
-    assert [one.closed_by for one in inspected(tmp_path).gaps] == ["looked at by ops"]
+    assert [one.closed_by for one in inspect_ledger(tmp_path).gaps] == ["looked at by ops"]
     old_file(tmp_path, "broker-00001.jsonl", broker_state("stopped"))
-    assert inspected(tmp_path).gaps == ()
+    assert inspect_ledger(tmp_path).gaps == ()
 
 
 def test_tables_belong_to_one_ledger(tmp_path: Path) -> None:
