@@ -29,7 +29,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SPARK_PROGRAMS = (
     "tests/spark/test_cluster.py",
-    "tests/spark/test_submit.py",
     "tests/spark/test_drain_kill.py",
     "tests/spark/test_drain_tokens.py",
     "tests/end_to_end/test_drill.py",

@@ -15,11 +15,12 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.spark.cluster_world import Cluster, spark_home, standalone_cluster
-from tests.spark.drain_world import Driver, kill9, world
+from tests.spark.drain_world import KINDS, QUEUES, Driver, duplicates, kill9, world
 from tests.spark.ledgers import diverted, moved, received, sent
 from tests.spark.test_compaction import write
 from tests.spark.test_drain_kill import kill_drivers, kill_executors
 from twinbus.console import entry
+from twinbus.ledger import read
 
 FILES = 4
 EACH = 100
@@ -129,41 +130,69 @@ def test_a_drain_whose_executor_and_then_driver_is_killed_loses_nothing(
         sys.stdout.write("\n" + "\n".join(figures) + "\n")
 
 
-@pytest.mark.soak  # CI has spark-submit in the drain's job
+def submitted(*arguments: str, directory: Path, **variables: str) -> tuple[int, str]:
+    """Exit status and output of a command under spark-submit."""
+    ran = subprocess.run(
+        [
+            *(str(spark_home() / "bin" / "spark-submit"), "--master", "local[2,4]"),
+            *("--conf", "spark.ui.enabled=false", "--conf", "spark.log.level=ERROR"),
+            *("--driver-java-options", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"),
+            *(entry.__file__, *arguments),
+        ],
+        env={
+            **os.environ,
+            "PYSPARK_PYTHON": sys.executable,
+            "SPARK_HOME": str(spark_home()),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            **variables,
+        },
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert "SharedAccessKey" not in ran.stderr + ran.stdout
+    # spark-submit puts a script's standard error among its output.
+    return ran.returncode, ran.stdout
+
+
+@pytest.mark.soak  # a JVM of its own, half a minute of processor time
 def test_spark_submit_keeps_the_tables_and_says_in_one_line_what_fails(tmp_path: Path) -> None:
-    home = spark_home()
-    script = entry.__file__
     ledger = tmp_path / "ledger"
     ledger.mkdir()
     write(ledger, "app-0", [sent("a"), received("a", 1)])
-
-    def submitted(*arguments: str) -> tuple[int, str]:
-        ran = subprocess.run(
-            [
-                *(str(home / "bin" / "spark-submit"), "--master", "local[2]"),
-                *("--conf", "spark.ui.enabled=false", "--conf", "spark.log.level=ERROR"),
-                *("--driver-java-options", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"),
-                *(script, *arguments),
-            ],
-            env={
-                **os.environ,
-                "PYSPARK_PYTHON": sys.executable,
-                "SPARK_HOME": str(home),
-                "SPARK_LOCAL_IP": "127.0.0.1",
-            },
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=200,
-            check=False,
-        )
-        # spark-submit puts a script's standard error among its output.
-        return ran.returncode, ran.stdout
-
-    code, told = submitted("ledger", "update", str(ledger), "--output", "json")
-    assert code == 0, told
-    assert json.loads(told) == {"commit": 0, "batch": 0, "records": 2, "rejected": {}}
-    code, told = submitted("ledger", "status", "nofs://host/ledger")
+    update = ("ledger", "update", str(ledger), "--output", "json")
+    code, output = submitted(*update, directory=tmp_path)
+    assert code == 0, output
+    assert json.loads(output) == {"commit": 0, "batch": 0, "records": 2, "rejected": {}}
+    code, output = submitted("ledger", "status", "nofs://host/ledger", directory=tmp_path)
     assert code == 1
-    assert told.startswith("twinbus: nofs://host/ledger/_tables cannot be used: ")
-    assert told.count("\n") == 1
+    assert output.startswith("twinbus: nofs://host/ledger/_tables cannot be used: ")
+    assert output.count("\n") == 1
+
+
+@pytest.mark.soak  # the same
+def test_spark_submit_runs_a_drain_at_its_rate(tmp_path: Path) -> None:
+    served, rate = KINDS[:3], 100
+    with world(tmp_path) as namespaces:
+        namespaces.fill("s", EACH)
+        code, output = submitted(
+            *("syphon", "drain", "--engine", "spark", "--output", "json", "--label", "contoso"),
+            *("--ledger", str(tmp_path / "ledger"), "--lease", "--rate", str(rate)),
+            *(word for kind in served for word in ("--only", kind)),
+            directory=tmp_path,
+            TWINBUS_PRIMARY=namespaces.primary,
+            TWINBUS_SECONDARY=namespaces.secondary,
+        )
+        assert code == 0, output
+        arrived, left = namespaces.received(), namespaces.waiting()
+    count = EACH * len(served)
+    assert left == EACH * (len(KINDS) - len(served))
+    done = json.loads(output.splitlines()[-1])
+    assert (done["drained"], done["forwarded"], done["dead_lettered"]) == (True, count, 0)
+    assert done["queues"] == QUEUES
+    assert sum(map(len, arrived.values())) == count
+    assert not duplicates(arrived)
+    sent_at = [r["at_ms"] for r in read(tmp_path / "ledger") if r["operation"] == "forward"]
+    assert max(sent_at) - min(sent_at) > count / rate * 1000 / 2, "nothing kept the rate"

@@ -280,7 +280,7 @@ def test_what_a_user_can_get_wrong_is_one_line(
 def test_a_job_that_fails_again_and_again_is_given_up(
     spark: SparkSession, namespaces: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("twinbus.pipeline.drain.drain.FIRST_AGAIN_S", 0.01)
+    monkeypatch.setattr("twinbus.pipeline.drain.drain.RETRY_FIRST_S", 0.01)
     with pytest.raises(SyphonError, match="3 Spark jobs failed and moved nothing, 600 messages"):
         drain(spark, *namespaces, QUEUES, pump_factory="tests.spark.test_drain:not_a_pump")
 

@@ -105,7 +105,7 @@ def test_counts_that_spark_does_not_tell_are_not_taken_for_nothing(
     for which in range(4):
         with (
             mock.patch.object(Observation, "get", without(which)),
-            pytest.raises(LedgerError, match=r"Spark does not tell .*nothing was committed"),
+            pytest.raises(LedgerError, match=r"Spark does not report .*nothing was committed"),
         ):
             update(spark, ledger)
     assert not (ledger / "_tables" / "sets").exists()

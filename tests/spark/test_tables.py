@@ -11,6 +11,7 @@ from tests.spark.ledgers import (
     EPOCH_MS,
     LABEL,
     Line,
+    assert_rows,
     came_out,
     completed,
     diverted,
@@ -23,7 +24,7 @@ from tests.spark.ledgers import (
     sent,
 )
 from twinbus.ledger.record import FIELDS
-from twinbus.pipeline.tables import availability, conservation, schemas
+from twinbus.pipeline.tables import availability, conservation, gold, schemas
 from twinbus.pipeline.tables.journeys import with_peek
 from twinbus.pipeline.tables.tallies import tallied
 
@@ -176,3 +177,30 @@ def _depth(table: DataFrame, bucket_s: int) -> dict[int, int]:
     stays = availability.stays(table, bucket_s=1)
     points = availability.backlog_over_time(stays, bucket_s=bucket_s).collect()
     return {row["at_s"] - EPOCH_MS // 1000: row["depth"] for row in points}
+
+
+RAISED = next(table for table in gold.gold_tables() if table.name == "raised")
+
+
+def test_parts_are_added_up_and_what_came_to_nothing_is_left_out(spark: SparkSession) -> None:
+    parts = [
+        [(60, "p", "a", 2), (60, "p", "b", 1)],
+        [(60, "p", "a", 3), (60, "q", "a", 1)],
+        [(60, "p", "b", -1)],
+    ]
+    frames = [spark.createDataFrame(part, schemas.RAISED) for part in parts]
+    assert_rows(gold.merged(RAISED, frames), [(60, "p", "a", 5), (60, "q", "a", 1)], schemas.RAISED)
+
+
+def test_every_table_has_the_columns_of_its_schema(spark: SparkSession) -> None:
+    records = spark.createDataFrame([], schemas.LEDGER)
+    messages = spark.createDataFrame([], schemas.FATES)
+    sources = gold.Sources(records, tallied(records, bucket_s=60), messages, messages)
+    tables = gold.gold_tables()
+    assert len({table.name for table in tables}) == len(tables)
+    for table in tables:
+        whole = table.rows(sources)
+        found = [(field.name, field.dataType) for field in whole.schema]
+        assert found == [(field.name, field.dataType) for field in table.schema], table.name
+        assert table.sums
+        assert gold.merged(table, [whole]).columns == table.schema.fieldNames()

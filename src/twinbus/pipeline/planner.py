@@ -67,7 +67,7 @@ def _simulate_batches(
     question: PlanQuestion, blocks_a_task: int, batches: Iterator[Any]
 ) -> Iterator[Any]:
     """Simulate the blocks of each row, which names the first; runs in a task."""
-    import pyarrow as pa
+    import pyarrow as pa  # type: ignore[import-untyped]
 
     blocks = range(block_count(question))
     for batch in batches:

@@ -36,7 +36,7 @@ def written(
     for number in range(files):
         some.append(line(process, f"{number}a") + line(process, f"{number}b"))
         if number + 1 < files:
-            some.go_on()
+            some.rotate()
     if ends:
         some.end()
     else:
@@ -341,7 +341,7 @@ def test_a_writer_names_the_newest_others_and_no_more_than_a_bound(tmp_path: Pat
         os.utime(path, (number, number))
     some = LedgerFiles(tmp_path, "web-1")
     some.begin()
-    some.go_on()
+    some.rotate()
     some.end()
     first, second = (
         facts_of(path.name, [path.read_bytes()]) for path in sorted(tmp_path.glob("web-1-*"))
@@ -368,7 +368,7 @@ def test_a_full_disk_in_the_middle_of_a_last_line_leaves_the_chain_whole(
 
     with monkeypatch.context() as patched:
         patched.setattr("twinbus.ledger.open_file.os.write", full)
-        some.go_on()
+        some.rotate()
     some.append(line("web-1", "b"))
     some.end()
     assert found(tmp_path) == LedgerFindings()

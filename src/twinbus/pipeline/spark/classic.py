@@ -167,7 +167,7 @@ def ship_package(spark: SparkSession) -> None:
     In local mode tasks find the package by themselves. Over Spark Connect nothing is shipped: there
     it must be installed.
     """
-    if not is_classic(spark) or is_in_one_process(spark.sparkContext.master):
+    if not is_classic(spark) or is_in_one_process(spark.sparkContext.master or ""):
         return
     if spark.sparkContext in _shipped or not _root().is_dir():
         # Not a directory: it was shipped to this process, and so to the executors.

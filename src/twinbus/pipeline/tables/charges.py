@@ -139,11 +139,11 @@ def with_receives(table: DataFrame, deliveries: DataFrame) -> DataFrame:
         _received() & (F.col("view") == "broker") & (F.col("outcome") != "failed")
     ).withColumn("cause", F.lit("consumer"))
     seen = by_broker.select(LABEL, "destination").distinct()
-    recorded = by_consumers.select(LABEL, "destination").union(seen).distinct()
+    known = by_consumers.select(LABEL, "destination").union(seen).distinct()
     rest = _but_at(by_consumers, seen)
     recorded = mine.where(~_received()).unionByName(by_broker).unionByName(rest)
     return recorded.select(*CHARGES.fieldNames()).unionByName(
-        receives_of(_but_at(deliveries, recorded))
+        receives_of(_but_at(deliveries, known))
     )
 
 

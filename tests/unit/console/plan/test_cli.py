@@ -131,7 +131,7 @@ def test_what_is_asked_wrongly_is_one_line_and_no_spark(
     words = [word for pair in {**GOOD, **change}.items() for word in pair if word]
     monkeypatch.setattr("sys.argv", ["twinbus", "plan", *words])
     monkeypatch.setattr(
-        "twinbus.console.plan.commands._simulated", lambda *_: pytest.fail("it went on")
+        "twinbus.console.plan.commands._simulate", lambda *_: pytest.fail("it went on")
     )
     with pytest.raises(SystemExit) as ended:
         main()
@@ -146,7 +146,7 @@ def test_what_is_asked_wrongly_is_one_line_and_no_spark(
 def test_an_outage_that_happened_is_planned_for_by_its_name(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("twinbus.console.plan.commands._simulated", lambda *_: OUTCOMES)
+    monkeypatch.setattr("twinbus.console.plan.commands._simulate", lambda *_: OUTCOMES)
     words = ["--rate", "500/s", "--outage", "west-europe-2025-11", "--output", "json"]
     monkeypatch.setattr("sys.argv", ["twinbus", "plan", *words])
     with pytest.raises(SystemExit):
@@ -160,7 +160,7 @@ def test_an_outage_that_happened_is_planned_for_by_its_name(
 def test_a_plan_goes_to_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("twinbus.console.plan.commands._simulated", lambda *_: OUTCOMES)
+    monkeypatch.setattr("twinbus.console.plan.commands._simulate", lambda *_: OUTCOMES)
     for output in ("text", "json", "html"):
         path = tmp_path / f"plan.{output}"
         words = [word for pair in GOOD.items() for word in pair]

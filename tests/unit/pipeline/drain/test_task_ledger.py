@@ -114,7 +114,7 @@ def test_a_task_that_was_killed_leaves_files_that_say_that_there_was_more(tmp_pa
     with UploadedLedger(f"file://{tmp_path}/ledger", "spark-1") as ledger:
         ledger.record("complete", message_id="a")
         ledger._writer.hand_over()
-        ledger._carry()
+        ledger._upload()
         [facts] = inspect(tmp_path / "ledger").files
         ledger.record("complete", message_id="b")
     assert facts.closing == "continued"

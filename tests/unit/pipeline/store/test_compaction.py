@@ -1,16 +1,26 @@
-"""Tables that are the only copy of records: error texts offer no rebuild."""
+"""When an update compacts tables, and tables that are the only copy of records."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 
 from twinbus.ledger.record import LedgerError
-from twinbus.pipeline.store.compaction import note_removal, require_raw
-from twinbus.pipeline.store.lake import Snapshot
+from twinbus.pipeline.store.compaction import (
+    LARGE_BYTES,
+    SMALL_FILES_MAX,
+    TINY_BYTES,
+    note_removal,
+    pays,
+    require_raw,
+)
+from twinbus.pipeline.store.lake import DataFile, Snapshot
 from twinbus.pipeline.store.store import TableStore
 from twinbus.pipeline.store.stream import open_without_spark, tables_place
+from twinbus.pipeline.tables.gold import BRONZE, JOURNEYS
 
 
 @pytest.fixture
@@ -48,3 +58,26 @@ def test_tables_whose_files_were_removed_with_other_tables_are_kept(ledger: Path
     (ledger / "p-00000.jsonl").unlink()
     with pytest.raises(LedgerError, match="cannot be rebuilt: they are the only copy"):
         require_raw(here, str(ledger))
+
+
+MANY = SMALL_FILES_MAX + 1
+
+
+@pytest.mark.parametrize("table", [BRONZE, JOURNEYS])
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([1_000] * MANY, True),
+        ([1_000] * SMALL_FILES_MAX, False),
+        # These would not become much fewer.
+        ([TINY_BYTES] * MANY, False),
+        # Large files are left alone, however many there are.
+        ([LARGE_BYTES] * MANY, False),
+        ([*[LARGE_BYTES] * MANY, *[1_000] * MANY], True),
+    ],
+)
+def test_compaction_pays_with_many_tiny_files(table: str, sizes: list[int], expected: bool) -> None:
+    files = tuple(DataFile(str(number), size, 1, 0) for number, size in enumerate(sizes))
+    store: Any = mock.Mock()
+    store.lake.files = lambda asked, snapshot: files if asked == table else ()
+    assert pays(store, Snapshot()) is expected

@@ -1,4 +1,4 @@
-"""The package as a zip: the relay runs from it, with nothing else of ours and without the SDK."""
+"""The package as a zip for executors, and which Spark may be used over Spark Connect."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from twinbus.pipeline.spark.classic import is_in_one_process, package_zip
+from twinbus.pipeline.spark.session import SparkStartError, require_tried
 
 ALONE = """
 import sys
@@ -49,3 +52,16 @@ def test_the_same_package_makes_the_same_bytes(tmp_path: Path) -> None:
 )
 def test_which_masters_have_executors_of_their_own(master: str, expected: bool) -> None:
     assert is_in_one_process(master) is expected
+
+
+@pytest.mark.parametrize("version", ["4.3.0", "4.3.1-amzn-0", "5.0.0"])
+def test_a_spark_that_counts_what_it_writes_is_used(version: str) -> None:
+    remote: Any = SimpleNamespace(version=version)
+    assert require_tried(remote) is remote
+
+
+@pytest.mark.parametrize("version", ["4.0.5", "4.2.0", "3.5.1", "unknown"])
+def test_a_spark_that_may_miscount_is_refused_in_one_line(version: str) -> None:
+    remote: Any = SimpleNamespace(version=version)
+    with pytest.raises(SparkStartError, match=r"^Spark Connect needs Spark 4\.3, this is [^\n]+$"):
+        require_tried(remote)

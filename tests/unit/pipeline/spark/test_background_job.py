@@ -1,4 +1,4 @@
-"""What Spark raises, as one line."""
+"""Errors of Spark and failures of jobs, each as one line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-unt
 from pyspark.errors import AnalysisException, StreamingQueryException
 
 from twinbus.ledger.record import LedgerError
-from twinbus.pipeline.spark.background_job import JVM_GONE, SparkFailed, spark_failures_in_one_line
+from twinbus.pipeline.spark.background_job import (
+    JVM_GONE,
+    JobCancelled,
+    SparkFailed,
+    failure_of,
+    spark_failures_in_one_line,
+)
 
 FROM_JAVA = """An error occurred while calling o42.exists.
 : java.lang.IllegalArgumentException: java.net.UnknownHostException: nohost
@@ -69,3 +75,27 @@ def test_what_is_not_sparks_stays_as_it_is(error: BaseException) -> None:
     with pytest.raises(type(error)) as told, spark_failures_in_one_line():
         raise error
     assert told.value is error
+
+
+TRACE = """An exception was thrown from the Python worker. Please see the stack trace below.
+Traceback (most recent call last):
+  File "host.py", line 1, in drain
+twinbus.errors.SyphonError: there is no queue x in contoso; name one that exists
+"""
+
+
+def test_an_error_of_ours_in_a_task_is_what_the_user_reads() -> None:
+    failure = failure_of(RuntimeError(TRACE))
+    assert str(failure) == "there is no queue x in contoso; name one that exists"
+    assert failure.is_final
+
+
+def test_a_lost_executor_is_worth_another_job_and_one_line() -> None:
+    failure = failure_of(RuntimeError("Job aborted due to stage failure: lost\n\tat scala.x"))
+    assert str(failure) == "Job aborted due to stage failure: lost"
+    assert not failure.is_final
+
+
+def test_a_job_that_somebody_cancelled_is_not_tried_again() -> None:
+    failure = failure_of(RuntimeError("[SPARK_JOB_CANCELLED] Job 3 cancelled"))
+    assert isinstance(failure, JobCancelled)
