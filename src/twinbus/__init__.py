@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         WrongKeyError,
     )
     from twinbus.namespace.namespace import Namespace
-    from twinbus.options import SendAvailabilityOptions, Verdict
+    from twinbus.options import SendAvailabilityOptions, Verdict, classify
     from twinbus.pair import Pair, pair_namespaces
     from twinbus.pairing.core.announcements import (
         BacklogQueueFound,
@@ -60,7 +60,6 @@ if TYPE_CHECKING:
         RightMissing,
         SideChanged,
     )
-    from twinbus.pairing.core.classify import classify
     from twinbus.pairing.core.status import PairStatus
     from twinbus.pairing.lifecycle.closing import PairSide
     from twinbus.pairing.observing.listeners import EventStream
@@ -141,14 +140,13 @@ _NAMES = {
         StoreError StoreFull TransferError TwinbusError WrongKeyError
     """,
     "twinbus.namespace.namespace": "Namespace",
-    "twinbus.options": "SendAvailabilityOptions Verdict",
+    "twinbus.options": "SendAvailabilityOptions Verdict classify",
     "twinbus.pair": "Pair pair_namespaces",
     "twinbus.pairing.core.announcements": """
         BacklogQueueFound BacklogQueueLeftOut BacklogQueuePulled BacklogQueueReturned
         EntityChanged EntityHeld EventsDropped GuardWarned PairEvent PingEnded ProtectionChanged
         RightMissing SideChanged
     """,
-    "twinbus.pairing.core.classify": "classify",
     "twinbus.pairing.core.status": "PairStatus",
     "twinbus.pairing.lifecycle.closing": "PairSide",
     "twinbus.pairing.observing.listeners": "EventStream",

@@ -1,4 +1,4 @@
-"""The options of a pair (SPEC 1), with their defaults and ranges.
+"""The options of a pair (docs/options.md), with their defaults and ranges.
 
 Durations are seconds or a timedelta, and are kept as given; the same name with `_s` at its end is
 the duration in seconds, which the rest of Twinbus reads.
@@ -13,6 +13,9 @@ from datetime import timedelta
 from enum import Enum
 from pathlib import PurePath
 from typing import Literal
+
+from twinbus.errors import error_text
+from twinbus.servicebus.failures import of_error
 
 Duration = timedelta | float
 """Seconds, or a timedelta."""
@@ -263,7 +266,7 @@ def _require_choice(option: str, value: object, choices: tuple[str, ...]) -> Non
 
 
 def _require_switch(option: str, value: object) -> None:
-    # SPEC 1: every refused value is a ValueError, a wrong type too.
+    # Every refused value is a ValueError, a wrong type too.
     if value is not True and value is not False:
         raise ValueError(f"{option} must be True or False; got {value!r}")
 
@@ -271,3 +274,30 @@ def _require_switch(option: str, value: object) -> None:
 def _require_ledger(value: object) -> None:
     if value is not None and not isinstance(value, str | PurePath):
         raise ValueError(f"ledger must be a directory, a URL or None; got {value!r}")
+
+
+def classify(error: BaseException) -> Verdict:
+    """Whether a failed attempt counts towards a failover: the built-in answer."""
+    return Verdict.COUNTS if of_error(error).counts else Verdict.IGNORED
+
+
+def judge(
+    error: BaseException, own: Callable[[BaseException], object] | None
+) -> tuple[Verdict, str]:
+    """The verdict of the user's own classifier, if there is one, and a complaint about it.
+
+    If the classifier raises or does not return a Verdict, the built-in table judges instead: a bug
+    in it must cost neither the failover nor the send's own error.
+    """
+    if own is None:
+        return classify(error), ""
+    kind = type(error).__name__
+    try:
+        verdict = own(error)
+    except Exception as mistake:  # noqa: BLE001  # whatever it is, it is not the send's
+        wrong = f"raised {error_text(mistake)} on {kind}"
+    else:
+        if isinstance(verdict, Verdict):
+            return verdict, ""
+        wrong = f"returned {verdict!r} for {kind}, not Verdict.COUNTS or Verdict.IGNORED"
+    return classify(error), f"options.classify {wrong}; the built-in table judges instead"

@@ -1,4 +1,4 @@
-"""Two namespaces as a pair: sends survive the loss of the primary (SPEC 2, 7).
+"""Two namespaces as a pair: sends survive the loss of the primary (docs/production.md).
 
 async with pair_namespaces(primary, secondary, options) as pair:
     async with pair.get_queue_sender("orders") as sender:
@@ -34,10 +34,9 @@ from twinbus.pairing.core.status import (
     backlog_status,
     side_status,
 )
-from twinbus.pairing.lifecycle.closing import PairSide, SideKeeper
+from twinbus.pairing.lifecycle.attaching import ProtectionMonitor
+from twinbus.pairing.lifecycle.closing import AsyncOnly, PairSide, SideKeeper
 from twinbus.pairing.lifecycle.discovery import Discovery
-from twinbus.pairing.lifecycle.verifying import ProtectionWatch
-from twinbus.pairing.lifecycle.wrong_block import AsyncOnly
 from twinbus.pairing.observing.listeners import BUFFER_MAX, EventStream
 from twinbus.pairing.sdk.sdk_cleanup import close_sdk_client
 from twinbus.pairing.sending.client import PairedClient
@@ -106,12 +105,12 @@ class Pair(AsyncOnly):
         self._recorder: Recorder | None = None
         self._client: PairedClient | None = None
         self._discovery: Discovery | None = None
-        self._protection: ProtectionWatch | None = None
+        self._protection: ProtectionMonitor | None = None
         self._receiving: ServiceBusClient | None = None
         self._syphon: Any = None
         verbs = pair_verbs(self)
         if options.enable_syphon:
-            from twinbus.syphon.core.pacing.pace import Rate
+            from twinbus.syphon.core.pacing import Rate
             from twinbus.syphon.host import SyphonGroup
 
             self._syphon = SyphonGroup(Rate(options.syphon_rate))
@@ -160,7 +159,7 @@ class Pair(AsyncOnly):
         if self._syphon is not None:
             self._client.state.on_busy = self._syphon.yield_to_callers
         self._discovery = Discovery(self._client.state, self._drain)
-        self._protection = ProtectionWatch(self._client.state)
+        self._protection = ProtectionMonitor(self._client.state)
         # A task of its own, because closing a side meanwhile must end it.
         self._starting = asyncio.create_task(self._discover(self._discovery), name="pairing")
         try:
@@ -229,14 +228,14 @@ class Pair(AsyncOnly):
             secondary=self.secondary.endpoint,
             protected=state.rotation.protected,
             searching=discovery.searching if self._stopping is None else None,
-            entities={entity.path: entity.status() for entity in state.watched.all()},
+            entities={entity.path: entity.status() for entity in state.monitors.all()},
             backlog_queues=backlog_status(state.rotation, state.paths, now, discovery.not_verified),
             sides=side_status(sides, endpoints),
             faulted=sides.fault,
             faults_in_s=None if timer_at is None else max(0.0, timer_at - now),
             syphon=self._syphon_status() if self.options.enable_syphon else None,
             pings=dict(state.counters.pings),
-            forgotten=replace(state.watched.forgotten),
+            forgotten=replace(state.monitors.forgotten),
             backlog_waiting=self._backlog_waiting(),
             ledger_unrecorded=state.recorder.unrecorded,
             verified_at=state.verification.verified_at,
@@ -318,7 +317,7 @@ class Pair(AsyncOnly):
         self._secondary.release()
 
     async def _release_side(self, side: Side) -> None:
-        """Close what one side holds open, pings and pumps first (SPEC 7)."""
+        """Close what one side holds open, pings and pumps first (docs/observability.md)."""
         client = self._client
         if client is None:
             return
@@ -368,7 +367,7 @@ class Pair(AsyncOnly):
         )
 
     async def _drain(self, queues: list[str]) -> None:
-        """Scan queues that were found for sessions, and start a syphon on them (SPEC 2.6)."""
+        """Scan queues that were found for sessions, and start a syphon on them."""
         assert self._client is not None
         if self._client.session_scan is not None:
             await self._client.session_scan.start(queues)
@@ -405,9 +404,9 @@ class Pair(AsyncOnly):
     def _command(self, path: str, event: Event) -> None:
         """Apply a person's command to an entity; announce a change of forced or frozen."""
         client = self._live()
-        watched = client.state.watched
+        monitors = client.state.monitors
         # A mistyped path must not become an entity of the pair.
-        known = known_path((entity.path for entity in watched.all()), path)
+        known = known_path((entity.path for entity in monitors.all()), path)
         entity = client.entity(known)
         failover = entity.failover
         before = failover.forced, failover.frozen, failover.state

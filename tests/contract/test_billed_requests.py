@@ -24,9 +24,8 @@ from twinbus.ledger import LedgerWriter, read
 from twinbus.ledger.requests import recording_to
 from twinbus.namespace.endpoint import endpoint_of
 from twinbus.namespace.namespace import Namespace
-from twinbus.syphon.core.dead_letters import DeadLetterFilter
 from twinbus.syphon.host import SyphonHost
-from twinbus.syphon.replaying import dead_letters, replay
+from twinbus.syphon.replaying import DeadLetterFilter, dead_letters, replay
 from twinbus.transfer import to_backlog_message
 
 pytestmark = pytest.mark.contract

@@ -19,8 +19,8 @@ from tests.official_sdk import Faults, administration, client, receive_all
 from tests.processes import ServedBroker, run_twinbus
 from twinbus.console.cli import main
 from twinbus.options import SendAvailabilityOptions
-from twinbus.syphon.core.dead_letters import REPLAYS_MAX
 from twinbus.syphon.host import drain
+from twinbus.syphon.replaying import REPLAYS_MAX
 from twinbus.transfer import to_backlog_message
 
 pytestmark = pytest.mark.contract

@@ -32,7 +32,8 @@ from twinbus import (
 from twinbus.broker.descriptions import AuthorizationRule, QueueDescription
 from twinbus.ledger import read
 from twinbus.pair import Pair
-from twinbus.pairing.core.backlog import FOREVER_MS, backlog_paths
+from twinbus.pairing.core.backlog import backlog_paths
+from twinbus.servicebus.limits import FOREVER_MS
 
 pytestmark = pytest.mark.contract
 
@@ -312,7 +313,7 @@ async def test_a_secondary_that_is_not_there_leaves_the_pair_unprotected_but_sen
 async def test_a_secondary_that_comes_later_is_found(
     broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("twinbus.pairing.core.search_schedule.UNREACHABLE_S", 0.1)
+    monkeypatch.setattr("twinbus.pairing.core.schedules.SEARCH_UNREACHABLE_S", 0.1)
 
     with EmbeddedBroker("late") as probe:
         port, text = probe.port(), probe.connection_string()

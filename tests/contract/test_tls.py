@@ -32,7 +32,7 @@ from twinbus import EmbeddedBroker
 from twinbus.broker import listener as listener_module
 from twinbus.broker.listener import AMQP_HEADER, Listener
 from twinbus.broker.sas import AcceptedToken
-from twinbus.pairing.core.classify import FailureMeaning, meaning_of
+from twinbus.servicebus.failures import FailureMeaning, of_error
 
 pytestmark = pytest.mark.contract
 
@@ -227,7 +227,7 @@ def test_the_sdk_trusts_nobody_else_and_a_token_has_its_rights_only(
         ):
             sender.send_messages(ServiceBusMessage("x"))
         # Whatever the SDK calls it: with a custom endpoint a refused token is a connection error.
-        assert meaning_of(caught.value) is FailureMeaning.UNAUTHORIZED
+        assert of_error(caught.value) is FailureMeaning.UNAUTHORIZED
 
 
 def test_the_administration_client_works_over_https(broker: EmbeddedBroker, tmp_path: Path) -> None:

@@ -20,9 +20,8 @@ from twinbus.broker.faults import Fault
 from twinbus.errors import SyphonError
 from twinbus.namespace.endpoint import endpoint_of
 from twinbus.pair import Pair
-from twinbus.syphon.core.dead_letters import DeadLetterFilter
 from twinbus.syphon.host import drain
-from twinbus.syphon.replaying import replay
+from twinbus.syphon.replaying import DeadLetterFilter, replay
 
 pytestmark = pytest.mark.contract
 

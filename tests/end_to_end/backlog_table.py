@@ -21,7 +21,7 @@ class BacklogRow:
 
 LATE: Final = "end_to_end/test_late_queues.py"
 DRIFTED: Final = "end_to_end/test_drifted_backlog.py"
-TIMES: Final = "unit/pairing/lifecycle/test_discovery_times.py"
+TIMES: Final = "unit/pairing/lifecycle/test_discovery.py"
 
 
 def named(file: str, name: str) -> str:

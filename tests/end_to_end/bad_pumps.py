@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from twinbus.syphon.core.actions import Action, Complete, Forward, Release
-from twinbus.syphon.core.backlog_message import BacklogMessage
 from twinbus.syphon.core.pump import Pump
+from twinbus.transfer.backlog_message import BacklogMessage
 
 VARIABLE = "BAD_PUMP_FILE"
 

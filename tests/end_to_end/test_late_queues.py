@@ -1,7 +1,7 @@
 """Backlog queues that come late: made, or enabled, after the pair was started.
 
 Real processes: `twinbus serve` has both namespaces. The waits of the search are the product's own,
-shortened; tests/unit/pairing/core/test_search_schedule.py holds their true lengths in virtual time.
+shortened; tests/unit/pairing/core/test_schedules.py holds their true lengths in virtual time.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ pytestmark = pytest.mark.end_to_end
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sixtieth of the true waits: a second stands for a minute."""
-    schedule = pytest.importorskip("twinbus.pairing.core.search_schedule")
-    monkeypatch.setattr(schedule, "USUAL_S", 1.0)
-    monkeypatch.setattr(schedule, "UNREACHABLE_S", 0.1)
+    schedule = pytest.importorskip("twinbus.pairing.core.schedules")
+    monkeypatch.setattr(schedule, "SEARCH_S", 1.0)
+    monkeypatch.setattr(schedule, "SEARCH_UNREACHABLE_S", 0.1)
 
 
 @asynccontextmanager

@@ -13,7 +13,6 @@ from tests.fuzz.values import ANY_VALUE, INTEGERS, integers, scalars
 from twinbus.amqp import encoding
 from twinbus.amqp.message import encode_message, split
 from twinbus.amqp.types import Described, Symbol, Timestamp, UByte, UInt, ULong
-from twinbus.broker.descriptions import TIME_MAX_MS
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import SettlementOutcome
 from twinbus.broker.engine.topic import Topic
@@ -21,6 +20,7 @@ from twinbus.broker.filters.rules import matches
 from twinbus.broker.messages.incoming import Incoming, parse, read_back
 from twinbus.broker.messages.rendering import render
 from twinbus.broker.refusals import Refusal
+from twinbus.servicebus.limits import DATE_MAX_MS
 
 NOW_MS = 1_800_000_000_000
 HEADER, ANNOTATIONS, PROPERTIES = 0x70, 0x72, 0x73
@@ -205,7 +205,7 @@ def _check_rendering(engine: FuzzEngine) -> None:
 def _check_time(engine: FuzzEngine, target: str, batch: list[Incoming]) -> None:
     """A scheduled message arrives at its time, whatever its neighbours are."""
     times = {each.scheduled_for_ms for each in batch if each.scheduled_for_ms > NOW_MS}
-    for at_ms in sorted({*times, TIME_MAX_MS}):
+    for at_ms in sorted({*times, DATE_MAX_MS}):
         engine.namespace.run_timers(at_ms)
         assert not engine.failures, engine.failures
         for each in batch:

@@ -15,7 +15,7 @@ from twinbus.amqp.message import Header, Properties, encode_message
 from twinbus.amqp.types import Described, Symbol, Timestamp
 from twinbus.broker.messages.incoming import parse
 from twinbus.client.peeked_message import read_peeked
-from twinbus.syphon.core.unpacking import NOT_RESTORED, Unpacker, unpack
+from twinbus.transfer.unpacking import NOT_RESTORED, Unpacker, unpack
 
 SEGMENTS = (
     *("orders", "Orders", "a.b", "~", "_", "", ".", "..", "x" * 130),

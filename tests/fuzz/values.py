@@ -24,7 +24,7 @@ from twinbus.amqp.types import (
     ULong,
     UShort,
 )
-from twinbus.broker.descriptions import EPOCH_TICKS, FOREVER_MS, TIME_MAX_MS, TIME_MIN_MS
+from twinbus.servicebus.limits import DATE_MAX_MS, DATE_MIN_MS, EPOCH_TICKS, FOREVER_MS
 
 
 def _edges(*bits: int) -> list[int]:
@@ -39,7 +39,7 @@ def _typed(kind: Any, low: int, high: int) -> list[Any]:
     return [kind(number) for number in {low, high, *inside}]
 
 
-MEANT = (TIME_MIN_MS, TIME_MAX_MS, FOREVER_MS, EPOCH_TICKS, 1_800_000_000_000, 4000, 4001, 60_000)
+MEANT = (DATE_MIN_MS, DATE_MAX_MS, FOREVER_MS, EPOCH_TICKS, 1_800_000_000_000, 4000, 4001, 60_000)
 """Numbers at which this code itself decides something."""
 
 EDGES = sorted(

@@ -16,7 +16,7 @@ from twinbus.broker.embedded import EmbeddedBroker
 from twinbus.broker.host import NamespaceAt, parse_rule
 from twinbus.broker.port_access import DEFAULT_KEY, PortAccess
 from twinbus.gateway import GatewayHost
-from twinbus.gateway.holding import HELD_BYTES_MAX
+from twinbus.gateway.pending import PENDING_BYTES_MAX
 
 PATIENCE_S = 60.0
 RULES = {"sender": "send-key:Send", "listener": "listen-key:Listen"}
@@ -63,7 +63,7 @@ async def gateway_world(
     ledger: Path | None = None,
     patience_s: float = 30.0,
     access: PortAccess | None = None,
-    held_bytes_max: int = HELD_BYTES_MAX,
+    pending_bytes_max: int = PENDING_BYTES_MAX,
     **options: Any,
 ) -> AsyncIterator[GatewayWorld]:
     """Both brokers and the gateway, with these queues in the primary.
@@ -92,7 +92,7 @@ async def gateway_world(
             pair,
             access or PortAccess(rules=rules),
             patience_s=patience_s,
-            held_bytes_max=held_bytes_max,
+            pending_bytes_max=pending_bytes_max,
         )
         await gateway.start()
         try:

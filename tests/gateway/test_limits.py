@@ -22,7 +22,7 @@ from twinbus.broker.embedded import EmbeddedBroker
 from twinbus.broker.faults import Fault
 from twinbus.broker.links.back_pressure import OUTPUT_BYTES_MAX, TURN_BYTES_MAX
 from twinbus.broker.links.peer import Peer
-from twinbus.gateway.holding import HELD_BYTES_MAX
+from twinbus.gateway.pending import PENDING_BYTES_MAX
 from twinbus.gateway.relayed_links import WINDOW_BYTES
 from twinbus.gateway.server import GatewayServer
 
@@ -50,8 +50,8 @@ async def test_a_slow_primary_bounds_the_bytes_that_all_clients_together_have_in
     None
 ):
     limit_bytes, clients, each = 1_000_000, 3, 200
-    async with gateway_world("orders", attempt_timeout=30, held_bytes_max=limit_bytes) as world:
-        held, most_bytes, sends = server_of(world).held, 0, []
+    async with gateway_world("orders", attempt_timeout=30, pending_bytes_max=limit_bytes) as world:
+        pending, most_bytes, sends = server_of(world).pending, 0, []
         # Each is answered in time, and meanwhile the clients send on.
         world.primary.add_fault(Fault(kind="delay", entity="orders", delay_ms=200))
         opened = [await RawClient.open(world.connection_string()) for _ in range(clients)]
@@ -61,13 +61,13 @@ async def test_a_slow_primary_bounds_the_bytes_that_all_clients_together_have_in
             sends += [sender.send(message(f"m{number}-{n}", BODY)) for n in range(each)]
         async with asyncio.timeout(PATIENCE_S):
             while not all(send.done() for send in sends):
-                most_bytes = max(most_bytes, held.size_bytes)
+                most_bytes = max(most_bytes, pending.size_bytes)
                 await asyncio.sleep(0.005)
         await asyncio.gather(*sends)
         # Beyond the limit each client may send what was read of it before it was stopped.
         assert limit_bytes < most_bytes < limit_bytes + clients * 2 * TURN_BYTES_MAX
         assert most_bytes < clients * each * len(BODY) / 2
-        assert (held.size_bytes, held.count) == (0, 0)
+        assert (pending.size_bytes, pending.count) == (0, 0)
         for client in opened:
             await client.close()
 
@@ -79,9 +79,9 @@ async def test_a_client_that_reads_no_answers_keeps_no_messages_and_holds_up_no_
         await sender.room()
         read_on = stop_reading(silent)
         sends = [sender.send(message(f"s{number}")) for number in range(1_000)]
-        held = server_of(world).held
+        pending = server_of(world).pending
         await wait_for(lambda: world.gateway.pair.status().entities["orders"].sent == 1_000)
-        assert (held.size_bytes, held.count) == (0, 0)
+        assert (pending.size_bytes, pending.count) == (0, 0)
         other = await RawClient.open(world.connection_string())
         second = await other.sender("orders")
         await second.room()
@@ -168,7 +168,7 @@ async def test_a_hundred_closed_connections_leave_nothing() -> None:
         await wait_for(lambda: not server.peers)
         gc.collect()
         assert [one() for one in kept if one() is not None] == []
-        assert (server.held.count, server.held.size_bytes) == (0, 0)
+        assert (server.pending.count, server.pending.size_bytes) == (0, 0)
         assert server.primary.pool("orders").users == 0
 
 
@@ -251,4 +251,4 @@ async def test_a_primary_that_hangs_does_not_fill_the_memory(
     with capsys.disabled():
         sent_mb, used_mb = each * clients * len(body) / 1e6, (most - before_bytes) / 1e6
         print(f"\n{sent_mb:.0f} MB sent to a hung primary: {used_mb:.0f} MB held")  # noqa: T201
-    assert most - before_bytes < COPIES * HELD_BYTES_MAX
+    assert most - before_bytes < COPIES * PENDING_BYTES_MAX

@@ -14,7 +14,7 @@ from twinbus.pairing.core.attempts import (
     PullQueue,
     Raise,
     RetryPolicy,
-    SendCall,
+    SendDecisions,
     Step,
     TryPrimary,
     WaitForRetry,
@@ -22,7 +22,6 @@ from twinbus.pairing.core.attempts import (
     call_limit_s,
 )
 from twinbus.pairing.core.backlog import KeptChoice, Rotation, backlog_paths
-from twinbus.pairing.core.classify import FailureMeaning
 from twinbus.pairing.core.failover import (
     EntityFailover,
     Event,
@@ -37,6 +36,7 @@ from twinbus.pairing.core.failover import (
     Unfreeze,
 )
 from twinbus.pairing.core.secondary import FIRST_PACE_S, DivertFault
+from twinbus.servicebus.failures import FailureMeaning
 from twinbus.timers import TimerFired
 
 QUEUES = backlog_paths("contoso", 3)
@@ -82,7 +82,7 @@ DEADLINES = st.one_of(st.none(), st.floats(0.001, 150))
 class World:
     """Plays the shell for one call, with scripted outcomes, and checks each step as it comes."""
 
-    call: SendCall
+    call: SendDecisions
     entity: EntityFailover
     rotation: Rotation
     policy: RetryPolicy
@@ -237,7 +237,7 @@ def world(
     rotation = Rotation(queues)
     choice = KeptChoice(rotation, lambda queues: queues[0])
     ends_at = call_limit_s(policy) if deadline is None else deadline
-    call = SendCall(entity, choice, policy, ends_at=ends_at, is_patient=deadline is not None)
+    call = SendDecisions(entity, choice, policy, ends_at=ends_at, is_patient=deadline is not None)
     script = sorted(meddling, key=lambda step: step[0])
     return World(call, entity, rotation, policy, ends_at, list(outcomes), script)
 

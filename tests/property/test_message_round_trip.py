@@ -22,12 +22,13 @@ from twinbus.amqp.message import (
     split,
 )
 from twinbus.amqp.types import DecodeError, Described, Int, Symbol, Timestamp, UInt, ULong
-from twinbus.broker.descriptions import TIME_MAX_MS, TIME_MIN_MS, QueueDescription
+from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.journal import MessageState, StoredMessage
 from twinbus.broker.messages.incoming import parse
 from twinbus.broker.messages.rendering import render
 from twinbus.broker.refusals import ArgumentOutOfRange, MalformedMessage
 from twinbus.broker.storage import records
+from twinbus.servicebus.limits import DATE_MAX_MS, DATE_MIN_MS
 
 NOW_MS = 1_700_000_000_000
 BROKERS = {
@@ -255,7 +256,7 @@ wide = st.one_of(
     st.integers(0, 2**64 - 1).map(ULong),
     st.integers(-(2**63), 2**63 - 1).map(Timestamp),
     st.integers(-(2**63), 2**63 - 1),
-    st.sampled_from([TIME_MIN_MS, TIME_MAX_MS, TIME_MIN_MS - 1, TIME_MAX_MS + 1]).map(Timestamp),
+    st.sampled_from([DATE_MIN_MS, DATE_MAX_MS, DATE_MIN_MS - 1, DATE_MAX_MS + 1]).map(Timestamp),
 )
 moments = st.integers(-(2**63), 2**63 - 1).map(Timestamp)
 
@@ -279,7 +280,7 @@ def test_whatever_times_a_sender_gives_the_store_can_keep_what_is_taken(
         sent = parse(wire, str)
     except ArgumentOutOfRange:
         assert at is not None
-        assert not TIME_MIN_MS <= at <= TIME_MAX_MS
+        assert not DATE_MIN_MS <= at <= DATE_MAX_MS
         return
     journal = KeepsRecords()
     queue = World(journal).queue("q", QueueDescription())

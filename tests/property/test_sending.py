@@ -175,7 +175,7 @@ def test_every_message_ends_in_one_way_and_doubt_is_in_the_ledger(
             *(command(*each) for each in commands),
         )
         check(world, primary, secondary, ends, calls)
-        assert not sender.pool.watchdog._watched
+        assert not sender.pool.attempt_timer._attempts
         assert not sender.pool._leased
         await world.client.close()
 

@@ -35,7 +35,8 @@ from twinbus.amqp.message import (
 )
 from twinbus.amqp.types import DecodeError
 from twinbus.errors import BacklogGuardError, ReservedPropertyError, TransferError
-from twinbus.syphon.core.unpacking import unpack
+from twinbus.servicebus.limits import DATE_MAX_MS, DATE_MIN_MS, FOREVER_MS, SESSION_ID_MAX
+from twinbus.servicebus.names import is_entity_name
 from twinbus.transfer import (
     RESERVED_NAMES,
     aliases_of,
@@ -46,8 +47,7 @@ from twinbus.transfer import (
     to_backlog_sections,
     without_delivery_marks,
 )
-from twinbus.transfer.aliases import DATE_MAX_MS, DATE_MIN_MS, FOREVER_MS, SESSION_ID_MAX
-from twinbus.transfer.entity_names import is_entity_name
+from twinbus.transfer.unpacking import unpack
 
 NOW_MS = 1_800_000_000_000
 UINT_MAX = 2**32 - 1

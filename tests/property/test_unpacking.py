@@ -27,11 +27,10 @@ from twinbus.amqp.message import (
 )
 from twinbus.amqp.types import Described, Int, Symbol, Timestamp, ULong
 from twinbus.client.peeked_message import read_peeked
-from twinbus.syphon.core import unpacking
-from twinbus.syphon.core.backlog_message import BacklogMessage
-from twinbus.syphon.core.unpacking import EXPIRED, MALFORMED, NOT_RESTORED, Unpacker, unpack
-from twinbus.transfer import from_backlog_sections, to_backlog_sections
-from twinbus.transfer.entity_names import is_entity_name
+from twinbus.servicebus.names import is_entity_name
+from twinbus.transfer import from_backlog_sections, to_backlog_sections, unpacking
+from twinbus.transfer.backlog_message import BacklogMessage
+from twinbus.transfer.unpacking import EXPIRED, MALFORMED, NOT_RESTORED, Unpacker, unpack
 
 NOW_MS = 1_800_000_000_000
 FORGED = "\t".join(("", "x-ms-path", "")) + "\u00a1\x06orders"
@@ -285,7 +284,7 @@ def test_the_short_way_is_taken() -> None:
     unpacker.unpack(usual(b"orders"), b"t", NOW_MS)
     for note in ("another", "x-ms-path"):
         parcel = BacklogMessage(b"t", 0)
-        assert unpacker._take_short_way(parcel, usual(b"orders", note), NOW_MS)
+        assert unpacker._unpack_known_shape(parcel, usual(b"orders", note), NOW_MS)
         assert parcel.path == "orders"
     parcel, stored = BacklogMessage(b"t", 0), split(usual(b"orders"))
     own = to_backlog_sections(
@@ -293,8 +292,8 @@ def test_the_short_way_is_taken() -> None:
     )
     stored.properties, stored.application_properties = own.properties, own.application_properties
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(unpacker, "_take_middle_way", None)
-        assert unpacker._take_short_way(parcel, join(stored), NOW_MS)
+        patch.setattr(unpacker, "_unpack_known_header", None)
+        assert unpacker._unpack_known_shape(parcel, join(stored), NOW_MS)
     assert parcel.message_id == "m"
     # What looks like a second alias takes the middle way, of which nothing is remembered.
     assert len(unpacker._restored) == 1

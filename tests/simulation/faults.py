@@ -124,7 +124,7 @@ class Faults:
         """People let go of the entities; an answered ping or a success is what they wait for."""
         for application in self._world.applications:
             if application.is_ready:
-                for entity in application.client.state.watched.all():
+                for entity in application.client.state.monitors.all():
                     assert application.pair is not None
                     if entity.failover.frozen:
                         application.pair.unfreeze(entity.path)

@@ -23,12 +23,11 @@ from twinbus.pairing.core.failover import (
     PingFailed,
     SendSucceeded,
 )
-from twinbus.syphon.core import unpacking
 from twinbus.syphon.core.actions import Forward
 from twinbus.syphon.core.destination import Destination
 from twinbus.syphon.core.pump import Pump
 from twinbus.syphon.core.send_control import SendControl
-from twinbus.transfer import aliases_of, from_backlog_sections
+from twinbus.transfer import aliases_of, from_backlog_sections, unpacking
 
 __all__ = ["PLANTED", "PLANTED_IN_STRICT", "forward_twice"]
 

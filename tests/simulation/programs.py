@@ -24,8 +24,8 @@ from twinbus.pairing.core.announcements import BacklogQueuePulled, EntityChanged
 from twinbus.pairing.core.backlog import backlog_paths
 from twinbus.pairing.core.failover import EntityState
 from twinbus.pairing.sending.client import PairedClient
+from twinbus.pairing.sending.entity_monitor import EntityMonitor
 from twinbus.pairing.sending.pinger import Pinger
-from twinbus.pairing.sending.watched_entity import WatchedEntity
 from twinbus.syphon.core.intake import IntakeLimits
 from twinbus.syphon.host import SyphonHost
 
@@ -332,7 +332,7 @@ class Application(Program):
             require_healed(world, self.client.entity(call.path))
 
 
-def require_healed(world: World, entity: WatchedEntity) -> None:
+def require_healed(world: World, entity: EntityMonitor) -> None:
     """A success on the primary, however late, ends a failover that nobody holds (SPEC 3)."""
     failover = entity.failover
     if failover.state is not EntityState.HEALTHY and not failover.forced and not failover.frozen:
@@ -349,7 +349,7 @@ def client_class(world: World) -> type[PairedClient]:
             super().__init__(*args)
             self._pinged: set[str] = set()
 
-        async def ping(self, entity: WatchedEntity) -> None:
+        async def ping(self, entity: EntityMonitor) -> None:
             path, state = entity.path, entity.failover.state
             if state not in (EntityState.FAILED_OVER, EntityState.UNUSABLE):
                 world.violation("ping", f"{path} is pinged and is {state.value}")
@@ -370,7 +370,7 @@ def client_class(world: World) -> type[PairedClient]:
 
         def forwarded(self, path: str) -> None:
             super().forwarded(path)
-            entity = self.state.watched.find(path)
+            entity = self.state.monitors.find(path)
             # Above 1 only the pings end a failover.
             if entity is not None and self.state.options.healthy_pings == 1:
                 require_healed(world, entity)

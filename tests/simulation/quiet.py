@@ -55,7 +55,7 @@ def _left_of(application: Application, world: World) -> Iterator[str]:
     if not all(task.done() for task in application.sending):
         yield f"{name} still sends"
     client = application.client
-    for entity in client.state.watched.all():
+    for entity in client.state.monitors.all():
         state = entity.failover.state
         is_gone = entity.path.lower() in world.faults.gone_for_good
         if state is not EntityState.HEALTHY and not (state is EntityState.UNUSABLE and is_gone):

@@ -44,7 +44,7 @@ from twinbus.broker.journal import StoredMessage
 from twinbus.broker.messages.rendering import render
 from twinbus.broker.refusals import EntityAlreadyExists, EntityNotFound, Refusal, ServerBusy
 from twinbus.namespace.namespace import Namespace
-from twinbus.pairing.core.ping import PING_CONTENT_TYPE
+from twinbus.servicebus.names import PING_CONTENT_TYPE
 from twinbus.testing.fake_sdk import FakeClient, FakeLink, LinkRole
 
 if TYPE_CHECKING:

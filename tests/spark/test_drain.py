@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from twinbus.syphon.core.backlog_message import BacklogMessage
     from twinbus.syphon.host import DrainProgress
+    from twinbus.transfer.backlog_message import BacklogMessage
 
 QUEUES = [f"contoso/x-servicebus-transfer/{index}" for index in range(3)]
 EACH = 200

@@ -18,8 +18,7 @@ from twinbus import blocking, pipeline, testing
 from twinbus.namespace.namespace import Namespace
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pair import Pair, pair_namespaces
-from twinbus.pairing.lifecycle.closing import PairSide
-from twinbus.pairing.lifecycle.wrong_block import AsyncOnly, BlockingOnly
+from twinbus.pairing.lifecycle.closing import AsyncOnly, BlockingOnly, PairSide
 from twinbus.pairing.observing.listeners import EventStream
 from twinbus.pairing.sending.sender import PairedSender
 

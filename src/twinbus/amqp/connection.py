@@ -16,14 +16,7 @@ from struct import Struct
 from twinbus.amqp.events import Begun, Closed, DeliveryArrived, Ended, Event, Opened
 from twinbus.amqp.frames import decode_performative, encode_frame
 from twinbus.amqp.link import LinkSession
-from twinbus.amqp.output import (
-    INVALID_FIELD,
-    NOT_ALLOWED,
-    RESOURCE_LIMIT,
-    SMALLEST_MAX_FRAME_BYTES,
-    FrameOutput,
-    ProtocolViolation,
-)
+from twinbus.amqp.output import SMALLEST_MAX_FRAME_BYTES, FrameOutput, ProtocolViolation
 from twinbus.amqp.performatives import (
     Attach,
     Begin,
@@ -41,6 +34,8 @@ from twinbus.amqp.sasl import SASL_FRAME, ClientSasl, SaslFailed, ServerSasl
 from twinbus.amqp.session import HANDLE_MAX, Session
 from twinbus.amqp.transfer_shapes import SHAPES_MAX, TransferShape
 from twinbus.amqp.types import AmqpError, DecodeError, Symbol, UInt, UShort
+from twinbus.servicebus import conditions
+from twinbus.servicebus.conditions import INVALID_FIELD, NOT_ALLOWED, RESOURCE_LIMIT
 
 AMQP_HEADER = b"AMQP\x00\x01\x00\x00"
 SASL_HEADER = b"AMQP\x03\x01\x00\x00"
@@ -251,7 +246,7 @@ class Connection:
             self._heard_ms = now_ms  # The clock was set back.
         if self._idle_timeout_ms and now_ms >= heard_ms + self._idle_timeout_ms:
             text = f"the peer sent nothing for {self._idle_timeout_ms // 1000} s"
-            self._fail("amqp:resource-limit-exceeded", text, events)
+            self._fail(conditions.RESOURCE_LIMIT, text, events)
         elif self.phase is OPEN and self._remote_idle_timeout_ms:
             silent_ms = now_ms - self._spoke_ms
             # Below 0 the clock was set back, and nothing says how long it was.
@@ -465,4 +460,4 @@ class Connection:
 def _condition(failure: AmqpError) -> str:
     if isinstance(failure, ProtocolViolation):
         return failure.condition
-    return "amqp:unauthorized-access" if isinstance(failure, SaslFailed) else "amqp:decode-error"
+    return conditions.UNAUTHORIZED if isinstance(failure, SaslFailed) else conditions.DECODE_ERROR

@@ -7,22 +7,16 @@ writers need: the largest frame that the peer takes, and whether CLOSE was sent.
 from __future__ import annotations
 
 from twinbus.amqp.types import AmqpError
+from twinbus.servicebus import conditions
 
 SMALLEST_MAX_FRAME_BYTES = 512
 """AMQP 1.0 part 2.8.7: no peer may ask for less."""
-
-ERRANT_LINK = "amqp:session:errant-link"
-HANDLE_IN_USE = "amqp:session:handle-in-use"
-INVALID_FIELD = "amqp:invalid-field"
-NOT_ALLOWED = "amqp:not-allowed"
-TRANSFER_LIMIT = "amqp:link:transfer-limit-exceeded"
-RESOURCE_LIMIT = "amqp:resource-limit-exceeded"
 
 
 class ProtocolViolation(AmqpError):
     """The peer broke the protocol; the text says how, the condition goes into the CLOSE."""
 
-    def __init__(self, description: str, condition: str = "amqp:connection:framing-error") -> None:
+    def __init__(self, description: str, condition: str = conditions.FRAMING_ERROR) -> None:
         super().__init__(description)
         self.condition = condition
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 from twinbus.amqp import composites as kinds
 from twinbus.amqp.composites import Nested, define
 from twinbus.amqp.types import Described
+from twinbus.servicebus import conditions
 
 Map = dict[Any, Any]
 
@@ -20,7 +21,7 @@ Map = dict[Any, Any]
 class Error:
     """Why the peer, or we, gave up on something."""
 
-    condition: str = "amqp:internal-error"
+    condition: str = conditions.INTERNAL_ERROR
     description: str | None = None
     info: Map | None = None
 

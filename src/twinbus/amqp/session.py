@@ -36,14 +36,7 @@ from twinbus.amqp.link import (
     SenderLink,
     serial_ahead,
 )
-from twinbus.amqp.output import (
-    ERRANT_LINK,
-    HANDLE_IN_USE,
-    RESOURCE_LIMIT,
-    TRANSFER_LIMIT,
-    FrameOutput,
-    ProtocolViolation,
-)
+from twinbus.amqp.output import FrameOutput, ProtocolViolation
 from twinbus.amqp.performatives import (
     Attach,
     Begin,
@@ -56,6 +49,8 @@ from twinbus.amqp.performatives import (
 )
 from twinbus.amqp.types import UInt
 from twinbus.amqp.unsettled import Unsettled
+from twinbus.servicebus import conditions
+from twinbus.servicebus.conditions import ERRANT_LINK, HANDLE_IN_USE, RESOURCE_LIMIT, TRANSFER_LIMIT
 
 INCOMING_WINDOW = 65_535
 """Transfers the peer may send before we renew the window; renewed when half is used."""
@@ -385,7 +380,7 @@ class Session:
             return
         if len(payload) > link.limit_bytes:
             link.detach(
-                "amqp:link:message-size-exceeded",
+                conditions.MESSAGE_SIZE,
                 f"the message is larger than the {link.limit_bytes} bytes this link takes",
             )
             events.append(Detached(link, None, True))

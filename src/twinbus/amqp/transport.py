@@ -22,6 +22,7 @@ from twinbus.amqp.events import Closed, DeliveryArrived, Event
 from twinbus.amqp.performatives import Error
 from twinbus.amqp.types import Symbol
 from twinbus.lookups import LOOKUPS
+from twinbus.servicebus import conditions
 
 UNANSWERED_S: Final = 10
 """A peer whose machine acknowledges nothing for this time is lost. TCP doubles the pause between
@@ -123,7 +124,7 @@ class ClientTransport(asyncio.Protocol):
         if self._connection.phase is not ConnectionPhase.CLOSED:
             self._connection.phase = ConnectionPhase.CLOSED
             text = f"the connection was lost: {exc or 'the peer hung up'}"
-            condition = Symbol("amqp:connection:forced")
+            condition = Symbol(conditions.CONNECTION_FORCED)
             self._on_event(Closed(Error(condition=condition, description=text)))
 
     def pause_writing(self) -> None:

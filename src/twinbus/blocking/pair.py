@@ -16,7 +16,7 @@ from twinbus.namespace.namespace import KEEP_ALIVE_OFF, Namespace, both_sides, b
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pair import Pair as CorePair
 from twinbus.pair import PairStatus
-from twinbus.pairing.lifecycle.wrong_block import BlockingOnly
+from twinbus.pairing.lifecycle.closing import BlockingOnly
 from twinbus.pairing.observing.listeners import BUFFER_MAX
 
 if TYPE_CHECKING:

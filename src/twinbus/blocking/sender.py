@@ -12,7 +12,7 @@ from azure.servicebus import ServiceBusMessageBatch
 from twinbus.blocking.direct_links import DirectLinks
 from twinbus.blocking.loop_thread import LoopThread
 from twinbus.errors import PairClosedError
-from twinbus.pairing.lifecycle.wrong_block import BlockingOnly
+from twinbus.pairing.lifecycle.closing import BlockingOnly
 from twinbus.pairing.sending.direct_attempts import DirectAttempts
 from twinbus.pairing.sending.message_sender import Messages
 from twinbus.pairing.sending.sender import PairedSender as CoreSender

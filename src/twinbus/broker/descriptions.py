@@ -1,24 +1,21 @@
 """The settings of queues, topics, subscriptions and rules, and the limits of each.
 
-Plain frozen values with Azure Service Bus's defaults. Durations are whole milliseconds;
-`FOREVER_MS` stands for Azure's largest duration and is never added to a time.
+Plain frozen values with Azure Service Bus's defaults. Durations are whole milliseconds.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, fields
 
 from twinbus.broker.refusals import ArgumentInvalid, ArgumentOutOfRange
-
-FOREVER_MS = 922_337_203_685_477
-"""TimeSpan.MaxValue (10,675,199 days), which Azure prints as P10675199DT2H48M5.4775807S."""
-
-TIME_MIN_MS, TIME_MAX_MS = -62_135_596_800_000, 253_402_300_799_999
-"""First and last millisecond of the years 1 to 9999, as System.DateTime has them in Azure."""
-
-TICKS_PER_MS = 10_000
-EPOCH_TICKS = 621_355_968_000_000_000
-"""1970-01-01 in .NET ticks of 100 ns since the year 1."""
+from twinbus.servicebus.limits import DETECTION_MAX_S, FOREVER_MS
+from twinbus.servicebus.names import (
+    CHILD_NAME_MAX,
+    ENTITY_NAME_MAX,
+    ENTITY_NAME_RULE,
+    is_entity_name,
+)
 
 MAX_DELIVERY_COUNT_LIMIT = 2_147_483_647
 
@@ -153,12 +150,11 @@ Description = QueueDescription | TopicDescription | SubscriptionDescription
 
 _SECOND_MS = 1_000
 _MINUTE_MS = 60 * _SECOND_MS
-_DAY_MS = 24 * 60 * _MINUTE_MS
 
 RANGES: dict[str, tuple[int, int, str]] = {
     "lock_duration_ms": (5 * _SECOND_MS, 5 * _MINUTE_MS, "ms"),
     "max_delivery_count": (1, MAX_DELIVERY_COUNT_LIMIT, "deliveries"),
-    "duplicate_detection_window_ms": (20 * _SECOND_MS, 7 * _DAY_MS, "ms"),
+    "duplicate_detection_window_ms": (20 * _SECOND_MS, int(DETECTION_MAX_S) * _SECOND_MS, "ms"),
     "default_ttl_ms": (1, FOREVER_MS, "ms"),
     "auto_delete_on_idle_ms": (5 * _MINUTE_MS, FOREVER_MS, "ms"),
     "max_size_mb": (1, 81_920, "MB"),
@@ -205,3 +201,31 @@ def check_change(path: str, before: Description, after: Description) -> None:
                 f"{name} of {path!r} is {old} and cannot be changed; delete the entity and create "
                 "it again"
             )
+
+
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
+_RULE_NAME = re.compile(r"[A-Za-z0-9._$-]+")
+
+
+def check_path(kind: str, path: str) -> None:
+    """Refuse a path that no queue or topic can have."""
+    _check_length(f"path of the {kind}", path, ENTITY_NAME_MAX)
+    if not is_entity_name(path):
+        raise ArgumentInvalid(f"{path!r} cannot be the path of a {kind}: {ENTITY_NAME_RULE}")
+
+
+def check_name(kind: str, name: str) -> None:
+    """Refuse a name that no subscription or rule can have."""
+    _check_length(f"name of the {kind}", name, CHILD_NAME_MAX)
+    pattern = _RULE_NAME if kind == "rule" else _NAME
+    # In a URL, "." and ".." would mean another path.
+    if name in {".", ".."} or not pattern.fullmatch(name):
+        raise ArgumentInvalid(
+            f"{name!r} cannot be the name of a {kind}: use letters, digits, '.', '-' and '_', and "
+            "not '.' or '..' alone"
+        )
+
+
+def _check_length(what: str, text: str, limit: int) -> None:
+    if not 0 < len(text) <= limit:
+        raise ArgumentOutOfRange(f"the {what} has {len(text)} characters, not 1 to {limit}")

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 from twinbus.broker.refusals import ArgumentInvalid, ArgumentOutOfRange
+from twinbus.servicebus import conditions
 
 Stage = Literal["attach", "send", "receive", "connect"]
 
@@ -51,10 +52,10 @@ DELAY_MS_MAX = 3_600_000
 FAULTS_MAX = 1000
 """Every operation walks the list, so it must stay short."""
 
-DEFAULT_CONDITION = "amqp:internal-error"
+DEFAULT_CONDITION = conditions.INTERNAL_ERROR
 """A failure that clients read as the service being unable to answer."""
 
-THROTTLE_CONDITION = "com.microsoft:server-busy"
+THROTTLE_CONDITION = conditions.SERVER_BUSY
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

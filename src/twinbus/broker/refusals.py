@@ -7,11 +7,13 @@ exception of the official SDK the user gets, so each one here is a condition tha
 
 from __future__ import annotations
 
+from twinbus.servicebus import conditions
+
 
 class Refusal(Exception):
     """A request that the broker will not carry out, and why."""
 
-    condition = "amqp:internal-error"
+    condition = conditions.INTERNAL_ERROR
     status = 500
     """HTTP status, which is also the status code of a management response."""
     is_tracked = False
@@ -23,7 +25,7 @@ class Refusal(Exception):
 
 
 class EntityNotFound(Refusal):
-    condition, status = "amqp:not-found", 404
+    condition, status = conditions.NOT_FOUND, 404
     is_tracked = True
 
     @classmethod
@@ -33,64 +35,64 @@ class EntityNotFound(Refusal):
 
 
 class EntityAlreadyExists(Refusal):
-    condition, status = "com.microsoft:entity-already-exists", 409
+    condition, status = conditions.ENTITY_EXISTS, 409
 
 
 class EntityDisabled(Refusal):
-    condition, status = "com.microsoft:entity-disabled", 403
+    condition, status = conditions.ENTITY_DISABLED, 403
 
 
 class QuotaExceeded(Refusal):
-    condition, status = "amqp:resource-limit-exceeded", 403
+    condition, status = conditions.RESOURCE_LIMIT, 403
 
 
 class MessageTooLarge(Refusal):
-    condition, status = "amqp:link:message-size-exceeded", 413
+    condition, status = conditions.MESSAGE_SIZE, 413
 
 
 class NotAllowed(Refusal):
-    condition, status = "amqp:not-allowed", 400
+    condition, status = conditions.NOT_ALLOWED, 400
 
 
 class NotSupported(Refusal):
-    condition, status = "amqp:not-implemented", 501
+    condition, status = conditions.NOT_IMPLEMENTED, 501
 
 
 class ArgumentInvalid(Refusal):
-    condition, status = "com.microsoft:argument-error", 400
+    condition, status = conditions.ARGUMENT_INVALID, 400
 
 
 class ArgumentOutOfRange(Refusal):
-    condition, status = "com.microsoft:argument-out-of-range", 400
+    condition, status = conditions.ARGUMENT_OUT_OF_RANGE, 400
 
 
 class MessageNotFound(Refusal):
-    condition, status = "com.microsoft:message-not-found", 404
+    condition, status = conditions.MESSAGE_NOT_FOUND, 404
 
 
 class MessageLockLost(Refusal):
-    condition, status = "com.microsoft:message-lock-lost", 410
+    condition, status = conditions.MESSAGE_LOCK_LOST, 410
 
 
 class SessionLockLost(Refusal):
-    condition, status = "com.microsoft:session-lock-lost", 410
+    condition, status = conditions.SESSION_LOCK_LOST, 410
 
 
 class SessionCannotBeLocked(Refusal):
-    condition, status = "com.microsoft:session-cannot-be-locked", 410
+    condition, status = conditions.SESSION_TAKEN, 410
 
 
 class OperationTimedOut(Refusal):
-    condition, status = "com.microsoft:timeout", 408
+    condition, status = conditions.TIMEOUT, 408
 
 
 class ServerBusy(Refusal):
-    condition, status = "com.microsoft:server-busy", 503
+    condition, status = conditions.SERVER_BUSY, 503
     is_tracked = True
 
 
 class Unauthorized(Refusal):
-    condition, status = "amqp:unauthorized-access", 401
+    condition, status = conditions.UNAUTHORIZED, 401
     is_tracked = True
 
     @classmethod
@@ -105,7 +107,7 @@ class Unauthorized(Refusal):
 class LinkExpired(Refusal):
     """The token behind an open link has expired; as Azure detaches such a link."""
 
-    condition, status = "amqp:link:detach-forced", 401
+    condition, status = conditions.DETACH_FORCED, 401
     is_tracked = True
 
     def __init__(self, link_name: str, refusal: Unauthorized) -> None:
@@ -116,7 +118,7 @@ class LinkExpired(Refusal):
 
 
 class MalformedMessage(Refusal):
-    condition, status = "amqp:decode-error", 400
+    condition, status = conditions.DECODE_ERROR, 400
 
 
 def entity_full(kind: str, path: str, held: int, most: int, advice: str) -> QuotaExceeded:

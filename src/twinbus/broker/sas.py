@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from urllib.parse import quote_plus, unquote, unquote_plus, urlsplit
 
 from twinbus.broker.descriptions import AuthorizationRule
-from twinbus.broker.engine.names import PATH_LENGTH_MAX
 from twinbus.broker.refusals import Unauthorized
 from twinbus.namespace.signatures import SCHEME, signature_digest, utc_text
+from twinbus.servicebus.names import ENTITY_NAME_MAX
 
 LISTEN, SEND, MANAGE = "Listen", "Send", "Manage"
 ALL_RIGHTS = frozenset({LISTEN, SEND, MANAGE})
@@ -25,7 +25,7 @@ ALL_RIGHTS = frozenset({LISTEN, SEND, MANAGE})
 TOKEN_LENGTH_MAX = 8192
 """Characters. A real token has a few hundred; the limit bounds the work done for a stranger."""
 
-AUDIENCE_PATH_MAX = 2 * PATH_LENGTH_MAX
+AUDIENCE_PATH_MAX = 2 * ENTITY_NAME_MAX
 """Characters of an audience's path, which a stranger chooses: rules are looked for at each of its
 parts. The longest real one is an entity's path (260) with a subscription, a rule and a node."""
 

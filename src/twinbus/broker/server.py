@@ -34,6 +34,7 @@ from twinbus.broker.storage.store import Store
 from twinbus.broker.tracking import RefusalTracker
 from twinbus.errors import StoreError
 from twinbus.ledger import LedgerWriter
+from twinbus.servicebus import conditions
 
 log = logging.getLogger("twinbus.broker")
 
@@ -170,7 +171,7 @@ class BrokerServer:
             for grant in peer.grants:
                 if not self.policy.still_holds(grant):
                     text = f"the rule {grant.rule_name!r} was changed; put a token of its new key"
-                    peer.expel("amqp:unauthorized-access", text)
+                    peer.expel(conditions.UNAUTHORIZED, text)
                     log.warning("%s: closed %s: %s", self.name, peer.address, text)
                     break
 
@@ -193,7 +194,9 @@ class BrokerServer:
                 self.view.closed()
         finally:
             for peer in list(self.peers):
-                peer.close("amqp:connection:forced", "the broker is shutting down", linger=False)
+                peer.close(
+                    conditions.CONNECTION_FORCED, "the broker is shutting down", linger=False
+                )
             # A connection whose end comes later wakes a broker without a store.
             self._is_closed = True
             self.store.close()
@@ -312,7 +315,7 @@ class BrokerServer:
             return
         log.error("%s: %s; clients are cut off, nothing acknowledged is lost", self.name, error)
         self._cut_off(
-            "amqp:resource-limit-exceeded", f"what is not acknowledged may not be stored: {error}"
+            conditions.RESOURCE_LIMIT, f"what is not acknowledged may not be stored: {error}"
         )
         if self._engine_log is not None:
             # Its operations were never stored.
@@ -333,7 +336,7 @@ class BrokerServer:
         self.commit.stop(StoreError(why))
         if self._timer is not None:
             self._timer.cancel()
-        self._cut_off("amqp:connection:forced", f"the broker has lost its store: {why}")
+        self._cut_off(conditions.CONNECTION_FORCED, f"the broker has lost its store: {why}")
         self._on_gone()
 
     def _cut_off(self, condition: str, description: str) -> None:

@@ -1,6 +1,6 @@
 """The administration API of a namespace: GET requests, counts of queues, the list of queues.
 
-A backlog is drained when active (including locked), scheduled and deferred are all 0 (SPEC 6).
+A backlog is drained when active (including locked), scheduled and deferred are all 0.
 """
 
 from __future__ import annotations

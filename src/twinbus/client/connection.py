@@ -31,6 +31,8 @@ from twinbus.ledger.requests import BilledRequests
 from twinbus.namespace.address import bracketed
 from twinbus.namespace.endpoint import Endpoint
 from twinbus.namespace.tokens import NamespaceToken
+from twinbus.servicebus.conditions import RESOURCE_LIMIT, UNAUTHORIZED
+from twinbus.servicebus.failures import FailureMeaning, of_error
 
 log = logging.getLogger("twinbus.client")
 
@@ -55,9 +57,7 @@ TOKEN_RENEW_AFTER: Final = 0.7
 TOKEN_AGAIN_S: Final = 30.0
 """Pause after a failed renewal; several attempts fit into the rest of a token's life."""
 
-UNAUTHORIZED: Final = "amqp:unauthorized-access"
 RECEIVE: Final = "receive-by-sequence-number"
-LIMIT: Final = "amqp:resource-limit-exceeded"
 
 _numbers = itertools.count(1)
 
@@ -148,7 +148,7 @@ class NamespaceConnection:
         )
 
     async def session_with_room(self, links: int = 1) -> Session:
-        """Return a session that takes so many more links; begin one if none does.
+        """Return a session that takes `links` more links; begin one if none does.
 
         The peer limits the links of a session (handle-max; Azure: 255). Attach before the next
         `await`: another task may take the room.
@@ -166,7 +166,9 @@ class NamespaceConnection:
                 async with asyncio.timeout(self._answer_s):
                     await self._unless_lost(self._begun.wait())
             except ProtocolViolation as error:
-                raise RequestRefused(f"{self.endpoint.label}: {error}", 0, LIMIT) from error
+                raise RequestRefused(
+                    f"{self.endpoint.label}: {error}", 0, RESOURCE_LIMIT
+                ) from error
             except TimeoutError as error:
                 text = f"{self.endpoint.label} began no session for {self._answer_s:g} s"
                 raise ConnectionLost(text) from error
@@ -267,6 +269,8 @@ class NamespaceConnection:
                 f"{self.endpoint.tokens.who} gives no token: {text.splitlines()[0]}",
                 401,
                 UNAUTHORIZED,
+                # As for a pair: a token service that cannot be reached is part of the outage.
+                FailureMeaning.UNREACHABLE if of_error(error).counts else None,
             ) from error
 
     def _renew_in(self, path: str, wait_s: float) -> None:

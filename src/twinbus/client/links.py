@@ -26,6 +26,7 @@ from twinbus.client.connection import NamespaceConnection
 from twinbus.client.request_node import ConnectionLost, RequestRefused
 from twinbus.namespace.endpoint import endpoint_of
 from twinbus.namespace.namespace import Namespace
+from twinbus.servicebus.failures import FailureMeaning, NamespaceFailure, of_condition
 
 log = logging.getLogger("twinbus.client")
 
@@ -52,22 +53,24 @@ class Wire(NamedTuple):
     message_format: int
 
 
-class DeliveryRejected(Exception):
+class DeliveryRejected(NamespaceFailure):
     """The namespace answered that it does not take a delivery; `condition` says why."""
 
     def __init__(self, text: str, condition: str) -> None:
-        super().__init__(text)
-        self.condition = condition
+        meaning = of_condition(condition)
+        may_be_stored = meaning is FailureMeaning.UNREACHABLE
+        super().__init__(text, meaning, condition, may_be_stored=may_be_stored)
 
 
-class LinkEnded(Exception):
+class LinkEnded(NamespaceFailure):
     """A link ended before its answer; `condition` says why, "" if the namespace gave none."""
 
     def __init__(self, text: str, condition: str = "", *, was_sent: bool = False) -> None:
-        """`was_sent`: the delivery was on its way, and the namespace may have stored it."""
-        super().__init__(text)
-        self.condition = condition
-        self.was_sent = was_sent
+        """`was_sent`: the delivery was on its way. A detach is no answer, whatever its reason."""
+        # An unknown condition (detach-forced, ...) names no configuration error.
+        meaning = of_condition(condition, FailureMeaning.UNREACHABLE)
+        may_be_stored = was_sent or meaning is FailureMeaning.UNREACHABLE
+        super().__init__(text, meaning, condition, may_be_stored=may_be_stored)
 
 
 class Sent(NamedTuple):

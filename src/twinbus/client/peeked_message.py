@@ -30,6 +30,7 @@ from twinbus.amqp.message import (
 )
 from twinbus.amqp.types import Decimal, DecodeError, Described, Timestamp
 from twinbus.errors import TransferError
+from twinbus.servicebus import names
 from twinbus.transfer import Aliases, aliases_of
 from twinbus.transfer.aliases import MESSAGE_ID, REPLAYS, replaceable_id
 
@@ -70,11 +71,11 @@ class PeekedMessage:
 
     @property
     def enqueued_ms(self) -> int | None:
-        return self.number("x-opt-enqueued-time")
+        return self.number(names.ENQUEUED_TIME)
 
     @property
     def state(self) -> str:
-        return STATES.get(self.number("x-opt-message-state") or 0, "active")
+        return STATES.get(self.number(names.MESSAGE_STATE) or 0, "active")
 
     @property
     def message_id(self) -> str | None:
@@ -149,7 +150,7 @@ def read_peeked(queue: str, wire: bytes) -> PeekedMessage:
     try:
         sections = split(wire)
         annotations = decode_map(sections.message_annotations)
-        number = annotations.get("x-opt-sequence-number", 0)
+        number = annotations.get(names.SEQUENCE_NUMBER, 0)
         kind, body, body_json = _body(sections.body)
         aliases, problem = _aliases(sections)
         return PeekedMessage(
@@ -179,7 +180,7 @@ def read_peeked(queue: str, wire: bytes) -> PeekedMessage:
 def _number_despite(wire: bytes) -> int:
     """The sequence number of a message that cannot be read otherwise: peeking needs it to go on."""
     try:
-        number = decode_map(split(wire).message_annotations).get("x-opt-sequence-number", 0)
+        number = decode_map(split(wire).message_annotations).get(names.SEQUENCE_NUMBER, 0)
     except DecodeError:
         return 0
     return int(number) if isinstance(number, int) else 0
@@ -210,7 +211,7 @@ def _body(raw: bytes) -> tuple[str, bytes | None, str | None]:
 
 
 def _scheduled(peeked: PeekedMessage, aliases: Aliases | None) -> str | None:
-    scheduled = peeked.number("x-opt-scheduled-enqueue-time")
+    scheduled = peeked.number(names.SCHEDULED_TIME)
     if aliases is not None:
         scheduled = aliases.scheduled_ms
     return None if scheduled is None else iso_time(scheduled)

@@ -13,8 +13,8 @@ from twinbus.client.peeked_message import PeekedMessage, read_peeked
 from twinbus.client.request_node import ConnectionLost, RequestRefused
 from twinbus.errors import SyphonError
 from twinbus.namespace.endpoint import Endpoint
+from twinbus.servicebus.names import DEAD_LETTER
 
-DEAD_LETTERS: Final = "$DeadLetterQueue"
 """Name of the dead-letter queue, after the path of its queue."""
 
 PEEK_COUNT: Final = 100
@@ -66,7 +66,7 @@ async def peek(
 
     From sequence number `start` on, and before `end`. One request asks for `page` messages.
     """
-    address = f"{queue}/{DEAD_LETTERS}" if dead_letters else queue
+    address = f"{queue}/{DEAD_LETTER}" if dead_letters else queue
     while True:
         answer = await connection.request(
             address,

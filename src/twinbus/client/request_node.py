@@ -24,29 +24,39 @@ from twinbus.amqp.message import (
 from twinbus.amqp.performatives import ACCEPTED_BYTES, Source, Target
 from twinbus.amqp.session import Session
 from twinbus.amqp.types import DecodeError
+from twinbus.servicebus.failures import (
+    FailureMeaning,
+    NamespaceFailure,
+    of_condition,
+    of_token_status,
+)
 
 CREDIT: Final = 100
 """Requests that may be pending at once; granted again with each request."""
 
 OK, ACCEPTED, NO_CONTENT = 200, 202, 204
 
-MISSING_STATUS: Final = 404
-"""What `$cbs` answers to a token for an entity that does not exist, without a condition."""
-
 _numbers = itertools.count(1)
 
 
-class ConnectionLost(Exception):
+class ConnectionLost(NamespaceFailure):
     """The connection is lost, or did not answer in time; the text says which."""
 
+    def __init__(self, text: str, *, may_be_stored: bool = False) -> None:
+        super().__init__(text, FailureMeaning.UNREACHABLE, may_be_stored=may_be_stored)
 
-class RequestRefused(Exception):
+
+class RequestRefused(NamespaceFailure):
     """A node refused a request; `status` and `condition` say why."""
 
-    def __init__(self, text: str, status: int, condition: str) -> None:
-        super().__init__(text)
+    def __init__(
+        self, text: str, status: int, condition: str, meaning: FailureMeaning | None = None
+    ) -> None:
+        meaning = meaning or of_token_status(status)
+        if meaning is FailureMeaning.UNAUTHORIZED and condition:
+            meaning = of_condition(condition)
+        super().__init__(text, meaning, condition, may_be_stored=False)
         self.status = status
-        self.condition = condition
 
 
 def uuid_of_token(lock_token: bytes) -> UUID:

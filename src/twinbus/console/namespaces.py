@@ -16,13 +16,13 @@ from twinbus.ledger.requests import BilledRequests, current_ledger
 from twinbus.namespace.administration_client import administration_client
 from twinbus.namespace.namespace import Namespace
 from twinbus.namespace.signatures import refusal_error
-from twinbus.pairing.core.classify import FailureMeaning, meaning_of
 from twinbus.pairing.lifecycle.administration import (
     BacklogAdministration,
     SecondaryUnreachable,
     first_line,
 )
 from twinbus.pairing.sending.recording import PairLedger, Recorder
+from twinbus.servicebus.failures import FailureMeaning, of_error
 
 FORBIDDEN: Final = (401, 403)
 
@@ -78,7 +78,7 @@ def explained(namespace: Namespace, doing: str, right: str) -> Iterator[None]:
 def _translated(error: Exception, endpoint: str, doing: str, right: str) -> TwinbusError:
     text = first_line(error) or type(error).__name__
     status = getattr(error, "status_code", None)
-    meaning = meaning_of(error)
+    meaning = of_error(error)
     if (
         isinstance(error, ClientAuthenticationError)
         or status in FORBIDDEN

@@ -1,4 +1,4 @@
-"""The gateway: a pair of namespaces behind one connection string, for any SDK (SPEC 11)."""
+"""The gateway: a pair of namespaces behind one connection string, for any SDK (docs/gateway.md)."""
 
 from __future__ import annotations
 

@@ -6,8 +6,11 @@ primary with the gateway's credential; the client's tokens never leave the gatew
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import http.client
-from typing import TYPE_CHECKING, Final
+import threading
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import unquote, urlencode
 
 from starlette.applications import Starlette
@@ -25,7 +28,6 @@ from twinbus.broker.admin.api import (
     verified,
 )
 from twinbus.broker.admin.atom import ERROR_CONTENT_TYPE, local_name, parse_entry, render_error
-from twinbus.broker.engine.names import entity_address
 from twinbus.broker.http import (
     BODY_BYTES_MAX,
     EVERY_METHOD,
@@ -37,8 +39,8 @@ from twinbus.broker.http import (
 from twinbus.broker.refusals import ArgumentInvalid, Refusal
 from twinbus.client.administration import NotAnswered, host_header, http_connection, token_for
 from twinbus.exposition import CONTENT_TYPE
-from twinbus.gateway.addresses import require_plain
-from twinbus.gateway.request_threads import RequestThreads
+from twinbus.gateway.refusals import require_plain
+from twinbus.servicebus.names import entity_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +59,7 @@ AT_ONCE_MAX: Final = 8
 primary hangs, the shared ones must be free for the tokens and certificates of the secondary."""
 
 PASSED_HEADERS: Final = ("content-type", "if-match", "accept")
-"""What the primary is told of the client's request, besides path, query and body."""
+"""Headers of the client's request that the primary gets, besides path, query and body."""
 
 FORWARDING: Final = frozenset({"ForwardTo", "ForwardDeadLetteredMessagesTo"})
 """Elements that name an entity to which the primary will send."""
@@ -174,3 +176,46 @@ def _forward(
 
 def _error(status: int, text: str) -> Response:
     return Response(render_error(status, text), status, media_type=ERROR_CONTENT_TYPE)
+
+
+T = TypeVar("T")
+
+
+class RequestThreads:
+    """Runs blocking work on daemon threads of its own.
+
+    Python waits at its end for the threads of an ordinary pool: a primary that hangs would delay
+    the exit of the gateway by the time limit of a request.
+    """
+
+    def __init__(self, at_once: int, name: str) -> None:
+        self._name = name
+        self._free = asyncio.Semaphore(at_once)
+
+    async def run(self, work: Callable[..., T], *given: Any) -> T:
+        """What the work returns or raises; it waits while too many others are under way."""
+        await self._free.acquire()
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[T] = loop.create_future()
+
+        def tell(result: T | None, error: BaseException | None) -> None:
+            # Not before the thread is free, even if the client has gone long ago.
+            self._free.release()
+            if ended.cancelled():
+                return
+            if error is not None:
+                ended.set_exception(error)
+            else:
+                ended.set_result(result)  # type: ignore[arg-type]
+
+        def perform() -> None:
+            result, failure = None, None
+            try:
+                result = work(*given)
+            except BaseException as error:  # noqa: BLE001  # it belongs to the one who waits
+                failure = error
+            with contextlib.suppress(RuntimeError):  # The loop has ended meanwhile.
+                loop.call_soon_threadsafe(tell, result, failure)
+
+        threading.Thread(target=perform, name=self._name, daemon=True).start()
+        return await ended

@@ -1,4 +1,4 @@
-"""A gateway with its port: a pair of namespaces behind one connection string (SPEC 11)."""
+"""A gateway with its port: a pair of namespaces behind one connection string (docs/gateway.md)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from twinbus.broker.http import HttpHost
 from twinbus.exposition import text_of
 from twinbus.gateway.administration import gateway_application
-from twinbus.gateway.holding import HELD_BYTES_MAX
+from twinbus.gateway.pending import PENDING_BYTES_MAX
 from twinbus.gateway.server import GatewayServer
 from twinbus.namespace.endpoint import endpoint_of
 from twinbus.pair import call_program, client_of
@@ -34,18 +34,18 @@ class GatewayHost:
         access: PortAccess,
         *,
         patience_s: float = PATIENCE_S,
-        held_bytes_max: int = HELD_BYTES_MAX,
+        pending_bytes_max: int = PENDING_BYTES_MAX,
     ) -> None:
         """The pair is started and closed with the gateway.
 
-        `held_bytes_max` bounds the messages of all clients that have no answer yet.
+        `pending_bytes_max` bounds the messages of all clients that have no answer yet.
         """
         self.name = name.name
         self._port = name.port
         self._pair = pair
         self._access = access
         self._patience_s = patience_s
-        self._held_bytes_max = held_bytes_max
+        self._pending_bytes_max = pending_bytes_max
         self._server: GatewayServer | None = None
         self._listener: Listener | None = None
         self._http: HttpHost | None = None
@@ -72,7 +72,7 @@ class GatewayHost:
                 client_of(self._pair),
                 self._access,
                 patience_s=self._patience_s,
-                held_bytes_max=self._held_bytes_max,
+                pending_bytes_max=self._pending_bytes_max,
             )
             await server.start()
             self._http = HttpHost(

@@ -32,13 +32,11 @@ from twinbus.broker.links.context import new_message_id
 from twinbus.broker.refusals import MalformedMessage
 from twinbus.client.links import Wire
 from twinbus.errors import BacklogGuardError, BacklogMessageTooLargeError
+from twinbus.servicebus.limits import BATCH_ALLOWANCE, SESSION_ID_MAX
+from twinbus.servicebus.names import PARTITION_KEY
 from twinbus.transfer import RESERVED_NAMES, overhead_bytes, to_backlog_sections
-from twinbus.transfer.aliases import SESSION_ID_MAX
-from twinbus.transfer.sections import GROUP_ID, MESSAGE_ID_FIELD, PARTITION_KEY_ANNOTATION
+from twinbus.transfer.sections import GROUP_ID, MESSAGE_ID_FIELD
 from twinbus.transfer.splice import field_value, fields_of, with_fields
-
-BATCH_ALLOWANCE: Final = 64 * 1_024
-"""What a service may let a batch have beyond the limit of its messages, as the broker does."""
 
 _has_reserved: Final = re.compile("|".join(map(re.escape, RESERVED_NAMES)).encode()).search
 _ID_GROWTH: Final = overhead_bytes("", message_id="") - overhead_bytes("")
@@ -72,7 +70,7 @@ class EncodedMessages:
         self.payload = payload
         self.path = path
         self.suspects: list[EncodedMessage] = []
-        """Messages that a backlog queue may not take (SPEC 4)."""
+        """Messages that a backlog queue may not take (docs/guarantees.md)."""
         self._messages = messages
         self._own_ids = own_ids
         self._diverted: list[bytes] | None = None
@@ -220,14 +218,14 @@ def _envelope(messages: Sequence[EncodedMessage]) -> Sections:
         envelope.properties = encode_properties(Properties(group_id=first.session_id))
     keys = [_partition_key(message) for message in messages]
     if keys[0] is not None and all(key == keys[0] for key in keys):
-        annotations = {Symbol(PARTITION_KEY_ANNOTATION): keys[0]}
+        annotations = {Symbol(PARTITION_KEY): keys[0]}
         envelope.message_annotations = encode_map_section(MESSAGE_ANNOTATIONS, annotations)
     return envelope
 
 
 def _partition_key(message: EncodedMessage) -> str | None:
     try:
-        key = decode_map(message.sections.message_annotations).get(PARTITION_KEY_ANNOTATION)
+        key = decode_map(message.sections.message_annotations).get(PARTITION_KEY)
     except DecodeError:
         return None  # The service says what is wrong with it.
     return str(key) if isinstance(key, str) else None

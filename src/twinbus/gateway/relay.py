@@ -31,18 +31,13 @@ from twinbus.amqp.performatives import (
     Error,
     encode_state,
 )
-from twinbus.broker.engine.names import MANAGEMENT_SUFFIX
 from twinbus.broker.links.owner import LinkOwner
 from twinbus.broker.refusals import Refusal, ServerBusy
 from twinbus.client.connection import NamespaceConnection
 from twinbus.client.request_node import ConnectionLost, RequestRefused
-from twinbus.gateway.conditions import (
-    DETACHED,
-    UpstreamRefusal,
-    refusal_of,
-    refused,
-)
-from twinbus.pairing.core.classify import meaning_of
+from twinbus.gateway.refusals import UpstreamRefusal, refusal_of
+from twinbus.servicebus.conditions import DETACH_FORCED
+from twinbus.servicebus.names import MANAGEMENT_SUFFIX
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -111,11 +106,10 @@ class PrimaryRelay:
         try:
             session = await self._session(relayed)
         except RequestRefused as error:
-            why = refused(error)
-            if meaning_of(why).counts:  # The token service or the primary's own is down.
+            if error.meaning.counts:  # The token service or the primary's own is down.
                 relayed.not_reached(ServerBusy(str(error)))
             else:
-                relayed.lose(refusal_of(why))
+                relayed.lose(refusal_of(error))
         except ConnectionLost as error:
             relayed.not_reached(ServerBusy(str(error)))
         else:
@@ -229,7 +223,7 @@ class PrimaryRelay:
         self._nodes.clear()
         for relayed in list(self._relayed):
             text = f"The connection to the primary is lost: {reason.result()}"
-            relayed.lose(UpstreamRefusal(DETACHED, text))
+            relayed.lose(UpstreamRefusal(DETACH_FORCED, text))
 
 
 class Relayed(LinkOwner, ABC):
@@ -282,7 +276,7 @@ class Relayed(LinkOwner, ABC):
 
     def lose_by(self, error: Error | None) -> None:
         """The primary detached its link."""
-        condition = str(error.condition) if error is not None else DETACHED
+        condition = str(error.condition) if error is not None else DETACH_FORCED
         text = (error.description if error is not None else None) or "The primary closed the link."
         self.lose(UpstreamRefusal(condition, text))
 

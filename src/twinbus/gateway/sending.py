@@ -2,7 +2,7 @@
 
 While the entity is healthy, deliveries pass straight to the gateway's own link to the primary, many
 in flight. A delivery that fails there, and every one while the entity is not healthy, becomes a
-call of the same kind as a paired sender's (SPEC 3). The client's disposition is written when a
+call of the same kind as a paired sender's. The client's disposition is written when a
 namespace has accepted the message, or when the call has ended with an error.
 
 On a healthy entity a retry holds back the later deliveries of the link, so that they arrive in
@@ -23,20 +23,20 @@ from twinbus.broker.links.owner import LinkOwner
 from twinbus.broker.refusals import MessageTooLarge, Refusal
 from twinbus.broker.sas import SEND
 from twinbus.client.links import LinkPool
-from twinbus.gateway.conditions import refusal_of, upstream_error
-from twinbus.gateway.messages import BATCH_ALLOWANCE, EncodedMessages
-from twinbus.pairing.core.classify import meaning_of
+from twinbus.gateway.messages import EncodedMessages
+from twinbus.gateway.refusals import refusal_of
 from twinbus.pairing.core.failover import EntityState, Route
-from twinbus.pairing.sending.calls import translated
-from twinbus.pairing.sending.recording import outcome_of
-from twinbus.pairing.sending.send_calls import SendingCall
+from twinbus.pairing.sdk.failures import translated
+from twinbus.pairing.sending.send_calls import SendCall
+from twinbus.servicebus.failures import of_error, outcome_of
+from twinbus.servicebus.limits import BATCH_ALLOWANCE
 
 if TYPE_CHECKING:
-    from twinbus.gateway.holding import HeldSends
+    from twinbus.gateway.pending import PendingSends
     from twinbus.pairing.sending.calls import SendTarget
 
 CREDIT: Final = 2_000
-"""Deliveries of one link that the gateway holds without an answer, at most."""
+"""Deliveries of one link that may be without an answer."""
 
 UNKNOWN_LIMIT_BYTES: Final = 1024 * 1024
 """Message limit of a link that is opened while the primary cannot say its own: Azure Standard takes
@@ -68,7 +68,7 @@ class GatewaySendingLink(LinkOwner):
 
     def __init__(
         self,
-        held: HeldSends,
+        pending: PendingSends,
         client: LinkClient,
         link: ReceiverLink,
         address: str,
@@ -78,12 +78,12 @@ class GatewaySendingLink(LinkOwner):
     ) -> None:
         self.address = address
         self.link = link
-        self._in_flight = held
+        self._pending = pending
         self._client = client
         self._target = target
         self._pool = pool
         self._granted_until_ms = granted_until_ms
-        self._held = 0
+        self._unanswered = 0
         """Deliveries without an answer."""
         self._calls = 0
         """How many of them are calls: while the entity is healthy, later ones wait for them."""
@@ -106,7 +106,7 @@ class GatewaySendingLink(LinkOwner):
         if self._target.entity.failover.route is not Route.PRIMARY or self._pool.is_ready:
             self._accept()
         else:
-            self._in_flight.spawn(self._attach())
+            self._pending.spawn(self._attach())
 
     async def _attach(self) -> None:
         """Open our own link first, so that a missing entity is found when the client attaches."""
@@ -114,13 +114,13 @@ class GatewaySendingLink(LinkOwner):
         try:
             await self._pool.open()
         except Exception as caught:  # noqa: BLE001  # every failure is judged
-            error = translated(upstream_error(caught), entity.path, state.policy.attempt_timeout_s)
+            error = translated(caught, entity.path, state.policy.attempt_timeout_s)
             counts = state.counts(error)
             if self._is_closed:
                 return  # Without a sender the entity may have been forgotten meanwhile.
-            # Opening the link counts like sending (SPEC 3); the client may send all the same.
+            # Opening the link counts like sending; the client may send all the same.
             entity.attempt_failed(error, counts=counts)
-            if not counts and not meaning_of(error).retried:
+            if not counts and not of_error(error).retried:
                 self._refuse(refusal_of(error))
                 return
         self._accept()
@@ -151,21 +151,21 @@ class GatewaySendingLink(LinkOwner):
     def close(self, now_ms: int) -> None:
         """The client is gone; what is in flight goes on to its end."""
         self._is_closed = True
-        if not self._held:
+        if not self._unanswered:
             self._leave()
 
     def _leave(self) -> None:
         """Forget the entity and its link, unless others use them."""
         self._stop_listening()
-        self._target.state.watched.release(self._target.entity)
+        self._target.state.monitors.release(self._target.entity)
         self._pool.release()
 
     # Deliveries
 
     def take(self, event: DeliveryArrived, now_ms: int) -> None:
         """Take one delivery; its answer comes when a namespace has it."""
-        self._held += 1
-        self._in_flight.hold(self._client, len(event.payload))
+        self._unanswered += 1
+        self._pending.add(self._client, len(event.payload))
         try:
             self.granted_until_ms(now_ms)
             messages = EncodedMessages.of(
@@ -178,7 +178,7 @@ class GatewaySendingLink(LinkOwner):
         except Refusal as refusal:
             self._end(event, refusal)
             return
-        delivery = _Delivery(event, messages, self._in_flight.loop.time())
+        delivery = _Delivery(event, messages, self._pending.loop.time())
         if (self._calls or self._refused or self._waiting) and self._keeps_order:
             # It must not overtake what is sent again.
             self._waiting.append(delivery)
@@ -209,14 +209,14 @@ class GatewaySendingLink(LinkOwner):
         self._direct += 1
         self._last_number += 1
         delivery.number = self._last_number
-        delivery.sent_at = self._in_flight.loop.time()
+        delivery.sent_at = self._pending.loop.time()
         self._pool.send(messages.payload, partial(self._answered, delivery))
 
     def _passes_guard(self, delivery: _Delivery) -> bool:
         """Check messages that the backlog may not take; false: they are refused for it."""
         delivery.is_guarded = True
         try:
-            SendingCall(self._target, delivery.messages, None).guard()
+            SendCall(self._target, delivery.messages, None).guard()
         except Exception as error:  # noqa: BLE001  # the client gets it, whatever it is
             self._target.entity.call_raised(len(delivery.messages), error)
             self._end(delivery.event, refusal_of(error))
@@ -225,7 +225,7 @@ class GatewaySendingLink(LinkOwner):
 
     def _begin_call(self, delivery: _Delivery, failed: Exception | None = None) -> None:
         self._calls += 1
-        self._in_flight.spawn(self._call(delivery, failed))
+        self._pending.spawn(self._call(delivery, failed))
 
     def refuse_oversize(self, event: DeliveryTooLarge, now_ms: int) -> None:
         refusal = MessageTooLarge(
@@ -244,15 +244,15 @@ class GatewaySendingLink(LinkOwner):
         limit_bytes = self._pool.limit_bytes
         return limit_bytes is not None and len(messages.payload.data) > limit_bytes
 
-    def _answered(self, delivery: _Delivery, failure: Exception | None) -> None:
+    def _answered(self, delivery: _Delivery, error: Exception | None) -> None:
         """The primary answered a delivery that was sent directly, or did not in time."""
         self._direct -= 1
-        if failure is None:
+        if error is None:
             self._last_accepted = max(self._last_accepted, delivery.number)
             self._record(delivery, None)
             self._target.entity.succeeded(len(delivery.messages))
             self._end(delivery.event, None)
-        elif self._is_for_now(error := upstream_error(failure)):
+        elif self._is_for_now(error):
             delivery.error = error
             self._refused.append(delivery)
         else:
@@ -266,7 +266,7 @@ class GatewaySendingLink(LinkOwner):
         given = translated(error, self.address, state.policy.attempt_timeout_s)
         return (
             self._keeps_order
-            and meaning_of(given).retried
+            and of_error(given).retried
             and outcome_of(given) == "failed"
             and not state.counts(given)
         )
@@ -280,7 +280,7 @@ class GatewaySendingLink(LinkOwner):
         """
         refused, self._refused = sorted(self._refused, key=lambda each: each.number), []
         again: list[_Delivery] = []
-        too_late_at = self._in_flight.loop.time() - self._in_flight.patience_s
+        too_late_at = self._pending.loop.time() - self._pending.patience_s
         for delivery in refused:
             assert delivery.error is not None
             if delivery.number > self._last_accepted and delivery.arrived_at > too_late_at:
@@ -299,7 +299,7 @@ class GatewaySendingLink(LinkOwner):
         self._go_on()
 
     def _go_on(self) -> None:
-        """Send what waits for a retry, when that is over or order matters no more."""
+        """Send what waits for a retry, when that is over or order does not matter."""
         while self._waiting and not self._refused and not (self._calls and self._keeps_order):
             self._start(self._waiting.popleft())
 
@@ -311,7 +311,7 @@ class GatewaySendingLink(LinkOwner):
                 None,
                 delivery.messages.measured(),
                 delivery.sent_at,
-                self._in_flight.loop.time(),
+                self._pending.loop.time(),
                 error=error,
                 client=target.client,
             )
@@ -319,8 +319,8 @@ class GatewaySendingLink(LinkOwner):
     async def _call(self, delivery: _Delivery, failed: Exception | None) -> None:
         """Send the messages wherever the decisions of the core lead, within the patience."""
         state, messages = self._target.state, delivery.messages
-        ends_at = delivery.arrived_at + self._in_flight.patience_s
-        call = SendingCall(self._target, messages, ends_at)
+        ends_at = delivery.arrived_at + self._pending.patience_s
+        call = SendCall(self._target, messages, ends_at)
         refusal: Refusal | None = None
         try:
             if failed is not None:
@@ -339,9 +339,9 @@ class GatewaySendingLink(LinkOwner):
 
     def _end(self, event: DeliveryArrived, refusal: Refusal | None) -> None:
         """Answer a delivery: accepted, or rejected with this condition."""
-        self._held -= 1
-        self._in_flight.release(len(event.payload))
-        if self._is_closed and not self._held:
+        self._unanswered -= 1
+        self._pending.release(len(event.payload))
+        if self._is_closed and not self._unanswered:
             self._leave()
         if refusal is not None:
             self._client.log_refusal(f"a message to {self.address!r}", refusal)
@@ -354,10 +354,10 @@ class GatewaySendingLink(LinkOwner):
         if link.state is not LinkState.OPEN:
             return
         link.session.settle(number, number, state, as_receiver=True)
-        # What is held counts as used: credit is bounded by what the namespaces take.
-        # There is none for a client that sends more than it has credit for.
-        room = CREDIT - self._held
-        if room > 0 and link.credit < room - CREDIT // 4 and not self._in_flight.is_closing:
+        # What is pending counts as used: credit is bounded by what the namespaces take.
+        # A client that sends more than it has credit for gets no more.
+        room = CREDIT - self._unanswered
+        if room > 0 and link.credit < room - CREDIT // 4 and not self._pending.is_closing:
             link.grant(room)
         self._client.touch()
 

@@ -1,7 +1,10 @@
-"""The running gateway: its client connections, its connections to both namespaces, what it holds.
+"""The running gateway: its client connections, its connections to both namespaces.
 
 Each loop iteration: peers act on what arrived, then the output of all of them is written. Nothing
 is stored here: an answer is written because a namespace gave one.
+
+`GatewayLinks` checks the rights of a client before anything goes upstream. Sending to an entity
+goes through the failover core. Everything else goes to the primary.
 """
 
 from __future__ import annotations
@@ -10,22 +13,135 @@ import asyncio
 import logging
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from twinbus.broker.faults import FaultPlan
 from twinbus.broker.links.peer import Peer
+from twinbus.broker.links.sending import refuse_transactions
 from twinbus.broker.profile import LAPTOP
-from twinbus.broker.sas import AccessPolicy
+from twinbus.broker.refusals import NotAllowed, Unauthorized
+from twinbus.broker.sas import LISTEN, SEND, AccessPolicy
 from twinbus.broker.tracking import RefusalTracker
 from twinbus.client.links import UpstreamConnection
-from twinbus.gateway.holding import HELD_BYTES_MAX, HeldSends
-from twinbus.gateway.opening import GatewayLinks
+from twinbus.gateway.pending import PENDING_BYTES_MAX, PendingSends
+from twinbus.gateway.refusals import require_plain
+from twinbus.gateway.relay import PrimaryRelay
+from twinbus.gateway.relayed_links import RelayedReceiver, RelayedReplies, RelayedRequests
+from twinbus.gateway.sending import GatewaySendingLink
 from twinbus.gateway.upstream import LinkSenders
+from twinbus.namespace.endpoint import endpoint_of
+from twinbus.servicebus import conditions
+from twinbus.servicebus.names import is_entity_name
+from twinbus.wording import visible
 
 if TYPE_CHECKING:
+    from twinbus.amqp.events import Disposed
+    from twinbus.amqp.link import ReceiverLink, SenderLink
     from twinbus.broker.access.admission import Admission
+    from twinbus.broker.links.context import LinkClient, PeerContext
+    from twinbus.broker.links.owner import LinkOwner
     from twinbus.broker.port_access import PortAccess
     from twinbus.pairing.sending.client import PairedClient
+
+CLIENT_NAME_MAX: Final = 100
+"""Characters kept of a client's container id; those of the SDKs have 36 to 60."""
+
+
+class GatewayLinks:
+    """What the gateway does with a client's links; a `LinkOpener`."""
+
+    def __init__(
+        self,
+        context: PeerContext,
+        paired: PairedClient,
+        primary: UpstreamConnection,
+        pending: PendingSends,
+    ) -> None:
+        self._context = context
+        self._paired = paired
+        self._primary = primary
+        self._pending = pending
+        self._endpoint = endpoint_of(paired.state.primary)
+        self._relays: dict[LinkClient, PrimaryRelay] = {}
+
+    def sending(
+        self, client: LinkClient, link: ReceiverLink, address: str, now_ms: int
+    ) -> LinkOwner:
+        """A sender to a queue or a topic."""
+        refuse_transactions(link)
+        granted_until_ms = client.grants.require(address, SEND, now_ms)
+        if not is_entity_name(address):
+            raise NotAllowed(f"{address!r} is no queue or topic that messages can be sent to.")
+        pool = self._primary.pool(address)
+        name = visible(client.container_id[:CLIENT_NAME_MAX]) or None
+        target = self._paired.target(address, LinkSenders(pool), name)
+        sending = GatewaySendingLink(
+            self._pending, client, link, address, target, pool, granted_until_ms
+        )
+        link.owner = sending
+        sending.attach()
+        return sending
+
+    def receiving(
+        self, client: LinkClient, link: SenderLink, address: str, now_ms: int
+    ) -> LinkOwner:
+        """A receiver from the primary."""
+        granted_until_ms = client.grants.require(address, LISTEN, now_ms)
+        require_plain(address)
+        relay = self._relay(client)
+        receiver = RelayedReceiver(relay, link, address, granted_until_ms)
+        relay.begin(receiver)
+        return receiver
+
+    def requests(self, client: LinkClient, link: ReceiverLink, address: str) -> LinkOwner:
+        """Requests to a `$management` node of the primary; each needs a right of its own too."""
+        self._require_node(client, address)
+        relay = self._relay(client)
+        requests = RelayedRequests(self._context, relay, link, address)
+        relay.begin_node(requests)
+        return requests
+
+    def replies(self, client: LinkClient, link: SenderLink, address: str) -> LinkOwner:
+        """Answers of a `$management` node of the primary."""
+        self._require_node(client, address)
+        relay = self._relay(client)
+        replies = RelayedReplies(relay, link, address)
+        relay.begin(replies)
+        return replies
+
+    def settle(self, event: Disposed, now_ms: int) -> None:
+        """Settle with the primary what the client settled here."""
+        if event.state is None and not event.settled:
+            return
+        settled: dict[RelayedReceiver, list[int]] = {}
+        for number, link, _ in event.session.take_unsettled(event.first, event.last):
+            if isinstance(link.owner, RelayedReceiver):
+                settled.setdefault(link.owner, []).append(number)
+        for receiver, numbers in settled.items():
+            receiver.settle(numbers, event)
+
+    def disconnected(self, client: LinkClient) -> None:
+        """Close the client's connection to the primary."""
+        relay = self._relays.pop(client, None)
+        if relay is not None:
+            self._pending.spawn(relay.close())
+
+    def _require_node(self, client: LinkClient, address: str) -> None:
+        """Raise unless the client may send or listen: its link goes to the primary as ours."""
+        require_plain(address)
+        now_ms = self._context.now_ms()
+        try:
+            client.grants.require(address, SEND, now_ms)
+        except Unauthorized:
+            client.grants.require(address, LISTEN, now_ms)
+
+    def _relay(self, client: LinkClient) -> PrimaryRelay:
+        relay = self._relays.get(client)
+        if relay is None:
+            relay = PrimaryRelay(self._endpoint, client, self._pending.spawn)
+            self._relays[client] = relay
+        return relay
+
 
 log = logging.getLogger("twinbus.gateway")
 
@@ -40,7 +156,7 @@ class GatewayServer:
         access: PortAccess,
         *,
         patience_s: float,
-        held_bytes_max: int = HELD_BYTES_MAX,
+        pending_bytes_max: int = PENDING_BYTES_MAX,
     ) -> None:
         """`patience_s`: how long a client's send may wait for a namespace to accept it."""
         self.name = name
@@ -58,10 +174,10 @@ class GatewayServer:
         self.primary = UpstreamConnection(state.primary, answer_s)
         self.secondary = UpstreamConnection(state.secondary, answer_s)
         self.peers: set[Peer] = set()
-        self.held = HeldSends(name, patience_s, held_bytes_max)
+        self.pending = PendingSends(name, patience_s, pending_bytes_max)
         self._to_collect: dict[Peer, None] = {}
         self._is_tick_due = False
-        self._links = GatewayLinks(self, client, self.primary, self.held)
+        self._links = GatewayLinks(self, client, self.primary, self.pending)
 
     async def start(self) -> None:
         """Divert over raw links too."""
@@ -120,12 +236,12 @@ class GatewayServer:
         """Take no more from clients; return when what is in flight has been answered."""
         for peer in self.peers:
             peer.pause_reading()
-        await self.held.drain(limit_s)
+        await self.pending.drain(limit_s)
 
     async def close(self) -> None:
         """Close the client connections, then those to the namespaces."""
         self._tick()
         for peer in list(self.peers):
-            peer.close("amqp:connection:forced", "the gateway is shutting down", linger=False)
-        await self.held.close()
+            peer.close(conditions.CONNECTION_FORCED, "the gateway is shutting down", linger=False)
+        await self.pending.close()
         await asyncio.gather(self.primary.close(), self.secondary.close())

@@ -1,4 +1,4 @@
-"""Links of the client as the failover core sends with them: attempts, and errors that it judges."""
+"""Links of the client as the failover core sends with them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from azure.servicebus.exceptions import MessageSizeExceededError
-
-from twinbus.client.links import LinkPool, Wire
-from twinbus.gateway.conditions import upstream_error
-from twinbus.pairing.sdk.sender_pool import ANSWER_MIN_S, CutShort
+from twinbus.client.links import DeliveryRejected, LinkPool, Wire
+from twinbus.servicebus import conditions
+from twinbus.servicebus.failures import ANSWER_MIN_S, CutShort
 
 
 class LinkSenders:
@@ -55,19 +53,13 @@ class LinkSenders:
             if is_late and timeout_s < ANSWER_MIN_S:
                 raise CutShort(f"{timeout_s:.2g} s") from error
             raise
-        except Exception as error:
-            made = upstream_error(error)
-            if made is error:
-                raise
-            raise made from made.__cause__
 
     async def send_messages(self, wire: Wire) -> None:
         """Send one delivery and return when the namespace has accepted it."""
         limit_bytes = self.links.limit_bytes
         if self._splits and limit_bytes is not None and len(wire.data) > limit_bytes:
-            raise MessageSizeExceededError(
-                message=f"{self.links.path} takes {limit_bytes} bytes and got {len(wire.data)}"
-            )
+            text = f"{self.links.path} takes {limit_bytes} bytes and got {len(wire.data)}"
+            raise DeliveryRejected(text, conditions.MESSAGE_SIZE)
         await self.links.send_messages(wire)
 
     def invalidate(self) -> None:

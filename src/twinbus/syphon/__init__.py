@@ -1,4 +1,4 @@
-"""The syphon: moves messages from backlog queues to their destinations on the primary (SPEC 6).
+"""The syphon: moves messages from backlog queues to their destinations on the primary.
 
 `core` decides, and is pure: a `Pump` for each backlog queue. `connection` is raw AMQP to one
 namespace. `relay` performs what the pump decides. `host` runs the relays of a pair, or drains once

@@ -26,12 +26,10 @@ from twinbus.ledger import NullLedger
 from twinbus.ledger.requests import recording_to
 from twinbus.namespace.endpoint import Endpoint, endpoint_of
 from twinbus.options import SendAvailabilityOptions
-from twinbus.syphon.core.pacing.pace import Pace, Rate
+from twinbus.syphon.core.pacing import Pace, Rate, ReconnectBackoff
 from twinbus.syphon.core.pump import IntakeLimits, Pump
-from twinbus.syphon.core.reconnect_backoff import ReconnectBackoff
-from twinbus.syphon.relay.bookkeeping import RelayLedger
+from twinbus.syphon.relay.bookkeeping import OutageLog, RelayLedger
 from twinbus.syphon.relay.lease import Leases
-from twinbus.syphon.relay.outages import Outages
 from twinbus.syphon.relay.relay import Relay
 
 log = logging.getLogger("twinbus.syphon")
@@ -67,7 +65,7 @@ class SyphonGroup:
         self.rate = rate
         """What all hosts together may send to the primary."""
         self.is_paused = False
-        self.outages = Outages()
+        self.outages = OutageLog()
         """Shared by all hosts: an outage is logged once."""
 
     async def add(self, host: SyphonHost) -> None:
@@ -90,7 +88,7 @@ class SyphonGroup:
             host.resume()
 
     def limit_rate(self, most_per_s: float | None) -> None:
-        """Send at most so many messages a second; None: as fast as the primary takes them."""
+        """Messages sent per second, at most; None: as fast as the primary takes them."""
         self.rate.limit_to(most_per_s)
         for host in self.hosts:
             host.rate_changed()
@@ -126,7 +124,7 @@ class SyphonHost:
         lease: bool | None = None,
         rate: Rate | None = None,
         only: Collection[str] | None = None,
-        outages: Outages | None = None,
+        outages: OutageLog | None = None,
     ) -> None:
         """A side is a connection string, or an object with a `connection_string`.
 
@@ -146,7 +144,7 @@ class SyphonHost:
         if self.only is not None and limits is None:
             limits = IntakeLimits(messages=SELECTED_IN_MEMORY)
         queues = list(dict.fromkeys(queues))
-        outages = outages or Outages()
+        outages = outages or OutageLog()
         self.primary = endpoint_of(primary)
         self.secondary = endpoint_of(secondary)
         self.ledger = ledger or NullLedger()
@@ -202,7 +200,7 @@ class SyphonHost:
             relay.notify(relay.pump.resume)
 
     def limit_rate(self, most_per_s: float | None) -> None:
-        """Send at most so many messages a second; None: as fast as the primary takes them."""
+        """Messages sent per second, at most; None: as fast as the primary takes them."""
         self.rate.limit_to(most_per_s)
         self.rate_changed()
 

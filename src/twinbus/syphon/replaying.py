@@ -5,6 +5,10 @@
 A kill between the accept and the completion leaves both, so the message can be delivered twice. It
 keeps its id, so that duplicate detection at the destination removes one. Received letters that are
 not selected are released at the end, without a delivery count.
+
+In the backlog the copy has an id of its own: a queue that detects duplicates has seen the old one.
+It carries a count of its replays, so that a message that is dead-lettered again and again is
+refused after a few.
 """
 
 from __future__ import annotations
@@ -17,8 +21,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 from uuid import uuid4
 
+from twinbus.amqp.encoding import encode, string
 from twinbus.amqp.events import Attached, CreditChanged, DeliveryArrived, Detached, Disposed, Event
 from twinbus.amqp.link import ReceiverLink, SenderLink
+from twinbus.amqp.message import APPLICATION_PROPERTIES, join, split
 from twinbus.amqp.performatives import (
     ACCEPTED_BYTES,
     RELEASED_BYTES,
@@ -28,14 +34,80 @@ from twinbus.amqp.performatives import (
 )
 from twinbus.amqp.types import AmqpError, Int
 from twinbus.client.connection import ANSWER_S, NamespaceConnection
-from twinbus.client.peeked_message import PeekedMessage, read_peeked
-from twinbus.client.peeking import DEAD_LETTERS, open_connection, peek, syphon_errors
+from twinbus.client.peeked_message import DESCRIPTION, REASON, PeekedMessage, read_peeked
+from twinbus.client.peeking import open_connection, peek, syphon_errors
 from twinbus.client.request_node import ConnectionLost, RequestRefused
 from twinbus.errors import SyphonError
 from twinbus.ledger.requests import BilledRequests
 from twinbus.namespace.endpoint import Endpoint
-from twinbus.syphon.core.dead_letters import REPLAYS_MAX, DeadLetterFilter, for_replay
+from twinbus.servicebus.names import DEAD_LETTER
 from twinbus.syphon.relay.dispositions import ranges
+from twinbus.transfer import without_delivery_marks
+from twinbus.transfer.aliases import REPLAYS
+from twinbus.transfer.sections import with_own_id
+from twinbus.transfer.splice import entries_of, with_entries
+
+REPLAYS_MAX: Final = 3
+"""Replays of one message; after them it is refused, because it would be dead-lettered again."""
+
+COUNT_MAX: Final = 2**31 - 1
+"""Largest count that is written: the one that a dead letter comes with is foreign input."""
+
+_REMOVED: Final = frozenset(name.encode() for name in (REASON, DESCRIPTION, REPLAYS))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeadLetterFilter:
+    """Selects dead letters; every field that is set must match."""
+
+    path: str | None = None
+    """The destination entity; case is ignored."""
+    reason: str | None = None
+    """The dead-letter reason; case is ignored."""
+    since_ms: int | None = None
+    """Messages enqueued at or after this time (unix milliseconds)."""
+    sequence_number: int | None = None
+    sequence_numbers: frozenset[int] | None = None
+    """One of these."""
+
+    def matches(self, letter: PeekedMessage) -> bool:
+        """Return whether this dead letter is selected."""
+        if self.sequence_number is not None and letter.sequence_number != self.sequence_number:
+            return False
+        if (
+            self.sequence_numbers is not None
+            and letter.sequence_number not in self.sequence_numbers
+        ):
+            return False
+        if self.path is not None and _folded(letter.path) != _folded(self.path):
+            return False
+        if self.reason is not None and _folded(letter.reason) != _folded(self.reason):
+            return False
+        return self.since_ms is None or (letter.enqueued_ms or 0) >= self.since_ms
+
+
+def for_replay(wire: bytes, own_id: str | None = None) -> bytes:
+    """Return a dead letter as it is sent again: without reason and marks, and counted.
+
+    `own_id` is its new id in the backlog, if it has one. Every other byte is unchanged. Raise
+    DecodeError if it is not a message.
+    """
+    sections = without_delivery_marks(split(wire))
+    custom = sections.application_properties
+    replays = min(read_peeked("", wire).replays + 1, COUNT_MAX)
+    counted = string(REPLAYS) + encode(Int(replays))
+    entries = entries_of(custom)
+    # In front, so that the destination stays last, where the syphon finds it fastest.
+    kept = [custom[start:end] for key, start, _, end in entries if key not in _REMOVED]
+    sections.application_properties = with_entries(
+        b"", APPLICATION_PROPERTIES, [], added=[counted, *kept]
+    )
+    return join(sections if own_id is None else with_own_id(sections, own_id))
+
+
+def _folded(text: str | None) -> str | None:
+    return None if text is None else text.strip("/").lower()
+
 
 CREDIT: Final = 50
 """Dead letters received ahead; few, because each is locked while it waits."""
@@ -125,7 +197,7 @@ class _QueueReplay:
     async def run(self) -> None:
         """Replay until nothing is pending, or nothing more is delivered."""
         connection = self._connection
-        letters = f"{self._queue}/{DEAD_LETTERS}"
+        letters = f"{self._queue}/{DEAD_LETTER}"
         try:
             await connection.open()
             await connection.authorize(self._queue)
@@ -249,7 +321,7 @@ class _QueueReplay:
     def _on_event(self, event: Event) -> None:
         match event:
             case DeliveryArrived():
-                self._billed.made(f"{self._queue}/{DEAD_LETTERS}", "receive")
+                self._billed.made(f"{self._queue}/{DEAD_LETTER}", "receive")
                 self._arrived.put_nowait(event)
             case Disposed():
                 if event.by_receiver:

@@ -1,6 +1,6 @@
 """The aliases: under which names, and as what types, a backlog message keeps what was cleared.
 
-Names and types are those of the retired .NET library (SPEC 4), so that queues which it left behind
+Names and types are those of the retired .NET library, so that queues which it left behind
 can be drained. Four names are ours: a marker that the partition key was the session id (without
 it a message that had the key would look like one that had not), the message id where the copy in
 the backlog has an id of its own, the count of a dead letter's replays, and the format of a message
@@ -21,10 +21,20 @@ from twinbus.errors import (
     AliasValueError,
     BacklogFormatError,
     BacklogGuardError,
+    InvalidDestinationError,
     MissingDestinationError,
     TransferError,
 )
-from twinbus.transfer.entity_names import require_entity_name
+from twinbus.servicebus.limits import (
+    DATE_MAX_MS,
+    DATE_MIN_MS,
+    EPOCH_TICKS,
+    FOREVER_MS,
+    MESSAGE_ID_MAX,
+    SESSION_ID_MAX,
+    TICKS_PER_MS,
+)
+from twinbus.servicebus.names import DATE_TIME, TIME_SPAN, is_entity_name, not_an_entity_name
 
 SESSION_ID: Final = "x-ms-sessionid"
 TIME_TO_LIVE: Final = "x-ms-timetolive"
@@ -52,26 +62,9 @@ RESERVED_KEYS: Final = RESERVED_NAMES | {name.encode() for name in RESERVED_NAME
 
 _KEYS: Final = {name: string(name) for name in RESERVED_NAMES}
 
-TIMESPAN: Final = Symbol("com.microsoft:timespan")
-DATETIME_OFFSET: Final = Symbol("com.microsoft:datetime-offset")
-TICKS_PER_MS: Final = 10_000
-"""A tick of .NET is 100 nanoseconds."""
-EPOCH_TICKS: Final = 621_355_968_000_000_000
-"""The unix epoch in ticks since the year 1."""
-FOREVER_MS: Final = 922_337_203_685_477
-"""TimeSpan.MaxValue, which .NET puts for a message that has no time to live of its own."""
-
+_TIME_SPAN: Final = Symbol(TIME_SPAN)
 TICKS_MAX: Final = 2**63 - 1
-"""The ticks of TimeSpan.MaxValue: a longer time to live is none that a sender could set."""
-DATE_MIN_MS: Final = -62_135_596_800_000
-DATE_MAX_MS: Final = 253_402_300_799_999
-"""The years 1 to 9999 in unix milliseconds. Neither .NET nor Python has a date outside them, and a
-receiver of such a timestamp may close the connection instead of refusing the message."""
-SESSION_ID_MAX: Final = 128
-"""Characters of a session id: the limit of Azure."""
-
-MESSAGE_ID_MAX: Final = 128
-"""Characters of a message id: the limit of Azure."""
+"""The ticks of TimeSpan.MaxValue: no sender could set a longer time to live."""
 ULONG_MAX: Final = 2**64 - 1
 
 OWN_ID_BYTES: Final = 32
@@ -106,7 +99,7 @@ class Aliases:
         if self.session_id is not None:
             properties[SESSION_ID] = self.session_id
         if self.time_to_live_ms is not None:
-            properties[TIME_TO_LIVE] = Described(TIMESPAN, self.time_to_live_ms * TICKS_PER_MS)
+            properties[TIME_TO_LIVE] = Described(_TIME_SPAN, self.time_to_live_ms * TICKS_PER_MS)
         if self.scheduled_ms is not None:
             properties[SCHEDULED_TIME] = Timestamp(self.scheduled_ms)
         if self.partition_key_is_session:
@@ -140,7 +133,8 @@ class Aliases:
                 f"the message has no {PATH}, so its destination is unknown"
             )
         path = _text(PATH, path)
-        require_entity_name(path)
+        if not is_entity_name(path):
+            raise InvalidDestinationError(not_an_entity_name(path))
         return cls(
             path=path,
             session_id=_session_id(properties.get(SESSION_ID)),
@@ -193,7 +187,7 @@ def replaceable_id(message_id: object) -> MessageId | None:
 
 
 def read_message_id(value: object) -> MessageId | None:
-    """The message id that an alias holds; AliasTypeError, AliasValueError if it is none."""
+    """The message id that an alias holds; AliasTypeError, AliasValueError if it is not valid."""
     if value is None or isinstance(value, UUID):
         return value
     if isinstance(value, bool | Timestamp) or not isinstance(value, str | int | bytes):
@@ -240,7 +234,7 @@ def _session_id(value: object) -> str | None:
 
 def _duration_ms(value: object) -> int | None:
     """Milliseconds of a described timespan, or of a plain number of ticks."""
-    if isinstance(value, Described) and value.descriptor == TIMESPAN:
+    if isinstance(value, Described) and value.descriptor == TIME_SPAN:
         value = value.value
     if value is None:
         return None
@@ -255,7 +249,7 @@ def _duration_ms(value: object) -> int | None:
 
 def _time_ms(value: object) -> int | None:
     """Unix milliseconds of a timestamp, of a plain number of them, or of a described date."""
-    if isinstance(value, Described) and value.descriptor == DATETIME_OFFSET:
+    if isinstance(value, Described) and value.descriptor == DATE_TIME:
         ticks = value.value
         if isinstance(ticks, int) and not isinstance(ticks, bool):
             return _date_ms((ticks - EPOCH_TICKS) // TICKS_PER_MS)

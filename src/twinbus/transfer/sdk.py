@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from twinbus.amqp.types import Described, Symbol, Timestamp, ULong
 from twinbus.errors import AliasValueError, ReservedPropertyError
+from twinbus.servicebus.names import PARTITION_KEY, SCHEDULED_TIME
 from twinbus.transfer.aliases import (
     RESERVED_NAMES,
     Aliases,
@@ -19,7 +20,6 @@ from twinbus.transfer.aliases import (
     lifetime_ms,
     replaceable_id,
 )
-from twinbus.transfer.sections import PARTITION_KEY_ANNOTATION, SCHEDULED_ANNOTATION
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -88,12 +88,12 @@ def from_backlog_message(message: Any, *, aliases: Aliases | None = None) -> tup
     if aliases.session_id is not None:
         _properties_of(result).group_id = aliases.session_id
         if aliases.partition_key_is_session:
-            annotations[PARTITION_KEY_ANNOTATION.encode()] = aliases.session_id
+            annotations[PARTITION_KEY.encode()] = aliases.session_id
     if aliases.time_to_live_ms is not None:
         # The SDK derives the absolute expiry from it when the copy is sent.
         _header_of(result).time_to_live = aliases.time_to_live_ms
     if aliases.scheduled_ms is not None:
-        annotations[SCHEDULED_ANNOTATION.encode()] = _date(aliases.scheduled_ms)
+        annotations[SCHEDULED_TIME.encode()] = _date(aliases.scheduled_ms)
     result.annotations = annotations or None
     return result, aliases
 
@@ -178,7 +178,7 @@ def _take_time_to_live(message: Any, now_ms: int) -> int | None:
 
 
 def _take_scheduled(message: Any) -> int | None:
-    key, value = _annotation(message, SCHEDULED_ANNOTATION)
+    key, value = _annotation(message, SCHEDULED_TIME)
     value = _plain_value(value)
     if isinstance(value, bool) or not isinstance(value, int):
         return None
@@ -187,7 +187,7 @@ def _take_scheduled(message: Any) -> int | None:
 
 
 def _take_partition_key(message: Any, session_id: str | None) -> bool:
-    key, value = _annotation(message, PARTITION_KEY_ANNOTATION)
+    key, value = _annotation(message, PARTITION_KEY)
     if session_id is None or value is None or _text(value) != session_id:
         return False
     del message.annotations[key]

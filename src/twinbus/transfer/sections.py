@@ -27,8 +27,9 @@ from twinbus.amqp.message import (
 )
 from twinbus.amqp.types import Timestamp
 from twinbus.errors import ReservedPropertyError
+from twinbus.servicebus import names
+from twinbus.servicebus.limits import DATE_MAX_MS
 from twinbus.transfer.aliases import (
-    DATE_MAX_MS,
     MESSAGE_ID,
     RESERVED_NAMES,
     Aliases,
@@ -51,29 +52,26 @@ TTL, FIRST_ACQUIRER, DELIVERY_COUNT = 2, 3, 4
 MESSAGE_ID_FIELD, ABSOLUTE_EXPIRY, CREATION, GROUP_ID = 0, 8, 9, 10
 """Indexes of properties fields."""
 
-SCHEDULED_ANNOTATION: Final = "x-opt-scheduled-enqueue-time"
-PARTITION_KEY_ANNOTATION: Final = "x-opt-partition-key"
-
 DELIVERY_MARKS: Final = frozenset(
     {
-        "x-opt-deadletter-source",
-        "x-opt-enqueue-sequence-number",
-        "x-opt-enqueued-time",
-        "x-opt-lock-token",
-        "x-opt-locked-until",
-        "x-opt-message-state",
-        "x-opt-sequence-number",
+        names.DEAD_LETTER_SOURCE,
+        names.ENQUEUED_SEQUENCE_NUMBER,
+        names.ENQUEUED_TIME,
+        names.LOCK_TOKEN,
+        names.LOCKED_UNTIL,
+        names.MESSAGE_STATE,
+        names.SEQUENCE_NUMBER,
     }
 )
 """Annotations that a broker adds to a delivery."""
 
 _RESERVED: Final = {name.encode(): name for name in RESERVED_NAMES}
 _MESSAGE_ID: Final = MESSAGE_ID.encode()
-_SCHEDULED: Final = SCHEDULED_ANNOTATION.encode()
-_PARTITION_KEY: Final = PARTITION_KEY_ANNOTATION.encode()
+_SCHEDULED: Final = names.SCHEDULED_TIME.encode()
+_PARTITION_KEY: Final = names.PARTITION_KEY.encode()
 _MARKS: Final = frozenset(name.encode() for name in DELIVERY_MARKS)
-_SCHEDULED_KEY: Final = symbol(SCHEDULED_ANNOTATION)
-_PARTITION_KEY_KEY: Final = symbol(PARTITION_KEY_ANNOTATION)
+_SCHEDULED_KEY: Final = symbol(names.SCHEDULED_TIME)
+_PARTITION_KEY_KEY: Final = symbol(names.PARTITION_KEY)
 _MESSAGE_ID_KEY: Final = string(MESSAGE_ID)
 
 UINT_MAX: Final = 0xFFFF_FFFF

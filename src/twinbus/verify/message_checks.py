@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from azure.servicebus import NEXT_AVAILABLE_SESSION, ServiceBusMessage, ServiceBusSubQueue
 
-from twinbus.pairing.core.ping import PING_TIME_TO_LIVE_S
+from twinbus.pairing.core.schedules import PING_TIME_TO_LIVE_S
 from twinbus.pairing.sending.pinger import send_ping
 from twinbus.verify.scratch import Check, Observed, ScratchNamespace
 

@@ -27,7 +27,7 @@ from twinbus.ledger.requests import BilledRequests
 from twinbus.namespace.administration_client import administration_client
 from twinbus.namespace.endpoint import endpoint_of
 from twinbus.namespace.namespace import KEEP_ALIVE_OFF, Namespace, bounds
-from twinbus.pairing.core.classify import refused_token
+from twinbus.servicebus.failures import refused_token
 from twinbus.verify.frames import FrameLog, TracedConnection
 
 PREFIX: Final = "twinbus-verify-"

@@ -15,7 +15,7 @@ from twinbus.pairing.core.attempts import (
     CallEnding,
     Raise,
     RetryPolicy,
-    SendCall,
+    SendDecisions,
     Step,
     WaitForSecondary,
     call_limit_s,
@@ -25,7 +25,7 @@ from twinbus.pairing.lifecycle.discovery import Discovery
 from twinbus.pairing.sdk.outgoing import MessageIds
 from twinbus.pairing.sending import calls, shared_state
 from twinbus.pairing.sending.waiting import WaitingCalls
-from twinbus.syphon.core.pacing.governor import Governor
+from twinbus.syphon.core.governor import Governor
 
 __all__ = ["NIGHT_BUGS"]
 
@@ -37,13 +37,13 @@ def connection_pulls_queues() -> AbstractContextManager[Any]:
 
 def nobody_waits() -> AbstractContextManager[Any]:
     """A call raises as soon as no backlog queue can be used."""
-    real = SendCall._divert
+    real = SendDecisions._divert
 
-    def planted(self: SendCall, now: float) -> Step:
+    def planted(self: SendDecisions, now: float) -> Step:
         step = real(self, now)
         return Raise(CallEnding.BACKLOG) if isinstance(step, WaitForSecondary) else step
 
-    return patch.object(SendCall, "_divert", planted)
+    return patch.object(SendDecisions, "_divert", planted)
 
 
 def wait_ignores_deadline() -> AbstractContextManager[Any]:

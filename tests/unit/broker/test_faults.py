@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 
 from twinbus.broker.faults import (
-    DEFAULT_CONDITION,
     DELAY_MS_MAX,
     FAULTS_MAX,
-    THROTTLE_CONDITION,
     Fault,
     FaultPlan,
     Stage,
@@ -16,6 +14,7 @@ from twinbus.broker.faults import (
     fault_to_json,
 )
 from twinbus.broker.refusals import ArgumentInvalid, ArgumentOutOfRange
+from twinbus.servicebus.conditions import INTERNAL_ERROR, SERVER_BUSY
 
 NOW_MS = 1_000_000
 
@@ -109,8 +108,8 @@ def test_faults_are_removed_by_id_and_all_at_once() -> None:
 
 
 def test_conditions_default_to_what_the_kind_means() -> None:
-    assert Fault(kind="refuse_send").condition == DEFAULT_CONDITION
-    assert Fault(kind="throttle").condition == THROTTLE_CONDITION
+    assert Fault(kind="refuse_send").condition == INTERNAL_ERROR
+    assert Fault(kind="throttle").condition == SERVER_BUSY
     assert Fault(kind="refuse_attach", condition="amqp:not-found").condition == "amqp:not-found"
     assert "refuse_send" in Fault(kind="refuse_send").description
 

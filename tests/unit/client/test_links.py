@@ -110,7 +110,7 @@ async def test_a_detach_says_nothing_about_what_was_in_flight() -> None:
         world.pool.send(WIRE, answers.append)
     busy = Error(condition="com.microsoft:server-busy", description="too much")
     world.up.handle(Detached(world.link, busy, True))
-    assert [isinstance(one, LinkEnded) and one.was_sent for one in answers] == [True, False]
+    assert [isinstance(one, LinkEnded) and one.may_be_stored for one in answers] == [True, False]
 
 
 async def test_a_connection_that_is_silent_is_dropped_and_its_sends_time_out() -> None:

@@ -13,7 +13,7 @@ from twinbus.client import connection
 from twinbus.client.connection import CONNECT_S, NamespaceConnection
 from twinbus.client.request_node import ConnectionLost
 from twinbus.namespace.endpoint import endpoint_of
-from twinbus.syphon.core.reconnect_backoff import FIRST_RECONNECT_S, ReconnectBackoff
+from twinbus.syphon.core.pacing import FIRST_RECONNECT_S, ReconnectBackoff
 
 PEER = "Endpoint=sb://127.0.0.1:5672;SharedAccessKeyName=r;SharedAccessKey=k;UseDevelopmentEmulator=true;"
 

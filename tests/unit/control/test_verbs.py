@@ -8,7 +8,7 @@ import pytest
 
 from twinbus.control.protocol import ControlRefused
 from twinbus.control.verbs import steering_verbs
-from twinbus.syphon.core.pacing.pace import Rate
+from twinbus.syphon.core.pacing import Rate
 from twinbus.syphon.host import SyphonGroup
 
 

@@ -16,7 +16,7 @@ from twinbus.cost.arithmetic import (
     search_operations,
     units,
 )
-from twinbus.pairing.core.search_schedule import wait_s
+from twinbus.pairing.core.schedules import search_wait_s
 
 KB = 1024
 HOUR_S, DAY_S = 3_600, 86_400
@@ -78,7 +78,7 @@ def test_pings_of_many_clients_add_up() -> None:
 @pytest.mark.parametrize("period_s", [HOUR_S, DAY_S, 30 * DAY_S])
 def test_searches_for_a_missing_queue_are_those_of_the_pairs_schedule(period_s: int) -> None:
     at, count = 0.0, 0
-    while (at := at + wait_s(at, answers=True, chance=1.0)) <= period_s:
+    while (at := at + search_wait_s(at, answers=True, chance=1.0)) <= period_s:
         count += 1
     assert search_count(period_s) == count
     # By hand: 75 in the first hour, then 15 an hour in the end.

@@ -19,9 +19,9 @@ from twinbus.cost.arithmetic import (
 )
 from twinbus.cost.estimate import CostEstimate, Workload, estimate
 from twinbus.cost.quantities import QuantityError
-from twinbus.pairing.core.listing_times import IDLE_S
-from twinbus.syphon.core.deferred import VALID_S
+from twinbus.pairing.core.schedules import LIST_IDLE_S
 from twinbus.syphon.core.lease_validity import LEASE_LOCK_S, RENEW_SHARE, STANDBY_SHARE
+from twinbus.syphon.core.waiting import VALID_S
 
 KB = 1024
 SETTLED = CountingRule(count_settlement=True)
@@ -198,7 +198,7 @@ def test_the_times_of_an_idle_syphon_are_those_of_the_syphon() -> None:
     assert arithmetic.LEASE_RENEW_S == LEASE_LOCK_S * RENEW_SHARE
     assert arithmetic.LEASE_STANDBY_S == LEASE_LOCK_S * STANDBY_SHARE
     assert arithmetic.DEFERRED_SEARCH_S == VALID_S
-    assert arithmetic.QUEUE_SEARCH_S == IDLE_S
+    assert arithmetic.QUEUE_SEARCH_S == LIST_IDLE_S
 
 
 def test_a_rate_that_one_namespace_does_not_take_is_pointed_out() -> None:

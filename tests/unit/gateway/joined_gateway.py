@@ -18,8 +18,8 @@ from twinbus.broker.sas import ALL_RIGHTS
 from twinbus.broker.server import BrokerServer
 from twinbus.broker.storage.store import MemoryStore
 from twinbus.client.connection import NamespaceConnection
-from twinbus.gateway.holding import HeldSends
-from twinbus.gateway.opening import GatewayLinks
+from twinbus.gateway.pending import PendingSends
+from twinbus.gateway.server import GatewayLinks
 
 PRIMARY = (
     "Endpoint=sb://localhost:1;SharedAccessKeyName=root;SharedAccessKey=a2V5;"
@@ -87,9 +87,9 @@ class JoinedGateway:
         join(primary, monkeypatch)
         self.front = new_server()
         paired: Any = SimpleNamespace(state=SimpleNamespace(primary=PRIMARY))
-        self.held = HeldSends("gateway", 5.0)
+        self.pending = PendingSends("gateway", 5.0)
         context: Any = self.front._context
-        self._links = GatewayLinks(context, paired, cast("Any", None), self.held)
+        self._links = GatewayLinks(context, paired, cast("Any", None), self.pending)
 
     def peer(self) -> Peer:
         return Peer(self.front._context, self.front, self._links)
@@ -97,5 +97,5 @@ class JoinedGateway:
     async def close(self, world: OneClient) -> None:
         """End the client's connection, and the one to the primary with it."""
         world.client.peer.connection_lost(None)
-        await asyncio.gather(*self.held._calls)
+        await asyncio.gather(*self.pending._calls)
         await self.front.close()

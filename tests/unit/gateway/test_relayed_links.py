@@ -28,6 +28,7 @@ from twinbus.gateway.relayed_links import (
     RelayedReplies,
     RelayedRequests,
 )
+from twinbus.servicebus.failures import FailureMeaning
 
 ADDRESS = "orders/$management"
 
@@ -212,24 +213,24 @@ def test_the_bytes_of_requests_that_wait_for_the_primary_are_bounded() -> None:
 
 
 class NoToken(PrimaryRelay):
-    """A relay whose credential gives no token, for this reason."""
+    """A relay whose credential gives no token."""
 
-    reason: Exception
+    meaning: FailureMeaning | None
 
     async def _session(self, relayed: Relayed) -> Session:
-        raise RequestRefused("no token", 401, "amqp:unauthorized-access") from self.reason
+        raise RequestRefused("no token", 401, "amqp:unauthorized-access", self.meaning)
 
 
 @pytest.mark.parametrize(
-    ("reason", "is_open"), [(TimeoutError("no answer"), True), (ValueError("a bad secret"), False)]
+    ("meaning", "is_open"), [(FailureMeaning.UNREACHABLE, True), (None, False)]
 )
 async def test_a_node_can_be_opened_while_the_token_service_cannot_be_reached(
-    reason: Exception, is_open: bool
+    meaning: FailureMeaning | None, is_open: bool
 ) -> None:
     """The Go SDK sends nothing without it, and its messages could be diverted."""
     world = World()
     relay = NoToken(cast("Any", None), world.client, lambda work: work.close())
-    relay.reason = reason
+    relay.meaning = meaning
     link = world.sending(world.here)
     link.state = LinkState.OFFERED
     world.client.detach = lambda link, refusal: link.refuse(refusal.condition, "")

@@ -8,14 +8,14 @@ from twinbus.pairing.core.attempts import (
     DivertTo,
     PullQueue,
     RetryPolicy,
-    SendCall,
+    SendDecisions,
     Step,
     call_limit_s,
 )
 from twinbus.pairing.core.backlog import KeptChoice, PullCause, Rotation, backlog_paths
-from twinbus.pairing.core.classify import FailureMeaning
 from twinbus.pairing.core.failover import EntityFailover, ForceFailover, SendFailed
 from twinbus.pairing.core.secondary import DivertFault
+from twinbus.servicebus.failures import FailureMeaning
 
 POLICY = RetryPolicy(total=3, backoff_factor_s=0.8, backoff_max_s=120, attempt_timeout_s=5)
 LIMIT_S = call_limit_s(POLICY)
@@ -41,7 +41,7 @@ class World:
         self.rotation = Rotation(queues)
         self.choice = KeptChoice(self.rotation, lambda queues: queues[0])
         self.policy = policy
-        self.call = SendCall(
+        self.call = SendDecisions(
             self.entity,
             self.choice,
             policy,

@@ -22,6 +22,7 @@ from twinbus.broker.refusals import ArgumentInvalid, EntityNotFound, Refusal, Un
 from twinbus.broker.sas import MANAGE, SEND, AccessPolicy, Grant
 from twinbus.broker.server import BrokerServer
 from twinbus.errors import StoreError
+from twinbus.servicebus import conditions
 
 _log = logging.getLogger(__name__)
 
@@ -46,12 +47,12 @@ class AdminRequest:
 
 
 class ConflictingOperation(Refusal):
-    condition, status = "com.microsoft:entity-already-exists", 409
+    condition, status = conditions.ENTITY_EXISTS, 409
     is_tracked = True
 
 
 class MethodNotAllowed(Refusal):
-    condition, status = "amqp:not-allowed", 405
+    condition, status = conditions.NOT_ALLOWED, 405
 
 
 Verified = Grant | Unauthorized

@@ -18,14 +18,15 @@ from xml.etree import ElementTree as ET
 from xml.sax.saxutils import escape, quoteattr
 
 from twinbus.amqp.types import Described, Symbol, Timestamp
-from twinbus.broker.descriptions import (
+from twinbus.broker.refusals import ArgumentInvalid
+from twinbus.servicebus import names
+from twinbus.servicebus.limits import (
+    DATE_MAX_MS,
+    DATE_MIN_MS,
     EPOCH_TICKS,
     FOREVER_MS,
     TICKS_PER_MS,
-    TIME_MAX_MS,
-    TIME_MIN_MS,
 )
-from twinbus.broker.refusals import ArgumentInvalid
 
 ATOM = "http://www.w3.org/2005/Atom"
 CONNECT = "http://schemas.microsoft.com/netservices/2010/10/servicebus/connect"
@@ -136,8 +137,8 @@ def _attribute(value: str) -> str:
 
 FOREVER_TEXT = "P10675199DT2H48M5.4775807S"
 
-TIME_SPAN = Symbol("com.microsoft:timespan")
-ZONELESS = Symbol("com.microsoft:datetime-offset")
+TIME_SPAN = Symbol(names.TIME_SPAN)
+ZONELESS = Symbol(names.DATE_TIME)
 """Stands for a time that was given without a zone, and is given back so: AMQP's own timestamp is
 always UTC, and a client compares what it gets with what it gave. Filters see the same moment."""
 
@@ -295,6 +296,6 @@ def _parse_moment(text: str) -> object:
 
 def _render_moment(at_ms: int) -> str:
     # AMQP timestamps reach further than the years 1 to 9999 that the administration API can write.
-    at_ms = min(max(at_ms, TIME_MIN_MS), TIME_MAX_MS)
+    at_ms = min(max(at_ms, DATE_MIN_MS), DATE_MAX_MS)
     moment = (_EPOCH + at_ms * _MS).replace(tzinfo=None)
     return moment.isoformat(timespec="milliseconds" if at_ms % 1000 else "seconds")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from twinbus.broker.descriptions import RuleDescription
-from twinbus.broker.engine.names import address_key, subscription_path, transfer_dead_letter_path
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.topic import Subscription, Topic
 from twinbus.broker.refusals import EntityAlreadyExists, EntityNotFound, NotAllowed
+from twinbus.servicebus.names import address_key, subscription_path, transfer_dead_letter_path
 
 Entity = Queue | Topic
 

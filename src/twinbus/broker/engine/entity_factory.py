@@ -8,11 +8,11 @@ from twinbus.broker.descriptions import QueueDescription, SubscriptionDescriptio
 from twinbus.broker.engine.description_records import read_description, read_rule
 from twinbus.broker.engine.directory import Entity
 from twinbus.broker.engine.message_states import EngineContext
-from twinbus.broker.engine.names import address_key, dead_letter_path, subscription_path
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import dead_letter_description
 from twinbus.broker.engine.topic import Subscription, Topic
 from twinbus.broker.journal import EntityImage
+from twinbus.servicebus.names import address_key, dead_letter_path, subscription_path
 
 _NO_ID = 0
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from twinbus.broker.descriptions import FOREVER_MS, QueueDescription, SubscriptionDescription
+from twinbus.broker.descriptions import QueueDescription, SubscriptionDescription
 from twinbus.broker.engine.deadlines import Deadlines
 from twinbus.broker.engine.engine_log import EngineLog
 from twinbus.broker.engine.forwarding import Forwarding, ForwardSource, Resolve
@@ -34,6 +34,7 @@ from twinbus.broker.engine.settlement import (
 )
 from twinbus.broker.journal import EntityImage, Journal, MessageState, StoredMessage
 from twinbus.broker.messages.incoming import Incoming
+from twinbus.servicebus.limits import FOREVER_MS
 
 ACTIVE, DEFERRED, SCHEDULED = MessageState.ACTIVE, MessageState.DEFERRED, MessageState.SCHEDULED
 

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 from twinbus.broker.descriptions import (
     DEFAULT_RULE,
-    FOREVER_MS,
     CorrelationFilter,
     Description,
     QueueDescription,
@@ -20,6 +19,8 @@ from twinbus.broker.descriptions import (
     SubscriptionDescription,
     TopicDescription,
     check_change,
+    check_name,
+    check_path,
     check_settings,
 )
 from twinbus.broker.engine.deadlines import Timetable
@@ -29,7 +30,6 @@ from twinbus.broker.engine.engine_log import EngineLog
 from twinbus.broker.engine.entity_factory import EntityFactory
 from twinbus.broker.engine.memory import MESSAGE_BYTES, rule_bytes
 from twinbus.broker.engine.message_states import FAILED_RETRY_MS, EngineContext, Failed
-from twinbus.broker.engine.names import check_name, check_path, subscription_path
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.rule_limits import check_action_count, check_rule, check_rule_count
 from twinbus.broker.engine.topic import Subscription, Topic
@@ -37,6 +37,8 @@ from twinbus.broker.journal import EntityImage, Journal, StoredMessage
 from twinbus.broker.messages.incoming import Incoming
 from twinbus.broker.profile import LAPTOP, ServiceProfile
 from twinbus.broker.refusals import EntityAlreadyExists, NotAllowed, QuotaExceeded
+from twinbus.servicebus.limits import FOREVER_MS
+from twinbus.servicebus.names import subscription_path
 
 E = TypeVar("E", bound=Entity)
 

@@ -45,11 +45,11 @@ from twinbus.broker.refusals import (
     QuotaExceeded,
     entity_full,
 )
+from twinbus.servicebus.limits import STANDARD_MESSAGE_BYTES
 
 EXPIRED_AT_ONCE = 1000
 """Expired messages that one receive removes before others have their turn."""
 
-DEFAULT_MESSAGE_BYTES = 256 * 1024
 REFUSE_SENDS = ("Disabled", "SendDisabled")
 REFUSE_RECEIVES = ("Disabled", "ReceiveDisabled")
 
@@ -73,7 +73,7 @@ class Queue:
         self.created_at_ms = 0
         self.updated_at_ms = 0
         self.accessed_at_ms = 0
-        self.max_message_bytes = DEFAULT_MESSAGE_BYTES
+        self.max_message_bytes = STANDARD_MESSAGE_BYTES
         self.quota_bytes = NEVER_MS
         dead_states = None if dead_letter is None else dead_letter.states
         self.states: MessageStates = MessageStates(

@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import json
 
-from twinbus.broker.descriptions import CorrelationFilter, RuleDescription, SqlAction, SqlFilter
+from twinbus.broker.descriptions import (
+    CorrelationFilter,
+    RuleDescription,
+    SqlAction,
+    SqlFilter,
+    check_name,
+)
 from twinbus.broker.engine.description_records import rule_record
-from twinbus.broker.engine.names import check_name
 from twinbus.broker.engine.topic import Subscription
 from twinbus.broker.filters.rules import validate
 from twinbus.broker.refusals import ArgumentOutOfRange, QuotaExceeded

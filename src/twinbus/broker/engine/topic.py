@@ -17,7 +17,6 @@ from twinbus.broker.descriptions import (
 from twinbus.broker.engine.forwarding import ForwardSource
 from twinbus.broker.engine.memory import MESSAGE_BYTES, rule_bytes
 from twinbus.broker.engine.message_states import EngineContext
-from twinbus.broker.engine.names import subscription_path
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import FILTER_FAILED, NO_SESSION_ID
 from twinbus.broker.filters.rules import apply_action, begin_rules, compiled_parts, matches
@@ -26,6 +25,7 @@ from twinbus.broker.journal import StoredMessage
 from twinbus.broker.messages.incoming import Incoming, read_back
 from twinbus.broker.messages.rendering import render
 from twinbus.broker.refusals import Refusal, entity_full
+from twinbus.servicebus.names import subscription_path
 
 
 class Subscription(Queue):

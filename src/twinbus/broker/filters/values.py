@@ -18,14 +18,15 @@ from functools import lru_cache
 from typing import Any, TypeGuard
 
 from twinbus.amqp.types import Described, Symbol, Timestamp
-from twinbus.broker.descriptions import (
+from twinbus.broker.refusals import ArgumentInvalid
+from twinbus.servicebus import names
+from twinbus.servicebus.limits import (
+    DATE_MAX_MS,
+    DATE_MIN_MS,
     EPOCH_TICKS,
     FOREVER_MS,
     TICKS_PER_MS,
-    TIME_MAX_MS,
-    TIME_MIN_MS,
 )
-from twinbus.broker.refusals import ArgumentInvalid
 
 INTEGER_MIN, INTEGER_MAX = -(2**63), 2**63 - 1
 """System.Int64, in which Azure computes."""
@@ -128,9 +129,9 @@ def to_value(raw: object) -> Value:
 def _from_described(raw: Described) -> Value:
     """The .NET types that AMQP lacks travel as described values."""
     match str(raw.descriptor), raw.value:
-        case "com.microsoft:timespan", int(ticks):
+        case names.TIME_SPAN, int(ticks):
             return Duration(ticks // TICKS_PER_MS)
-        case "com.microsoft:datetime-offset", int(ticks):
+        case names.DATE_TIME, int(ticks):
             return Instant((ticks - EPOCH_TICKS) // TICKS_PER_MS)
         case "com.microsoft:uri", str(text):
             return str(text)  # It may be a symbol.
@@ -142,7 +143,7 @@ def to_amqp(value: Value) -> object:
         case Instant(ms):
             return Timestamp(ms)
         case Duration(ms):
-            return Described(Symbol("com.microsoft:timespan"), ms * TICKS_PER_MS)
+            return Described(Symbol(names.TIME_SPAN), ms * TICKS_PER_MS)
     return value
 
 
@@ -308,10 +309,10 @@ def to_text(value: Value) -> str:
 
 def _time_text(ms: int) -> str:
     # AMQP's times reach further than the calendar. They can be compared, but have no date.
-    if not TIME_MIN_MS <= ms <= TIME_MAX_MS:
+    if not DATE_MIN_MS <= ms <= DATE_MAX_MS:
         raise FilterError(
             f"A time of {ms} ms since 1970 cannot be used as text: it is not in the years 1 to 9999"
-            f" ({TIME_MIN_MS} to {TIME_MAX_MS} ms)."
+            f" ({DATE_MIN_MS} to {DATE_MAX_MS} ms)."
         )
     return (_EPOCH + timedelta(milliseconds=ms)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from twinbus.amqp.message import Properties, Sections, decode_map, decode_value, encode_message
 from twinbus.amqp.types import DecodeError, Int
-from twinbus.broker.engine.names import MANAGEMENT_SUFFIX, entity_address
 from twinbus.broker.links.management_request import correlation_id, text_of
 from twinbus.broker.refusals import ArgumentInvalid, MalformedMessage, NotAllowed, Refusal
 from twinbus.broker.sas import AccessPolicy, Grant, covers
+from twinbus.servicebus.names import MANAGEMENT_SUFFIX, entity_address
 
 PUT_TOKEN = "put-token"  # noqa: S105 - an operation's name
 

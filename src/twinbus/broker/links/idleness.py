@@ -10,12 +10,13 @@ from collections.abc import Iterable
 
 from twinbus.amqp.link import Link
 from twinbus.broker.refusals import Refusal
+from twinbus.servicebus import conditions
 
 
 class LinkIdle(Refusal):
     """In Azure's words."""
 
-    condition, status = "amqp:link:detach-forced", 408
+    condition, status = conditions.DETACH_FORCED, 408
     is_tracked = True
 
     def __init__(self, link: Link, idle_s: float) -> None:

@@ -7,7 +7,6 @@ from functools import partial
 from twinbus.amqp.events import Disposed
 from twinbus.amqp.link import ReceiverLink, SenderLink
 from twinbus.amqp.message import Sections
-from twinbus.broker.engine.names import MANAGEMENT_SUFFIX
 from twinbus.broker.links import management
 from twinbus.broker.links.context import BrokerContext, LinkClient, new_message_id
 from twinbus.broker.links.management_request import ManagementContext
@@ -18,6 +17,7 @@ from twinbus.broker.links.sending import SendingLink, refuse_transactions
 from twinbus.broker.links.settling import settle
 from twinbus.broker.refusals import QuotaExceeded
 from twinbus.broker.sas import LISTEN, SEND
+from twinbus.servicebus.names import MANAGEMENT_SUFFIX
 
 
 class EntityLinks:

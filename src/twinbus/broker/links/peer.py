@@ -29,7 +29,6 @@ from twinbus.amqp.link import Link, LinkState, ReceiverLink, SenderLink
 from twinbus.amqp.message import Sections
 from twinbus.amqp.sasl import ServerSasl
 from twinbus.broker.access.admission import CUT_OFF_S
-from twinbus.broker.engine.names import MANAGEMENT_SUFFIX, entity_address
 from twinbus.broker.links.back_pressure import OUTPUT_BYTES_MAX, UNWRITTEN_BYTES_MAX, BackPressure
 from twinbus.broker.links.context import CBS, LinkOpener, PeerContext
 from twinbus.broker.links.expiry_timer import ExpiryTimer
@@ -39,6 +38,7 @@ from twinbus.broker.links.replies import ReplyLink, ReplyLinks
 from twinbus.broker.links.requests import RequestLink, put_token
 from twinbus.broker.refusals import LinkExpired, QuotaExceeded, Refusal, ServerBusy, Unauthorized
 from twinbus.broker.sas import ConnectionGrants, covers
+from twinbus.servicebus.names import MANAGEMENT_SUFFIX, entity_address
 
 log = logging.getLogger("twinbus.broker")
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from twinbus.amqp.connection import Connection
 from twinbus.broker.access.admission import Admission
+from twinbus.servicebus.conditions import CONNECTION_FORCED, RESOURCE_LIMIT
 
 FRAME_BYTES_MAX = 32 * 1024
 SESSIONS_MAX = 16
@@ -20,9 +21,6 @@ that shares a connection among many senders may begin some sessions before its f
 
 RECEIVED_BYTES_MAX = 128 * 1024
 """Bytes of one connection before its first token; a client needs two or three thousand."""
-
-RESOURCE_LIMIT = "amqp:resource-limit-exceeded"
-FORCED = "amqp:connection:forced"
 
 
 class Probation:
@@ -51,14 +49,14 @@ class Probation:
         """From now on the client has to open the connection in time."""
         limit_s = self._admission.limits.open_s
         text = f"no OPEN came within {limit_s:g} s (--open-limit)"
-        self._timer = self._loop.call_later(limit_s, self._give_up, FORCED, text)
+        self._timer = self._loop.call_later(limit_s, self._give_up, CONNECTION_FORCED, text)
 
     def opened(self) -> None:
         """From now on the client has to put a token in time."""
         self._stop_clock()
         limit_s = self._admission.limits.token_s
         text = f"no valid token came within {limit_s:g} s (--token-limit)"
-        self._timer = self._loop.call_later(limit_s, self._give_up, FORCED, text)
+        self._timer = self._loop.call_later(limit_s, self._give_up, CONNECTION_FORCED, text)
 
     def takes(self, size_bytes: int) -> bool:
         """Count bytes that came; false: they were too many, and the connection is closed."""

@@ -11,9 +11,7 @@ import asyncio
 from twinbus.amqp.link import SETTLED, LinkState, SenderLink
 from twinbus.amqp.performatives import Modified, Rejected, Released, Source, encode_state
 from twinbus.amqp.types import Described, Symbol
-from twinbus.broker.descriptions import EPOCH_TICKS, TICKS_PER_MS
 from twinbus.broker.engine.credits import CreditAccount
-from twinbus.broker.engine.names import MANAGEMENT_SUFFIX
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import Delivery, SettlementOutcome
 from twinbus.broker.links.context import BrokerContext, LinkClient, rejected
@@ -30,10 +28,13 @@ from twinbus.broker.refusals import (
     Unauthorized,
 )
 from twinbus.broker.sas import LISTEN
+from twinbus.servicebus import names
+from twinbus.servicebus.limits import EPOCH_TICKS, TICKS_PER_MS
+from twinbus.servicebus.names import MANAGEMENT_SUFFIX, SESSION_LOCKED_UNTIL
 
-SESSION_FILTER = Symbol("com.microsoft:session-filter")
+SESSION_FILTER = Symbol(names.SESSION_FILTER)
 SESSION_WAIT = Symbol("com.microsoft:timeout")
-LOCKED_UNTIL = Symbol("com.microsoft:locked-until-utc")
+LOCKED_UNTIL = Symbol(SESSION_LOCKED_UNTIL)
 BROWSING = "copy"
 """Distribution mode of a receiver that leaves the messages where they are, such as a JMS
 QueueBrowser. To serve it as another receiver would consume them."""

@@ -7,6 +7,7 @@ from collections import deque
 from twinbus.amqp.link import LinkSession, LinkState, SenderLink
 from twinbus.amqp.performatives import Target
 from twinbus.broker.links.owner import LinkOwner
+from twinbus.servicebus import conditions
 
 REPLIES_MAX = 1000
 REPLY_BYTES_MAX = 16 * 1024 * 1024
@@ -43,7 +44,7 @@ class ReplyLink(LinkOwner):
         count = len(self._waiting)
         if count > REPLIES_MAX or (count > 1 and self._waiting_bytes > REPLY_BYTES_MAX):
             text = f"{count} responses wait for credit; read them or send fewer requests"
-            self.link.detach("amqp:resource-limit-exceeded", text)
+            self.link.detach(conditions.RESOURCE_LIMIT, text)
 
     def close(self, now_ms: int) -> None:
         self._replies.remove(self)

@@ -13,7 +13,6 @@ from twinbus.amqp.link import LinkState, ReceiverLink
 from twinbus.amqp.message import Sections, decode_map, decode_properties, split
 from twinbus.amqp.performatives import ACCEPTED_BYTES, encode_state
 from twinbus.amqp.types import DecodeError
-from twinbus.broker.engine.names import MANAGEMENT_SUFFIX
 from twinbus.broker.faults import Fault, Stage
 from twinbus.broker.links import cbs
 from twinbus.broker.links.context import CBS, LinkClient, PeerContext, rejected
@@ -21,6 +20,7 @@ from twinbus.broker.links.management_request import correlation_id, failure
 from twinbus.broker.links.owner import LinkOwner
 from twinbus.broker.links.replies import ReplyLink
 from twinbus.broker.refusals import EntityNotFound, MalformedMessage, Refusal
+from twinbus.servicebus.names import MANAGEMENT_SUFFIX
 
 CREDIT = 100
 CBS_REQUEST_BYTES_MAX = 32 * 1024

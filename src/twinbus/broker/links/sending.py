@@ -21,9 +21,7 @@ from twinbus.broker.links.owner import LinkOwner
 from twinbus.broker.messages.incoming import Incoming, parse
 from twinbus.broker.refusals import MalformedMessage, MessageTooLarge, NotSupported, Refusal
 from twinbus.broker.sas import SEND
-
-FRAMING_ALLOWANCE = 64 * 1024
-"""A batch's envelope and sections may take this much beyond the entity's message limit."""
+from twinbus.servicebus.limits import BATCH_ALLOWANCE
 
 
 def refuse_transactions(link: ReceiverLink) -> None:
@@ -55,7 +53,7 @@ class SendingLink(LinkOwner):
     def attach(self) -> None:
         """Answer the client's attach and give it credit."""
         limit = self.entity.max_message_bytes
-        self.link.limit_bytes = limit + FRAMING_ALLOWANCE
+        self.link.limit_bytes = limit + BATCH_ALLOWANCE
         self.link.rejects_oversize = True
         self.link.accept(max_message_size=limit)
         self.link.grant(self._credit)

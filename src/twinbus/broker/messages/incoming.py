@@ -20,7 +20,6 @@ from twinbus.amqp import encoding
 from twinbus.amqp.decoding import MALFORMED, READERS, WIDTHS, malformed, skip, skip_many
 from twinbus.amqp.message import Sections, decode_header, split
 from twinbus.amqp.types import DecodeError, ULong
-from twinbus.broker.descriptions import FOREVER_MS, TIME_MAX_MS, TIME_MIN_MS
 from twinbus.broker.messages.rendering import (
     BROKER_ANNOTATIONS,
     FORMAT,
@@ -35,8 +34,9 @@ from twinbus.broker.messages.rendering import (
     key_text,
 )
 from twinbus.broker.refusals import ArgumentOutOfRange, MalformedMessage
-
-PING_CONTENT_TYPE: Final = "application/vnd.ms-servicebus-ping"
+from twinbus.servicebus import names
+from twinbus.servicebus.limits import DATE_MAX_MS, DATE_MIN_MS, FOREVER_MS
+from twinbus.servicebus.names import PING_CONTENT_TYPE
 
 _U32 = struct.Struct(">I").unpack_from
 
@@ -136,10 +136,10 @@ def _malformed(error: Exception, wire: bytes) -> MalformedMessage:
 
 
 def _check_schedule(at_ms: int) -> None:
-    if not TIME_MIN_MS <= at_ms <= TIME_MAX_MS:
+    if not DATE_MIN_MS <= at_ms <= DATE_MAX_MS:
         raise ArgumentOutOfRange(
-            f"x-opt-scheduled-enqueue-time is {at_ms}; it must be from {TIME_MIN_MS} to "
-            f"{TIME_MAX_MS}, milliseconds since 1970 within the years 1 to 9999"
+            f"x-opt-scheduled-enqueue-time is {at_ms}; it must be from {DATE_MIN_MS} to "
+            f"{DATE_MAX_MS}, milliseconds since 1970 within the years 1 to 9999"
         )
 
 
@@ -439,7 +439,7 @@ def _partition_key(value: object) -> str | None:
     # The Python SDK passes on what the application gave it, and that may be bytes.
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
-    return _text("x-opt-partition-key", value)
+    return _text(names.PARTITION_KEY, value)
 
 
 def _integer(name: str, value: object) -> int:

@@ -16,6 +16,7 @@ from twinbus.amqp.decoding import skip
 from twinbus.amqp.message import APPLICATION_PROPERTIES, Header, encode_header, section_at
 from twinbus.amqp.types import DecodeError
 from twinbus.broker.journal import StoredMessage
+from twinbus.servicebus import names
 
 PREFIX: Final = struct.Struct(">BBhIIII")
 """Format, durable as its AMQP format code, priority (-1: null), then items and bytes of the
@@ -27,15 +28,15 @@ UINT_MAX: Final = 0xFFFF_FFFF
 """Longest time to live a header can tell, 49.7 days in ms; who means more sends this and an
 absolute expiry time beside it."""
 
-SEQUENCE_NUMBER: Final = b"x-opt-sequence-number"
-ENQUEUED_TIME: Final = b"x-opt-enqueued-time"
-ENQUEUED_SEQUENCE_NUMBER: Final = b"x-opt-enqueue-sequence-number"
-MESSAGE_STATE: Final = b"x-opt-message-state"
-LOCKED_UNTIL: Final = b"x-opt-locked-until"
-DEAD_LETTER_SOURCE: Final = b"x-opt-deadletter-source"
-SCHEDULED_FOR: Final = b"x-opt-scheduled-enqueue-time"
-PARTITION_KEY: Final = b"x-opt-partition-key"
-LOCK_TOKEN: Final = b"x-opt-lock-token"
+SEQUENCE_NUMBER: Final = names.SEQUENCE_NUMBER.encode()
+ENQUEUED_TIME: Final = names.ENQUEUED_TIME.encode()
+ENQUEUED_SEQUENCE_NUMBER: Final = names.ENQUEUED_SEQUENCE_NUMBER.encode()
+MESSAGE_STATE: Final = names.MESSAGE_STATE.encode()
+LOCKED_UNTIL: Final = names.LOCKED_UNTIL.encode()
+DEAD_LETTER_SOURCE: Final = names.DEAD_LETTER_SOURCE.encode()
+SCHEDULED_FOR: Final = names.SCHEDULED_TIME.encode()
+PARTITION_KEY: Final = names.PARTITION_KEY.encode()
+LOCK_TOKEN: Final = names.LOCK_TOKEN.encode()
 
 BROKER_ANNOTATIONS: Final = frozenset(
     (

@@ -26,7 +26,7 @@ from twinbus.console.terminal.output import Output, OutputOption, WrongUse
 
 if TYPE_CHECKING:
     from twinbus.console.backlog.commands import QueueSelection
-    from twinbus.syphon.core.dead_letters import DeadLetterFilter
+    from twinbus.syphon.replaying import DeadLetterFilter
 
 app = command_group("Inspect, create and prune backlog queues.")
 letters_app = command_group(

@@ -18,8 +18,7 @@ from twinbus.console.terminal.table import aligned, counted, table_lines, visibl
 from twinbus.console.terminal.times import window_of
 from twinbus.errors import SyphonError
 from twinbus.namespace.endpoint import endpoint_of
-from twinbus.syphon.core.dead_letters import REPLAYS_MAX, DeadLetterFilter
-from twinbus.syphon.replaying import Replayed, dead_letters, replay
+from twinbus.syphon.replaying import REPLAYS_MAX, DeadLetterFilter, Replayed, dead_letters, replay
 from twinbus.wording import plain
 
 

@@ -23,7 +23,7 @@ from twinbus.namespace.namespace import Namespace
 from twinbus.namespace.signatures import refusal_error
 from twinbus.pairing.core.backlog import Drift, drift_of, parse_backlog_path
 from twinbus.pairing.lifecycle.administration import description_of
-from twinbus.syphon.relay.outbound import UNAUTHORIZED
+from twinbus.servicebus.conditions import UNAUTHORIZED
 
 QUEUES_PER_CONNECTION: Final = 50
 """A peeked queue takes two links, and a connection to Service Bus has 256 of them."""

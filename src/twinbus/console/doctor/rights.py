@@ -27,8 +27,8 @@ from twinbus.errors import CredentialError, MissingRightError, TwinbusError
 from twinbus.namespace.namespace import Namespace
 from twinbus.namespace.tokens import is_signing
 from twinbus.pairing.core.backlog import parse_backlog_path
-from twinbus.pairing.core.classify import FailureMeaning, meaning_of
 from twinbus.pairing.lifecycle.administration import first_line
+from twinbus.servicebus.failures import FailureMeaning, of_error
 
 ATTEMPT_S: Final = 10.0
 
@@ -47,7 +47,7 @@ async def check_credential(pair: ExaminedPair, role: str) -> Finding:
         ):
             await sender.create_message_batch()
     except ServiceBusAuthenticationError as error:
-        if meaning_of(error) is FailureMeaning.NOT_FOUND:
+        if of_error(error) is FailureMeaning.NOT_FOUND:
             return Finding(check, Level.OK, "accepted")
         fetching = namespace.token_credential
         if fetching is not None and namespace.signature is None and not is_signing(fetching):
@@ -61,7 +61,7 @@ async def check_credential(pair: ExaminedPair, role: str) -> Finding:
         pass
     except (ServiceBusError, AzureError, CredentialError, OSError) as error:
         # With a custom endpoint the SDK takes a refused token for a lost connection.
-        if meaning_of(error) is not FailureMeaning.NOT_FOUND:
+        if of_error(error) is not FailureMeaning.NOT_FOUND:
             text = first_line(error) or f"no answer within {ATTEMPT_S:g} s"
             return Finding(check, Level.FAIL, text)
     return Finding(check, Level.OK, "accepted")
@@ -153,7 +153,7 @@ async def right_on(
     except MissingRightError:
         return Finding(check, level, f"missing on {path}", missing)
     except UnreachableError as error:
-        if error.__cause__ and meaning_of(error.__cause__) is FailureMeaning.NOT_FOUND:
+        if error.__cause__ and of_error(error.__cause__) is FailureMeaning.NOT_FOUND:
             is_backlog = parse_backlog_path(path) is not None
             do = "have an administrator run `twinbus backlog create`" if is_backlog else "create it"
             return Finding(check, Level.FAIL, f"{path} is not there", do)

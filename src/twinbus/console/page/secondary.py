@@ -19,8 +19,7 @@ from twinbus.console.namespaces import administration
 from twinbus.errors import MissingRightError
 from twinbus.namespace.endpoint import endpoint_of
 from twinbus.namespace.namespace import Namespace
-from twinbus.syphon.core.dead_letters import REPLAYS_MAX, DeadLetterFilter
-from twinbus.syphon.replaying import dead_letters, replay
+from twinbus.syphon.replaying import REPLAYS_MAX, DeadLetterFilter, dead_letters, replay
 from twinbus.wording import counted, plain
 
 LETTERS_MAX: Final = 200

@@ -34,6 +34,7 @@ from twinbus.pipeline.reports.documents import (
     ReportVerdict,
 )
 from twinbus.pipeline.spark.java import find_java
+from twinbus.servicebus.limits import DETECTION_MAX_S
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -42,9 +43,6 @@ if TYPE_CHECKING:
 
     from twinbus.namespace.namespace import Namespace
     from twinbus.pipeline.reports.ledger_tables import LedgerTables
-
-DETECTION_MAX_S: Final = 7 * 86_400
-"""The longest duplicate detection window of Service Bus."""
 
 SETTLE_S: Final = 1.0
 """Writers flush five times a second: after this pause what preceded the peek is on disk."""

@@ -31,7 +31,7 @@ from twinbus.errors import SyphonError
 from twinbus.ledger import open_ledger
 from twinbus.ledger.requests import recording_to
 from twinbus.namespace.endpoint import endpoint_of
-from twinbus.syphon.core.forecast import DrainMeter
+from twinbus.syphon.core.pacing import DrainMeter
 from twinbus.syphon.host import DrainProgress, drain_host
 
 LINE_EVERY_S: Final = 10.0

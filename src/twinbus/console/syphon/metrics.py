@@ -21,7 +21,7 @@ from twinbus.exposition import CONTENT_TYPE, GAUGE, Families, Sample, metrics_of
 from twinbus.ledger import LedgerWriter, NullLedger
 from twinbus.namespace.endpoint import Endpoint
 from twinbus.pairing.observing.metrics import BACKLOG_FAMILIES, depth_samples, syphon_samples
-from twinbus.syphon.core.health import HealthWatch, SyphonHealth
+from twinbus.syphon.core.health import StallDetector, SyphonHealth
 from twinbus.syphon.host import SyphonGroup
 
 FAMILIES: Final[Families] = {
@@ -79,7 +79,7 @@ class SyphonMetrics:
         self._group = group
         self._search = search
         self._ledger = ledger
-        self._watch = HealthWatch(group.rate.governor.most_per_s)
+        self._watch = StallDetector(group.rate.governor.most_per_s)
         self._refusal = (
             (403, "metrics are closed beyond loopback; give --metrics-token-file\n")
             if request.token is None

@@ -1,6 +1,6 @@
 """Finds the backlog queues of a label as long as a syphon program runs, and starts their pumps.
 
-One listing tells which queues exist and what they hold. It is made at the times of `listing_times`
+One listing tells which queues exist and what they hold. It is made at the times of `ListingTimes`
 and whenever the messages are counted, so that a count never leaves out a queue.
 """
 
@@ -19,7 +19,7 @@ from twinbus.client.administration import (
     list_backlog_counts,
 )
 from twinbus.errors import SyphonError
-from twinbus.pairing.core.listing_times import ListingTimes
+from twinbus.pairing.core.schedules import ListingTimes
 
 if TYPE_CHECKING:
     from twinbus.namespace.endpoint import Endpoint

@@ -15,11 +15,10 @@ from twinbus.ledger import LedgerWriter, NullLedger
 from twinbus.namespace.namespace import Namespace
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.core.backlog import lease_path
-from twinbus.syphon.core.forecast import time_to_empty_s
-from twinbus.syphon.core.pacing.governor import HIGHEST_PER_S, LOWEST_PER_S, STANDARD_PER_S
-from twinbus.syphon.core.pacing.pace import Rate
+from twinbus.syphon.core.governor import HIGHEST_PER_S, LOWEST_PER_S, STANDARD_PER_S
+from twinbus.syphon.core.pacing import Rate, time_to_empty_s
 from twinbus.syphon.host import SyphonGroup, SyphonHost
-from twinbus.syphon.relay.outages import Outages
+from twinbus.syphon.relay.bookkeeping import OutageLog
 
 STANDARD: Final = "standard"
 """The rate that leaves an application half of a Standard namespace."""
@@ -70,7 +69,7 @@ class SyphonRequest:
         queues: Sequence[str],
         ledger: LedgerWriter | NullLedger,
         rate: Rate,
-        outages: Outages | None = None,
+        outages: OutageLog | None = None,
     ) -> SyphonHost:
         """Return a syphon of these queues, not started."""
         return SyphonHost(

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from twinbus.console.terminal.live_line import progress_bar
 from twinbus.console.terminal.table import duration, table_lines, visible
-from twinbus.syphon.core.forecast import time_to_empty_s
 from twinbus.syphon.core.health import no_pump_text
+from twinbus.syphon.core.pacing import time_to_empty_s
 from twinbus.syphon.host import DrainProgress
 from twinbus.syphon.relay.lease import WAITING
 from twinbus.wording import plain

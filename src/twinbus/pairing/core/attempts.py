@@ -1,4 +1,4 @@
-"""One send call: try the primary, wait, divert, or raise (SPEC 3, Attempts and Diverting).
+"""One send call: try the primary, wait, divert, or raise (docs/failures.md).
 
     TryPrimary --failed--> Wait --back-off over--> TryPrimary ... --retries used up--> Raise
         |                   |
@@ -26,9 +26,9 @@ from typing import Final, Protocol
 from twinbus.errors import error_text
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.core.backlog import KeptChoice, PullCause
-from twinbus.pairing.core.classify import FailureMeaning
 from twinbus.pairing.core.failover import EntityState, Route
 from twinbus.pairing.core.secondary import FIRST_PACE_S, DivertFault, jittered
+from twinbus.servicebus.failures import FailureMeaning
 
 BUSY_PAUSE_S: Final = 1.0
 """Shortest back-off after server-busy. The service counts credits by the second: a retry within the
@@ -40,7 +40,7 @@ RETRIES_MIN: Final = 3
 backlog queue, a pair without backlog queues. It is the SDK's own number."""
 
 LATE_PAUSE_S: Final = 1.0
-"""Shortest back-off after so many retries: the options may make it 0, and an hour may be left."""
+"""Shortest back-off after this many retries: the options may make it 0, and an hour may be left."""
 
 LONGEST_BUSY_S: Final = 10.0
 """Longest back-off of a divert that the secondary throttles: the time that Azure asks for."""
@@ -176,7 +176,7 @@ class Raise:
 Step = TryPrimary | WaitForRetry | DivertTo | WaitForSecondary | PullQueue | Raise
 
 
-class SendCall:
+class SendDecisions:
     """The decisions of one call of `send_messages`."""
 
     __slots__ = (
@@ -358,7 +358,7 @@ class SendCall:
         """The backlog queue of the last `DivertTo` did not take the message."""
         queue = self._queue
         self.queue_errors[queue] = error
-        # SPEC 3: neither an error about the message nor a short timeout pulls a queue.
+        # Neither an error about the message nor a short timeout pulls a queue.
         if meaning is FailureMeaning.MESSAGE:
             return [Raise(CallEnding.MESSAGE, error)]
         match fault:

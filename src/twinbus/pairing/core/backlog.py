@@ -1,6 +1,6 @@
 """Backlog queues: their paths, their settings, and which of them are in use.
 
-Paths and descriptions are SPEC 2; the rotation, shared by all senders of a pair, is SPEC 3.
+docs/production.md describes the queues; all senders of a pair share the rotation.
 """
 
 from __future__ import annotations
@@ -13,31 +13,29 @@ from enum import Enum
 from typing import Final
 
 from twinbus.pairing.core.secondary import SecondaryHealth, jittered
+from twinbus.servicebus.limits import FOREVER_MS
 
 MARK: Final = "x-servicebus-transfer"
 """The middle of every backlog queue's path, as the retired .NET library named them."""
 
 LEASE_MARK: Final = "x-twinbus-lease"
 LEASE_LOCK_S: Final = 200.0
-"""Lock duration of the lease queue: for so long a syphon whose machine died blocks others."""
+"""Lock duration of the lease queue: a syphon whose machine died blocks others for this time."""
 
 OLD_LEASE_LOCK_S: Final = 30.0
 """The same as earlier versions created it; its renewals cost seven times as much."""
-
-FOREVER_MS: Final = 922_337_203_685_477
-"""The largest duration Service Bus knows (10,675,199 days): never."""
 
 DELIVERIES_MIN: Final = 1_000
 """The least delivery count of a safe queue. A message uses up one delivery when a syphon is
 restarted, or loses its connection or a lock, while it has the message."""
 
 CUTS_MAX: Final = 2
-"""Attempts in a row, ended by callers' timeouts, after which a sender leaves its queue (SPEC 3)."""
+"""Attempts in a row, ended by callers' timeouts, after which a sender leaves its queue."""
 
 FIRST_PULL_S: Final = 30.0
 LONGEST_PULL_S: Final = 600.0
 """A queue that failed is pulled for the first; each failure right after its return doubles that, up
-to the second (SPEC 3)."""
+to the second (docs/failures.md)."""
 
 PROBES_IN_A_PULL: Final = 6
 """A pulled queue is probed after each sixth of its time: every 5 s at first, then up to 100 s."""
@@ -49,7 +47,7 @@ def backlog_paths(label: str, count: int) -> tuple[str, ...]:
 
 
 def lease_path(label: str) -> str:
-    """The queue on whose sessions the pumps of a label hold their leases (SPEC 6)."""
+    """The queue on whose sessions the pumps of a label hold their leases (docs/guarantees.md)."""
     return f"{label}/{LEASE_MARK}"
 
 
@@ -136,11 +134,11 @@ DANGERS: Final = {
     "forward_dead_letters_to": "dead letters would go to a queue that no tool reads",
     "status": "it does not take messages, or does not give them back",
     "auto_delete_on_idle_ms": "the service would delete it with its messages while it is idle",
-    "max_delivery_count": "it would dead-letter a message that a syphon received so many times and"
+    "max_delivery_count": "it would dead-letter a message that a syphon received this often and"
     " could not deliver yet",
     "default_ttl_ms": "its messages would expire, and without dead-lettering they would be lost",
 }
-"""Drift that would lose, refuse or hide messages (SPEC 2.3)."""
+"""Drift that would lose, refuse or hide messages (docs/production.md)."""
 
 
 class PullCause(Enum):

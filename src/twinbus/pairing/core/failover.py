@@ -1,4 +1,4 @@
-"""Failover of one entity: when its sends leave the primary, and when they return (SPEC 3, 5).
+"""Failover of one entity: when its sends leave the primary, and when they return.
 
     HEALTHY --counting failure--> SUSPECT --failover interval--> FAILED_OVER <--> UNUSABLE
        ^----- success, not found -----'                             |    not found, disabled

@@ -12,6 +12,9 @@ after another one has answered, is at fault.
 While the namespace is lost, or every queue is pulled, calls wait. One of them at a time has the
 turn: it makes an attempt with its own message, and the first success frees all. Pure: time and
 chance are arguments.
+
+A healthy pair sends nothing to the secondary. Without a check now and then its status would claim a
+protection that may have ended hours ago; `Verification` says when to check.
 """
 
 from __future__ import annotations
@@ -112,3 +115,42 @@ class SecondaryHealth:
             pace_s = (now - self._waiting_since) / 2
             pace_s = min(max(pace_s, FIRST_PACE_S), LONGEST_PACE_S)
             self.turn_at = now + jittered(pace_s, jitter)
+
+
+VERIFY_FIRST_S: Final = 10.0
+"""Time after pairing until the first check: a program that starts has more urgent work."""
+
+VERIFY_EVERY_S: Final = 180.0
+"""Time between two checks that succeed; a stored divert counts as one."""
+
+VERIFY_AGAIN_S: Final = 30.0
+"""Time after a check that failed: a connection that is refused costs nothing."""
+
+
+class Verification:
+    """What is known of the protection of one pair."""
+
+    def __init__(self) -> None:
+        self.verified_at: float | None = None
+        """When a backlog queue last answered, in unix seconds; None: not yet."""
+        self.error = ""
+        """Why the last check failed; empty: it succeeded, or none was made yet."""
+        self._due_at = math.inf
+
+    def begin(self, now: float, jitter: float) -> None:
+        """Schedule the first check; `jitter` is from 0 to 1."""
+        self._due_at = now + jittered(VERIFY_FIRST_S, jitter)
+
+    def succeeded(self, now: float, at: float, jitter: float = 0.0) -> None:
+        """A backlog queue answered at the unix time `at`, which is `now` on the pair's clock."""
+        self.verified_at, self.error = at, ""
+        self._due_at = now + jittered(VERIFY_EVERY_S, jitter)
+
+    def failed(self, reason: str, now: float, jitter: float) -> None:
+        """No backlog queue answered."""
+        self.error = reason
+        self._due_at = now + jittered(VERIFY_AGAIN_S, jitter)
+
+    def wait_s(self, now: float) -> float:
+        """Time until the next check; 0: now."""
+        return max(0.0, self._due_at - now)

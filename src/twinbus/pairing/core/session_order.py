@@ -1,4 +1,4 @@
-"""Strict session order on the sending side: which sessions are bound to the backlog (SPEC 3).
+"""Strict session order on the sending side: which sessions are bound to the backlog.
 
     free --a message is diverted, or may have been--> bound --a scan finds none of it--> free
 

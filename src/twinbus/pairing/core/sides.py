@@ -1,4 +1,4 @@
-"""The two sides of a pair: open, closed or faulted, and what one end means for the other (SPEC 7).
+"""The two sides of a pair: open, closed or faulted, and what one end means for the other.
 
     OPEN --close--> CLOSED
       '----fault--> FAULTED <--5 seconds after the other side's end, where the syphon runs--'
@@ -22,7 +22,7 @@ from twinbus.errors import PairClosedError, PairFaultedError, PairingError, erro
 from twinbus.timers import TimerFired
 
 FOLLOW_S: Final = 5.0
-"""How long the other side may stay open after one side's end, where the syphon runs (SPEC 7)."""
+"""How long the other side may stay open after one side's end, where the syphon runs."""
 
 
 class Side(StrEnum):

@@ -46,7 +46,7 @@ class EntityStatus:
     oversize: int = 0
     reserved: int = 0
     """Messages on the primary that could not have been diverted, because of their size with the
-    aliases or a property with the name of an alias (SPEC 4)."""
+    aliases or a property with the name of an alias (docs/guarantees.md)."""
     last_error_at: float | None = None
     """When the last error occurred, in unix seconds; None: there was none."""
     fails_over_in_s: float | None = None
@@ -84,7 +84,7 @@ class BacklogQueueStatus:
     returns_in_s: float | None = None
     """Seconds until a pulled queue is used again."""
     not_verified: list[str] = field(default_factory=list)
-    """Settings that could not be read, for lack of a right (SPEC 2.4)."""
+    """Settings that could not be read, for lack of a right (docs/production.md)."""
 
     def __str__(self) -> str:
         until = "" if self.returns_in_s is None else f", back in {self.returns_in_s:.0f} s"
@@ -132,7 +132,7 @@ class PairStatus:
     faulted: str | None = None
     """Why every call raises; None: the pair was not faulted."""
     faults_in_s: float | None = None
-    """Seconds until a side that did not follow the other one's end is faulted (SPEC 7)."""
+    """Seconds until a side that did not follow the other one's end is faulted."""
     syphon: dict[str, SyphonQueueStatus] | None = None
     """For each backlog queue its counts and problems; None: the syphon does not run here."""
     pings: dict[str, int] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Finds the backlog queues in the secondary and creates missing ones (SPEC 2.3 to 2.5).
+"""Finds the backlog queues in the secondary and creates missing ones (docs/production.md).
 
 Existing queues are listed, in one call unless the namespace holds hundreds of them. The meaning of
 each answer for a pair is decided here, once: `MissingRightError` for a right,
@@ -40,7 +40,7 @@ from twinbus.pairing.core.backlog import (
     drift_of,
     parse_backlog_path,
 )
-from twinbus.pairing.core.classify import refused_token
+from twinbus.servicebus.failures import refused_token
 
 if TYPE_CHECKING:
     from azure.servicebus.aio.management import ServiceBusAdministrationClient
@@ -153,7 +153,7 @@ class BacklogAdministration:
         return await self._call(path, lambda: self._client.get_queue_runtime_properties(path))
 
     async def ensure_lease_queue(self, path: str) -> None:
-        """Create the queue on whose sessions leases are held, unless it exists (SPEC 6).
+        """Create the queue on whose sessions leases are held, unless it exists.
 
         One that an earlier version created gets the longer lock of today.
         """
@@ -202,7 +202,7 @@ class BacklogAdministration:
             created = await self._call(path, lambda: create_backlog_queue(self._client, path))
             findings.created.append(path)
         except ResourceExistsError:
-            # Another process created it first (SPEC 2.3).
+            # Another process created it first (docs/production.md).
             try:
                 created = await self._call(path, lambda: _get_queue(self._client, path))
             except ResourceNotFoundError:
@@ -302,7 +302,7 @@ async def _create_for_leases(client: ServiceBusAdministrationClient, path: str) 
 async def create_backlog_queue(
     client: ServiceBusAdministrationClient, path: str
 ) -> QueueProperties:
-    """Create a queue with the settings of SPEC 2.3, and no others."""
+    """Create a queue with the settings of docs/production.md, and no others."""
     return await client.create_queue(
         path,
         max_size_in_megabytes=WANTED.max_size_mb,

@@ -1,8 +1,11 @@
-"""Closes and faults the two sides of a pair, by hand and by the rule of SPEC 7.
+"""Closes and faults the two sides of a pair, by hand and by the rule (docs/observability.md).
 
 The shell of `sides`: it passes in events with their time, arms the one timer, and closes what a
 side holds open in the background. A caller that waits for that may be cancelled; the closing goes
 on, and `wait_closed` waits for all of it.
+
+`AsyncOnly` and `BlockingOnly` explain a `with` block of the wrong kind: Python alone says only that
+the object supports no such block. Type checkers do not see their methods, so they refuse the block.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, NoReturn
 
 from twinbus.pairing.core.sides import (
     CloseSide,
@@ -101,7 +105,7 @@ class PairSide:
         """Close this side: later calls that need it raise; calls in flight may end.
 
         Idempotent. Where the syphon runs, the other side must follow within 5 seconds, or it is
-        faulted (SPEC 7).
+        faulted (docs/observability.md).
         """
         self._keeper.tell(CloseSide(self._side))
         await self._keeper.wait_closed(self._side)
@@ -110,9 +114,39 @@ class PairSide:
         """Declare that this side must not be used: later calls that need it raise.
 
         `error` is the cause of what they raise; the first fault stays. Where the syphon runs, the
-        other side must follow within 5 seconds, or it is faulted too (SPEC 7).
+        other side must follow within 5 seconds, or it is faulted too (docs/observability.md).
         """
         given: object = error
         if not isinstance(given, BaseException):
             raise TypeError(f"a side is faulted with an exception; got {given!r}")
         self._keeper.tell(FaultSide(self._side, error))
+
+
+class AsyncOnly:
+    """A class for asyncio: `with` raises a TypeError that names the two ways out."""
+
+    if not TYPE_CHECKING:
+
+        def __enter__(self) -> NoReturn:
+            raise TypeError(
+                f"this {type(self).__name__} is for asyncio: write `async with`, or import"
+                " pair_namespaces from twinbus.blocking"
+            )
+
+        def __exit__(self, *exc: object) -> None:
+            """Never called; Python wants it before it calls `__enter__`."""
+
+
+class BlockingOnly:
+    """A class for code without asyncio: `async with` raises a TypeError that says so."""
+
+    if not TYPE_CHECKING:
+
+        async def __aenter__(self) -> NoReturn:
+            raise TypeError(
+                f"this {type(self).__name__} is of twinbus.blocking: write `with`, or import"
+                " pair_namespaces from twinbus"
+            )
+
+        async def __aexit__(self, *exc: object) -> None:
+            """Never called; Python wants it before it calls `__aenter__`."""

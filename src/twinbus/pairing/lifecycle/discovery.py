@@ -1,12 +1,12 @@
-"""Finds the backlog queues of a pair, at its start and for as long as the pair lives (SPEC 2.5).
+"""Finds the backlog queues of a pair, at its start and for as long as the pair lives.
 
 With the Manage right it uses the administration API and creates missing queues (`administration`);
 without it (`create_backlog_queues=False`) it attaches to each queue (`attaching`). While a wanted
-queue is not in use, it searches again and again, at the times of `search_schedule`. While all are
+queue is not in use, it searches again and again, at the times of `schedules`. While all are
 in use it only waits: a queue that is pulled, or that a divert finds missing or disabled, wakes it.
 
 A pair with a syphon also lists the queues that other applications made for the same primary, at the
-times of `listing_times`: it does not divert to them, but its syphon drains them.
+times of `ListingTimes`: it does not divert to them, but its syphon drains them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
 from twinbus.errors import BacklogUnavailableError, MissingRightError, error_text
-from twinbus.pairing.core import search_schedule as schedule
+from twinbus.pairing.core import schedules
 from twinbus.pairing.core.announcements import RightMissing
 from twinbus.pairing.core.backlog import lease_path
-from twinbus.pairing.core.classify import FailureMeaning, meaning_of
 from twinbus.pairing.core.failover import EntityState
-from twinbus.pairing.core.listing_times import BUSY_S, ListingTimes
+from twinbus.pairing.core.schedules import LIST_BUSY_S, ListingTimes
 from twinbus.pairing.core.status import short_queue_list
 from twinbus.pairing.lifecycle.administration import (
     BacklogAdministration,
@@ -39,6 +38,7 @@ from twinbus.pairing.lifecycle.attaching import (
     LinkSearch,
     receiver_error,
 )
+from twinbus.servicebus.failures import FailureMeaning, of_error
 from twinbus.wording import plain
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("twinbus.pairing")
 
 START_LIMIT_S: Final = 8.0
-"""SPEC 2.5 gives pairing 10 s with a secondary that does not answer; closing takes the rest."""
+"""Pairing has 10 s with a secondary that does not answer; closing takes the rest."""
 
 LIMIT_S: Final = 60.0
 """Longest search in the background. Attaching to a hundred queues takes half of it."""
@@ -144,7 +144,7 @@ class Discovery:
         else:
             is_known = queue in self._lost or queue not in self._state.rotation.queues
             # If divert and search contradict each other, they must not keep each other busy.
-            is_sound = now < self._sound_at.get(queue, -math.inf) + schedule.USUAL_S
+            is_sound = now < self._sound_at.get(queue, -math.inf) + schedules.SEARCH_S
             if is_known or is_sound:
                 return
         self._lost.add(queue)
@@ -177,7 +177,8 @@ class Discovery:
         now, at = self._state.now, None
         if self.searching is not None or self._new:
             since_s = now - self._changed_at
-            at = now + schedule.wait_s(since_s, answers=self._answers, chance=self._chance())
+            wait_s = schedules.search_wait_s(since_s, answers=self._answers, chance=self._chance())
+            at = now + wait_s
         while True:
             try:
                 async with asyncio.timeout_at(self._wakes_at(at)):
@@ -190,21 +191,21 @@ class Discovery:
             self._woken.clear()
             now = self._state.now
             since_s = now - self._searched_at
-            soon = now + schedule.wait_after_loss_s(since_s, chance=self._chance())
+            soon = now + schedules.search_wait_after_loss_s(since_s, chance=self._chance())
             at = soon if at is None else min(at, soon)
 
     def _wakes_at(self, at: float | None) -> float | None:
         """When to check whether it is time for a search: a syphon lists more often in an outage."""
         if self._times is None:
             return at
-        check_at = self._state.now + BUSY_S
+        check_at = self._state.now + LIST_BUSY_S
         return check_at if at is None else min(at, check_at)
 
     def _lists_now(self) -> bool:
         """Whether it is time to list the backlog queues of other applications."""
         if self._times is None:
             return False
-        now, entities = self._state.now, self._state.watched.all()
+        now, entities = self._state.now, self._state.monitors.all()
         is_down = any(entity.failover.state is not EntityState.HEALTHY for entity in entities)
         self._times.observe(is_down=is_down, moved=0, now=now)
         return now >= self._times.due_at(now)
@@ -257,7 +258,7 @@ class Discovery:
         self._keep_refused(findings)
         changed: dict[str, list[str]] = {}
         for path, reason in findings.left_out.items():
-            if not schedule.is_same_reason(state.rotation.left_out.get(path), reason):
+            if not schedules.is_same_reason(state.rotation.left_out.get(path), reason):
                 self._changed_at = state.now
                 state.leave_out(path, reason, is_logged=False)
                 changed.setdefault(plain(reason.replace(path, "")), []).append(path)
@@ -292,7 +293,7 @@ class Discovery:
             if refused_at is None:
                 continue
             is_verified = "sessions" not in findings.not_verified.get(path, ())
-            if is_verified or self._state.now >= refused_at + schedule.REFUSAL_S:
+            if is_verified or self._state.now >= refused_at + schedules.REFUSAL_S:
                 del self._refused_at[path]
             else:
                 findings.usable.remove(path)
@@ -332,7 +333,7 @@ class Discovery:
                     error = await receiver_error(state, path)
             except TimeoutError:
                 return
-            if error is not None and meaning_of(error) is FailureMeaning.UNAUTHORIZED:
+            if error is not None and of_error(error) is FailureMeaning.UNAUTHORIZED:
                 raise MissingRightError(
                     f"enable_syphon receives from {path} in {state.secondary.endpoint}, which needs"
                     f" the Listen right, and the credential was refused ({first_line(error)});"
@@ -345,9 +346,9 @@ class Discovery:
         self._answers = True
         for path in self._missing():
             known = state.rotation.left_out.get(path)
-            if path not in state.rotation.queues and not schedule.is_same_reason(known, reason):
+            if path not in state.rotation.queues and not schedules.is_same_reason(known, reason):
                 state.leave_out(path, reason, is_logged=False)
-        if not schedule.is_same_reason(self._missing_right, reason):
+        if not schedules.is_same_reason(self._missing_right, reason):
             self._changed_at = state.now
             log.warning("%s: %s", state.primary.label, error)
             state.listeners.tell(RightMissing(at=time.time(), reason=reason))
@@ -356,7 +357,7 @@ class Discovery:
     def _search_failed(self, error: Exception) -> None:
         """Log an unexpected error once; the next search may find what the pair needs."""
         reason = error_text(error)
-        if not schedule.is_same_reason(self.unreachable, reason):
+        if not schedules.is_same_reason(self.unreachable, reason):
             log.error("%s: the search failed", self._state.primary.label, exc_info=error)
         self.unreachable = reason
 

@@ -45,8 +45,8 @@ from twinbus.pairing.core.status import (
 
 if TYPE_CHECKING:
     from twinbus.pairing.core.counters import EntityTotals
+    from twinbus.pairing.sending.entity_monitor import EntityMonitor
     from twinbus.pairing.sending.shared_state import SharedState
-    from twinbus.pairing.sending.watched_entity import WatchedEntity
 
 OTHERS: Final = "(others)"
 """The entity name under which entities past the limit are summed; none has parentheses."""
@@ -163,7 +163,7 @@ class PairCollector(Collector):
         yield diverts
 
     def _samples(self, pair: MeasuredPair) -> Iterator[Sample]:
-        watched, totals = pair.state.watched.numbers()
+        watched, totals = pair.state.monitors.numbers()
         states = Counter(entity.failover.state for entity in watched)
         for state in EntityState:
             yield "twinbus_entities", states[state], state
@@ -185,12 +185,12 @@ class PairCollector(Collector):
         yield from syphon_samples(pair.syphon())
         yield from depth_samples(pair.meter)
 
-    def _unhealthy(self, watched: Iterable[WatchedEntity]) -> list[tuple[str, EntityState]]:
+    def _unhealthy(self, watched: Iterable[EntityMonitor]) -> list[tuple[str, EntityState]]:
         states = [(entity.path, entity.failover.state) for entity in watched]
         return [one for one in states if one[1] is not EntityState.HEALTHY][: self._entities_max]
 
     def _traffic(
-        self, pair: str, watched: Iterable[WatchedEntity], forgotten: EntityTotals
+        self, pair: str, watched: Iterable[EntityMonitor], forgotten: EntityTotals
     ) -> dict[str, tuple[int, ...]]:
         named = self._named.setdefault(pair, {})
         total = [forgotten.sent, forgotten.diverted, forgotten.raised]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
     from twinbus.namespace.namespace import Namespace
-    from twinbus.pairing.sending.watched_entity import WatchedEntity
+    from twinbus.pairing.sending.entity_monitor import EntityMonitor
 
 SYSTEM: Final = "servicebus"
 
@@ -51,12 +51,12 @@ class Tracing:
             "server.port": primary.port,
         }
 
-    def send(self, entity: WatchedEntity, count: int) -> AbstractContextManager[Span]:
+    def send(self, entity: EntityMonitor, count: int) -> AbstractContextManager[Span]:
         """The span of one call of `send_messages`, current while the block runs."""
         more = {"messaging.batch.message_count": count} if count > 1 else {}
         return self._span("send", entity.path, **more)
 
-    def ping(self, entity: WatchedEntity) -> AbstractContextManager[Span]:
+    def ping(self, entity: EntityMonitor) -> AbstractContextManager[Span]:
         """The span of one ping, in a trace of its own: no call of the application caused it."""
         from opentelemetry.context import Context
 

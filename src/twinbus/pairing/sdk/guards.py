@@ -1,4 +1,4 @@
-"""Two guards (SPEC 4): they find messages that the primary takes and a backlog queue would not.
+"""Two guards: they find messages that the primary takes and a backlog queue would not.
 
 Such a message is too large with its aliases, or has an application property with the name of an
 alias. While the entity is healthy it is counted and reported once; in a failover it is refused, and
@@ -19,24 +19,16 @@ from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageBodyType
 
 from twinbus.errors import BacklogGuardError, BacklogMessageTooLargeError, error_text
+from twinbus.servicebus.limits import BATCH_ALLOWANCE, PROPERTIES_BYTES_MAX, STANDARD_MESSAGE_BYTES
 from twinbus.transfer import to_backlog_message
 from twinbus.transfer.aliases import OWN_ID_BYTES, RESERVED_KEYS
-
-PROPERTIES_MAX: Final = 64 * 1_024
-"""The service's limit for the properties of a message, system and application together."""
 
 ALIASES_MAX: Final = 2 * 1_024
 """More than all aliases together: a path has 260 characters at most, a session id and a message
 id 128."""
 
-STANDARD_BYTES: Final = 256 * 1_024
-"""The smallest limit of any tier, Standard's."""
-
 SIZED_MAX: Final = 2**31
 """Limit of a batch that only measures messages: it must refuse none."""
-
-BATCH_ALLOWANCE: Final = 64 * 1_024
-"""What a service may let a batch have beyond the limit of its messages, as the broker does."""
 
 SMALL_ENTRY, LARGE_ENTRY = 5, 8
 """Bytes that the SDK's batch adds for one message: below 256 bytes, and from there."""
@@ -51,9 +43,9 @@ class BacklogLimits:
         self._batches: dict[str, int] = {}
         self.smallest = option
         """The smallest known limit; None: none is known yet."""
-        self.watched = option or STANDARD_BYTES
-        """The limit that `glance` checks. Until a queue reports its own, it is the smallest of any
-        tier: a larger message is reason to open a link and learn the limit."""
+        self.watched = option or STANDARD_MESSAGE_BYTES
+        """The limit that `quick_check` checks. Until a queue reports its own, it is the smallest of
+        any tier: a larger message is reason to open a link and learn the limit."""
         self.smallest_batch = option
         """The smallest limit of a batch, which on Premium may be below that of a message."""
 
@@ -86,7 +78,7 @@ def flaws(
     ]
 
 
-def glance(
+def quick_check(
     message: ServiceBusMessage, limit_bytes: int | None
 ) -> tuple[str | None, int | None] | None:
     """Id and body size of a message, for the ledger; None: it may have a flaw and needs `flaws`.
@@ -103,7 +95,7 @@ def glance(
     else:
         size_bytes = body_bytes(raw)
     if limit_bytes is not None and (
-        size_bytes is None or size_bytes > limit_bytes - PROPERTIES_MAX - ALIASES_MAX
+        size_bytes is None or size_bytes > limit_bytes - PROPERTIES_BYTES_MAX - ALIASES_MAX
     ):
         return None
     properties = raw.properties
@@ -137,7 +129,7 @@ def _is_near(message: AmqpAnnotatedMessage, limit_bytes: int) -> bool:
         body = message.body
         # A text has at most four bytes a character; the size of other values is unknown.
         size_bytes = len(body) * 4 if isinstance(body, str | bytes) else 0 if body is None else None
-    return size_bytes is None or size_bytes + PROPERTIES_MAX + ALIASES_MAX > limit_bytes
+    return size_bytes is None or size_bytes + PROPERTIES_BYTES_MAX + ALIASES_MAX > limit_bytes
 
 
 def _flaw(

@@ -1,8 +1,8 @@
 """The messages of one send call, with their ids.
 
 The application's message objects go to the SDK unchanged. Only a message without an id is sent as a
-copy with one, and the same object gets the same id each time it is sent (SPEC 3, Ids). Where the
-description of the backlog queues could not be read, a copy for them has an id of its own (SPEC 4).
+copy with one, and the same object gets the same id each time it is sent. Where the
+description of the backlog queues could not be read, a copy for them has an id of its own.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from twinbus.pairing.sdk.guards import (
     body_bytes,
     diverted_copy,
     flaws,
-    glance,
     id_of,
+    quick_check,
     refused_size,
     too_large,
 )
@@ -97,7 +97,7 @@ class Outgoing:
         self.mappings: list[Any] = []
         """The mappings among the given messages."""
         self.suspects: list[Any] = []
-        """Messages that may have a flaw and need a closer check (SPEC 4)."""
+        """Messages that may have a flaw and need a closer check (docs/guarantees.md)."""
         self.has_own_ids = has_own_ids
         """Whether the copies for a backlog queue have ids of their own."""
         self._own_ids: Sequence[str | None] | None = None
@@ -132,7 +132,7 @@ class Outgoing:
         messages, measured = [], []
         for one in every:
             message = one
-            seen = glance(one, limit_bytes) if type(one) is ServiceBusMessage else None
+            seen = quick_check(one, limit_bytes) if type(one) is ServiceBusMessage else None
             if seen is None or seen[0] is None:
                 message = with_id(one, ids)
                 if seen is None:

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 from twinbus.namespace.namespace import KEEP_ALIVE_OFF
+from twinbus.pairing.sdk.attempt_timer import AttemptTimer, TimedAttempt
 from twinbus.pairing.sdk.sdk_cleanup import CLOSE_LIMIT_S, SdkCleanup, cancel_until_done
-from twinbus.pairing.sdk.watchdog import Watch, Watchdog
 
 if TYPE_CHECKING:
     from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver, ServiceBusSender
@@ -33,8 +33,8 @@ Resolve = Callable[[], Awaitable[None]]
 """Awaited before the SDK connects; returns when the address of its host is known."""
 
 
-class PooledSender(Watch):
-    """One SDK sender, what is known of it, and the watch of the one attempt that it serves."""
+class PooledSender(TimedAttempt):
+    """One SDK sender, what is known of it, and the one attempt that it serves."""
 
     __slots__ = (
         "batch_limit_bytes", "cleanup", "epoch", "idle_since", "is_finishing", "is_open",
@@ -100,7 +100,7 @@ class PooledSender(Watch):
     def _stop_polling(self) -> None:
         """Have the SDK wait for the next frame directly, not in a task that it ends after 0.2 s.
 
-        Those tasks are a tenth of the cost of a send, and can swallow a cancellation. The watchdog
+        Those tasks are a tenth of the cost of a send, and can swallow a cancellation. The timer
         bounds the time. The attribute is private: where it is missing, the SDK goes on polling.
         """
         handler: Any = getattr(self.sdk, "_handler", None)
@@ -180,14 +180,14 @@ class Peeker:
 
 
 class SenderCloser:
-    """What the pools of a client share: closing in the background, watchdog, reopening turns."""
+    """What the pools of a client share: closing in the background, a timer, reopening turns."""
 
     def __init__(self, opening_limit_s: float = 0.0) -> None:
         """`opening_limit_s` bounds how long a sender may open, whatever its caller's timeout."""
         self.opening_limit_s = opening_limit_s
         self._tasks: set[asyncio.Task[None]] = set()
         self._reopened_at = -math.inf
-        self.watchdog = Watchdog()
+        self.attempt_timer = AttemptTimer()
 
     def may_reopen(self, now: float) -> bool:
         """Whether a link may be reopened now; if so, the next one must wait for its turn."""
@@ -210,7 +210,7 @@ class SenderCloser:
         """Return when all background work so far is done; each takes a few seconds at most."""
         while self._tasks:
             await asyncio.wait(set(self._tasks))
-        self.watchdog.close()
+        self.attempt_timer.close()
         # An aborted socket is closed in the next turn of the loop.
         await asyncio.sleep(0)
 

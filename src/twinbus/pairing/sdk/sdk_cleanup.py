@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from twinbus.pairing.sdk.watchdog import CANCEL_AGAIN_S
+from twinbus.pairing.sdk.attempt_timer import CANCEL_AGAIN_S
 
 if TYPE_CHECKING:
     from azure.servicebus.aio import ServiceBusClient

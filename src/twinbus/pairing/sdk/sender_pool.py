@@ -17,8 +17,14 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from twinbus.pairing.core.classify import FailureMeaning, meaning_of
 from twinbus.pairing.sdk.pooled_sender import PooledSender, Resolve, SenderCloser
+from twinbus.servicebus.failures import (
+    ANSWER_MIN_S,
+    CutShort,
+    FailureMeaning,
+    OpeningCutShort,
+    of_error,
+)
 
 if TYPE_CHECKING:
     from azure.servicebus.aio import ServiceBusSender
@@ -41,10 +47,6 @@ twice the time that opening takes; an older one may wait for a peer that was dow
 
 STILL_WAITING_S: Final = 0.05
 """Longer than a send to a service nearby takes."""
-
-ANSWER_MIN_S: Final = 0.25
-"""A call that waited for its link or for a sender, and had less than this left for the answer, is
-no evidence: a send to Azure may take a tenth of a second or two."""
 
 IDLE_MAX_S: Final = 100.0
 """Azure closes a connection that is silent for 240 s, and an idle sender is silent. A sender idle
@@ -96,7 +98,7 @@ class SenderPool:
     ) -> None:
         self._make, self._resolve = make, resolve
         self._closer = closer
-        self.watchdog = closer.watchdog
+        self.attempt_timer = closer.attempt_timer
         self._limit = limit
         self.limit_bytes: int | None = None
         """The largest message that the entity takes, as the last link reported."""
@@ -239,7 +241,7 @@ class SenderPool:
         """
         now = self._loop.time()
         left_s = timeout_s if is_late else math.inf
-        self.watchdog.begin(pooled, now, timeout_s)
+        self.attempt_timer.begin(pooled, now, timeout_s)
         try:
             if not pooled.is_open:
                 pooled.is_wanted = True
@@ -271,7 +273,7 @@ class SenderPool:
 
         The short form of `end_attempt`, for every healthy send.
         """
-        is_cancelled = self.watchdog.end(pooled)[1]
+        is_cancelled = self.attempt_timer.end(pooled)[1]
         if self._waiters or self.closed or pooled.epoch != self._epoch:
             self.give_back(pooled)
         else:
@@ -287,11 +289,11 @@ class SenderPool:
 
         A cancellation of the task meanwhile is returned, also where the SDK has swallowed it.
         """
-        timed_out, is_cancelled = self.watchdog.end(pooled)
+        timed_out, is_cancelled = self.attempt_timer.end(pooled)
         if error is None:
             self.give_back(pooled)
             return asyncio.CancelledError(CARRIED_OUT) if is_cancelled else None
-        meaning = meaning_of(error)
+        meaning = of_error(error)
         # Still opening, with time left, when its caller's own time was over.
         is_cut_short = pooled.opening is not None and (
             is_cancelled or pooled.deadline < pooled.opening_until
@@ -340,7 +342,7 @@ class SenderPool:
         del self._opening_in_background[pooled]
         try:
             pooled.end_opening()
-        except Exception as error:  # noqa: BLE001  # the entity is told, or the next call finds out
+        except Exception as error:  # noqa: BLE001  # the entity hears of it, or the next call finds out
             log.debug("a sender did not open: %r", error)
             self._share_failure(pooled, error)
             self._discard(pooled)
@@ -459,14 +461,6 @@ class SenderPool:
         for pooled in list(self._leased):
             self._closer.close_later(pooled)
         self._leased.clear()
-
-
-class CutShort(TimeoutError):
-    """The caller's own timeout left too little for an answer: no evidence against the entity."""
-
-
-class OpeningCutShort(CutShort):
-    """The caller's own timeout ended while the link was opening; nothing was sent."""
 
 
 async def open_only(sdk: Any) -> None:

@@ -11,12 +11,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from azure.servicebus.exceptions import (
-    MessagingEntityNotFoundError,
-    OperationTimeoutError,
-    ServiceBusAuthenticationError,
-)
-
 from twinbus.errors import EntityUnusableError, PairingError
 from twinbus.pairing.core.attempts import (
     CallEnding,
@@ -25,26 +19,26 @@ from twinbus.pairing.core.attempts import (
     PullQueue,
     Raise,
     RetryPolicy,
-    SendCall,
+    SendDecisions,
     Step,
     TryPrimary,
     WaitForRetry,
     WaitForSecondary,
 )
 from twinbus.pairing.core.backlog import KeptChoice
-from twinbus.pairing.core.classify import FailureMeaning, meaning_of, refused_token
-from twinbus.pairing.sdk.sender_pool import (
-    CutShort,
-    OpeningCutShort,
-    OpeningFailed,
-    was_carried_out,
-)
+from twinbus.pairing.sdk.failures import timed_out, translated
+from twinbus.pairing.sdk.sender_pool import OpeningFailed, was_carried_out
 from twinbus.pairing.sending.carriers import AttemptPool
+from twinbus.servicebus.failures import (
+    CutShort,
+    FailureMeaning,
+    of_error,
+)
 
 if TYPE_CHECKING:
+    from twinbus.pairing.sending.entity_monitor import EntityMonitor
     from twinbus.pairing.sending.session_routing import SessionRouting
     from twinbus.pairing.sending.shared_state import SharedState
-    from twinbus.pairing.sending.watched_entity import WatchedEntity
 
 CallResult = tuple[bool, Any]
 """True and the result of the call; or False and the next steps."""
@@ -55,7 +49,7 @@ class SendTarget:
     """Where the calls of one sender go: the entity, its senders, its backlog queue."""
 
     state: SharedState
-    entity: WatchedEntity
+    entity: EntityMonitor
     pool: AttemptPool
     backlog: KeptChoice
     sessions: SessionRouting | None = None
@@ -88,7 +82,7 @@ class PairedCall:
             ends_at = deadline
         elif ends_at is None:
             ends_at = self.loop.time() + self.state.call_limit_s
-        self.decisions = SendCall(
+        self.decisions = SendDecisions(
             view,
             backlog,
             policy or self.state.policy,
@@ -177,11 +171,11 @@ class PairedCall:
         self.record(began, error)
         if self.state.tracing is not None:
             self.state.tracing.failed(self.entity.path, error, diverting=False)
-        # SPEC 3: the caller's own short timeout is no evidence if the link's opening used it up. If
+        # The caller's own short timeout is no evidence if the link's opening used it up. If
         # the opening fails, the pool reports that.
         counts = not isinstance(caught, CutShort) and self.state.counts(error)
         self.entity.attempt_failed(error, counts=counts)
-        meaning = meaning_of(error)
+        meaning = of_error(error)
         if meaning is FailureMeaning.BUSY:
             self.state.on_busy()
         self.require_repeatable(error)
@@ -263,39 +257,12 @@ class PairedCall:
                     " repair the entity, a ping will find it"
                 )
             case CallEnding.TIMED_OUT:
-                error = OperationTimeoutError(
-                    message=f"{path}: the timeout ended before an attempt could be made"
-                )
+                error = timed_out(f"{path}: the timeout ended before an attempt could be made")
             case _:
                 assert step.error is not None
                 return step.error
         error.__cause__ = step.error
         return error
-
-
-def translated(error: Exception, path: str, timeout_s: float) -> Exception:
-    """The error as the SDK would raise it: our own timeout, and a token that was refused.
-
-    Azure refuses the token for an entity that does not exist; the SDK takes that for a bad
-    credential. Every other error is returned as it is.
-    """
-    refused = refused_token(error)
-    if refused is not None:
-        is_missing = meaning_of(error) is FailureMeaning.NOT_FOUND
-        kind = MessagingEntityNotFoundError if is_missing else ServiceBusAuthenticationError
-        inner: Exception = getattr(error, "inner_exception", error)
-        return kind(message=f"{path}: {refused}", error=inner)
-    if type(error) is OpeningCutShort:
-        text = f"the link to {path} did not open within {timeout_s:g} s; it goes on opening"
-    elif isinstance(error, CutShort):
-        text = f"{path} did not answer in the {error} that were left of the timeout"
-    elif type(error) is TimeoutError:
-        text = f"{path} did not answer within {timeout_s:g} s"
-    else:
-        return error
-    timed_out = OperationTimeoutError(message=text)
-    timed_out.__cause__ = error
-    return timed_out
 
 
 def with_ids(error: BaseException, ids: tuple[str, ...]) -> BaseException:

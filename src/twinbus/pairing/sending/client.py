@@ -20,13 +20,13 @@ from twinbus.pairing.core.status import consequence_of
 from twinbus.pairing.sdk.sdk_cleanup import close_sdk_client
 from twinbus.pairing.sdk.sender_pool import SenderPool
 from twinbus.pairing.sending.calls import SendTarget
+from twinbus.pairing.sending.entity_monitor import EntityMonitor
 from twinbus.pairing.sending.pinger import Pinger
 from twinbus.pairing.sending.sender import PairedSender
 from twinbus.pairing.sending.session_routing import SessionRouting
 from twinbus.pairing.sending.session_scan import SessionScan
 from twinbus.pairing.sending.shared_state import SharedState
-from twinbus.pairing.sending.watched_entity import WatchedEntity
-from twinbus.transfer.entity_names import is_entity_name, not_an_entity_name
+from twinbus.servicebus.names import is_entity_name, not_an_entity_name
 
 if TYPE_CHECKING:
     from azure.servicebus.aio import ServiceBusSender
@@ -107,30 +107,30 @@ class PairedClient:
             sessions = SessionRouting(entity, self.state.rotation, self.session_scan)
         return SendTarget(self.state, entity, pool, self.state.choice(), sessions, client)
 
-    def _sender_closed(self, entity: WatchedEntity, sender: PairedSender) -> None:
+    def _sender_closed(self, entity: EntityMonitor, sender: PairedSender) -> None:
         self._senders.discard(sender)
-        self.state.watched.release(entity)
+        self.state.monitors.release(entity)
 
-    def entity(self, path: str) -> WatchedEntity:
+    def entity(self, path: str) -> EntityMonitor:
         """The shared state of an entity, made when it is first needed."""
-        entity = self.state.watched.find(path)
+        entity = self.state.monitors.find(path)
         if entity is None:
-            entity = WatchedEntity(
+            entity = EntityMonitor(
                 path.strip("/"),
                 self.state.options,
                 ping=self._pinger.ping,
                 changed=self._announce_change,
             )
-            self.state.watched.add(entity)
+            self.state.monitors.add(entity)
         return entity
 
     def forwarded(self, path: str) -> None:
-        """The syphon delivered a message to an entity (SPEC 3)."""
-        entity = self.state.watched.find(path)
+        """The syphon delivered a message to an entity (docs/failures.md)."""
+        entity = self.state.monitors.find(path)
         if entity is not None:
             entity.tell(SendSucceeded(is_forward=True))
 
-    def _announce_change(self, entity: WatchedEntity, transition: Transition) -> None:
+    def _announce_change(self, entity: EntityMonitor, transition: Transition) -> None:
         """Write a change of state to log and ledger, and announce it to listeners."""
         state = self.state
         before, after, reason = transition.before, transition.after, transition.reason
@@ -152,7 +152,7 @@ class PairedClient:
         if after is EntityState.HEALTHY:
             state.wake_diverting_calls()
             if entity.is_unused:
-                state.watched.release(entity)
+                state.monitors.release(entity)
             if self.session_scan is not None:
                 self.session_scan.wake()
 
@@ -166,7 +166,7 @@ class PairedClient:
         """Leave no timer and no ping behind; calls that wait see that the pair was closed."""
         if self.session_scan is not None:
             await self.session_scan.close()
-        entities = self.state.watched.all()
+        entities = self.state.monitors.all()
         for entity in entities:
             failover = entity.failover
             if not failover.closed and failover.state is not EntityState.HEALTHY:

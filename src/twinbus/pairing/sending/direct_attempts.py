@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import Any, Final
 
 from azure.servicebus import ServiceBusMessage
-from azure.servicebus.exceptions import OperationTimeoutError
 
 from twinbus.pairing.core.failover import EntityState
-from twinbus.pairing.sdk.guards import glance
+from twinbus.pairing.sdk.guards import quick_check
 from twinbus.pairing.sending.calls import SendTarget
 from twinbus.pairing.sending.send_calls import call_of
+from twinbus.servicebus.failures import is_timeout
 
 DIRECT_BYTES: Final = 8 * 1_024
 """The largest body for the SDK's sync sender: it gives up a write after 0.2 s, in which a distant
@@ -46,7 +46,7 @@ class DirectAttempts:
             type(timeout) in (int, float) and timeout > self.timeout_s + 1
         ):
             return None
-        message_id, size_bytes = glance(message, self._state.limits.watched) or (None, None)
+        message_id, size_bytes = quick_check(message, self._state.limits.watched) or (None, None)
         if message_id is None or size_bytes is None or size_bytes > DIRECT_BYTES:
             return None
         return message_id, size_bytes
@@ -66,7 +66,7 @@ class DirectAttempts:
         self, message: ServiceBusMessage, error: Exception, began: float, deadline: float | None
     ) -> None:
         """Go on with the call after its first attempt failed, until the caller's deadline."""
-        if isinstance(error, OperationTimeoutError):
+        if is_timeout(error):
             cause, error = error, TimeoutError()
             error.__cause__ = cause
         try:

@@ -1,4 +1,4 @@
-"""Pings failed-over entities, to learn whether they take messages again (SPEC 5)."""
+"""Pings failed-over entities, to learn whether they take messages again (docs/failures.md)."""
 
 from __future__ import annotations
 
@@ -16,20 +16,16 @@ from azure.servicebus import ServiceBusMessage
 from twinbus.errors import error_text
 from twinbus.namespace.namespace import KEEP_ALIVE_OFF
 from twinbus.pairing.core.announcements import PingEnded
-from twinbus.pairing.core.ping import (
-    PING_CONTENT_TYPE,
-    PING_TIME_TO_LIVE_S,
-    PingTurns,
-    ping_delay_s,
-)
+from twinbus.pairing.core.schedules import PING_TIME_TO_LIVE_S, PingTurns, ping_delay_s
 from twinbus.pairing.sdk.guards import encoded_bytes
 from twinbus.pairing.sdk.sender_pool import SenderPool, open_only
+from twinbus.servicebus.names import PING_CONTENT_TYPE
 
 if TYPE_CHECKING:
     from azure.servicebus.aio import ServiceBusClient
 
+    from twinbus.pairing.sending.entity_monitor import EntityMonitor
     from twinbus.pairing.sending.shared_state import SharedState
-    from twinbus.pairing.sending.watched_entity import WatchedEntity
 
 log = logging.getLogger("twinbus.pairing")
 
@@ -42,7 +38,7 @@ class Pinger:
         self._primary_sdk = primary_sdk
         self._turns = PingTurns()
 
-    async def ping(self, entity: WatchedEntity) -> None:
+    async def ping(self, entity: EntityMonitor) -> None:
         """Ping an entity once, over a connection of its own; raises if it was not answered."""
         state, loop = self._state, self._state.loop
         await asyncio.sleep(ping_delay_s(state.options.ping_primary_interval_s, state.jitter()))
@@ -85,7 +81,7 @@ class Pinger:
 
 
 async def send_ping(sdk: Any) -> None:
-    """Send the ping message of SPEC 5 through a sender of the SDK.
+    """Send the ping message through a sender of the SDK.
 
     An entity with sessions takes no message without one, and a session of its own never blocks a
     receiver of real ones.

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import os
-from asyncio import CancelledError
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from twinbus.errors import error_text
 from twinbus.ledger.record import LineForm
-from twinbus.pairing.core.classify import FailureMeaning, meaning_of
-from twinbus.pairing.sdk.sender_pool import OpeningCutShort
+from twinbus.servicebus.failures import outcome_of
 
 if TYPE_CHECKING:
     from twinbus.namespace.namespace import Namespace
     from twinbus.options import SendAvailabilityOptions
     from twinbus.pairing.core.failover import EntityState
-
-Outcome = Literal["ok", "failed", "unknown"]
-
-NO_CONNECTION: Final = "Failed to initiate the connection"
-"""The SDK's error text when there was no connection to send on."""
 
 CLOSED: Final = "closed"
 """State in a ledger record: the pair was closed while the entity was not healthy."""
@@ -127,7 +120,7 @@ class Recorder:
         error: BaseException | None = None,
         size_bytes: int = 0,
     ) -> None:
-        """Record one ping of so many bytes."""
+        """Record one ping of this size."""
         self._write(
             "ping", "ping", "primary", began, ended, error, entity=entity, size_bytes=size_bytes
         )
@@ -165,25 +158,6 @@ class Recorder:
                 outcome=outcome_of(error), latency_us=int((ended - began) * 1e6),
                 error=None if error is None else _text(error), view="client", **fields,
             )  # fmt: skip
-
-
-class Unanswered(Exception):
-    """Cause of an error that came while the message was on its way, and is no answer to it."""
-
-
-def outcome_of(error: BaseException | None) -> Outcome:
-    """Whether the call was carried out; "failed" needs an answer, or no connection at all."""
-    if error is None:
-        return "ok"
-    if isinstance(error.__cause__, Unanswered):
-        return "unknown"
-    if isinstance(error, ConnectionRefusedError) or NO_CONNECTION in str(error):
-        return "failed"
-    if isinstance(error.__cause__, OpeningCutShort):
-        return "failed"
-    if isinstance(error, CancelledError) or meaning_of(error) is FailureMeaning.UNREACHABLE:
-        return "unknown"
-    return "failed"
 
 
 def _text(error: BaseException) -> str:

@@ -6,12 +6,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from azure.servicebus.exceptions import OperationTimeoutError, ServiceBusConnectionError
-
 from twinbus.errors import ScheduleUnavailableError, ScheduleUnknownError, error_text
 from twinbus.pairing.core.backlog import KeptChoice, Rotation
-from twinbus.pairing.core.classify import is_answer
+from twinbus.pairing.sdk.failures import ScheduleTimedOutError, is_refusal
 from twinbus.pairing.sending.calls import PairedCall, SendTarget
+from twinbus.servicebus.failures import is_timeout
 
 NO_NUMBER: Final = 0
 """The broker's answer for a scheduled message that it dropped as a duplicate. (Azure answers with a
@@ -46,12 +45,10 @@ class ScheduleCall(PairedCall):
         return self._operation(sdk)
 
     def require_repeatable(self, error: Exception) -> None:
-        """A repeated request makes a second copy, so only one that was refused is (SPEC 3)."""
+        """A repeated request makes a second copy, so only one that was refused is."""
         has_begun, self._has_begun = self._has_begun, False
-        is_refusal = is_answer(error) and not isinstance(error, ServiceBusConnectionError)
-        if has_begun and not is_refusal:
-            is_timeout = isinstance(error, OperationTimeoutError)
-            kind = ScheduleTimedOutError if is_timeout else ScheduleUnknownError
+        if has_begun and not is_refusal(error):
+            kind = ScheduleTimedOutError if is_timeout(error) else ScheduleUnknownError
             raise kind(
                 f"{self.entity.path} did not answer ({error_text(error)}), and the call is not"
                 f" repeated: {self._doubt}"
@@ -75,14 +72,6 @@ class ScheduleCall(PairedCall):
             f"{self.entity.path} has failed over, and only the primary gives sequence numbers; send"
             " messages with scheduled_enqueue_time_utc instead, these are diverted"
         )
-
-
-class ScheduleTimedOutError(ScheduleUnknownError, OperationTimeoutError):
-    """No answer came in time: also the SDK's error, which callers of its sender catch."""
-
-    def __init__(self, text: str) -> None:
-        OperationTimeoutError.__init__(self, message=text)
-        self.message_ids = ()
 
 
 def require_numbers(numbers: Sequence[int], path: str, ids: Sequence[str]) -> None:

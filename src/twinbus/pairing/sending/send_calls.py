@@ -7,27 +7,21 @@ from collections.abc import Awaitable, Sequence
 from itertools import chain
 from typing import Any
 
-from azure.servicebus.exceptions import (
-    MessageSizeExceededError,
-    OperationTimeoutError,
-    ServiceBusError,
-)
-
 from twinbus.errors import BacklogGuardError, BacklogUnavailableError, PartialDivertError
 from twinbus.pairing.core.attempts import DivertTo, Step
-from twinbus.pairing.core.classify import meaning_of
 from twinbus.pairing.core.failover import Route
 from twinbus.pairing.core.secondary import DivertFault
 from twinbus.pairing.core.session_order import Diversion
+from twinbus.pairing.sdk.failures import is_lost_connection, timed_out, too_large, translated
 from twinbus.pairing.sdk.outgoing import Outgoing
 from twinbus.pairing.sdk.sender_pool import OpeningFailed, was_carried_out
-from twinbus.pairing.sending.calls import CallResult, PairedCall, SendTarget, translated, with_ids
+from twinbus.pairing.sending.calls import CallResult, PairedCall, SendTarget, with_ids
 from twinbus.pairing.sending.carriers import OutgoingMessages
-from twinbus.pairing.sending.recording import outcome_of
 from twinbus.pairing.sending.session_routing import SPLIT
+from twinbus.servicebus.failures import is_too_large, of_error, outcome_of
 
 
-class SendingCall(PairedCall):
+class SendCall(PairedCall):
     """One call of `send_messages`."""
 
     def __init__(
@@ -67,8 +61,7 @@ class SendingCall(PairedCall):
 
     def explained(self, error: Exception) -> Exception:
         """A lost connection is the message's fault if the message is too large for the link."""
-        is_lost = isinstance(error, ServiceBusError) and outcome_of(error) == "unknown"
-        if not is_lost or isinstance(error, OperationTimeoutError):
+        if not is_lost_connection(error):
             return error
         refusal = self._too_large(was_sent=True)
         if refusal is None:
@@ -76,7 +69,7 @@ class SendingCall(PairedCall):
         refusal.__cause__ = error
         return refusal
 
-    def _too_large(self, *, was_sent: bool = False) -> MessageSizeExceededError | None:
+    def _too_large(self, *, was_sent: bool = False) -> Exception | None:
         """The error for messages that are larger than the link takes; None: they are not."""
         limit_bytes, outgoing = self.pool.limit_bytes, self.outgoing
         if limit_bytes is None:
@@ -84,17 +77,14 @@ class SendingCall(PairedCall):
         size_bytes = outgoing.refused_size(limit_bytes, was_sent=was_sent)
         if size_bytes is None:
             return None
-        return MessageSizeExceededError(
-            message=f"{self.entity.path} takes {limit_bytes} bytes and got {size_bytes};"
-            " send less at a time"
-        )
+        return too_large(self.entity.path, limit_bytes, size_bytes)
 
     def succeeded(self, began: float) -> None:
         self.record(began, None)
         self.entity.succeeded(len(self.outgoing))
 
     def guard(self) -> None:
-        """Check the suspects (SPEC 4): count those the backlog could not take, or refuse them."""
+        """Check the suspects: count those the backlog could not take, or refuse them."""
         limits = self.state.limits
         if limits.smallest is None:
             # The message may be too large: an open link reports the limit of a backlog queue.
@@ -167,8 +157,8 @@ class SendingCall(PairedCall):
                 self.record(began, cancelled, queue)
             raise
         except Exception as caught:  # noqa: BLE001  # every failure is judged, then raised or not
-            if isinstance(caught, MessageSizeExceededError) and len(self.outgoing) > 1:
-                # A batch that is too large with its aliases goes as two (SPEC 3, Batches).
+            if is_too_large(caught) and len(self.outgoing) > 1:
+                # A batch that is too large with its aliases goes as two (docs/failures.md).
                 self._record_failure(queue, caught, began)
                 self._copies_for(queue)
                 await self._send_parts(self.outgoing.halves())
@@ -197,11 +187,11 @@ class SendingCall(PairedCall):
         if self.state.is_in_use(queue) or not self.decisions.stays:
             return self.wait_ended()
         reason = self.state.rotation.absences(self.loop.time()).get(queue)
-        error = OperationTimeoutError(message=f"{queue} was pulled meanwhile: {reason}")
+        error = timed_out(f"{queue} was pulled meanwhile: {reason}")
         now = self.loop.time()
         is_refusing = self.state.rotation.is_refusing(queue, now)
         fault = DivertFault.QUEUE if is_refusing else DivertFault.SILENT_QUEUE
-        return self.decisions.divert_failed(error, meaning_of(error), fault, now)
+        return self.decisions.divert_failed(error, of_error(error), fault, now)
 
     def _is_usable(self, step: DivertTo) -> bool:
         """Whether to go on waiting for a sender to the queue of this step."""
@@ -216,7 +206,7 @@ class SendingCall(PairedCall):
     ) -> list[Step]:
         """Report a failed divert to ledger and secondary; return the next steps."""
         error = self._record_failure(queue, translated(caught, queue, timeout_s), began)
-        if isinstance(error, MessageSizeExceededError):
+        if is_too_large(error):
             # The link has reported its limit by now, so this can name the message at fault.
             self._copies_for(queue)
         meaning = self.state.divert_meaning(queue, error)
@@ -236,7 +226,7 @@ class SendingCall(PairedCall):
         ids = [part.ids for part in parts]
         for number, part in enumerate(parts):
             try:
-                await SendingCall(self.target, part, self.deadline, self.ends_at).run()
+                await SendCall(self.target, part, self.deadline, self.ends_at).run()
             except PartialDivertError as error:
                 raise self._partial(ids, number, error.stored_ids, error.not_stored_ids) from error
             except Exception as error:
@@ -295,7 +285,7 @@ class SendingCall(PairedCall):
         )
 
 
-def call_of(target: SendTarget, message: Any, deadline: float | None) -> SendingCall:
+def call_of(target: SendTarget, message: Any, deadline: float | None) -> SendCall:
     """The call of one message that has an id."""
     own_ids = target.state.message_ids.own_in_backlog
-    return SendingCall(target, Outgoing(message, (message,), target.entity.path, own_ids), deadline)
+    return SendCall(target, Outgoing(message, (message,), target.entity.path, own_ids), deadline)

@@ -21,14 +21,14 @@ from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 
 from twinbus.errors import PairingError, PartialDivertError
 from twinbus.pairing.core.failover import EntityState, Route
-from twinbus.pairing.lifecycle.wrong_block import AsyncOnly
-from twinbus.pairing.sdk.guards import glance, id_of
+from twinbus.pairing.lifecycle.closing import AsyncOnly
+from twinbus.pairing.sdk.guards import id_of, quick_check
 from twinbus.pairing.sdk.outgoing import Outgoing, PairedMessageBatch, with_id
 from twinbus.pairing.sdk.sender_pool import SenderPool
 from twinbus.pairing.sending.calls import SendTarget, with_ids
 from twinbus.pairing.sending.message_sender import Messages
 from twinbus.pairing.sending.schedule_calls import ScheduleCall, require_numbers
-from twinbus.pairing.sending.send_calls import SendingCall, call_of
+from twinbus.pairing.sending.send_calls import SendCall, call_of
 
 PRIMARY: Final = Route.PRIMARY
 """A name of its own: every healthy send reads it, and member lookup in an enum is slow."""
@@ -123,14 +123,14 @@ class PairedSender(AsyncOnly):
             watched, limit_bytes = self._limits.watched, self.pool.limit_bytes
             if limit_bytes is not None and limit_bytes < watched:
                 watched = limit_bytes
-            measured = glance(message, watched)
+            measured = quick_check(message, watched)
         if measured is not None and self._entity.failover.route is PRIMARY:
             pooled = self.pool.take_ready(began)
         if measured is None or pooled is None:
             await self._send_all(message, deadline)
             return
         # Nearly all messages take this road: one message, to an entity that is healthy. It is
-        # written out, because every further call shows in the benchmark. A SendingCall decides what
+        # written out, because every further call shows in the benchmark. A SendCall decides what
         # to do next only if the attempt fails.
         pool, timeout_s = self.pool, self._attempt_timeout_s
         if deadline is not None:
@@ -138,7 +138,7 @@ class PairedSender(AsyncOnly):
         if measured[0] is None:
             message = with_id(message, self._state.message_ids)
             measured = id_of(message), measured[1]
-        pool.watchdog.begin(pooled, began, timeout_s)
+        pool.attempt_timer.begin(pooled, began, timeout_s)
         try:
             await pooled.sdk.send_messages(message)  # type: ignore[arg-type]  # one, as measured
         except BaseException as caught:  # noqa: BLE001  # judged below, then raised or not
@@ -168,7 +168,7 @@ class PairedSender(AsyncOnly):
         outgoing = Outgoing.of(message, self._entity.path, ids, self._limits.watched)
         if not outgoing.messages:
             return
-        call = SendingCall(self.target, outgoing, deadline)
+        call = SendCall(self.target, outgoing, deadline)
         try:
             if outgoing.suspects:
                 call.guard()
@@ -269,7 +269,7 @@ class PairedSender(AsyncOnly):
                 self._attempt_timeout_s,
             )
         except Exception as error:
-            # Opening the link counts like sending (SPEC 3); the batch itself needs no primary.
+            # Opening the link counts like sending; the batch itself needs no primary.
             counts = self._state.counts(error)
             self._entity.attempt_failed(error, counts=counts)
             if not counts:
@@ -312,7 +312,7 @@ class PairedSender(AsyncOnly):
         self.pool.wake_all()
 
     def _opening_failed(self, error: Exception) -> None:
-        """Count a link that did not open after its callers had given up (SPEC 3)."""
+        """Count a link that did not open after its callers had given up (docs/failures.md)."""
         counts = self._state.counts(error)
         self._entity.attempt_failed(error, counts=counts)
 

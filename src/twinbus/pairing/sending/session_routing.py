@@ -1,7 +1,7 @@
 """Routes messages by session under strict order: a bound session goes to its own backlog queue.
 
 A call with messages of several sessions goes to the primary as it is. If one of them is bound, or
-the entity has failed over, it becomes one call for each session, in order (SPEC 3).
+the entity has failed over, it becomes one call for each session, in order (docs/failures.md).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from twinbus.pairing.core.session_order import Diversion, SessionKey
 if TYPE_CHECKING:
     from twinbus.pairing.core.backlog import Rotation
     from twinbus.pairing.sending.carriers import OutgoingMessages
+    from twinbus.pairing.sending.entity_monitor import EntityMonitor
     from twinbus.pairing.sending.session_scan import SessionScan
-    from twinbus.pairing.sending.watched_entity import WatchedEntity
 
 SPLIT: Final = "one call for each session"
 """In place of a queue, for a call with messages of several sessions."""
@@ -29,7 +29,7 @@ FREE_WAIT_S: Final = 1.0
 class SessionRouting:
     """Routes the calls of one sender."""
 
-    def __init__(self, entity: WatchedEntity, rotation: Rotation, scan: SessionScan) -> None:
+    def __init__(self, entity: EntityMonitor, rotation: Rotation, scan: SessionScan) -> None:
         self.entity, self.rotation, self.scan = entity, rotation, scan
 
     def of(self, outgoing: OutgoingMessages, backlog: KeptChoice) -> CallSessions:
@@ -96,7 +96,7 @@ class CallSessions(KeptChoice):
 
     @property
     def outlasts_refusals(self) -> bool:
-        """A session may use no other queue, so a refusal of its queue is raised (SPEC 3)."""
+        """A session may use no other queue, so a refusal of its queue is raised."""
         return self.key is None
 
     def may_return(self, now: float, tried: Collection[str] = ()) -> bool:

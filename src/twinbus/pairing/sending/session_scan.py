@@ -1,4 +1,4 @@
-"""Scans the backlog queues for sessions that are bound to them (SPEC 3, strict order).
+"""Scans the backlog queues for sessions that are bound to them (docs/failures.md).
 
 The shell of `session_order`. It peeks, with receivers of the SDK that never receive: while a
 session is bound whose entity takes messages again, and once when a queue is found, for what an
@@ -14,11 +14,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from twinbus.errors import MissingRightError, error_text
-from twinbus.pairing.core.classify import FailureMeaning, meaning_of
 from twinbus.pairing.core.failover import Route
 from twinbus.pairing.core.session_order import QueueScan, SessionKey, SessionOrder
 from twinbus.pairing.sdk.pooled_sender import Peeker, SenderCloser
 from twinbus.pairing.sdk.sender_pool import SenderPool
+from twinbus.servicebus.failures import FailureMeaning, of_error
 
 if TYPE_CHECKING:
     from twinbus.pairing.sending.shared_state import SharedState
@@ -142,14 +142,14 @@ class SessionScan:
 
     def _is_back(self, path: str) -> bool:
         """Whether an entity that this pair sends to takes messages now."""
-        entity = self._state.watched.find(path)
+        entity = self._state.monitors.find(path)
         return entity is not None and entity.failover.route is Route.PRIMARY
 
     async def _first_scan(self, queue: str) -> None:
         try:
             await self._scan(self.order.begin_first_scan(queue, self._loop.time()))
         except Exception as error:
-            if meaning_of(error) is FailureMeaning.UNAUTHORIZED:
+            if of_error(error) is FailureMeaning.UNAUTHORIZED:
                 raise MissingRightError(
                     f"strict session order peeks into {queue} in {self._state.secondary.endpoint},"
                     f" which needs the Listen right, and the credential does not have it ({error})"

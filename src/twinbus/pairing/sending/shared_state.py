@@ -14,11 +14,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from azure.servicebus.exceptions import OperationTimeoutError
-
 from twinbus.errors import BacklogGuardError, PairClosedError, PairingError, error_text
 from twinbus.namespace.namespace import KEEP_ALIVE_OFF
-from twinbus.options import SendAvailabilityOptions, Verdict
+from twinbus.options import SendAvailabilityOptions, Verdict, judge
 from twinbus.pairing.core.announcements import (
     BacklogQueueFound,
     BacklogQueueLeftOut,
@@ -29,16 +27,8 @@ from twinbus.pairing.core.announcements import (
 )
 from twinbus.pairing.core.attempts import RetryPolicy, call_limit_s
 from twinbus.pairing.core.backlog import KeptChoice, PullCause, Rotation, backlog_paths
-from twinbus.pairing.core.classify import (
-    FailureMeaning,
-    is_answer,
-    judge,
-    meaning_of,
-    refusing_setting,
-)
 from twinbus.pairing.core.counters import PairCounters
-from twinbus.pairing.core.secondary import DivertFault
-from twinbus.pairing.core.verification import Verification
+from twinbus.pairing.core.secondary import DivertFault, Verification
 from twinbus.pairing.observing.listeners import Listeners
 from twinbus.pairing.observing.tracing import tracing_now
 from twinbus.pairing.sdk.guards import BacklogLimits
@@ -46,8 +36,15 @@ from twinbus.pairing.sdk.outgoing import MessageIds
 from twinbus.pairing.sdk.pooled_sender import SenderCloser
 from twinbus.pairing.sdk.sdk_cleanup import close_sdk_client
 from twinbus.pairing.sdk.sender_pool import SenderPool
+from twinbus.pairing.sending.entity_monitor import EntityMonitors
 from twinbus.pairing.sending.waiting import WaitingCalls
-from twinbus.pairing.sending.watched_entity import WatchedEntities
+from twinbus.servicebus.failures import (
+    FailureMeaning,
+    is_answer,
+    is_timeout,
+    of_error,
+    refusing_setting,
+)
 
 if TYPE_CHECKING:
     from twinbus.namespace.namespace import Namespace
@@ -100,7 +97,7 @@ class SharedState:
         self.secondary_sdk = secondary.bounded_client(options.attempt_timeout_s)
         self.closed = False
         self._refusal: Callable[[], PairingError | None] = lambda: None
-        self.watched = WatchedEntities()
+        self.monitors = EntityMonitors()
         """Every entity that has a sender, had one lately, or that a person has commanded."""
         self._make_backlog_pool: Callable[[str], AttemptPool] = self.sdk_pool
         self._backlog_pools: dict[str, AttemptPool] = {}
@@ -209,8 +206,8 @@ class SharedState:
 
     def divert_meaning(self, queue: str, error: BaseException) -> FailureMeaning:
         """What a failed divert says about its queue; discovery searches for one that is lost."""
-        meaning = meaning_of(error)
-        # No message has a session in the backlog: this is no fault of the message (SPEC 2.4).
+        meaning = of_error(error)
+        # No message has a session in the backlog: this is no fault of the message.
         if refusing_setting(error, queue) == "sessions":
             if queue in self.rotation.queues:
                 self.leave_out(queue, f"it requires sessions and refused a message: {error}")
@@ -238,16 +235,16 @@ class SharedState:
     def divert_failed(
         self, queue: str, error: Exception, began: float, timeout_s: float
     ) -> DivertFault:
-        """Learn from a divert that failed; return who is at fault (SPEC 3, Diverting)."""
+        """Learn from a divert that failed; return who is at fault (docs/failures.md)."""
         secondary, now = self.rotation.secondary, self.now
         was_lost = secondary.is_lost
         if is_answer(error):
             self._log_answer()
             secondary.answered(queue, now)
             return DivertFault.QUEUE
-        if not meaning_of(error).counts:
+        if not of_error(error).counts:
             return DivertFault.QUEUE
-        timed_out = isinstance(error, OperationTimeoutError)
+        timed_out = is_timeout(error)
         if timed_out and timeout_s < self.policy.attempt_timeout_s:
             return DivertFault.CALLER
         reason = error_text(error)
@@ -272,7 +269,7 @@ class SharedState:
             self.verification.succeeded(self.now, time.time(), self.jitter())
             if self.rotation.attached(queue, self.now) and queue in self._return_timers:
                 self._announce_return(queue)
-        elif meaning_of(error).unusable:
+        elif of_error(error).unusable:
             self.on_queue_lost(queue, is_refusal=False)
         if was_lost:
             self.waiting.wake_all()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from twinbus.pairing.core.secondary import SecondaryHealth
-    from twinbus.pairing.sending.watched_entity import WatchedEntity
+    from twinbus.pairing.sending.entity_monitor import EntityMonitor
 
 PASS_ON_S: Final = 0.1
 """A call that was woken for its turn and does not take it, because its time is over or its entity
@@ -24,7 +24,7 @@ class WaitingCalls:
         self._waiters: dict[asyncio.Future[None], None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    async def wait(self, entity: WatchedEntity, until: float) -> None:
+    async def wait(self, entity: EntityMonitor, until: float) -> None:
         """Return for a turn, after a success, on a change of the entity, or at `until`."""
         waiter: asyncio.Future[None] = self._loop.create_future()
         stop_listening = entity.on_change(lambda: _wake(waiter))
@@ -48,7 +48,7 @@ class WaitingCalls:
             self._timer = self._loop.call_at(due, self._give_turn)
 
     def wake_all(self) -> None:
-        """A queue may take messages again: have every call choose anew."""
+        """A queue may take messages again: have every call choose again."""
         for waiter in self._waiters:
             _wake(waiter)
 

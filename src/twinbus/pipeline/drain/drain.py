@@ -39,7 +39,7 @@ from twinbus.pipeline.spark import classic
 from twinbus.pipeline.spark.background_job import JobCancelled, JobFailed, SparkJob
 from twinbus.pipeline.spark.classic import ship_package
 from twinbus.pipeline.spark.session import master_of, require_shared
-from twinbus.syphon.core.pacing.governor import LOWEST_PER_S, require_rate
+from twinbus.syphon.core.governor import LOWEST_PER_S, require_rate
 from twinbus.syphon.core.pump import IntakeLimits
 from twinbus.syphon.host import DrainProgress
 

@@ -37,6 +37,7 @@ from twinbus.errors import SyphonError
 from twinbus.pipeline.drain.task import open_side, shipped_side
 from twinbus.pipeline.spark.classic import ship_package
 from twinbus.pipeline.tables.schemas import schema
+from twinbus.servicebus import names
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -175,20 +176,20 @@ def row_of(message: PeekedMessage) -> tuple[Any, ...]:
     values = {
         "queue": message.queue,
         "sequence_number": message.sequence_number,
-        "enqueued_sequence_number": message.number("x-opt-enqueue-sequence-number"),
+        "enqueued_sequence_number": message.number(names.ENQUEUED_SEQUENCE_NUMBER),
         "enqueued_at": as_time(message.enqueued_ms),
         "state": message.state,
         "delivery_count": header.delivery_count or 0,
-        "locked_until": as_time(message.number("x-opt-locked-until")),
+        "locked_until": as_time(message.number(names.LOCKED_UNTIL)),
         "message_id": message.message_id,
         "session_id": properties.group_id,
         "correlation_id": _text(properties.correlation_id),
         "reply_to_session_id": properties.reply_to_group_id,
-        "partition_key": _text(message.annotations.get("x-opt-partition-key")),
+        "partition_key": _text(message.annotations.get(names.PARTITION_KEY)),
         "created_at": as_time(properties.creation_time),
         "absolute_expiry": as_time(properties.absolute_expiry_time),
         "time_to_live_ms": header.ttl,
-        "scheduled_at": as_time(message.number("x-opt-scheduled-enqueue-time")),
+        "scheduled_at": as_time(message.number(names.SCHEDULED_TIME)),
         **{name: getattr(properties, name) for name in _PROPERTIES},
         "durable": header.durable,
         "priority": header.priority,
@@ -201,7 +202,7 @@ def row_of(message: PeekedMessage) -> tuple[Any, ...]:
         "body": message.body,
         "body_json": message.body_json,
         "size_bytes": len(message.wire),
-        "dead_letter_source": _text(message.annotations.get("x-opt-deadletter-source")),
+        "dead_letter_source": _text(message.annotations.get(names.DEAD_LETTER_SOURCE)),
         "dead_letter_reason": message.reason,
         "dead_letter_description": message.description,
         "destination": message.path if in_backlog else None,

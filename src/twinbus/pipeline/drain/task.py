@@ -30,7 +30,7 @@ from twinbus.namespace.route import DIRECT
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pipeline.drain.driver_link import DriverAddress, DriverLink
 from twinbus.pipeline.drain.task_ledger import task_ledger
-from twinbus.syphon.core.pacing.pace import Rate
+from twinbus.syphon.core.pacing import Rate
 from twinbus.syphon.core.pump import IntakeLimits
 from twinbus.syphon.host import DrainProgress, SyphonHost
 from twinbus.syphon.host import drain as drain_here

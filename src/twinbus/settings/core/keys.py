@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from twinbus.cost.quantities import DAY_S, parse_duration, parse_rate
+from twinbus.cost.quantities import parse_duration, parse_rate
 from twinbus.namespace.access import NamespaceAccess, require_source
 from twinbus.namespace.address import namespace_label
 from twinbus.options import (
@@ -23,6 +23,7 @@ from twinbus.options import (
     SYPHON_RATE_MAX,
     UNDELIVERABLE_GRACE_MAX_S,
 )
+from twinbus.servicebus.limits import DETECTION_MAX_S
 
 ENVIRONMENT: Final = "env:"
 FILE: Final = "file:"
@@ -33,7 +34,6 @@ HOME: Final = "~/"
 ANY_CREDENTIAL: Final = "default"
 """Stands for the credential of a `sb://HOST` text while only the text is of interest."""
 
-DETECTION_MAX_S: Final = 7 * DAY_S
 ATTEMPT_TIMEOUT_MAX_S: Final = 60.0
 PATIENCE_MAX_S: Final = 3_600.0
 

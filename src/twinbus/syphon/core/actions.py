@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from twinbus.syphon.core.backlog_message import BacklogMessage
+from twinbus.transfer.backlog_message import BacklogMessage
 
 
 class Action:
@@ -110,7 +110,7 @@ class LookAhead(Action):
 
 @dataclass(frozen=True, slots=True)
 class EmptyPoll(Action):
-    """Record that a long poll ended without a message: a counted operation (SPEC 6)."""
+    """Record that a long poll ended without a message: a counted operation (docs/guarantees.md)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The state of one destination on the primary, and what its refusals mean (SPEC 6).
+"""The state of one destination on the primary (docs/guarantees.md).
 
 unattached --attach--> attached --refusal of the entity--> held --back-off--> on trial, with
                           ^                                  ^                one message
@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Final
 
-from twinbus.syphon.core.backlog_message import BacklogMessage
+from twinbus.transfer.backlog_message import BacklogMessage
 
 FIRST_BACKOFF_S: Final = 1.0
 LONGEST_BACKOFF_S: Final = 60.0
@@ -23,13 +22,13 @@ BACKOFF_JITTER: Final = 0.5
 """A pause is longer by up to this share, by chance, so that pumps do not try all at once."""
 
 IDLE_LINK_S: Final = 60.0
-"""A link that carried nothing for this time is closed: a peer allows only so many."""
+"""A link that carried nothing for this time is closed: a peer limits their number."""
 
 ANY_NUMBER: Final = 1 << 30
 """No limit for one destination; the limit of the pump holds."""
 
 WINDOW_MAX: Final = 1_000
-"""A destination that takes so many at once has no limit of its own any more."""
+"""A destination that takes this many at once has no limit of its own any more."""
 
 ATTACHED_SOON_S: Final = 2.0
 """An attach usually takes milliseconds. If it takes longer, what waits for it must not block the
@@ -42,39 +41,6 @@ the old one when it works again."""
 
 RECENT_S: Final = 10.0
 """A destination that accepted a message within this time is progressing."""
-
-
-class RefusalMeaning(Enum):
-    """What a refusal says."""
-
-    MESSAGE = "the message is refused for its content"
-    MISSING = "the entity does not exist"
-    HOLD = "the entity cannot take messages now"
-
-
-SERVER_BUSY: Final = "com.microsoft:server-busy"
-TOO_LARGE: Final = "amqp:link:message-size-exceeded"
-
-_MEANINGS: Final = {
-    TOO_LARGE: RefusalMeaning.MESSAGE,
-    "amqp:not-allowed": RefusalMeaning.MESSAGE,
-    "amqp:not-implemented": RefusalMeaning.MESSAGE,
-    "amqp:decode-error": RefusalMeaning.MESSAGE,
-    "amqp:invalid-field": RefusalMeaning.MESSAGE,
-    "amqp:precondition-failed": RefusalMeaning.MESSAGE,
-    "com.microsoft:precondition-failed": RefusalMeaning.MESSAGE,
-    "com.microsoft:argument-error": RefusalMeaning.MESSAGE,
-    "com.microsoft:argument-out-of-range": RefusalMeaning.MESSAGE,
-    "amqp:not-found": RefusalMeaning.MISSING,
-    "amqp:resource-deleted": RefusalMeaning.MISSING,
-}
-"""On every other condition (disabled, full, busy, unauthorized, internal error, unknown) the
-message waits."""
-
-
-def meaning_of(condition: str | None) -> RefusalMeaning:
-    """Return what a refusal with that AMQP condition says about the message or the entity."""
-    return _MEANINGS.get(condition or "", RefusalMeaning.HOLD)
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -205,7 +171,7 @@ class Destination:
         self.window = 1
 
     def succeeded(self, count: int, now: float) -> None:
-        """Note that it accepted so many messages: it is no longer held.
+        """Note that it accepted `count` messages: it is no longer held.
 
         What may be in flight grows from one message on by three for each that was accepted: what
         comes back does not get everything at once.

@@ -42,7 +42,7 @@ class SyphonHealth:
         return "failed" if self.failures else "waiting" if self.waits_for else "ok"
 
 
-class HealthWatch:
+class StallDetector:
     """Follows the counters of the pumps, to find one that is stuck."""
 
     def __init__(self, rate_per_s: float | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The lease of a backlog queue: where it is held, and for how long it is valid (SPEC 6).
+"""The lease of a backlog queue: where it is held, and for how long it is valid.
 
 The lease holder owns a session lock on `<label>/x-twinbus-lease`. The lock ends by the clock of the
 service. The holder counts from the time of its *request*, on its own clock, and stops well before

@@ -1,4 +1,4 @@
-"""Decides for one backlog queue: what is received, sent and completed, and when (SPEC 6).
+"""Decides for one backlog queue: what is received, sent and completed, and when.
 
     received --> waiting --Forward--> sent --accepted--> settling --confirmed--> gone
         |           ^                  |                    ^
@@ -35,18 +35,15 @@ from twinbus.syphon.core.actions import (
     EmptyPoll,
     FindDeferred,
 )
-from twinbus.syphon.core.backlog_message import BacklogMessage
-from twinbus.syphon.core.deferred import DeferredMessages
 from twinbus.syphon.core.destination import Destination, Destinations
-from twinbus.syphon.core.forecast import DrainMeter
-from twinbus.syphon.core.intake import RENEW_AFTER, Intake, IntakeLimits
-from twinbus.syphon.core.pacing.pace import Pace
+from twinbus.syphon.core.intake import RENEW_AFTER, Intake, IntakeLimits, Settlements
+from twinbus.syphon.core.pacing import DrainMeter, Pace
 from twinbus.syphon.core.receive_control import ReceiveControl
 from twinbus.syphon.core.send_control import SendControl
 from twinbus.syphon.core.session_lanes import PeekedEntry, SessionLanes
-from twinbus.syphon.core.settlements import Settlements
 from twinbus.syphon.core.strict_order import IN_MEMORY_SHARE, StrictOrder
-from twinbus.syphon.core.waiting import WaitingMessages
+from twinbus.syphon.core.waiting import DeferredMessages, WaitingMessages
+from twinbus.transfer.backlog_message import BacklogMessage
 
 __all__ = ["IntakeLimits", "Pump"]
 
@@ -65,7 +62,7 @@ class Pump:
         poll_s: float = 900.0,
         is_strict: bool = False,
     ) -> None:
-        """`is_strict`: the messages of each session are sent in order, one by one (SPEC 3)."""
+        """`is_strict`: the messages of each session are sent in order, one by one."""
         self.limits = limits or IntakeLimits()
         self.forwarded = self.completed = self.dead_lettered = self.deferred = 0
         self.left_aside = 0
@@ -205,7 +202,7 @@ class Pump:
         """Receive, and settle what was decided meanwhile: the backlog queue can be reached."""
         self._intake.credit = 0
         self._deferred.connected(now)
-        if now >= self._poll_at:  # Else the link was detached inside a poll, which goes on (SPEC 6)
+        if now >= self._poll_at:  # Else the link was detached inside a poll, which goes on
             self._poll_at = now + self._poll_s
         actions = self._settlements.open(now)
         # Their locks may be gone, and then they are delivered once more: both would be sent.

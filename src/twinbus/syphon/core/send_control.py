@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from twinbus.servicebus.conditions import MESSAGE_SIZE, SERVER_BUSY
+from twinbus.servicebus.failures import FailureMeaning, of_condition
 from twinbus.syphon.core.actions import (
     Action,
     CloseDestination,
@@ -12,21 +14,17 @@ from twinbus.syphon.core.actions import (
     Reconnect,
     WaitUntil,
 )
-from twinbus.syphon.core.backlog_message import BacklogMessage
 from twinbus.syphon.core.destination import (
     ANY_NUMBER,
     ATTACH_ANSWER_S,
-    SERVER_BUSY,
-    TOO_LARGE,
     Destination,
     Destinations,
-    RefusalMeaning,
-    meaning_of,
 )
-from twinbus.syphon.core.pacing.pace import Pace
+from twinbus.syphon.core.intake import Settlements
+from twinbus.syphon.core.pacing import Pace
 from twinbus.syphon.core.receive_control import ReceiveControl
-from twinbus.syphon.core.settlements import Settlements
 from twinbus.syphon.core.waiting import WaitingMessages
+from twinbus.transfer.backlog_message import BacklogMessage
 
 MISSING: Final = "DestinationNotFound"
 TOO_LARGE_REASON: Final = "MessageTooLarge"
@@ -218,10 +216,10 @@ class SendControl:
         was_attached, progressed = destination.attached, destination.progressed
         back = destination.drop_link()
         self._note_busy(condition, destination, now)
-        meaning = meaning_of(condition)
-        if meaning is RefusalMeaning.MISSING:
+        meaning = of_condition(condition)
+        if meaning is FailureMeaning.NOT_FOUND:
             return self._hold_missing(destination, text, now)
-        if was_attached and meaning is RefusalMeaning.MESSAGE and back:
+        if was_attached and meaning is FailureMeaning.MESSAGE and back:
             if len(back) == 1:
                 destination.waiting.remove(back[0])
                 return self._dead_letter(back[0], destination, condition, text, now)
@@ -230,7 +228,7 @@ class SendControl:
             destination.window = 1
             return self.serve(destination, now)
         if was_attached and (progressed or not back):
-            # An idle link that the service closed is no failure (SPEC 6).
+            # An idle link that the service closed is no failure (docs/guarantees.md).
             return self.serve(destination, now) if destination.waiting else []
         return self.hold(destination, text, now)
 
@@ -243,12 +241,12 @@ class SendControl:
         now: float,
     ) -> list[Action]:
         """Dead-letter a message that was refused for its content; else hold its destination."""
-        meaning = meaning_of(condition)
+        meaning = of_condition(condition)
         self._note_busy(condition, destination, now)
-        if meaning is RefusalMeaning.MESSAGE:
+        if meaning is FailureMeaning.MESSAGE:
             return self._dead_letter(message, destination, condition, text, now)
         destination.return_to_waiting(message)
-        if meaning is RefusalMeaning.MISSING:
+        if meaning is FailureMeaning.NOT_FOUND:
             return self._hold_missing(destination, text, now)
         return self.hold(destination, text, now)
 
@@ -265,7 +263,7 @@ class SendControl:
         now: float,
     ) -> list[Action]:
         """Dead-letter a message that its destination will never take, and send the next."""
-        reason = TOO_LARGE_REASON if condition == TOO_LARGE else REFUSED
+        reason = TOO_LARGE_REASON if condition == MESSAGE_SIZE else REFUSED
         text = f"{destination.path}: {text}"
         actions = self._settlements.dead_letter(message, reason, text, now)
         return actions + self.serve(destination, now)

@@ -1,4 +1,4 @@
-"""Strict session order inside one backlog queue: whose turn it is in each session (SPEC 3).
+"""Strict session order inside one backlog queue: whose turn it is in each session.
 
     a lane = the messages of one session, by sequence number:   head, next, next, ...
     the head is sent when it is in memory and every message before it is known; the next one is
@@ -18,7 +18,7 @@ from enum import Enum
 from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
-from twinbus.syphon.core.backlog_message import BacklogMessage
+from twinbus.transfer.backlog_message import BacklogMessage
 
 KNOWN_MAX: Final = 100_000
 """Limit of known messages that are not in memory. At the limit nothing more is deferred for lack of

@@ -1,4 +1,4 @@
-"""Strict session order (SPEC 3): a pump sends the messages of each session one by one.
+"""Strict session order (docs/failures.md): a pump sends the messages of each session one by one.
 
 The next message of a session is sent when the primary has accepted the one before it and the
 backlog queue has confirmed that. So a crash can duplicate one message of a session, and the copy
@@ -10,14 +10,13 @@ from __future__ import annotations
 from typing import Final
 
 from twinbus.syphon.core.actions import Action, Complete, DeadLetter, PeekForOrder
-from twinbus.syphon.core.backlog_message import BacklogMessage
-from twinbus.syphon.core.deferred import DeferredMessages
 from twinbus.syphon.core.destination import Destination, Destinations
-from twinbus.syphon.core.intake import Intake
+from twinbus.syphon.core.intake import Intake, Settlements
 from twinbus.syphon.core.receive_control import ReceiveControl
 from twinbus.syphon.core.send_control import SendControl
 from twinbus.syphon.core.session_lanes import PeekedEntry, SessionLanes
-from twinbus.syphon.core.settlements import Settlements
+from twinbus.syphon.core.waiting import DeferredMessages
+from twinbus.transfer.backlog_message import BacklogMessage
 
 IN_MEMORY_SHARE: Final = 8
 """One session may have 1/8 of the pump's messages in memory, so that a long session does not keep

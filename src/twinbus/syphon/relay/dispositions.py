@@ -14,6 +14,7 @@ from twinbus.amqp.performatives import (
     encode_state,
 )
 from twinbus.amqp.types import Symbol
+from twinbus.servicebus import conditions
 from twinbus.syphon.core.actions import Complete, DeadLetter, Defer, Release
 
 REASON_MAX: Final = 4_096
@@ -28,7 +29,7 @@ def disposition_of(outcome: type[Complete] | DeadLetter | Defer | Release) -> by
                 Symbol("DeadLetterReason"): outcome.reason[:REASON_MAX],
                 Symbol("DeadLetterErrorDescription"): outcome.description[:REASON_MAX],
             }
-            error = Error(condition=Symbol("com.microsoft:dead-letter"), info=info)
+            error = Error(condition=Symbol(conditions.DEAD_LETTER), info=info)
             return encode_state(Rejected(error=error))
         case Defer():
             return encode_state(Modified(delivery_failed=False, undeliverable_here=True))

@@ -1,4 +1,4 @@
-"""Holds the leases of backlog queues, so that each queue has one pump at a time (SPEC 6).
+"""Holds the leases of backlog queues, so that each queue has one pump at a time.
 
     leases = Leases(secondary, queues, on_change); leases.start()
     ...; leases.holds(queue) -> True while this process may pump it
@@ -30,9 +30,13 @@ from twinbus.amqp.performatives import Source, Target
 from twinbus.amqp.types import Symbol
 from twinbus.client.administration import NotAnswered, get
 from twinbus.client.connection import ANSWER_S, NamespaceConnection
-from twinbus.client.request_node import MISSING_STATUS, ConnectionLost, RequestRefused
+from twinbus.client.request_node import ConnectionLost, RequestRefused
 from twinbus.ledger.requests import ACCEPT_SESSION, BilledRequests, RequestLedger
 from twinbus.namespace.endpoint import Endpoint
+from twinbus.servicebus.conditions import NOT_FOUND, SESSION_TAKEN
+from twinbus.servicebus.failures import MISSING_STATUS
+from twinbus.servicebus.limits import EPOCH_TICKS, TICKS_PER_MS
+from twinbus.servicebus.names import SESSION_FILTER, SESSION_LOCKED_UNTIL
 from twinbus.syphon.core.lease_validity import (
     LOCK_ASSUMED_S,
     PROOF_S,
@@ -53,16 +57,9 @@ RETRY_S: Final = 1.0
 DESCRIPTION_BYTES_MAX: Final = 1 << 20
 _LOCK_DURATION: Final = re.compile(r"<LockDuration>PT(?:(\d+)M)?(?:([\d.]+)S)?</LockDuration>")
 
-SESSION_FILTER: Final = Symbol("com.microsoft:session-filter")
-LOCKED_UNTIL: Final = Symbol("com.microsoft:locked-until-utc")
-TAKEN: Final = "com.microsoft:session-cannot-be-locked"
-NOT_FOUND: Final = "amqp:not-found"
 WAITING: Final = "another syphon has the lease"
 GIVEN_BACK: Final = "it was given back"
-TICKS_PER_S: Final = 10_000_000
 OK: Final = 200
-EPOCH_TICKS: Final = 621_355_968_000_000_000
-"""The unix epoch in .NET ticks since the year 1."""
 
 _link_numbers = itertools.count(1)
 
@@ -247,7 +244,7 @@ class Leases:
         link = connection.session.attach_receiver(
             name,
             source=Source(
-                address=lease.address.queue, filter={SESSION_FILTER: lease.address.session}
+                address=lease.address.queue, filter={Symbol(SESSION_FILTER): lease.address.session}
             ),
             target=Target(address=name),
         )
@@ -387,10 +384,10 @@ async def described_lock_s(endpoint: Endpoint, path: str, requests: BilledReques
 
 def _by_our_clock_s(link: ReceiverLink) -> float:
     """Return the remaining duration of the lock that an attach granted, by our clock."""
-    ticks = link.properties.get(LOCKED_UNTIL)
+    ticks = link.properties.get(SESSION_LOCKED_UNTIL)
     if not isinstance(ticks, int):
         return LOCK_ASSUMED_S
-    return (ticks - EPOCH_TICKS) / TICKS_PER_S - time.time()
+    return (ticks - EPOCH_TICKS) / TICKS_PER_MS / 1_000 - time.time()
 
 
 def _now() -> float:
@@ -403,7 +400,7 @@ def _now() -> float:
 
 
 def _reason_text(endpoint: Endpoint, address: LeaseAddress, condition: str, text: str) -> str:
-    if condition == TAKEN:
+    if condition == SESSION_TAKEN:
         return f"{WAITING} (session {address.session} of {address.queue})"
     if condition == NOT_FOUND:
         return (

@@ -5,20 +5,18 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
-from typing import Final
 
 from twinbus.amqp.link import LinkSession, SenderLink
 from twinbus.amqp.performatives import Source, Target
 from twinbus.client.connection import NamespaceConnection
-from twinbus.client.request_node import MISSING_STATUS, ConnectionLost, RequestRefused
+from twinbus.client.request_node import ConnectionLost, RequestRefused
+from twinbus.servicebus.conditions import NOT_FOUND, UNAUTHORIZED
+from twinbus.servicebus.failures import MISSING_STATUS
+from twinbus.servicebus.names import is_entity_name
 from twinbus.syphon.core.actions import Action
-from twinbus.syphon.core.backlog_message import BacklogMessage
 from twinbus.syphon.core.pump import Pump
 from twinbus.syphon.relay.bookkeeping import Bookkeeper
-from twinbus.transfer.entity_names import is_entity_name
-
-UNAUTHORIZED: Final = "amqp:unauthorized-access"
-NOT_FOUND: Final = "amqp:not-found"
+from twinbus.transfer.backlog_message import BacklogMessage
 
 _link_numbers = itertools.count(1)
 
@@ -44,7 +42,7 @@ class DestinationLinks:
 
     async def attach(self, path: str) -> None:
         """Have a link to a destination allowed, and ask for it; the pump hears if it is not."""
-        # The last gate before the path becomes an address with the rights of the syphon (SPEC 6).
+        # The last gate before the path becomes an address with the rights of the syphon.
         assert is_entity_name(path), path
         line = self.line
         if line is None:

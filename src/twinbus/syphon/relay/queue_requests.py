@@ -8,9 +8,10 @@ from twinbus.amqp.message import decode_map, split
 from twinbus.amqp.types import Array, DecodeError, Int, Symbol, UInt
 from twinbus.client.connection import NamespaceConnection
 from twinbus.client.request_node import ConnectionLost, RequestRefused, uuid_of_token
-from twinbus.syphon.core.backlog_message import BacklogMessage
+from twinbus.servicebus import names
 from twinbus.syphon.core.session_lanes import PeekedEntry
-from twinbus.syphon.core.unpacking import unpack
+from twinbus.transfer.backlog_message import BacklogMessage
+from twinbus.transfer.unpacking import unpack
 
 TOKENS_MAX: Final = 100
 """Lock tokens or sequence numbers in one request."""
@@ -162,4 +163,4 @@ def _is_deferred(message: bytes) -> bool:
         marks = decode_map(split(message).message_annotations)
     except DecodeError:
         return False
-    return marks.get(Symbol("x-opt-message-state")) == DEFERRED_STATE
+    return marks.get(Symbol(names.MESSAGE_STATE)) == DEFERRED_STATE

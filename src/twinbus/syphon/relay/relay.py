@@ -31,20 +31,21 @@ from twinbus.amqp.events import (
 from twinbus.amqp.link import ReceiverLink
 from twinbus.amqp.performatives import Accepted, Rejected, Source, Target
 from twinbus.client.connection import ANSWER_S, NamespaceConnection
-from twinbus.client.request_node import MISSING_STATUS, ConnectionLost, RequestRefused
+from twinbus.client.request_node import ConnectionLost, RequestRefused
 from twinbus.ledger.requests import BilledRequests
 from twinbus.namespace.endpoint import Endpoint
+from twinbus.servicebus.conditions import NOT_FOUND, UNAUTHORIZED
+from twinbus.servicebus.failures import MISSING_STATUS
 from twinbus.syphon.core import actions
 from twinbus.syphon.core.actions import Action
-from twinbus.syphon.core.backlog_message import BacklogMessage
+from twinbus.syphon.core.pacing import ReconnectBackoff
 from twinbus.syphon.core.pump import Pump
-from twinbus.syphon.core.reconnect_backoff import ReconnectBackoff
-from twinbus.syphon.core.unpacking import Unpacker
-from twinbus.syphon.relay.bookkeeping import Bookkeeper, RelayLedger
+from twinbus.syphon.relay.bookkeeping import Bookkeeper, OutageLog, RelayLedger
 from twinbus.syphon.relay.dispositions import disposition_of, disposition_status, ranges
-from twinbus.syphon.relay.outages import Outages
-from twinbus.syphon.relay.outbound import NOT_FOUND, UNAUTHORIZED, DestinationLinks
+from twinbus.syphon.relay.outbound import DestinationLinks
 from twinbus.syphon.relay.request_tasks import RequestTasks
+from twinbus.transfer.backlog_message import BacklogMessage
+from twinbus.transfer.unpacking import Unpacker
 
 log = logging.getLogger("twinbus.syphon")
 
@@ -81,7 +82,7 @@ class Relay:
         remaining_ttl: bool = False,
         on_delivered: Callable[[str], None] | None = None,
         lease: Callable[[], bool] | None = None,
-        outages: Outages | None = None,
+        outages: OutageLog | None = None,
     ) -> None:
         """`on_delivered` is called with the path of each destination that accepted a message.
 
@@ -91,7 +92,7 @@ class Relay:
         self.queue = queue
         self.pump = pump
         pump.jitter_by(random.random)
-        self._outages = outages or Outages()
+        self._outages = outages or OutageLog()
         self.problems: dict[str, str] = {}
         """Each side (primary, secondary) that cannot be used now, and why."""
         self.fault: str | None = None

@@ -16,15 +16,15 @@ from typing import Any, Final
 from twinbus.client.administration import BUSY, BUSY_WAITS_S
 from twinbus.client.connection import NamespaceConnection
 from twinbus.client.request_node import ConnectionLost, RequestRefused
+from twinbus.servicebus.conditions import MESSAGE_LOCK_LOST
 from twinbus.syphon.core.actions import Action
-from twinbus.syphon.core.backlog_message import BacklogMessage
 from twinbus.syphon.core.pump import Pump
 from twinbus.syphon.relay.bookkeeping import Bookkeeper
 from twinbus.syphon.relay.queue_requests import QueueRequests
+from twinbus.transfer.backlog_message import BacklogMessage
 
 log = logging.getLogger("twinbus.syphon")
 
-LOCK_LOST: Final = "com.microsoft:message-lock-lost"
 DEAD_LETTER_ARGUMENTS: Final = ("deadletter-reason", "deadletter-description")
 
 
@@ -86,7 +86,7 @@ class RequestTasks:
         while messages:
             result = await requests.settle(messages, status, named)
             self._books.settled(result.done)
-            self._books.settled(result.lost, LOCK_LOST)
+            self._books.settled(result.lost, MESSAGE_LOCK_LOST)
             now = time.monotonic()
             self._perform(self._pump.settled(result.done, now))
             self._perform(self._pump.settle_failed(result.lost, now))

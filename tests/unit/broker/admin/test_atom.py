@@ -29,14 +29,11 @@ from twinbus.broker.admin.atom import (
 from twinbus.broker.admin.atom_entities import (
     RuntimeInfo,
 )
-from twinbus.broker.descriptions import (
-    FOREVER_MS,
-    RuleDescription,
-    SqlFilter,
-)
+from twinbus.broker.descriptions import RuleDescription, SqlFilter
 from twinbus.broker.engine.description_records import read_rule, rule_record
 from twinbus.broker.filters.values import to_value
 from twinbus.broker.refusals import ArgumentInvalid
+from twinbus.servicebus.limits import FOREVER_MS
 
 NOW_MS = 1_700_000_000_123
 HELD = RuntimeInfo(created_at_ms=NOW_MS, updated_at_ms=NOW_MS, accessed_at_ms=NOW_MS)

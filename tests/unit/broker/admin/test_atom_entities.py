@@ -19,7 +19,6 @@ from twinbus.broker.admin.atom_entities import (
 )
 from twinbus.broker.admin.atom_rules import EXPRESSION_LENGTH_MAX, read_rule, write_rule
 from twinbus.broker.descriptions import (
-    FOREVER_MS,
     AuthorizationRule,
     CorrelationFilter,
     FalseFilter,
@@ -32,6 +31,7 @@ from twinbus.broker.descriptions import (
     TrueFilter,
 )
 from twinbus.broker.refusals import ArgumentInvalid, ArgumentOutOfRange
+from twinbus.servicebus.limits import FOREVER_MS
 
 if TYPE_CHECKING:
     from xml.etree import ElementTree as ET

@@ -16,8 +16,8 @@ from twinbus.broker.descriptions import (
 )
 from twinbus.broker.engine.engine_log import EngineLog
 from twinbus.broker.engine.settlement import SettlementOutcome
-from twinbus.broker.messages.incoming import PING_CONTENT_TYPE
 from twinbus.broker.refusals import MessageTooLarge
+from twinbus.servicebus.names import PING_CONTENT_TYPE
 
 ME = object()
 QUEUE = QueueDescription()

@@ -22,7 +22,6 @@ from twinbus.broker.descriptions import (
 )
 from twinbus.broker.engine.settlement import SettlementOutcome
 from twinbus.broker.journal import MessageState
-from twinbus.broker.messages.incoming import PING_CONTENT_TYPE
 from twinbus.broker.refusals import (
     ArgumentInvalid,
     ArgumentOutOfRange,
@@ -33,6 +32,7 @@ from twinbus.broker.refusals import (
     NotAllowed,
     QuotaExceeded,
 )
+from twinbus.servicebus.names import PING_CONTENT_TYPE
 
 ME = object()
 QUEUE, TOPIC, SUBSCRIPTION = QueueDescription(), TopicDescription(), SubscriptionDescription()

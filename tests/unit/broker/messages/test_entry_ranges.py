@@ -17,9 +17,6 @@ from twinbus.amqp.message import Properties, encode_message
 from twinbus.amqp.types import Timestamp, ULong
 from twinbus.broker.admin.atom import parse_duration
 from twinbus.broker.descriptions import (
-    FOREVER_MS,
-    TIME_MAX_MS,
-    TIME_MIN_MS,
     QueueDescription,
     RuleDescription,
     SqlAction,
@@ -38,12 +35,13 @@ from twinbus.broker.refusals import (
 )
 from twinbus.broker.storage.lmdb_store import LmdbStore
 from twinbus.broker.storage.store import flush
+from twinbus.servicebus.limits import DATE_MAX_MS, DATE_MIN_MS, FOREVER_MS
 
 MAP_SIZE_BYTES = 2**26
 DEDUP = QueueDescription(requires_duplicate_detection=True, max_size_mb=1, max_message_size_kb=600)
 
-TOO_LATE = [ULong(2**64 - 1), ULong(2**63), Timestamp(2**63 - 1), Timestamp(TIME_MAX_MS + 1)]
-TOO_EARLY = [Timestamp(-(2**63)), -(2**63), Timestamp(TIME_MIN_MS - 1)]
+TOO_LATE = [ULong(2**64 - 1), ULong(2**63), Timestamp(2**63 - 1), Timestamp(DATE_MAX_MS + 1)]
+TOO_EARLY = [Timestamp(-(2**63)), -(2**63), Timestamp(DATE_MIN_MS - 1)]
 
 
 def wire(
@@ -69,11 +67,11 @@ def read(name: str, at: object = None) -> Incoming:
 def test_a_scheduled_time_out_of_range_is_refused_by_name_limit_and_value(at: int) -> None:
     with pytest.raises(ArgumentOutOfRange) as refused:
         read("1", at)
-    for part in ("x-opt-scheduled-enqueue-time", str(int(at)), str(TIME_MIN_MS), str(TIME_MAX_MS)):
+    for part in ("x-opt-scheduled-enqueue-time", str(int(at)), str(DATE_MIN_MS), str(DATE_MAX_MS)):
         assert part in refused.value.description
 
 
-@pytest.mark.parametrize("at", [TIME_MIN_MS, -1, 0, NOW_MS, TIME_MAX_MS])
+@pytest.mark.parametrize("at", [DATE_MIN_MS, -1, 0, NOW_MS, DATE_MAX_MS])
 def test_every_time_of_the_calendar_is_taken_past_ones_too(at: int) -> None:
     assert read("1", Timestamp(at)).scheduled_for_ms == at
 
@@ -195,7 +193,7 @@ def test_a_request_s_number_past_64_bits_is_refused_by_name(
 
 
 @pytest.mark.parametrize(
-    ("expires", "created"), [(2**63 - 1, -(2**63)), (2**63 - 1, 0), (TIME_MAX_MS, TIME_MIN_MS)]
+    ("expires", "created"), [(2**63 - 1, -(2**63)), (2**63 - 1, 0), (DATE_MAX_MS, DATE_MIN_MS)]
 )
 def test_a_time_to_live_longer_than_any_calendar_is_for_ever(
     disk: Disk, expires: int, created: int
@@ -231,7 +229,7 @@ def test_the_longest_durations_below_for_ever_are_kept(disk: Disk) -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("at", [Timestamp(-(2**63)), Timestamp(TIME_MIN_MS - 1)])
+@pytest.mark.parametrize("at", [Timestamp(-(2**63)), Timestamp(DATE_MIN_MS - 1)])
 def test_what_an_older_broker_let_in_still_moves_on(at: int) -> None:
     """A message that is stored is not read under the rules of the door again."""
     world = fakes.World()

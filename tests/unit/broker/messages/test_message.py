@@ -29,9 +29,10 @@ from twinbus.amqp.message import (
 )
 from twinbus.amqp.types import Int, Symbol, Timestamp, UInt, ULong
 from twinbus.broker.journal import MessageState, StoredMessage
-from twinbus.broker.messages.incoming import PING_CONTENT_TYPE, Incoming, parse
+from twinbus.broker.messages.incoming import Incoming, parse
 from twinbus.broker.messages.rendering import render
 from twinbus.broker.refusals import MalformedMessage
+from twinbus.servicebus.names import PING_CONTENT_TYPE
 
 UUID_1 = UUID("00112233-4455-6677-8899-aabbccddeeff")
 NOW_MS = 1_700_000_000_000

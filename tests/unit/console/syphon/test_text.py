@@ -18,7 +18,7 @@ from twinbus.console.syphon.text import (
 from twinbus.console.terminal.output import WrongUse
 from twinbus.namespace.namespace import Namespace
 from twinbus.options import SendAvailabilityOptions
-from twinbus.syphon.core.pacing.pace import Rate
+from twinbus.syphon.core.pacing import Rate
 from twinbus.syphon.host import DrainProgress, SyphonGroup
 
 SECRET = ".example.net;SharedAccessKeyName=a;SharedAccessKey=b"

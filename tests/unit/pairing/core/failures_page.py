@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.end_to_end import backlog_table, fault_table
-from twinbus.pairing.core.classify import CONDITIONS, TABLE, FailureMeaning, FailureRow
+from twinbus.servicebus.failures import CLASSES, CONDITIONS, FailureMeaning, FailureRow
 
 PAGE = Path(__file__).parents[4] / "docs" / "failures.md"
 
@@ -16,7 +16,7 @@ def tables() -> dict[str, str]:
     return {
         "faults": fault_table.markdown(),
         "backlog": backlog_table.markdown(),
-        "classes": _judged("exception", TABLE),
+        "classes": _judged("exception", CLASSES),
         "conditions": _judged("condition", CONDITIONS),
     }
 

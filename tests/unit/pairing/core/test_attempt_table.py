@@ -31,8 +31,8 @@ from twinbus.pairing.core.attempts import (
     WaitForRetry,
     WaitForSecondary,
 )
-from twinbus.pairing.core.classify import FailureMeaning
 from twinbus.pairing.core.failover import Freeze, MarkHealthy, PingFailed, SendSucceeded
+from twinbus.servicebus.failures import FailureMeaning
 from twinbus.timers import TimerFired
 
 MEANINGS = {

@@ -8,7 +8,6 @@ from dataclasses import fields, replace
 import pytest
 
 from twinbus.pairing.core.backlog import (
-    FOREVER_MS,
     WANTED,
     BacklogDescription,
     KeptChoice,
@@ -19,6 +18,7 @@ from twinbus.pairing.core.backlog import (
     parse_backlog_path,
     session_queue,
 )
+from twinbus.servicebus.limits import FOREVER_MS
 
 QUEUES = backlog_paths("contoso", 3)
 PINNED = [0, 0, 0, 1, 1, 0, 2, 2, 2, 0]

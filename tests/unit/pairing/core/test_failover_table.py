@@ -156,12 +156,6 @@ def test_the_other_tables_of_the_page_are_what_the_code_has() -> None:
     assert page == written(page), "rewrite it: python -m tests.unit.pairing.core.failures_page"
 
 
-def test_the_reason_of_an_unusable_entity_is_the_last_one_told() -> None:
-    it = pinged(unusable())
-    it.handle(PingFailed(unusable=True, error="disabled"), QUIET_AT)
-    assert (it.state, it.reason) == (EntityState.UNUSABLE, "disabled")
-
-
 def test_every_row_about_backlog_queues_names_tests_that_exist() -> None:
     tests = Path(__file__).parents[3]
     for row in BACKLOG_ROWS:

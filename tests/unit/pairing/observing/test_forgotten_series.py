@@ -8,7 +8,7 @@ from azure.servicebus import ServiceBusMessage
 from tests.unit.pairing.sending.test_raising import status_of
 from twinbus.pairing.core.sides import PairSides
 from twinbus.pairing.observing.metrics import OTHERS, MeasuredPair, PairCollector
-from twinbus.pairing.sending.watched_entity import WatchedEntities
+from twinbus.pairing.sending.entity_monitor import EntityMonitors
 from twinbus.testing.fake_pair import FakePair
 
 pytestmark = pytest.mark.virtual_time
@@ -27,7 +27,7 @@ def stored(collector: PairCollector) -> dict[str, float]:
 async def test_a_forgotten_entity_keeps_its_series_and_the_total_is_right() -> None:
     world = FakePair()
     state = world.client.state
-    state.watched = WatchedEntities(1)
+    state.monitors = EntityMonitors(1)
     measured = MeasuredPair(state, PairSides(syphon=False), dict, lambda: status_of(world))
     collector = PairCollector(measured, entities_max=2)
 
@@ -49,5 +49,5 @@ async def test_a_forgotten_entity_keeps_its_series_and_the_total_is_right() -> N
     await send_to("b")
     await send_to("c")
     assert stored(collector) == {"a": 3, "b": 1, OTHERS: 4}
-    assert len(state.watched.all()) == 1
+    assert len(state.monitors.all()) == 1
     await world.client.close()

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from twinbus.errors import BacklogGuardError, BacklogMessageTooLargeError, ReservedPropertyError
 from twinbus.pairing.core.failover import ForceFailover
 from twinbus.pairing.sdk import guards
-from twinbus.pairing.sdk.guards import BacklogLimits, body_bytes, encoded_bytes, flaws, glance
+from twinbus.pairing.sdk.guards import BacklogLimits, body_bytes, encoded_bytes, flaws, quick_check
+from twinbus.servicebus.limits import PROPERTIES_BYTES_MAX
 from twinbus.testing.fake_pair import FakePair
 from twinbus.transfer import overhead_bytes, to_backlog_message
 
@@ -156,11 +157,11 @@ def test_what_passes_at_a_glance_has_no_flaw(
             one = AmqpAnnotatedMessage(value_body="ü" * size, application_properties=names)
         case _:
             one = AmqpAnnotatedMessage(sequence_body=[["x" * size]])
-    limit = guards.PROPERTIES_MAX + guards.ALIASES_MAX + 200
+    limit = PROPERTIES_BYTES_MAX + guards.ALIASES_MAX + 200
     exact = encoded_bytes(to_backlog_message(one, "orders", now_ms=0)) > limit
     assert not exact
     if kind == "data" and isinstance(one, ServiceBusMessage):
-        assert (glance(one, limit) is None) == (size > 200)
+        assert (quick_check(one, limit) is None) == (size > 200)
     assert flaws([one], "orders", limit) == []
 
 
@@ -174,7 +175,7 @@ async def test_while_healthy_nothing_is_copied_and_nothing_is_sized(
     sender = world.client.get_queue_sender("orders")
     monkeypatch.setattr(guards, "to_backlog_message", never)
     monkeypatch.setattr(guards, "encoded_bytes", never)
-    for size in (0, 1_000, LIMIT - guards.PROPERTIES_MAX - guards.ALIASES_MAX):
+    for size in (0, 1_000, LIMIT - PROPERTIES_BYTES_MAX - guards.ALIASES_MAX):
         await sender.send_messages(message(size, application_properties={"a": 1}))
         await sender.send_messages([message(size), message(size)])
     assert len(world.primary.took) == 6

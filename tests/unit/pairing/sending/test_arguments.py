@@ -84,7 +84,7 @@ async def test_a_connection_string_of_one_entity_has_senders_to_that_entity_only
     for make in (world.client.get_queue_sender, world.client.get_topic_sender):
         with pytest.raises(ValueError, match=r"for 'orders' \(EntityPath\).* no sender to 'bills'"):
             make("bills")
-    assert [entity.path for entity in world.client.state.watched.all()] == ["orders"]
+    assert [entity.path for entity in world.client.state.monitors.all()] == ["orders"]
     await world.client.close()
 
 

@@ -11,7 +11,7 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusServerBusyError
 
 from twinbus.pairing.core.failover import ForceFailover
-from twinbus.pairing.sdk.watchdog import CHECK_INTERVAL_S
+from twinbus.pairing.sdk.attempt_timer import CHECK_INTERVAL_S
 from twinbus.testing.fake_pair import FakePair
 from twinbus.testing.fake_sdk import Behaviour, accepts, hangs
 
@@ -77,7 +77,7 @@ def check_nothing_is_leased(world: FakePair, sender: Any) -> None:
     # A link that still opens is left to the next call.
     in_use = [pool._leased.difference(pool._opening_in_background) for pool in pools]
     assert in_use == [set()] * len(pools)
-    assert not sender.pool.watchdog._watched
+    assert not sender.pool.attempt_timer._attempts
 
 
 @pytest.mark.parametrize("failed_over", [False, True])
@@ -227,7 +227,7 @@ async def test_attempts_of_different_bounds_share_one_timer_and_each_ends_in_tim
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     timers = [timer for timer in loop._scheduled if not timer.cancelled()]
-    assert len([t for t in timers if "Watchdog._check" in repr(t)]) == 1
+    assert len([t for t in timers if "AttemptTimer._check" in repr(t)]) == 1
     await asyncio.gather(*sends)
     assert ended == {bound: bound for bound in bounds}
     await world.client.close()

@@ -15,9 +15,9 @@ from twinbus.pairing.core.attempts import (
     WaitForSecondary,
 )
 from twinbus.pairing.core.backlog import KeptChoice, PullCause
-from twinbus.pairing.core.classify import FailureMeaning
 from twinbus.pairing.core.failover import SendSucceeded
 from twinbus.pairing.core.secondary import DivertFault
+from twinbus.servicebus.failures import FailureMeaning
 
 FULL = PullCause.FULL
 

@@ -8,8 +8,7 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusServerBusyError
 
-from twinbus.options import Verdict
-from twinbus.pairing.core.classify import classify, judge
+from twinbus.options import Verdict, classify, judge
 from twinbus.testing.fake_pair import FakePair
 from twinbus.testing.fake_sdk import refuses
 

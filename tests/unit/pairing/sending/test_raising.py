@@ -43,7 +43,7 @@ def status_of(world: FakePair) -> PairStatus:
         secondary="sb://dr",
         protected=True,
         searching=None,
-        entities={entity.path: entity.status() for entity in state.watched.all()},
+        entities={entity.path: entity.status() for entity in state.monitors.all()},
         backlog_queues=backlog_status(state.rotation, state.paths, state.now),
     )
 

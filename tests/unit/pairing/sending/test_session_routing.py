@@ -14,7 +14,7 @@ from azure.servicebus.exceptions import ServiceBusQuotaExceededError
 from twinbus.errors import BacklogUnavailableError, PartialDivertError, ReservedPropertyError
 from twinbus.pairing.core.backlog import session_queue
 from twinbus.pairing.core.failover import ForceFailover, MarkHealthy
-from twinbus.pairing.lifecycle.verifying import ProtectionWatch
+from twinbus.pairing.lifecycle.attaching import ProtectionMonitor
 from twinbus.testing.fake_pair import FakePair
 from twinbus.testing.fake_sdk import accepts, hangs, refuses
 
@@ -171,7 +171,7 @@ async def test_a_session_waits_for_a_queue_that_is_silent_alone_until_a_probe_is
     async with strict_world() as world:
         world.fail_over()
         own, state = world.queue("a"), world.client.state
-        watch = ProtectionWatch(state)
+        watch = ProtectionMonitor(state)
         watch.start()
         world.secondary.by_entity[own] = hangs
         calls = [

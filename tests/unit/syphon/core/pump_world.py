@@ -28,9 +28,9 @@ from twinbus.syphon.core.actions import (
     Renew,
     WaitUntil,
 )
-from twinbus.syphon.core.backlog_message import BacklogMessage
 from twinbus.syphon.core.pump import IntakeLimits, Pump
 from twinbus.syphon.core.session_lanes import PeekedEntry
+from twinbus.transfer.backlog_message import BacklogMessage
 
 LOCK_S = 60.0
 LINK_CREDIT = 1_000

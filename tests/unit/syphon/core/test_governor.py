@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.syphon.core.pacing.governor import (
+from twinbus.syphon.core.governor import (
     BUSY,
     FIRST_PER_S,
     FLOOR_PER_S,
@@ -17,7 +17,7 @@ from twinbus.syphon.core.pacing.governor import (
     OPEN_PER_S,
     Governor,
 )
-from twinbus.syphon.core.pacing.pace import Pace, Rate
+from twinbus.syphon.core.pacing import Pace, Rate
 
 STEP_S = 0.01
 ANSWER_S = 0.01

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from twinbus.syphon.core.health import STUCK_S, HealthWatch, SyphonHealth
+from twinbus.syphon.core.health import STUCK_S, StallDetector, SyphonHealth
 
 QUEUE = "contoso/x-servicebus-transfer/0"
 
@@ -29,7 +29,7 @@ def watched(
     *timeline: tuple[float, dict[str, dict[str, Any]]], rate_per_s: float | None = None
 ) -> SyphonHealth:
     """Return the verdict at the end of a timeline."""
-    watch = HealthWatch(rate_per_s)
+    watch = StallDetector(rate_per_s)
     for now, queues in timeline:
         watch.observe(queues, now)
     now, queues = timeline[-1]

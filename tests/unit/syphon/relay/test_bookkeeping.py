@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from twinbus.syphon.core.actions import Complete
-from twinbus.syphon.core.backlog_message import BacklogMessage
 from twinbus.syphon.relay.bookkeeping import Bookkeeper
+from twinbus.transfer.backlog_message import BacklogMessage
 
 
 class Sizes:

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from twinbus.syphon.relay.outages import SAME_OUTAGE_S, Outages
+from twinbus.syphon.relay.bookkeeping import SAME_OUTAGE_S, OutageLog
 
 QUEUES = [f"contoso/x-servicebus-transfer/{index}" for index in range(10)]
 
@@ -21,14 +21,14 @@ def levels(lines: pytest.LogCaptureFixture) -> list[str]:
     return [record.levelname for record in lines.records]
 
 
-def lose(outages: Outages, at: float, *, tries: int = 5, side: str = "primary") -> None:
+def lose(outages: OutageLog, at: float, *, tries: int = 5, side: str = "primary") -> None:
     for attempt in range(tries):
         for queue in QUEUES:
             outages.lost(side, queue, "refused", at + attempt)
 
 
 def test_an_outage_is_one_warning_and_its_end_one_line(lines: pytest.LogCaptureFixture) -> None:
-    outages = Outages()
+    outages = OutageLog()
     for began in (0.0, 10.0):
         lose(outages, began)
         for queue in QUEUES:
@@ -38,7 +38,7 @@ def test_an_outage_is_one_warning_and_its_end_one_line(lines: pytest.LogCaptureF
 
 
 def test_a_long_outage_is_not_warned_of_again(lines: pytest.LogCaptureFixture) -> None:
-    outages = Outages()
+    outages = OutageLog()
     lose(outages, 0.0, tries=round(5 * SAME_OUTAGE_S))
     assert levels(lines) == ["WARNING"]
 
@@ -46,7 +46,7 @@ def test_a_long_outage_is_not_warned_of_again(lines: pytest.LogCaptureFixture) -
 def test_the_sides_are_apart_and_a_later_loss_beside_a_lasting_one_is_told(
     lines: pytest.LogCaptureFixture,
 ) -> None:
-    outages = Outages()
+    outages = OutageLog()
     outages.lost("secondary", "a queue that is disabled", "disabled", 0.0)
     outages.lost("primary", QUEUES[0], "refused", 1.0)
     lose(outages, SAME_OUTAGE_S + 1, side="secondary")

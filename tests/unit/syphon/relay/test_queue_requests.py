@@ -13,13 +13,13 @@ from twinbus.amqp.types import ULong
 from twinbus.client.connection import NamespaceConnection
 from twinbus.client.request_node import ConnectionLost, RequestRefused
 from twinbus.syphon.core.actions import Action, Complete
-from twinbus.syphon.core.backlog_message import BacklogMessage
 from twinbus.syphon.core.pump import Pump
 from twinbus.syphon.core.session_lanes import PeekedEntry
 from twinbus.syphon.relay.bookkeeping import Bookkeeper
 from twinbus.syphon.relay.queue_requests import QueueRequests
 from twinbus.syphon.relay.request_tasks import RequestTasks
 from twinbus.testing import run_virtual
+from twinbus.transfer.backlog_message import BacklogMessage
 
 PAGE = 10
 

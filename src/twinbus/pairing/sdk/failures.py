@@ -1,0 +1,81 @@
+"""The SDK's exceptions that a pair raises itself: callers catch what the plain SDK would raise."""
+
+from __future__ import annotations
+
+from azure.servicebus.exceptions import (
+    MessageSizeExceededError,
+    MessagingEntityNotFoundError,
+    OperationTimeoutError,
+    ServiceBusAuthenticationError,
+    ServiceBusConnectionError,
+    ServiceBusError,
+)
+
+from twinbus.errors import ScheduleUnknownError
+from twinbus.servicebus.failures import (
+    CutShort,
+    FailureMeaning,
+    NamespaceFailure,
+    OpeningCutShort,
+    is_answer,
+    is_timeout,
+    of_error,
+    outcome_of,
+    refused_token,
+)
+
+
+def timed_out(text: str) -> OperationTimeoutError:
+    """The error of a call whose time is over."""
+    return OperationTimeoutError(message=text)
+
+
+def too_large(path: str, limit_bytes: int, size_bytes: int) -> MessageSizeExceededError:
+    """The error for messages that are larger than a link takes."""
+    return MessageSizeExceededError(
+        message=f"{path} takes {limit_bytes} bytes and got {size_bytes}; send less at a time"
+    )
+
+
+def is_lost_connection(error: Exception) -> bool:
+    """Whether a connection ended that may have carried the message."""
+    is_known = isinstance(error, ServiceBusError | NamespaceFailure) and not is_timeout(error)
+    return is_known and outcome_of(error) == "unknown"
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether an entity answered a request with this error, so that it carried nothing out."""
+    return is_answer(error) and not isinstance(error, ServiceBusConnectionError)
+
+
+class ScheduleTimedOutError(ScheduleUnknownError, OperationTimeoutError):
+    """No answer came in time: also the SDK's error, which callers of its sender catch."""
+
+    def __init__(self, text: str) -> None:
+        OperationTimeoutError.__init__(self, message=text)
+        self.message_ids = ()
+
+
+def translated(error: Exception, path: str, timeout_s: float) -> Exception:
+    """The error as the SDK would raise it: our own timeout, and a token that was refused.
+
+    Azure refuses the token for an entity that does not exist; the SDK takes that for a bad
+    credential. Every other error is returned as it is.
+    """
+    refused = refused_token(error)
+    if refused is not None:
+        is_missing = of_error(error) is FailureMeaning.NOT_FOUND
+        kind = MessagingEntityNotFoundError if is_missing else ServiceBusAuthenticationError
+        inner: Exception = getattr(error, "inner_exception", error)
+        return kind(message=f"{path}: {refused}", error=inner)
+    if type(error) is OpeningCutShort:
+        text = f"the link to {path} did not open within {timeout_s:g} s; it goes on opening"
+    elif isinstance(error, CutShort):
+        text = f"{path} did not answer in the {error} that were left of the timeout"
+    elif type(error) is TimeoutError:
+        text = f"{path} did not answer within {timeout_s:g} s"
+    else:
+        return error
+    late = timed_out(text)
+    late.__cause__ = error
+    return late

@@ -1,0 +1,38 @@
+"""Error conditions on the wire: those of AMQP 1.0, and those that Service Bus adds."""
+
+from __future__ import annotations
+
+from typing import Final
+
+INTERNAL_ERROR: Final = "amqp:internal-error"
+NOT_FOUND: Final = "amqp:not-found"
+UNAUTHORIZED: Final = "amqp:unauthorized-access"
+DECODE_ERROR: Final = "amqp:decode-error"
+RESOURCE_LIMIT: Final = "amqp:resource-limit-exceeded"
+NOT_ALLOWED: Final = "amqp:not-allowed"
+INVALID_FIELD: Final = "amqp:invalid-field"
+NOT_IMPLEMENTED: Final = "amqp:not-implemented"
+RESOURCE_DELETED: Final = "amqp:resource-deleted"
+PRECONDITION_FAILED: Final = "amqp:precondition-failed"
+CONNECTION_FORCED: Final = "amqp:connection:forced"
+FRAMING_ERROR: Final = "amqp:connection:framing-error"
+ERRANT_LINK: Final = "amqp:session:errant-link"
+HANDLE_IN_USE: Final = "amqp:session:handle-in-use"
+DETACH_FORCED: Final = "amqp:link:detach-forced"
+MESSAGE_SIZE: Final = "amqp:link:message-size-exceeded"
+TRANSFER_LIMIT: Final = "amqp:link:transfer-limit-exceeded"
+
+ARGUMENT_INVALID: Final = "com.microsoft:argument-error"
+ARGUMENT_OUT_OF_RANGE: Final = "com.microsoft:argument-out-of-range"
+AUTH_FAILED: Final = "com.microsoft:auth-failed"
+DEAD_LETTER: Final = "com.microsoft:dead-letter"
+"""Of a rejection by a receiver: the message is moved to the dead-letter queue."""
+ENTITY_DISABLED: Final = "com.microsoft:entity-disabled"
+ENTITY_EXISTS: Final = "com.microsoft:entity-already-exists"
+MESSAGE_LOCK_LOST: Final = "com.microsoft:message-lock-lost"
+MESSAGE_NOT_FOUND: Final = "com.microsoft:message-not-found"
+REQUEST_REFUSED: Final = "com.microsoft:precondition-failed"
+SERVER_BUSY: Final = "com.microsoft:server-busy"
+SESSION_LOCK_LOST: Final = "com.microsoft:session-lock-lost"
+SESSION_TAKEN: Final = "com.microsoft:session-cannot-be-locked"
+TIMEOUT: Final = "com.microsoft:timeout"

@@ -1,0 +1,100 @@
+"""Names in Service Bus: paths of entities and their nodes, annotations of a message.
+
+Only a path that passes `is_entity_name` addresses a queue or a topic. A backlog message is foreign
+input (docs/security.md): a path with a `$` segment addresses a node that carries out requests with
+the rights of the syphon, nothing can be sent to a subscription, and an absolute address names
+another namespace. So the rule lists the characters of a name and allows no others.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+ENTITY_NAME_MAX: Final = 260
+"""Characters of a path of a queue or topic."""
+
+CHILD_NAME_MAX: Final = 50
+"""Characters of the name of a subscription or a rule."""
+
+SUBSCRIPTIONS: Final = "Subscriptions"
+DEAD_LETTER: Final = "$DeadLetterQueue"
+TRANSFER_DEAD_LETTER: Final = f"$Transfer/{DEAD_LETTER}"
+MANAGEMENT_SUFFIX: Final = "/$management"
+"""Ends the address of an entity's node for requests."""
+
+PING_CONTENT_TYPE: Final = "application/vnd.ms-servicebus-ping"
+"""A service that knows pings recognizes them by this and delivers none to a receiver."""
+
+DEAD_LETTER_SOURCE: Final = "x-opt-deadletter-source"
+ENQUEUED_SEQUENCE_NUMBER: Final = "x-opt-enqueue-sequence-number"
+ENQUEUED_TIME: Final = "x-opt-enqueued-time"
+LOCK_TOKEN: Final = "x-opt-lock-token"  # noqa: S105  # the name of an annotation
+LOCKED_UNTIL: Final = "x-opt-locked-until"
+MESSAGE_STATE: Final = "x-opt-message-state"
+PARTITION_KEY: Final = "x-opt-partition-key"
+SCHEDULED_TIME: Final = "x-opt-scheduled-enqueue-time"
+SEQUENCE_NUMBER: Final = "x-opt-sequence-number"
+"""Annotations of a message."""
+
+TIME_SPAN: Final = "com.microsoft:timespan"
+DATE_TIME: Final = "com.microsoft:datetime-offset"
+"""Descriptors of .NET values in properties; both values are ticks."""
+
+SESSION_FILTER: Final = "com.microsoft:session-filter"
+SESSION_LOCKED_UNTIL: Final = "com.microsoft:locked-until-utc"
+"""Filter of a link that receives one session, and the link property with the end of its lock."""
+
+# Azure names these characters when it refuses a path, and no rule for the first and the last:
+# MassTransit has topics there that end in '--'.
+_SEGMENT: Final = r"(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._~-]+"
+_LATER_SEGMENT: Final = rf"(?!(?i:{SUBSCRIPTIONS})(?:/|\Z)){_SEGMENT}"
+# Without re.ASCII the letters in any case would include U+017F and U+212A.
+_ENTITY: Final = re.compile(rf"{_SEGMENT}(?:/{_LATER_SEGMENT})*", re.ASCII)
+
+ENTITY_NAME_RULE: Final = (
+    "use letters, digits, '.', '-', '_', '~' and single '/' between parts, no part '.' or '..',"
+    f" and no part '{SUBSCRIPTIONS}' after the first"
+)
+
+
+def is_entity_name(path: str) -> bool:
+    """Whether a queue or topic can have this path."""
+    return len(path) <= ENTITY_NAME_MAX and _ENTITY.fullmatch(path) is not None
+
+
+def not_an_entity_name(path: str) -> str:
+    """The text of an error about a path that no entity can have."""
+    wrong = ENTITY_NAME_RULE
+    if len(path) > ENTITY_NAME_MAX:
+        wrong = f"{len(path)} characters; the limit is {ENTITY_NAME_MAX}"
+    return f"{path!r:.280} is not the path of a queue or topic: {wrong}"
+
+
+def subscription_path(topic: str, name: str) -> str:
+    return f"{topic}/{SUBSCRIPTIONS}/{name}"
+
+
+def dead_letter_path(path: str) -> str:
+    return f"{path}/{DEAD_LETTER}"
+
+
+def transfer_dead_letter_path(path: str) -> str:
+    """The path under which Azure keeps what an entity could not forward."""
+    return f"{path}/{TRANSFER_DEAD_LETTER}"
+
+
+def entity_address(address: str) -> str:
+    """The path of an AMQP address: `amqps://host:5672/orders`, `/orders` and `orders` are one."""
+    if "://" in address:
+        try:
+            address = unquote(urlsplit(address).path)
+        except ValueError:
+            return address  # Not an address at all, such as amqps://[x; no entity is found by it.
+    return address.strip("/")
+
+
+def address_key(address: str) -> str:
+    """The lookup key of an address, in any letter case."""
+    return entity_address(address).lower()

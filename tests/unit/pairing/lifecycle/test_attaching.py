@@ -1,0 +1,156 @@
+"""A healthy pair looks every few minutes whether a backlog queue can take over."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.exceptions import MessagingEntityNotFoundError
+
+from twinbus.pairing.core.announcements import (
+    BacklogQueuePulled,
+    BacklogQueueReturned,
+    ProtectionChanged,
+)
+from twinbus.pairing.core.backlog import PullCause
+from twinbus.pairing.core.failover import ForceFailover
+from twinbus.pairing.lifecycle.attaching import ProtectionMonitor
+from twinbus.testing.fake_pair import FakePair
+from twinbus.testing.fake_sdk import accepts, hangs, refuses
+
+pytestmark = pytest.mark.virtual_time
+
+
+class WatchedPair(FakePair):
+    """A fake pair whose protection is verified; it keeps the time of each look."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks: list[float] = []
+        self.answer: Any = accepts
+        self.secondary.behaviour = self._take
+        self.verification = self.client.state.verification
+        self.events: list[Any] = []
+        self.client.state.check_protection("queues were found")
+        self.client.state.listeners.on_event(self.events.append)
+        self.watch = ProtectionMonitor(self.client.state)
+        self.watch.start()
+
+    async def _take(self, sent: Any) -> None:
+        if sent is None:
+            self.looks.append(self.elapsed)
+        await self.answer(sent)
+
+    async def close(self) -> None:
+        await self.watch.close()
+        await self.client.close()
+
+
+async def test_a_secondary_that_dies_unseen_ends_the_protection_and_its_return_is_seen() -> None:
+    pair = WatchedPair()
+    await asyncio.sleep(9)
+    assert pair.looks == []
+    await asyncio.sleep(391)
+    assert pair.looks == [10, 190, 370]
+    assert pair.verification.verified_at
+    pair.answer = refuses
+    await asyncio.sleep(200)
+    assert pair.looks[3:] == [550, 580]  # A lost namespace is not asked for each queue.
+    assert "ConnectionRefusedError" in pair.verification.error
+    pair.answer = hangs
+    await asyncio.sleep(40)
+    pair.answer = accepts
+    await asyncio.sleep(40)
+    assert pair.verification.error == ""
+    changes = [one.protected for one in pair.events if isinstance(one, ProtectionChanged)]
+    assert changes == [False, True]
+    assert pair.secondary.took == []
+    await pair.close()
+
+
+async def test_a_queue_that_is_gone_is_searched_for_and_another_one_verifies() -> None:
+    pair = WatchedPair()
+    lost: list[str] = []
+
+    def note(queue: str, *, is_refusal: bool) -> None:
+        lost.append(queue)
+
+    pair.client.state.on_queue_lost = note
+
+    async def gone(_: Any) -> None:
+        raise MessagingEntityNotFoundError(message="gone")
+
+    pair.secondary.by_entity[pair.client.state.paths[1]] = gone
+    await asyncio.sleep(15)
+    assert (lost, pair.verification.error) == ([pair.client.state.paths[1]], "")
+    for path in pair.client.state.paths:
+        pair.secondary.by_entity[path] = gone
+    await asyncio.sleep(200)
+    assert pair.verification.error.endswith("MessagingEntityNotFoundError: gone")
+    await pair.close()
+
+
+async def test_a_stored_divert_verifies_and_without_queues_nothing_is_tried() -> None:
+    pair = WatchedPair()
+    sender = pair.client.get_queue_sender("orders")
+    pair.client.entity("orders").tell(ForceFailover())
+    for _ in range(10):
+        await sender.send_messages(ServiceBusMessage("x"), timeout=60)
+        await asyncio.sleep(60)
+    opened = len(pair.looks)
+    assert pair.verification.verified_at is not None
+    assert len(pair.secondary.took) == 10
+    assert opened <= 3  # The links of the diverts.
+    for path in pair.client.state.paths:
+        pair.client.state.rotation.leave_out(path, "disabled")
+    await asyncio.sleep(1_000)
+    assert (len(pair.looks), pair.verification.error) == (opened, "")
+    await pair.close()
+
+
+async def test_a_pulled_queue_is_probed_and_an_answer_returns_it_with_its_event() -> None:
+    pair = WatchedPair()
+    state = pair.client.state
+    silent, full = state.paths[:2]
+    pair.secondary.by_entity[silent] = hangs
+    state.pull(silent, "timed out", PullCause.SILENT)
+    state.pull(full, "full", PullCause.FULL)
+    await asyncio.sleep(9)
+    assert pair.looks == []  # The probe at 5 s hangs; a full queue is not probed.
+    del pair.secondary.by_entity[silent]
+    await asyncio.sleep(8)
+    # The look at 10 s leaves pulled queues alone; the probe follows 5 s after the end of the first.
+    assert pair.looks == [10, 15]
+    assert [*state.rotation.pulled(state.now)] == [full]
+    pulls = [type(event) for event in pair.events if not isinstance(event, ProtectionChanged)]
+    assert pulls == [BacklogQueuePulled, BacklogQueuePulled, BacklogQueueReturned]
+    # It fails again although its link is attached: time alone returns it.
+    state.pull(silent, "timed out", PullCause.SILENT)
+    await asyncio.sleep(59)
+    assert len(pair.looks) == 2
+    assert {*state.rotation.pulled(state.now)} == {silent}
+    assert not pair.verification.error
+    await pair.close()
+
+
+async def test_an_answer_to_a_look_or_a_probe_ends_the_loss_of_the_secondary() -> None:
+    for pulls in (False, True):
+        pair = WatchedPair()
+        state = pair.client.state
+        pair.client.entity("orders").tell(ForceFailover())
+        pair.secondary.behaviour = refuses
+        sending = asyncio.create_task(
+            pair.client.get_queue_sender("orders").send_messages(ServiceBusMessage("x"), timeout=60)
+        )
+        await asyncio.sleep(1)
+        assert state.rotation.secondary.is_lost
+        if pulls:
+            state.pull(state.paths[2], "disabled")
+        state.rotation.secondary.turn_at = pair.now + 1_000  # No call finds the secondary.
+        pair.secondary.behaviour = accepts
+        await sending
+        assert pair.elapsed == (6 if pulls else 10)
+        assert state.rotation.secondary.reason == ""
+        await pair.close()
