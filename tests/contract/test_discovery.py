@@ -66,7 +66,7 @@ def behind(front: Front, broker: EmbeddedBroker) -> str:
 async def test_a_secondary_in_trouble_leaves_a_pair_that_sends_and_is_protected_when_it_is_back(
     broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch, mood: Mood, create: bool
 ) -> None:
-    monkeypatch.setattr(schedules, "UNREACHABLE_S", 0.1)
+    monkeypatch.setattr(schedules, "SEARCH_UNREACHABLE_S", 0.1)
 
     async with paired(broker):
         pass
@@ -105,8 +105,8 @@ async def test_a_secondary_that_is_required_fails_the_pairing_in_time_and_in_one
 async def test_a_right_that_is_granted_later_is_found_without_a_restart(
     broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(schedules, "UNREACHABLE_S", 0.05)
-    monkeypatch.setattr(schedules, "USUAL_S", 0.1)
+    monkeypatch.setattr(schedules, "SEARCH_UNREACHABLE_S", 0.05)
+    monkeypatch.setattr(schedules, "SEARCH_S", 0.1)
     weak = (
         broker.connection_string("contoso-dr")
         .replace("RootManageSharedAccessKey", "weak")

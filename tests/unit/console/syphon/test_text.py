@@ -175,7 +175,7 @@ def test_rates_as_people_write_them() -> None:
     assert (rate_of("500/s"), rate_of("30000/min"), rate_of("2k/s")) == (500, 500, 2_000)
     assert rate_of("Standard") == 250
     for text in ("fast", "", "-3", "0", "nan", "inf", "5/fortnight", "2M/s"):
-        with pytest.raises(WrongUse, match=rf"^--rate must .*; got '{text}'; or say `standard`"):
+        with pytest.raises(WrongUse, match=rf"^--rate must .*; got '{text}'; or `standard`"):
             rate_of(text)
     with pytest.raises(WrongUse, match=r"from 0.01 to 1,000,000 messages a second; got '1/h'$"):
         rate_of("1/h")
