@@ -163,9 +163,7 @@ def drill(
 
     Two namespaces run as processes, and senders send to a queue, a queue with sessions and a topic.
     The primary is killed with SIGKILL and started again; a Spark job moves the backlog; the plain
-    SDK receives everything. It does not use your namespaces, and needs the extra `all`. With
-    --gateway npm fetches the JavaScript SDK once, at the versions and digests of a lock file, into
-    ~/.cache/twinbus.
+    SDK receives everything. It does not use your namespaces, and needs the extra `all`.
     """
     from twinbus.console.drill.commands import run
     from twinbus.console.drill.result import KNOWN_OUTAGE_SPEED, DrillPlan
