@@ -195,8 +195,8 @@ def test_metrics_and_health_follow_the_syphon(desk: Desk) -> None:
 
         pair = f"contoso+{Namespace.from_connection_string(desk.secondary).label}"
         of = (pair, QUEUES[0])
-        until(lambda: metrics().get(("twinbus_syphon_messages_total", *of, "completed")) == 3)
-        until(lambda: metrics().get(("twinbus_backlog_messages", *of, "waiting")) == 1)
+        until(lambda: metrics().get(("twinbus_syphon_messages_total", "completed", *of)) == 3)
+        until(lambda: metrics().get(("twinbus_backlog_messages", "waiting", *of)) == 1)
         assert metrics()["twinbus_backlog_oldest_seconds", *of] > 0
         # A destination that is missing ends by itself, or by hand: no reason to restart.
         until(lambda: metrics()["twinbus_syphon_held_destinations", *of] == 1)

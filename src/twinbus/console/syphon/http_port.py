@@ -11,7 +11,7 @@ import hmac
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -123,14 +123,15 @@ class _Connection(web.RequestHandler):
         self._client: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        # That of uvloop is no subclass.
+        client = cast("asyncio.Transport", transport)
         if len(self._clients) >= CLIENTS_MAX:
-            transport.abort()
+            client.abort()
             return
-        self._client = transport
-        self._clients.add(transport)
-        super().connection_made(transport)
-        asyncio.get_running_loop().call_later(CONNECTION_S, transport.abort)
+        self._client = client
+        self._clients.add(client)
+        super().connection_made(client)
+        asyncio.get_running_loop().call_later(CONNECTION_S, client.abort)
 
     def handle_error(
         self,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
 import pytest
 from aiohttp import web
@@ -12,6 +13,9 @@ from aiohttp import web
 from twinbus.console.syphon import http_port
 from twinbus.console.syphon.http_port import HttpAddress, HttpPort
 from twinbus.errors import SyphonError
+from twinbus.loops import fast_loop
+
+T = TypeVar("T")
 
 LOOPBACK = HttpAddress("127.0.0.1", 0)
 EVERYWHERE = HttpAddress("0.0.0.0", 0)
@@ -19,6 +23,12 @@ EVERYWHERE = HttpAddress("0.0.0.0", 0)
 
 def names(may_read_names: bool) -> web.Response:
     return web.Response(text="names\n") if may_read_names else web.Response(status=401, text="no")
+
+
+def run(scenario: Coroutine[Any, Any, T]) -> T:
+    """Run it on the loop of a command."""
+    with asyncio.Runner(loop_factory=fast_loop()) as runner:
+        return runner.run(scenario)
 
 
 @asynccontextmanager
@@ -85,7 +95,7 @@ def test_who_may_read_names() -> None:
         async with serving(LOOPBACK, "s3cret") as port:
             assert " 401 " in await ask(port, get("Authorization: Bearer \xff"))
 
-    asyncio.run(scenario())
+    run(scenario())
 
 
 def test_requests_that_are_refused(caplog: pytest.LogCaptureFixture) -> None:
@@ -100,7 +110,7 @@ def test_requests_that_are_refused(caplog: pytest.LogCaptureFixture) -> None:
             assert (await ask(port, get() * 2)).count(" 200 OK") == 1
             assert " 200 " in await ask(port, get(target="/metrics?x=1"))
 
-    asyncio.run(scenario())
+    run(scenario())
     assert caplog.records == []
 
 
@@ -123,7 +133,7 @@ def test_clients_are_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
             for _, writer in slow:
                 writer.close()
 
-    asyncio.run(scenario())
+    run(scenario())
 
 
 def test_a_client_that_sends_no_request_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +143,7 @@ def test_a_client_that_sends_no_request_is_cut_off(monkeypatch: pytest.MonkeyPat
         async with serving(LOOPBACK) as port:
             assert await ask(port, "GET /metrics HTTP/1.1\r\n") == ""
 
-    asyncio.run(scenario())
+    run(scenario())
 
 
 def test_a_client_that_does_not_take_its_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +161,7 @@ def test_a_client_that_does_not_take_its_answer_is_cut_off(monkeypatch: pytest.M
         writer.close()
         await port.close()
 
-    asyncio.run(scenario())
+    run(scenario())
 
 
 def test_a_busy_port_is_one_clear_line() -> None:
@@ -161,7 +171,7 @@ def test_a_busy_port_is_one_clear_line() -> None:
                 await HttpPort(port.address, None, {}).start()
             return str(refused.value)
 
-    text = asyncio.run(scenario())
+    text = run(scenario())
     assert "\n" not in text
     assert "address already in use" in text.lower()
     assert "--metrics HOST:PORT" in text
