@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from twinbus.console.cost.options import WorkloadOptions
 from twinbus.console.cost.price_books import book_of
@@ -14,8 +14,6 @@ from twinbus.console.terminal.command import command, command_group, option, set
 from twinbus.console.terminal.output import Output, OutputOption, WrongUse, show
 from twinbus.console.terminal.table import counted, duration, money, paint, table_lines
 from twinbus.cost.bill import BillLine, ServiceTier
-from twinbus.cost.estimate import MONTH_DAYS, CostEstimate, Workload
-from twinbus.cost.estimate import estimate as cost_estimate
 from twinbus.cost.quantities import (
     QuantityError,
     parse_duration,
@@ -24,6 +22,9 @@ from twinbus.cost.quantities import (
     parse_size,
 )
 from twinbus.options import PING_INTERVAL_MAX_S, SYPHON_POLL_MAX_S
+
+if TYPE_CHECKING:
+    from twinbus.cost.estimate import CostEstimate, Workload
 
 CONNECTIONS_MAX: Final = 10_000_000
 
@@ -70,6 +71,8 @@ def estimate(
     given: EstimateOptions, prices: PricesOption = None, output: OutputOption = Output.TEXT
 ) -> int:
     """Estimate a month of 30 days, and what the pair adds to it."""
+    from twinbus.cost.estimate import estimate as cost_estimate
+
     book = book_of(prices)
     work = _workload(given)
     made = cost_estimate(work, book)
@@ -82,6 +85,8 @@ def estimate(
 
 def _workload(given: EstimateOptions) -> Workload:
     """Return the options as numbers; WrongUse names the option that is not valid."""
+    from twinbus.cost.estimate import Workload
+
     tier, rule = _tier(given.tier), counting_rule(given.settlement)
     require_messaging_units(given.messaging_units)
     if given.connections is not None and given.connections > CONNECTIONS_MAX:
@@ -122,6 +127,8 @@ def _tier(text: str) -> ServiceTier:
 def _lines(
     given: EstimateOptions, work: Workload, made: CostEstimate, outdated: list[str]
 ) -> Iterator[str]:
+    from twinbus.cost.estimate import MONTH_DAYS
+
     currency = made.bill.currency
     yield (
         f"{given.rate} of {given.size}, {counted(work.entities, 'entity', 'entities')},"
@@ -162,6 +169,8 @@ def _lines(
 
 
 def _summary(made: CostEstimate, work: Workload) -> Iterator[str]:
+    from twinbus.cost.estimate import MONTH_DAYS
+
     currency = made.bill.currency
     lacking = f", without {', '.join(made.bill.not_priced)}" if made.bill.not_priced else ""
     yield paint(f"the pair adds {money(made.added, currency)} a month{lacking}", "bold")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from twinbus.console.options import PricesOption
 from twinbus.console.terminal.command import argument, command, command_group, flag, option
@@ -24,7 +23,9 @@ from twinbus.cost.prices import (
     read_json,
     standard,
 )
-from twinbus.cost.retail_prices import Imported, book_from
+
+if TYPE_CHECKING:
+    from twinbus.cost.retail_prices import Imported
 
 FILE_BYTES_MAX: Final = 64 * 1024 * 1024
 """All prices of Service Bus in all regions are 2 MB."""
@@ -93,6 +94,8 @@ def import_prices(
     The command makes no network call. It writes nothing unless every tier is present, and lists the
     items that no bill of a pair needs.
     """
+    from twinbus.cost.retail_prices import book_from
+
     try:
         made = book_from(
             [(path.name, _document(path)) for path in files],
@@ -162,6 +165,8 @@ def _write(target: Path, document: Mapping[str, object]) -> None:
             raise WrongUse(
                 f"--to {target} exists and is not a price book: give another file"
             ) from None
+    import tempfile
+
     try:
         with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as directory:
             made = Path(directory) / target.name
