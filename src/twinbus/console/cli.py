@@ -18,7 +18,7 @@ from twinbus.console.cost.estimate import app as cost_app
 from twinbus.console.cost.price_books import prices_app
 from twinbus.console.doctor.cli import app as doctor_app
 from twinbus.console.faults import app as faults_app
-from twinbus.console.ledger.cli import app as ledger_app
+from twinbus.console.ledger import app as ledger_app
 from twinbus.console.options import (
     GatewayOptions,
     PortOptions,

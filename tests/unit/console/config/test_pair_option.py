@@ -10,12 +10,11 @@ from typer.main import get_command
 
 from tests.unit.console.commands import run
 from tests.unit.console.test_help import commands
-from twinbus.console import servers
+from twinbus.console import ledger, servers
 from twinbus.console.backlog import commands as backlog
 from twinbus.console.cli import app
 from twinbus.console.control import commands as control
 from twinbus.console.doctor import commands as doctor
-from twinbus.console.ledger import commands as ledger
 from twinbus.console.page import commands as page
 from twinbus.console.report import commands as report
 from twinbus.console.syphon import run as syphon_run
@@ -70,11 +69,13 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
             (control, "show_status"),
             (control, "steer"),
             (syphon_run, "run"),
-            (ledger, "run"),
+            (ledger, "run_task"),
             (servers, "serve_gateway"),
         ),
     ):
         monkeypatch.setattr(module, name, take)
+    # The ledger of the pair is not there.
+    monkeypatch.setattr(ledger.TablesOptions, "require", lambda _: None)
     return calls
 
 
