@@ -11,9 +11,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
+from twinbus.client.environment import MACHINE, Environment
 from twinbus.control.server import ControlServer
 from twinbus.control.verbs import known_path, pair_verbs, steering_verbs
 from twinbus.errors import (
@@ -71,11 +72,27 @@ def pair_namespaces(
     return Pair(*both_sides(primary, secondary), given)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PairParts:
+    """What a pair is made of. The simulation of its tests has parts of its own."""
+
+    environment: Environment = MACHINE
+    open_recorder: Callable[[Namespace, Namespace, SendAvailabilityOptions], Recorder] = (
+        open_recorder
+    )
+    client: type[PairedClient] = PairedClient
+    control: type[ControlServer] = ControlServer
+
+
 class Pair(AsyncOnly):
     """A primary and a secondary namespace; `pair_namespaces` makes one."""
 
     def __init__(
-        self, primary: Namespace, secondary: Namespace, options: SendAvailabilityOptions
+        self,
+        primary: Namespace,
+        secondary: Namespace,
+        options: SendAvailabilityOptions,
+        parts: PairParts | None = None,
     ) -> None:
         if not isinstance(options, SendAvailabilityOptions):
             raise TypeError(f"options must be SendAvailabilityOptions or None; got {options!r:.60}")
@@ -96,6 +113,7 @@ class Pair(AsyncOnly):
             primary.release()
             raise
         self.options = options
+        self._parts = parts = parts or PairParts()
         self._primary, self._secondary = primary, secondary
         self._keeper = SideKeeper(
             syphon=options.enable_syphon, release=self._release_side, changed=self._side_changed
@@ -113,9 +131,9 @@ class Pair(AsyncOnly):
             from twinbus.syphon.core.pacing import Rate
             from twinbus.syphon.host import SyphonGroup
 
-            self._syphon = SyphonGroup(Rate(options.syphon_rate))
+            self._syphon = SyphonGroup(Rate(options.syphon_rate), parts.environment)
             verbs = {**verbs, **steering_verbs(self._syphon)}
-        self._control = ControlServer("pair", primary.label, verbs)
+        self._control = parts.control("pair", primary.label, verbs)
         self._meters: list[BacklogMeter] = []
         self._starting: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
@@ -154,8 +172,9 @@ class Pair(AsyncOnly):
             raise
 
     async def _start(self) -> None:
-        self._recorder = open_recorder(self._primary, self._secondary, self.options)
-        self._client = PairedClient(self._primary, self._secondary, self.options, self._recorder)
+        sides, parts = (self._primary, self._secondary), self._parts
+        self._recorder = recorder = parts.open_recorder(*sides, self.options)
+        self._client = parts.client(*sides, self.options, recorder, parts.environment)
         if self._syphon is not None:
             self._client.state.on_busy = self._syphon.yield_to_callers
         self._discovery = Discovery(self._client.state, self._drain)
@@ -385,6 +404,7 @@ class Pair(AsyncOnly):
             on_delivered=self._client.forwarded,
             rate=self._syphon.rate,
             outages=self._syphon.outages,
+            environment=self._parts.environment,
         )
         await self._syphon.add(host)
 

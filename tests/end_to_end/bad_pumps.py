@@ -1,4 +1,6 @@
-"""Pumps that lose messages, for the drill to find out: named by `TWINBUS_DRILL_PUMP`.
+"""Pumps that lose messages, for the drill to find out.
+
+    python -m tests.end_to_end.bad_pumps PUMP drill ...     # `twinbus drill` with this pump
 
 Only one pump of a drill is bad, whichever is the first to create the file that `BAD_PUMP_FILE`
 names; what it loses is written there, so that the test knows it from the culprit itself.
@@ -8,14 +10,42 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
+from unittest.mock import patch
 
+from twinbus.pipeline.drain.task import DrainTask
+from twinbus.syphon import host
 from twinbus.syphon.core.actions import Action, Complete, Forward, Release
 from twinbus.syphon.core.pump import Pump
 from twinbus.transfer.backlog_message import BacklogMessage
 
 VARIABLE = "BAD_PUMP_FILE"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PumpedTask(DrainTask):
+    """A task of a Spark drain with other pumps; it plants them in the process that it runs in."""
+
+    pump: Callable[..., Pump]
+
+    def drain(self, queues: Sequence[str]) -> None:
+        with pumped_by(self.pump):
+            super().drain(queues)
+
+
+def pumped_by(pump: Callable[..., Pump]) -> AbstractContextManager[Any]:
+    """Let the hosts of this process use another pump."""
+    return patch.object(host, "Pump", pump)
+
+
+def spark_pumped_by(pump: Callable[..., Pump]) -> AbstractContextManager[Any]:
+    """Let the tasks of Spark drains use another pump."""
+    return patch("twinbus.pipeline.drain.drain.DrainTask", partial(PumpedTask, pump=pump))
 
 
 class DroppingPump(Pump):
@@ -97,3 +127,12 @@ class PlantedPump(Pump):
         for message in (one for one in action.messages if one in twice):
             message.outcome = Release(message)
             yield message.outcome
+
+
+if __name__ == "__main__":
+    from tests.end_to_end import bad_pumps
+    from twinbus.console.entry import main
+
+    # By its import name: a task that is pickled here is unpickled in another process.
+    with bad_pumps.spark_pumped_by(getattr(bad_pumps, sys.argv.pop(1))):
+        sys.exit(main())

@@ -19,7 +19,7 @@ from typing import Any
 from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
 
 from tests.contract.pairs import quick
-from tests.end_to_end.bad_pumps import PlantedPump
+from tests.end_to_end.bad_pumps import PlantedPump, pumped_by
 from tests.official_sdk import Faults, administration, async_client, receive_all_async
 from tests.processes import ServedBroker
 from twinbus import Namespace, pair_namespaces
@@ -108,10 +108,10 @@ class PlantedWorld:
             await self._send(pair, LARGE, TOO_LARGE)
         await asyncio.to_thread(self._mend)
         with LedgerWriter(self.ledger) as ledger:
-            await drain(
-                self._primary, self._secondary, [self._queue], ledger=ledger,
-                idle_s=0.1, pump_factory=PlantedPump,
-            )  # fmt: skip
+            with pumped_by(PlantedPump):
+                await drain(
+                    self._primary, self._secondary, [self._queue], ledger=ledger, idle_s=0.1
+                )
             await self._receive(ledger)
         async with self._pair() as pair:
             await asyncio.to_thread(self._break)

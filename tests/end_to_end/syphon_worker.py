@@ -38,7 +38,6 @@ async def work(given: dict[str, Any]) -> None:
                 idle_s=LOOK_S,
                 limits=IntakeLimits(messages=given["window"]),
                 options=SendAvailabilityOptions(session_order=order),
-                pump_factory=given.get("pump_factory"),
                 on_progress=partial(tell, order),
             )
             for order, queues in given["queues"].items()

@@ -57,14 +57,16 @@ def environment(directory: Path, **more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary), **more}
 
 
-def command(directory: Path, *arguments: str) -> list[str]:
+def command(directory: Path, *arguments: str, pump: str = "") -> list[str]:
     report = str(directory / "report")
-    return [sys.executable, "-c", ENTRY, "drill", *arguments, "--report", report]
+    start = ["-m", "tests.end_to_end.bad_pumps", pump] if pump else ["-c", ENTRY]
+    return [sys.executable, *start, "drill", *arguments, "--report", report]
 
 
-def drill(directory: Path, *arguments: str, **more: str) -> Drilled:
+def drill(directory: Path, *arguments: str, pump: str = "", **more: str) -> Drilled:
+    """Run a drill to its end; `pump` names a faulty pump of `bad_pumps`."""
     done = subprocess.run(
-        command(directory, *arguments),
+        command(directory, *arguments, pump=pump),
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
@@ -151,7 +153,7 @@ def test_a_message_that_the_syphon_drops_is_named(tmp_path: Path) -> None:
     done = drill(
         tmp_path,
         *SMALL,
-        TWINBUS_DRILL_PUMP="tests.end_to_end.bad_pumps:DroppingPump",
+        pump="DroppingPump",
         BAD_PUMP_FILE=str(culprit),
     )
     (dropped,) = culprit.read_text().split()
@@ -174,7 +176,7 @@ def test_messages_completed_before_they_are_sent_are_named_when_the_syphon_is_ki
         *SMALL,
         # One queue, so that the bad pump has all of the backlog and leaves no lock behind.
         *("--queues", "1", "--output", "json"),
-        TWINBUS_DRILL_PUMP="tests.end_to_end.bad_pumps:HastyPump",
+        pump="HastyPump",
         BAD_PUMP_FILE=str(culprit),
     )
     gone = culprit.read_text().split()

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from twinbus.ledger.requests import BilledRequests
     from twinbus.namespace.endpoint import Endpoint
 
-__all__ = ["SimLine", "sim_line"]
+__all__ = ["SimLine"]
 
 CREDIT: Final = 1_000
 SESSION_FILTER: Final = Symbol("com.microsoft:session-filter")
@@ -59,11 +59,6 @@ OUTCOMES: Final = {
     "defered": SettlementOutcome.DEFER,
     "abandoned": SettlementOutcome.ABANDON,
 }
-
-
-def sim_line(world: World) -> Callable[..., SimLine]:
-    """What stands in for the class `Line` in this world."""
-    return partial(SimLine, world)
 
 
 class SimLine:

@@ -119,8 +119,12 @@ def session_returns_too_early() -> AbstractContextManager[Any]:
 
 def relaxed_pump() -> AbstractContextManager[Any]:
     """Under strict order the syphon sends a session's messages without waiting for each other."""
-    host = importlib.import_module("twinbus.syphon.host")
-    return patch.object(host, "Pump", lambda **settings: Pump(**settings | {"is_strict": False}))
+    real = Pump.__init__
+
+    def planted(self: Pump, **settings: Any) -> None:
+        real(self, **settings | {"is_strict": False})
+
+    return patch.object(Pump, "__init__", planted)
 
 
 PLANTED: Final[dict[str, tuple[Planted, str]]] = {

@@ -106,6 +106,7 @@ class Syphon(Program):
             world.options,
             world.ledger,
             limits=IntakeLimits(messages=world.plan.pump_messages, answer_s=PUMP_ANSWER_S),
+            environment=world.environment,
         )
         await self.host.start()
 
@@ -155,7 +156,7 @@ class Application(Program):
         world = self.world
         options = world.options_of(enable_syphon=self.embeds_syphon)
         while not self.is_ready:
-            self.pair = Pair(world.side("primary"), world.side("secondary"), options)
+            self.pair = Pair(world.side("primary"), world.side("secondary"), options, world.parts)
             try:
                 await self.pair.start()
             except MissingRightError:
@@ -342,7 +343,7 @@ def require_healed(world: World, entity: EntityMonitor) -> None:
 
 
 def client_class(world: World) -> type[PairedClient]:
-    """The pair's client, with its pings and successes watched and its choices drawn by the seed."""
+    """The pair's client, with its pings and successes watched."""
 
     class WatchedPinger(Pinger):
         def __init__(self, *args: Any) -> None:
@@ -362,10 +363,8 @@ def client_class(world: World) -> type[PairedClient]:
                 self._pinged.discard(path)
 
     class WatchedClient(PairedClient):
-        def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(
-                *args, **{**options, "pick": world.rng.choice, "jitter": world.rng.random}
-            )
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
             self._pinger = WatchedPinger(self.state, self._primary_sdk)
 
         def forwarded(self, path: str) -> None:

@@ -13,7 +13,6 @@ import pytest
 
 from tests.simulation.faults import create_backlog
 from tests.simulation.machine import Process, SimLoop
-from tests.simulation.seams import tied_to
 from tests.simulation.world import World
 from twinbus.broker.descriptions import QueueDescription
 from twinbus.cost.arithmetic import (
@@ -47,7 +46,7 @@ def operations_of_an_idle_syphon(
         world = World(1, loop)
         paths = backlog_paths("idle", queues)
         create_backlog(world.secondary, paths, 60.0)
-        with tied_to(world), LedgerWriter(directory) as ledger:
+        with world.logs(), LedgerWriter(directory) as ledger:
             runner.run(_idle(world, paths, ledger, poll_s, hours, detached_every_s))
     return Counter(record["operation"] for record in read(directory))
 
@@ -63,7 +62,7 @@ async def _idle(
     async def syphon() -> None:
         options = SendAvailabilityOptions(syphon_poll=poll_s)
         sides = world.side("primary"), world.side("secondary")
-        host = SyphonHost(*sides, paths, options, ledger)
+        host = SyphonHost(*sides, paths, options, ledger, environment=world.environment)
         await host.start()
         ends = world.loop.time() + hours * HOUR_S + START_S
         while detached_every_s and world.loop.time() + detached_every_s < ends:
@@ -115,7 +114,7 @@ def operations_of_an_idle_pair(directory: Path, hours: float) -> tuple[Counter[s
         world.secondary.engine.create_queue(lease_path("primary"), locked, 0)
         with LedgerWriter(directory) as ledger:
             world.ledger = ledger  # type: ignore[assignment]
-            with tied_to(world):
+            with world.logs():
                 runner.run(_idle_pair(world, hours))
     causes = Counter(str(record["cause"]) for record in read(directory))
     return causes, world.primary.requests + world.secondary.requests
@@ -124,9 +123,16 @@ def operations_of_an_idle_pair(directory: Path, hours: float) -> tuple[Counter[s
 async def _idle_pair(world: World, hours: float) -> None:
     async def application() -> None:
         sides = world.side("primary"), world.side("secondary")
-        pair = Pair(*sides, SendAvailabilityOptions(backlog_queue_count=10))
+        pair = Pair(*sides, SendAvailabilityOptions(backlog_queue_count=10), world.parts)
         await pair.start()
-        host = SyphonHost(*sides, backlog_paths("primary", 10), None, world.ledger, lease=True)
+        host = SyphonHost(
+            *sides,
+            backlog_paths("primary", 10),
+            None,
+            world.ledger,
+            lease=True,
+            environment=world.environment,
+        )
         await host.start()
         await asyncio.sleep(hours * HOUR_S + START_S)
         assert all(not host.problems(relay) for relay in host.relays)

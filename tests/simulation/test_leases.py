@@ -13,7 +13,6 @@ import pytest
 
 from tests.simulation.faults import create_backlog
 from tests.simulation.machine import Process, SimLoop
-from tests.simulation.seams import tied_to
 from tests.simulation.world import World
 from twinbus.broker.descriptions import QueueDescription
 from twinbus.ledger import NullLedger
@@ -44,7 +43,9 @@ class Rivals:
 
         async def run() -> None:
             side = endpoint_of(self.world.side("secondary"))
-            self.leases[name] = Leases(side, QUEUES, lambda *_: None, NullLedger())
+            self.leases[name] = Leases(
+                side, QUEUES, lambda *_: None, NullLedger(), self.world.environment
+            )
             self.leases[name].start()
 
         await self.processes[name].spawn(run())
@@ -127,7 +128,7 @@ def run_rivals(seed: int) -> tuple[Rivals, float]:
                 await rivals.kill(name)
             return took_s
 
-        with tied_to(world):
+        with world.logs():
             return rivals, runner.run(main())
 
 
@@ -161,6 +162,6 @@ def test_a_standby_takes_all_leases_over_within_70_s_of_a_kill() -> None:
             await rivals.kill("two")
             return took_s
 
-        with tied_to(world):
+        with world.logs():
             assert runner.run(main()) <= 70.0
     assert rivals.both == []

@@ -10,17 +10,22 @@ checkers look at what has become of every message.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any, Final
+from uuid import UUID
+
+from azure.core.exceptions import AzureError, HttpResponseError
 
 from tests.simulation.checks import check_all
 from tests.simulation.faults import Faults, create_backlog, create_entity
 from tests.simulation.line import SimLine
 from tests.simulation.machine import Process, SimLoop
-from tests.simulation.namespace import SimNamespace
+from tests.simulation.namespace import EPOCH_MS, SimNamespace
 from tests.simulation.network import Network, Wire
 from tests.simulation.night.checks import require_protection
 from tests.simulation.night.drain import watch_governor
@@ -28,15 +33,18 @@ from tests.simulation.night.plan import draw_world
 from tests.simulation.plan import Plan
 from tests.simulation.programs import Application, Program, Syphon, client_class, options_with
 from tests.simulation.quiet import is_quiet, what_is_left
-from tests.simulation.sdk import Encoder, SimSide
-from tests.simulation.seams import tied_to
+from tests.simulation.sdk import Encoder, SimAdministration, SimSide
 from tests.simulation.timeline import Timeline
 from tests.simulation.truth import CALL, Deed, Handover, Truth
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import Delivery
+from twinbus.client.environment import Environment
+from twinbus.control.server import ControlServer
 from twinbus.ledger.record import LineForm
 from twinbus.options import SendAvailabilityOptions
+from twinbus.pair import PairParts
 from twinbus.pairing.core.backlog import WANTED, backlog_paths
+from twinbus.pairing.sending.recording import Recorder
 
 __all__ = ["Result", "World", "simulate"]
 
@@ -71,7 +79,7 @@ def simulate(seed: int, planted: Callable[[], AbstractContextManager[Any]] = nul
         loop = runner.get_loop()
         assert isinstance(loop, SimLoop)
         world = World(seed, loop)
-        with tied_to(world), planted():
+        with world.logs(), planted():
             runner.run(world.run())
         facts = world.facts()
     return Result(seed, world.plan, world.violations, world.timeline, facts)
@@ -100,6 +108,42 @@ class _Ledger:
         """Nothing to close."""
 
 
+class _NoControl(ControlServer):
+    """A control socket that nobody speaks to."""
+
+    async def start(self) -> None:
+        """Nothing to listen on."""
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+def environment_of(world: World) -> Environment:
+    """Return what the programs of this world have in place of a machine."""
+    loop, rng = world.loop, world.rng
+
+    async def lock_duration_s(endpoint: Any, path: str, requests: Any) -> float | None:
+        try:
+            found = await SimAdministration(world, endpoint.label).get_queue(path)
+        except AzureError as error:
+            requests.made(path, "get", str(error), is_known=isinstance(error, HttpResponseError))
+            return None
+        requests.made(path, "get")
+        return float(found.lock_duration.total_seconds())
+
+    return Environment(
+        monotonic=loop.time,
+        since_boot=loop.time,
+        wall_ns=lambda: EPOCH_MS * 1_000_000 + round(loop.time() * 1e9),
+        chance=rng.random,
+        choose=rng.choice,
+        new_id=lambda: UUID(int=rng.getrandbits(128)),
+        connect=partial(SimLine, world),  # type: ignore[arg-type]  # what relays use of one
+        lock_duration_s=lock_duration_s,
+        administer=lambda namespace: SimAdministration(world, namespace.label),
+    )
+
+
 class World:
     """All parts, and what was seen to be wrong with them."""
 
@@ -115,7 +159,13 @@ class World:
         self.violations: list[str] = []
         self.ledger = _Ledger()
         self.encoded = Encoder()
-        self.client_class = client_class(self)
+        self.environment = environment_of(self)
+        self.parts = PairParts(
+            environment=self.environment,
+            open_recorder=lambda *sides: Recorder(self.ledger, *sides[:2]),
+            client=client_class(self),
+            control=_NoControl,
+        )
         per_s = self.plan.credits_per_s
         self.primary = SimNamespace(loop, "primary", self.truth.performed, per_s)
         self.secondary = SimNamespace(loop, "secondary", self.truth.performed, per_s)
@@ -182,6 +232,21 @@ class World:
                     self.violation("not back", f"{application.name} to {entity.path}: {words}")
 
     # What the parts ask of their world
+
+    @contextmanager
+    def logs(self) -> Iterator[None]:
+        """Write what the product logs in the block to the timeline."""
+        log = logging.getLogger("twinbus")
+        level, propagates = log.level, log.propagate
+        log.addHandler(self.timeline)
+        log.setLevel(logging.INFO)
+        log.propagate = False
+        try:
+            yield
+        finally:
+            log.removeHandler(self.timeline)
+            log.setLevel(level)
+            log.propagate = propagates
 
     def side(self, name: str) -> SimSide:
         """A namespace as a pair is given it."""

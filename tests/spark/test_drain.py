@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.end_to_end.bad_pumps import spark_pumped_by
 from tests.processes import ServedBroker
 from tests.spark import drain_world
 from twinbus.errors import SyphonError
@@ -112,16 +113,11 @@ class DroppingPump(Pump):
         return kept + self.accepted(dropped, now)
 
 
-def test_a_faulty_pump_can_be_planted_by_name(
+def test_a_message_that_a_faulty_pump_drops_is_missing(
     spark: SparkSession, namespaces: tuple[str, str]
 ) -> None:
-    drain(
-        spark,
-        *namespaces,
-        QUEUES[:2],
-        limits=IntakeLimits(messages=50),
-        pump_factory="tests.spark.test_drain:DroppingPump",
-    )
+    with spark_pumped_by(DroppingPump):
+        drain(spark, *namespaces, QUEUES[:2], limits=IntakeLimits(messages=50))
     missing = {f"{q[-1]}-{n}" for q in QUEUES[:2] for n in range(EACH)} - set(
         received(namespaces[0])
     )
@@ -153,18 +149,18 @@ def test_a_continuous_drain_outlives_a_failed_job_and_stops_without_duplicates(
     ended: list[DrainRun] = []
 
     def run() -> None:
-        ended.append(
-            drain(
-                spark,
-                *namespaces,
-                QUEUES,
-                ledger_directory=tmp_path / "ledger",
-                continuous=True,
-                stop=stop,
-                on_progress=progress.append,
-                pump_factory="tests.spark.test_drain:PumpThatFailsOnce",
+        with spark_pumped_by(PumpThatFailsOnce):
+            ended.append(
+                drain(
+                    spark,
+                    *namespaces,
+                    QUEUES,
+                    ledger_directory=tmp_path / "ledger",
+                    continuous=True,
+                    stop=stop,
+                    on_progress=progress.append,
+                )
             )
-        )
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -273,16 +269,26 @@ def test_what_a_user_can_get_wrong_is_one_line(
     with pytest.raises(LedgerError, match="cannot write a ledger to ftp://x/y"):
         drain(spark, primary, secondary, QUEUES, ledger_directory="ftp://x/y")
     # An error of ours inside a task comes out as what it is, and the job is not tried again.
-    with pytest.raises(SyphonError, match=r"^no pump is made by 'nowhere:Pump'[^\n]*$"):
-        drain(spark, primary, secondary, QUEUES, pump_factory="nowhere:Pump")
+    with (
+        pytest.raises(SyphonError, match=r"^a mistake of ours$"),
+        spark_pumped_by(refusing_pump),
+    ):
+        drain(spark, primary, secondary, QUEUES)
 
 
 def test_a_job_that_fails_again_and_again_is_given_up(
     spark: SparkSession, namespaces: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("twinbus.pipeline.drain.drain.RETRY_FIRST_S", 0.01)
-    with pytest.raises(SyphonError, match="3 Spark jobs failed and moved nothing, 600 messages"):
-        drain(spark, *namespaces, QUEUES, pump_factory="tests.spark.test_drain:not_a_pump")
+    with (
+        pytest.raises(SyphonError, match="3 Spark jobs failed and moved nothing, 600 messages"),
+        spark_pumped_by(not_a_pump),
+    ):
+        drain(spark, *namespaces, QUEUES)
+
+
+def refusing_pump(**settings: Any) -> Pump:
+    raise SyphonError("a mistake of ours")
 
 
 def not_a_pump(**settings: Any) -> Pump:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import logging
 import re
 import ssl
 import time
@@ -21,6 +22,8 @@ from twinbus.namespace.address import bracketed
 from twinbus.namespace.endpoint import Endpoint
 from twinbus.namespace.signatures import wrong_key_text
 from twinbus.namespace.tokens import NamespaceToken
+
+log = logging.getLogger("twinbus.client")
 
 API_VERSION: Final = "2021-05"
 
@@ -42,6 +45,7 @@ LIST_PAGE: Final = 100
 PAGE_BYTES_MAX: Final = 16 << 20
 
 _COUNT: Final = re.compile(r"<(?:\w+:)?(\w*MessageCount)>(\d+)<")
+_LOCK_DURATION: Final = re.compile(r"<LockDuration>PT(?:(\d+)M)?(?:([\d.]+)S)?</LockDuration>")
 _TITLE: Final = re.compile(r"<title[^>]*>([^<]+)</title>")
 _ENTRY: Final = re.compile(r"<entry[\s>].*?</entry>", re.DOTALL)
 _BACKLOG: Final = re.compile(r"(?P<label>.+)/x-servicebus-transfer/(?P<index>\d+)", re.IGNORECASE)
@@ -198,6 +202,26 @@ def counts_in(entry: str) -> QueueCounts | None:
         dead_lettered=int(counts.get("DeadLetterMessageCount", 0)),
         total=int(counts["MessageCount"]),
     )
+
+
+async def described_lock_s(endpoint: Endpoint, path: str, requests: BilledRequests) -> float | None:
+    """Return the lock duration of a queue by its description; None if it cannot be read.
+
+    Reading it needs the Manage right.
+    """
+    try:
+        token = await token_for(endpoint, path)
+        status, text = await asyncio.to_thread(
+            get, endpoint, quote(path), token, bytes_max=ANSWER_BYTES_MAX, requests=requests
+        )
+    except NotAnswered as error:
+        log.info("%s: the lock duration of %s is not known: %s", endpoint.label, path, error)
+        return None
+    found = _LOCK_DURATION.search(text) if status == OK else None
+    if found is None:
+        log.info("%s: the lock duration of %s is not known: %d", endpoint.label, path, status)
+        return None
+    return (60.0 * int(found[1] or 0) + float(found[2] or 0)) or None
 
 
 class ListingRefused(SyphonError):

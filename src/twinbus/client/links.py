@@ -84,12 +84,18 @@ class Sent(NamedTuple):
 class UpstreamConnection:
     """The connection to one namespace; it is opened when needed and again when it was lost."""
 
-    def __init__(self, namespace: Namespace, answer_s: float) -> None:
+    def __init__(
+        self,
+        namespace: Namespace,
+        answer_s: float,
+        connect: Callable[..., NamespaceConnection] = NamespaceConnection,
+    ) -> None:
         self.label = namespace.label
         self.answer_s = answer_s
         self.loop = asyncio.get_running_loop()
         self.heard_at = 0.0
         """When the namespace last sent a frame."""
+        self._connect = connect
         self._endpoint = endpoint_of(namespace)
         self._connection: NamespaceConnection | None = None
         self._opening: asyncio.Task[NamespaceConnection] | None = None
@@ -127,7 +133,7 @@ class UpstreamConnection:
         return await asyncio.shield(self._opening)
 
     async def _open(self) -> NamespaceConnection:
-        connection = NamespaceConnection(self._endpoint, self._on_event, answer_s=self.answer_s)
+        connection = self._connect(self._endpoint, self._on_event, answer_s=self.answer_s)
         try:
             await connection.open()
         except ConnectionLost as error:

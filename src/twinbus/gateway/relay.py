@@ -60,8 +60,10 @@ class PrimaryRelay:
         endpoint: Endpoint,
         client: LinkClient,
         spawn: Callable[[Coroutine[None, None, None]], None],
+        connect: Callable[..., NamespaceConnection] = NamespaceConnection,
     ) -> None:
         self.client = client
+        self._connect = connect
         self._endpoint = endpoint
         self._spawn = spawn
         self._connection: NamespaceConnection | None = None
@@ -142,7 +144,7 @@ class PrimaryRelay:
         loop = asyncio.get_running_loop()
         if self._failure is not None and loop.time() - self._failure[0] < REOPEN_PAUSE_S:
             raise ConnectionLost(self._failure[1])
-        connection = NamespaceConnection(
+        connection = self._connect(
             self._endpoint, self._on_event, on_deliveries=self._on_deliveries
         )
         try:

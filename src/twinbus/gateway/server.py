@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -138,7 +137,9 @@ class GatewayLinks:
     def _relay(self, client: LinkClient) -> PrimaryRelay:
         relay = self._relays.get(client)
         if relay is None:
-            relay = PrimaryRelay(self._endpoint, client, self._pending.spawn)
+            relay = PrimaryRelay(
+                self._endpoint, client, self._pending.spawn, self._paired.state.environment.connect
+            )
             self._relays[client] = relay
         return relay
 
@@ -171,8 +172,9 @@ class GatewayServer:
         self.client = client
         state = client.state
         answer_s = state.policy.attempt_timeout_s
-        self.primary = UpstreamConnection(state.primary, answer_s)
-        self.secondary = UpstreamConnection(state.secondary, answer_s)
+        connect = state.environment.connect
+        self.primary = UpstreamConnection(state.primary, answer_s, connect)
+        self.secondary = UpstreamConnection(state.secondary, answer_s, connect)
         self.peers: set[Peer] = set()
         self.pending = PendingSends(name, patience_s, pending_bytes_max)
         self._to_collect: dict[Peer, None] = {}
@@ -186,7 +188,7 @@ class GatewayServer:
         await self.client.state.divert_by(self._backlog_pool)
 
     def now_ms(self) -> int:
-        return time.time_ns() // 1_000_000
+        return self.client.state.environment.wall_ms()
 
     def state(self) -> dict[str, object]:
         """The connections for sends to both namespaces, and whether there is a backlog to use.

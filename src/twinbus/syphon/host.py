@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import logging
-import random
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from twinbus.client.administration import CountsUnavailable, counts_of
+from twinbus.client.environment import MACHINE, Environment
 from twinbus.client.peeking import (
     NamespaceUnreachable,
     count_matching,
@@ -48,23 +46,15 @@ SELECTED_IN_MEMORY: Final = 200
 it receives on the way, and must not defer many beyond the last one that it moves."""
 
 
-class PumpFactory(Protocol):
-    """Makes the pump of one backlog queue; tests pass faulty ones."""
-
-    def __call__(
-        self, *, limits: IntakeLimits | None, undeliverable_grace_s: float, poll_s: float
-    ) -> Pump:
-        """Return a new pump."""
-
-
 class SyphonGroup:
     """Hosts that are added as queues are found, and controlled as one."""
 
-    def __init__(self, rate: Rate) -> None:
+    def __init__(self, rate: Rate, environment: Environment = MACHINE) -> None:
         self.hosts: list[SyphonHost] = []
         self.rate = rate
         """What all hosts together may send to the primary."""
         self.is_paused = False
+        self.environment = environment
         self.outages = OutageLog()
         """Shared by all hosts: an outage is logged once."""
 
@@ -95,7 +85,7 @@ class SyphonGroup:
 
     def yield_to_callers(self) -> None:
         """Slow down: the primary throttles the sends of this application."""
-        self.rate.governor.busy_for_others(time.monotonic())
+        self.rate.governor.busy_for_others(self.environment.monotonic())
 
     @property
     def in_flight(self) -> int:
@@ -119,25 +109,24 @@ class SyphonHost:
         ledger: RelayLedger | None = None,
         *,
         limits: IntakeLimits | None = None,
-        pump_factory: PumpFactory | str | None = None,
         on_delivered: Callable[[str], None] | None = None,
         lease: bool | None = None,
         rate: Rate | None = None,
         only: Collection[str] | None = None,
         outages: OutageLog | None = None,
+        environment: Environment = MACHINE,
     ) -> None:
         """A side is a connection string, or an object with a `connection_string`.
 
-        `pump_factory` may be named as "module:attribute", for other processes. `on_delivered` is
-        called with the path of each entity of the primary that accepted a message. `lease`: each
-        queue is pumped only while this host holds its lease; None: if the order is strict. `rate`
-        limits all pumps that share it; None: one of its own, by `options`. `only` are the
-        destinations to serve: messages of others that are received on the way are deferred, and
-        stay so. Hosts of one process share `outages`, so that each outage is logged once.
+        `on_delivered` is called with the path of each entity of the primary that accepted a
+        message. `lease`: each queue is pumped only while this host holds its lease; None: if the
+        order is strict. `rate` limits all pumps that share it; None: one of its own, by `options`.
+        `only` are the destinations to serve: messages of others that are received on the way are
+        deferred, and stay so. Hosts of one process share `outages`, so that each outage is logged
+        once.
         """
         options = options or SendAvailabilityOptions()
         is_strict = options.session_order == "strict"
-        make_pump = _factory(pump_factory or partial(Pump, is_strict=is_strict))
         only = options.syphon_only if only is None else only
         self.only = None if only is None else destination_keys(only)
         self.rate = rate or Rate(options.syphon_rate)
@@ -145,18 +134,22 @@ class SyphonHost:
             limits = IntakeLimits(messages=SELECTED_IN_MEMORY)
         queues = list(dict.fromkeys(queues))
         outages = outages or OutageLog()
+        self.environment = environment
         self.primary = endpoint_of(primary)
         self.secondary = endpoint_of(secondary)
         self.ledger = ledger or NullLedger()
         self.leases: Leases | None = None
         if is_strict if lease is None else lease:
-            self.leases = Leases(self.secondary, queues, self._lease_changed, self.ledger)
+            self.leases = Leases(
+                self.secondary, queues, self._lease_changed, self.ledger, environment
+            )
         self.relays = [
             Relay(
                 self.primary,
                 self.secondary,
                 queue,
-                pump=make_pump(
+                pump=Pump(
+                    is_strict=is_strict,
                     limits=limits,
                     undeliverable_grace_s=options.undeliverable_grace_s,
                     poll_s=options.syphon_poll_s,
@@ -166,6 +159,7 @@ class SyphonHost:
                 on_delivered=on_delivered,
                 lease=None if self.leases is None else partial(self.leases.holds, queue),
                 outages=outages,
+                environment=environment,
             )
             for queue in queues
         ]
@@ -225,7 +219,7 @@ class SyphonHost:
 
     def status(self) -> dict[str, dict[str, Any]]:
         """Return for each backlog queue what was moved, what is in flight, and the problems."""
-        now = time.monotonic()
+        now = self.environment.monotonic()
         return {
             relay.queue: {
                 "in_flight": relay.pump.in_flight,
@@ -294,7 +288,6 @@ async def drain(
     on_progress: Callable[[DrainProgress], None] | None = None,
     options: SendAvailabilityOptions | None = None,
     limits: IntakeLimits | None = None,
-    pump_factory: PumpFactory | str | None = None,
     lease: bool | None = None,
     rate: Rate | None = None,
     only: Collection[str] | None = None,
@@ -318,7 +311,6 @@ async def drain(
         options,
         ledger,
         limits=limits,
-        pump_factory=pump_factory,
         lease=lease,
         rate=rate,
         only=only,
@@ -330,7 +322,7 @@ async def _count_matching(
     secondary: Endpoint, queues: Sequence[str], only: frozenset[str]
 ) -> dict[str, int]:
     """Count the messages to these destinations; retry until the secondary answers."""
-    backoff = ReconnectBackoff(random.random)
+    backoff = ReconnectBackoff(MACHINE.chance)
     level = logging.WARNING
     while True:
         try:
@@ -348,7 +340,7 @@ async def drain_host(
     on_progress: Callable[[DrainProgress], None] | None = None,
 ) -> DrainStats:
     """Run a host until its queues are empty, then close it; otherwise as `drain`."""
-    began = time.monotonic()
+    began = host.environment.monotonic()
     with recording_to(host.ledger):
         await _total(host.secondary, host.relays)
         await host.start()
@@ -361,7 +353,7 @@ async def drain_host(
         forwarded=sum(pump.forwarded for pump in pumps),
         completed=sum(pump.completed for pump in pumps),
         dead_lettered=sum(pump.dead_lettered for pump in pumps),
-        seconds=time.monotonic() - began,
+        seconds=host.environment.monotonic() - began,
         left_aside=sum(pump.left_aside for pump in pumps),
     )
 
@@ -382,8 +374,8 @@ async def _until_empty(
         if waiting == 0 and host.in_flight == 0 and await remaining.is_confirmed():
             return
         # Count a quiet queue at once, a busy one from time to time.
-        ends, moved = time.monotonic() + idle_s, host.moved
-        while time.monotonic() < ends:
+        ends, moved = host.environment.monotonic() + idle_s, host.moved
+        while host.environment.monotonic() < ends:
             await asyncio.sleep(SETTLE_S)
             if host.in_flight == 0 and host.moved > moved:
                 break
@@ -432,7 +424,7 @@ class _RemainingMessages:
         if host.only is None:
             return await _total(host.secondary, host.relays, self._level)
         expected = self._found - (host.moved - self._moved)
-        now = time.monotonic()
+        now = host.environment.monotonic()
         if host.moved > self._moved_before:
             # A peek reads the whole of the queues: not while the counters move.
             self._moved_before, self._peek_at = host.moved, now + PEEK_AGAIN_S
@@ -444,7 +436,7 @@ class _RemainingMessages:
             log.log(self._level, "counting what is left: %s", error)
             return None
         self._found, self._moved = sum(found.values()), host.moved
-        self._peek_at = time.monotonic() + PEEK_AGAIN_S
+        self._peek_at = host.environment.monotonic() + PEEK_AGAIN_S
         return self._found
 
 
@@ -466,7 +458,7 @@ def _progress(host: SyphonHost, waiting: int) -> DrainProgress:
         giving_up={
             path: left_s
             for relay in host.relays
-            for path, left_s in giving_up(relay.pump, time.monotonic()).items()
+            for path, left_s in giving_up(relay.pump, host.environment.monotonic()).items()
         },
         left_aside=sum(relay.pump.left_aside for relay in host.relays),
         is_paused=host.is_paused,
@@ -483,16 +475,3 @@ async def _total(
         log.log(level, "counting what is left: %s", error)
         return None
     return sum(each.waiting for each in counts)
-
-
-def _factory(given: PumpFactory | str) -> PumpFactory:
-    if not isinstance(given, str):
-        return given
-    module, _, attribute = given.partition(":")
-    try:
-        found: PumpFactory = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise SyphonError(
-            f"no pump is made by {given!r}: name a factory as module:attribute ({error})"
-        ) from error
-    return found

@@ -41,7 +41,7 @@ from twinbus.errors import SyphonError
 from twinbus.ledger.requests import BilledRequests
 from twinbus.namespace.endpoint import Endpoint
 from twinbus.servicebus.names import DEAD_LETTER
-from twinbus.syphon.relay.dispositions import ranges
+from twinbus.syphon.relay.queue_requests import ranges
 from twinbus.transfer import without_delivery_marks
 from twinbus.transfer.aliases import REPLAYS
 from twinbus.transfer.sections import with_own_id

@@ -61,6 +61,7 @@ class FakePair:
 
     def __init__(self, **options: Any) -> None:
         """`options` are those of SendAvailabilityOptions; made on a running loop."""
+        from twinbus.client.environment import Environment
         from twinbus.pairing.sending.client import PairedClient
         from twinbus.pairing.sending.recording import Recorder
 
@@ -76,8 +77,7 @@ class FakePair:
             *sides,
             SendAvailabilityOptions(**{**settings, **options}),
             Recorder(self.ledger, *sides),
-            pick=lambda queues: queues[0],
-            jitter=lambda: 0.0,
+            Environment(choose=lambda queues: queues[0], chance=lambda: 0.0),
         )
         for path in self.client.state.paths:
             self.client.state.rotation.add(path)

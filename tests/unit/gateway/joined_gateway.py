@@ -18,6 +18,7 @@ from twinbus.broker.sas import ALL_RIGHTS
 from twinbus.broker.server import BrokerServer
 from twinbus.broker.storage.store import MemoryStore
 from twinbus.client.connection import NamespaceConnection
+from twinbus.client.environment import MACHINE
 from twinbus.gateway.pending import PendingSends
 from twinbus.gateway.server import GatewayLinks
 
@@ -86,7 +87,7 @@ class JoinedGateway:
     def __init__(self, primary: BrokerServer, monkeypatch: pytest.MonkeyPatch) -> None:
         join(primary, monkeypatch)
         self.front = new_server()
-        paired: Any = SimpleNamespace(state=SimpleNamespace(primary=PRIMARY))
+        paired: Any = SimpleNamespace(state=SimpleNamespace(primary=PRIMARY, environment=MACHINE))
         self.pending = PendingSends("gateway", 5.0)
         context: Any = self.front._context
         self._links = GatewayLinks(context, paired, cast("Any", None), self.pending)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import shlex
 import sys
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Final
 
 from azure.core.exceptions import AzureError
 
@@ -25,9 +23,6 @@ from twinbus.console.sheet.sheet import text_of
 from twinbus.console.spark_thread import SparkThread, require_spark
 from twinbus.console.terminal.command import runs_to_its_end
 from twinbus.console.terminal.output import COULD_NOT, Output
-
-PUMP_VARIABLE: Final = "TWINBUS_DRILL_PUMP"
-"""Names another pump as module:attribute: tests use a faulty one to see the drill fail."""
 
 
 @runs_to_its_end
@@ -44,7 +39,7 @@ async def run(
         with SparkThread() as spark, DrillScreen() as screen:
             if page is not None:
                 screen.on_line = page.say
-            drill = Drill(plan, world, spark, screen, os.environ.get(PUMP_VARIABLE), page)
+            drill = Drill(plan, world, spark, screen, page)
             try:
                 result = await drill.run()
             except BaseException as error:

@@ -71,15 +71,12 @@ class Drill:
         world: World,
         spark: SparkThread,
         screen: DrillScreen,
-        pump_factory: str | None = None,
         page: DrillPage | None = None,
     ) -> None:
-        """`pump_factory` names another pump for the syphon: tests use a faulty one."""
         self._plan = plan
         self._world = world
         self._spark = spark
         self._screen = screen
-        self._pump_factory = pump_factory
         self._page = page
         self._queues: tuple[str, ...] = ()
         self._sends_returned = 0
@@ -228,7 +225,6 @@ class Drill:
                 _side(self._world.secondary),
                 self._queues,
                 ledger_directory=self._world.ledger,
-                pump_factory=self._pump_factory,
             )
         )
         loop = asyncio.get_running_loop()

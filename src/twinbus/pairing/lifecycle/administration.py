@@ -28,8 +28,8 @@ from azure.core.exceptions import (
     ServiceResponseError,
 )
 
+from twinbus.client.environment import MACHINE, Environment
 from twinbus.namespace.address import is_loopback
-from twinbus.namespace.administration_client import administration_client
 from twinbus.namespace.signatures import expiry_of, refusal_error, utc_text
 from twinbus.pairing.core.backlog import (
     LEASE_LOCK_S,
@@ -97,8 +97,16 @@ class Findings:
 class BacklogAdministration:
     """Administration calls of one namespace; an async context manager."""
 
-    def __init__(self, namespace: Namespace, recorder: Recorder, *, timeout_s: float) -> None:
+    def __init__(
+        self,
+        namespace: Namespace,
+        recorder: Recorder,
+        *,
+        timeout_s: float,
+        environment: Environment = MACHINE,
+    ) -> None:
         self._namespace = namespace
+        self._environment = environment
         self._recorder = recorder
         self._timeout_s = timeout_s
         self._stack = AsyncExitStack()
@@ -106,7 +114,7 @@ class BacklogAdministration:
         self._client: ServiceBusAdministrationClient
 
     async def __aenter__(self) -> Self:
-        client = administration_client(self._namespace)
+        client = self._environment.administer(self._namespace)
         self._client = await self._stack.enter_async_context(client)
         return self
 

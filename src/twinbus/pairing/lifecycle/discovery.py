@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import random
 import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
@@ -60,12 +59,9 @@ class Discovery:
         self,
         state: SharedState,
         found: Callable[[list[str]], Awaitable[None]],
-        *,
-        chance: Callable[[], float] = random.random,
     ) -> None:
         """`found` is called with queues to drain, each once, as they are found."""
         self._state = state
-        self._chance = chance
         self._found = found
         self._drained: set[str] = set()
         self._new: list[str] = []
@@ -177,7 +173,9 @@ class Discovery:
         now, at = self._state.now, None
         if self.searching is not None or self._new:
             since_s = now - self._changed_at
-            wait_s = schedules.search_wait_s(since_s, answers=self._answers, chance=self._chance())
+            wait_s = schedules.search_wait_s(
+                since_s, answers=self._answers, chance=self._state.jitter()
+            )
             at = now + wait_s
         while True:
             try:
@@ -191,7 +189,7 @@ class Discovery:
             self._woken.clear()
             now = self._state.now
             since_s = now - self._searched_at
-            soon = now + schedules.search_wait_after_loss_s(since_s, chance=self._chance())
+            soon = now + schedules.search_wait_after_loss_s(since_s, chance=self._state.jitter())
             at = soon if at is None else min(at, soon)
 
     def _wakes_at(self, at: float | None) -> float | None:
@@ -236,7 +234,10 @@ class Discovery:
     async def _administer(self, paths: list[str], findings: Findings) -> None:
         state, options = self._state, self._state.options
         async with BacklogAdministration(
-            state.secondary, state.recorder, timeout_s=options.attempt_timeout_s
+            state.secondary,
+            state.recorder,
+            timeout_s=options.attempt_timeout_s,
+            environment=state.environment,
         ) as admin:
             await admin.find_or_create(paths, findings, accept_drift=options.accept_drift)
             if options.session_order == "strict" and not self._has_lease_queue:

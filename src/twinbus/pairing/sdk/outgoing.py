@@ -8,9 +8,9 @@ description of the backlog queues could not be read, a copy for them has an id o
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
-from uuid import uuid4
+from uuid import UUID, uuid4
 from weakref import WeakKeyDictionary
 
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
@@ -46,18 +46,24 @@ class MessageIds:
     again and again, keeps it until it was sent, and only while its content is the same.
     """
 
-    def __init__(self, *, own_in_backlog: bool = False) -> None:
+    def __init__(self, *, own_in_backlog: bool = False, new_id: Callable[[], UUID] = uuid4) -> None:
+        self.new_id = new_id
         self.own_in_backlog = own_in_backlog
         """Whether a copy for a backlog queue has an id of its own: the queue may detect duplicates,
         and two messages for two entities may have the same id."""
         self._given: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
         self._mappings: OrderedDict[int, tuple[Any, dict[str, Any], str]] = OrderedDict()
 
+    @property
+    def for_backlog(self) -> Callable[[], UUID] | None:
+        """What makes the ids of copies for a backlog queue; None: they keep their own."""
+        return self.new_id if self.own_in_backlog else None
+
     def of(self, message: Any) -> str:
         """The id of this message object, a new one the first time."""
         given = self._given.get(message)
         if given is None:
-            given = self._given[message] = str(uuid4())
+            given = self._given[message] = str(self.new_id())
         return given
 
     def of_mapping(self, mapping: Any, content: dict[str, Any]) -> str:
@@ -65,7 +71,7 @@ class MessageIds:
         known = self._mappings.get(id(mapping))
         if known is not None and known[0] is mapping and known[1] == content:
             return known[2]
-        message_id = str(uuid4())
+        message_id = str(self.new_id())
         self._mappings[id(mapping)] = mapping, content, message_id
         self._mappings.move_to_end(id(mapping))
         if len(self._mappings) > MAPPINGS_MAX:
@@ -82,13 +88,18 @@ class Outgoing:
     """The messages of one call, in the forms for the SDK and for a backlog queue."""
 
     __slots__ = (
-        "_by_session", "_diverted", "_measured", "_own_ids", "has_own_ids", "mappings", "messages",
+        "_by_session", "_diverted", "_measured", "_new_id", "_own_ids", "mappings", "messages",
         "path", "payload", "suspects",
     )  # fmt: skip
 
     def __init__(
-        self, payload: Any, messages: Sequence[Any], path: str, has_own_ids: bool = False
+        self,
+        payload: Any,
+        messages: Sequence[Any],
+        path: str,
+        new_id: Callable[[], UUID] | None = None,
     ) -> None:
+        """`new_id` makes the ids that copies for a backlog queue have of their own; None: none."""
         self.payload = payload
         """The argument of the SDK's `send_messages`."""
         self.messages = messages
@@ -98,8 +109,7 @@ class Outgoing:
         """The mappings among the given messages."""
         self.suspects: list[Any] = []
         """Messages that may have a flaw and need a closer check (docs/guarantees.md)."""
-        self.has_own_ids = has_own_ids
-        """Whether the copies for a backlog queue have ids of their own."""
+        self._new_id = new_id
         self._own_ids: Sequence[str | None] | None = None
         self._diverted: list[Any] | None = None
         self._measured: list[tuple[str | None, int | None]] | None = None
@@ -113,13 +123,13 @@ class Outgoing:
         """
         if isinstance(given, ServiceBusMessageBatch):
             payload, every = _named_batch(given, ids)
-            result = cls(payload, every, path, ids.own_in_backlog)
+            result = cls(payload, every, path, ids.for_backlog)
         elif isinstance(given, Iterable) and not isinstance(given, Mapping):
             every = list(given)
-            result = cls(every, every, path, ids.own_in_backlog)
+            result = cls(every, every, path, ids.for_backlog)
         else:
             every = [given]
-            result = cls(given, every, path, ids.own_in_backlog)
+            result = cls(given, every, path, ids.for_backlog)
         result._inspect(every, ids, limit_bytes)
         if type(result.payload) is list:
             result.payload = result.messages
@@ -166,7 +176,8 @@ class Outgoing:
         if self._diverted is None:
             if self._own_ids is None:
                 # Drawn once: every retry of this call, on whatever queue, carries the same.
-                self._own_ids = [uuid4().hex if self.has_own_ids else None for _ in self.messages]
+                new_id = self._new_id
+                self._own_ids = [new_id().hex if new_id else None for _ in self.messages]
             self._diverted = [
                 diverted_copy(message, self.path, own_id)
                 for message, own_id in zip(self.messages, self._own_ids, strict=True)
@@ -179,7 +190,7 @@ class Outgoing:
 
     def flaws(self, limit_bytes: int | None) -> list[BacklogGuardError]:
         """An error for each suspect that a backlog queue with this limit would not take."""
-        return flaws(self.suspects, self.path, limit_bytes, has_own_ids=self.has_own_ids)
+        return flaws(self.suspects, self.path, limit_bytes, has_own_ids=self._new_id is not None)
 
     def refused_size(self, limit_bytes: int, *, was_sent: bool) -> int | None:
         """The size that a link with this limit refuses; None: it may not. See `guards`."""
@@ -208,7 +219,7 @@ class Outgoing:
 
     def _part(self, messages: Sequence[Any]) -> Outgoing:
         part = list(messages)
-        return Outgoing(part, part, self.path, self.has_own_ids)
+        return Outgoing(part, part, self.path, self._new_id)
 
 
 def _session_of(message: Any) -> str | None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from twinbus.client.environment import MACHINE, Environment
 from twinbus.namespace.namespace import KEEP_ALIVE_OFF
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.core.announcements import EntityChanged
@@ -47,12 +47,10 @@ class PairedClient:
         secondary: Namespace,
         options: SendAvailabilityOptions,
         recorder: Recorder,
-        *,
-        pick: Callable[[Sequence[str]], str] = random.choice,
-        jitter: Callable[[], float] = random.random,
+        environment: Environment = MACHINE,
     ) -> None:
-        """Belongs to the running event loop; `pick` and `jitter` are its sources of chance."""
-        self.state = SharedState(primary, secondary, options, recorder, pick=pick, jitter=jitter)
+        """Belongs to the running event loop."""
+        self.state = SharedState(primary, secondary, options, recorder, environment)
         self._primary_sdk = primary.bounded_client(options.attempt_timeout_s)
         self._pinger = Pinger(self.state, self._primary_sdk)
         self._senders: set[PairedSender] = set()

@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from azure.servicebus import ServiceBusMessage
 
@@ -48,19 +49,22 @@ class Pinger:
         pool = SenderPool(make, state.primary.resolve, state.closer)
         pooled = pool.take()
         assert pooled is not None
-        operation = send_ping if state.options.ping_mode == "message" else open_only
+        is_message = state.options.ping_mode == "message"
+        ping = partial(send_ping, new_id=state.environment.new_id)
         span = contextlib.nullcontext() if state.tracing is None else state.tracing.ping(entity)
         began, error = loop.time(), None
         try:
             with span:
-                await pool.attempt(pooled, operation, state.policy.attempt_timeout_s)
+                await pool.attempt(
+                    pooled, ping if is_message else open_only, state.policy.attempt_timeout_s
+                )
         except BaseException as caught:
             error = caught
             raise
         finally:
             ended = loop.time()
             # An attach carries no message.
-            size_bytes = ping_bytes() if operation is send_ping else 0
+            size_bytes = ping_bytes() if is_message else 0
             state.recorder.pinged(entity.path, began, ended, error, size_bytes)
             self._announce(entity.path, ended - began, error)
             await pool.close(0.0)
@@ -80,13 +84,13 @@ class Pinger:
         )
 
 
-async def send_ping(sdk: Any) -> None:
+async def send_ping(sdk: Any, new_id: Callable[[], UUID] = uuid4) -> None:
     """Send the ping message through a sender of the SDK.
 
     An entity with sessions takes no message without one, and a session of its own never blocks a
     receiver of real ones.
     """
-    await sdk.send_messages(_ping_message(uuid4().hex))
+    await sdk.send_messages(_ping_message(new_id().hex))
 
 
 def _ping_message(session_id: str) -> ServiceBusMessage:

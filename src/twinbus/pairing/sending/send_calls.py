@@ -287,5 +287,5 @@ class SendCall(PairedCall):
 
 def call_of(target: SendTarget, message: Any, deadline: float | None) -> SendCall:
     """The call of one message that has an id."""
-    own_ids = target.state.message_ids.own_in_backlog
-    return SendCall(target, Outgoing(message, (message,), target.entity.path, own_ids), deadline)
+    new_id = target.state.message_ids.for_backlog
+    return SendCall(target, Outgoing(message, (message,), target.entity.path, new_id), deadline)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from twinbus.client.environment import MACHINE, Environment
 from twinbus.errors import BacklogGuardError, PairClosedError, PairingError, error_text
 from twinbus.namespace.namespace import KEEP_ALIVE_OFF
 from twinbus.options import SendAvailabilityOptions, Verdict, judge
@@ -66,14 +66,10 @@ class SharedState:
         secondary: Namespace,
         options: SendAvailabilityOptions,
         recorder: Recorder,
-        *,
-        pick: Callable[[Sequence[str]], str] = random.choice,
-        jitter: Callable[[], float] = random.random,
+        environment: Environment = MACHINE,
     ) -> None:
-        """Belongs to the running event loop. `pick` chooses a backlog queue for a sender.
-
-        `jitter` returns a number from 0 to 1, by which retries and pulls are spread.
-        """
+        """Belongs to the running event loop."""
+        self.environment = environment
         self.primary, self.secondary = primary, secondary
         self.options = options
         self.recorder = recorder
@@ -86,7 +82,7 @@ class SharedState:
         self.paths = backlog_paths(primary.label, options.backlog_queue_count)
         # The queues may detect duplicates: their descriptions cannot be read, or do not matter.
         may_detect = not options.create_backlog_queues or options.accept_drift
-        self.message_ids = MessageIds(own_in_backlog=may_detect)
+        self.message_ids = MessageIds(own_in_backlog=may_detect, new_id=environment.new_id)
         self.limits = BacklogLimits(options.message_size_limit)
         self.listeners = Listeners()
         self.counters = PairCounters()
@@ -104,8 +100,8 @@ class SharedState:
         self._return_timers: dict[str, asyncio.TimerHandle] = {}
         """For each pulled queue, the timer that announces its return."""
         self._was_protected = False
-        self._pick = pick
-        self.jitter = jitter
+        self.jitter = environment.chance
+        """Returns a number from 0 to 1, by which retries and pulls are spread."""
         self.on_busy: Callable[[], None] = lambda: None
         """Called when the primary throttles a call: a syphon of this pair slows down."""
         self.on_queue_lost: Callable[..., None] = lambda queue, *, is_refusal: None
@@ -137,7 +133,7 @@ class SharedState:
 
     def choice(self) -> KeptChoice:
         """A sender's own choice among the shared backlog queues."""
-        return KeptChoice(self.rotation, self._pick)
+        return KeptChoice(self.rotation, self.environment.choose)
 
     def backlog_pool(self, queue: str) -> AttemptPool:
         """The senders to one backlog queue, shared by all that divert to it."""

@@ -54,7 +54,6 @@ class DrainTask:
     """Name of the drain; the names of its ledger files begin with it."""
     ledger: str | None = None
     limits: IntakeLimits | None = None
-    pump_factory: str | None = None
     lease: bool | None = None
     """Whether a queue is pumped only under its lease; None: if the order is strict."""
     only: tuple[str, ...] | None = None
@@ -131,7 +130,6 @@ class DrainTask:
         return {
             "options": self.options,
             "limits": self.limits,
-            "pump_factory": self.pump_factory,
             "lease": self.lease,
             "only": self.only,
             "rate": Rate(self.rate_per_s),

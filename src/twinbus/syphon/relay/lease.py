@@ -16,20 +16,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import random
-import re
-import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final
-from urllib.parse import quote
 
 from twinbus.amqp.events import Attached, Detached, Event
 from twinbus.amqp.link import ReceiverLink
 from twinbus.amqp.performatives import Source, Target
 from twinbus.amqp.types import Symbol
-from twinbus.client.administration import NotAnswered, get
 from twinbus.client.connection import ANSWER_S, NamespaceConnection
+from twinbus.client.environment import MACHINE, Environment
 from twinbus.client.request_node import ConnectionLost, RequestRefused
 from twinbus.ledger.requests import ACCEPT_SESSION, BilledRequests, RequestLedger
 from twinbus.namespace.endpoint import Endpoint
@@ -54,12 +50,8 @@ log = logging.getLogger("twinbus.syphon")
 RETRY_S: Final = 1.0
 """Mean pause after a lost lease or connection; it varies by half of it."""
 
-DESCRIPTION_BYTES_MAX: Final = 1 << 20
-_LOCK_DURATION: Final = re.compile(r"<LockDuration>PT(?:(\d+)M)?(?:([\d.]+)S)?</LockDuration>")
-
 WAITING: Final = "another syphon has the lease"
 GIVEN_BACK: Final = "it was given back"
-OK: Final = 200
 
 _link_numbers = itertools.count(1)
 
@@ -97,9 +89,12 @@ class Leases:
         queues: Iterable[str],
         on_change: Callable[[str, bool], None],
         ledger: RequestLedger | None = None,
+        environment: Environment = MACHINE,
     ) -> None:
         """`on_change` is called with a backlog queue and whether it may be pumped now."""
         self._endpoint = endpoint
+        self._environment = environment
+        self._now = environment.since_boot
         self._requests = BilledRequests(
             endpoint.label, cause="lease", side="secondary", ledger=ledger
         )
@@ -126,7 +121,7 @@ class Leases:
 
     def holds(self, queue: str) -> bool:
         """Return whether this process may pump the queue now."""
-        now, lease = _now(), self._leases[queue]
+        now, lease = self._now(), self._leases[queue]
         if not lease.is_announced or now >= self._proven_at + SILENCE_S:
             return False
         return lease.validity.holds(now)
@@ -137,11 +132,11 @@ class Leases:
 
     async def _keep(self) -> None:
         while True:
-            connection = NamespaceConnection(
+            connection = self._environment.connect(
                 self._endpoint, self._on_event, requests=self._requests
             )
             try:
-                asked_at = _now()
+                asked_at = self._now()
                 await connection.open()
                 self._proven_at = asked_at
                 self._lock_s.clear()
@@ -165,7 +160,7 @@ class Leases:
                     if lease.is_announced:
                         self._lose(lease, GIVEN_BACK)
                 await connection.close()
-            await asyncio.sleep(RETRY_S * (0.5 + random.random()))  # noqa: S311
+            await asyncio.sleep(RETRY_S * (0.5 + self._environment.chance()))
 
     async def _keep_one(self, connection: NamespaceConnection, lease: _Lease) -> None:
         """Hold one lease, and acquire it again when it is lost, until ConnectionLost."""
@@ -187,23 +182,23 @@ class Leases:
             if lease.is_taken:
                 mean_s = STANDBY_SHARE * self._lock_s.get(lease.address.queue, LOCK_ASSUMED_S)
             with suppress(TimeoutError):
-                async with asyncio.timeout(mean_s * (0.5 + random.random())):  # noqa: S311
+                async with asyncio.timeout(mean_s * (0.5 + self._environment.chance())):
                     await self._got_one.wait()
 
     async def _read_lock(self, path: str) -> None:
         """Read the lock duration of the lease queue, for the leases that are held on it."""
-        lock_s = await described_lock_s(self._endpoint, path, self._requests)
+        lock_s = await self._environment.lock_duration_s(self._endpoint, path, self._requests)
         if lock_s is None:
             return
         self._lock_s[path] = lock_s
         for lease in self._leases.values():
-            if lease.address.queue == path and lease.validity.holds(_now()):
+            if lease.address.queue == path and lease.validity.holds(self._now()):
                 lease.validity.granted(lease.granted_at, lock_s)
 
     async def _prove(self, connection: NamespaceConnection) -> None:
         """Keep the proof fresh that the service still serves this connection."""
         while True:
-            asked_at, flows = _now(), connection.flows
+            asked_at, flows = self._now(), connection.flows
             held = [lease for lease in self._leases.values() if lease.validity.holds(asked_at)]
             if held:
                 connection.echo()
@@ -213,7 +208,7 @@ class Leases:
             is_alive = not held or connection.flows != flows
             if not is_alive:
                 # A service may ignore an echo. It does not ignore a request, which is billed.
-                asked_at = _now()
+                asked_at = self._now()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._proven_at + SILENCE_S - asked_at):
                         with suppress(RequestRefused):
@@ -221,7 +216,7 @@ class Leases:
                         is_alive = True
             if is_alive:
                 self._proven_at = asked_at
-            elif _now() >= self._proven_at + SILENCE_S:
+            elif self._now() >= self._proven_at + SILENCE_S:
                 raise ConnectionLost(f"{self._endpoint.label} was silent for {SILENCE_S:g} s")
 
     async def _renew(self, connection: NamespaceConnection, lease: _Lease) -> None:
@@ -240,7 +235,7 @@ class Leases:
         lease.answer, lease.ended = loop.create_future(), loop.create_future()
         name = f"{lease.address.queue}-{lease.address.session}-{next(_link_numbers)}"
         lease.link_name = name
-        asked_at = _now()
+        asked_at = self._now()
         link = connection.session.attach_receiver(
             name,
             source=Source(
@@ -254,7 +249,7 @@ class Leases:
         await asyncio.wait(answers, timeout=ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
         if lease.answer.done():
             self._requests.made(lease.address.queue, ACCEPT_SESSION)
-            lease.lock_s = _by_our_clock_s(lease.answer.result())
+            lease.lock_s = _lock_left_s(lease.answer.result(), self._environment.wall_ns())
             wait_s = handover_s(self._grant(lease, asked_at))
             if lease.is_taken:
                 got_one, self._got_one = self._got_one, asyncio.Event()
@@ -262,7 +257,7 @@ class Leases:
             elif asked_at <= lease.proven_at + wait_s:
                 # At the first attempt, or if no standby can have begun to pump since.
                 wait_s = 0.0
-            lease.announce_at = _now() + wait_s
+            lease.announce_at = self._now() + wait_s
             return link
         text = lease.ended.result() if lease.ended.done() else "the attach was not answered"
         # That another syphon has it is an answer like that of a receive which finds nothing.
@@ -290,14 +285,14 @@ class Leases:
             due_at = validity.renew_at
             if not lease.is_announced:
                 due_at = min(due_at, lease.announce_at)
-            wait_s = max(0.0, due_at - _now())
+            wait_s = max(0.0, due_at - self._now())
             either: set[asyncio.Future[str]] = {ended, connection.lost}
             await asyncio.wait(either, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
             if connection.lost.done():
                 raise ConnectionLost(connection.lost.result())
             if ended.done():
                 return ended.result()
-            asked_at = _now()
+            asked_at = self._now()
             if not lease.is_announced and asked_at >= lease.announce_at:
                 self._report_held(lease)
             if asked_at < validity.renew_at:
@@ -313,10 +308,10 @@ class Leases:
             except RequestRefused as refusal:
                 if refusal.condition:
                     return str(refusal)
-                validity.not_renewed(_now())
+                validity.not_renewed(self._now())
             else:
                 # A lapsed lease is lost even if the service renewed the lock: the pump was stopped.
-                if not validity.holds(_now()):
+                if not validity.holds(self._now()):
                     return "it was not renewed in time"
                 self._grant(lease, asked_at)
 
@@ -358,45 +353,12 @@ class Leases:
             self._on_change(lease.queue, False)
 
 
-async def described_lock_s(endpoint: Endpoint, path: str, requests: BilledRequests) -> float | None:
-    """Return the lock duration of a queue by its description; None if it cannot be read.
-
-    Reading it needs the Manage right.
-    """
-    try:
-        try:
-            token = await endpoint.token(path, time.time())
-        except Exception as error:
-            # A credential may raise anything.
-            raise NotAnswered(f"{endpoint.tokens.who} gives no token: {error}") from error
-        status, text = await asyncio.to_thread(
-            get, endpoint, quote(path), token, bytes_max=DESCRIPTION_BYTES_MAX, requests=requests
-        )
-    except NotAnswered as error:
-        log.info("%s: the lock duration of %s is not known: %s", endpoint.label, path, error)
-        return None
-    found = _LOCK_DURATION.search(text) if status == OK else None
-    if found is None:
-        log.info("%s: the lock duration of %s is not known: %d", endpoint.label, path, status)
-        return None
-    return (60.0 * int(found[1] or 0) + float(found[2] or 0)) or None
-
-
-def _by_our_clock_s(link: ReceiverLink) -> float:
+def _lock_left_s(link: ReceiverLink, wall_ns: int) -> float:
     """Return the remaining duration of the lock that an attach granted, by our clock."""
     ticks = link.properties.get(SESSION_LOCKED_UNTIL)
     if not isinstance(ticks, int):
         return LOCK_ASSUMED_S
-    return (ticks - EPOCH_TICKS) / TICKS_PER_MS / 1_000 - time.time()
-
-
-def _now() -> float:
-    """Return the time on a clock that runs on while the machine is suspended, if it has one.
-
-    A lock ends by the clock of the service, which is not suspended.
-    """
-    clock = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.monotonic() if clock is None else time.clock_gettime(clock)
+    return (ticks - EPOCH_TICKS) / TICKS_PER_MS / 1_000 - wall_ns / 1e9
 
 
 def _reason_text(endpoint: Endpoint, address: LeaseAddress, condition: str, text: str) -> str:

@@ -1,9 +1,8 @@
-"""The links to destinations on a relay's line to the primary, and what is in flight on them."""
+"""Links to destinations on a relay's connection to the primary, and what is in flight on them."""
 
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable
 
 from twinbus.amqp.link import LinkSession, SenderLink
@@ -26,12 +25,16 @@ InFlight = dict[int, BacklogMessage]
 
 
 class DestinationLinks:
-    """The links of one relay; `line` is where they are, None while there is no connection."""
+    """The links of one relay on its `connection`, which is None while there is none."""
 
     def __init__(
-        self, pump: Pump, books: Bookkeeper, perform: Callable[[list[Action]], None]
+        self,
+        pump: Pump,
+        books: Bookkeeper,
+        perform: Callable[[list[Action]], None],
+        now: Callable[[], float],
     ) -> None:
-        self.line: NamespaceConnection | None = None
+        self.connection: NamespaceConnection | None = None
         self.links: dict[str, tuple[SenderLink, InFlight]] = {}
         """By path in lower case, each with what is in flight on its session."""
         self.in_flight: dict[LinkSession, InFlight] = {}
@@ -39,36 +42,41 @@ class DestinationLinks:
         self._pump = pump
         self._books = books
         self._do = perform
+        self._now = now
 
     async def attach(self, path: str) -> None:
         """Have a link to a destination allowed, and ask for it; the pump hears if it is not."""
         # The last gate before the path becomes an address with the rights of the syphon.
         assert is_entity_name(path), path
-        line = self.line
-        if line is None:
+        connection = self.connection
+        if connection is None:
             return
         try:
-            is_answer = await line.authorize(path)
-            session = await line.session_with_room()
+            is_answer = await connection.authorize(path)
+            session = await connection.session_with_room()
         except RequestRefused as error:
             condition = NOT_FOUND if error.status == MISSING_STATUS else UNAUTHORIZED
-            if line is self.line:
-                self._do(self._pump.detached(path, condition, str(error), time.monotonic()))
+            if connection is self.connection:
+                self._do(self._pump.detached(path, condition, str(error), self._now()))
             return
         except ConnectionLost as error:
-            # The line may be well, and only this answer missing: the pump knows of the others.
-            if line is self.line and not line.lost.done():
-                self._do(self._pump.unanswered(path, str(error), time.monotonic()))
+            # Only this answer may be missing: the pump knows of the others.
+            if connection is self.connection and not connection.lost.done():
+                self._do(self._pump.unanswered(path, str(error), self._now()))
             return
-        if line is not self.line or path.lower() in self.links or not self._pump.attaches_to(path):
+        if (
+            connection is not self.connection
+            or path.lower() in self.links
+            or not self._pump.attaches_to(path)
+        ):
             return
         if is_answer:
-            self._do(self._pump.authorized(time.monotonic()))
+            self._do(self._pump.authorized(self._now()))
         name = f"{path}-syphon-{next(_link_numbers)}"
         link = session.attach_sender(name, source=Source(address=name), target=Target(address=path))
         link.owner = path
         self.links[path.lower()] = link, self.in_flight.setdefault(session, {})
-        line.flush()
+        connection.flush()
 
     def detach(self, path: str) -> None:
         """Close a link that does not answer, or is not used."""
@@ -77,8 +85,8 @@ class DestinationLinks:
         link, _ = self.links[path.lower()]
         self.forget(path, "no answer")
         link.detach()
-        if self.line is not None:
-            self.line.forget_token(path)
+        if self.connection is not None:
+            self.connection.forget_token(path)
 
     def forget(self, path: str, reason: str) -> bool:
         """Drop a link; whether there was one. What it carried is recorded as not answered."""
@@ -92,8 +100,8 @@ class DestinationLinks:
         return True
 
     def lost(self, reason: str) -> None:
-        """The line is gone, and with it all links."""
-        self.line = None
+        """The connection is gone, and with it all links."""
+        self.connection = None
         for in_flight in self.in_flight.values():
             for message in in_flight.values():
                 self._books.not_forwarded(message, reason, is_known=False)

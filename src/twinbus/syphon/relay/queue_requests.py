@@ -1,17 +1,46 @@
-"""Requests to the `$management` node of a backlog queue."""
+"""Requests to a backlog queue: settle, renew, peek and receive deferred messages.
+
+`RequestTasks` runs them in the background of a relay and hands the answers to its pump. A task
+whose connection is lost ends silently: the relay tells the pump of the loss, and the pump asks
+again. A message is settled by disposition on the link that delivered it, or else by request.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Final, NamedTuple
 
 from twinbus.amqp.message import decode_map, split
+from twinbus.amqp.performatives import (
+    ACCEPTED_BYTES,
+    RELEASED_BYTES,
+    Error,
+    Modified,
+    Rejected,
+    encode_state,
+)
 from twinbus.amqp.types import Array, DecodeError, Int, Symbol, UInt
+from twinbus.client.administration import BUSY, BUSY_WAITS_S
 from twinbus.client.connection import NamespaceConnection
+from twinbus.client.environment import MACHINE, Environment
 from twinbus.client.request_node import ConnectionLost, RequestRefused, uuid_of_token
-from twinbus.servicebus import names
+from twinbus.servicebus import conditions, names
+from twinbus.syphon.core.actions import Action, Complete, DeadLetter, Defer, Release
+from twinbus.syphon.core.pump import Pump
 from twinbus.syphon.core.session_lanes import PeekedEntry
+from twinbus.syphon.relay.bookkeeping import Bookkeeper
 from twinbus.transfer.backlog_message import BacklogMessage
 from twinbus.transfer.unpacking import unpack
+
+log = logging.getLogger("twinbus.syphon")
+
+DEAD_LETTER_ARGUMENTS: Final = ("deadletter-reason", "deadletter-description")
+
+REASON_MAX: Final = 4_096
+"""Characters of a reason or description that Service Bus keeps."""
 
 TOKENS_MAX: Final = 100
 """Lock tokens or sequence numbers in one request."""
@@ -26,6 +55,163 @@ ABOUT_ONE: Final = (404, 410)
 """Statuses of a refusal because of one message of the request: it is gone, locked by another
 receiver, or its lock has ended. Any other status (busy, unauthorized, internal error) concerns all
 of them."""
+
+
+class RequestTasks:
+    """The background tasks of one relay."""
+
+    def __init__(
+        self,
+        pump: Pump,
+        books: Bookkeeper,
+        perform: Callable[[list[Action]], None],
+        unpack: Callable[[bytes, bytes, int], BacklogMessage],
+        queue: str,
+        environment: Environment = MACHINE,
+    ) -> None:
+        self.connection: NamespaceConnection | None = None
+        """To the secondary; None while there is none."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pump = pump
+        self._books = books
+        self._perform = perform
+        self._unpack = unpack
+        self._queue = queue
+        self._environment = environment
+        self._now = environment.monotonic
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something that waits for an answer, in the background."""
+        task = asyncio.create_task(_despite_loss(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        # A task that is cancelled before its first step never awaits `work`: close it, or Python
+        # warns.
+        task.add_done_callback(lambda _: work.close())
+        task.add_done_callback(self._log_failure)
+
+    async def cancel(self) -> None:
+        """Cancel all tasks and wait until they have ended."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _log_failure(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s: a background task failed", self._queue, exc_info=error)
+
+    # The requests
+
+    async def settle(
+        self, messages: list[BacklogMessage], status: str, arguments: list[str]
+    ) -> None:
+        """Settle by lock token: for messages that came over an earlier link, or by number.
+
+        `arguments` are the reason and the description of a dead letter.
+        """
+        if self.connection is None:
+            return
+        requests = QueueRequests(self.connection, self._queue)
+        named = dict(zip(DEAD_LETTER_ARGUMENTS, arguments, strict=False))
+        waits_s = iter(BUSY_WAITS_S)
+        while messages:
+            result = await requests.settle(messages, status, named)
+            self._books.settled(result.done)
+            self._books.settled(result.lost, conditions.MESSAGE_LOCK_LOST)
+            now = self._now()
+            self._perform(self._pump.settled(result.done, now))
+            self._perform(self._pump.settle_failed(result.lost, now))
+            messages, refusal = result.rest, result.refusal
+            if refusal is None:
+                return
+            wait_s = next(waits_s, None) if refusal.status in BUSY else None
+            if wait_s is None:
+                self._books.settled(messages, _error(refusal))
+                log.warning("%s: %d not %s: %s", self._queue, len(messages), status, refusal)
+                # They are delivered again when their locks end; nothing is asked for again.
+                self._perform(self._pump.settle_failed(messages, now))
+                return
+            # Their locks are valid. If they ended, another syphon would send what the primary has.
+            await asyncio.sleep(wait_s)
+
+    async def renew(self, messages: list[BacklogMessage]) -> None:
+        """Renew locks before they end."""
+        if self.connection is None:
+            return
+        result = await QueueRequests(self.connection, self._queue).renew(messages)
+        if result.refusal is not None:
+            # The locks are still valid, and the pump asks again before they end.
+            log.warning("%s: %d not renewed: %s", self._queue, len(result.rest), result.refusal)
+        now = self._now()
+        self._perform(self._pump.renewed(result.done, now))
+        self._perform(self._pump.lock_lost(result.lost, now))
+
+    async def receive_deferred(self, numbers: list[int]) -> None:
+        """Receive deferred messages by sequence number."""
+        if self.connection is None:
+            return
+        requests = QueueRequests(self.connection, self._queue)
+        try:
+            received, refused = await requests.receive_deferred(numbers)
+        except ConnectionLost as error:
+            log.warning("%s: deferred messages %s: %s", self._queue, numbers[:5], error)
+            self._perform(self._pump.fetched(numbers, self._now(), failed=True))
+            return
+        if refused:
+            text = "%s: deferred messages %s cannot be received now"
+            log.warning(text, self._queue, refused[:5])
+        now_ms = self._environment.wall_ms()
+        messages = [self._unpack(payload, token, now_ms) for payload, token in received]
+        for message in messages:
+            message.is_deferred = True
+        self._books.received(messages, now_ms)
+        self._perform(self._pump.received(messages, self._now()))
+        self._perform(self._pump.fetched(numbers, self._now(), failed=bool(refused)))
+
+    async def peek_for_order(self, start: int) -> None:
+        """Peek one page, for strict session order."""
+        await self._peek(start, self._pump.peeked_for_order)
+
+    async def look_ahead(self, start: int) -> None:
+        """Peek one page after what waits for held destinations."""
+        await self._peek(start, self._pump.looked_ahead)
+
+    async def _peek(self, start: int, report: Callable[..., list[Action]]) -> None:
+        if self.connection is None:
+            return
+        page, failed = [], False
+        try:
+            requests = QueueRequests(self.connection, self._queue)
+            page = await requests.peek(start, self._environment.wall_ms())
+        except (ConnectionLost, RequestRefused) as error:
+            log.warning("%s: peeking from sequence number %d: %s", self._queue, start, error)
+            failed = True
+        self._perform(report(page, self._now(), failed=failed))
+
+    async def find_deferred(self, *, to_the_end: bool = True) -> None:
+        """Search for deferred messages by peeking."""
+        if self.connection is None:
+            return
+        try:
+            requests = QueueRequests(self.connection, self._queue)
+            found, is_all = await requests.find_deferred(
+                self._environment.wall_ms(), to_the_end=to_the_end
+            )
+        except RequestRefused as error:
+            log.warning("%s: searching for deferred messages: %s", self._queue, error)
+            return
+        self._perform(self._pump.found_deferred(found, self._now(), is_all=is_all))
+
+
+async def _despite_loss(work: Coroutine[Any, Any, None]) -> None:
+    with contextlib.suppress(ConnectionLost):
+        await work
+
+
+def _error(refusal: RequestRefused) -> str:
+    """Return a refusal as the ledger records it."""
+    return refusal.condition or f"status {refusal.status}"
 
 
 class SettledRequest(NamedTuple):
@@ -164,3 +350,44 @@ def _is_deferred(message: bytes) -> bool:
     except DecodeError:
         return False
     return marks.get(Symbol(names.MESSAGE_STATE)) == DEFERRED_STATE
+
+
+def disposition_of(outcome: type[Complete] | DeadLetter | Defer | Release) -> bytes:
+    """Return the encoded AMQP state that settles a delivery with this outcome (AMQP.md 2.6)."""
+    match outcome:
+        case DeadLetter():
+            info = {
+                Symbol("DeadLetterReason"): outcome.reason[:REASON_MAX],
+                Symbol("DeadLetterErrorDescription"): outcome.description[:REASON_MAX],
+            }
+            error = Error(condition=Symbol(conditions.DEAD_LETTER), info=info)
+            return encode_state(Rejected(error=error))
+        case Defer():
+            return encode_state(Modified(delivery_failed=False, undeliverable_here=True))
+        case Release():
+            return RELEASED_BYTES
+        case _:
+            return ACCEPTED_BYTES
+
+
+def disposition_status(outcome: DeadLetter | Defer | Release) -> tuple[str, ...]:
+    """Return an outcome as a request tells it: the status, then a dead letter's reason and text."""
+    match outcome:
+        case DeadLetter():
+            return "suspended", outcome.reason, outcome.description
+        case Defer():
+            return ("defered",)
+        case _:
+            return ("abandoned",)
+
+
+def ranges(numbers: list[int]) -> Iterator[tuple[int, int]]:
+    """Sort the numbers; yield the first and last of each run without a gap."""
+    numbers.sort()
+    first = last = numbers[0]
+    for number in numbers:
+        if number > last + 1:
+            yield first, last
+            first = number
+        last = number
+    yield first, last

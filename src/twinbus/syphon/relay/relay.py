@@ -14,8 +14,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import random
-import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final
@@ -31,6 +29,7 @@ from twinbus.amqp.events import (
 from twinbus.amqp.link import ReceiverLink
 from twinbus.amqp.performatives import Accepted, Rejected, Source, Target
 from twinbus.client.connection import ANSWER_S, NamespaceConnection
+from twinbus.client.environment import MACHINE, Environment
 from twinbus.client.request_node import ConnectionLost, RequestRefused
 from twinbus.ledger.requests import BilledRequests
 from twinbus.namespace.endpoint import Endpoint
@@ -41,9 +40,13 @@ from twinbus.syphon.core.actions import Action
 from twinbus.syphon.core.pacing import ReconnectBackoff
 from twinbus.syphon.core.pump import Pump
 from twinbus.syphon.relay.bookkeeping import Bookkeeper, OutageLog, RelayLedger
-from twinbus.syphon.relay.dispositions import disposition_of, disposition_status, ranges
 from twinbus.syphon.relay.outbound import DestinationLinks
-from twinbus.syphon.relay.request_tasks import RequestTasks
+from twinbus.syphon.relay.queue_requests import (
+    RequestTasks,
+    disposition_of,
+    disposition_status,
+    ranges,
+)
 from twinbus.transfer.backlog_message import BacklogMessage
 from twinbus.transfer.unpacking import Unpacker
 
@@ -83,6 +86,7 @@ class Relay:
         on_delivered: Callable[[str], None] | None = None,
         lease: Callable[[], bool] | None = None,
         outages: OutageLog | None = None,
+        environment: Environment = MACHINE,
     ) -> None:
         """`on_delivered` is called with the path of each destination that accepted a message.
 
@@ -91,7 +95,9 @@ class Relay:
         """
         self.queue = queue
         self.pump = pump
-        pump.jitter_by(random.random)
+        self._environment = environment
+        self._now = environment.monotonic
+        pump.jitter_by(environment.chance)
         self._outages = outages or OutageLog()
         self.problems: dict[str, str] = {}
         """Each side (primary, secondary) that cannot be used now, and why."""
@@ -109,7 +115,7 @@ class Relay:
         if lease is None:
             self._leased.set()
         else:
-            pump.pause(_now(), LEASE)
+            pump.pause(self._now(), LEASE)
         self._primary: NamespaceConnection | None = None
         self._secondary: NamespaceConnection | None = None
         self._source: ReceiverLink | None = None
@@ -117,9 +123,9 @@ class Relay:
         self._is_missing = False
         """The link ended because the queue does not exist."""
         self._requests = RequestTasks(
-            pump, self._books, self._perform, self._unpacker.unpack, queue
+            pump, self._books, self._perform, self._unpacker.unpack, queue, environment
         )
-        self._outbound = DestinationLinks(pump, self._books, self._perform)
+        self._outbound = DestinationLinks(pump, self._books, self._perform, self._now)
         self._deliveries: dict[int, BacklogMessage] = {}
         """Received and not settled, by delivery id on the source link of this epoch."""
         self._epoch = 0
@@ -166,30 +172,30 @@ class Relay:
 
     def notify(self, event: Callable[[float], list[Action]]) -> None:
         """Call an event method of the pump with the time, and perform its actions."""
-        self._perform(event(_now()))
+        self._perform(event(self._now()))
 
     def lease_changed(self, is_held: bool) -> None:
         """Resume, or stop at once: without the lease the relay disconnects from the primary."""
         if is_held:
             self._leased.set()
-            self._perform(self.pump.resume(_now(), LEASE))
+            self._perform(self.pump.resume(self._now(), LEASE))
         elif self._leased.is_set():
             self._leased.clear()
-            self._perform(self.pump.pause(_now(), LEASE))
+            self._perform(self.pump.pause(self._now(), LEASE))
             if self._primary is not None:
                 self._primary.drop("the lease is gone")
 
     async def close(self, timeout_s: float = 10.0) -> None:
         """Stop receiving, wait for what is in flight, and close both connections."""
-        self._perform(self.pump.pause(_now()))
-        source, began = self._source, _now()
+        self._perform(self.pump.pause(self._now()))
+        source, began = self._source, self._now()
         if source is not None and self._secondary is not None:
             source.grant(0, drain=True)
             self._secondary.flush()
-        while self._running and _now() < began + timeout_s:
+        while self._running and self._now() < began + timeout_s:
             # Messages on the wire would stay locked. The answer to a drain comes after them.
             is_coming = source is not None and source is self._source and source.is_draining
-            if not self.pump.in_flight and not (is_coming and _now() < began + DRAINED_S):
+            if not self.pump.in_flight and not (is_coming and self._now() < began + DRAINED_S):
                 break
             await asyncio.sleep(SETTLE_S)
         if self._wake_timer is not None:
@@ -206,9 +212,9 @@ class Relay:
         self, side: str, serve: Callable[[], Coroutine[Any, Any, str]]
     ) -> None:
         """Serve one side for ever, with a growing pause after each loss."""
-        backoff = ReconnectBackoff(random.random)
+        backoff = ReconnectBackoff(self._environment.chance)
         while True:
-            began, is_missing = _now(), False
+            began, is_missing = self._now(), False
             try:
                 reason = await serve()
             except (ConnectionLost, RequestRefused) as error:
@@ -221,16 +227,16 @@ class Relay:
                 log.exception("%s: %s", self.queue, side)
                 reason = repr(error)
             self.problems[side] = reason
-            self._outages.lost(side, self.queue, reason, _now())
-            await asyncio.sleep(backoff.after(_now() - began, is_missing=is_missing))
+            self._outages.lost(side, self.queue, reason, self._now())
+            await asyncio.sleep(backoff.after(self._now() - began, is_missing=is_missing))
 
     def _side_is_back(self, side: str) -> None:
         self.problems.pop(side, None)
-        self._outages.back(side, self.queue, _now())
+        self._outages.back(side, self.queue, self._now())
 
     async def _serve_primary(self) -> str:
         await self._leased.wait()
-        connection = NamespaceConnection(self._primary_endpoint, self._on_primary)
+        connection = self._environment.connect(self._primary_endpoint, self._on_primary)
         try:
             await connection.open()
             with suppress(RequestRefused):
@@ -239,9 +245,9 @@ class Relay:
                 await connection.authorize("")
             if not self._leased.is_set():
                 return "the lease is gone"
-            self._primary = self._outbound.line = connection
+            self._primary = self._outbound.connection = connection
             self._side_is_back("primary")
-            self._perform(self.pump.primary_up(_now()))
+            self._perform(self.pump.primary_up(self._now()))
             return await asyncio.shield(connection.lost)
         finally:
             if self._primary is connection:
@@ -250,11 +256,11 @@ class Relay:
                     connection.lost.result() if connection.lost.done() else "the relay was closed"
                 )
                 self._outbound.lost(reason)
-                self._perform(self.pump.primary_down(_now()))
+                self._perform(self.pump.primary_down(self._now()))
             await connection.close()
 
     async def _serve_secondary(self) -> str:
-        connection = NamespaceConnection(
+        connection = self._environment.connect(
             self._secondary_endpoint,
             self._on_secondary,
             on_deliveries=self._on_deliveries,
@@ -304,14 +310,14 @@ class Relay:
         finally:
             if self._source is not None:
                 self._source = None
-                self._perform(self.pump.secondary_down(_now()))
+                self._perform(self.pump.secondary_down(self._now()))
 
     async def _tick_forever(self) -> None:
         while True:
             try:
-                due, now = self.pump.timer_at, _now()
+                due, now = self.pump.timer_at, self._now()
                 await asyncio.sleep(_sleep_s(due, now))
-                self._perform(self.pump.tick(_now()))
+                self._perform(self.pump.tick(self._now()))
             except Exception as error:
                 log.exception("%s: the pump failed", self.queue)
                 self.fault = (
@@ -333,7 +339,7 @@ class Relay:
             if event.link.source is not None and isinstance(event.link, ReceiverLink):
                 self._source = event.link
                 self._side_is_back("secondary")
-                self._perform(self.pump.secondary_up(_now()))
+                self._perform(self.pump.secondary_up(self._now()))
         elif isinstance(event, Detached):
             gone = self._source_gone
             if gone is not None and not gone.done():
@@ -343,7 +349,7 @@ class Relay:
 
     def _on_deliveries(self, run: list[DeliveryArrived]) -> None:
         """Unpack the deliveries of one read and hand them to the pump."""
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = self._environment.wall_ms()
         unpack, epoch, deliveries = self._unpacker.unpack, self._epoch, self._deliveries
         messages: list[BacklogMessage] = []
         for event in run:
@@ -353,7 +359,7 @@ class Relay:
             deliveries[event.delivery_id] = message
             messages.append(message)
         self._books.received(messages, now_ms)
-        self._perform(self.pump.received(messages, _now()))
+        self._perform(self.pump.received(messages, self._now()))
 
     def _on_settled(self, event: Disposed) -> None:
         """Tell the pump that the backlog queue settled a range of deliveries, or refused to."""
@@ -362,20 +368,20 @@ class Relay:
         error = event.state.error if isinstance(event.state, Rejected) else None
         self._books.settled(messages, None if error is None else str(error.condition))
         if error is not None:
-            self._perform(self.pump.settle_failed(messages, _now()))
+            self._perform(self.pump.settle_failed(messages, self._now()))
         else:
-            self._perform(self.pump.settled(messages, _now()))
+            self._perform(self.pump.settled(messages, self._now()))
 
     def _on_primary(self, event: Event) -> None:
         if isinstance(event, Disposed):
             if event.by_receiver:
                 self._on_outcome(event)
         elif isinstance(event, CreditChanged):
-            self._perform(self.pump.granted(str(event.link.owner), event.link.credit, _now()))
+            self._perform(self.pump.granted(str(event.link.owner), event.link.credit, self._now()))
         elif isinstance(event, Attached):
             if event.link.target is not None:
                 path = str(event.link.owner)
-                self._perform(self.pump.attached(path, event.link.max_message_size, _now()))
+                self._perform(self.pump.attached(path, event.link.max_message_size, self._now()))
         elif isinstance(event, Detached):
             path = str(event.link.owner)
             condition = str(event.error.condition) if event.error else None
@@ -383,16 +389,16 @@ class Relay:
             if condition == UNAUTHORIZED and self._primary is not None:
                 self._primary.forget_token(path)
             if self._outbound.forget(path, text):
-                self._perform(self.pump.detached(path, condition, text, _now()))
+                self._perform(self.pump.detached(path, condition, text, self._now()))
 
     def _on_outcome(self, event: Disposed) -> None:
         """Tell the pump that the primary accepted or refused a range of messages."""
         taken = event.session.take_unsettled(event.first, event.last)
         in_flight = self._outbound.in_flight.get(event.session, {}).pop
         messages = [p for number, _, _ in taken if (p := in_flight(number, None)) is not None]
-        now = _now()
+        now = self._now()
         if isinstance(event.state, Accepted):
-            self._books.forwarded(messages, now, time.time_ns() // 1_000_000)
+            self._books.forwarded(messages, now, self._environment.wall_ms())
             self._perform(self.pump.accepted(messages, now))
             if self._on_delivered is not None:
                 for path in dict.fromkeys(message.path for message in messages):
@@ -474,18 +480,13 @@ class Relay:
     def _wait(self, action: actions.WaitUntil) -> None:
         loop = asyncio.get_running_loop()
         # At least 1 ms: a loop rounds, and a timer that is early is set again.
-        wait_s = max(action.until - _now(), 0.001)
+        wait_s = max(action.until - self._now(), 0.001)
         self._wake_timer = loop.call_later(wait_s, self.notify, self.pump.rate_due)
 
     def _reconnect(self, action: actions.Reconnect) -> None:
         connection = self._primary if action.side == "primary" else self._secondary
         if connection is not None:
             connection.drop(action.reason)
-
-
-def _now() -> float:
-    # Looked up in the module each time: a simulation replaces the clock there.
-    return time.monotonic()
 
 
 def _sleep_s(due: float | None, now: float) -> float:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +28,7 @@ from azure.servicebus.exceptions import (
 from twinbus.errors import BacklogUnavailableError, MissingRightError
 from twinbus.pairing.core.announcements import PairEvent
 from twinbus.pairing.core.failover import ForceFailover
-from twinbus.pairing.lifecycle import administration, attaching
+from twinbus.pairing.lifecycle import attaching
 from twinbus.pairing.lifecycle.discovery import Discovery
 from twinbus.servicebus.failures import refusing_setting
 from twinbus.testing.fake_pair import FakePair
@@ -104,6 +105,7 @@ class SearchWorld:
     def __init__(self, admin: FakeAdministration, **options: Any) -> None:
         self.pair = FakePair(**options)
         self.state = self.pair.client.state
+        self.state.environment = replace(self.state.environment, administer=lambda _: admin)
         self.admin = admin
         self.paths = list(self.state.paths)
         for path in self.paths:
@@ -113,7 +115,7 @@ class SearchWorld:
         self.state.listeners.on_event(self.events.append)
         self.handed_over: list[list[str]] = []
         self.refuses_hand_over = 0
-        self.discovery = Discovery(self.state, self._found, chance=lambda: 0.0)
+        self.discovery = Discovery(self.state, self._found)
         self._began = self.pair.now
 
     async def _found(self, queues: list[str]) -> None:
@@ -142,10 +144,9 @@ class SearchWorld:
 
 @asynccontextmanager
 async def world(
-    monkeypatch: pytest.MonkeyPatch, admin: FakeAdministration | None = None, **options: Any
+    admin: FakeAdministration | None = None, **options: Any
 ) -> AsyncIterator[SearchWorld]:
     admin = admin or FakeAdministration()
-    monkeypatch.setattr(administration, "administration_client", lambda _: admin)
     made = SearchWorld(admin, **options)
     await made.discovery.start()
     try:
@@ -155,8 +156,8 @@ async def world(
         await made.pair.client.close()
 
 
-async def test_while_every_queue_is_in_use_no_search_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with world(monkeypatch) as made:
+async def test_while_every_queue_is_in_use_no_search_runs() -> None:
+    async with world() as made:
         assert made.admin.created == made.paths
         assert made.discovery.searching is None
         await asyncio.sleep(48 * HOUR_S)
@@ -165,18 +166,18 @@ async def test_while_every_queue_is_in_use_no_search_runs(monkeypatch: pytest.Mo
 
 
 async def test_a_disabled_queue_is_searched_every_minute_of_an_hour_then_less(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "twinbus")
     admin = FakeAdministration()
-    async with world(monkeypatch, admin) as made:
+    async with world(admin) as made:
         first, *_ = made.paths
         await made.discovery.close()
         admin.queues[first] = "Disabled"
         admin.listed_at.clear()
     admin.created.clear()
     caplog.clear()
-    async with world(monkeypatch, admin) as made:
+    async with world(admin) as made:
         assert made.told() == events_without(made, first)
         await asyncio.sleep(2 * HOUR_S)
         searched = made.searched_at
@@ -210,11 +211,11 @@ def events_without(made: SearchWorld, left_out: str) -> list[tuple[str, Any]]:
 
 
 async def test_a_secondary_that_does_not_answer_is_searched_every_5_s_for_ten_minutes(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     admin = FakeAdministration()
     admin.error = ServiceRequestError("no route")
-    async with world(monkeypatch, admin) as made:
+    async with world(admin) as made:
         assert "no route" in (made.discovery.searching or "")
         await asyncio.sleep(HOUR_S)
         searched = made.searched_at
@@ -227,10 +228,8 @@ async def test_a_secondary_that_does_not_answer_is_searched_every_5_s_for_ten_mi
     assert len([r for r in caplog.records if "no route" in r.message]) == 1
 
 
-async def test_a_queue_that_diverts_find_deleted_is_made_again_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with world(monkeypatch) as made:
+async def test_a_queue_that_diverts_find_deleted_is_made_again_at_once() -> None:
+    async with world() as made:
         await asyncio.sleep(HOUR_S)
         made.told()
         first = made.paths[0]
@@ -257,10 +256,8 @@ async def test_a_queue_that_diverts_find_deleted_is_made_again_at_once(
         assert made.told() == []
 
 
-async def test_a_divert_and_an_administration_that_contradict_each_other_cost_no_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with world(monkeypatch) as made:
+async def test_a_divert_and_an_administration_that_contradict_each_other_cost_no_more() -> None:
+    async with world() as made:
         await asyncio.sleep(HOUR_S)
         made.admin.listed_at.clear()
         for _ in range(600):
@@ -272,10 +269,10 @@ async def test_a_divert_and_an_administration_that_contradict_each_other_cost_no
 
 
 async def test_a_right_that_goes_missing_later_is_an_event_and_ends_nothing(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     admin = FakeAdministration()
-    async with world(monkeypatch, admin) as made:
+    async with world(admin) as made:
         made.told()
         admin.error = ClientAuthenticationError("401")
         del admin.queues[made.paths[0]]
@@ -293,11 +290,10 @@ async def test_a_right_that_goes_missing_later_is_an_event_and_ends_nothing(
     assert len([r for r in caplog.records if "needs the Manage right" in r.message]) == 1
 
 
-async def test_at_pairing_a_missing_right_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_at_pairing_a_missing_right_fails_at_once() -> None:
     admin = FakeAdministration()
     admin.error = ClientAuthenticationError("401")
     made = SearchWorld(admin)
-    monkeypatch.setattr(administration, "administration_client", lambda _: admin)
     with pytest.raises(MissingRightError, match="Manage"):
         await made.discovery.start()
     assert made.pair.elapsed == 0
@@ -305,11 +301,11 @@ async def test_at_pairing_a_missing_right_fails_at_once(monkeypatch: pytest.Monk
 
 
 async def test_queues_whose_hand_over_failed_for_a_right_are_handed_over_later(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     admin = FakeAdministration()
     admin.error = ServiceRequestError("no route")
-    async with world(monkeypatch, admin) as made:
+    async with world(admin) as made:
         made.refuses_hand_over = 3
         admin.error = None
         await asyncio.sleep(6)
@@ -325,11 +321,11 @@ async def test_queues_whose_hand_over_failed_for_a_right_are_handed_over_later(
 
 
 async def test_an_error_that_no_one_foresaw_ends_no_search(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     admin = FakeAdministration()
     admin.error = ServiceRequestError("no route")
-    async with world(monkeypatch, admin) as made:
+    async with world(admin) as made:
         admin.error = RuntimeError("a bug")
         await asyncio.sleep(60)
         assert "a bug" in (made.discovery.searching or "")
@@ -340,12 +336,10 @@ async def test_an_error_that_no_one_foresaw_ends_no_search(
     assert len([r for r in caplog.records if r.exc_info and "a bug" in str(r.exc_info[1])]) == 1
 
 
-async def test_a_race_that_is_lost_to_a_deleter_is_run_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_race_that_is_lost_to_a_deleter_is_run_again() -> None:
     admin = FakeAdministration()
     admin.races = [f"contoso/x-servicebus-transfer/{index}" for index in (0, 1, 1)]
-    async with world(monkeypatch, admin) as made:
+    async with world(admin) as made:
         # Once: made after all. Twice: the next search makes it.
         assert list(made.state.rotation.queues) == [made.paths[0], made.paths[2]]
         await asyncio.sleep(61)
@@ -357,11 +351,9 @@ async def missing(_: Any) -> None:
     raise MessagingEntityNotFoundError(message="no such queue")
 
 
-async def test_without_manage_a_queue_that_comes_later_is_found_within_a_minute(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(administration, "administration_client", None)
+async def test_without_manage_a_queue_that_comes_later_is_found_within_a_minute() -> None:
     pair = SearchWorld(FakeAdministration(), create_backlog_queues=False)
+    pair.state.environment = replace(pair.state.environment, administer=None)  # type: ignore[arg-type]
     pair.pair.secondary.behaviour = missing
     await pair.discovery.start()
     assert not pair.state.rotation.protected
@@ -431,7 +423,7 @@ async def test_a_queue_that_refuses_for_a_session_is_tried_once_an_hour(
     await made.discovery.start()
     assert made.discovery.not_verified[first][:2] == ("sessions", "forwarding")
     made.told()
-    made.state._pick = min
+    made.state.environment = replace(made.state.environment, choose=min)
     made.pair.client.entity("orders").tell(ForceFailover())
     for _ in range(150):
         # No call sees it.

@@ -15,9 +15,7 @@ from twinbus.pairing.lifecycle.administration import BacklogAdministration, firs
 pytestmark = pytest.mark.virtual_time
 
 
-async def test_a_topic_in_place_of_a_backlog_queue_leaves_that_queue_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_topic_in_place_of_a_backlog_queue_leaves_that_queue_out() -> None:
     class WithTopic(FakeAdministration):
         continuation_token: Any = "the list goes on"
 
@@ -27,16 +25,14 @@ async def test_a_topic_in_place_of_a_backlog_queue_leaves_that_queue_out(
                 raise AttributeError("'NoneType' object has no attribute 'lock_duration'")
             return await super().get_queue(path)
 
-    async with world(monkeypatch, WithTopic()) as made:
+    async with world(WithTopic()) as made:
         assert set(made.state.rotation.left_out) == {made.paths[1]}
         assert "another entity has its name" in made.state.rotation.left_out[made.paths[1]]
         assert made.state.rotation.queues == (made.paths[0], *made.paths[2:])
 
 
-async def test_the_syphon_of_a_pair_finds_the_queues_of_another_application(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with world(monkeypatch, enable_syphon=True) as made:
+async def test_the_syphon_of_a_pair_finds_the_queues_of_another_application() -> None:
+    async with world(enable_syphon=True) as made:
         assert made.handed_over == [made.paths]
         await asyncio.sleep(HOUR_S + 30.0)
         # Our own queues and those of others, then every 15 minutes.
@@ -52,13 +48,13 @@ async def test_the_syphon_of_a_pair_finds_the_queues_of_another_application(
 
 
 async def test_queues_that_are_left_out_for_the_same_reason_are_one_line(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     admin = FakeAdministration()
-    async with world(monkeypatch, admin) as made:
+    async with world(admin) as made:
         admin.queues = dict.fromkeys(made.paths, "Disabled")
     caplog.clear()
-    async with world(monkeypatch, admin):
+    async with world(admin):
         [line] = [r.message for r in caplog.records if "left out" in r.message]
         assert line.startswith("contoso/x-servicebus-transfer/{0,1,2} are left out: ")
 

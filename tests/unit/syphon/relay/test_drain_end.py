@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from twinbus.client.environment import MACHINE
 from twinbus.errors import SyphonError
 from twinbus.syphon import host as host_module
 from twinbus.syphon.host import SyphonHost, _until_empty
@@ -40,6 +41,8 @@ async def test_a_drain_ends_when_a_peek_finds_nothing_though_the_counts_said_so_
     monkeypatch.setattr(host_module, "open_connection", opened)
     monkeypatch.setattr(host_module, "peek", peek)
     relay: Any = SimpleNamespace(queue="q", fault=None)
-    host = SimpleNamespace(relays=[relay], only=None, secondary=None, in_flight=0, moved=0)
+    host = SimpleNamespace(
+        relays=[relay], only=None, secondary=None, in_flight=0, moved=0, environment=MACHINE
+    )
     await _until_empty(cast("SyphonHost", host), 0.01, None)
     assert peeks == []

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from twinbus.amqp.events import Attached
 from twinbus.amqp.link import ReceiverLink
+from twinbus.client.environment import Environment
 from twinbus.client.request_node import ConnectionLost, RequestRefused
 from twinbus.namespace.endpoint import endpoint_of
 from twinbus.syphon.core.lease_validity import LEASE_LOCK_S, SILENCE_S
-from twinbus.syphon.relay import lease
 from twinbus.syphon.relay.lease import Leases
 from twinbus.testing import run_virtual
 
@@ -39,6 +39,23 @@ class Service:
         self.answers_requests = True
         self.has_lease_queue = True
         self.renewals = 0
+        self.environment = Environment(
+            since_boot=now,
+            wall_ns=lambda: int(now() * 1e9),
+            connect=self._connect,
+            lock_duration_s=_described,
+        )
+
+    def _connect(self, _: object, on_event: Any, *, requests: Any) -> Any:
+        return Line(self, on_event, requests)
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def _described(*_: object) -> float:
+    return LEASE_LOCK_S
 
 
 class Line:
@@ -84,27 +101,12 @@ class Line:
 
 
 @pytest.fixture
-def service(monkeypatch: pytest.MonkeyPatch) -> Service:
-    found = Service()
-
-    def connection(_: object, on_event: Any, *, requests: Any) -> Line:
-        return Line(found, on_event, requests)
-
-    async def described(*_: object) -> float:
-        return LEASE_LOCK_S
-
-    clock = SimpleNamespace(
-        monotonic=lambda: asyncio.get_running_loop().time(),
-        time=lambda: asyncio.get_running_loop().time(),
-    )
-    monkeypatch.setattr(lease, "NamespaceConnection", connection)
-    monkeypatch.setattr(lease, "described_lock_s", described)
-    monkeypatch.setattr(lease, "time", clock)
-    return found
+def service() -> Service:
+    return Service()
 
 
-def leases_of(ledger: Records) -> Leases:
-    return Leases(PLACE, [QUEUE], lambda *_: None, ledger)
+def leases_of(service: Service, ledger: Records) -> Leases:
+    return Leases(PLACE, [QUEUE], lambda *_: None, ledger, service.environment)
 
 
 def test_a_held_lease_costs_its_renewals_and_nothing_for_its_signs_of_life(
@@ -113,7 +115,7 @@ def test_a_held_lease_costs_its_renewals_and_nothing_for_its_signs_of_life(
     ledger = Records()
 
     async def hold() -> None:
-        leases = leases_of(ledger)
+        leases = leases_of(service, ledger)
         leases.start()
         await asyncio.sleep(3_590.0)
         assert leases.holds(QUEUE)
@@ -129,7 +131,7 @@ def test_a_service_that_ignores_echoes_is_asked_by_requests_and_the_lease_stays(
     service.answers_echoes = False
 
     async def hold() -> None:
-        leases = leases_of(Records())
+        leases = leases_of(service, Records())
         leases.start()
         for _ in range(600):
             await asyncio.sleep(1.0)
@@ -145,7 +147,13 @@ def test_a_lease_ends_with_the_silence_of_the_service_long_before_its_lock(
 ) -> None:
     async def hold() -> None:
         changes: list[bool] = []
-        leases = Leases(PLACE, [QUEUE], lambda _, is_held: changes.append(is_held), Records())
+        leases = Leases(
+            PLACE,
+            [QUEUE],
+            lambda _, is_held: changes.append(is_held),
+            Records(),
+            service.environment,
+        )
         leases.start()
         await asyncio.sleep(100.0)
         service.answers_echoes = service.answers_requests = False
@@ -157,26 +165,14 @@ def test_a_lease_ends_with_the_silence_of_the_service_long_before_its_lock(
     run_virtual(hold())
 
 
-@pytest.mark.parametrize("is_machine", [False, True])
-def test_what_was_suspended_does_not_hold_its_lease_when_it_wakes_up(
-    service: Service, monkeypatch: pytest.MonkeyPatch, is_machine: bool
-) -> None:
+def test_what_was_suspended_does_not_hold_its_lease_when_it_wakes_up(service: Service) -> None:
     """A process, or the whole machine, whose monotonic clock then stands still on Linux."""
     asleep_s = 0.0
-
-    def now() -> float:
-        return asyncio.get_running_loop().time()
+    service.environment = replace(service.environment, since_boot=lambda: now() + asleep_s)
 
     async def hold() -> None:
         nonlocal asleep_s
-        clock: dict[str, Any] = {
-            "monotonic": lambda: now() + (0.0 if is_machine else asleep_s),
-            "time": now,
-        }
-        if is_machine:
-            clock |= {"CLOCK_BOOTTIME": 7, "clock_gettime": lambda _: now() + asleep_s}
-        monkeypatch.setattr(lease, "time", SimpleNamespace(**clock))
-        leases = leases_of(Records())
+        leases = leases_of(service, Records())
         leases.start()
         await asyncio.sleep(100.0)
         assert leases.holds(QUEUE)
@@ -193,7 +189,7 @@ def test_a_missing_lease_queue_is_named_with_what_to_do(service: Service) -> Non
     service.has_lease_queue = False
 
     async def hold() -> None:
-        leases = leases_of(Records())
+        leases = leases_of(service, Records())
         leases.start()
         await asyncio.sleep(1.0)
         problem = leases.problem(QUEUE)

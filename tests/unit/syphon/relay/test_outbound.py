@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -11,23 +12,19 @@ import pytest
 
 from tests.unit.syphon.core.test_pump import running
 from twinbus.client.request_node import ConnectionLost, RequestRefused
+from twinbus.ledger import NullLedger
 from twinbus.syphon.core.actions import Action, CloseDestination, DeadLetter, GrantCredit, Reconnect
 from twinbus.syphon.relay.bookkeeping import Bookkeeper
 from twinbus.syphon.relay.outbound import DestinationLinks
 
 
-class NoLedger:
-    def record(self, operation: str, *, at_ms: int | None = None, **fields: object) -> None:
-        """Nothing."""
-
-
-class LinesSession:
+class FakeSession:
     def __init__(self, attach_sender: Callable[..., object]) -> None:
         self.attach_sender = attach_sender
 
 
-class FakeLine:
-    """A line whose authorizations end as a test says."""
+class FakeConnection:
+    """A connection whose authorizations end as a test says."""
 
     def __init__(self, authorize: Callable[[], bool], *, is_lost: bool = False) -> None:
         self._authorize = authorize
@@ -35,7 +32,7 @@ class FakeLine:
         self.lost = asyncio.get_running_loop().create_future()
         if is_lost:
             self.lost.set_result("gone")
-        self.session = LinesSession(self._attach_sender)
+        self.session = FakeSession(self._attach_sender)
 
     async def authorize(self, path: str) -> bool:
         return self._authorize()
@@ -68,12 +65,12 @@ async def attach(
     if heard_s_later is not None:
         world.pump.attached("letters", 0, world.now + heard_s_later)
     wanted: list[Action] = []
-    books = Bookkeeper(NoLedger(), "contoso", "second", "queue")
-    outbound = DestinationLinks(world.pump, books, wanted.extend)
-    line: Any = FakeLine(authorize, is_lost=is_lost)
-    outbound.line = line
+    books = Bookkeeper(NullLedger(), "contoso", "second", "queue")
+    outbound = DestinationLinks(world.pump, books, wanted.extend, time.monotonic)
+    connection: Any = FakeConnection(authorize, is_lost=is_lost)
+    outbound.connection = connection
     await outbound.attach("orders")
-    return wanted, line.asked
+    return wanted, connection.asked
 
 
 def refused(status: int) -> Callable[[], bool]:
@@ -87,7 +84,7 @@ def no_answer() -> bool:
     raise ConnectionLost("$cbs of contoso did not answer for 15 s")
 
 
-async def test_a_token_that_is_not_answered_ends_the_line_if_nobody_else_is_answered() -> None:
+async def test_a_token_that_is_not_answered_ends_the_connection_if_nobody_else_is() -> None:
     wanted, asked = await attach(no_answer)
     assert Reconnect("primary", "$cbs of contoso did not answer for 15 s") in wanted
     assert asked == []

@@ -16,8 +16,7 @@ from twinbus.syphon.core.actions import Action, Complete
 from twinbus.syphon.core.pump import Pump
 from twinbus.syphon.core.session_lanes import PeekedEntry
 from twinbus.syphon.relay.bookkeeping import Bookkeeper
-from twinbus.syphon.relay.queue_requests import QueueRequests
-from twinbus.syphon.relay.request_tasks import RequestTasks
+from twinbus.syphon.relay.queue_requests import QueueRequests, RequestTasks
 from twinbus.testing import run_virtual
 from twinbus.transfer.backlog_message import BacklogMessage
 
@@ -178,11 +177,11 @@ def test_the_ledger_has_the_reason_for_which_a_settlement_failed(
 ) -> None:
     ledger, wanted = Records(), list[Action]()
     books = Bookkeeper(ledger, "contoso", "second", "queue")
-    errands = RequestTasks(Pump(), books, wanted.extend, cast("Any", None), "queue")
-    errands.connection = cast("NamespaceConnection", Asked({0}, status, condition))
+    requests = RequestTasks(Pump(), books, wanted.extend, cast("Any", None), "queue")
+    requests.connection = cast("NamespaceConnection", Asked({0}, status, condition))
     messages = locked(1)
     messages[0].outcome = Complete
-    run_virtual(errands.settle(messages, "completed", []))
+    run_virtual(requests.settle(messages, "completed", []))
     assert [error for error in ledger.errors if error] == [told]
 
 
@@ -199,11 +198,11 @@ def test_a_throttled_settlement_is_asked_for_again_while_the_locks_are_valid() -
     """Else another syphon gets the messages when their locks end, and sends them once more."""
     ledger, pump = Records(), Pump()
     books = Bookkeeper(ledger, "contoso", "second", "queue")
-    errands = RequestTasks(pump, books, list[Action]().extend, cast("Any", None), "queue")
+    requests = RequestTasks(pump, books, list[Action]().extend, cast("Any", None), "queue")
     line = BusyAtFirst({0}, 503, "com.microsoft:server-busy")
-    errands.connection = cast("NamespaceConnection", line)
+    requests.connection = cast("NamespaceConnection", line)
     messages = locked(1)
     messages[0].outcome = Complete
     pump._intake.add(messages[0], 0.0)
-    run_virtual(errands.settle(messages, "completed", []))
+    run_virtual(requests.settle(messages, "completed", []))
     assert (line.requests, pump.completed, ledger.errors) == (3, 1, [None])

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import socket
+import warnings
 from collections.abc import Callable
 
 import pytest
 
-from tests.unit.syphon.relay.test_request_tasks import NoLedger
 from twinbus.client.administration import CountsUnavailable, counts_of, list_backlog_queues
 from twinbus.client.connection import NamespaceConnection
 from twinbus.client.request_node import RequestRefused
 from twinbus.errors import SyphonError
+from twinbus.ledger import NullLedger
 from twinbus.namespace.endpoint import endpoint_of
 from twinbus.syphon.core.actions import Action
 from twinbus.syphon.core.pump import Pump
@@ -42,7 +44,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 async def test_a_host_that_can_be_none_is_told_of_on_both_sides() -> None:
     place = endpoint_of(TYPO)
-    relay = Relay(place, place, "queue", pump=Pump(), ledger=NoLedger())
+    relay = Relay(place, place, "queue", pump=Pump(), ledger=NullLedger())
     relay.start()
     await until(lambda: len(relay.problems) == 2)
     await relay.close()
@@ -74,7 +76,7 @@ async def test_a_side_that_fails_unexpectedly_is_told_of_and_tried_again(
 ) -> None:
     tries = broken(monkeypatch)
     place = endpoint_of(TYPO)
-    relay = Relay(place, place, "queue", pump=Pump(), ledger=NoLedger())
+    relay = Relay(place, place, "queue", pump=Pump(), ledger=NullLedger())
     with caplog.at_level(logging.ERROR, "twinbus.syphon"):
         relay.start()
         await until(lambda: len(tries) >= 4)
@@ -94,23 +96,20 @@ async def test_leases_that_fail_unexpectedly_are_told_of(monkeypatch: pytest.Mon
     await leases.close()
 
 
-class FailingPump(Pump):
-    """One whose time is out of joint."""
-
-    def tick(self, now: float) -> list[Action]:
+async def test_a_drain_whose_pump_fails_ends_with_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Pump, now: float) -> list[Action]:
         raise AssertionError("a mistake of ours")
 
-
-async def test_a_drain_whose_pump_fails_ends_with_words() -> None:
+    monkeypatch.setattr(Pump, "tick", fail)
     place = nobody_there()
     async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(
             SyphonError, match=r"queue: the syphon itself failed.*a mistake of ours"
         ):
-            await drain(place, place, ["queue"], pump_factory=FailingPump, idle_s=0.1)
+            await drain(place, place, ["queue"], idle_s=0.1)
 
 
-async def test_an_errand_that_fails_unexpectedly_is_told_of(
+async def test_a_request_that_fails_unexpectedly_is_told_of(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def fail() -> None:
@@ -118,11 +117,22 @@ async def test_an_errand_that_fails_unexpectedly_is_told_of(
 
     with caplog.at_level(logging.ERROR, "twinbus.syphon"):
         place = endpoint_of(TYPO)
-        relay = Relay(place, place, "queue", pump=Pump(), ledger=NoLedger())
+        relay = Relay(place, place, "queue", pump=Pump(), ledger=NullLedger())
         relay._requests.start(fail())
         await until(lambda: bool(caplog.records))
         await relay.close()
     assert "queue: a background task failed" in caplog.text
+
+
+async def test_a_request_that_is_cancelled_before_its_first_turn_is_not_warned_of() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        place = endpoint_of(TYPO)
+        relay = Relay(place, place, "queue", pump=Pump(), ledger=NullLedger())
+        relay._requests.start(relay._requests.find_deferred())
+        await relay.close()
+        gc.collect()
+    assert [str(one.message) for one in caught] == []
 
 
 @pytest.mark.virtual_time
@@ -141,7 +151,7 @@ async def test_a_backlog_queue_that_is_gone_for_good_is_not_tried_every_few_seco
     monkeypatch.setattr(NamespaceConnection, "open", opened)
     monkeypatch.setattr(NamespaceConnection, "authorize", refused)
     place = endpoint_of(nobody_there())
-    relay = Relay(place, place, "queue", pump=Pump(), ledger=NoLedger())
+    relay = Relay(place, place, "queue", pump=Pump(), ledger=NullLedger())
     relay.start()
     await asyncio.sleep(3_600.0)
     assert relay.problems == {"secondary": "there is no queue queue"}
