@@ -21,9 +21,10 @@ from tests.contract.certificates import client_context, server_context
 from tests.contract.pairs import PATIENCE_S, quick, sockets
 from tests.official_sdk import client, receive_all
 from twinbus import EmbeddedBroker, Fault, PairClosedError, PairingError
-from twinbus.blocking import Namespace, Pair, PairedSender, direct_links, pair_namespaces
+from twinbus.blocking import Namespace, Pair, PairedSender, pair_namespaces
 from twinbus.broker.sas import AcceptedToken
 from twinbus.pairing.core.backlog import backlog_paths
+from twinbus.pairing.sdk import direct_links
 
 pytestmark = pytest.mark.contract
 

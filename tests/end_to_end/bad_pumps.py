@@ -135,4 +135,4 @@ if __name__ == "__main__":
 
     # By its import name: a task that is pickled here is unpickled in another process.
     with bad_pumps.spark_pumped_by(getattr(bad_pumps, sys.argv.pop(1))):
-        sys.exit(main())
+        main()

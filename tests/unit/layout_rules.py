@@ -95,8 +95,8 @@ ARROWS: Mapping[str, Set[str]] = {
     },
     "page": {"control", "cost", "errors", "ledger", "namespace", "wording"},
     "testing": {
-        *("amqp", "broker", "errors", "extras", "ledger", "namespace", "options", "pair"),
-        *("pairing", "timers"),
+        *("amqp", "broker", "client", "errors", "extras", "ledger", "namespace", "options"),
+        *("pair", "pairing", "timers"),
     },
 }
 """Which unit may know which. `console` and the public door may know all; a shell may also write to
@@ -136,6 +136,12 @@ CLASSIC_NAMES = frozenset(
     """SparkContext sparkContext rdd toJavaRDD _active_spark_context _gateway _jconf _jdf _jsc
     _jsparkSession _jvm _sc""".split()
 )
+
+SDK_HOME = "pairing.sdk"
+"""The only folder that may use private parts of the SDK: one place to repair after an update."""
+
+TUPLE_METHODS = frozenset({"_asdict", "_fields", "_make", "_replace"})
+"""Public methods of named tuples, in spite of their names."""
 
 LINES_MAX = 500
 FILES_MAX = 20
@@ -367,6 +373,48 @@ def strayed_contexts(source: Path) -> list[str]:
             if isinstance(node, ast.Attribute) and node.attr in CLASSIC_NAMES
         ]
     return broken
+
+
+def strayed_private_parts(source: Path) -> list[str]:
+    """Private parts of the SDK, and of other foreign objects, used outside their one folder.
+
+    Looked for in units that know the SDK. A private name that the module itself defines is its own.
+    """
+    broken = []
+    for module in modules(source):
+        if module.folder == SDK_HOME or module.unit not in FOREIGN_HOMES["azure"]:
+            continue
+        own = TUPLE_METHODS | _names_defined_by(module.tree)
+        broken += [
+            f"{module.name}:{node.lineno} must not use {name}: {SDK_HOME} may"
+            for node in ast.walk(module.tree)
+            if isinstance(node, ast.expr)
+            and (name := _private_part(node)) is not None
+            and name not in own
+        ]
+    return broken
+
+
+def _private_part(node: ast.expr) -> str | None:
+    """The private attribute of another object that an expression names, also as a text."""
+    name: object = None
+    if isinstance(node, ast.Attribute):
+        is_own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+        name = None if is_own else node.attr
+    elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr", "setattr"):
+        name = node.args[1].value if isinstance(node.args[1], ast.Constant) else None
+    is_private = isinstance(name, str) and name.startswith("_") and not name.startswith("__")
+    return str(name) if is_private else None
+
+
+def _names_defined_by(tree: ast.Module) -> set[str]:
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names |= {node.attr} if ast.unparse(node.value) in ("self", "cls") else set()
+    return names
 
 
 def long_files(*trees: Path) -> list[str]:

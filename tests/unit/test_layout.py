@@ -98,6 +98,7 @@ PUBLIC_NAMES = [
         rules.crowded_folders,
         rules.strayed_libraries,
         rules.strayed_contexts,
+        rules.strayed_private_parts,
     ],
 )
 def test_the_package_keeps_its_shape(rule: Callable[[Path], list[str]]) -> None:
@@ -327,6 +328,16 @@ def test_a_context_outside_its_module_is_found(
     tree = made_up(tmp_path, pipeline__spark__classic=text, **{name: text})
     [found] = rules.strayed_contexts(tree)
     assert complaint in found
+
+
+def test_a_private_part_of_the_sdk_outside_its_folder_is_found(tmp_path: Path) -> None:
+    text = "def f(sdk):\n    return sdk._handler, getattr(sdk, '_link'), sdk.name, sdk._replace()"
+    own = "class A:\n    def f(self, other):\n        self._x = other._x, self._y"
+    tree = made_up(tmp_path, pairing__sdk__pool=text, blocking__links=text, pairing__core__a=own)
+    assert rules.strayed_private_parts(tree) == [
+        f"twinbus.blocking.links:2 must not use {name}: pairing.sdk may"
+        for name in ("_handler", "_link")
+    ]
 
 
 def test_a_long_file_a_nameless_thing_and_a_silent_module_are_found(tmp_path: Path) -> None:

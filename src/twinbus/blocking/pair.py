@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Self
 from weakref import WeakSet
 
-from twinbus.blocking.direct_links import DirectLinks
 from twinbus.blocking.loop_thread import LoopThread
 from twinbus.blocking.sender import PairedSender
 from twinbus.blocking.sides import EventStream, PairSide
@@ -18,6 +17,7 @@ from twinbus.pair import Pair as CorePair
 from twinbus.pair import PairStatus
 from twinbus.pairing.lifecycle.closing import BlockingOnly
 from twinbus.pairing.observing.listeners import BUFFER_MAX
+from twinbus.pairing.sdk.direct_links import DirectLinks
 
 if TYPE_CHECKING:
     from azure.core.paging import ItemPaged

@@ -9,12 +9,12 @@ from typing import Any, Never, Self
 
 from azure.servicebus import ServiceBusMessageBatch
 
-from twinbus.blocking.direct_links import DirectLinks
 from twinbus.blocking.loop_thread import LoopThread
 from twinbus.errors import PairClosedError
 from twinbus.pairing.lifecycle.closing import BlockingOnly
-from twinbus.pairing.sending.direct_attempts import DirectAttempts
+from twinbus.pairing.sdk.direct_links import DirectLinks
 from twinbus.pairing.sending.message_sender import Messages
+from twinbus.pairing.sending.send_calls import DirectAttempts
 from twinbus.pairing.sending.sender import PairedSender as CoreSender
 from twinbus.pairing.sending.sender import ids_of, warn_of_unknown
 

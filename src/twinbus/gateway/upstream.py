@@ -12,7 +12,7 @@ from twinbus.servicebus.failures import ANSWER_MIN_S, CutShort
 
 
 class LinkSenders:
-    """The links to one entity; an `AttemptPool` of send calls. `take` gives the pool itself."""
+    """The links to one entity as a `Carrier`. `take` gives the carrier itself: links are shared."""
 
     def __init__(self, links: LinkPool, *, splits: bool = False) -> None:
         """`splits`: a batch beyond the link's limit is an error here, so that it is divided."""
@@ -30,8 +30,8 @@ class LinkSenders:
     def take(self) -> LinkSenders:
         return self
 
-    async def wait(self, until: float | None) -> None:
-        """Return at once: `take` never lacks a sender."""
+    async def lease(self, until: float, is_wanted: Callable[[], bool]) -> LinkSenders | None:
+        return self if is_wanted() else None
 
     async def attempt(
         self,
@@ -41,10 +41,6 @@ class LinkSenders:
         *,
         is_late: bool = False,
     ) -> Any:
-        """Open the link unless one is open, and carry out one operation on it; within the time.
-
-        CutShort if the call `is_late`, and has too little time left for an answer.
-        """
         try:
             async with asyncio.timeout(timeout_s):
                 await self.links.open()
@@ -67,9 +63,6 @@ class LinkSenders:
 
     def open_ahead(self) -> None:
         self.links.open_ahead()
-
-    def wake_one(self) -> None:
-        """Nothing waits here."""
 
     def wake_all(self) -> None:
         """Nothing waits here."""

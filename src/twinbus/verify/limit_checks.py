@@ -12,6 +12,7 @@ from twinbus.amqp.events import Attached, Closed, Detached, Ended, Event
 from twinbus.amqp.performatives import Attach, Source, Target
 from twinbus.amqp.types import UInt
 from twinbus.namespace.namespace import KEEP_ALIVE_OFF
+from twinbus.pairing.sdk.pooled_sender import message_limit_bytes
 from twinbus.verify.scratch import ANSWER_S, Check, Observed, ScratchNamespace, settled_text
 
 BURSTS: Final = 3
@@ -30,7 +31,7 @@ async def link_limits(world: ScratchNamespace) -> Observed:
     await connection.close()
     async with world.sender(path) as sender:
         batch = await sender.create_message_batch()
-        largest = sender._max_message_size_on_link
+        largest = message_limit_bytes(sender)
     return {
         "links of a session": links,
         "largest message": largest,

@@ -27,7 +27,7 @@ from twinbus.ledger.requests import BilledRequests
 from twinbus.namespace.administration_client import administration_client
 from twinbus.namespace.endpoint import endpoint_of
 from twinbus.namespace.namespace import KEEP_ALIVE_OFF, Namespace, bounds
-from twinbus.servicebus.failures import refused_token
+from twinbus.servicebus.failures import condition_of, refused_token
 from twinbus.verify.frames import FrameLog, TracedConnection
 
 PREFIX: Final = "twinbus-verify-"
@@ -203,7 +203,7 @@ class ScratchNamespace:
     def refusal(self, error: BaseException) -> Observed:
         """An error of the SDK: its kind, condition, status and text."""
         inner = getattr(error, "inner_exception", None)
-        condition = getattr(error, "_condition", None) or getattr(inner, "condition", None)
+        condition: Any = condition_of(error) or getattr(inner, "condition", None)
         status = error.status_code if isinstance(error, HttpResponseError) else None
         if isinstance(condition, bytes):
             condition = condition.decode()

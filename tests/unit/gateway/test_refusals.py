@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from types import SimpleNamespace
 from typing import cast
 from unittest.mock import AsyncMock
@@ -11,14 +10,13 @@ import pytest
 from azure.servicebus.exceptions import OperationTimeoutError
 
 from twinbus.client.connection import NamespaceConnection
-from twinbus.client.links import DeliveryRejected, LinkEnded, LinkPool, Wire
+from twinbus.client.links import DeliveryRejected, LinkEnded
 from twinbus.client.request_node import ConnectionLost, RequestRefused
 from twinbus.errors import BacklogGuardError, BacklogUnavailableError, EntityUnusableError
 from twinbus.gateway.refusals import refusal_of
-from twinbus.gateway.upstream import LinkSenders
 from twinbus.namespace.endpoint import Endpoint
 from twinbus.servicebus.conditions import UNAUTHORIZED
-from twinbus.servicebus.failures import CONDITIONS, CutShort, FailureMeaning, of_error, outcome_of
+from twinbus.servicebus.failures import CONDITIONS, FailureMeaning, of_error, outcome_of
 
 
 @pytest.mark.parametrize("condition", CONDITIONS)
@@ -49,32 +47,6 @@ def test_a_detach_says_nothing_about_what_was_in_flight() -> None:
     errors = [LinkEnded("too much", "com.microsoft:server-busy", was_sent=w) for w in (True, False)]
     assert [of_error(one) for one in errors] == [FailureMeaning.BUSY] * 2
     assert [outcome_of(one) for one in errors] == ["unknown", "failed"]
-
-
-class SilentLinks:
-    """An open link whose namespace does not answer."""
-
-    limit_bytes = None
-
-    async def open(self) -> None:
-        """It is open."""
-
-    async def send_messages(self, _: Wire) -> None:
-        await asyncio.sleep(60)
-
-
-@pytest.mark.parametrize(("is_late", "kind"), [(True, CutShort), (False, TimeoutError)])
-@pytest.mark.virtual_time
-async def test_the_last_moment_of_a_patience_is_no_evidence_against_the_primary(
-    is_late: bool, kind: type[TimeoutError]
-) -> None:
-    """A primary that throttles would else fail over: its answer takes longer than that moment."""
-    pool = LinkSenders(cast("LinkPool", SilentLinks()))
-    with pytest.raises(TimeoutError) as caught:
-        await pool.attempt(
-            pool, lambda one: one.send_messages(Wire(b"x", 0)), 0.01, is_late=is_late
-        )
-    assert caught.type is kind
 
 
 def test_a_token_for_a_missing_entity_says_so() -> None:

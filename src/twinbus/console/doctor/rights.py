@@ -28,6 +28,7 @@ from twinbus.namespace.namespace import Namespace
 from twinbus.namespace.tokens import is_signing
 from twinbus.pairing.core.backlog import parse_backlog_path
 from twinbus.pairing.lifecycle.administration import first_line
+from twinbus.pairing.sdk.pooled_sender import message_limit_bytes
 from twinbus.servicebus.failures import FailureMeaning, of_error
 
 ATTEMPT_S: Final = 10.0
@@ -118,7 +119,7 @@ async def _send(pair: ExaminedPair, role: str, missing: str) -> Finding:
     async def ask(client: Any) -> None:
         async with client.get_queue_sender(path) as sender:
             await sender.create_message_batch()
-            pair.sizes[role] = int(getattr(sender, "_max_message_size_on_link", 0) or 0)
+            pair.sizes[role] = message_limit_bytes(sender) or 0
 
     return await right_on(check, namespace, "Send", path, ask, Level.FAIL, missing)
 

@@ -266,17 +266,21 @@ def _named_batch(batch: ServiceBusMessageBatch, ids: MessageIds) -> tuple[Any, l
     if all(id_of(message) is not None for message in messages):
         return batch, messages
     named = [with_id(message, ids) for message in messages]
-    again = ServiceBusMessageBatch(
-        batch.max_size_in_bytes,
-        amqp_transport=batch._amqp_transport,
-        tracing_attributes=batch._tracing_attributes,
-    )
+    again = ServiceBusMessageBatch(batch.max_size_in_bytes, **_options_of(batch))
     try:
         for message in named:
             again.add_message(message)
     except MessageSizeExceededError:
         return batch, named
     return again, named
+
+
+def _options_of(batch: ServiceBusMessageBatch) -> dict[str, Any]:
+    """With these the SDK sends another batch as it is; otherwise it would pack it again."""
+    return {
+        "amqp_transport": batch._amqp_transport,
+        "tracing_attributes": batch._tracing_attributes,
+    }
 
 
 class PairedMessageBatch(ServiceBusMessageBatch):
@@ -289,15 +293,21 @@ class PairedMessageBatch(ServiceBusMessageBatch):
     """
 
     def __init__(
-        self, max_size_in_bytes: int, *, room_bytes: int, path: str, ids: MessageIds, **sdk: Any
+        self,
+        max_size_in_bytes: int,
+        *,
+        room_bytes: int,
+        path: str,
+        ids: MessageIds,
+        like: ServiceBusMessageBatch | None = None,
     ) -> None:
-        """`room_bytes` is the limit of a backlog queue; `sdk` are options of the SDK's batch."""
+        """`room_bytes` is the limit of a backlog queue; `like` a batch of the entity's sender."""
         self._room_bytes = room_bytes
         self._aliases_bytes = 0
         self._path = path
         self._ids = ids
         self._without_session = overhead_bytes(path) + ENTRY_GROWTH_MAX
-        super().__init__(max_size_in_bytes, **sdk)
+        super().__init__(max_size_in_bytes, **({} if like is None else _options_of(like)))
 
     @property
     def max_size_in_bytes(self) -> int:

@@ -91,9 +91,7 @@ class PooledSender(TimedAttempt):
         self.cleanup.collect()
         self.reader = self.cleanup.reader()
         self.batch_limit_bytes = opening.result()
-        # The SDK's public API has the limit of a batch only; a message may be larger.
-        own = getattr(self.sdk, "_max_message_size_on_link", None)
-        self.limit_bytes = own if isinstance(own, int) and own > 0 else self.batch_limit_bytes
+        self.limit_bytes = message_limit_bytes(self.sdk) or self.batch_limit_bytes
         self.is_open = True
         self._stop_polling()
 
@@ -122,6 +120,15 @@ class PooledSender(TimedAttempt):
         # The one call of the SDK that opens the link and sends nothing.
         batch = await self.sdk.create_message_batch()
         return getattr(batch, "max_size_in_bytes", None)
+
+
+def message_limit_bytes(sdk: Any) -> int | None:
+    """Return the largest message that the open link of a sender takes; None: it is not known.
+
+    The SDK's public API has the limit of a batch only; a message may be larger.
+    """
+    limit = getattr(sdk, "_max_message_size_on_link", None)
+    return limit if isinstance(limit, int) and limit > 0 else None
 
 
 def _retrieve_error(task: asyncio.Task[Any]) -> None:

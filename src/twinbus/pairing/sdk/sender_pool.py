@@ -402,7 +402,20 @@ class SenderPool:
             self._closer.close_later(pooled)
         self._idle.clear()
 
-    async def wait(self, until: float | None) -> None:
+    async def lease(self, until: float, is_wanted: Callable[[], bool]) -> PooledSender | None:
+        """Wait for a free sender; None: it is not wanted any more, or the time is over.
+
+        OpeningFailed: the link that this call waited for could not be opened.
+        """
+        while is_wanted():
+            pooled = self.take()
+            if pooled is not None:
+                return pooled
+            await self._wait(until)
+        self.wake_one()
+        return None
+
+    async def _wait(self, until: float) -> None:
         """Return when it is worth calling `take` or checking the route again.
 
         OpeningFailed: a link was being opened meanwhile, and that failed.
@@ -410,7 +423,7 @@ class SenderPool:
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiters.append(waiter)
         try:
-            timeout_s = None if until is None else max(0.0, until - self._loop.time())
+            timeout_s = max(0.0, until - self._loop.time())
             done, _ = await asyncio.wait({waiter}, timeout=timeout_s)
             if done:
                 waiter.result()

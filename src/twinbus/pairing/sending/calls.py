@@ -28,7 +28,7 @@ from twinbus.pairing.core.attempts import (
 from twinbus.pairing.core.backlog import KeptChoice
 from twinbus.pairing.sdk.failures import timed_out, translated
 from twinbus.pairing.sdk.sender_pool import OpeningFailed, was_carried_out
-from twinbus.pairing.sending.carriers import AttemptPool
+from twinbus.pairing.sending.carrier import Carrier
 from twinbus.servicebus.failures import (
     CutShort,
     FailureMeaning,
@@ -50,7 +50,7 @@ class SendTarget:
 
     state: SharedState
     entity: EntityMonitor
-    pool: AttemptPool
+    pool: Carrier
     backlog: KeptChoice
     sessions: SessionRouting | None = None
     """Routes messages by session under strict order; None: the order is relaxed."""
@@ -186,30 +186,25 @@ class PairedCall:
         return min(timeout_s, self.ends_at - now)
 
     async def lease(
-        self, pool: AttemptPool, is_usable: Callable[[], bool] = lambda: True
+        self, pool: Carrier, is_usable: Callable[[], bool] = lambda: True
     ) -> Any | None:
         """Wait for a free sender; None: the time is over, or the call must go elsewhere.
 
         OpeningFailed: the link that this call waited for could not be opened.
         """
-        while self.decisions.stays and is_usable() and not self._is_over():
-            pooled = pool.take()
-            if pooled is not None:
-                return pooled
-            await pool.wait(self.ends_at)
+
+        def is_wanted() -> bool:
             self.state.require_open()
             if pool is self.pool:
                 self._require_open_pool()
-        pool.wake_one()
-        return None
+            return self.decisions.stays and is_usable() and self.loop.time() < self.ends_at
+
+        return await pool.lease(self.ends_at, is_wanted)
 
     def _require_open_pool(self) -> None:
         """Raise if the sender was closed, while this call waited or was attempted elsewhere."""
         if self.pool.closed:
             raise ValueError(f"the sender to {self.entity.path} was closed; get a new one")
-
-    def _is_over(self) -> bool:
-        return self.loop.time() >= self.ends_at
 
     def wait_ended(self) -> list[Step]:
         """The next steps after a wait."""

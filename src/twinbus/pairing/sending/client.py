@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from azure.servicebus.aio import ServiceBusSender
 
     from twinbus.namespace.namespace import Namespace
-    from twinbus.pairing.sending.carriers import AttemptPool
+    from twinbus.pairing.sending.carrier import Carrier
     from twinbus.pairing.sending.recording import Recorder
 
 log = logging.getLogger("twinbus.pairing")
@@ -94,7 +94,7 @@ class PairedClient:
         self._senders.add(sender)
         return sender
 
-    def target(self, path: str, pool: AttemptPool, client: str | None = None) -> SendTarget:
+    def target(self, path: str, pool: Carrier, client: str | None = None) -> SendTarget:
         """Where the calls of a new sender go that uses the senders of this pool.
 
         `client` is the client of a gateway for whom it sends.

@@ -276,21 +276,18 @@ class PairedSender(AsyncOnly):
                 self._entity.call_raised(0, error)
                 raise
             return self._batch(max_size_in_bytes)
-        return self._batch(
-            batch.max_size_in_bytes,
-            # With these the SDK sends the batch as it is; otherwise it would pack it again.
-            amqp_transport=batch._amqp_transport,
-            tracing_attributes=batch._tracing_attributes,
-        )
+        return self._batch(batch.max_size_in_bytes, batch)
 
-    def _batch(self, max_size_in_bytes: int | None, **sdk: Any) -> PairedMessageBatch:
+    def _batch(
+        self, max_size_in_bytes: int | None, like: ServiceBusMessageBatch | None = None
+    ) -> PairedMessageBatch:
         limit_bytes = self.pool.batch_limit_bytes or BATCH_BYTES
         return PairedMessageBatch(
             max_size_in_bytes or limit_bytes,
             room_bytes=self._limits.smallest_batch or limit_bytes,
             path=self._entity.path,
             ids=self._state.message_ids,
-            **sdk,
+            like=like,
         )
 
     async def close(self) -> None:

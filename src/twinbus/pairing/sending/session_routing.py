@@ -15,7 +15,7 @@ from twinbus.pairing.core.session_order import Diversion, SessionKey
 
 if TYPE_CHECKING:
     from twinbus.pairing.core.backlog import Rotation
-    from twinbus.pairing.sending.carriers import OutgoingMessages
+    from twinbus.pairing.sending.carrier import OutgoingMessages
     from twinbus.pairing.sending.entity_monitor import EntityMonitor
     from twinbus.pairing.sending.session_scan import SessionScan
 

@@ -28,7 +28,7 @@ from twinbus.pairing.core.announcements import (
 from twinbus.pairing.core.attempts import RetryPolicy, call_limit_s
 from twinbus.pairing.core.backlog import KeptChoice, PullCause, Rotation, backlog_paths
 from twinbus.pairing.core.counters import PairCounters
-from twinbus.pairing.core.secondary import DivertFault, Verification
+from twinbus.pairing.core.secondary import DivertFault, SecondaryHealth, Verification
 from twinbus.pairing.observing.listeners import Listeners
 from twinbus.pairing.observing.tracing import tracing_now
 from twinbus.pairing.sdk.guards import BacklogLimits
@@ -36,8 +36,7 @@ from twinbus.pairing.sdk.outgoing import MessageIds
 from twinbus.pairing.sdk.pooled_sender import SenderCloser
 from twinbus.pairing.sdk.sdk_cleanup import close_sdk_client
 from twinbus.pairing.sdk.sender_pool import SenderPool
-from twinbus.pairing.sending.entity_monitor import EntityMonitors
-from twinbus.pairing.sending.waiting import WaitingCalls
+from twinbus.pairing.sending.entity_monitor import EntityMonitor, EntityMonitors
 from twinbus.servicebus.failures import (
     FailureMeaning,
     is_answer,
@@ -48,13 +47,17 @@ from twinbus.servicebus.failures import (
 
 if TYPE_CHECKING:
     from twinbus.namespace.namespace import Namespace
-    from twinbus.pairing.sending.carriers import AttemptPool
+    from twinbus.pairing.sending.carrier import Carrier
     from twinbus.pairing.sending.recording import Recorder
 
 log = logging.getLogger("twinbus.pairing")
 
 CLOSE_GRACE_S: Final = 1.0
 """Time past the bound of an attempt for a call in flight to end before its sender is closed."""
+
+PASS_ON_S: Final = 0.1
+"""A call that was woken for its turn and does not take it, because its time is over or its entity
+is back, passes the turn on after this time."""
 
 
 class SharedState:
@@ -95,8 +98,8 @@ class SharedState:
         self._refusal: Callable[[], PairingError | None] = lambda: None
         self.monitors = EntityMonitors()
         """Every entity that has a sender, had one lately, or that a person has commanded."""
-        self._make_backlog_pool: Callable[[str], AttemptPool] = self.sdk_pool
-        self._backlog_pools: dict[str, AttemptPool] = {}
+        self._make_backlog_pool: Callable[[str], Carrier] = self.sdk_pool
+        self._backlog_pools: dict[str, Carrier] = {}
         self._return_timers: dict[str, asyncio.TimerHandle] = {}
         """For each pulled queue, the timer that announces its return."""
         self._was_protected = False
@@ -135,14 +138,14 @@ class SharedState:
         """A sender's own choice among the shared backlog queues."""
         return KeptChoice(self.rotation, self.environment.choose)
 
-    def backlog_pool(self, queue: str) -> AttemptPool:
+    def backlog_pool(self, queue: str) -> Carrier:
         """The senders to one backlog queue, shared by all that divert to it."""
         pool = self._backlog_pools.get(queue)
         if pool is None:
             pool = self._backlog_pools[queue] = self._make_backlog_pool(queue)
         return pool
 
-    async def divert_by(self, make: Callable[[str], AttemptPool]) -> None:
+    async def divert_by(self, make: Callable[[str], Carrier]) -> None:
         """Divert with senders that `make` makes for a backlog queue, not with those of the SDK."""
         before, self._backlog_pools = self._backlog_pools, {}
         self._make_backlog_pool = make
@@ -343,8 +346,68 @@ class SharedState:
         await close_sdk_client(self.secondary_sdk)
         self._backlog_pools.clear()
 
-    async def close_pools(self, pools: Sequence[AttemptPool]) -> None:
+    async def close_pools(self, pools: Sequence[Carrier]) -> None:
         """Let calls in flight end, within a bound, and close their SDK senders."""
         limit_s = self.policy.attempt_timeout_s + CLOSE_GRACE_S
         await asyncio.gather(*(pool.close(limit_s) for pool in pools))
         await self.closer.wait()
+
+
+class WaitingCalls:
+    """Calls that wait for the secondary: the first in line gets the turn, a success frees all."""
+
+    def __init__(self, secondary: SecondaryHealth) -> None:
+        self._secondary = secondary
+        self._loop = asyncio.get_running_loop()
+        # A dict keeps their order.
+        self._waiters: dict[asyncio.Future[None], None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def wait(self, entity: EntityMonitor, until: float) -> None:
+        """Return for a turn, after a success, on a change of the entity, or at `until`."""
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        stop_listening = entity.on_change(lambda: _wake(waiter))
+        self._waiters[waiter] = None
+        if self._timer is None:
+            self.arm()
+        try:
+            await asyncio.wait({waiter}, timeout=max(0.0, until - self._loop.time()))
+        finally:
+            stop_listening()
+            self._waiters.pop(waiter, None)
+            waiter.cancel()
+            if not self._waiters:
+                self._disarm()
+
+    def arm(self) -> None:
+        """Wake the first call in line at the time of the next turn."""
+        self._disarm()
+        if self._waiters:
+            due = max(self._secondary.turn_at, self._loop.time())
+            self._timer = self._loop.call_at(due, self._give_turn)
+
+    def wake_all(self) -> None:
+        """A queue may take messages again: every call chooses again."""
+        for waiter in self._waiters:
+            _wake(waiter)
+
+    def _give_turn(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        if not self._secondary.is_turn(now):
+            self.arm()
+            return
+        waiter = next((one for one in self._waiters if not one.done()), None)
+        if waiter is not None:
+            _wake(waiter)
+            self._timer = self._loop.call_at(now + PASS_ON_S, self._give_turn)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -1,0 +1,104 @@
+"""What a call needs to send: its messages, and a carrier that brings them to one entity.
+
+The decisions of a call are the same whatever carries it: messages and senders of the SDK
+(`Outgoing`, `SenderPool`), or encoded messages and links of `twinbus.client` in a gateway
+(`EncodedMessages`, `LinkSenders`). tests/contract/test_carriers.py holds both to the same contract.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from twinbus.errors import BacklogGuardError
+
+
+class OutgoingMessages(Protocol):
+    """The messages of one call."""
+
+    payload: Any
+    """What `send_messages` of a carrier takes."""
+    suspects: list[Any]
+    """Messages that a backlog queue may not take."""
+
+    @property
+    def ids(self) -> tuple[str, ...]: ...
+
+    def __len__(self) -> int: ...
+
+    def measured(self) -> Sequence[tuple[str | None, int | None]]:
+        """Return the id and the body size of each message, for the ledger."""
+        ...
+
+    def diverted(self, limit_bytes: int | None) -> Any:
+        """Return copies for a backlog queue with this limit, as `send_messages` takes them.
+
+        BacklogGuardError, before anything is sent, if the queue could not store one of them.
+        """
+
+    def flaws(self, limit_bytes: int | None) -> list[BacklogGuardError]:
+        """Return an error for each suspect that a backlog queue with this limit would not take."""
+        ...
+
+    def refused_size(self, limit_bytes: int, *, was_sent: bool) -> int | None:
+        """Return the size that a link with this limit refuses; None: it may not refuse it."""
+        ...
+
+    def halves(self) -> Sequence[OutgoingMessages]:
+        """Return the same messages in two calls, for a batch too large with its aliases."""
+        ...
+
+    def by_session(self) -> Mapping[str | None, list[Any]]:
+        """Return the messages of each session; under None those without one."""
+        ...
+
+    def parts(self) -> Sequence[OutgoingMessages]:
+        """Return the same messages in one call for each session."""
+        ...
+
+
+class Carrier(Protocol):
+    """Carries messages to one queue or topic: lease a sender, then attempt an operation with it."""
+
+    @property
+    def closed(self) -> bool: ...
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """The largest message that the entity takes, as the last link reported."""
+
+    def take(self) -> Any | None:
+        """Lease a sender for one attempt; None: all are in use."""
+
+    async def lease(self, until: float, is_wanted: Callable[[], bool]) -> Any | None:
+        """Wait for a free sender; None: it is not wanted any more, or the time is over.
+
+        OpeningFailed: the link that this call waited for could not be opened.
+        """
+
+    async def attempt(
+        self,
+        pooled: Any,
+        operation: Callable[[Any], Awaitable[Any]],
+        timeout_s: float,
+        *,
+        is_late: bool = False,
+    ) -> Any:
+        """Open the link unless it is open, and carry out one operation on a leased sender.
+
+        TimeoutError after `timeout_s`; CutShort, which is no evidence against the entity, if the
+        call `is_late` and had too little time left for an answer. `servicebus.failures` says what
+        any other error means.
+        """
+
+    def invalidate(self) -> None:
+        """Use none of the present links again: what broke one has broken all."""
+
+    def open_ahead(self) -> None:
+        """Begin to open a link for the next call; a failure shows when it is used."""
+
+    def wake_all(self) -> None:
+        """Let every call that waits in `lease` check whether it still wants a sender."""
+
+    async def close(self, limit_s: float) -> None:
+        """Take no more calls; wait up to `limit_s` for those that are under way."""
