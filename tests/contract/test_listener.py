@@ -14,7 +14,7 @@ import pytest
 import uvloop
 
 from twinbus.broker import listener as listener_module
-from twinbus.broker.access.admission import Admission, ConnectionLimits
+from twinbus.broker.access import Admission, ConnectionLimits
 from twinbus.broker.listener import AMQP_HEADER, Listener, WireProtocol, recognise
 from twinbus.errors import ListenError
 

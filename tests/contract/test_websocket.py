@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import aiohttp
 import pytest
 
-from twinbus.broker.access.admission import Admission, ConnectionLimits
+from twinbus.broker.access import Admission, ConnectionLimits
 from twinbus.broker.http import HttpHost, MetricsAccess, application
 from twinbus.broker.http_connection import AmqpWebSocket
 from twinbus.broker.listener import Listener

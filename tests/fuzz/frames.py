@@ -13,10 +13,14 @@ from tests.fuzz.recordings import Mutation, frames_of, mutated, mutations
 from tests.fuzz.world import FuzzWorld, message
 from tests.unit.broker.links.joined import JoinedTransport
 from twinbus.amqp.link import ReceiverLink
-from twinbus.broker.links.back_pressure import OUTPUT_BYTES_MAX
+from twinbus.broker.links.client_limits import (
+    LINKS_MAX,
+    OUTPUT_BYTES_MAX,
+    RECEIVED_BYTES_MAX,
+    SESSIONS_MAX,
+)
+from twinbus.broker.links.owner import REPLY_BYTES_MAX, ReplyLink
 from twinbus.broker.links.peer import Peer
-from twinbus.broker.links.probation import LINKS_MAX, RECEIVED_BYTES_MAX, SESSIONS_MAX
-from twinbus.broker.links.replies import REPLY_BYTES_MAX, ReplyLink
 from twinbus.broker.messages.incoming import parse
 
 TICKS = 3

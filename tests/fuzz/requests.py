@@ -17,8 +17,9 @@ from twinbus.amqp import encoding
 from twinbus.amqp.message import decode_map, encode_message, split
 from twinbus.amqp.types import Array, Described, Timestamp, UInt, ULong
 from twinbus.broker.descriptions import AuthorizationRule
-from twinbus.broker.links import cbs, management
+from twinbus.broker.links import management
 from twinbus.broker.links.management_request import ManagementContext
+from twinbus.broker.links.requests import answer_token
 from twinbus.broker.messages.incoming import parse
 from twinbus.broker.refusals import MalformedMessage
 from twinbus.broker.sas import AUDIENCE_PATH_MAX, LISTEN, SEND, AccessPolicy, ConnectionGrants
@@ -259,7 +260,7 @@ def check_token(given: tuple[Any, Any, Any, Any]) -> None:
 
     policy = AccessPolicy([_RULE], rules_of, lambda: TOKENS)
     try:
-        answer = cbs.handle(split(wire), policy, NOW_MS / 1000, lambda _: None)
+        answer = answer_token(split(wire), policy, NOW_MS / 1000, lambda _: None)
     except MalformedMessage:
         return
     assert len(looked_for) <= LOOKUPS_MAX, f"rules looked for at {len(looked_for)} paths"

@@ -29,7 +29,7 @@ from twinbus.amqp.link import LinkState
 from twinbus.amqp.message import Properties, decode_properties, encode_message, split
 from twinbus.amqp.performatives import Accepted, Source, Target
 from twinbus.amqp.types import Symbol
-from twinbus.broker.access.admission import Admission
+from twinbus.broker.access import Admission
 from twinbus.broker.links.receiving import ReceivingLink
 from twinbus.broker.sas import AcceptedToken
 from twinbus.broker.server import BrokerServer

@@ -20,7 +20,7 @@ from tests.official_sdk import administration
 from tests.processes import ServedBroker
 from twinbus.broker.embedded import EmbeddedBroker
 from twinbus.broker.faults import Fault
-from twinbus.broker.links.back_pressure import OUTPUT_BYTES_MAX, TURN_BYTES_MAX
+from twinbus.broker.links.client_limits import OUTPUT_BYTES_MAX, TURN_BYTES_MAX
 from twinbus.broker.links.peer import Peer
 from twinbus.gateway.pending import PENDING_BYTES_MAX
 from twinbus.gateway.relayed_links import WINDOW_BYTES

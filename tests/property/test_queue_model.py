@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.property.queue_model import ACTIVE, DEFERRED, SCHEDULED, Entry, QueueModel
 from tests.unit.broker.fakes import World, incoming
 from twinbus.broker.descriptions import QueueDescription
-from twinbus.broker.engine.memory import extra_bytes, is_plain
+from twinbus.broker.engine.limits import extra_bytes, is_plain
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import SettlementOutcome
 from twinbus.broker.refusals import (

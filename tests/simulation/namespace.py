@@ -13,7 +13,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from tests.simulation.machine import NOBODY
-from twinbus.broker.engine.credits import ADMINISTRATION_COST, CreditAccount
+from twinbus.broker.engine.limits import ADMINISTRATION_COST, CreditAccount
 from twinbus.broker.engine.namespace import BrokerNamespace
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import Delivery

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
-from twinbus.broker.access.admission import ConnectionLimits
+from twinbus.broker.access import ConnectionLimits
 from twinbus.broker.descriptions import (
     AuthorizationRule,
     QueueDescription,

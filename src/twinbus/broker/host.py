@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from twinbus.broker.access.token_file import expiry_of
+from twinbus.broker.access import expiry_of
 from twinbus.broker.descriptions import AuthorizationRule
 from twinbus.broker.http import HttpHost, application
 from twinbus.broker.ledger_view import open_view_ledger

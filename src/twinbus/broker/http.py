@@ -26,8 +26,7 @@ from starlette.websockets import WebSocket, WebSocketClose
 from uvicorn.server import ServerState
 
 from twinbus.broker import websocket as amqp_over_websocket
-from twinbus.broker.access.admission import Admission
-from twinbus.broker.access.origins import foreign_origin
+from twinbus.broker.access import Admission, foreign_origin
 from twinbus.broker.admin.api import AdminRequest, Verified, respond, respond_faults, verified
 from twinbus.broker.admin.atom import ERROR_CONTENT_TYPE, render_error
 from twinbus.broker.admin.entities import Document

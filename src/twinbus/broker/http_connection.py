@@ -16,7 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.wsproto_impl import WSProtocol
 from wsproto.events import BytesMessage, CloseConnection, Ping, TextMessage
 
-from twinbus.broker.access.admission import CUT_OFF_S, Admission
+from twinbus.broker.access import CUT_OFF_S, Admission
 
 _log = logging.getLogger(__name__)
 

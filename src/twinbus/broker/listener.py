@@ -21,7 +21,7 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
-from twinbus.broker.access.admission import Admission
+from twinbus.broker.access import Admission
 from twinbus.broker.tls import Sniffer
 from twinbus.errors import ListenError
 

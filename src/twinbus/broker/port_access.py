@@ -10,8 +10,7 @@ import ssl
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from twinbus.broker.access.admission import Admission, ConnectionLimits
-from twinbus.broker.access.token_file import TokenFile
+from twinbus.broker.access import Admission, ConnectionLimits, TokenFile
 from twinbus.broker.descriptions import AuthorizationRule
 from twinbus.broker.http import MetricsAccess
 from twinbus.broker.listener import Listener

@@ -14,24 +14,23 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from twinbus.broker.access.admission import Admission
+from twinbus.broker.access import Admission
 from twinbus.broker.descriptions import AuthorizationRule
-from twinbus.broker.engine.credits import CreditAccount
 from twinbus.broker.engine.engine_log import EngineLog
+from twinbus.broker.engine.limits import CreditAccount
 from twinbus.broker.engine.namespace import BrokerNamespace
 from twinbus.broker.faults import FaultPlan
 from twinbus.broker.ledger_view import BrokerView
-from twinbus.broker.links.context import BrokerContext, LockTokens
-from twinbus.broker.links.dispatch import Dispatcher
-from twinbus.broker.links.idleness import IdleLinks, LinkIdle
+from twinbus.broker.links.client_limits import IdleLinks, LinkIdle
+from twinbus.broker.links.context import BrokerContext, LockTokens, RefusalTracker
 from twinbus.broker.links.opening import EntityLinks
+from twinbus.broker.links.owner import Dispatcher
 from twinbus.broker.links.peer import Peer
 from twinbus.broker.profile import LAPTOP, ServiceProfile
 from twinbus.broker.refusals import EntityNotFound, QuotaExceeded
 from twinbus.broker.sas import AcceptedToken, AccessPolicy
 from twinbus.broker.storage.commit import GroupCommit
 from twinbus.broker.storage.store import Store
-from twinbus.broker.tracking import RefusalTracker
 from twinbus.errors import StoreError
 from twinbus.ledger import LedgerWriter
 from twinbus.servicebus import conditions

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from twinbus.broker.access.admission import (
+from twinbus.broker.access import (
     CONNECTIONS_MAX,
     OPEN_LIMIT_S,
     STRANGERS_MAX,

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from twinbus.broker.access.admission import ConnectionLimits
+from twinbus.broker.access import ConnectionLimits
 from twinbus.broker.descriptions import (
     QueueDescription,
     SubscriptionDescription,

@@ -23,7 +23,7 @@ from twinbus.amqp.performatives import ACCEPTED_BYTES, RELEASED_BYTES, Source, T
 from twinbus.amqp.types import DecodeError
 from twinbus.broker.links.management import SENDING_OPERATIONS
 from twinbus.broker.links.management_request import correlation_id, failure, text_of
-from twinbus.broker.links.replies import ReplyLink
+from twinbus.broker.links.owner import ReplyLink
 from twinbus.broker.links.requests import RequestLink
 from twinbus.broker.refusals import (
     EntityNotFound,

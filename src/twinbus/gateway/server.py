@@ -15,12 +15,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from twinbus.broker.faults import FaultPlan
+from twinbus.broker.links.context import RefusalTracker
 from twinbus.broker.links.peer import Peer
 from twinbus.broker.links.sending import refuse_transactions
 from twinbus.broker.profile import LAPTOP
 from twinbus.broker.refusals import NotAllowed, Unauthorized
 from twinbus.broker.sas import LISTEN, SEND, AccessPolicy
-from twinbus.broker.tracking import RefusalTracker
 from twinbus.client.links import UpstreamConnection
 from twinbus.gateway.pending import PENDING_BYTES_MAX, PendingSends
 from twinbus.gateway.refusals import require_plain
@@ -36,7 +36,7 @@ from twinbus.wording import visible
 if TYPE_CHECKING:
     from twinbus.amqp.events import Disposed
     from twinbus.amqp.link import ReceiverLink, SenderLink
-    from twinbus.broker.access.admission import Admission
+    from twinbus.broker.access import Admission
     from twinbus.broker.links.context import LinkClient, PeerContext
     from twinbus.broker.links.owner import LinkOwner
     from twinbus.broker.port_access import PortAccess

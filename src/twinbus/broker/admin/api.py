@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from twinbus.broker.admin.addresses import Address, parse_address, parse_page
 from twinbus.broker.admin.atom import ERROR_CONTENT_TYPE, render_error
 from twinbus.broker.admin.entities import Administration, Document
-from twinbus.broker.engine.credits import ADMINISTRATION_COST
+from twinbus.broker.engine.limits import ADMINISTRATION_COST
 from twinbus.broker.faults import fault_from_json, fault_to_json
 from twinbus.broker.refusals import ArgumentInvalid, EntityNotFound, Refusal, Unauthorized
 from twinbus.broker.sas import MANAGE, SEND, AccessPolicy, Grant

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, merge
 
-from twinbus.broker.engine.memory import (
+from twinbus.broker.engine.limits import (
     MESSAGE_BYTES,
     PLAIN_ID_LENGTH,
     extra_bytes,

@@ -25,14 +25,18 @@ from twinbus.broker.descriptions import (
 )
 from twinbus.broker.engine.deadlines import Timetable
 from twinbus.broker.engine.description_records import Record, description_record, rule_record
-from twinbus.broker.engine.directory import Directory, Entity
+from twinbus.broker.engine.directory import Directory, Entity, EntityFactory
 from twinbus.broker.engine.engine_log import EngineLog
-from twinbus.broker.engine.entity_factory import EntityFactory
-from twinbus.broker.engine.memory import MESSAGE_BYTES, rule_bytes
+from twinbus.broker.engine.limits import MESSAGE_BYTES, rule_bytes
 from twinbus.broker.engine.message_states import FAILED_RETRY_MS, EngineContext, Failed
 from twinbus.broker.engine.queue import Queue
-from twinbus.broker.engine.rule_limits import check_action_count, check_rule, check_rule_count
-from twinbus.broker.engine.topic import Subscription, Topic
+from twinbus.broker.engine.topic import (
+    Subscription,
+    Topic,
+    check_action_count,
+    check_rule,
+    check_rule_count,
+)
 from twinbus.broker.journal import EntityImage, Journal, StoredMessage
 from twinbus.broker.messages.incoming import Incoming
 from twinbus.broker.profile import LAPTOP, ServiceProfile

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from twinbus.broker.descriptions import QueueDescription, SubscriptionDescription
 from twinbus.broker.engine.forwarding import ForwardSource
-from twinbus.broker.engine.memory import MESSAGE_BYTES, value_bytes
+from twinbus.broker.engine.limits import MESSAGE_BYTES, value_bytes
 from twinbus.broker.engine.message_index import copy_of
 from twinbus.broker.engine.message_states import (
     DEFERRED,

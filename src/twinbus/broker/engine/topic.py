@@ -6,25 +6,37 @@ else lives in the subscriptions, each a queue of its own.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 from twinbus.broker.descriptions import (
+    CorrelationFilter,
     QueueDescription,
     RuleDescription,
+    SqlAction,
+    SqlFilter,
     SubscriptionDescription,
     TopicDescription,
+    check_name,
 )
+from twinbus.broker.engine.description_records import rule_record
 from twinbus.broker.engine.forwarding import ForwardSource
-from twinbus.broker.engine.memory import MESSAGE_BYTES, rule_bytes
+from twinbus.broker.engine.limits import MESSAGE_BYTES, rule_bytes
 from twinbus.broker.engine.message_states import EngineContext
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import FILTER_FAILED, NO_SESSION_ID
-from twinbus.broker.filters.rules import apply_action, begin_rules, compiled_parts, matches
+from twinbus.broker.filters.rules import (
+    apply_action,
+    begin_rules,
+    compiled_parts,
+    matches,
+    validate,
+)
 from twinbus.broker.filters.values import FilterError
 from twinbus.broker.journal import StoredMessage
 from twinbus.broker.messages.incoming import Incoming, read_back
 from twinbus.broker.messages.rendering import render
-from twinbus.broker.refusals import Refusal, entity_full
+from twinbus.broker.refusals import ArgumentOutOfRange, QuotaExceeded, Refusal, entity_full
 from twinbus.servicebus.names import subscription_path
 
 
@@ -363,3 +375,64 @@ def _schedule_description(topic: TopicDescription) -> QueueDescription:
 
 def _announce_nothing() -> None:
     """Clients do not receive from a topic."""
+
+
+RULES_MAX = 2_000
+"""Rules of one subscription, as many as Azure evaluates SQL filters of one topic."""
+
+ACTION_RULES_MAX = 50
+"""Rules with an action of one subscription: each makes a copy of a message, on disk and in memory.
+"""
+
+RULE_BYTES_MAX = 32 * 1024
+"""One rule as it is stored. An expression has 1,024 characters; the rest is for the properties of a
+correlation filter and for parameters."""
+
+RULE_PROPERTIES_MAX = 100
+"""Properties of a correlation filter, and parameters of a filter or an action: all are compared
+for a message."""
+
+
+def check_rule(rule: RuleDescription) -> None:
+    """Refuse a rule that is too large or cannot be carried out."""
+    check_name("rule", rule.name)
+    for part in (rule.filter, rule.action):
+        pairs: tuple[tuple[str, object], ...] = ()
+        if isinstance(part, CorrelationFilter):
+            pairs = part.properties
+        elif isinstance(part, SqlFilter | SqlAction):
+            pairs = part.parameters
+        if len(pairs) > RULE_PROPERTIES_MAX:
+            raise ArgumentOutOfRange(
+                f"the rule {rule.name!r} has {len(pairs)} properties or parameters, the limit is"
+                f" {RULE_PROPERTIES_MAX}; compare fewer of them"
+            )
+    size_bytes = len(json.dumps(rule_record(rule)))
+    if size_bytes > RULE_BYTES_MAX:
+        raise ArgumentOutOfRange(
+            f"the rule {rule.name!r} has {size_bytes} bytes, the limit is {RULE_BYTES_MAX};"
+            " shorten the values that it compares with"
+        )
+    validate(rule)
+
+
+def check_rule_count(owner: Subscription) -> None:
+    """Refuse one rule more than a subscription can have."""
+    if len(owner.rules) >= RULES_MAX:
+        raise QuotaExceeded(
+            f"the subscription {owner.path!r} has {RULES_MAX} rules, the most it can have;"
+            " delete some, or spread them over several subscriptions"
+        )
+
+
+def check_action_count(owner: Subscription, rule: RuleDescription) -> None:
+    """Refuse one rule with an action more than a subscription can have."""
+    if rule.action is None:
+        return
+    count = sum(each.action is not None for each in owner.rules.values())
+    if count >= ACTION_RULES_MAX:
+        raise QuotaExceeded(
+            f"the subscription {owner.path!r} has {ACTION_RULES_MAX} rules with an action, the most"
+            " it can have: each makes a copy of a message; delete some, or spread them over several"
+            " subscriptions"
+        )

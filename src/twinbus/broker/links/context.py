@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import os
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Protocol
 
 from twinbus.amqp.events import Disposed
 from twinbus.amqp.link import Link, ReceiverLink, SenderLink
 from twinbus.amqp.performatives import Error, Rejected
 from twinbus.amqp.types import Symbol
-from twinbus.broker.access.admission import Admission
-from twinbus.broker.engine.credits import CreditAccount
+from twinbus.broker.access import Admission
 from twinbus.broker.engine.engine_log import EngineLog
+from twinbus.broker.engine.limits import CreditAccount
 from twinbus.broker.engine.namespace import BrokerNamespace
 from twinbus.broker.faults import FaultPlan
-from twinbus.broker.links.dispatch import Dispatcher
-from twinbus.broker.links.owner import LinkOwner
-from twinbus.broker.links.replies import ReplyLinks
+from twinbus.broker.links.owner import Dispatcher, LinkOwner, ReplyLinks
 from twinbus.broker.profile import ServiceProfile
 from twinbus.broker.refusals import Refusal
 from twinbus.broker.sas import AccessPolicy, ConnectionGrants
@@ -154,3 +154,22 @@ def new_message_id() -> str:
     """An id for a message that came without one, as Azure gives it: 32 hex digits."""
     # `uuid4().hex` takes five times as long, a sixth of what such a message costs.
     return os.urandom(16).hex()
+
+
+MARK = " TrackingId:"
+
+
+class RefusalTracker:
+    def __init__(self, namespace: str, now_ms: Callable[[], int]) -> None:
+        self._namespace = namespace
+        self._now_ms = now_ms
+
+    def __call__(self, refusal: Refusal) -> None:
+        """Extend the refusal's text, once."""
+        if not refusal.is_tracked or MARK in refusal.description:
+            return
+        now = datetime.fromtimestamp(self._now_ms() / 1000, UTC)
+        refusal.description += (
+            f"{MARK}{uuid.uuid4()}_B, SystemTracker:{self._namespace}, "
+            f"Timestamp:{now:%Y-%m-%dT%H:%M:%S}"
+        )

@@ -20,7 +20,7 @@ from twinbus.amqp.message import (
     encode_message,
 )
 from twinbus.amqp.types import DecodeError, Int, Symbol
-from twinbus.broker.engine.credits import CreditAccount
+from twinbus.broker.engine.limits import CreditAccount
 from twinbus.broker.engine.namespace import BrokerNamespace
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.topic import Topic

@@ -28,13 +28,16 @@ from twinbus.amqp.events import (
 from twinbus.amqp.link import Link, LinkState, ReceiverLink, SenderLink
 from twinbus.amqp.message import Sections
 from twinbus.amqp.sasl import ServerSasl
-from twinbus.broker.access.admission import CUT_OFF_S
-from twinbus.broker.links.back_pressure import OUTPUT_BYTES_MAX, UNWRITTEN_BYTES_MAX, BackPressure
+from twinbus.broker.access import CUT_OFF_S
+from twinbus.broker.links.client_limits import (
+    OUTPUT_BYTES_MAX,
+    UNWRITTEN_BYTES_MAX,
+    BackPressure,
+    ExpiryTimer,
+    Probation,
+)
 from twinbus.broker.links.context import CBS, LinkOpener, PeerContext
-from twinbus.broker.links.expiry_timer import ExpiryTimer
-from twinbus.broker.links.owner import LinkOwner
-from twinbus.broker.links.probation import Probation
-from twinbus.broker.links.replies import ReplyLink, ReplyLinks
+from twinbus.broker.links.owner import LinkOwner, ReplyLink, ReplyLinks
 from twinbus.broker.links.requests import RequestLink, put_token
 from twinbus.broker.refusals import LinkExpired, QuotaExceeded, Refusal, ServerBusy, Unauthorized
 from twinbus.broker.sas import ConnectionGrants, covers

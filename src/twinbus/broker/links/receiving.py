@@ -11,7 +11,7 @@ import asyncio
 from twinbus.amqp.link import SETTLED, LinkState, SenderLink
 from twinbus.amqp.performatives import Modified, Rejected, Released, Source, encode_state
 from twinbus.amqp.types import Described, Symbol
-from twinbus.broker.engine.credits import CreditAccount
+from twinbus.broker.engine.limits import CreditAccount
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import Delivery, SettlementOutcome
 from twinbus.broker.links.context import BrokerContext, LinkClient, rejected

@@ -16,7 +16,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from twinbus import __version__
-from twinbus.broker.access.admission import Admission, ConnectionLimits
+from twinbus.broker.access import Admission, ConnectionLimits
 from twinbus.broker.http_connection import HttpConnection
 from twinbus.broker.tls import server_context
 from twinbus.console.cost.price_books import book_of

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from twinbus.broker.access.origins import is_local
+from twinbus.broker.access import is_local
 from twinbus.errors import SyphonError
 from twinbus.namespace.address import is_loopback
 

@@ -16,9 +16,9 @@ from twinbus.broker.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
-from twinbus.broker.engine import rule_limits
+from twinbus.broker.engine import topic
 from twinbus.broker.engine.description_records import rule_record
-from twinbus.broker.engine.rule_limits import ACTION_RULES_MAX, RULE_BYTES_MAX
+from twinbus.broker.engine.topic import ACTION_RULES_MAX, RULE_BYTES_MAX
 from twinbus.broker.filters.values import like_pattern
 from twinbus.broker.refusals import ArgumentOutOfRange, QuotaExceeded
 
@@ -120,8 +120,8 @@ def test_the_patterns_of_many_rules_are_compiled_once(news: News) -> None:
 def test_a_subscription_has_as_many_rules_as_in_azure_and_no_more(
     news: News, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert rule_limits.RULES_MAX == 2_000
-    monkeypatch.setattr(rule_limits, "RULES_MAX", 3)
+    assert topic.RULES_MAX == 2_000
+    monkeypatch.setattr(topic, "RULES_MAX", 3)
     news.subscribe("all")
     for name in ("first", "second"):
         news.namespace.create_rule("news", "all", RuleDescription(name=name), 0)

@@ -8,7 +8,7 @@ from typing import Protocol, cast
 
 from twinbus.amqp.connection import Connection
 from twinbus.amqp.events import Event
-from twinbus.broker.access.admission import Admission, ConnectionLimits
+from twinbus.broker.access import Admission, ConnectionLimits
 from twinbus.broker.links.peer import Peer
 from twinbus.broker.sas import ALL_RIGHTS, Grant
 from twinbus.broker.server import BrokerServer

@@ -1,4 +1,4 @@
-"""Memory in the quota: what is counted covers what is used, and too much is refused in time."""
+"""Memory and credits: what is counted covers what is used, and too much is refused in time."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.unit.broker.fakes import World, facts, incoming
 from twinbus.amqp.types import Array, Described, Symbol
@@ -16,11 +18,11 @@ from twinbus.broker.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
-from twinbus.broker.engine.memory import MESSAGE_BYTES, value_bytes
+from twinbus.broker.engine.limits import MESSAGE_BYTES, CreditAccount, value_bytes
 from twinbus.broker.engine.namespace import BrokerNamespace
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import SettlementOutcome
-from twinbus.broker.refusals import QuotaExceeded
+from twinbus.broker.refusals import QuotaExceeded, ServerBusy
 
 ME = object()
 MEGABYTE = 1024 * 1024
@@ -223,3 +225,45 @@ def test_every_part_of_a_value_counts() -> None:
     parts = [{"k": "x" * 1000}, ["x" * 1000], Described(Symbol("d"), "x" * 1000), "x" * 1000]
     assert all(value_bytes(part) > 1000 for part in parts)
     assert value_bytes(parts) > 4000
+
+
+def test_a_second_has_its_credits_and_the_next_has_them_again() -> None:
+    account = CreditAccount(3)
+    for _ in range(3):
+        account.require(1, 10_200)
+    with pytest.raises(ServerBusy, match=r"Error code: 50009\. Please wait 2 seconds"):
+        account.require(1, 10_999)
+    assert (account.throttled, account.wait_ms(10_999)) == (1, 1)
+    account.require(1, 11_000)
+    assert account.left(11_999) == 2
+
+
+def test_an_overdraft_is_missing_later_and_quiet_seconds_are_not_saved() -> None:
+    account = CreditAccount(10)
+    account.require(25, 1_000)
+    with pytest.raises(ServerBusy):
+        account.require(1, 2_500)
+    assert account.left(3_000) == 5
+    assert account.left(60_000) == 10
+
+
+def test_a_clock_that_is_set_back_does_not_stop_the_namespace() -> None:
+    account = CreditAccount(1)
+    account.require(1, 50_000)
+    account.require(1, 20_000)
+
+
+@given(st.lists(st.tuples(st.integers(0, 400), st.integers(1, 40)), max_size=60))
+def test_no_more_is_taken_than_the_seconds_gave_and_one_overdraft(
+    requests: list[tuple[int, int]],
+) -> None:
+    per_s, now_ms, taken = 20, 1_000, 0
+    account = CreditAccount(per_s)
+    for wait_ms, cost in requests:
+        now_ms += wait_ms
+        try:
+            account.require(cost, now_ms)
+            taken += cost
+        except ServerBusy:
+            assert account.left(now_ms) < 1
+    assert taken < per_s * (now_ms // 1000) + 40

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from twinbus.broker.links.context import RefusalTracker
 from twinbus.broker.refusals import EntityNotFound, NotAllowed, Unauthorized
-from twinbus.broker.tracking import RefusalTracker
 
 TRACK = RefusalTracker("contoso", lambda: 1_700_000_000_000)
 TRACKED = re.compile(

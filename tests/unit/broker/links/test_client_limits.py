@@ -1,4 +1,4 @@
-"""What a client may do before its first valid token is small, and ends at a deadline."""
+"""What one client may cost: before its first valid token, in output, and with idle links."""
 
 from __future__ import annotations
 
@@ -6,25 +6,35 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import cast
 
 import pytest
 
+from tests.unit.broker.fakes import incoming
 from tests.unit.broker.links.joined import JoinedClient, new_server
-from twinbus.amqp.connection import MAX_FRAME_BYTES, ConnectionPhase
-from twinbus.amqp.events import Attached, Closed, Detached, Event
+from twinbus.amqp.connection import MAX_FRAME_BYTES, Connection, ConnectionPhase
+from twinbus.amqp.events import Attached, Closed, DeliveryArrived, Detached, Event
+from twinbus.amqp.link import LinkSession, ReceiverLink, SenderLink
 from twinbus.amqp.performatives import Source, Target
 from twinbus.amqp.session import Session
-from twinbus.broker.access.admission import ConnectionLimits
+from twinbus.broker.access import ConnectionLimits
+from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.faults import Fault
-from twinbus.broker.links.back_pressure import TURN_BYTES_MAX
-from twinbus.broker.links.probation import (
+from twinbus.broker.links.client_limits import (
     FRAME_BYTES_MAX,
     LINKS_MAX,
+    OUTPUT_BYTES_MAX,
     RECEIVED_BYTES_MAX,
     SESSIONS_MAX,
+    TURN_BYTES_MAX,
+    IdleLinks,
+    LinkIdle,
 )
+from twinbus.broker.links.owner import TURN
 from twinbus.broker.links.requests import CBS_REQUEST_BYTES_MAX
+from twinbus.broker.sas import ALL_RIGHTS, Grant
 from twinbus.broker.server import BrokerServer
+from twinbus.broker.storage.store import MemoryStore
 
 PATIENCE_S = 10.0
 
@@ -225,3 +235,94 @@ async def test_a_client_that_sends_without_end_leaves_a_turn_to_the_others() -> 
         assert client.transport.is_paused
         await client.exchange()
         assert not client.transport.is_paused
+
+
+MESSAGES = 5_000
+PAYLOAD_BYTES = 1_024
+TURN_BYTES = TURN * 2 * PAYLOAD_BYTES
+TICKS_MAX = 5_000
+
+
+class Wire:
+    """A transport that takes everything at once and remembers how much came in one go."""
+
+    def __init__(self) -> None:
+        self.writes: list[bytes] = []
+        self.largest_bytes = 0
+
+    def write(self, data: bytes) -> None:
+        self.writes.append(data)
+        self.largest_bytes = max(self.largest_bytes, len(data))
+
+    def get_extra_info(self, _: str) -> None: ...
+
+    def is_closing(self) -> bool:
+        return False
+
+    def close(self) -> None: ...
+
+    abort = close
+
+
+async def drain_with_huge_credit() -> tuple[int, int]:
+    """How many messages arrived, and the most that was written in one go."""
+    server = BrokerServer("b", MemoryStore(), [])
+    queue = server.namespace.create_queue("q", QueueDescription(), server.now_ms())
+    for _ in range(MESSAGES):
+        queue.enqueue(incoming(body=bytes(PAYLOAD_BYTES)), server.now_ms())
+    peer, wire, client = server.peer(), Wire(), Connection("c")
+    peer.connection_made(wire)  # type: ignore[arg-type]
+    everything = Grant(path="", rights=ALL_RIGHTS, expires_at_s=1e12, rule_name="r")
+    peer.grants.put("all", everything)
+    arrived = 0
+
+    async def exchange(ticks: int) -> None:
+        nonlocal arrived
+        for _ in range(ticks):
+            if data := client.take_output(1):
+                peer.data_received(data)
+            await asyncio.sleep(0)
+            replies, wire.writes = wire.writes, []
+            for events in client.receive(b"".join(replies), 1):
+                arrived += sum(isinstance(event, DeliveryArrived) for event in events)
+
+    await exchange(20)
+    session = client.begin()
+    await exchange(20)
+    link = session.attach_receiver("in", source=Source(address="q"), target=Target(address="me"))
+    await exchange(20)
+    link.grant(1_000_000)
+    for _ in range(TICKS_MAX):
+        if arrived == MESSAGES:
+            break
+        await exchange(1)
+    await server.close()
+    return arrived, wire.largest_bytes
+
+
+def test_a_huge_credit_is_served_in_pieces_and_served_whole() -> None:
+    arrived, largest_bytes = asyncio.run(drain_with_huge_credit())
+    assert arrived == MESSAGES
+    assert largest_bytes <= OUTPUT_BYTES_MAX + TURN_BYTES
+
+
+SESSION = cast(LinkSession, None)
+
+
+def test_a_link_is_idle_when_it_carried_nothing_for_the_whole_time() -> None:
+    busy, quiet = ReceiverLink(SESSION, "busy", 0), SenderLink(SESSION, "quiet", 1)
+    idle, found = IdleLinks(10.0), []
+    for now_ms in range(0, 15_000, 1_000):
+        busy.delivery_count += 1
+        found += [(now_ms, link.name) for link in idle.sweep([busy, quiet], now_ms)]
+    # It is open still, in this test, so its time begins again.
+    assert found == [(10_000, "quiet")]
+
+
+def test_the_text_is_azures() -> None:
+    refusal = LinkIdle(ReceiverLink(SESSION, "orders", 4), 600.0)
+    assert refusal.description == (
+        "The link 'orders' is force detached by the broker due to errors occurred in "
+        "publisher(link4). Detach origin: AmqpMessagePublisher.IdleTimerExpired: "
+        "Idle timeout: 00:10:00."
+    )

@@ -1,4 +1,4 @@
-"""What a client sends has the same effect in one read as in many."""
+"""Frames of a client in one read, in many reads, and before the answer that they depend on."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ import pytest
 from tests.unit.broker.fakes import facts
 from tests.unit.broker.links.joined import new_server
 from tests.unit.broker.links.one_client import (
+    EARLY_RECEIVING,
+    EARLY_SENDING,
     LAST,
     RECEIVING,
     SENDING,
     Action,
     OneClient,
+    check_before_the_answer,
+    early,
     outcome_of,
     pairs,
 )
@@ -44,4 +48,15 @@ async def test_settlements_right_before_the_end_of_their_link_count(end: Action)
     left = facts(world.queue, server.now_ms())
     assert [(number, count) for number, _, _, count in left] == [(2, 0), (3, 1)]
     assert len(world.queue.states.locks) == 0
+    await server.close()
+
+
+EARLY = early([*EARLY_RECEIVING, *EARLY_SENDING])
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("actions", EARLY, ids=["-".join(a.__name__ for a in e) for e in EARLY])
+async def test_frames_before_the_answer_are_kept_or_refused(actions: tuple[Action, ...]) -> None:
+    server = new_server()
+    await check_before_the_answer(OneClient(server, server), actions)
     await server.close()

@@ -1,7 +1,13 @@
-"""Memory that the engine keeps for a client's things, in bytes. An entity's quota bounds it.
+"""What a client's things cost: memory, in bytes, and operations, in credits per second.
 
-The constants are upper estimates for CPython on a 64-bit machine; a unit test compares them with
-what CPython allocates.
+An entity's quota bounds the memory. Its constants are upper estimates for CPython on a 64-bit
+machine; a unit test compares them with what CPython allocates.
+
+Credits are counted as in the Standard tier of Azure Service Bus. Each second begins with the same
+number. A message sent, received or peeked costs 1, each evaluation of a topic's filter 1 more, an
+administration request 10. With no credit left, requests are answered server-busy until the next
+second. An operation that begins with a credit left is carried out whole; what it overdraws is
+missing in the next second.
 """
 
 from __future__ import annotations
@@ -12,6 +18,7 @@ from sys import getsizeof
 from twinbus.amqp.types import Described
 from twinbus.broker.descriptions import RuleDescription
 from twinbus.broker.journal import SessionState, StoredMessage
+from twinbus.broker.refusals import ServerBusy
 
 MESSAGE_BYTES = 800
 """A message: entry, id, numbers, places in tables, and once its lock and timer."""
@@ -92,3 +99,47 @@ def value_bytes(value: object) -> int:
     else:
         return getsizeof(value)
     return getsizeof(None) + sum(_ENTRY_BYTES + value_bytes(each) for each in entries)
+
+
+ADMINISTRATION_COST = 10
+PERIOD_MS = 1000
+
+THROTTLED = (
+    "The request was terminated because the entity is being throttled. Error code: 50009. Please"
+    " wait 2 seconds and try again."
+)
+
+
+class CreditAccount:
+    def __init__(self, per_s: float) -> None:
+        self._per_s = per_s
+        self._left = per_s
+        self._period = 0
+        self.throttled = 0
+        """Requests that were answered server-busy."""
+
+    def left(self, now_ms: int) -> float:
+        """Credits left in this second; less than 1: requests are refused."""
+        period = now_ms // PERIOD_MS
+        if period != self._period:
+            # A clock that was set back begins a new second too.
+            passed = max(1, period - self._period)
+            self._left = min(self._per_s, self._left + passed * self._per_s)
+            self._period = period
+        return self._left
+
+    def spend(self, cost: int, now_ms: int) -> None:
+        """Subtract the cost of what was done."""
+        self._left = self.left(now_ms) - cost
+
+    def require(self, cost: int, now_ms: int) -> None:
+        """Subtract the cost of a request; `ServerBusy` if no credit is left."""
+        if self.left(now_ms) < 1:
+            self.throttled += 1
+            raise ServerBusy(THROTTLED)
+        self._left -= cost
+
+    @staticmethod
+    def wait_ms(now_ms: int) -> int:
+        """Time until the next second begins."""
+        return PERIOD_MS - now_ms % PERIOD_MS

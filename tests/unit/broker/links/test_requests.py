@@ -14,7 +14,7 @@ from azure.servicebus._pyamqp.message import Properties as SdkProperties
 from twinbus.amqp.message import Properties, Sections, decode_properties, encode_message, split
 from twinbus.amqp.types import ULong
 from twinbus.broker.descriptions import AuthorizationRule
-from twinbus.broker.links.cbs import CbsAnswer, handle
+from twinbus.broker.links.requests import CbsAnswer, answer_token
 from twinbus.broker.refusals import EntityNotFound, MalformedMessage, Unauthorized
 from twinbus.broker.sas import AccessPolicy
 from twinbus.namespace.signatures import sign
@@ -41,7 +41,7 @@ def put_token(
     wire = encode_message(
         properties=Properties(message_id=request_id), application_properties=headers, value=token
     )
-    return handle(split(wire), POLICY, NOW_S, resolve)
+    return answer_token(split(wire), POLICY, NOW_S, resolve)
 
 
 def read_by_sdk(answer: CbsAnswer) -> Any:
@@ -66,7 +66,7 @@ def test_the_sdks_own_request_is_granted() -> None:
     )  # fmt: skip
     wire = bytearray()
     encode_payload(wire, request)
-    answer = handle(split(bytes(wire)), POLICY, NOW_S, resolve)
+    answer = answer_token(split(bytes(wire)), POLICY, NOW_S, resolve)
     assert answer.refusal is None
     assert answer.grant is not None
     assert (answer.grant.path, answer.grant.rights) == ("orders", RULE.rights)
@@ -133,9 +133,9 @@ def test_requests_that_put_no_token_are_refused() -> None:
         b"The put-token request has no token: its body must be a string.",
     )
     broken = Sections(application_properties=b"\x00\x53\x74\xc1\x02\x01\x40", body=b"")
-    assert isinstance(handle(broken, POLICY, NOW_S, resolve).refusal, MalformedMessage)
+    assert isinstance(answer_token(broken, POLICY, NOW_S, resolve).refusal, MalformedMessage)
 
 
 def test_a_request_whose_id_cannot_be_read_cannot_be_answered() -> None:
     with pytest.raises(MalformedMessage):
-        handle(Sections(properties=b"\x00\x53\x73\xc0\x02\x01"), POLICY, NOW_S, resolve)
+        answer_token(Sections(properties=b"\x00\x53\x73\xc0\x02\x01"), POLICY, NOW_S, resolve)

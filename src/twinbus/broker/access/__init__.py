@@ -1,1 +1,0 @@
-"""Who may connect: limits of connections, origins of web pages, tokens from a file."""

@@ -1,0 +1,288 @@
+"""Attaching and ending links: answers, what a link that ends early holds, thousands of links."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from tests.unit.broker.fakes import incoming
+from tests.unit.broker.links.joined import JoinedClient, new_server
+from twinbus.amqp.events import Attached, DeliveryArrived, Detached, Event
+from twinbus.amqp.link import Link, LinkState, ReceiverLink, SenderLink
+from twinbus.amqp.message import Properties, decode_map, encode_message, split
+from twinbus.amqp.performatives import Coordinator, Source, Target
+from twinbus.amqp.types import Described, Symbol
+from twinbus.broker.descriptions import QueueDescription
+from twinbus.broker.engine.queue import Queue
+from twinbus.broker.faults import Fault
+from twinbus.broker.links.owner import Dispatcher
+from twinbus.broker.links.receiving import SESSION_FILTER
+from twinbus.broker.server import BrokerServer
+
+FULL_SIZE_BYTES = 256 * 1024
+
+
+def serving(*, with_sessions: bool = False) -> BrokerServer:
+    server = new_server()
+    description = QueueDescription(requires_session=with_sessions)
+    server.namespace.create_queue("q", description, server.now_ms())
+    return server
+
+
+@pytest.mark.parametrize("with_sessions", [False, True])
+async def test_a_message_of_the_full_size_is_within_what_the_receiver_is_told(
+    with_sessions: bool,
+) -> None:
+    """The .NET SDK holds the broker to the max-message-size of its ATTACH."""
+    server = serving(with_sessions=with_sessions)
+    queue = server.namespace.receive_source("q")
+    overhead = incoming(session_id="s").size_bytes
+    queue.enqueue(incoming(bytes(FULL_SIZE_BYTES - overhead - 64), session_id="s"), server.now_ms())
+    client = JoinedClient(server)
+    await client.exchange()
+    session = client.connection.begin()
+    await client.exchange()
+    filters = {SESSION_FILTER: "s"} if with_sessions else None
+    source, target = Source(address="q", filter=filters), Target(address="me")
+    link = session.attach_receiver("in", source=source, target=target)
+    link.grant(1)
+    seen = await client.exchange(60)
+    (arrived,) = [event for event in seen if isinstance(event, DeliveryArrived)]
+    assert len(arrived.payload) <= (link.max_message_size or len(arrived.payload))
+    assert len(arrived.payload) > FULL_SIZE_BYTES
+    await server.close()
+
+
+async def attached(server: BrokerServer, source: Source) -> tuple[ReceiverLink, list[Event]]:
+    client = JoinedClient(server)
+    await client.exchange()
+    session = client.connection.begin()
+    await client.exchange()
+    link = session.attach_receiver("in", source=source, target=Target(address="me"))
+    link.grant(1)
+    return link, await client.exchange()
+
+
+async def test_a_browsing_receiver_is_refused_and_consumes_nothing() -> None:
+    """A JMS QueueBrowser does not expect its messages to be gone afterwards."""
+    server = serving()
+    server.namespace.receive_source("q").enqueue(incoming(), server.now_ms())
+    source = Source(address="q", distribution_mode=Symbol("copy"))
+    link, seen = await attached(server, source)
+    assert not [event for event in seen if isinstance(event, DeliveryArrived)]
+    (ended,) = [event for event in seen if isinstance(event, Detached)]
+    assert ended.error is not None
+    assert ended.error.condition == "amqp:not-implemented"
+    assert "com.microsoft:peek-message on 'q/$management'" in (ended.error.description or "")
+    assert (link.source, link.state) == (None, LinkState.CLOSED)
+    assert len(server.namespace.receive_source("q").states.locks) == 0
+    await server.close()
+
+
+async def test_a_filter_that_is_not_applied_is_not_answered() -> None:
+    """AMQP 1.0 part 3.5.8: the answer has the filters in force, and the receiver checks them."""
+    server = serving()
+    selector = Symbol("apache.org:selector-filter:string")
+    filters = {selector: Described(selector, "colour = 'blue'")}
+    source = Source(address="q", distribution_mode=Symbol("move"), filter=filters)
+    link, seen = await attached(server, source)
+    assert [event for event in seen if isinstance(event, Attached)]
+    assert link.source == Source(address="q", distribution_mode=Symbol("move"))
+    await server.close()
+
+
+async def test_of_several_filters_only_the_session_is_answered() -> None:
+    server = serving(with_sessions=True)
+    selector = Symbol("apache.org:selector-filter:string")
+    filters = {selector: Described(selector, "x = 1"), SESSION_FILTER: "s"}
+    link, _ = await attached(server, Source(address="q", filter=filters))
+    assert link.source is not None
+    assert link.source.filter == {SESSION_FILTER: "s"}
+    await server.close()
+
+
+async def test_the_nodes_of_requests_answer_no_filter_either() -> None:
+    server = serving()
+    for address in ("$cbs", "q/$management"):
+        link, seen = await attached(server, Source(address=address, filter={Symbol("x"): 1}))
+        assert [event for event in seen if isinstance(event, Attached)]
+        assert link.source == Source(address=address)
+    await server.close()
+
+
+async def test_a_link_that_a_fault_delays_does_not_open_after_its_session_has_ended() -> None:
+    server = new_server()
+    server.namespace.create_queue("q", QueueDescription(), server.now_ms())
+    server.faults.add(Fault(kind="delay", delay_ms=50))
+    client = JoinedClient(server)
+    await client.exchange()
+    session = client.connection.begin()
+    await client.exchange()
+    session.attach_receiver("in", source=Source(address="q"), target=Target(address="me"))
+    await client.exchange()
+    (opening,) = client.peer.connection.sessions[0].links.values()
+    client.connection.end_session(session)
+    await client.exchange()
+    await asyncio.sleep(0.1)
+    assert opening.owner is None
+    await server.close()
+
+
+async def test_nothing_is_delivered_to_a_connection_that_broke_the_protocol() -> None:
+    """The client may take its time to hang up; receive-and-delete would lose what comes then."""
+    server = new_server()
+    queue = server.namespace.create_queue("q", QueueDescription(), server.now_ms())
+    client = JoinedClient(server)
+    await client.exchange()
+    session = client.connection.begin()
+    await client.exchange()
+    source, target = Source(address="q"), Target(address="me")
+    link = session.attach_receiver("in", source=source, target=target, settled=True)
+    await client.exchange()
+    link.grant(10)
+    await client.exchange()
+    client.connection.output.put(b"\xff" * 8)
+    await client.exchange()
+    queue.enqueue(incoming(), server.now_ms())
+    await client.exchange()
+    assert len(queue.messages) == 1
+    await server.close()
+
+
+async def test_a_link_for_transactions_is_refused_as_not_supported_whatever_the_rights() -> None:
+    for trusted in (True, False):
+        server = new_server()
+        client = JoinedClient(server, trusted=trusted)
+        await client.exchange()
+        session = client.connection.begin()
+        await client.exchange()
+        coordinator = Coordinator(capabilities=["amqp:local-transactions"])
+        session.attach_sender("tx", source=Source(address="tx"), target=coordinator)  # type: ignore[arg-type]
+        (ended,) = [one for one in await client.exchange() if isinstance(one, Detached)]
+        assert ended.error is not None
+        assert ended.error.condition == "amqp:not-implemented"
+        assert ended.error.description == (
+            "This broker does not support transactions; send without one."
+        )
+        await server.close()
+
+
+COUNT = 1_000
+NODE = "talks/$management"
+
+
+class CountedConsumer:
+    """A consumer that counts how often it is compared with another."""
+
+    compared = 0
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
+
+    def __eq__(self, other: object) -> bool:
+        CountedConsumer.compared += 1
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def take_next_session(self, now_ms: int) -> bool:
+        return False
+
+    def deliver(self, limit: int, now_ms: int) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_consumers_that_leave_are_not_compared_with_all_others(waits: bool) -> None:
+    dispatcher, queue = Dispatcher(lambda: None), cast(Queue, object())
+    consumers = [CountedConsumer(queue) for _ in range(COUNT)]
+    for consumer in consumers:
+        (dispatcher.wait_for_session if waits else dispatcher.add)(consumer)
+    CountedConsumer.compared = 0
+    for consumer in reversed(consumers):
+        dispatcher.remove(consumer)
+    assert dispatcher.receiver_count(queue) == 0
+    assert CountedConsumer.compared < COUNT
+
+
+class Unsearched(dict[int, Link]):
+    def values(self) -> Any:
+        raise AssertionError("all links were searched")
+
+
+async def opened(server: BrokerServer) -> tuple[JoinedClient, SenderLink, ReceiverLink]:
+    """A client that holds the session "s", asks the queue's node and reads its answers."""
+    description = QueueDescription(requires_session=True)
+    server.namespace.create_queue("talks", description, server.now_ms())
+    client = JoinedClient(server)
+    await client.exchange()
+    session = client.connection.begin()
+    await client.exchange()
+    asks = session.attach_sender("ask", source=Source(), target=Target(address=NODE))
+    answers = _answers(asks)
+    source = Source(address="talks", filter={"com.microsoft:session-filter": "s"})
+    session.attach_receiver("holds", source=source, target=Target(address="me"))
+    await client.exchange()
+    answers.grant(9)
+    return client, asks, answers
+
+
+def _answers(asks: SenderLink) -> ReceiverLink:
+    session = cast(Any, asks.session)
+    link = session.attach_receiver(
+        "answers", source=Source(address=NODE), target=Target(address="me")
+    )
+    return cast(ReceiverLink, link)
+
+
+def ask(asks: SenderLink, reply_to: str | None = "me") -> None:
+    headers = {
+        "operation": "com.microsoft:renew-session-lock",
+        "associated-link-name": "holds",
+    }
+    wire = encode_message(
+        properties=Properties(message_id="1", reply_to=reply_to),
+        application_properties=headers,
+        value={"session-id": "s"},
+    )
+    asks.send(wire, b"t")
+
+
+def statuses(events: list[Event]) -> list[int]:
+    arrived = [event.payload for event in events if isinstance(event, DeliveryArrived)]
+    return [decode_map(split(wire).application_properties)["statusCode"] for wire in arrived]
+
+
+@pytest.mark.parametrize("reply_to", ["me", "nobody", None])
+async def test_a_request_finds_its_links_by_name(
+    reply_to: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = new_server()
+    client, asks, _ = await opened(server)
+    with monkeypatch.context() as patch:
+        (ours,) = client.peer.connection.sessions.values()
+        patch.setattr(ours, "links", Unsearched(ours.links))
+        ask(asks, reply_to)
+        assert statuses(await client.exchange()) == [200]
+    await server.close()
+
+
+async def test_a_reply_link_and_a_receiver_that_are_closed_are_not_found() -> None:
+    server = new_server()
+    client, asks, answers = await opened(server)
+    answers.detach()
+    await client.exchange()
+    ask(asks)
+    assert statuses(await client.exchange()) == []
+    again = _answers(asks)
+    await client.exchange()
+    again.grant(9)
+    holds = next(link for link in again.session.links.values() if link.name == "holds")
+    holds.detach()
+    await client.exchange()
+    ask(asks)
+    assert statuses(await client.exchange()) == [410]
+    await server.close()
