@@ -224,8 +224,8 @@ def _first(value: object) -> str:
 
 
 def _plain(text: str) -> str:
-    """One line for a cell of a table; the specification is not for users."""
-    line = re.sub(r" \(SPEC [\d., ]+\)", "", " ".join(text.split()))
+    """One line for a cell of a table; the name of a page in docs/ becomes a link."""
+    line = re.sub(r"\bdocs/([\w-]+)\.md", r"[\1](\1.md)", " ".join(text.split()))
     return line.replace("|", "\\|")
 
 

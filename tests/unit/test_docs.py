@@ -117,6 +117,16 @@ def test_the_docs_are_at_most_24_pages_of_40_000_words() -> None:
     assert sum(len(page.read_text().split()) for page in pages) <= 40_000
 
 
+def test_docstrings_point_to_pages_that_users_have() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}: {pointer}"
+        for path in sorted((ROOT / "src").rglob("*.py"))
+        for pointer in re.findall(r"\bSPEC\b|\bdocs/[\w-]+\.md", path.read_text())
+        if text_at(ROOT / pointer) is None
+    ]
+    assert wrong == []
+
+
 def test_what_is_not_there_is_found() -> None:
     text = (
         "`test_a` in tests/unit/test_docs.py, tests/unit/gone.py, [x](gone.md), [y](#here)\n"

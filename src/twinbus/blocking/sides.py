@@ -44,7 +44,7 @@ class PairSide:
         """Close this side: later calls that need it raise; calls in flight may end.
 
         Idempotent. Where the syphon runs, the other side must follow within 5 seconds, or it is
-        faulted (SPEC 7).
+        faulted (docs/observability.md).
         """
         self._loop_thread.finish(self._core.close)
         self._on_end()
@@ -53,7 +53,7 @@ class PairSide:
         """Declare that this side must not be used: later calls that need it raise.
 
         `error` is the cause of what they raise; the first fault stays. Where the syphon runs, the
-        other side must follow within 5 seconds, or it is faulted too (SPEC 7).
+        other side must follow within 5 seconds, or it is faulted too (docs/observability.md).
         """
         self._loop_thread.call(lambda: self._core.fault(error))
         self._on_end()

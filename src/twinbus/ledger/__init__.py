@@ -1,5 +1,6 @@
-"""The ledger: what every process of a pair did, one line for each operation (SPEC 8).
+"""The ledger: what every process of a pair did, one line for each operation.
 
+docs/observability.md states the rules.
 `record` defines a line, `writer` appends lines cheaply and survives a crash, `files` begins and
 ends the files, `adoption` ends those of dead processes. `facts` reads the facts of one file,
 `chain` compares all files: gaps, missing, changed and doubled files. `missing` has the notes of

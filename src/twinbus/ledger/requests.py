@@ -1,4 +1,6 @@
-"""Records the requests that Azure bills where they are made, so that none is missed (SPEC 8).
+"""Records the requests that Azure bills where they are made, so that none is missed.
+
+docs/costs.md states the rules.
 
     with recording_to(ledger): ...           requests of this block and of the tasks it starts
     BilledRequests(namespace).made(...)      called by the code that sends a request

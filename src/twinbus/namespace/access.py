@@ -95,7 +95,7 @@ class NamespaceAccess:
 
     @property
     def label(self) -> str:
-        """The namespace's label, with which the paths of its backlog queues start (SPEC 2.2)."""
+        """The namespace's label, with which the paths of its backlog queues start."""
         return namespace_label(self.host, self.port, self.name)
 
     @property

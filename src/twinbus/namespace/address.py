@@ -47,7 +47,7 @@ def is_loopback(host: str) -> bool:
 
 
 def namespace_label(host: str, port: int, name: str | None = None) -> str:
-    """Return the label that starts the paths of the namespace's backlog queues (SPEC 2.2)."""
+    """Return the label that starts the paths of the namespace's backlog queues."""
     if name is not None:
         if not 0 < len(name) <= LABEL_LENGTH_MAX or not LABEL_CHARACTERS.issuperset(name):
             raise ValueError(

@@ -35,7 +35,7 @@ class Endpoint:
 
     @property
     def label(self) -> str:
-        """The namespace's label, with which the paths of its backlog queues start (SPEC 2.2)."""
+        """The namespace's label, with which the paths of its backlog queues start."""
         return self.name or namespace_label(self.host, self.port)
 
     @property

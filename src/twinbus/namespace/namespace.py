@@ -50,7 +50,7 @@ RETRY_OPTIONS: Final = (
 """Keywords of the SDK's client that a pair's senders do not use."""
 
 RETRIES_OFF: Final = {"retry_total": 0, "retry_backoff_factor": 0.0}
-"""Twinbus owns the retries (SPEC 3)."""
+"""Twinbus owns the retries (docs/failures.md)."""
 
 KEEP_ALIVE_OFF: Final[Mapping[str, Any]] = {"keep_alive": 0}
 """Passed to every SDK sender. The SDK's keep-alive task sleeps one second at a time and reports an
@@ -198,7 +198,7 @@ class Namespace:
         return None if self.parts is None else self.parts.entity_path
 
     def claim(self) -> None:
-        """Make it part of a pair; NamespaceInUseError if it is part of one already (SPEC 2.1)."""
+        """Make it part of a pair; NamespaceInUseError if it is part of one already."""
         if self._is_paired:
             raise NamespaceInUseError(
                 f"this Namespace object of {self.endpoint} is part of a pair already; make another"

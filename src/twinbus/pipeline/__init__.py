@@ -1,4 +1,4 @@
-"""The ledger as tables, and the syphon as a job, on Spark (SPEC 8).
+"""The ledger as tables, and the syphon as a job, on Spark (docs/tables.md).
 
 `tables` are pure functions over DataFrames, `store` keeps them on disk, `reports` makes plain data
 of them, `drain` is the syphon, `spark` starts a quiet session. `planner` simulates years.

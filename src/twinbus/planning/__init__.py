@@ -1,4 +1,4 @@
-"""Models a pair in a year with outages, to choose its options (docs/planning.md). Without Spark.
+"""Models a pair in a year with outages, to choose its options (docs/costs.md). Without Spark.
 
 outages     how often a primary is down, and how long
 model       the effect of one outage, and of several, on callers, backlog and pings

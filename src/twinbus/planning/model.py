@@ -2,7 +2,7 @@
 
 The whole primary is down from 0 to `length`. A client sends to each entity at a steady rate; its
 first send to an entity after 0 comes within one *gap* (entities x clients / rate), uniformly
-distributed. That send fails, and the timers of SPEC 3 and 5 run:
+distributed. That send fails, and the timers of docs/failures.md run:
 
     0 ....... first send ... fails ... failed over .... ping, ping, ... ping answered
               | <- gap     | attempt | failover interval | every ping interval
@@ -212,7 +212,7 @@ def next_level(
 def fullest_share(queues: int, senders: int) -> float:
     """Return the expected share of a backlog in its fullest queue.
 
-    A sender keeps the queue that it chose (SPEC 3), so queues fill unevenly. This is the normal
+    A sender keeps the queue that it chose, so queues fill unevenly. This is the normal
     approximation of a random choice, with Blom's mean of the largest of several.
     """
     even = 1 / queues

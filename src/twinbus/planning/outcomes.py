@@ -84,7 +84,7 @@ class PlanQuestion:
 def grid(
     failover_s: Sequence[float], ping_s: Sequence[float], queues: Sequence[int]
 ) -> tuple[Setting, ...]:
-    """Return every combination in order, checked against the ranges of the options (SPEC 1)."""
+    """Return every combination in order, checked against the ranges of the options."""
     for value in failover_s:
         _within("failover interval", value, 0, FAILOVER_INTERVAL_MAX_S, " seconds")
     for value in ping_s:

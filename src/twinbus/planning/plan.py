@@ -1,7 +1,7 @@
 """The result of the planner: all settings with figures and costs, and the recommended one.
 
 The cost of a year with a pair is compared with no pair and with Geo-Replication. Operations are
-counted by the stages of SPEC 8 and priced for an average month: the monthly price tiers are wide
+counted by stages (docs/costs.md) and priced for an average month: the monthly price tiers are wide
 compared with the messages of one outage.
 """
 

@@ -107,7 +107,7 @@ class BrokerNamespace:
     # Messages
 
     def send(self, target: Entity, batch: Sequence[Incoming], now_ms: int) -> None:
-        """Take a batch whole or refuse it whole. Pings pass all checks and are dropped (SPEC 5)."""
+        """Take a batch whole or refuse it whole. Pings pass all checks and are dropped."""
         if len(batch) == 1:
             target.admit(batch[0], now_ms)
         else:

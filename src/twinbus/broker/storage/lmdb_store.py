@@ -1,6 +1,6 @@
 """The store on disk: one LMDB environment in a directory that belongs to this process.
 
-Commits are synchronous, data and metadata (SPEC 9), so a batch is wholly there or not at all,
+Commits are synchronous, data and metadata, so a batch is wholly there or not at all,
 whenever the process or the machine dies. After an error nothing is trusted: the environment is
 opened anew and what it holds is the truth (`discard`, then `recover`).
 
@@ -220,7 +220,7 @@ def open_environment(directory: DataDirectory, map_size: int) -> lmdb.Environmen
 def _open(path: Path, map_size: int) -> lmdb.Environment:
     while True:
         try:
-            # sync and metasync are LMDB's defaults; they are the promise of SPEC 9, so they are
+            # sync and metasync are LMDB's defaults; decision 2 rests on them, so they are
             # said here.
             return lmdb.open(
                 os.fspath(path), map_size=map_size, sync=True, metasync=True, mode=0o600

@@ -163,7 +163,7 @@ class World:
 
 
 async def create_entities(connection_string: str) -> None:
-    """Create what the drill sends to, as one should have it: with duplicate detection (SPEC 3)."""
+    """Create what the drill sends to, as one should have it: with duplicate detection."""
     async with administration(connection_string) as admin:
         for entity in ENTITIES:
             if entity.is_topic:

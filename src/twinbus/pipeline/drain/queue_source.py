@@ -71,7 +71,7 @@ MESSAGES: Final = schema(
     "string?: body_json",
     "long: size_bytes",
     "string?: dead_letter_source dead_letter_reason dead_letter_description",
-    # Of a backlog message: what it was before it was diverted (SPEC 4).
+    # Of a backlog message: what it was before it was diverted (docs/from-sdk.md).
     "string?: destination original_session_id",
     "long?: original_time_to_live_ms",
     "timestamp?: original_scheduled_at",

@@ -1,4 +1,6 @@
-"""The table of charges: operations by day, namespace, entity, cause, stage and direction (SPEC 8).
+"""The table of charges: operations by day, namespace, entity, cause, stage and direction.
+
+docs/costs.md states the rules.
 
     stage              what the call was for                                direction
     send_primary       a send, or a forward of the syphon                   in
