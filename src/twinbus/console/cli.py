@@ -13,7 +13,7 @@ import typer
 from twinbus import __version__
 from twinbus.console.backlog.cli import app as backlog_app
 from twinbus.console.commands import app as commands_app
-from twinbus.console.config.commands import app as config_app
+from twinbus.console.config import app as config_app
 from twinbus.console.control.cli import app as control_app
 from twinbus.console.cost.estimate import app as cost_app
 from twinbus.console.cost.price_books import prices_app

@@ -10,7 +10,6 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from twinbus.console.config.pair_defaults import CONFIG_TEXT, require_pair
 from twinbus.console.options import QueuesOption, RecordingOption, SidesOptions
 from twinbus.console.terminal.command import command, command_group, option
 from twinbus.console.terminal.output import (
@@ -21,6 +20,7 @@ from twinbus.console.terminal.output import (
     WrongUse,
     show,
 )
+from twinbus.console.terminal.pair_defaults import CONFIG_TEXT, require_pair
 from twinbus.console.terminal.table import UNKNOWN, paint, table_lines, visible
 from twinbus.errors import SettingsError
 from twinbus.namespace.access import NamespaceAccess

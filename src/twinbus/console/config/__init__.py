@@ -1,1 +1,0 @@
-"""The settings file in the command line: `--pair` and `--config` of all commands, and `config`."""
