@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.end_to_end import backlog_table, fault_table
+from tests.end_to_end import fault_table
 from twinbus.servicebus.failures import CLASSES, CONDITIONS, FailureMeaning, FailureRow
 
 PAGE = Path(__file__).parents[4] / "docs" / "failures.md"
@@ -15,7 +15,7 @@ def tables() -> dict[str, str]:
     """Each table that is written from the code, by the name of its place in the page."""
     return {
         "faults": fault_table.markdown(),
-        "backlog": backlog_table.markdown(),
+        "backlog": fault_table.backlog_markdown(),
         "classes": _judged("exception", CLASSES),
         "conditions": _judged("condition", CONDITIONS),
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.backlog_table import BACKLOG_ROWS
+from tests.end_to_end.fault_table import BACKLOG_ROWS
 from tests.unit.pairing.core.failures_page import PAGE, state_tables, written
 from twinbus.pairing.core.failover import (
     EntityFailover,
