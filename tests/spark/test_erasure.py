@@ -15,6 +15,7 @@ from twinbus.pipeline.reports.conservation import conservation_report
 from twinbus.pipeline.reports.documents import ReportRequest, ReportVerdict
 from twinbus.pipeline.store.current import current_tables
 from twinbus.pipeline.store.erasure import _new_id, erase
+from twinbus.pipeline.store.place_files import PlaceFiles
 from twinbus.pipeline.store.stream import open_store, update
 from twinbus.pipeline.tables.gold import BRONZE, JOURNEYS
 from twinbus.pipeline.tables.journeys import is_erased_id
@@ -44,7 +45,7 @@ def test_a_lost_message_is_forgotten_and_stays_lost(spark: SparkSession, tmp_pat
     fates = store.lake.files("fates", before)
     assert "p-0.jsonl" in naming(tmp_path, SECRET)
     # Killed and begun again, it goes on with the same name.
-    new_id = _new_id(store, str(tmp_path), SECRET)
+    new_id = _new_id(PlaceFiles(str(tmp_path)), SECRET)
     done = erase(store, str(tmp_path), SECRET)
     assert (done.records, done.raw_files, done.snapshot.number) == (3, 2, before.number + 1)
     assert naming(tmp_path, SECRET) == naming(tmp_path, "of jane") == []

@@ -33,6 +33,7 @@ from twinbus.pipeline.reports.reconciliation import reconciliation_report
 from twinbus.pipeline.store.compaction import remove_raw
 from twinbus.pipeline.store.inspection import LedgerFolder
 from twinbus.pipeline.store.lake import Snapshot
+from twinbus.pipeline.store.place_files import PlaceFiles
 from twinbus.pipeline.store.store import TableStore
 from twinbus.pipeline.tables.schemas import LEDGER
 
@@ -108,9 +109,7 @@ def test_the_drills_report_does_not_call_it_conserved(
     assert GONE in report.conservation.unknown
 
 
-@pytest.mark.parametrize(
-    "step", ["put_text", "rename", "mark_raw_removed", "first file", "second file"]
-)
+@pytest.mark.parametrize("step", ["put", "rename", "mark_raw_removed", "first file", "second file"])
 def test_a_removal_that_is_killed_is_noted_before_anything_is_missing(
     tmp_path: Path, taken: TableStore, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -119,24 +118,25 @@ def test_a_removal_that_is_killed_is_noted_before_anything_is_missing(
     def dies(*_: object) -> None:
         raise KeyboardInterrupt
 
-    remove, put = TableStore.remove_raw_file, TableStore.put_text
+    remove, put = PlaceFiles.remove, PlaceFiles.put
 
-    def removes(store: TableStore, ledger: str, name: str) -> bool:
-        was_there = remove(store, ledger, name)
+    def removes(files: PlaceFiles, name: str) -> bool:
+        was_there = remove(files, name)
         if step == "first file" or name == "app-00001.jsonl":
             raise KeyboardInterrupt
         return was_there
 
-    def puts_a_draft(store: TableStore, place: str, name: str, text: str) -> None:
-        put(store, place, f"_{name}", text)
+    def puts_a_draft(files: PlaceFiles, name: str, content: bytes) -> None:
+        put(files, f"_{name}", content)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         if step.endswith("file"):
-            patch.setattr(TableStore, "remove_raw_file", removes)
+            patch.setattr(PlaceFiles, "remove", removes)
+        elif step == "mark_raw_removed":
+            patch.setattr(TableStore, step, dies)
         else:
-            name = "put_text" if step == "rename" else step
-            patch.setattr(TableStore, name, puts_a_draft if step == "rename" else dies)
+            patch.setattr(PlaceFiles, "put", puts_a_draft if step == "rename" else dies)
         with pytest.raises(KeyboardInterrupt):
             remove_raw(taken, str(tmp_path))
     there = names(tmp_path)
@@ -152,7 +152,6 @@ def test_a_removal_that_is_killed_is_noted_before_anything_is_missing(
 
 
 def test_a_removal_without_a_readable_note_is_unknown(tmp_path: Path, taken: TableStore) -> None:
-    # As a version did that left no note.
     [sentence] = LedgerFolder(tmp_path).inspect({}, removed_unnoted=True).missing
     assert (
         sentence == "records are missing: files of the ledger were removed, and no note says which"

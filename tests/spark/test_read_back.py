@@ -22,6 +22,7 @@ from twinbus.pipeline.reports.ledger_tables import batch_tables
 from twinbus.pipeline.store import current
 from twinbus.pipeline.store.compaction import compact
 from twinbus.pipeline.store.current import current_tables
+from twinbus.pipeline.store.place_files import PlaceFiles
 from twinbus.pipeline.store.retention import retain
 from twinbus.pipeline.store.store import TableStore
 from twinbus.pipeline.store.stream import open_store, rebuild, update
@@ -154,12 +155,11 @@ def test_open_files_that_no_worker_reads_are_not_passed_over(
         (tmp_path / "p-1.jsonl.open").rename(hidden)
         return lines
 
-    def listed(store: TableStore, place: str) -> list[tuple[str, int]]:
-        return [("p-1.jsonl.open", 100), ("empty-0.jsonl.open", 0)]
+    listed = {"p-1.jsonl.open": 100, "empty-0.jsonl.open": 0}
 
     with (
         mock.patch.object(DataFrameReader, "json", elsewhere),
-        mock.patch.object(TableStore, "files_at", listed),
+        mock.patch.object(PlaceFiles, "ledger_files", return_value=listed),
         pytest.raises(LedgerError, match=r"1 of the open files .* by Spark's workers \(p-1"),
         current_tables(spark, tmp_path),
     ):

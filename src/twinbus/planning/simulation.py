@@ -11,7 +11,7 @@ with fewer outages than another has outages of length 0 at its end, which have n
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
@@ -197,39 +197,37 @@ def _intervals(setting: Setting) -> tuple[float, float]:
 
 def outcomes_of(question: PlanQuestion, totals: BlockTotals) -> list[SettingOutcome]:
     """Return the outcome of each setting, in their order."""
-    return list(_outcomes(question, totals))
-
-
-def _outcomes(question: PlanQuestion, totals: BlockTotals) -> Iterator[SettingOutcome]:
-    traffic, years = question.traffic, question.years
     columns = zip(
         question.settings, totals.sums.sum(axis=0), totals.peaks.T, totals.drains, strict=True
     )
-    for setting, sums, (peak_max, drain_max_s), drains in columns:
-        *both, full, queue_full = sums.tolist()
-        means = {
-            name: SampledMean.of(years, total, squares)
-            for name, total, squares in zip(
-                SUMMED, both[: len(SUMMED)], both[len(SUMMED) :], strict=True
-            )
-        }
-        overhang_s, failovers = means.pop("overhang_s").mean, means["failovers"].mean
-        drain_p50_s, drain_p95_s = (
-            min(_percentile(drains, share), float(drain_max_s)) for share in (0.5, 0.95)
-        )
-        yield SettingOutcome(
-            **means,
-            setting=setting,
-            full=SampledMean.of_share(years, round(full)),
-            queue_full=SampledMean.of_share(years, round(queue_full)),
-            polls=question.polls_a_year(setting.queues),
-            detection_s=traffic.gap_s / 2 + traffic.failed_attempt_s + setting.failover_interval_s,
-            recovery_s=overhang_s / failovers if failovers else 0.0,
-            peak_max=float(peak_max),
-            drain_p50_s=drain_p50_s,
-            drain_p95_s=drain_p95_s,
-            drain_max_s=float(drain_max_s),
-        )
+    return [_outcome(question, *of_setting) for of_setting in columns]
+
+
+def _outcome(
+    question: PlanQuestion, setting: Setting, sums: Floats, peaks: Floats, drains: NDArray[np.int32]
+) -> SettingOutcome:
+    traffic, years = question.traffic, question.years
+    totals, squares = sums[:-2].reshape(2, -1).tolist()
+    full, queue_full = sums[-2:].tolist()
+    peak_max, drain_max_s = peaks.tolist()
+    means = {
+        name: SampledMean.of(years, *pair)
+        for name, *pair in zip(SUMMED, totals, squares, strict=True)
+    }
+    overhang_s, failovers = means.pop("overhang_s").mean, means["failovers"].mean
+    return SettingOutcome(
+        **means,
+        setting=setting,
+        full=SampledMean.of_share(years, round(full)),
+        queue_full=SampledMean.of_share(years, round(queue_full)),
+        polls=question.polls_a_year(setting.queues),
+        detection_s=traffic.gap_s / 2 + traffic.failed_attempt_s + setting.failover_interval_s,
+        recovery_s=overhang_s / failovers if failovers else 0.0,
+        peak_max=peak_max,
+        drain_p50_s=min(drain_max_s, _percentile(drains, 0.5)),
+        drain_p95_s=min(drain_max_s, _percentile(drains, 0.95)),
+        drain_max_s=drain_max_s,
+    )
 
 
 def _percentile(drains: NDArray[np.int32], share: float) -> float:

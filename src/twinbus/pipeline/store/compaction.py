@@ -22,6 +22,7 @@ from twinbus.ledger import missing
 from twinbus.ledger.record import LedgerError
 from twinbus.pipeline.store.increment import totals, with_key_hash
 from twinbus.pipeline.store.lake import CommitConflict, DataFile, Snapshot, TableChange
+from twinbus.pipeline.store.place_files import PlaceFiles
 from twinbus.pipeline.store.store import ONLY_COPY, TableStore
 from twinbus.pipeline.tables.gold import BRONZE, JOURNEYS, SUMS, kept_tables
 from twinbus.pipeline.tables.journeys import MESSAGE, merged
@@ -78,7 +79,7 @@ def compact(store: TableStore, *, announce: Announce | None = None) -> Compacted
     sums = _compacted_sums(store, before, part)
     if sums:
         commit_changes(store, sums, sum_parts=1)
-    store.sweep()
+    store.lake.sweep()
     after = store.latest()
     return Compacted(after, files_by_kind(store, before), files_by_kind(store, after))
 
@@ -221,16 +222,17 @@ def remove_raw(store: TableStore, ledger: str) -> list[str]:
     going = sorted(name for name, batch in store.lake.taken().items() if batch < last)
     # If the process is killed after this, the note names every missing file.
     note_removal(store, ledger, going)
-    return [name for name in going if store.remove_raw_file(ledger, name)]
+    files = PlaceFiles(ledger)
+    return [name for name in going if files.remove(name)]
 
 
 def note_removal(store: TableStore, ledger: str, going: Iterable[str]) -> None:
     """Note in the ledger and at the tables which files are about to be removed."""
     names = set(going)
-    notes = (missing.noted_files(text) for text in _listed(store, ledger)[1])
+    notes = (missing.noted_files(text) for text in _listed(ledger)[1])
     new = names.difference(*(noted for noted in notes if noted is not None))
     if new:
-        store.put_text(ledger, missing.note_name(), missing.new_note(new))
+        PlaceFiles(ledger).put(missing.note_name(), missing.new_note(new).encode())
     if names:
         store.mark_raw_removed()
 
@@ -240,7 +242,7 @@ def require_raw(store: TableStore, ledger: str) -> None:
     is_only_copy = store.is_only_copy
     if not is_only_copy:
         # Other tables of this ledger removed files: these tables may be the last copy.
-        removed = missing.missing_files(*_listed(store, ledger)).removed
+        removed = missing.missing_files(*_listed(ledger)).removed
         is_only_copy = bool(removed and store.lake.taken().keys() & set(removed))
     if is_only_copy:
         raise LedgerError(
@@ -249,7 +251,8 @@ def require_raw(store: TableStore, ledger: str) -> None:
         )
 
 
-def _listed(store: TableStore, place: str) -> tuple[list[str], list[str]]:
+def _listed(ledger: str) -> tuple[list[str], list[str]]:
     """Return the names of a ledger's files, and the texts of the notes among them."""
-    names = [name for name, _ in store.files_at(place)]
-    return names, [store.text_at(place, name) for name in names if missing.is_note(name)]
+    files = PlaceFiles(ledger)
+    names = list(files.ledger_files())
+    return names, [files.text(name) for name in names if missing.is_note(name)]

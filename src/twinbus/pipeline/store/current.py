@@ -28,6 +28,7 @@ from twinbus.pipeline.store.increment import (
 )
 from twinbus.pipeline.store.inspection import InspectedLedger, LedgerFolder
 from twinbus.pipeline.store.lake import Snapshot
+from twinbus.pipeline.store.place_files import PlaceFiles
 from twinbus.pipeline.store.store import TableStore
 from twinbus.pipeline.store.stream import FEW_BYTES, open_store, taken_files, update
 from twinbus.pipeline.tables import bronze
@@ -68,12 +69,12 @@ def current_tables(
     store = open_store(spark, ledger, tables, shared=shared)
     folder = LedgerFolder(ledger)
     for tries_left in reversed(range(TRIES)):
-        before = _open_files(store, ledger)
+        before = _open_files(ledger)
         snapshot = update(spark, ledger, tables, shared=shared)
         inspected = folder.inspect(taken_files(store))
         found = {
             name: size
-            for name, size in _open_files(store, ledger).items()
+            for name, size in _open_files(ledger).items()
             if name not in inspected.refused
         }
         if tries_left and before.keys() - found.keys() - inspected.refused.keys():
@@ -81,7 +82,7 @@ def current_tables(
             continue
         tail = _Tail(store, snapshot, ledger, found, inspected) if found else None
         try:
-            still_open = _open_files(store, ledger).keys()
+            still_open = _open_files(ledger).keys()
             if tail is None or not tries_left or found.keys() <= still_open:
                 _require_read(ledger, tail, still_open)
                 if not tries_left:
@@ -238,7 +239,7 @@ def _require_whole(
     """Raise LedgerError if a file that was open is neither in the tables nor in the tail."""
     ended = {name.removesuffix(OPEN_SUFFIX) for name in known - read}
     # An ended file without lines is removed.
-    ended &= {name for name, _ in store.files_at(str(ledger))} if ended else set()
+    ended &= PlaceFiles(str(ledger)).ledger_files().keys() if ended else set()
     taken = store.lake.taken() if ended else {}
     missed = sorted(name for name in ended if taken.get(name, snapshot.batch + 1) > snapshot.batch)
     if missed:
@@ -248,7 +249,8 @@ def _require_whole(
         )
 
 
-def _open_files(store: TableStore, ledger: Path | str) -> dict[str, int]:
+def _open_files(ledger: Path | str) -> dict[str, int]:
     """Return the sizes of a ledger's open files by name."""
     suffix = bronze.OPEN_FILES.removeprefix("*")
-    return {name: size for name, size in store.files_at(str(ledger)) if name.endswith(suffix)}
+    files = PlaceFiles(str(ledger)).ledger_files()
+    return {name: size for name, size in files.items() if name.endswith(suffix)}

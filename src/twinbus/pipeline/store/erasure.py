@@ -35,6 +35,7 @@ from twinbus.pipeline.store.compaction import (
 )
 from twinbus.pipeline.store.increment import with_key_hash
 from twinbus.pipeline.store.lake import DataFile, Snapshot, TableChange
+from twinbus.pipeline.store.place_files import PlaceFiles
 from twinbus.pipeline.store.store import TableStore, ledger_paths, paths_of
 from twinbus.pipeline.tables.gold import BRONZE, JOURNEYS, NOTABLE
 from twinbus.pipeline.tables.journeys import ERASED, RAN_OUT, is_erased_id
@@ -67,31 +68,32 @@ def erase(
     """Remove the id of a message; LedgerError, and no change, if an open file has it."""
     say = announce or (lambda line: None)
     say(f"looking for message {message_id} in the ledger's files")
-    names = _naming(store, ledger, message_id)
+    files = PlaceFiles(ledger)
+    names = _naming(store, files, message_id)
     still_open = [name for name in names if name.endswith(OPEN_SUFFIX)]
     if still_open:
         raise LedgerError(
             f"message {message_id} was not erased: {still_open[0]} names it and is still being"
             " written; close its process, and erase again"
         )
-    new_id = _new_id(store, ledger, message_id)
+    new_id = _new_id(files, message_id)
     # The files first: so tables take no more records with the id.
     for name in names:
-        before = store.content_of(ledger, name)
+        before = files.content(name)
         lines = before.split(b"\n")
         after = b"\n".join(_renamed(line, message_id, new_id) for line in lines)
         # The note first: a kill after it leaves no unexplained change.
-        _sign_off(store, ledger, name, before, after)
+        _sign_off(files, name, before, after)
         packed = gzip.compress(after) if name.endswith(GZIP_SUFFIX) else after
-        store.replace_content(ledger, name, packed)
+        files.put(name, packed)
     say(f"looking for message {message_id} in the tables")
     records = _erase_from_tables(store, message_id, new_id)
-    store.sweep(keep_h=0)
-    store.remove_raw_file(ledger, _AT_WORK)
+    store.lake.sweep(keep_h=0)
+    files.remove(_AT_WORK)
     return Erased(store.latest(), records, len(names))
 
 
-def _sign_off(store: TableStore, ledger: str, name: str, before: bytes, after: bytes) -> None:
+def _sign_off(files: PlaceFiles, name: str, before: bytes, after: bytes) -> None:
     """Put a file into the ledger that notes the new hash of another one."""
     at_ms = time.time_ns() // 1_000_000
     note = WriterNote(
@@ -101,17 +103,18 @@ def _sign_off(store: TableStore, ledger: str, name: str, before: bytes, after: b
         hash_before=sha256(before).hexdigest(),
         hash_after=sha256(after).hexdigest(),
     )
-    store.replace_content(ledger, *note_file(process_name("erase"), HOST, at_ms, [note]))
+    files.put(*note_file(process_name("erase"), HOST, at_ms, [note]))
 
 
-def _new_id(store: TableStore, ledger: str, message_id: str) -> str:
+def _new_id(files: PlaceFiles, message_id: str) -> str:
     """Return the name that replaces an id: noted first, and found again after a kill."""
     with suppress(ValueError, KeyError, TypeError):
-        found = json.loads(store.text_at(ledger, _AT_WORK))
+        found = json.loads(files.text(_AT_WORK))
         if found["message_id"] == message_id and is_erased_id(found["new_id"]):
             return str(found["new_id"])
     new_id = f"{ERASED}{uuid.uuid4().hex}"
-    store.put_text(ledger, _AT_WORK, json.dumps({"message_id": message_id, "new_id": new_id}))
+    note = json.dumps({"message_id": message_id, "new_id": new_id})
+    files.put(_AT_WORK, note.encode())
     return new_id
 
 
@@ -171,11 +174,11 @@ def _without(
     return TableChange(new, old), sum(row["count"] for row in found)
 
 
-def _naming(store: TableStore, ledger: str, message_id: str) -> list[str]:
+def _naming(store: TableStore, files: PlaceFiles, message_id: str) -> list[str]:
     """Return the ledger's files that contain the id."""
-    names = sorted(name for name, _ in store.files_at(ledger) if is_readable(name))
+    names = sorted(filter(is_readable, files.ledger_files()))
     found = (
-        store.session.read.text(ledger_paths(ledger, names))
+        store.session.read.text(ledger_paths(files.place, names))
         .where(F.contains(F.col("value"), F.lit(_written(message_id))))
         .select(F.col("_metadata.file_path").alias("file"))
         .distinct()

@@ -113,7 +113,7 @@ class LedgerFolder:
         found, alive, dead = listing.found, listing.alive, listing.dead
         # Tables hold the records that they took, whether or not the file still exists.
         files = {**taken, **listing.files}
-        notes = [self._text(name) for name in found if is_note(name)]
+        notes = [self._place.text(name) for name in found if is_note(name)]
         lacking = missing_files(files, notes).but(taken)
         if removed_unnoted and not notes:
             lacking = replace(lacking, unnoted=1)
@@ -184,12 +184,6 @@ class LedgerFolder:
         for directory in self._place.directories():
             if directory != TABLES:
                 yield from filter(is_unread, self._place.below(directory))
-
-    def _text(self, name: str) -> str:
-        try:
-            return self._place.content(name).decode("utf-8", "replace")
-        except LedgerError:
-            return ""
 
 
 def _renamed(files: Mapping[str, FileFacts]) -> Iterator[FileFacts]:

@@ -52,6 +52,12 @@ class PlaceFiles:
             if info.is_file
         ]
 
+    def ledger_files(self) -> dict[str, int]:
+        """Return the sizes of all files by name; LedgerError if the place does not exist."""
+        if not self.exists():
+            raise LedgerError(f"there is no ledger at {self.place}: nothing is there")
+        return {file.name: file.size_bytes for file in self.found()}
+
     def directories(self) -> list[str]:
         """Return the names of directories at the place."""
         return [info.base_name for info in self._listed("") if not info.is_file]
@@ -74,6 +80,13 @@ class PlaceFiles:
         """Return the content of a file, decompressed if its name ends in .gz."""
         with self._in_words(), self._files.open_input_stream(self._at(name)) as stream:
             return bytes(stream.read())
+
+    def text(self, name: str) -> str:
+        """Return the text of a small file; "" if it cannot be read."""
+        try:
+            return self.content(name).decode("utf-8", "replace")
+        except LedgerError:
+            return ""
 
     def pieces(self, name: str) -> Iterator[bytes]:
         """Yield the content of a file in pieces, decompressed if its name ends in .gz."""

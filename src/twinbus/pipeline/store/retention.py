@@ -65,7 +65,7 @@ def retain(
     journeys_removed, journeys_open = _committed(
         store, lambda latest: _remove_journeys(store, latest, first)
     )
-    store.sweep()
+    store.lake.sweep()
     return Retained(store.latest(), first, records_removed, journeys_removed, journeys_open)
 
 

@@ -31,7 +31,7 @@ from pyspark.sql import functions as F
 
 from twinbus.ledger.record import LedgerError
 from twinbus.pipeline.spark.session import session_for_few, session_for_many, session_for_tables
-from twinbus.pipeline.store.lake import KEEP_H, REBUILD, SETS, DataFile, Lake, Snapshot, TableChange
+from twinbus.pipeline.store.lake import REBUILD, SETS, DataFile, Lake, Snapshot, TableChange
 from twinbus.pipeline.store.place_files import PlaceFiles, address
 from twinbus.pipeline.tables import comments
 from twinbus.pipeline.tables.gold import BRONZE, JOURNEYS, stored_schemas
@@ -170,18 +170,10 @@ class TableStore:
         """
         return self.lake.publish(before, after, changes, took)
 
-    def sweep(self, *, keep_h: int = KEEP_H) -> None:
-        """Remove files that no set of the last hours names."""
-        self.lake.sweep(keep_h=keep_h)
-
     def mark_raw_removed(self) -> None:
         """Mark these tables as the only copy of records, before the first file is removed."""
         if not self.is_only_copy:
             self._files.put(_RAW_REMOVED, b"")
-
-    def remove_raw_file(self, ledger: str, name: str) -> bool:
-        """Remove a file of the ledger that a batch took; False if it is gone already."""
-        return PlaceFiles(ledger).remove(name)
 
     @property
     def is_only_copy(self) -> bool:
@@ -202,32 +194,6 @@ class TableStore:
             if name in self._schemas or name == SETS:
                 self._files.remove(name)
         self._files.remove(_BEING_REMOVED)
-
-    def files_at(self, place: str) -> list[tuple[str, int]]:
-        """Return names and sizes of the files in a directory or at a URL."""
-        files = PlaceFiles(place)
-        if not files.exists():
-            raise LedgerError(f"there is no ledger at {place}: nothing is there")
-        return [(file.name, file.size_bytes) for file in files.found()]
-
-    def text_at(self, place: str, name: str) -> str:
-        """Return the text of a small file in a directory or at a URL; "" if it cannot be read."""
-        try:
-            return self.content_of(place, name).decode("utf-8", "replace")
-        except LedgerError:
-            return ""
-
-    def content_of(self, place: str, name: str) -> bytes:
-        """Return the content of a file in a directory or at a URL."""
-        return PlaceFiles(place).content(name)
-
-    def replace_content(self, place: str, name: str, content: bytes) -> None:
-        """Replace the content of a file atomically."""
-        PlaceFiles(place).put(name, content)
-
-    def put_text(self, place: str, name: str, text: str) -> None:
-        """Write a small new file; it appears with all its content."""
-        PlaceFiles(place).put(name, text.encode())
 
     def _written(self, table: str, part: str) -> Iterator[DataFile]:
         """Yield the files of a part that this process can read, with their row counts."""

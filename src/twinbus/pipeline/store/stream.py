@@ -33,7 +33,7 @@ from twinbus.pipeline.store.compaction import compact, pays, require_raw
 from twinbus.pipeline.store.inspection import LedgerFolder
 from twinbus.pipeline.store.known_files import KnownFile, known_from_json
 from twinbus.pipeline.store.lake import CommitConflict, DataFile, Snapshot, TableChange
-from twinbus.pipeline.store.place_files import address
+from twinbus.pipeline.store.place_files import PlaceFiles, address
 from twinbus.pipeline.store.store import TableStore, counts_of, ledger_paths
 from twinbus.pipeline.tables import bronze
 from twinbus.pipeline.tables.gold import (
@@ -227,7 +227,7 @@ class _Batch:
         took = {name: file.as_json() for name, file in self._files.items()}
         committed = self._store.commit(self._before, after, self._changes, took)
         if committed.sum_parts == 1:
-            self._store.sweep()
+            self._store.lake.sweep()
         return committed
 
     def _write_records(self, lines: DataFrame) -> Mapping[str, int]:
@@ -303,7 +303,7 @@ def _identity_of(store: TableStore, ledger: Path | str) -> str:
 
     "": it has no id, and the tables are inside it, wherever both are moved.
     """
-    identity = store.text_at(str(ledger), ID_NAME).strip()
+    identity = PlaceFiles(str(ledger)).text(ID_NAME).strip()
     if identity:
         return identity
     place = address(str(ledger))
