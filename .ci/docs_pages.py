@@ -31,9 +31,9 @@ import twinbus.pipeline
 import twinbus.testing
 from twinbus import blocking, errors
 from twinbus.console.cli import app
-from twinbus.pairing.core.status import BacklogQueueStatus, EntityStatus
 from twinbus.pipeline.tables.comments import TABLES
 from twinbus.pipeline.tables.gold import kept_tables, stored_schemas
+from twinbus.status.document import BacklogQueueStatus, EntityStatus
 
 DOCS: Final = Path(__file__).resolve().parents[1] / "docs"
 

@@ -60,11 +60,11 @@ if TYPE_CHECKING:
         RightMissing,
         SideChanged,
     )
-    from twinbus.pairing.core.status import PairStatus
     from twinbus.pairing.lifecycle.closing import PairSide
     from twinbus.pairing.observing.listeners import EventStream
     from twinbus.pairing.sending.message_sender import MessageSender
     from twinbus.pairing.sending.sender import PairedSender
+    from twinbus.status.document import PairStatus
 
 __version__ = "0.1.0.dev0"
 
@@ -147,7 +147,7 @@ _NAMES = {
         EntityChanged EntityHeld EventsDropped GuardWarned PairEvent PingEnded ProtectionChanged
         RightMissing SideChanged
     """,
-    "twinbus.pairing.core.status": "PairStatus",
+    "twinbus.status.document": "PairStatus",
     "twinbus.pairing.lifecycle.closing": "PairSide",
     "twinbus.pairing.observing.listeners": "EventStream",
     "twinbus.pairing.sending.message_sender": "MessageSender",

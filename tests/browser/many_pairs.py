@@ -14,8 +14,7 @@ from typing import Any
 
 from twinbus.control.protocol import Verb
 from twinbus.control.server import ControlServer
-from twinbus.pairing.core.failover import EntityState
-from twinbus.pairing.core.status import BacklogQueueStatus, EntityStatus, PairStatus
+from twinbus.status.document import BacklogQueueStatus, EntityState, EntityStatus, PairStatus
 
 ENDS = ("healthy", "failed over")
 

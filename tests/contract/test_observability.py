@@ -173,7 +173,7 @@ async def test_a_scrape_over_http_from_another_thread(broker: EmbeddedBroker) ->
     def _forwarded(pair: Pair) -> int:
         syphon = pair.status().syphon
         assert syphon is not None
-        return sum(state["forwarded"] for state in syphon.values())
+        return sum(state.forwarded for state in syphon.values())
 
     async with paired(broker, enable_syphon=True, syphon_poll=1.0) as pair:
         registry = CollectorRegistry()

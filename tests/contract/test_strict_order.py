@@ -277,7 +277,7 @@ async def test_of_two_syphons_one_forwards_and_the_other_takes_over(
     await asyncio.to_thread(divert, two, sessions)
     await until(lambda: moved(first) == 100)
     assert moved(second) == 0
-    problems = {p for line in second.status().values() for p in line["problems"].values()}
+    problems = {p for line in second.status().values() for p in line.problems.values()}
     assert {p.partition(" (")[0] for p in problems} == {"another syphon has the lease"}
     # The lock runs for 5 s: held for longer than that, it was renewed.
     await asyncio.sleep(LOCK.total_seconds() + 1)

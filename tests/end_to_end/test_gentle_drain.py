@@ -113,7 +113,7 @@ async def bring_home(
 def moved(pair: Pair) -> int:
     syphon = pair.status().syphon
     assert syphon is not None
-    return sum(state["completed"] for state in syphon.values())
+    return sum(state.completed for state in syphon.values())
 
 
 @dataclass

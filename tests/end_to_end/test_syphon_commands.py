@@ -258,7 +258,7 @@ def test_a_drain_of_one_entity_leaves_the_others_in_the_backlog(desk: Desk) -> N
     desk.divert(QUEUES[1], "events", 10, "alone")
     code, done = desk.drains("--only", "orders")
     assert (code, done["forwarded"], done["queues"]) == (0, 40, QUEUES[:1])
-    assert done["left_aside"] == 30
+    assert done["not_served"] == 30
     assert (desk.arrived("orders"), desk.arrived("events")) == (40, 0)
     assert desk.counts(desk.secondary, QUEUES[0]) == (0, 30, 0)
     # A queue that holds none of them was not touched: never delivered, in place.

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.core.failover import (
-    EntityState,
     Event,
     ForceFailover,
     Freeze,
@@ -22,6 +21,7 @@ from twinbus.pairing.core.failover import (
     Unfreeze,
 )
 from twinbus.pairing.sending.entity_monitor import EntityMonitor
+from twinbus.status.document import EntityState
 from twinbus.testing import run_virtual
 
 EVENTS: st.SearchStrategy[Event] = st.sampled_from(

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from twinbus.pairing.core.failover import (
     EntityFailover,
-    EntityState,
     Event,
     ForceFailover,
     Freeze,
@@ -24,6 +23,7 @@ from twinbus.pairing.core.failover import (
     Transition,
     Unfreeze,
 )
+from twinbus.status.document import EntityState
 from twinbus.testing import VirtualClock
 from twinbus.timers import TimerFired
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from twinbus.broker.refusals import EntityNotFound
 from twinbus.pairing.core.backlog import LONGEST_PULL_S
-from twinbus.pairing.core.failover import EntityState
+from twinbus.status.document import EntityState
 from twinbus.syphon.host import SyphonHost
 
 if TYPE_CHECKING:

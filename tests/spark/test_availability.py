@@ -22,11 +22,12 @@ from tests.spark.ledgers import (
     rows,
     sent,
 )
-from twinbus.pairing.core.failover import EntityFailover, EntityState, SendFailed
+from twinbus.pairing.core.failover import EntityFailover, SendFailed
 from twinbus.pairing.sending.recording import CLOSED
 from twinbus.pipeline.spark.session import session_for_few
 from twinbus.pipeline.tables import availability, schemas, windows
 from twinbus.pipeline.tables.tallies import tallied
+from twinbus.status.document import EntityState
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -64,7 +64,7 @@ def test_a_drain_on_spark_says_what_was_moved_and_what_was_given_up(
         bounds = "--only", "orders", "--rate", str(RATE_PER_S), "--lease"
         code, done = drains(*bounds, "--ledger", str(tmp_path / "ledger"))
         assert (code, done["drained"], done["forwarded"]) == (0, True, EACH)
-        assert (done["queues"], done["left_aside"]) == ([QUEUES[0]], EACH + 1)
+        assert (done["queues"], done["not_served"]) == ([QUEUES[0]], EACH + 1)
         sent = [r["at_ms"] for r in read(tmp_path / "ledger") if r["operation"] == "forward"]
         assert max(sent) - min(sent) >= 1_000 * EACH / RATE_PER_S * 0.8
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PURE_FOLDERS = frozenset(
     """amqp broker.engine broker.filters broker.messages control cost namespace
-    pipeline.tables planning servicebus transfer""".split()
+    pipeline.tables planning servicebus status transfer""".split()
 )
 """Folders whose modules are pure although they are not called `core`."""
 
@@ -57,6 +57,7 @@ ARROWS: Mapping[str, Set[str]] = {
     "loops": set(),
     "lookups": set(),
     "wording": set(),
+    "status": {"wording"},
     "options": {"errors"},
     "amqp": {"lookups"},
     "ledger": {"errors"},
@@ -66,19 +67,19 @@ ARROWS: Mapping[str, Set[str]] = {
     "broker": {"amqp", "errors", "exposition", "namespace"},
     "namespace": {"errors", "extras", "lookups"},
     "pairing": {
-        *("client", "errors", "exposition", "extras", "namespace", "options", "timers"),
-        *("transfer", "wording"),
+        *("client", "errors", "exposition", "extras", "namespace", "options", "status"),
+        *("timers", "transfer", "wording"),
     },
     "client": {"amqp", "errors", "namespace", "transfer"},
-    "syphon": {"amqp", "client", "errors", "namespace", "options", "transfer"},
-    "control": {"errors"},
+    "syphon": {"amqp", "client", "errors", "namespace", "options", "status", "transfer"},
+    "control": {"errors", "status"},
     "settings": {"cost", "errors", "namespace", "options"},
-    "pair": {"client", "control", "errors", "namespace", "options", "pairing", "syphon"},
+    "pair": {"client", "control", "errors", "namespace", "options", "pairing", "status", "syphon"},
     "gateway": {
         *("amqp", "broker", "client", "errors", "exposition", "namespace", "pair", "pairing"),
-        *("transfer", "wording"),
+        *("status", "transfer", "wording"),
     },
-    "blocking": {"errors", "namespace", "options", "pair", "pairing"},
+    "blocking": {"errors", "namespace", "options", "pair", "pairing", "status"},
     "kombu": {"blocking", "errors", "extras", "namespace", "options", "pairing", "settings"},
     "verify": {"amqp", "broker", "client", "errors", "namespace", "pairing"},
     "pipeline": {
@@ -93,7 +94,7 @@ ARROWS: Mapping[str, Set[str]] = {
         "planning",
         "syphon",
     },
-    "page": {"control", "cost", "errors", "ledger", "namespace", "wording"},
+    "page": {"control", "cost", "errors", "ledger", "namespace", "status", "wording"},
     "testing": {
         *("amqp", "broker", "client", "errors", "extras", "ledger", "namespace", "options"),
         *("pair", "pairing", "timers"),

@@ -18,9 +18,8 @@ from tests.promtool import NoPromtool, find_promtool
 from twinbus.console.cli import app
 from twinbus.console.syphon import metrics as syphon_metrics
 from twinbus.exposition import metrics_of, text_of
-from twinbus.pairing.core.failover import EntityState
-from twinbus.pairing.core.status import QUEUE_STATES
 from twinbus.pairing.observing import metrics as pair_metrics
+from twinbus.status.document import QUEUE_STATES, EntityState
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 RULES = DEPLOY / "prometheus/twinbus.rules.yml"

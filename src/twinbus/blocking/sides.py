@@ -8,9 +8,9 @@ from typing import Any, Self, TypeVar
 from twinbus.blocking.loop_thread import LoopThread
 from twinbus.errors import PairClosedError
 from twinbus.pairing.core.announcements import PairEvent
-from twinbus.pairing.core.sides import SideState
 from twinbus.pairing.lifecycle.closing import PairSide as CoreSide
 from twinbus.pairing.observing.listeners import EventStream as CoreStream
+from twinbus.status.document import SideState
 
 T = TypeVar("T")
 

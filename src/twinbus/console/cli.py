@@ -14,7 +14,6 @@ from twinbus import __version__
 from twinbus.console.backlog.cli import app as backlog_app
 from twinbus.console.commands import app as commands_app
 from twinbus.console.config import app as config_app
-from twinbus.console.control.cli import app as control_app
 from twinbus.console.cost.estimate import app as cost_app
 from twinbus.console.cost.price_books import prices_app
 from twinbus.console.faults import app as faults_app
@@ -79,7 +78,7 @@ def twinbus(
     """Keep sending while a Service Bus namespace is down."""
 
 
-for commands in (commands_app, control_app, watch_app, page_app):
+for commands in (commands_app, watch_app, page_app):
     app.add_typer(commands)
 app.add_typer(backlog_app, name="backlog")
 app.add_typer(syphon_app, name="syphon")

@@ -25,11 +25,12 @@ from twinbus.broker.sas import SEND
 from twinbus.client.links import LinkPool
 from twinbus.gateway.messages import EncodedMessages
 from twinbus.gateway.refusals import refusal_of
-from twinbus.pairing.core.failover import EntityState, Route
+from twinbus.pairing.core.failover import Route
 from twinbus.pairing.sdk.failures import translated
 from twinbus.pairing.sending.send_calls import SendCall
 from twinbus.servicebus.failures import of_error, outcome_of
 from twinbus.servicebus.limits import BATCH_ALLOWANCE
+from twinbus.status.document import EntityState
 
 if TYPE_CHECKING:
     from twinbus.gateway.pending import PendingSends

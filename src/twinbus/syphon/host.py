@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from twinbus.client.administration import CountsUnavailable, counts_of
 from twinbus.client.environment import MACHINE, Environment
@@ -24,6 +24,7 @@ from twinbus.ledger import NullLedger
 from twinbus.ledger.requests import recording_to
 from twinbus.namespace.endpoint import Endpoint, endpoint_of
 from twinbus.options import SendAvailabilityOptions
+from twinbus.status.document import SyphonQueueStatus
 from twinbus.syphon.core.pacing import Pace, Rate, ReconnectBackoff
 from twinbus.syphon.core.pump import IntakeLimits, Pump
 from twinbus.syphon.relay.bookkeeping import OutageLog, RelayLedger
@@ -92,7 +93,7 @@ class SyphonGroup:
         """Messages received and not yet settled."""
         return sum(host.in_flight for host in self.hosts)
 
-    def status(self) -> dict[str, dict[str, Any]]:
+    def status(self) -> dict[str, SyphonQueueStatus]:
         """Return for each backlog queue what was moved, what is in flight, and the problems."""
         return {queue: state for host in self.hosts for queue, state in host.status().items()}
 
@@ -217,24 +218,24 @@ class SyphonHost:
         """Messages received and not yet settled."""
         return sum(relay.pump.in_flight for relay in self.relays)
 
-    def status(self) -> dict[str, dict[str, Any]]:
+    def status(self) -> dict[str, SyphonQueueStatus]:
         """Return for each backlog queue what was moved, what is in flight, and the problems."""
         now = self.environment.monotonic()
         return {
-            relay.queue: {
-                "in_flight": relay.pump.in_flight,
-                "forwarded": relay.pump.forwarded,
-                "completed": relay.pump.completed,
-                "dead_lettered": relay.pump.dead_lettered,
-                "deferred": relay.pump.deferred,
-                "left_aside": relay.pump.left_aside,
-                "held": relay.pump.held,
-                "gives_up_in_s": giving_up(relay.pump, now),
-                "problems": self.problems(relay),
-                "paused": relay.pump.is_paused,
-                "rate_per_s": round(relay.pump.meter.per_s(now), 1),
-                "limit": self.rate.governor.limit,
-            }
+            relay.queue: SyphonQueueStatus(
+                in_flight=relay.pump.in_flight,
+                forwarded=relay.pump.forwarded,
+                completed=relay.pump.completed,
+                dead_lettered=relay.pump.dead_lettered,
+                deferred=relay.pump.deferred,
+                not_served=relay.pump.not_served,
+                held=relay.pump.held,
+                gives_up_in_s=giving_up(relay.pump, now),
+                problems=self.problems(relay),
+                paused=relay.pump.is_paused,
+                rate_per_s=round(relay.pump.meter.per_s(now), 1),
+                limit=self.rate.governor.limit,
+            )
             for relay in self.relays
         }
 
@@ -261,7 +262,7 @@ class DrainProgress:
     """Why messages are not moved."""
     giving_up: Mapping[str, float] = field(default_factory=dict)
     """Missing destinations, and in how many seconds their messages are dead-lettered."""
-    left_aside: int = 0
+    not_served: int = 0
     """Messages of destinations that are not served, deferred on the way."""
     is_paused: bool = False
 
@@ -274,7 +275,7 @@ class DrainStats:
     completed: int
     dead_lettered: int
     seconds: float
-    left_aside: int = 0
+    not_served: int = 0
     """Messages of destinations that are not served, deferred on the way and left so."""
 
 
@@ -354,7 +355,7 @@ async def drain_host(
         completed=sum(pump.completed for pump in pumps),
         dead_lettered=sum(pump.dead_lettered for pump in pumps),
         seconds=host.environment.monotonic() - began,
-        left_aside=sum(pump.left_aside for pump in pumps),
+        not_served=sum(pump.not_served for pump in pumps),
     )
 
 
@@ -460,7 +461,7 @@ def _progress(host: SyphonHost, waiting: int) -> DrainProgress:
             for relay in host.relays
             for path, left_s in giving_up(relay.pump, host.environment.monotonic()).items()
         },
-        left_aside=sum(relay.pump.left_aside for relay in host.relays),
+        not_served=sum(relay.pump.not_served for relay in host.relays),
         is_paused=host.is_paused,
     )
 

@@ -13,7 +13,6 @@ from typing import Any
 from twinbus.pairing.core.attempts import RetryPolicy, backoff_s
 from twinbus.pairing.core.failover import (
     EntityFailover,
-    EntityState,
     PingAnswered,
     PingFailed,
     SendFailed,
@@ -21,6 +20,7 @@ from twinbus.pairing.core.failover import (
     SendSucceeded,
 )
 from twinbus.planning.model import Setting, Traffic
+from twinbus.status.document import EntityState
 from twinbus.timers import TimerFired
 
 RETRIES = 3

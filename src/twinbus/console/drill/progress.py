@@ -32,7 +32,7 @@ from twinbus.console.drill.world import (
 )
 from twinbus.console.terminal.live_line import LiveLine, progress_bar
 from twinbus.control.run_directory import VARIABLE as RUN_DIRECTORY
-from twinbus.page.sources.proof import keep_proof
+from twinbus.page.sources.jobs import keep_proof
 
 NOTE_S: Final = 5.0
 """Timeout of one note. A page that does not take it never delays the drill."""

@@ -20,10 +20,8 @@ from twinbus.broker.access import Admission, ConnectionLimits
 from twinbus.broker.http_connection import HttpConnection
 from twinbus.broker.tls import server_context
 from twinbus.console.cost.price_books import book_of
+from twinbus.console.page.cli import PageOptions
 from twinbus.console.page.cost import PageCost
-from twinbus.console.page.drains import PageDrains, command_environment
-from twinbus.console.page.judging import judged
-from twinbus.console.page.options import PageOptions
 from twinbus.console.page.secondary import PageSecondary
 from twinbus.console.terminal.output import WrongUse
 from twinbus.console.terminal.secret_file import secret_in
@@ -39,9 +37,8 @@ from twinbus.page.server.app import application
 from twinbus.page.server.documents import PageDocuments
 from twinbus.page.server.live import LiveView
 from twinbus.page.sources.hosts import HostPoller
-from twinbus.page.sources.jobs import JobRunner
+from twinbus.page.sources.jobs import Drains, JobRunner, Proof
 from twinbus.page.sources.peers import PEERS_MAX, PeerAddress, PeerPoller
-from twinbus.page.sources.proof import Proof
 
 TOKEN_BYTES: Final = 32
 TOKEN_LENGTH_MIN: Final = 20
@@ -105,17 +102,19 @@ async def _serve(
     secondary: PageSecondary | None,
     ledger: LedgerWriter | None,
 ) -> None:
-    board, hosts = Board(judged, socket.gethostname()), HostPoller()
+    board, hosts = Board(socket.gethostname()), HostPoller()
     peers = PeerPoller(addresses, board.table)
     live = LiveView(board, hosts, peers)
-    jobs = JobRunner(command_environment(given))
+    jobs = JobRunner(_command_environment(given))
     directory = None if given.ledger is None else Path(given.ledger)
     proof = None if directory is None else Proof(directory, jobs)
     if proof is not None:
         live.proof = proof.document
-    drains = PageDrains(given, jobs) if given.primary and given.secondary else None
+    drains = None
+    if given.primary and given.secondary:
+        drains = Drains(*(side.endpoint for side in given.both), jobs)
     actions = Actions(live, hosts, secondary, ledger, drains, proof, is_read_only=given.read_only)
-    cost = None if directory is None else PageCost(directory, book_of(given.prices))
+    cost = None if directory is None else PageCost(directory, book_of(given.prices)).document
     documents = PageDocuments(live, actions, secondary, directory, proof, cost)
     server = _Server(_config(application(access, live, documents, __version__), tls))
     loop = asyncio.get_running_loop()
@@ -138,6 +137,20 @@ async def _serve(
         hosts.close()
         peers.close()
     print("stopped", flush=True)
+
+
+def _command_environment(given: PageOptions) -> dict[str, str]:
+    """Return the variables of a command about the same namespaces; secrets are not on its line."""
+    values = {
+        "TWINBUS_PRIMARY": given.primary,
+        "TWINBUS_SECONDARY": given.secondary,
+        "TWINBUS_CREDENTIAL": given.credential,
+        "TWINBUS_TRANSPORT": given.transport,
+        "TWINBUS_PROXY": given.proxy,
+        "TWINBUS_ENDPOINT": given.endpoint,
+        "TWINBUS_LEDGER": given.ledger,
+    }
+    return {name: value for name, value in values.items() if value}
 
 
 class _PageConnection(HttpConnection):

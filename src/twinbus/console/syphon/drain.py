@@ -103,7 +103,7 @@ async def drain_here(
         began = time.monotonic()
         host = request.host(queues, ledger, request.make_rate())
         verbs = {
-            "status": Verb(lambda: request.status(host, display.waiting, display.per_s)),
+            "status": Verb(lambda: request.status(host, display.waiting, display.per_s).as_dict()),
             **steering_verbs(host),
         }
         control = ControlServer("syphon", request.label, verbs)
@@ -124,7 +124,7 @@ async def drain_here(
         "queues": queues,
         "forwarded": sum(pump.forwarded for pump in pumps),
         "dead_lettered": sum(pump.dead_lettered for pump in pumps),
-        "left_aside": sum(pump.left_aside for pump in pumps),
+        "not_served": sum(pump.not_served for pump in pumps),
         "seconds": round(time.monotonic() - began, 3),
     }
     return _print_result(request, done, display.last, output)
@@ -198,7 +198,7 @@ def drain_on_spark(
         "queues": queues,
         "forwarded": forwarded if statistics is None else statistics.forwarded,
         "dead_lettered": dead if statistics is None else statistics.dead_lettered,
-        "left_aside": max(0, _deferred(after) - _deferred(before)),
+        "not_served": max(0, _deferred(after) - _deferred(before)),
         "seconds": round(took_s, 3),
     }
     status = _print_result(request, done, display.last, output, is_stopped=stop.is_set())

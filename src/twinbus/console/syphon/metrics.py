@@ -123,8 +123,8 @@ class SyphonMetrics:
         yield from syphon_samples(queues)
         yield from depth_samples(self._meter)
         for queue, state in queues.items():
-            yield "twinbus_syphon_held_destinations", len(state["held"]), queue
-            for by in state["problems"]:
+            yield "twinbus_syphon_held_destinations", len(state.held), queue
+            for by in state.problems:
                 yield "twinbus_syphon_blocked", 1, queue, by
 
     def _health(self, may_read_names: bool) -> web.Response:

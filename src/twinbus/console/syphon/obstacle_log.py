@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from twinbus.console.terminal.table import counted, duration
+from twinbus.status.document import SyphonQueueStatus
 
 SIDES: Final = ("primary", "secondary")
 
@@ -33,7 +34,7 @@ class ObstacleLog:
     def __init__(self) -> None:
         self._known: dict[tuple[str, ...], _Obstacle] = {}
 
-    def observe(self, queues: Mapping[str, Mapping[str, Any]], now: float) -> list[tuple[str, str]]:
+    def observe(self, queues: Mapping[str, SyphonQueueStatus], now: float) -> list[tuple[str, str]]:
         """Take the state of the queues; return the lines to print, each with its event."""
         found = self._found(queues)
         lines: list[tuple[str, str]] = []
@@ -52,12 +53,12 @@ class ObstacleLog:
         return key in self._known and self._known[key].is_told
 
     def _found(
-        self, queues: Mapping[str, Mapping[str, Any]]
+        self, queues: Mapping[str, SyphonQueueStatus]
     ) -> dict[tuple[str, ...], tuple[str, str, bool]]:
         """Return each obstacle: its first line, its last one, and whether it may still grow."""
         found: dict[tuple[str, ...], tuple[str, str, bool]] = {}
         for side in SIDES:
-            lost = {q: s["problems"][side] for q, s in queues.items() if side in s["problems"]}
+            lost = {q: s.problems[side] for q, s in queues.items() if side in s.problems}
             # A queue that was lost alone before, as a disabled one, says nothing of the side.
             alone = {queue: why for queue, why in lost.items() if self._is_told(side, queue)}
             together = {queue: why for queue, why in lost.items() if queue not in alone}
@@ -70,10 +71,10 @@ class ObstacleLog:
                 found[side, queue] = begins, f"{queue}: the {side} is back", True
         others: dict[str, list[str]] = {}
         for state in queues.values():
-            for what, why in state["problems"].items():
+            for what, why in state.problems.items():
                 if what not in SIDES:
                     others.setdefault(what, []).append(why)
-            for path, why in state["held"].items():
+            for path, why in state.held.items():
                 found["held", path] = f"{path} is held: {why}", f"{path} is no longer held", False
         for what, why in others.items():
             begins = f"{what}: {why[0]} [{counted(len(why), 'queue')}]"

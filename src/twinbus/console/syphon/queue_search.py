@@ -62,8 +62,8 @@ class QueueSearch:
         queues, now = self._group.status(), time.monotonic()
         if self._named is not None and queues:
             return False
-        is_down = any(state["held"] or "primary" in state["problems"] for state in queues.values())
-        moved = sum(state["forwarded"] + state["dead_lettered"] for state in queues.values())
+        is_down = any(state.held or "primary" in state.problems for state in queues.values())
+        moved = sum(state.forwarded + state.dead_lettered for state in queues.values())
         self._times.observe(is_down=is_down, moved=moved, now=now)
         return now >= self._times.due_at(now, has_queues=bool(queues))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from twinbus.client.peeking import destination_keys
 from twinbus.console.namespaces import creating
@@ -15,6 +15,7 @@ from twinbus.ledger import LedgerWriter, NullLedger
 from twinbus.namespace.namespace import Namespace
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.core.backlog import lease_path
+from twinbus.status.document import SyphonStatus
 from twinbus.syphon.core.governor import HIGHEST_PER_S, LOWEST_PER_S, STANDARD_PER_S
 from twinbus.syphon.core.pacing import Rate, time_to_empty_s
 from twinbus.syphon.host import SyphonGroup, SyphonHost
@@ -90,22 +91,22 @@ class SyphonRequest:
         waiting: int | None,
         per_s: float,
         without_pump: Sequence[str] = (),
-    ) -> dict[str, Any]:
+    ) -> SyphonStatus:
         """Return the status of this syphon for its control socket, with a forecast."""
         # The rate is a mean of the last seconds, and a pause ends it at once.
         lasting_per_s = 0.0 if host.is_paused else per_s
-        return {
-            "primary": self.primary.endpoint,
-            "secondary": self.secondary.endpoint,
-            "paused": host.is_paused,
-            "rate_limit_per_s": host.rate.governor.most_per_s,
-            "only": sorted(self.only),
-            "queues": host.status(),
-            "without_pump": list(without_pump),
-            "waiting": waiting,
-            "rate_per_s": round(per_s, 1),
-            "empty_in_s": None if waiting is None else time_to_empty_s(waiting, lasting_per_s),
-        }
+        return SyphonStatus(
+            primary=self.primary.endpoint,
+            secondary=self.secondary.endpoint,
+            paused=host.is_paused,
+            rate_limit_per_s=host.rate.governor.most_per_s,
+            only=sorted(self.only),
+            queues=host.status(),
+            without_pump=list(without_pump),
+            waiting=waiting,
+            rate_per_s=round(per_s, 1),
+            empty_in_s=None if waiting is None else time_to_empty_s(waiting, lasting_per_s),
+        )
 
     def make_rate(self) -> Rate:
         """Return the rate that all pumps share."""

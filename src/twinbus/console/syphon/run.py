@@ -103,18 +103,22 @@ class SyphonProgram:
                 await self._metrics.close()
             await self._control.close()
         states = self._group.status().values()
-        moved, dead = (sum(s[key] for s in states) for key in ("completed", "dead_lettered"))
+        moved, dead = (
+            sum(getattr(s, key) for s in states) for key in ("completed", "dead_lettered")
+        )
         self._say("stopped", f"{moved:,} messages moved, {dead:,} dead-lettered", moved=moved)
 
     async def status(self) -> dict[str, Any]:
         """Return the status, with the messages that wait in the queues."""
-        per_s = sum(state["rate_per_s"] for state in self._group.status().values())
+        per_s = sum(state.rate_per_s for state in self._group.status().values())
         waiting: int | None = None
         with contextlib.suppress(SyphonError, TimeoutError):
             async with asyncio.timeout(COUNTS_S):
                 counts = await self._search.counts()
             waiting = sum(count.waiting for count in counts.values())
-        return self._request.status(self._group, waiting, per_s, self._search.without_pump)
+        return self._request.status(
+            self._group, waiting, per_s, self._search.without_pump
+        ).as_dict()
 
     async def _find(self) -> None:
         """Start a host for the backlog queues that have none yet."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any, Final
+import time
+from typing import Final
 
-from twinbus.console.control.hosts import ask_each, choose_hosts, find_hosts
 from twinbus.console.syphon import text as syphon_text
 from twinbus.console.terminal.output import ATTENTION, COULD_NOT, Output, show
 from twinbus.console.terminal.table import paint, visible
+from twinbus.console.watch.running import ask_each, ask_status, choose_hosts, find_hosts
 from twinbus.control.client import RunningHost, SilentHost, socket_directories
 from twinbus.errors import ControlError
+from twinbus.status.document import SyphonStatus
+from twinbus.status.judgement import judgement_of
 
 DONE: Final = {
     "pause": "paused; {in_flight:,} messages in flight are finished, no more are received until"
@@ -45,23 +47,24 @@ def show_status(name: str | None, output: Output) -> int:
         title = f"{visible(card.name)}, {kind}, pid {card.pid} ({visible(card.program)})"
         title, *rest = syphon_text.status_lines(title, status)
         lines += [paint(title, "bold"), *rest]
-        documents.append({"name": card.name, "pid": card.pid, "kind": card.kind, "status": status})
+        document = {"name": card.name, "pid": card.pid, "kind": card.kind}
+        documents.append({**document, "status": status.as_dict()})
     show(output, {"syphons": documents}, lines)
-    needs = any(syphon_text.needs_attention(status) for _, status in syphons)
+    needs = any(
+        status.total("dead_lettered") or judgement_of(status, time.time()).concerns
+        for _, status in syphons
+    )
     return ATTENTION if needs or silent else 0
 
 
-def _running() -> tuple[list[tuple[RunningHost, Mapping[str, Any]]], list[SilentHost]]:
+def _running() -> tuple[list[tuple[RunningHost, SyphonStatus]], list[SilentHost]]:
     """Return the syphons that answer, in pairs or alone; ControlError if there is none."""
     hosts, silent = find_hosts()
-    found: list[tuple[RunningHost, Mapping[str, Any]]] = []
-    for host, status in ask_each(hosts, "status"):
-        if host.card.kind == "syphon":
-            found.append((host, status))
-        elif status.get("syphon") is not None:
-            queues = status["syphon"]
-            is_paused = any(state["paused"] for state in queues.values())
-            found.append((host, {"queues": queues, "paused": is_paused}))
+    found: list[tuple[RunningHost, SyphonStatus]] = []
+    for host, status in ask_status(hosts):
+        syphon = status if isinstance(status, SyphonStatus) else status.own_syphon
+        if syphon is not None:
+            found.append((host, syphon))
     if not found:
         raise ControlError(
             f"no syphon runs here for user {os.getuid()} (searched {socket_directories()});"

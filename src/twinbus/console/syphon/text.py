@@ -7,11 +7,10 @@ from typing import Any, Final
 
 from twinbus.console.terminal.live_line import progress_bar
 from twinbus.console.terminal.table import duration, table_lines, visible
-from twinbus.syphon.core.health import no_pump_text
+from twinbus.status.document import SyphonStatus
+from twinbus.status.judgement import PUMP_THEM, no_pump_text, obstacles
 from twinbus.syphon.core.pacing import time_to_empty_s
 from twinbus.syphon.host import DrainProgress
-from twinbus.syphon.relay.lease import WAITING
-from twinbus.wording import plain
 
 STILL_S: Final = 5.0
 """A drain that moved no message for this long is not moving, whatever its last rate was."""
@@ -61,7 +60,7 @@ def outcome(done: Mapping[str, Any]) -> str:
     line = f"{verb}: {forwarded:,} messages forwarded in {duration(seconds)}{per_s}"
     if dead := done["dead_lettered"]:
         line += f"; {dead:,} dead-lettered, `twinbus backlog dead-letters list` says why"
-    if aside := done["left_aside"]:
+    if aside := done["not_served"]:
         line += (
             f"; {aside:,} of other destinations were deferred, the next syphon that serves them"
             " finds them"
@@ -72,71 +71,33 @@ def outcome(done: Mapping[str, Any]) -> str:
 COLUMNS: Final = ("BACKLOG QUEUE", ">MOVED", ">IN FLIGHT", ">DEAD", ">DEFERRED", ">RATE")
 
 
-def status_lines(title: str, document: Mapping[str, Any]) -> list[str]:
+def status_lines(title: str, status: SyphonStatus) -> list[str]:
     """Return the lines of one syphon: its queues, and what blocks it."""
-    queues: Mapping[str, Mapping[str, Any]] = document["queues"]
-    is_paused = any(state["paused"] for state in queues.values()) or document.get("paused")
-    lines = [title + (", PAUSED" if is_paused else "")]
-    counts = ("completed", "in_flight", "dead_lettered", "deferred")
+    queues = status.queues
+    lines = [title + (", PAUSED" if status.paused else "")]
     rows = [
-        (queue, *(state[name] for name in counts), f"{state['rate_per_s']:,.0f}/s")
-        for queue, state in queues.items()
-    ]
+        (path, one.completed, one.in_flight, one.dead_lettered, one.deferred,
+         f"{one.rate_per_s:,.0f}/s")
+        for path, one in queues.items()
+    ]  # fmt: skip
     lines += [f"  {line}" for line in table_lines(COLUMNS, rows)]
     if not queues:
         lines.append("  no backlog queue found yet")
-    limits = dict.fromkeys(state["limit"] for state in queues.values() if state.get("limit"))
+    limits = dict.fromkeys(one.limit for one in queues.values() if one.limit)
     lines += [f"  {visible(limit)}" for limit in limits]
     lines += [f"  ! {visible(reason)}" for reason in obstacles(queues)]
-    if unpumped := document.get("without_pump"):
-        lines.append(f"  ! {visible(no_pump_text(unpumped))}; {PUMP_THEM}")
-    if document.get("waiting") is not None:
-        lines.append("  " + _forecast(document))
+    if status.without_pump:
+        lines.append(f"  ! {visible(no_pump_text(status.without_pump))}; {PUMP_THEM}")
+    if status.waiting is not None:
+        lines.append("  " + _forecast(status, status.waiting))
     return lines
 
 
-PUMP_THEM: Final = "start the syphon without --queues, or with a larger number"
-
-STANDING_BY: Final = (WAITING, "the lease is gone")
-"""Problems that begin so need no attention: another syphon serves the queue, this one waits."""
-
-
-def needs_attention(document: Mapping[str, Any]) -> bool:
-    """Whether a syphon needs attention; one that waits for its lease does not."""
-    states = document["queues"].values()
-    is_troubled = any(
-        state["held"]
-        or state["dead_lettered"]
-        or not all(why.startswith(STANDING_BY) for why in state["problems"].values())
-        for state in states
-    )
-    return bool(document.get("paused") or document.get("without_pump")) or is_troubled
-
-
-def _forecast(document: Mapping[str, Any]) -> str:
-    waiting, left_s = document["waiting"], document["empty_in_s"]
+def _forecast(status: SyphonStatus, waiting: int) -> str:
     if not waiting:
         return "nothing waits in the backlog"
-    if document.get("paused"):
+    if status.paused:
         return f"{waiting:,} messages wait, paused: `twinbus syphon resume` resumes it"
-    rate = f"{document['rate_per_s']:,.0f}/s"
+    left_s = status.empty_in_s
     soon = "not moving" if left_s is None else f"empty in {duration(left_s)}"
-    return f"{waiting:,} messages wait, {rate}, {soon}"
-
-
-def obstacles(
-    queues: Mapping[str, Mapping[str, Any]], *, is_standing_by_left_out: bool = False
-) -> list[str]:
-    """Return what blocks the queues, and where: problems and held destinations."""
-    found: dict[str, list[str]] = {}
-    for queue, state in queues.items():
-        for what, why in {**state["problems"], **state["held"]}.items():
-            if is_standing_by_left_out and why.startswith(STANDING_BY):
-                continue
-            left_s = state["gives_up_in_s"].get(what)
-            more = "" if left_s is None else f" (dead-lettered in {duration(left_s)})"
-            found.setdefault(f"{what}: {plain(why)}{more}", []).append(queue)
-    return [
-        f"{reason} [{where[0] if len(where) == 1 else f'{len(where)} queues'}]"
-        for reason, where in found.items()
-    ]
+    return f"{waiting:,} messages wait, {status.rate_per_s:,.0f}/s, {soon}"

@@ -8,15 +8,17 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Final
 
 from twinbus.console.terminal.output import Output, show
-from twinbus.console.watch.thresholds import NO_LIMITS, CheckLevel, Thresholds
 from twinbus.console.watch.verdict import (
+    NO_LIMITS,
     BacklogFigures,
     CheckedHost,
     CheckFinding,
+    CheckLevel,
     PerfFigure,
+    Thresholds,
     backlog_findings,
     figures,
     findings_of,
@@ -27,6 +29,7 @@ from twinbus.console.watch.verdict import (
 from twinbus.control.client import RunningHost, ask, find, socket_directories
 from twinbus.errors import ControlError, MissingRightError, TwinbusError
 from twinbus.namespace.namespace import Namespace
+from twinbus.status.reading import StatusUnreadable, read_status
 
 CONCURRENT_REQUESTS: Final = 16
 
@@ -134,10 +137,12 @@ def _ask_hosts(name: str | None) -> tuple[list[CheckedHost], list[CheckFinding]]
 
 def _status(host: RunningHost) -> CheckedHost | CheckFinding:
     try:
-        status: dict[str, Any] = ask(host.path, "status")
+        status = read_status(ask(host.path, "status"))
     except ControlError as error:
         return CheckFinding(CheckLevel.CRITICAL, str(error))
-    return CheckedHost(host.card.kind, host.card.name, host.process, status, time.time())
+    except StatusUnreadable as error:
+        return CheckFinding(CheckLevel.UNKNOWN, f"{host.process}: {error}")
+    return CheckedHost(host.card.name, host.process, status, time.time())
 
 
 async def _counted(

@@ -1,4 +1,4 @@
-"""The verdict of `twinbus check`: findings with their levels, and the line of a plugin. Pure.
+"""The verdict of `twinbus check`: limits, findings with their levels, the line of a plugin. Pure.
 
 The line and the exit status follow the guidelines for Nagios plugins, which Icinga, Checkmk, Zabbix
 and Sensu read too: `TWINBUS WARNING - text | figures`, exit status 0 OK, 1 WARNING, 2 CRITICAL,
@@ -7,20 +7,64 @@ and Sensu read too: `TWINBUS WARNING - text | figures`, exit status 0 OK, 1 WARN
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from enum import StrEnum
+from typing import Final
 
-from twinbus.console.control.status_text import UNREADABLE
-from twinbus.console.syphon.text import obstacles
+from twinbus.console.terminal.output import WrongUse
 from twinbus.console.terminal.table import counted, duration, visible
-from twinbus.console.watch.thresholds import NO_LIMITS, CheckLevel, Limits, Thresholds
-from twinbus.pairing.core.judgement import Severity, judgement_of
-from twinbus.pairing.core.status_reading import read_status
-from twinbus.syphon.core.health import no_pump_text
+from twinbus.console.terminal.times import seconds_of
+from twinbus.status.document import EntityState, HostStatus, PairStatus
+from twinbus.status.judgement import Severity, judgement_of
+
+OFF: Final = ("", "off")
+
 
 FINDINGS_MAX: Final = 5
 """Findings to name in the line; monitoring systems cut a long one. `--output json` has all."""
+
+
+class CheckLevel(StrEnum):
+    """The state of a service, as monitoring systems name it, in the order of the exit status."""
+
+    OK = "OK"
+    WARNING = "WARNING"
+    CRITICAL = "CRITICAL"
+    UNKNOWN = "UNKNOWN"
+
+    @property
+    def exit_status(self) -> int:
+        return list(CheckLevel).index(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The values above which a figure is a warning or critical; None: never."""
+
+    warning: float | None = None
+    critical: float | None = None
+
+    def level(self, value: float) -> CheckLevel:
+        if self.critical is not None and value > self.critical:
+            return CheckLevel.CRITICAL
+        if self.warning is not None and value > self.warning:
+            return CheckLevel.WARNING
+        return CheckLevel.OK
+
+
+NO_LIMITS: Final = Limits()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Thresholds:
+    """What `twinbus check` reports at which level."""
+
+    age_s: Limits = NO_LIMITS
+    depth: Limits = NO_LIMITS
+    dead_letters: Limits = NO_LIMITS
+    unprotected: CheckLevel = CheckLevel.CRITICAL
+    """Level of a pair whose sends depend on the primary alone."""
 
 
 SEVERITY: Final = (CheckLevel.OK, CheckLevel.UNKNOWN, CheckLevel.WARNING, CheckLevel.CRITICAL)
@@ -61,10 +105,9 @@ class BacklogFigures:
 class CheckedHost:
     """One pair or syphon that answered."""
 
-    kind: str
     label: str
     process: str
-    status: Mapping[str, Any]
+    status: HostStatus
     at: float = 0.0
     """When it answered, in unix seconds."""
 
@@ -72,13 +115,12 @@ class CheckedHost:
 def findings_of(host: CheckedHost, unprotected: CheckLevel) -> list[CheckFinding]:
     """Return the state of one pair with its syphon, or of one syphon."""
     status = host.status
-    if host.kind != "pair":
-        unpumped = status.get("without_pump", ())
-        return [_syphon_finding(host, status["queues"], unpumped, is_paused=status["paused"])]
-    found = [_pair_finding(host, unprotected)]
-    if (queues := status.get("syphon")) is not None:
-        is_paused = any(state["paused"] for state in queues.values())
-        found.append(_syphon_finding(host, queues, is_paused=is_paused))
+    if not isinstance(status, PairStatus):
+        return [_finding(f"syphon of {host.process}", status, host.at, unprotected)]
+    found = [_finding(host.process, status, host.at, unprotected)]
+    if status.own_syphon is not None:
+        syphon = f"syphon of {host.process}"
+        found.append(_finding(syphon, status.own_syphon, host.at, unprotected))
     return found
 
 
@@ -88,16 +130,16 @@ def known_backlog(hosts: Sequence[CheckedHost]) -> BacklogFigures:
     Processes of one pair count the same backlog, so the largest count of each label is taken.
     """
     depths: dict[str, int] = {}
+    syphons = []
     for host in hosts:
-        for count in (host.status.get("backlog_waiting"), host.status.get("waiting")):
-            if count is not None:
-                depths[host.label] = max(count, depths.get(host.label, 0))
-    queues = [
-        state
-        for host in hosts
-        for state in (host.status.get("syphon") or host.status.get("queues") or {}).values()
-    ]
-    dead = sum(state["dead_lettered"] for state in queues) if queues else None
+        status = host.status
+        is_pair = isinstance(status, PairStatus)
+        count = status.backlog_waiting if is_pair else status.waiting
+        if count is not None:
+            depths[host.label] = max(count, depths.get(host.label, 0))
+        if (syphon := status.own_syphon if is_pair else status) is not None and syphon.queues:
+            syphons.append(syphon)
+    dead = sum(one.total("dead_lettered") for one in syphons) if syphons else None
     return BacklogFigures(sum(depths.values()) if depths else None, None, dead)
 
 
@@ -122,15 +164,16 @@ def figures(
     hosts: Sequence[CheckedHost], backlog: BacklogFigures, thresholds: Thresholds
 ) -> list[PerfFigure]:
     """Return the numbers for graphs; those that are not known are left out."""
-    pairs = [host.status for host in hosts if host.kind == "pair"]
-    entities = [one for status in pairs for one in status["entities"].values()]
+    pairs = [(one.status, one.at) for one in hosts if isinstance(one.status, PairStatus)]
+    entities = [one for status, _ in pairs for one in status.entities.values()]
+    exposed = sum(bool(judgement_of(status, at).exposed) for status, at in pairs)
     found = [
         PerfFigure("pairs", len(pairs)),
-        PerfFigure("unprotected", sum(_is_exposed(host) for host in hosts if host.kind == "pair")),
-        PerfFigure("failed_over", sum(one["state"] == "failed over" for one in entities)),
-        PerfFigure("raising", sum(bool(one.get("raising")) for one in entities)),
+        PerfFigure("unprotected", exposed),
+        PerfFigure("failed_over", sum(one.state is EntityState.FAILED_OVER for one in entities)),
+        PerfFigure("raising", sum(bool(one.raising) for one in entities)),
         *(
-            PerfFigure(name, sum(one[name] for one in entities), "c")
+            PerfFigure(name, sum(getattr(one, name) for one in entities), "c")
             for name in ("sent", "diverted", "raised")
         ),
     ]
@@ -144,14 +187,6 @@ def figures(
         for name, value, unit, limits in known
         if value is not None
     ]
-
-
-def _is_exposed(host: CheckedHost) -> bool:
-    try:
-        return bool(judgement_of(read_status(host.status), host.at).exposed)
-    except (AttributeError, KeyError, TypeError, ValueError):
-        # The finding says that it cannot be read.
-        return not host.status["protected"]
 
 
 def worst(findings: Sequence[CheckFinding]) -> CheckLevel:
@@ -172,30 +207,35 @@ def plugin_line(findings: Sequence[CheckFinding], numbers: Sequence[PerfFigure])
     return " | ".join(filter(None, (f"TWINBUS {level} - {text}", " ".join(map(str, numbers)))))
 
 
-def _pair_finding(host: CheckedHost, unprotected: CheckLevel) -> CheckFinding:
-    try:
-        judgement = judgement_of(read_status(host.status), host.at)
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return CheckFinding(CheckLevel.UNKNOWN, f"{host.process}: {UNREADABLE}")
+def _finding(who: str, status: HostStatus, at: float, unprotected: CheckLevel) -> CheckFinding:
+    """Return the judgement of a status; a syphon that waits for its lease is well."""
     levels = {
         Severity.ATTENTION: CheckLevel.WARNING,
         Severity.EXPOSED: unprotected,
         Severity.RAISES: CheckLevel.CRITICAL,
     }
+    judgement = judgement_of(status, at)
     found = [CheckFinding(levels[one.severity], one.text) for one in judgement.concerns]
-    text = "; ".join(judgement.attention) or judgement.sends
-    return CheckFinding(worst(found) if found else CheckLevel.OK, f"{host.process}: {text}")
+    text = "; ".join(judgement.attention) or judgement.sends or "running"
+    return CheckFinding(worst(found) if found else CheckLevel.OK, f"{who}: {text}")
 
 
-def _syphon_finding(
-    host: CheckedHost,
-    queues: Mapping[str, Mapping[str, Any]],
-    unpumped: Sequence[str] = (),
-    *,
-    is_paused: bool,
-) -> CheckFinding:
-    """Return the state of a syphon; one that waits for its lease is well."""
-    why = (["paused"] if is_paused else []) + obstacles(queues, is_standing_by_left_out=True)
-    why += [no_pump_text(unpumped)] if unpumped else []
-    level = CheckLevel.WARNING if why else CheckLevel.OK
-    return CheckFinding(level, f"syphon of {host.process}: {'; '.join(why) or 'running'}")
+def limits_of(text: str, option: str, *, is_time: bool = False) -> Limits:
+    """Return the limits of an option, WARNING[,CRITICAL]; either may be `off`."""
+    warning, *more = (_limit(part, option, is_time=is_time) for part in text.split(","))
+    if len(more) > 1:
+        raise WrongUse(f"{option} takes one or two limits, WARNING,CRITICAL; got {text!r:.60}")
+    critical = more[0] if more else None
+    if warning is not None and critical is not None and warning > critical:
+        raise WrongUse(f"{option}: the first limit must not be above the second; got {text!r:.60}")
+    return Limits(warning, critical)
+
+
+def _limit(text: str, option: str, *, is_time: bool) -> float | None:
+    if text.strip().lower() in OFF:
+        return None
+    if is_time:
+        return seconds_of(text, option, least=0)
+    if not (text.strip().isascii() and text.strip().isdigit()):
+        raise WrongUse(f"{option} must be a number of messages from 0, or off; got {text!r:.60}")
+    return int(text)

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from twinbus.page.core.pair_table import Pair
-from twinbus.wording import counted, duration, visible
+from twinbus.page.core.model import Headline, ShownEntity, ShownPair
+from twinbus.wording import counted, duration, named, visible
 
 NAMED_MAX: Final = 3
 """Pairs or entities that the sentence names."""
@@ -18,56 +18,49 @@ PROVEN: Final = {"nothing lost": "nothing lost", "lost": "messages were LOST"}
 
 
 def headline_of(
-    pairs: Iterable[Pair], now: float, proof: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+    pairs: Iterable[ShownPair], now: float, proof: Mapping[str, Any] | None = None
+) -> Headline:
     """Return the worst that is true of the pairs: level, text, and since when if that is known.
 
     `proof` is the last conservation report: only it may say that nothing was lost.
     """
     shown = list(pairs)
-    alive = [pair for pair in shown if pair["state"] != "gone" and pair["kind"] == "pair"]
-    running = [pair for pair in alive if pair["state"] == "running"]
+    alive = [pair for pair in shown if pair.state != "gone" and pair.kind == "pair"]
+    running = [pair for pair in alive if pair.state == "running"]
     if not alive:
-        ended = sum(pair["kind"] == "pair" for pair in shown)
+        ended = sum(pair.kind == "pair" for pair in shown)
         more = f"; {counted(ended, 'pair')} ended within the last hour" if ended else ""
-        return _headline("none", f"No pair runs here{more}.")
-    if unprotected := [pair for pair in running if not pair["protected"]]:
-        why = next((pair["why"] for pair in unprotected if pair["why"]), "no backlog queue")
-        names = _named([pair["name"] for pair in unprotected])
-        return _headline("unprotected", f"Unprotected: {names}, sends have no backlog ({why}).")
-    if unsafe := [pair for pair in running if pair["safe"] is False]:
-        return _headline("attention", f"{visible(unsafe[0]['name'])}: {unsafe[0]['safety']}.")
-    if silent := [pair for pair in alive if pair["state"] == "silent"]:
-        names = _named([pair["name"] for pair in silent])
-        return _headline("attention", f"No answer from {names}: {visible(silent[0]['why'])}.")
-    if diverted := _diverted(running):
+        return Headline("none", f"No pair runs here{more}.")
+    if unprotected := [pair for pair in running if not pair.protected]:
+        why = next((pair.why for pair in unprotected if pair.why), "no backlog queue")
+        names = named([pair.name for pair in unprotected], NAMED_MAX)
+        return Headline("unprotected", f"Unprotected: {names}, sends have no backlog ({why}).")
+    if unsafe := [pair for pair in running if pair.safe is False]:
+        return Headline("attention", f"{visible(unsafe[0].name)}: {unsafe[0].safety}.")
+    if silent := [pair for pair in alive if pair.state == "silent"]:
+        names = named([pair.name for pair in silent], NAMED_MAX)
+        return Headline("attention", f"No answer from {names}: {visible(silent[0].why)}.")
+    entities = [one for pair in running for one in pair.entities]
+    if diverted := [one for one in entities if one.state == "failed over"]:
         return _failed_over(diverted, now, proof or {})
-    if troubled := [pair for pair in shown if pair["state"] == "running" and pair["attention"]]:
+    if troubled := [pair for pair in shown if pair.state == "running" and pair.attention]:
         more = f" (and {len(troubled) - 1:,} more)" if len(troubled) > 1 else ""
         first = troubled[0]
-        return _headline("attention", f"{visible(first['name'])}: {first['attention'][0]}{more}.")
-    entities = sum(len(pair["entities"]) for pair in running)
-    what = f"{counted(len(running), 'pair')}, {counted(entities, 'entity', 'entities')}"
-    return _headline("healthy", f"Healthy: {what}, sends go to the primary.")
+        return Headline("attention", f"{visible(first.name)}: {first.attention[0]}{more}.")
+    what = f"{counted(len(running), 'pair')}, {counted(len(entities), 'entity', 'entities')}"
+    return Headline("healthy", f"Healthy: {what}, sends go to the primary.")
 
 
-def _diverted(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
-    return [one for pair in pairs for one in pair["entities"] if one["state"] == "failed over"]
-
-
-def _failed_over(
-    entities: Sequence[dict[str, Any]], now: float, proof: Mapping[str, Any]
-) -> dict[str, Any]:
-    times = [one["since"] for one in entities if one["since"] is not None]
-    since = min(times, default=None)
+def _failed_over(entities: Sequence[ShownEntity], now: float, proof: Mapping[str, Any]) -> Headline:
+    since = min((one.since for one in entities if one.since is not None), default=None)
     lasting = "" if since is None else f" for {duration(max(0.0, now - since))}"
-    count = sum(one["diverted"] for one in entities)
-    raised = sum(one["raised"] for one in entities)
+    count = sum(one.diverted for one in entities)
+    raised = sum(one.raised for one in entities)
     errors = f", {raised:,} raised to their callers" if raised else ""
-    names = _named(list(dict.fromkeys(one["path"] for one in entities)))
+    names = named(list(dict.fromkeys(one.path for one in entities)), NAMED_MAX)
     proven = _proven(proof, since)
     text = f"Failed over{lasting}: {names}; {count:,} diverted{errors}{proven}."
-    return {**_headline("failed-over", text), "since": since}
+    return Headline("failed-over", text, since)
 
 
 def _proven(proof: Mapping[str, Any], since: float | None) -> str:
@@ -76,13 +69,3 @@ def _proven(proof: Mapping[str, Any], since: float | None) -> str:
     if words is None or made_at is None or since is None or made_at < since:
         return ""
     return f"; {words} by the proof of {datetime.fromtimestamp(made_at).astimezone():%H:%M}"
-
-
-def _named(names: Sequence[str]) -> str:
-    more = len(names) - NAMED_MAX
-    shown = ", ".join(visible(name) for name in names[:NAMED_MAX])
-    return shown + (f" and {more:,} more" if more > 0 else "")
-
-
-def _headline(level: str, text: str) -> dict[str, Any]:
-    return {"level": level, "text": text, "since": None}

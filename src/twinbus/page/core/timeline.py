@@ -1,17 +1,38 @@
-"""The timeline of a pair from ledger records: spans of states, marks, sends. Pure."""
+"""The states and sends of a pair over time: as the page saw them, and by the ledger. Pure."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from twinbus.page.core.history import UNKNOWN, Span
+from twinbus.page.core.model import SendBucket, ShownEntity, Span
+from twinbus.status.document import EntityStatus
+from twinbus.status.judgement import rank
+
+WINDOW_S: Final = 600.0
+"""How far back the view shows spans and sends; the timeline reads the ledger for more."""
+
+SPANS_MAX: Final = 60
+"""Spans kept of one entity: one that flaps faster loses its oldest."""
+
+BUCKET_S: Final = 10.0
+GAP_MAX_S: Final = 30.0
+"""After a longer pause between two observations the sends in it belong to no bucket."""
+
+CLOCKS_S: Final = 3.0
+"""By so much the time of a change may vary: it is computed from an answer that may come late."""
+
+HEALTHY: Final = "healthy"
+UNKNOWN: Final = "unknown"
+"""The state of a span that was not watched."""
+
 
 HELD: Final = ("forced", "frozen", "raising")
 """States of spans that the ledger does not record."""
 
-RANKS: Final = {"unusable": 3, "failed over": 2, "suspect": 1, "healthy": 0}
+EndedSpan = tuple[float, float, str]
 CLOSED: Final = "closed"
 """The state of an entity whose pair was closed."""
 
@@ -21,6 +42,105 @@ MARKS_MAX: Final = 2_000
 
 FAILED_MAX: Final = 50_000
 """Messages whose last attempt failed, to remember while the ledger is read."""
+
+
+def shown_state(entity: ShownEntity | EntityStatus, states: Sequence[str]) -> str:
+    """Return the state of an entity's span: what a person decided comes before what pings say."""
+    if entity.frozen:
+        return "frozen"
+    # The first of its states: a healthy entity whose calls raise is not drawn as healthy.
+    return "forced" if entity.forced else states[0]
+
+
+class EntitySpans:
+    """The states of one entity in the window, oldest first; the last one is open.
+
+    A change that was not seen leaves a span of its own: what was between is unknown.
+    """
+
+    def __init__(self) -> None:
+        self._spans: deque[Span] = deque(maxlen=SPANS_MAX)
+        self._seen_at = 0.0
+
+    def observe(
+        self, state: str, since: float | None, now: float, began: float | None = None
+    ) -> list[Span]:
+        """Note the state at time `now`, entered at `since`; return the spans.
+
+        Without `since` a healthy entity never had another state, from `began` on if that is known.
+        """
+        spans, seen_at = self._spans, self._seen_at
+        if not spans:
+            first = began if state == HEALTHY and since is None else since
+            spans.append((now if first is None else first, None, state))
+        elif spans[-1][2] != state:
+            is_known = since is not None and spans[-1][0] < since <= now
+            entered = since if is_known and since is not None else now
+            is_watched = now - seen_at <= GAP_MAX_S
+            self._enter(state, entered, entered if is_watched else min(entered, seen_at))
+        elif since is not None and since > seen_at + CLOCKS_S:
+            self._enter(state, since, seen_at)
+        elif since is None and state != HEALTHY and now - seen_at > GAP_MAX_S:
+            self._enter(state, now, seen_at)
+        self._seen_at = now
+        while (ended := spans[0][1]) is not None and ended < now - WINDOW_S:
+            spans.popleft()
+        return list(spans)
+
+    def end(self, now: float) -> list[Span]:
+        """Close the last span: the pair is gone."""
+        if self._spans and self._spans[-1][1] is None:
+            self._spans[-1] = _until(self._spans[-1], now)
+        return list(self._spans)
+
+    def _enter(self, state: str, entered: float, known_until: float) -> None:
+        """Close the last span, and begin one; the time between is unknown."""
+        self._spans[-1] = _until(self._spans[-1], known_until)
+        if known_until < entered:
+            self._spans.append((known_until, entered, UNKNOWN))
+        self._spans.append((entered, None, state))
+
+
+def _until(span: Span, ends: float) -> Span:
+    return span[0], ends, span[2]
+
+
+class SendHistory:
+    """Messages of a pair in buckets of time: to the primary, to the backlog, raised."""
+
+    def __init__(self) -> None:
+        self.unseen: list[tuple[float, float]] = []
+        """Times in which sends were not watched: from, to."""
+        self._last: tuple[float, tuple[int, int, int]] | None = None
+        self._buckets: deque[SendBucket] = deque(maxlen=int(WINDOW_S / BUCKET_S))
+
+    def observe(
+        self, totals: tuple[int, int, int], now: float, began: float | None = None
+    ) -> list[SendBucket]:
+        """Note the pair's totals at time `now`; return the buckets, oldest first.
+
+        `began` is the start of its process.
+        """
+        last, self._last = self._last, (now, totals)
+        if last is None:
+            self.unseen = [(max(began or 0.0, now - WINDOW_S), now)]
+        if last is not None and now - last[0] > GAP_MAX_S:
+            self.unseen = [*self.unseen[1 - SPANS_MAX :], (last[0], now)]
+        self.unseen = [gap for gap in self.unseen if gap[1] > now - WINDOW_S]
+        if last is not None and now - last[0] <= GAP_MAX_S:
+            added = [max(0, new - old) for new, old in zip(totals, last[1], strict=True)]
+            if any(added):
+                self._add(now // BUCKET_S * BUCKET_S, added)
+        while self._buckets and self._buckets[0][0] < now - WINDOW_S:
+            self._buckets.popleft()
+        return list(self._buckets)
+
+    def _add(self, begins: float, added: list[int]) -> None:
+        buckets, counts = self._buckets, (0, 0, 0)
+        if buckets and buckets[-1][0] == begins:
+            counts = buckets.pop()[1:]
+        primary, backlog, raised = (a + b for a, b in zip(counts, added, strict=True))
+        buckets.append((begins, primary, backlog, raised))
 
 
 @dataclass(slots=True)
@@ -46,13 +166,13 @@ class SendBuckets:
         if len(self._failed) < FAILED_MAX:
             self._failed[message_id] = at
 
-    def rows(self) -> list[list[float]]:
-        """Return [time, primary, backlog, raised] for each bucket with messages."""
+    def rows(self) -> list[SendBucket]:
+        """Return the buckets with messages."""
         for at in self._failed.values():
             self._add(at, 2)
         self._failed.clear()
         return [
-            [self.begins + index * self.bucket_s, *counts]
+            (self.begins + index * self.bucket_s, counts[0], counts[1], counts[2])
             for index, counts in sorted(self._counts.items())
         ]
 
@@ -107,40 +227,41 @@ def merged_spans(
     `known_from`, the start of the process, on.
     """
     closed = [
-        [[max(begins, a), ends if b is None else min(b, ends), state] for a, b, state in spans]
+        [(max(begins, a), ends if b is None else min(b, ends), state) for a, b, state in spans]
         for spans in (recorded, observed)
     ]
     held = [span for span in closed[1] if span[2] in HELD]
     seen = [span for span in closed[1] if span[2] not in (*HELD, UNKNOWN)]
     start = begins if known_from is None else max(begins, known_from)
-    merged: list[Span] = []
-    for layer in (held, closed[0], seen, [[start, ends, UNKNOWN]]):
+    merged: list[EndedSpan] = []
+    for layer in (held, closed[0], seen, [(start, ends, UNKNOWN)]):
         merged = sorted([*merged, *_uncovered(layer, merged)])
     return _joined(merged)
 
 
-def _uncovered(spans: Sequence[Span], covers: Sequence[Span]) -> list[Span]:
+def _uncovered(spans: Sequence[EndedSpan], covers: Sequence[EndedSpan]) -> list[EndedSpan]:
     """Return the parts of spans that no cover covers; covers are in order and do not overlap."""
     parts = []
     for a, b, state in spans:
         at = a
         for from_, to, _ in covers:
             if to > at and from_ < b:
-                parts.append([at, from_, state])
+                parts.append((at, from_, state))
                 at = to
-        parts.append([at, b, state])
+        parts.append((at, b, state))
     return [part for part in parts if part[0] < part[1]]
 
 
-def _joined(spans: Sequence[Span]) -> list[Span]:
+def _joined(spans: Sequence[EndedSpan]) -> list[Span]:
     """Return the spans with neighbours of the same state as one."""
-    joined: list[Span] = []
+    joined: list[EndedSpan] = []
     for a, b, state in spans:
         if joined and joined[-1][2] == state and joined[-1][1] >= a:
-            joined[-1][1] = max(b, joined[-1][1])
+            before = joined.pop()
+            joined.append((before[0], max(b, before[1]), state))
         else:
-            joined.append([a, b, state])
-    return joined
+            joined.append((a, b, state))
+    return [*joined]
 
 
 def _row(
@@ -155,14 +276,14 @@ def _row(
     last = [
         StateRecord(ended[one], one, records[0].entity, CLOSED) for one in processes & ended.keys()
     ]
-    spans: list[list[Any]] = []
+    spans: list[Span] = []
     marks: list[tuple[float, str]] = [
         (one.at, one.state) for one in records if one.state.startswith("ping")
     ]
     states: dict[str, str] = {}
     if changes and changes[0].state == "suspect":
         # It was healthy before, for as long as the process is known.
-        spans.append([first.get(changes[0].process, changes[0].at), None, "healthy"])
+        spans.append((first.get(changes[0].process, changes[0].at), None, "healthy"))
     for change in sorted([*changes, *last], key=lambda one: one.at):
         before = states.get(change.process)
         if change.state == CLOSED:
@@ -175,7 +296,7 @@ def _row(
             marks.append((change.at, "restore"))
         _extend(spans, _worst(states.values()), change.at)
     inside = [
-        [max(begins, from_), to, state]
+        (max(begins, from_), to, state)
         for from_, to, state in spans
         if from_ < ends and (to is None or to > begins) and from_ != to
     ]
@@ -183,14 +304,14 @@ def _row(
     return {"spans": inside, "marks": [list(mark) for mark in kept[-MARKS_MAX:]]}
 
 
-def _extend(spans: list[list[Any]], state: str | None, at: float) -> None:
+def _extend(spans: list[Span], state: str | None, at: float) -> None:
     if spans and spans[-1][1] is None:
         if spans[-1][2] == state:
             return
-        spans[-1][1] = at
+        spans[-1] = _until(spans[-1], at)
     if state is not None:
-        spans.append([at, None, state])
+        spans.append((at, None, state))
 
 
 def _worst(states: Collection[str]) -> str | None:
-    return max(states, key=lambda state: RANKS.get(state, 0), default=None)
+    return min(states, key=lambda state: rank([state]), default=None)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 from twinbus.control.client import ask
 from twinbus.control.verbs import ADAPTIVE
 from twinbus.errors import ControlError, TwinbusError
-from twinbus.page.core.pair_table import Pair
+from twinbus.ledger import LedgerWriter
+from twinbus.page.core.model import ShownPair
 from twinbus.page.server.live import LiveView
-from twinbus.page.sources.jobs import JobResult
-from twinbus.page.sources.proof import Proof
+from twinbus.page.sources.hosts import HostPoller
+from twinbus.page.sources.jobs import Drains, JobResult, Proof
 from twinbus.wording import visible
 
 STEERING: Final = {
@@ -40,10 +40,26 @@ class Unanswerable(Exception):
         self.status = status
 
 
-class SteeredSecondary(Protocol):
-    """What the actions change in a secondary."""
+class SecondarySource(Protocol):
+    """The page's secondary; `console.page` implements it with the code of `twinbus backlog`."""
 
-    def holds(self, secondary: str) -> bool: ...
+    @property
+    def count_again_s(self) -> float:
+        """Time between two counts of the same queues."""
+
+    def holds(self, secondary: str) -> bool:
+        """Return whether this is the secondary of that endpoint."""
+
+    async def queues(self, label: str) -> list[dict[str, Any]]:
+        """Return path, waiting, oldest_age_s and dead_letters of each backlog queue."""
+
+    async def letters(
+        self, label: str, search: Mapping[str, str], *, with_bodies: bool
+    ) -> dict[str, Any]:
+        """Return the dead letters that match, and whether there are more."""
+
+    async def letter(self, queue: str, number: int) -> dict[str, Any] | None:
+        """Return one dead letter with its body."""
 
     async def replay(self, queue: str, numbers: list[int]) -> str:
         """Replay dead letters of a backlog queue; return what was done."""
@@ -55,39 +71,16 @@ class SteeredSecondary(Protocol):
         """Delete those of the queues that `prunable` still names; return what was done."""
 
 
-class DrainSource(Protocol):
-    """What drains a backlog in a process of its own."""
-
-    def moves(self, primary: str, secondary: str) -> bool:
-        """Return whether both namespaces are those that the page was started with."""
-
-    def drain(self, label: str, path: str | None, ended: Callable[[JobResult], None]) -> bool:
-        """Start a drain of all destinations or of one; False: one of this label runs."""
-
-
-class ActionLedger(Protocol):
-    """A LedgerWriter, or one that keeps nothing."""
-
-    def record(self, operation: str, *, at_ms: int | None = None, **fields: object) -> None: ...
-    def flush(self) -> None: ...
-
-
-class SocketSource(Protocol):
-    """Where the control socket of a pair is."""
-
-    def path_of(self, id_: str) -> Path | None: ...
-
-
 class Actions:
     """Carries out the actions of operators."""
 
     def __init__(
         self,
         live: LiveView,
-        sockets: SocketSource,
-        secondary: SteeredSecondary | None,
-        ledger: ActionLedger | None,
-        drains: DrainSource | None = None,
+        sockets: HostPoller,
+        secondary: SecondarySource | None,
+        ledger: LedgerWriter | None,
+        drains: Drains | None = None,
         proof: Proof | None = None,
         *,
         is_read_only: bool,
@@ -139,21 +132,21 @@ class Actions:
             self._ledger.flush()
         return {"ok": True, "text": "noted", "ledger": self._ledger is not None}
 
-    def _pair(self, given: Mapping[str, Any]) -> Pair:
+    def _pair(self, given: Mapping[str, Any]) -> ShownPair:
         pair = self._live.board.table.pairs.get(str(given.get("pair", "")))
         if pair is None:
             raise Unanswerable("there is no such pair", 404)
-        if pair["read_only"]:
-            raise Unanswerable(f"this pair runs on {pair['host']}: use the page there", 403)
+        if pair.read_only:
+            raise Unanswerable(f"this pair runs on {pair.host}: use the page there", 403)
         return pair
 
     async def _carried_out(
-        self, action: str, pair: Pair, path: str, given: Mapping[str, Any], who: str
+        self, action: str, pair: ShownPair, path: str, given: Mapping[str, Any], who: str
     ) -> str:
         if action in STEERING:
             if not path:
                 raise Unanswerable(f"{action} needs the path of an entity")
-            await self._ask(pair["id"], action, {"path": path})
+            await self._ask(pair.id, action, {"path": path})
             return STEERING[action].format(path=path)
         if action in SYPHON:
             for id_ in self._syphon_hosts(pair):
@@ -171,14 +164,14 @@ class Actions:
             return await self._prune(pair, given.get("queues"))
         raise Unanswerable("there is no such action")
 
-    def _drain(self, pair: Pair, path: str | None, who: str) -> str:
+    def _drain(self, pair: ShownPair, path: str | None, who: str) -> str:
         if path == "":
             raise Unanswerable("only-entity needs the path of an entity")
-        drains, name = self._drains, pair["name"]
-        if drains is None or not drains.moves(pair["primary"], pair["secondary"]):
+        drains, name = self._drains, pair.name
+        if drains is None or not drains.moves(pair.primary, pair.secondary):
             raise Unanswerable(
-                f"start `twinbus page` with the primary {pair['primary']} and the secondary"
-                f" {pair['secondary']}, or use `twinbus syphon drain`", 409,
+                f"start `twinbus page` with the primary {pair.primary} and the secondary"
+                f" {pair.secondary}, or use `twinbus syphon drain`", 409,
             )  # fmt: skip
         what = "drain-once" if path is None else "only-entity"
 
@@ -192,35 +185,35 @@ class Actions:
             raise Unanswerable(f"a drain of {name} that this page started still runs", 409)
         return f"started: {name}'s backlog{f' for {path}' if path else ''} is drained once"
 
-    def _prove(self, pair: Pair, who: str) -> str:
+    def _prove(self, pair: ShownPair, who: str) -> str:
         if self._proof is None:
             raise Unanswerable("start `twinbus page` with --ledger to prove conservation", 409)
 
         def ended(text: str, is_made: bool) -> None:
-            self._add_event(pair["name"], None, text, who, "info" if is_made else "error")
+            self._add_event(pair.name, None, text, who, "info" if is_made else "error")
 
         if not self._proof.make(ended):
             raise Unanswerable("a report is being made already", 409)
         return "started: the conservation report is being made"
 
-    def _syphon_hosts(self, pair: Pair) -> list[str]:
+    def _syphon_hosts(self, pair: ShownPair) -> list[str]:
         """Return the hosts whose syphons serve this pair: itself, or those of the same label."""
-        if pair["syphon"] is not None:
-            return [pair["id"]]
+        if pair.syphon is not None:
+            return [pair.id]
         pairs = self._live.board.table.pairs.values()
         found = [
-            one["id"]
+            one.id
             for one in pairs
-            if one["name"] == pair["name"]
-            and one["syphon"] is not None
-            and one["state"] == "running"
-            and not one["read_only"]
+            if one.name == pair.name
+            and one.syphon is not None
+            and one.state == "running"
+            and not one.read_only
         ]
         if not found:
-            raise Unanswerable(f"no syphon of {pair['name']} runs on this host", 409)
+            raise Unanswerable(f"no syphon of {pair.name} runs on this host", 409)
         return found
 
-    async def _rate(self, pair: Pair, value: object) -> str:
+    async def _rate(self, pair: ShownPair, value: object) -> str:
         if not isinstance(value, str) or not value.strip():
             raise Unanswerable(f"rate needs a value: messages a second, or {ADAPTIVE}")
         rate = value.strip().lower()
@@ -230,13 +223,13 @@ class Actions:
             return "the syphon moves as many messages as the primary takes"
         return f"the syphon moves at most {rate} messages a second"
 
-    async def _what_prune_does(self, pair: Pair) -> dict[str, Any]:
+    async def _what_prune_does(self, pair: ShownPair) -> dict[str, Any]:
         """Return the empty queues that `prune` may delete; changes nothing."""
         secondary, keep = self._asked_secondary(pair), self._queues_in_use(pair)
-        found = await secondary.prunable(pair["name"], keep)
+        found = await secondary.prunable(pair.name, keep)
         return {"ok": True, "text": f"the first {keep:,} queues are kept", "queues": found}
 
-    async def _prune(self, pair: Pair, queues: object) -> str:
+    async def _prune(self, pair: ShownPair, queues: object) -> str:
         secondary, keep = self._asked_secondary(pair), self._queues_in_use(pair)
         if (
             not isinstance(queues, list)
@@ -245,32 +238,32 @@ class Actions:
         ):
             raise Unanswerable("prune needs the queues that a dry run named")
         assert isinstance(queues, list)
-        return await secondary.prune(pair["name"], keep, queues)
+        return await secondary.prune(pair.name, keep, queues)
 
-    def _queues_in_use(self, pair: Pair) -> int:
+    def _queues_in_use(self, pair: ShownPair) -> int:
         """Return how many backlog queues the pairs of this label use, as this host knows."""
         pairs = self._live.board.table.pairs.values()
         counts = [
-            len(one["queues"])
+            len(one.queues)
             for one in pairs
-            if one["name"] == pair["name"] and one["kind"] == "pair" and one["state"] == "running"
+            if one.name == pair.name and one.kind == "pair" and one.state == "running"
         ]
         if not any(counts):
             raise Unanswerable(
-                f"no pair {pair['name']} runs here to tell how many queues it uses: use"
+                f"no pair {pair.name} runs here to tell how many queues it uses: use"
                 " `twinbus backlog prune --queues N`", 409,
             )  # fmt: skip
         return max(counts)
 
-    def _asked_secondary(self, pair: Pair) -> SteeredSecondary:
-        if self._secondary is None or not self._secondary.holds(pair["secondary"]):
-            raise Unanswerable(f"start `twinbus page` with the secondary {pair['secondary']}", 409)
+    def _asked_secondary(self, pair: ShownPair) -> SecondarySource:
+        if self._secondary is None or not self._secondary.holds(pair.secondary):
+            raise Unanswerable(f"start `twinbus page` with the secondary {pair.secondary}", 409)
         return self._secondary
 
-    async def _replay(self, pair: Pair, given: Mapping[str, Any]) -> str:
+    async def _replay(self, pair: ShownPair, given: Mapping[str, Any]) -> str:
         queue, numbers = given.get("queue"), given.get("sequences")
         secondary = self._asked_secondary(pair)
-        if not isinstance(queue, str) or not queue.lower().startswith(f"{pair['name']}/".lower()):
+        if not isinstance(queue, str) or not queue.lower().startswith(f"{pair.name}/".lower()):
             raise Unanswerable("queue must be a backlog queue of this pair")
         if (
             not isinstance(numbers, list)
@@ -286,15 +279,15 @@ class Actions:
             raise ControlError("this pair is no longer running")
         await asyncio.to_thread(ask, path, verb, arguments)
 
-    def _record(self, pair: Pair, action: str, path: str | None, who: str, error: str) -> None:
-        name = pair["name"]
+    def _record(self, pair: ShownPair, action: str, path: str | None, who: str, error: str) -> None:
+        name = pair.name
         why = f": {error}" if error else ""
         what = f"{action} {path}" if path else action
         level = "error" if error else "info"
         self._add_event(name, path, f"{what} (asked by {who}){why}", who, level)
         if self._ledger is not None:
             self._ledger.record(
-                "action", pair=f"{name}+{pair['secondary']}", namespace=name, entity=path,
+                "action", pair=f"{name}+{pair.secondary}", namespace=name, entity=path,
                 state=action, outcome="failed" if error else "ok",
                 error=f"asked by {who}{why}"[:TEXT_MAX], view="client",
             )  # fmt: skip

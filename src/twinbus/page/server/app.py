@@ -20,6 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from twinbus.errors import TwinbusError
+from twinbus.page.core.model import as_json
 from twinbus.page.server.access import SECURITY_HEADERS, PageAccess, Refused, Role
 from twinbus.page.server.actions import Unanswerable
 from twinbus.page.server.documents import PageDocuments
@@ -208,5 +209,5 @@ def refusal(refused: Refused) -> Response:
 
 def json_answer(document: Any, status: int = 200) -> Response:
     """Return a document as JSON; only ASCII, so that nothing in it can be taken for markup."""
-    text = json.dumps(document, separators=(",", ":"))
+    text = json.dumps(document, separators=(",", ":"), default=as_json)
     return Response(text.encode(), status, media_type="application/json")

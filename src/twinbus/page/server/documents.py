@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from starlette.requests import Request
 
-from twinbus.page.core.pair_table import Pair
+from twinbus.page.core.model import ShownEvent, ShownPair
 from twinbus.page.core.timeline import merged_spans
 from twinbus.page.server.access import Role
-from twinbus.page.server.actions import Actions, Unanswerable
+from twinbus.page.server.actions import Actions, SecondarySource, Unanswerable
 from twinbus.page.server.live import LiveView
+from twinbus.page.sources.jobs import Proof
 from twinbus.page.sources.ledger_tail import ledger_events, timeline
-from twinbus.page.sources.proof import Proof
+from twinbus.status.document import PairStatus, SyphonStatus
+from twinbus.wording import plain
 
 REMEMBERED_S: Final = 5.0
 """How long a timeline and events are kept: several tabs ask for the same."""
@@ -29,33 +31,8 @@ HISTORY_S: Final = 7 * 86_400.0
 EVENTS_MAX: Final = 1_000
 
 
-class SecondarySource(Protocol):
-    """What the page asks of a secondary; `console.page` implements it with the commands' code."""
-
-    @property
-    def count_again_s(self) -> float:
-        """Time between two counts of the same queues."""
-
-    def holds(self, secondary: str) -> bool:
-        """Return whether this is the secondary of that endpoint."""
-
-    async def queues(self, label: str) -> list[dict[str, Any]]:
-        """Return path, waiting, oldest_age_s and dead_letters of each backlog queue."""
-
-    async def letters(
-        self, label: str, search: Mapping[str, str], *, with_bodies: bool
-    ) -> dict[str, Any]:
-        """Return the dead letters that match, and whether there are more."""
-
-    async def letter(self, queue: str, number: int) -> dict[str, Any] | None:
-        """Return one dead letter with its body."""
-
-
-class CostSource(Protocol):
-    """What a ledger costs; `console.page` implements it over the gold tables."""
-
-    def document(self, label: str, outage_since: float | None, idle_queues: int) -> dict[str, Any]:
-        """Return the cost now; blocks for a moment."""
+CostOf = Callable[[str, float | None, int], dict[str, Any]]
+"""Returns the cost now, of a label, since when its outage lasts, and its idle queues; blocks."""
 
 
 class PageDocuments:
@@ -63,7 +40,7 @@ class PageDocuments:
 
     def __init__(
         self, live: LiveView, actions: Actions, secondary: SecondarySource | None,
-        ledger: Path | None, proof: Proof | None = None, cost: CostSource | None = None,
+        ledger: Path | None, proof: Proof | None = None, cost: CostOf | None = None,
     ) -> None:  # fmt: skip
         self._proof = proof
         self._cost = cost
@@ -94,16 +71,16 @@ class PageDocuments:
             raise Unanswerable("start `twinbus page` with --ledger to see the cost", 409)
         pair = self._pair(request)
         outage = [
-            one["since"]
-            for one in pair["entities"]
-            if one["state"] == "failed over" and one["since"] is not None
+            one.since
+            for one in pair.entities
+            if one.state == "failed over" and one.since is not None
         ]
-        queues = sum(map(len, self._syphons(pair["name"])))
+        queues = sum(len(one.queues) for one in self._syphons(pair.name))
         since = min(outage, default=None)
         kept_s = COST_S if since is None else OUTAGE_COST_S
-        key = "cost", pair["name"], since is None
+        key = "cost", pair.name, since is None
         found: dict[str, Any] = await self._cached(
-            key, kept_s, self._cost.document, pair["name"], since, queues
+            key, kept_s, self._cost, pair.name, since, queues
         )
         return found
 
@@ -116,19 +93,19 @@ class PageDocuments:
         pair = self._pair(request)
         ends = _number(request, "to", time.time())
         begins = max(_number(request, "from", ends - 600), ends - HISTORY_S)
-        if self._ledger is None or pair["read_only"]:
+        if self._ledger is None or pair.read_only:
             return with_observed(_observed(pair, begins, ends), pair)
         table = self._live.board.table.pairs.values()
         running = {
-            one["pid"]
+            one.pid
             for one in table
-            if one["state"] == "running" and not one["read_only"] and one["name"] == pair["name"]
+            if one.state == "running" and not one.read_only and one.name == pair.name
         }
-        others = running - {pair["pid"]}
+        others = running - {pair.pid}
         begins, ends = float(int(begins)), float(int(ends) + 1)
-        key = pair["id"], round(ends - begins, -1)
+        key = pair.id, round(ends - begins, -1)
         found: dict[str, Any] = await self._cached(
-            key, REMEMBERED_S, timeline, self._ledger, pair["name"], begins, ends, running, others
+            key, REMEMBERED_S, timeline, self._ledger, pair.name, begins, ends, running, others
         )
         return with_observed(found, pair)
 
@@ -136,7 +113,7 @@ class PageDocuments:
         """Return what happened, oldest first: as observed, and before that by the ledger."""
         limit = int(min(EVENTS_MAX, max(1, _number(request, "limit", 200))))
         observed = list(self._live.board.events)
-        found: list[dict[str, Any]] = []
+        found: list[ShownEvent] = []
         if self._ledger is not None:
             found = await self._cached(
                 "events", REMEMBERED_S, ledger_events, self._ledger, time.time() - HISTORY_S
@@ -144,7 +121,7 @@ class PageDocuments:
         # Both tell of the same change: the observed one says from which state.
         known = {_change(one, near) for one in observed for near in (-1, 0, 1)}
         earlier = [one for one in found if _change(one) not in known]
-        return {"events": sorted([*earlier, *observed], key=lambda one: float(one["t"]))[-limit:]}
+        return {"events": sorted([*earlier, *observed], key=lambda one: one.t)[-limit:]}
 
     async def backlog(self, request: Request) -> dict[str, Any]:
         """Return what the backlog queues of a pair hold, and how fast it leaves them."""
@@ -154,8 +131,8 @@ class PageDocuments:
         queues: list[dict[str, Any]] = []
         if not why:
             assert self._secondary is not None
-            as_of, queues = await self._counted(self._secondary, pair["name"])
-        return backlog_of(queues, as_of, why, self._syphons(pair["name"]))
+            as_of, queues = await self._counted(self._secondary, pair.name)
+        return backlog_of(queues, as_of, why, self._syphons(pair.name))
 
     async def dead_letters(self, request: Request) -> dict[str, Any]:
         """Return the dead letters of a pair that match a search; a viewer sees no bodies."""
@@ -167,7 +144,7 @@ class PageDocuments:
         names = ("reason", "entity", "id", *(("body",) if is_operator else ()))
         search = {name: request.query_params.get(name, "") for name in names}
         async with self._asking:
-            found = await self._secondary.letters(pair["name"], search, with_bodies=is_operator)
+            found = await self._secondary.letters(pair.name, search, with_bodies=is_operator)
         return {"as_of": time.time(), **found}
 
     async def dead_letter(self, request: Request) -> dict[str, Any]:
@@ -177,36 +154,36 @@ class PageDocuments:
             raise Unanswerable(why, 409)
         assert self._secondary is not None
         queue, number = request.query_params.get("queue", ""), int(_number(request, "sequence", 0))
-        if not queue.lower().startswith(f"{pair['name']}/".lower()):
+        if not queue.lower().startswith(f"{pair.name}/".lower()):
             raise Unanswerable("that queue is no backlog queue of this pair")
         found = await self._secondary.letter(queue, number)
         if found is None:
             raise Unanswerable("there is no such dead letter", 404)
         return found
 
-    def _pair(self, request: Request) -> Pair:
+    def _pair(self, request: Request) -> ShownPair:
         pair = self._live.board.table.pairs.get(request.query_params.get("pair", ""))
         if pair is None:
             raise Unanswerable("there is no such pair", 404)
         return pair
 
-    def _why_not_asked(self, pair: Pair) -> str:
-        if pair["read_only"]:
-            return f"the page of {pair['host']} has it"
+    def _why_not_asked(self, pair: ShownPair) -> str:
+        if pair.read_only:
+            return f"the page of {pair.host} has it"
         if self._secondary is None:
             return "start `twinbus page` with --secondary to see what the backlog queues hold"
-        if not self._secondary.holds(pair["secondary"]):
-            return f"this page was not started with the secondary {pair['secondary']}"
+        if not self._secondary.holds(pair.secondary):
+            return f"this page was not started with the secondary {pair.secondary}"
         return ""
 
-    def _syphons(self, label: str) -> list[Mapping[str, Any]]:
-        """Return the status of each queue's pump, of every syphon of this label on this host."""
+    def _syphons(self, label: str) -> list[SyphonStatus]:
+        """Return every syphon of this label on this host."""
         answers = self._live.board.answers.values()
-        return [
-            one.status.get("syphon", one.status.get("queues")) or {}
-            for one in answers
-            if one.card is not None and one.card.name == label and one.status is not None
+        statuses = [
+            one.status for one in answers if one.card is not None and one.card.name == label
         ]
+        syphons = [one.own_syphon if isinstance(one, PairStatus) else one for one in statuses]
+        return [one for one in syphons if one is not None]
 
     async def _counted(
         self, secondary: SecondarySource, label: str
@@ -234,19 +211,19 @@ def backlog_of(
     queues: list[dict[str, Any]],
     as_of: float | None,
     why: str,
-    syphons: list[Mapping[str, Any]],
+    syphons: Sequence[SyphonStatus],
 ) -> dict[str, Any]:
     """Return the document of a backlog from the counts and what the syphons of the label do."""
-    pumps = [(path, state) for one in syphons for path, state in one.items()]
-    rate = round(sum(state.get("rate_per_s", 0.0) for _, state in pumps), 1)
-    is_paused = any(state.get("paused") for _, state in pumps)
+    pumps = [(path, state) for one in syphons for path, state in one.queues.items()]
+    rate = round(sum(state.rate_per_s for _, state in pumps), 1)
+    is_paused = any(state.paused for _, state in pumps)
     waiting = sum(queue["waiting"] for queue in queues)
     in_flight = {path: 0 for path, _ in pumps}
     held: dict[tuple[str, str], float | None] = {}
     for path, state in pumps:
-        in_flight[path] += state.get("in_flight", 0)
-        for what, reason in {**state.get("problems", {}), **state.get("held", {})}.items():
-            held[str(what), str(reason)] = state.get("gives_up_in_s", {}).get(what)
+        in_flight[path] += state.in_flight
+        for what, reason in state.obstacles.items():
+            held[what, plain(reason)] = state.gives_up_in_s.get(what)
     empty_in_s = None
     if as_of is not None and not waiting:
         empty_in_s = 0.0
@@ -265,25 +242,25 @@ def backlog_of(
     }
 
 
-def _observed(pair: Pair, begins: float, ends: float) -> dict[str, Any]:
+def _observed(pair: ShownPair, begins: float, ends: float) -> dict[str, Any]:
     return {
         "from": begins,
         "to": ends,
         "entities": [],
-        "sends": pair["sends"],
-        "unseen": pair["unseen"],
+        "sends": pair.sends,
+        "unseen": pair.unseen,
         "bucket_s": 10.0,
         "truncated": True,
         "recorded": False,
     }
 
 
-def with_observed(found: dict[str, Any], pair: Pair) -> dict[str, Any]:
+def with_observed(found: dict[str, Any], pair: ShownPair) -> dict[str, Any]:
     """Return a timeline of the ledger with what the page itself saw, where the ledger has none."""
     begins, ends = found["from"], found["to"]
-    until = ends if pair["state"] == "running" else min(ends, pair["state_since"])
+    until = ends if pair.state == "running" else min(ends, pair.state_since)
     rows = {row["path"]: row for row in found["entities"]}
-    observed = {one["path"]: one["spans"] for one in pair["entities"]}
+    observed = {one.path: one.spans for one in pair.entities}
     entities = [
         {
             "path": path,
@@ -293,7 +270,7 @@ def with_observed(found: dict[str, Any], pair: Pair) -> dict[str, Any]:
                 observed.get(path, []),
                 begins,
                 until,
-                pair["started_at"],
+                pair.started_at,
             ),
         }
         for path in {**rows, **observed}
@@ -301,9 +278,9 @@ def with_observed(found: dict[str, Any], pair: Pair) -> dict[str, Any]:
     return {**found, "entities": entities}
 
 
-def _change(event: Mapping[str, Any], near_s: int = 0) -> tuple[object, ...]:
+def _change(event: ShownEvent, near_s: int = 0) -> tuple[object, ...]:
     """Return what an observed event and the same one of the ledger have in common."""
-    return event["pair"], event["path"], int(event["t"]) + near_s
+    return event.pair, event.path, int(event.t) + near_s
 
 
 def _number(request: Request, name: str, default: float) -> float:

@@ -8,10 +8,13 @@ import json
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from twinbus.page.core.headline import headline_of
-from twinbus.page.core.view import Board, HostAnswer
+from twinbus.page.core.model import as_json
+from twinbus.page.core.view import Board
+from twinbus.page.sources.hosts import HostPoller
+from twinbus.page.sources.peers import PeerPoller
 
 log = logging.getLogger("twinbus.page")
 
@@ -20,24 +23,10 @@ WATCHERS_MAX: Final = 50
 """Open streams at once: a person has one or two tabs."""
 
 
-class HostsSource(Protocol):
-    """What `LiveView` needs of `sources.hosts.HostPoller`."""
-
-    def poll(self) -> list[HostAnswer]: ...
-
-
-class PeersSource(Protocol):
-    """What `LiveView` needs of `sources.peers.PeerPoller`."""
-
-    def poll(self, now: float) -> None: ...
-    @property
-    def states(self) -> list[dict[str, Any]]: ...
-
-
 class LiveView:
     """Keeps the board current for as long as anybody watches."""
 
-    def __init__(self, board: Board, hosts: HostsSource, peers: PeersSource) -> None:
+    def __init__(self, board: Board, hosts: HostPoller, peers: PeerPoller) -> None:
         self.board = board
         self.watchers = 0
         self.is_stopping = False
@@ -88,7 +77,7 @@ class LiveView:
                 else:
                     frames = [self._pair_frame(id_) for id_ in table.changed_since(version)]
                     frames.append(event_frame("head", self.head()))
-                news = [one for one in self.board.events if one["number"] > events]
+                news = [one for one in self.board.events if one.number > events]
                 frames += [event_frame("event", one) for one in news]
                 version, removals, events = table.version, table.removals, self.board.event_count
                 yield b"".join(frames)
@@ -142,4 +131,5 @@ class LiveView:
 
 def event_frame(kind: str, document: Any) -> bytes:
     """Return one server-sent event. JSON has no bare line feed, so its data is one line."""
-    return f"event: {kind}\ndata: {json.dumps(document, separators=(',', ':'))}\n\n".encode()
+    data = json.dumps(document, separators=(",", ":"), default=as_json)
+    return f"event: {kind}\ndata: {data}\n\n".encode()

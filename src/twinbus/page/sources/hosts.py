@@ -17,6 +17,7 @@ from typing import Any, Final
 from twinbus.control.client import exchange, find_sockets, why_silent
 from twinbus.control.protocol import HELLO, Answer, ControlRefused, parse_answer
 from twinbus.page.core.view import HostAnswer
+from twinbus.status.reading import StatusUnreadable, read_status
 
 POLL_S: Final = 0.8
 """How long one poll waits for answers."""
@@ -111,10 +112,13 @@ class _PolledHost:
             return last
         answer = parse_answer(line)
         self._line = line
-        status = {**(self._counted or {}), **_result(answer)}
         number = 0 if last is None else last.number + 1
-        made = HostAnswer(self.path.stem, answer.host, status, number=number)
-        return made if status else replace(made, status=None, why="its answer is empty")
+        made = HostAnswer(self.path.stem, answer.host, None, number=number)
+        try:
+            status = read_status({**(self._counted or {}), **_result(answer)})
+        except StatusUnreadable as error:
+            return replace(made, why=str(error))
+        return replace(made, status=status)
 
 
 def _result(answer: Answer) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from twinbus.ledger.facts import stem_of
 from twinbus.ledger.record import FILE_SUFFIX, OPEN_SUFFIX, decode
+from twinbus.page.core.model import ShownEvent
 from twinbus.page.core.timeline import SendBuckets, StateRecord, entity_rows
 
 TAIL_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -181,7 +182,7 @@ def timeline(
     }
 
 
-def ledger_events(directory: Path, since: float, limit: int = EVENTS_MAX) -> list[dict[str, Any]]:
+def ledger_events(directory: Path, since: float, limit: int = EVENTS_MAX) -> list[ShownEvent]:
     """Return the newest changes of state and actions in the ledger, oldest first."""
     lines = (one for one in LedgerTail(directory, since) if one.operation in SHOWN)
     found = [
@@ -194,7 +195,7 @@ def ledger_events(directory: Path, since: float, limit: int = EVENTS_MAX) -> lis
     return [_event(record) for record in found[-limit:]]
 
 
-def _event(record: dict[str, Any]) -> dict[str, Any]:
+def _event(record: dict[str, Any]) -> ShownEvent:
     pair = str(record.get("pair", "")).partition("+")[0]
     path, state, why = record.get("entity"), record.get("state", ""), record.get("error", "")
     is_action = record["operation"] == "action"
@@ -204,14 +205,11 @@ def _event(record: dict[str, Any]) -> dict[str, Any]:
     level = "info" if state == "healthy" or is_action else "warning"
     if record.get("unrecorded"):
         text, level = f"the ledger could not record {record['unrecorded']:,} lines", "error"
-    return {
-        "number": 0,
-        "t": record["at_ms"] / 1000,
-        "pair": pair,
-        "host": "",
-        "kind": "action" if is_action else "state",
-        "path": path,
-        "text": f"{text} ({why})" if why else text,
-        "level": "error" if record.get("outcome") == "failed" else level,
-        "who": None,
-    }
+    return ShownEvent(
+        t=record["at_ms"] / 1000,
+        pair=pair,
+        kind="action" if is_action else "state",
+        path=path,
+        text=f"{text} ({why})" if why else text,
+        level="error" if record.get("outcome") == "failed" else level,
+    )

@@ -7,13 +7,12 @@ import json
 import ssl
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
 from twinbus.namespace.address import is_loopback
-from twinbus.page.core.foreign import foreign_pairs
-from twinbus.page.core.pair_table import Pair, PairTable
+from twinbus.page.core.model import PairTable, ShownPair, foreign_pairs
 
 PEERS_MAX: Final = 50
 ASK_AGAIN_S: Final = 2.0
@@ -95,7 +94,7 @@ class PeerPoller:
         """End the threads once their requests have ended."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _take(self, peer: _Peer, request: Future[list[Pair]], now: float) -> None:
+    def _take(self, peer: _Peer, request: Future[list[ShownPair]], now: float) -> None:
         peer.request = None
         try:
             pairs, state, why = request.result(), "ok", ""
@@ -106,7 +105,7 @@ class PeerPoller:
         if state != peer.state:
             peer.state, peer.since = state, now
         peer.why = why
-        for gone in {pair["id"] for pair in peer.pairs} - {pair["id"] for pair in pairs}:
+        for gone in {pair.id for pair in peer.pairs} - {pair.id for pair in pairs}:
             self._table.remove(gone)
         peer.pairs = pairs
         for pair in pairs:
@@ -120,16 +119,16 @@ class _Peer:
     why: str = "not asked yet"
     since: float | None = None
     ask_at: float = 0.0
-    request: Future[list[Pair]] | None = None
-    pairs: list[Pair] = field(default_factory=list)
+    request: Future[list[ShownPair]] | None = None
+    pairs: list[ShownPair] = field(default_factory=list)
 
-    def silent(self, why: str) -> list[Pair]:
+    def silent(self, why: str) -> list[ShownPair]:
         """Return what was known of the peer's pairs, which may not be so any more."""
         text = f"the peer {self.address.place} cannot be read: {why}"
-        return [{**pair, "state": "silent", "why": text} for pair in self.pairs]
+        return [replace(pair, state="silent", why=text) for pair in self.pairs]
 
 
-def read_peer(address: PeerAddress) -> list[Pair]:
+def read_peer(address: PeerAddress) -> list[ShownPair]:
     """Return the pairs of a peer's page; PeerRefused if it gives none."""
     try:
         return foreign_pairs(json.loads(_read(address)), address.place)

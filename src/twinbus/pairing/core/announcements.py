@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from twinbus.pairing.core.failover import EntityState
-from twinbus.pairing.core.sides import Side, SideState
+from twinbus.pairing.core.sides import Side
+from twinbus.status.document import EntityState, SideState
 
 
 @dataclass(frozen=True, kw_only=True)

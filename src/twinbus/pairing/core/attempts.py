@@ -26,9 +26,10 @@ from typing import Final, Protocol
 from twinbus.errors import error_text
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.core.backlog import KeptChoice, PullCause
-from twinbus.pairing.core.failover import EntityState, Route
+from twinbus.pairing.core.failover import Route
 from twinbus.pairing.core.secondary import FIRST_PACE_S, DivertFault, jittered
 from twinbus.servicebus.failures import FailureMeaning
+from twinbus.status.document import EntityState
 
 BUSY_PAUSE_S: Final = 1.0
 """Shortest back-off after server-busy. The service counts credits by the second: a retry within the

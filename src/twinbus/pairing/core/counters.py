@@ -1,4 +1,4 @@
-"""Numbers that a pair counts: pings, how long diverts take, calls that raised, totals of entities.
+"""Numbers that a pair counts: pings, how long diverts take, and calls that raised.
 
 Metrics read them at scrape time. Counting is one addition; a healthy send pays nothing.
 """
@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 DIVERT_BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """From a broker on the same network to the longest attempt that the options allow."""
@@ -38,25 +37,6 @@ class DurationHistogram:
         for bound_s, count in zip((*self.bounds_s, float("inf")), self._counts, strict=True):
             total += count
             yield bound_s, total
-
-
-@dataclass(slots=True)
-class EntityTotals:
-    """The numbers of several entities together."""
-
-    entities: int = 0
-    sent: int = 0
-    diverted: int = 0
-    raised: int = 0
-    oversize: int = 0
-    reserved: int = 0
-
-    def add(self, entity: Any) -> None:
-        """Add the numbers of one more, which are attributes of the same names."""
-        for name in ("sent", "diverted", "raised", "oversize", "reserved"):
-            setattr(self, name, getattr(self, name) + getattr(entity, name))
-        # Last: who reads on another thread compares it, to learn whether the rest has changed.
-        self.entities += 1
 
 
 class PairCounters:

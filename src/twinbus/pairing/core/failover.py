@@ -17,19 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum, StrEnum
+from enum import Enum
 from typing import ClassVar, Final
 
+from twinbus.status.document import EntityState
 from twinbus.timers import TimerFired
-
-
-class EntityState(StrEnum):
-    """The state of an entity of the primary; the value is the text that people read."""
-
-    HEALTHY = "healthy"
-    SUSPECT = "suspect"
-    FAILED_OVER = "failed over"
-    UNUSABLE = "unusable"
 
 
 class Route(Enum):

@@ -19,6 +19,7 @@ from enum import StrEnum
 from typing import ClassVar, Final
 
 from twinbus.errors import PairClosedError, PairFaultedError, PairingError, error_text
+from twinbus.status.document import SideState
 from twinbus.timers import TimerFired
 
 FOLLOW_S: Final = 5.0
@@ -34,14 +35,6 @@ class Side(StrEnum):
     @property
     def other(self) -> Side:
         return Side.SECONDARY if self is Side.PRIMARY else Side.PRIMARY
-
-
-class SideState(StrEnum):
-    """Whether a side can still be used."""
-
-    OPEN = "open"
-    CLOSED = "closed"
-    FAULTED = "faulted"
 
 
 @dataclass(frozen=True, slots=True)

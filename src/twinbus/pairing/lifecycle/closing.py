@@ -23,8 +23,8 @@ from twinbus.pairing.core.sides import (
     ReleaseSide,
     Side,
     SideChange,
-    SideState,
 )
+from twinbus.status.document import SideState
 from twinbus.timers import TimerFired
 
 log = logging.getLogger("twinbus.pair")

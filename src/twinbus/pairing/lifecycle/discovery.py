@@ -22,9 +22,7 @@ from twinbus.errors import BacklogUnavailableError, MissingRightError, error_tex
 from twinbus.pairing.core import schedules
 from twinbus.pairing.core.announcements import RightMissing
 from twinbus.pairing.core.backlog import lease_path
-from twinbus.pairing.core.failover import EntityState
 from twinbus.pairing.core.schedules import LIST_BUSY_S, ListingTimes
-from twinbus.pairing.core.status import short_queue_list
 from twinbus.pairing.lifecycle.administration import (
     BacklogAdministration,
     Findings,
@@ -38,6 +36,7 @@ from twinbus.pairing.lifecycle.attaching import (
     receiver_error,
 )
 from twinbus.servicebus.failures import FailureMeaning, of_error
+from twinbus.status.document import EntityState, short_queue_list
 from twinbus.wording import plain
 
 if TYPE_CHECKING:

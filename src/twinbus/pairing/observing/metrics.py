@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from twinbus.extras import missing_package
 
@@ -33,20 +33,21 @@ from twinbus.client.administration import QueueCounts, counts_of
 from twinbus.client.backlog_meter import BacklogMeter
 from twinbus.ledger.requests import recording_to
 from twinbus.namespace.endpoint import endpoint_of
-from twinbus.pairing.core.failover import EntityState
-from twinbus.pairing.core.judgement import judgement_of
-from twinbus.pairing.core.sides import PairSides, Side, SideState
-from twinbus.pairing.core.status import (
+from twinbus.pairing.core.sides import PairSides, Side
+from twinbus.pairing.core.status import backlog_status
+from twinbus.status.document import (
     QUEUE_STATES,
+    EntityState,
     PairStatus,
+    SideState,
     SyphonQueueStatus,
-    backlog_status,
 )
+from twinbus.status.judgement import judgement_of
 
 if TYPE_CHECKING:
-    from twinbus.pairing.core.counters import EntityTotals
     from twinbus.pairing.sending.entity_monitor import EntityMonitor
     from twinbus.pairing.sending.shared_state import SharedState
+    from twinbus.status.document import EntityTotals
 
 OTHERS: Final = "(others)"
 """The entity name under which entities past the limit are summed; none has parentheses."""
@@ -229,12 +230,12 @@ def _pair_samples(pair: MeasuredPair) -> Iterator[Sample]:
     yield "twinbus_events_dropped", state.listeners.dropped
 
 
-def syphon_samples(queues: Mapping[str, Mapping[str, Any]]) -> Iterator[Sample]:
+def syphon_samples(queues: Mapping[str, SyphonQueueStatus]) -> Iterator[Sample]:
     """Yield what a syphon did, by backlog queue."""
     for queue, status in queues.items():
-        yield "twinbus_syphon_in_flight", status["in_flight"], queue
+        yield "twinbus_syphon_in_flight", status.in_flight, queue
         for outcome in OUTCOMES:
-            yield "twinbus_syphon_messages", status[outcome], queue, outcome
+            yield "twinbus_syphon_messages", getattr(status, outcome), queue, outcome
 
 
 def depth_samples(meter: BacklogMeter | None) -> Iterator[Sample]:

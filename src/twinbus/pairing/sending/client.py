@@ -14,7 +14,7 @@ from twinbus.client.environment import MACHINE, Environment
 from twinbus.namespace.namespace import KEEP_ALIVE_OFF
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.core.announcements import EntityChanged
-from twinbus.pairing.core.failover import EntityState, SendSucceeded, Transition
+from twinbus.pairing.core.failover import SendSucceeded, Transition
 from twinbus.pairing.core.session_order import SessionOrder
 from twinbus.pairing.core.status import consequence_of
 from twinbus.pairing.sdk.sdk_cleanup import close_sdk_client
@@ -27,6 +27,7 @@ from twinbus.pairing.sending.session_routing import SessionRouting
 from twinbus.pairing.sending.session_scan import SessionScan
 from twinbus.pairing.sending.shared_state import SharedState
 from twinbus.servicebus.names import is_entity_name, not_an_entity_name
+from twinbus.status.document import EntityState
 
 if TYPE_CHECKING:
     from azure.servicebus.aio import ServiceBusSender

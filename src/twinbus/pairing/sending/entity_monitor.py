@@ -22,11 +22,10 @@ from twinbus.errors import (
     error_text,
 )
 from twinbus.options import SendAvailabilityOptions
-from twinbus.pairing.core.counters import CANCELLED, EntityTotals, RecentErrors
+from twinbus.pairing.core.counters import CANCELLED, RecentErrors
 from twinbus.pairing.core.failover import (
     Action,
     EntityFailover,
-    EntityState,
     Event,
     Freeze,
     PingAnswered,
@@ -39,8 +38,8 @@ from twinbus.pairing.core.failover import (
     StopWatching,
     Transition,
 )
-from twinbus.pairing.core.status import EntityStatus
 from twinbus.servicebus.failures import MESSAGE, of_error
+from twinbus.status.document import EntityState, EntityStatus, EntityTotals
 from twinbus.timers import TimerFired
 
 log = logging.getLogger("twinbus.pairing")

@@ -14,7 +14,7 @@ from twinbus.servicebus.failures import outcome_of
 if TYPE_CHECKING:
     from twinbus.namespace.namespace import Namespace
     from twinbus.options import SendAvailabilityOptions
-    from twinbus.pairing.core.failover import EntityState
+    from twinbus.status.document import EntityState
 
 CLOSED: Final = "closed"
 """State in a ledger record: the pair was closed while the entity was not healthy."""

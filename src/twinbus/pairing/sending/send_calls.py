@@ -11,7 +11,7 @@ from azure.servicebus import ServiceBusMessage
 
 from twinbus.errors import BacklogGuardError, BacklogUnavailableError, PartialDivertError
 from twinbus.pairing.core.attempts import DivertTo, Step
-from twinbus.pairing.core.failover import EntityState, Route
+from twinbus.pairing.core.failover import Route
 from twinbus.pairing.core.secondary import DivertFault
 from twinbus.pairing.core.session_order import Diversion
 from twinbus.pairing.sdk.failures import is_lost_connection, timed_out, too_large, translated
@@ -22,6 +22,7 @@ from twinbus.pairing.sending.calls import CallResult, PairedCall, SendTarget, wi
 from twinbus.pairing.sending.carrier import OutgoingMessages
 from twinbus.pairing.sending.session_routing import SPLIT
 from twinbus.servicebus.failures import is_timeout, is_too_large, of_error, outcome_of
+from twinbus.status.document import EntityState
 
 DIRECT_BYTES: Final = 8 * 1_024
 """The largest body for the SDK's sync sender: it gives up a write after 0.2 s, in which a distant

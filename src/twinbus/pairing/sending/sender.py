@@ -20,7 +20,7 @@ from typing import Any, Final, Never, Self
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 
 from twinbus.errors import PairingError, PartialDivertError
-from twinbus.pairing.core.failover import EntityState, Route
+from twinbus.pairing.core.failover import Route
 from twinbus.pairing.lifecycle.closing import AsyncOnly
 from twinbus.pairing.sdk.guards import id_of, quick_check
 from twinbus.pairing.sdk.outgoing import Outgoing, PairedMessageBatch, with_id
@@ -29,6 +29,7 @@ from twinbus.pairing.sending.calls import SendTarget, with_ids
 from twinbus.pairing.sending.message_sender import Messages
 from twinbus.pairing.sending.schedule_calls import ScheduleCall, require_numbers
 from twinbus.pairing.sending.send_calls import SendCall, call_of
+from twinbus.status.document import EntityState
 
 PRIMARY: Final = Route.PRIMARY
 """A name of its own: every healthy send reads it, and member lookup in an enum is slow."""

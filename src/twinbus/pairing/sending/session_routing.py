@@ -10,8 +10,9 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
 
 from twinbus.pairing.core.backlog import KeptChoice
-from twinbus.pairing.core.failover import EntityState, Route
+from twinbus.pairing.core.failover import Route
 from twinbus.pairing.core.session_order import Diversion, SessionKey
+from twinbus.status.document import EntityState
 
 if TYPE_CHECKING:
     from twinbus.pairing.core.backlog import Rotation

@@ -140,7 +140,7 @@ def _problems(host: SyphonHost) -> tuple[str, ...]:
     found = [
         f"{what}: {why}"
         for status in host.status().values()
-        for what, why in (*status["problems"].items(), *status["held"].items())
+        for what, why in status.obstacles.items()
     ]
     return tuple(dict.fromkeys(found))
 

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
+
+from twinbus.status.document import SyphonQueueStatus
+from twinbus.status.judgement import no_pump_text
 
 STUCK_S: Final = 300.0
 """Time without a settled message before a pump that nothing blocks counts as stuck: five times the
@@ -24,7 +27,7 @@ PUMP: Final = "pump"
 SETTLED: Final = ("forwarded", "completed", "dead_lettered", "deferred")
 """Counters that grow while a pump works."""
 
-QueueStates = Mapping[str, Mapping[str, Any]]
+QueueStates = Mapping[str, SyphonQueueStatus]
 """`SyphonGroup.status()`: the state of each backlog queue by path."""
 
 
@@ -55,9 +58,9 @@ class StallDetector:
     def observe(self, queues: QueueStates, now: float) -> None:
         """Take the state of now. Call it at least every few seconds."""
         for queue, state in queues.items():
-            settled = sum(state[counter] for counter in SETTLED)
+            settled = sum(getattr(state, counter) for counter in SETTLED)
             before, since = self._moved.get(queue, (-1, now))
-            if settled != before or not state["in_flight"] or _blocks(state):
+            if settled != before or not state.in_flight or _blocks(state):
                 since = now
             self._moved[queue] = settled, since
 
@@ -65,14 +68,12 @@ class StallDetector:
         self, queues: QueueStates, now: float, without_pump: Sequence[str] = ()
     ) -> SyphonHealth:
         """Return the verdict about the queues, which were observed before."""
-        failures = [
-            state["problems"][PUMP] for state in queues.values() if PUMP in state["problems"]
-        ]
+        failures = [state.problems[PUMP] for state in queues.values() if PUMP in state.problems]
         for queue, state in queues.items():
             still_s = now - self._moved.get(queue, (0, now))[1]
             if still_s >= self._stuck_s:
                 failures.append(
-                    f"{queue}: stuck: {state['in_flight']:,} messages in flight, none settled for"
+                    f"{queue}: stuck: {state.in_flight:,} messages in flight, none settled for"
                     f" {still_s:.0f} s although nothing blocks them"
                 )
         blocks = [block for state in queues.values() for block in _blocks(state)]
@@ -81,13 +82,6 @@ class StallDetector:
         return SyphonHealth(tuple(failures), tuple(waits_for))
 
 
-def no_pump_text(queues: Sequence[str]) -> str:
-    """Return what to say of backlog queues that a syphon does not pump."""
-    verb = "backlog queue has" if len(queues) == 1 else "backlog queues have"
-    return f"{len(queues)} {verb} no pump here: {', '.join(queues)}"
-
-
-def _blocks(state: Mapping[str, Any]) -> list[str]:
-    obstacles = {**state["problems"], **state["held"]}
-    named = [f"{what}: {why}" for what, why in obstacles.items() if what != PUMP]
-    return ["paused by an operator", *named] if state["paused"] else named
+def _blocks(state: SyphonQueueStatus) -> list[str]:
+    named = [f"{what}: {why}" for what, why in state.obstacles.items() if what != PUMP]
+    return ["paused by an operator", *named] if state.paused else named

@@ -65,7 +65,7 @@ class Pump:
         """`is_strict`: the messages of each session are sent in order, one by one."""
         self.limits = limits or IntakeLimits()
         self.forwarded = self.completed = self.dead_lettered = self.deferred = 0
-        self.left_aside = 0
+        self.not_served = 0
         """Deferred messages whose destination is not selected: a later syphon finds them."""
         self.meter = DrainMeter()
         """How fast messages leave the backlog queue."""
@@ -296,7 +296,7 @@ class Pump:
                 if self._destinations.is_selected(message.path):
                     self._waiting.was_deferred(message, now)
                 else:
-                    self.left_aside += 1
+                    self.not_served += 1
             elif message.is_deferred:
                 # Received by number and released: the queue never delivers it by itself.
                 self._waiting.was_deferred(message, now)

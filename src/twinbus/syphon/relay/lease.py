@@ -33,6 +33,7 @@ from twinbus.servicebus.conditions import NOT_FOUND, SESSION_TAKEN
 from twinbus.servicebus.failures import MISSING_STATUS
 from twinbus.servicebus.limits import EPOCH_TICKS, TICKS_PER_MS
 from twinbus.servicebus.names import SESSION_FILTER, SESSION_LOCKED_UNTIL
+from twinbus.status.document import LEASED
 from twinbus.syphon.core.lease_validity import (
     LOCK_ASSUMED_S,
     PROOF_S,
@@ -50,7 +51,6 @@ log = logging.getLogger("twinbus.syphon")
 RETRY_S: Final = 1.0
 """Mean pause after a lost lease or connection; it varies by half of it."""
 
-WAITING: Final = "another syphon has the lease"
 GIVEN_BACK: Final = "it was given back"
 
 _link_numbers = itertools.count(1)
@@ -261,7 +261,7 @@ class Leases:
             return link
         text = lease.ended.result() if lease.ended.done() else "the attach was not answered"
         # That another syphon has it is an answer like that of a receive which finds nothing.
-        is_taken, is_known = text.startswith(WAITING), lease.ended.done()
+        is_taken, is_known = text.startswith(LEASED), lease.ended.done()
         lease.is_taken = lease.is_taken or is_taken
         error = None if is_taken else text
         self._requests.made(lease.address.queue, ACCEPT_SESSION, error, is_known=is_known)
@@ -341,7 +341,7 @@ class Leases:
         lease.validity.lost()
         if reason != lease.problem:
             # Waiting for another syphon is normal; any other reason needs attention.
-            is_usual = reason.startswith((WAITING, GIVEN_BACK))
+            is_usual = reason.startswith((LEASED, GIVEN_BACK))
             level = logging.INFO if is_usual else logging.WARNING
             log.log(level, "%s: the lease is not held: %s", lease.queue, reason)
         lease.problem = reason
@@ -363,7 +363,7 @@ def _lock_left_s(link: ReceiverLink, wall_ns: int) -> float:
 
 def _reason_text(endpoint: Endpoint, address: LeaseAddress, condition: str, text: str) -> str:
     if condition == SESSION_TAKEN:
-        return f"{WAITING} (session {address.session} of {address.queue})"
+        return f"{LEASED} (session {address.session} of {address.queue})"
     if condition == NOT_FOUND:
         return (
             f"there is no lease queue {address.queue} in {endpoint.label}; create it with sessions"

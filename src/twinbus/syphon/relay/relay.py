@@ -35,6 +35,7 @@ from twinbus.ledger.requests import BilledRequests
 from twinbus.namespace.endpoint import Endpoint
 from twinbus.servicebus.conditions import NOT_FOUND, UNAUTHORIZED
 from twinbus.servicebus.failures import MISSING_STATUS
+from twinbus.status.document import LEASE_GONE
 from twinbus.syphon.core import actions
 from twinbus.syphon.core.actions import Action
 from twinbus.syphon.core.pacing import ReconnectBackoff
@@ -183,7 +184,7 @@ class Relay:
             self._leased.clear()
             self._perform(self.pump.pause(self._now(), LEASE))
             if self._primary is not None:
-                self._primary.drop("the lease is gone")
+                self._primary.drop(LEASE_GONE)
 
     async def close(self, timeout_s: float = 10.0) -> None:
         """Stop receiving, wait for what is in flight, and close both connections."""
@@ -244,7 +245,7 @@ class Relay:
                 # message. A key of single entities is refused here, and put with the first link.
                 await connection.authorize("")
             if not self._leased.is_set():
-                return "the lease is gone"
+                return LEASE_GONE
             self._primary = self._outbound.connection = connection
             self._side_is_back("primary")
             self._perform(self.pump.primary_up(self._now()))

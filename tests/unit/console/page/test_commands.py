@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from twinbus.console.page.cli import PageOptions
 from twinbus.console.page.commands import run
-from twinbus.console.page.options import PageOptions
 from twinbus.console.terminal.output import WrongUse
 from twinbus.page.sources.peers import PeerAddress
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from twinbus.console.syphon.obstacle_log import PARTLY_S, ObstacleLog
+from twinbus.status.document import SyphonQueueStatus
 
 QUEUES = [f"contoso/x-servicebus-transfer/{index}" for index in range(4)]
 
 
 def queues(count: int = 4, what: str = "primary", why: str = "", **facts: Any) -> dict[str, Any]:
     """Return four queues of which so many have a problem, if there is a reason."""
-    well = {"problems": {}, "held": {}, **facts}
-    ill = {**well, "problems": {what: why}} if why else well
+    well = SyphonQueueStatus(**facts)
+    ill = replace(well, problems={what: why}) if why else well
     return {queue: ill if index < count else well for index, queue in enumerate(QUEUES)}
 
 

@@ -11,6 +11,7 @@ from twinbus.client.administration import ListingRefused, QueueCounts
 from twinbus.console.syphon import queue_search
 from twinbus.console.syphon.queue_search import QueueSearch
 from twinbus.namespace.endpoint import Endpoint
+from twinbus.status.document import SyphonQueueStatus
 
 PATHS = [f"contoso/x-servicebus-transfer/{index}" for index in range(3)]
 
@@ -19,9 +20,8 @@ class FakeGroup:
     def __init__(self) -> None:
         self.queues: list[str] = []
 
-    def status(self) -> dict[str, Any]:
-        well = {"held": {}, "problems": {}, "forwarded": 0, "dead_lettered": 0}
-        return dict.fromkeys(self.queues, well)
+    def status(self) -> dict[str, SyphonQueueStatus]:
+        return dict.fromkeys(self.queues, SyphonQueueStatus())
 
     async def start(self, queues: list[str]) -> None:
         self.queues += queues

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from twinbus.console.syphon.drain import DrainDisplay
 from twinbus.console.syphon.request import SyphonRequest, rate_of
-from twinbus.console.syphon.text import (
-    needs_attention,
-    outcome,
-    progress_line,
-    status_lines,
-)
+from twinbus.console.syphon.text import outcome, progress_line, status_lines
 from twinbus.console.terminal.output import WrongUse
 from twinbus.namespace.namespace import Namespace
 from twinbus.options import SendAvailabilityOptions
+from twinbus.status.document import SyphonQueueStatus, SyphonStatus
+from twinbus.status.judgement import ConcernKind, judgement_of
 from twinbus.syphon.core.pacing import Rate
 from twinbus.syphon.host import DrainProgress, SyphonGroup
 
+NOW = 0.0
 SECRET = ".example.net;SharedAccessKeyName=a;SharedAccessKey=b"
 
 
@@ -61,33 +60,26 @@ def test_a_paused_drain_says_so() -> None:
 
 
 def test_what_a_drain_came_to() -> None:
-    done = {"drained": True, "forwarded": 5_000, "dead_lettered": 2, "left_aside": 7}
+    done = {"drained": True, "forwarded": 5_000, "dead_lettered": 2, "not_served": 7}
     line = outcome({**done, "seconds": 10.0})
     assert line.startswith("drained: 5,000 messages forwarded in 10 s, 500/s; 2 dead-lettered,")
     assert "7 of other destinations were deferred" in line
 
 
 def test_a_status_lists_queues_and_what_is_in_the_way_once() -> None:
-    state = {
-        "completed": 1_234,
-        "in_flight": 5,
-        "dead_lettered": 1,
-        "deferred": 2,
-        "held": {"gone": "no such entity"},
-        "gives_up_in_s": {"gone": 60.0},
-        "problems": {},
-        "paused": False,
-        "rate_per_s": 99.6,
-        "limit": "at most 120/s: the primary answers that it is busy",
-    }
-    document = {
-        "queues": {"a/x-servicebus-transfer/0": state, "a/x-servicebus-transfer/1": state},
-        "paused": False,
-        "waiting": 600,
-        "rate_per_s": 10.0,
-        "empty_in_s": 60.0,
-    }
-    lines = status_lines("a, syphon", document)
+    state = SyphonQueueStatus(
+        completed=1_234,
+        in_flight=5,
+        dead_lettered=1,
+        deferred=2,
+        held={"gone": "no such entity"},
+        gives_up_in_s={"gone": 60.0},
+        rate_per_s=99.6,
+        limit="at most 120/s: the primary answers that it is busy",
+    )
+    queues = {"a/x-servicebus-transfer/0": state, "a/x-servicebus-transfer/1": state}
+    found = SyphonStatus(queues=queues, waiting=600, rate_per_s=10.0, empty_in_s=60.0)
+    lines = status_lines("a, syphon", found)
     assert lines[0] == "a, syphon"
     assert lines[2].split() == ["a/x-servicebus-transfer/0", "1,234", "5", "1", "2", "100/s"]
     assert lines[-3:] == [
@@ -95,32 +87,32 @@ def test_a_status_lists_queues_and_what_is_in_the_way_once() -> None:
         "  ! gone: no such entity (dead-lettered in 1 min 0 s) [2 queues]",
         "  600 messages wait, 10/s, empty in 1 min 0 s",
     ]
-    still = status_lines("a", {**document, "empty_in_s": None, "rate_per_s": 0.0})
+    still = status_lines("a", replace(found, empty_in_s=None, rate_per_s=0.0))
     assert still[-1] == "  600 messages wait, 0/s, not moving"
 
 
 def test_queues_without_a_pump_are_named_and_need_attention() -> None:
-    document = {"queues": {}, "paused": False, "without_pump": ["a/6", "a/7"], "waiting": 5}
-    lines = status_lines("a", {**document, "rate_per_s": 0.0, "empty_in_s": None})
+    found = SyphonStatus(queues={}, without_pump=["a/6", "a/7"], waiting=5)
+    lines = status_lines("a", found)
     assert lines[-2] == (
         "  ! 2 backlog queues have no pump here: a/6, a/7;"
         " start the syphon without --queues, or with a larger number"
     )
-    assert needs_attention(document)
+    assert [one.kind for one in judgement_of(found, NOW).concerns] == [ConcernKind.NO_PUMP]
 
 
 def test_a_paused_syphon_forecasts_no_end() -> None:
     host = SyphonGroup(Rate(None))
     sides = [Namespace.from_connection_string(f"Endpoint=sb://{n}{SECRET}") for n in ("a", "b")]
     request = SyphonRequest(primary=sides[0], secondary=sides[1], options=SendAvailabilityOptions())
-    assert request.status(host, 600, 75.0)["empty_in_s"] == 8.0
+    assert request.status(host, 600, 75.0).empty_in_s == 8.0
     host.pause()
     document = request.status(host, 600, 75.0)
-    assert document["empty_in_s"] is None
+    assert document.empty_in_s is None
     lines = status_lines("a, syphon", document)
     assert lines[0] == "a, syphon, PAUSED"
     assert lines[-1] == "  600 messages wait, paused: `twinbus syphon resume` resumes it"
-    assert request.status(host, 0, 75.0)["empty_in_s"] == 0.0
+    assert request.status(host, 0, 75.0).empty_in_s == 0.0
 
 
 @pytest.mark.parametrize(
@@ -137,16 +129,16 @@ def test_a_paused_syphon_forecasts_no_end() -> None:
         ({"problems": {"lease": "there is no lease queue a"}}, True),
         ({"problems": {"primary": "it cannot be reached"}}, True),
         ({"held": {"gone": "no such entity"}}, True),
-        ({"dead_lettered": 1}, True),
+        ({"dead_lettered": 1}, False),
     ],
 )
 def test_a_standby_is_well_unless_a_side_is_out_of_reach(
     facts: dict[str, Any], needs_somebody: bool
 ) -> None:
-    well = {"held": {}, "dead_lettered": 0, "problems": {}}
-    document = {"queues": {"a": well, "b": {**well, **facts}}, "paused": False}
-    assert needs_attention(document) is needs_somebody
-    assert needs_attention({**document, "paused": True})
+    queues = {"a": SyphonQueueStatus(), "b": SyphonQueueStatus(**facts)}
+    found = SyphonStatus(queues=queues)
+    assert bool(judgement_of(found, NOW).concerns) is needs_somebody
+    assert judgement_of(replace(found, paused=True), NOW).concerns
 
 
 class Screen(io.StringIO):

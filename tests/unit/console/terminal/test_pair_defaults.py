@@ -13,11 +13,11 @@ from tests.unit.console.test_help import commands
 from twinbus.console import ledger, servers
 from twinbus.console.backlog import commands as backlog
 from twinbus.console.cli import app
-from twinbus.console.control import commands as control
 from twinbus.console.doctor import commands as doctor
 from twinbus.console.page import commands as page
 from twinbus.console.report import commands as report
 from twinbus.console.syphon import run as syphon_run
+from twinbus.console.watch import running as control
 
 HOST = "servicebus.windows.net"
 KEY = f"Endpoint=sb://NAME.{HOST}/;SharedAccessKeyName=Root;SharedAccessKey=s3cret"

@@ -10,55 +10,46 @@ from typing import Any
 import pytest
 
 from tests.unit.console.commands import run
-from tests.unit.console.control.test_status_text import NOW, entity, queue, side, status
+from tests.unit.status import statuses
+from tests.unit.status.statuses import NOW, QUEUE, entity, queue, side, status
 from twinbus.console.terminal.output import WrongUse
 from twinbus.console.watch.check import CheckRequest, labels_of
-from twinbus.console.watch.thresholds import CheckLevel, Limits, Thresholds, limits_of
 from twinbus.console.watch.verdict import (
     BacklogFigures,
     CheckedHost,
     CheckFinding,
+    CheckLevel,
+    Limits,
     PerfFigure,
+    Thresholds,
     backlog_findings,
     figures,
     findings_of,
     known_backlog,
+    limits_of,
     plugin_line,
     worst,
 )
+from twinbus.status.document import PairStatus, SyphonQueueStatus
 
 OK, WARNING, CRITICAL, UNKNOWN = CheckLevel
 
 
-def pair(document: dict[str, Any]) -> CheckedHost:
-    return CheckedHost("pair", "contoso", "contoso.4711", document, NOW)
+def pair(found: PairStatus) -> CheckedHost:
+    return CheckedHost("contoso", "contoso.4711", found, NOW)
 
 
 def syphon(paused: bool = False, **queue_changes: Any) -> CheckedHost:
-    state = {
-        "in_flight": 0,
-        "completed": 3,
-        "dead_lettered": 0,
-        "held": {},
-        "problems": {},
-        "gives_up_in_s": {},
-        "paused": paused,
-        **queue_changes,
-    }
-    queues = {"contoso/x-servicebus-transfer/0": state}
-    document = {"queues": queues, "paused": paused, "waiting": 7}
-    return CheckedHost("syphon", "contoso", "contoso.4712", document)
+    found = replace(statuses.syphon(completed=3, **queue_changes), paused=paused, waiting=7)
+    return CheckedHost("contoso", "contoso.4712", found)
 
 
 def test_a_queue_without_a_pump_is_a_warning() -> None:
-    host = syphon()
-    unpumped = CheckedHost(
-        host.kind, host.label, host.process, {**host.status, "without_pump": ["a/6"]}
-    )
-    (finding,) = findings_of(unpumped, CRITICAL)
-    assert (finding.level, finding.text) == (
-        WARNING,
-        "syphon of contoso.4712: 1 backlog queue has no pump here: a/6",
+    unpumped = replace(statuses.syphon(), without_pump=["a/6"])
+    (finding,) = findings_of(CheckedHost("contoso", "contoso.4712", unpumped), CRITICAL)
+    assert finding.level is WARNING
+    assert finding.text.startswith(
+        "syphon of contoso.4712: 1 backlog queue has no pump here: a/6; start the syphon without"
     )
 
 
@@ -82,10 +73,9 @@ def levels(host: CheckedHost, unprotected: CheckLevel = CRITICAL) -> list[CheckL
         (status(entity("orders"), verification_error="refused"), CRITICAL),
         (status(entity("orders"), ledger_unrecorded=3), WARNING),
         (status(entity("orders", raising=3, raising_reason="not found")), WARNING),
-        (status({"path": "orders", "state": "of a later release"}), UNKNOWN),
     ],
 )
-def test_the_level_of_a_pair(document: dict[str, Any], level: CheckLevel) -> None:
+def test_the_level_of_a_pair(document: PairStatus, level: CheckLevel) -> None:
     assert levels(pair(document)) == [level]
 
 
@@ -115,7 +105,7 @@ def test_the_level_of_a_syphon(host: CheckedHost, level: CheckLevel) -> None:
 
 
 def test_a_syphon_inside_a_pair_is_judged_too() -> None:
-    inside = syphon(problems={"primary": "connection refused"}).status["queues"]
+    inside = {QUEUE: SyphonQueueStatus(problems={"primary": "connection refused"})}
     assert levels(pair(status(entity("orders"), syphon=inside))) == [OK, WARNING]
 
 
@@ -141,7 +131,7 @@ def test_without_a_secondary_the_hosts_tell_depth_and_dead_letters() -> None:
 
 
 def test_processes_of_one_pair_count_the_same_backlog_and_those_of_two_pairs_do_not() -> None:
-    other = CheckedHost("pair", "fabrikam", "fabrikam.9", status(backlog_waiting=5))
+    other = CheckedHost("fabrikam", "fabrikam.9", status(backlog_waiting=5))
     hosts = [pair(status(backlog_waiting=9)), pair(status(backlog_waiting=8)), other]
     assert known_backlog(hosts).depth == 14
 
@@ -173,7 +163,7 @@ def test_the_backlog_of_a_pair_that_runs_is_counted_whatever_the_primary_is_call
 
 
 def test_figures_have_units_limits_and_a_minimum() -> None:
-    pulled = status(backlog_queues={"contoso/x-servicebus-transfer/0": queue("pulled")})
+    pulled = status(backlog_queues={QUEUE: queue("pulled")})
     exposed = [pair(one) for one in (status(verification_error="refused"), pulled)]
     found = {one.name: one.value for one in figures(exposed, BacklogFigures(), Thresholds())}
     assert found["unprotected"] == 2

@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
-from tests.unit.page.pairs import answer, entity, status
-from twinbus.console.page.judging import judged
+from tests.unit.page.pairs import answer
+from tests.unit.status.statuses import NOW, entity, status
 from twinbus.page.core.headline import headline_of
-from twinbus.page.core.history import SPANS_MAX, WINDOW_S, EntitySpans, SendHistory
-from twinbus.page.core.pair_table import Pair
+from twinbus.page.core.model import Obstacle, ShownPair, ShownSyphon, as_json
+from twinbus.page.core.timeline import SPANS_MAX, WINDOW_S, EntitySpans, SendHistory
 from twinbus.page.core.view import GONE_MAX, GONE_SHOWN_S, Board
-
-NOW = 1_794_873_600.0
+from twinbus.status.document import SyphonQueueStatus, SyphonStatus
 
 
 def board() -> Board:
-    return Board(judged, host="web-1")
+    return Board(host="web-1")
 
 
-def only(shown: Board) -> Pair:
+def only(shown: Board) -> ShownPair:
     (pair,) = shown.table.pairs.values()
     return pair
 
 
 def level(shown: Board, now: float = NOW) -> str:
-    return str(headline_of(shown.table.pairs.values(), now)["level"])
+    return headline_of(shown.table.pairs.values(), now).level
 
 
 def text(shown: Board, now: float = NOW) -> str:
-    return str(headline_of(shown.table.pairs.values(), now)["text"])
+    return headline_of(shown.table.pairs.values(), now).text
 
 
 def test_an_outage_becomes_spans_events_and_a_headline() -> None:
@@ -42,18 +40,18 @@ def test_an_outage_becomes_spans_events_and_a_headline() -> None:
         shown.observe([suspect], NOW + later)
     down = entity(state="failed over", since_s=1.0, diverted=1_204, reason="no success for 60 s")
     shown.observe([answer(status(down), 2)], NOW + 71)
-    assert only(shown)["entities"][0]["spans"] == [
-        [NOW, NOW + 9.5, "healthy"],
-        [NOW + 9.5, NOW + 70, "suspect"],
-        [NOW + 70, None, "failed over"],
+    assert only(shown).entities[0].spans == [
+        (NOW, NOW + 9.5, "healthy"),
+        (NOW + 9.5, NOW + 70, "suspect"),
+        (NOW + 70, None, "failed over"),
     ]
     assert level(shown) == "failed-over"
     assert text(shown, NOW + 135) == ("Failed over for 1 min 5 s: orders; 1,204 diverted.")
-    assert [event["text"] for event in shown.events] == [
+    assert [event.text for event in shown.events] == [
         "orders: healthy -> suspect",
         "orders: suspect -> failed over (no success for 60 s)",
     ]
-    assert [event["t"] for event in shown.events] == [NOW + 9.5, NOW + 70]
+    assert [event.t for event in shown.events] == [NOW + 9.5, NOW + 70]
 
 
 def test_a_document_has_the_words_and_figures_of_status() -> None:
@@ -61,11 +59,11 @@ def test_a_document_has_the_words_and_figures_of_status() -> None:
     found = status(entity(state="failed over", since_s=3.0), protected=True)
     shown.observe([answer(found)], NOW)
     pair = only(shown)
-    assert pair["attention"] == ["failed over: orders"]
-    assert pair["safe"] is True
-    assert pair["safety"].startswith("sends are safe: those to orders go to the backlog")
-    assert pair["started_at"] == 1_794_873_600.0
-    json.dumps(pair)
+    assert pair.attention == ["failed over: orders"]
+    assert pair.safe is True
+    assert pair.safety.startswith("sends are safe: those to orders go to the backlog")
+    assert pair.started_at == 1_794_873_600.0
+    json.dumps(pair, default=as_json)
 
 
 def test_only_what_changed_gets_a_new_version() -> None:
@@ -95,11 +93,11 @@ def test_a_pair_that_ended_is_shown_for_an_hour_and_its_spans_end() -> None:
     shown.observe([answer(status(entity(state="suspect", fails_over_in_s=5.0)))], NOW)
     shown.observe([], NOW + 5)
     pair = only(shown)
-    assert (pair["state"], pair["why"]) == ("gone", "no longer running")
-    assert pair["entities"][0]["spans"] == [[NOW, NOW + 5, "suspect"]]
-    assert pair["entities"][0]["fails_over_in_s"] is None
+    assert (pair.state, pair.why) == ("gone", "no longer running")
+    assert pair.entities[0].spans == [(NOW, NOW + 5, "suspect")]
+    assert pair.entities[0].fails_over_in_s is None
     assert text(shown) == "No pair runs here; 1 pair ended within the last hour."
-    assert shown.events[-1]["text"] == "contoso: no longer running, pid 7"
+    assert shown.events[-1].text == "contoso: no longer running, pid 7"
     shown.observe([], NOW + 5 + GONE_SHOWN_S)
     assert shown.table.pairs
     shown.observe([], NOW + 6 + GONE_SHOWN_S)
@@ -122,35 +120,27 @@ def test_a_silent_pair_keeps_what_was_known_and_comes_back() -> None:
     shown.observe([first], NOW)
     shown.observe([answer(None, why="no answer within 5 s")], NOW + 1)
     pair = only(shown)
-    assert (pair["state"], pair["why"], pair["state_since"]) == (
+    assert (pair.state, pair.why, pair.state_since) == (
         "silent", "no answer within 5 s", NOW + 1,
     )  # fmt: skip
-    assert pair["entities"][0]["sent"] == 3
+    assert pair.entities[0].sent == 3
     assert text(shown) == "No answer from contoso: no answer within 5 s."
     shown.observe([first], NOW + 2)
-    assert only(shown)["state"] == "running"
+    assert only(shown).state == "running"
 
 
 def test_a_socket_that_never_answered_is_shown_too() -> None:
     shown = board()
     shown.observe([answer(None, why="permission denied")], NOW)
-    assert only(shown)["state"] == "silent"
+    assert only(shown).state == "silent"
     assert level(shown) == "attention"
-
-
-def test_a_status_of_another_release_hides_no_other_pair() -> None:
-    shown = board()
-    odd = answer({"entities": [1, 2]}, pid=1)
-    shown.observe([odd, answer(status(entity()), pid=2)], NOW)
-    assert [pair["state"] for pair in shown.table.pairs.values()] == ["silent", "running"]
-    assert "same release" in shown.table.pairs[odd.id]["why"]
 
 
 def test_the_worst_is_the_headline() -> None:
     shown = board()
     failed = answer(status(entity(state="failed over", since_s=1.0)), pid=1)
-    bare = status(entity(), protected=False, searching="the secondary cannot be reached")
-    bare["backlog_queues"] = {}
+    why = "the secondary cannot be reached"
+    bare = status(entity(), protected=False, searching=why, backlog_queues={})
     shown.observe([failed, answer(bare, pid=2, name="fabrikam")], NOW)
     assert (level(shown), text(shown)) == (
         "unprotected",
@@ -166,33 +156,33 @@ def test_the_worst_is_the_headline() -> None:
 
 
 def test_a_syphon_is_shown_with_its_sums_and_obstacles() -> None:
-    queues: dict[str, dict[str, Any]] = {
-        f"contoso/x-servicebus-transfer/{index}": {
-            "completed": 10, "in_flight": 1, "dead_lettered": 2, "deferred": 0, "rate_per_s": 1.5,
-            "problems": {"primary": "connection refused"}, "held": {}, "paused": True,
-            "gives_up_in_s": {}, "limit": "",
-        }
-        for index in (0, 1)
-    }  # fmt: skip
+    one = SyphonQueueStatus(
+        completed=10, in_flight=1, dead_lettered=2, rate_per_s=1.5, paused=True,
+        problems={"primary": "connection refused TrackingId:a_B"},
+    )  # fmt: skip
+    queues = {f"contoso/x-servicebus-transfer/{index}": one for index in (0, 1)}
+    found = SyphonStatus(queues=queues, paused=True, waiting=9)
     shown = board()
-    shown.observe([answer({"queues": queues, "paused": True, "waiting": 9}, kind="syphon")], NOW)
+    shown.observe([answer(found, kind="syphon")], NOW)
     pair = only(shown)
-    assert pair["syphon"] == {
-        "paused": True, "completed": 20, "in_flight": 2, "dead_lettered": 4, "rate": 3.0,
-        "forecast_s": None, "limit": "",
-        "obstacles": [{"what": "primary", "why": "connection refused"}],
-    }  # fmt: skip
-    assert pair["waiting"] == 9
-    assert pair["attention"] == ["the syphon is paused", "primary: connection refused [2 queues]"]
+    assert pair.syphon == ShownSyphon(
+        paused=True, completed=20, in_flight=2, dead_lettered=4, rate=3.0, forecast_s=None,
+        limit="", obstacles=[Obstacle("primary", "connection refused")],
+    )  # fmt: skip
+    assert (pair.waiting, pair.safe) == (9, None)
+    assert pair.attention == [
+        "the syphon is paused: `twinbus syphon resume` resumes it",
+        "primary: connection refused [2 queues]",
+    ]
 
 
 def test_sends_are_counted_in_buckets_from_the_second_observation_on() -> None:
     sends = SendHistory()
     assert sends.observe((100, 5, 0), NOW) == []
-    assert sends.observe((103, 5, 1), NOW + 1) == [[NOW, 3, 0, 1]]
-    assert sends.observe((104, 7, 1), NOW + 11) == [[NOW, 3, 0, 1], [NOW + 10, 1, 2, 0]]
+    assert sends.observe((103, 5, 1), NOW + 1) == [(NOW, 3, 0, 1)]
+    assert sends.observe((104, 7, 1), NOW + 11) == [(NOW, 3, 0, 1), (NOW + 10, 1, 2, 0)]
     # Nobody observed for a minute: what was sent meanwhile belongs to no bucket.
-    assert sends.observe((900, 7, 1), NOW + 80)[-1] == [NOW + 10, 1, 2, 0]
+    assert sends.observe((900, 7, 1), NOW + 80)[-1] == (NOW + 10, 1, 2, 0)
     assert sends.observe((901, 7, 1), NOW + 700) == []
 
 
@@ -200,9 +190,9 @@ def test_a_hold_by_hand_is_a_span_of_its_own_and_flapping_is_bounded() -> None:
     shown = board()
     shown.observe([answer(status(entity(since_s=100.0)), 0)], NOW)
     shown.observe([answer(status(entity(since_s=104.0, frozen=True)), 1)], NOW + 4)
-    assert only(shown)["entities"][0]["spans"] == [
-        [NOW - 100, NOW + 4, "healthy"],
-        [NOW + 4, None, "frozen"],
+    assert only(shown).entities[0].spans == [
+        (NOW - 100, NOW + 4, "healthy"),
+        (NOW + 4, None, "frozen"),
     ]
     spans = EntitySpans()
     for second in range(200):
@@ -218,7 +208,7 @@ def test_hours_of_changes_are_no_larger_than_the_window() -> None:
         changing = entity(state=state, since_s=second % 100.0, sent=1_000_000 + second)
         shown.observe([answer(status(changing), second)], NOW + second)
         if second >= WINDOW_S + 100:
-            sizes.append(len(json.dumps(only(shown))))
+            sizes.append(len(json.dumps(only(shown), default=as_json)))
     assert max(sizes) <= max(sizes[:100]) * 1.02
-    assert len(only(shown)["entities"][0]["spans"]) <= WINDOW_S / 100 + 2
+    assert len(only(shown).entities[0].spans) <= WINDOW_S / 100 + 2
     assert len(shown.events) == 107

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp
 
-from tests.unit.page.pairs import answer, entity, status
+from tests.unit.page.pairs import answer
 from tests.unit.page.server.asgi import PageAnswer, call
-from twinbus.console.page.judging import judged
+from tests.unit.status.statuses import QUEUE, entity, status
 from twinbus.ledger import LedgerWriter, read
 from twinbus.page.core.view import Board, HostAnswer
 from twinbus.page.server import actions as actions_module
@@ -22,7 +22,9 @@ from twinbus.page.server.actions import Actions
 from twinbus.page.server.app import application
 from twinbus.page.server.documents import PageDocuments
 from twinbus.page.server.live import POLL_EVERY_S, LiveView
+from twinbus.page.sources.hosts import HostPoller
 from twinbus.page.sources.peers import PeerPoller
+from twinbus.status.document import SyphonQueueStatus
 
 HOST = "localhost:8080"
 OPERATOR, VIEWER = "operator-token-0123456789", "viewer-token-0123456789"
@@ -34,10 +36,11 @@ MARKUP = '</script><img src=x onerror="alert(1)">'
 ID = "contoso.7.abc"
 
 
-class FakeHosts:
+class FakeHosts(HostPoller):
     """Hosts that answer what the test puts there."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.answers: list[HostAnswer] = [answer(status(entity("orders"), entity(MARKUP)))]
         self.polls = 0
 
@@ -61,7 +64,7 @@ class FakeSecondary:
         self.pruned: list[tuple[str, int, list[str]]] = []
 
     def holds(self, secondary: str) -> bool:
-        return secondary == "contoso-dr.example"
+        return secondary == "sb://contoso-dr"
 
     async def queues(self, label: str) -> list[dict[str, Any]]:
         self.counts += 1
@@ -95,7 +98,7 @@ class World:
 
     def __init__(self, ledger: LedgerWriter | None = None, *, is_read_only: bool = False) -> None:
         self.hosts, self.secondary = FakeHosts(), FakeSecondary()
-        self.board = Board(judged, "web-1")
+        self.board = Board("web-1")
         self.live = LiveView(self.board, self.hosts, PeerPoller([], self.board.table))
         acting = Actions(self.live, self.hosts, self.secondary, ledger, is_read_only=is_read_only)
         directory = None if ledger is None else ledger.directory
@@ -236,7 +239,7 @@ async def test_an_action_is_recorded_with_who_asked(asked: list[Any], tmp_path: 
         assert done["ok"] is True
         assert done["ledger"] is True
         (event,) = world.board.events
-        assert (event["kind"], event["who"]) == ("action", "operator at 127.0.0.1")
+        assert (event.kind, event.who) == ("action", "operator at 127.0.0.1")
         (record,) = list(read(tmp_path))
         assert record["operation"] == "action"
         assert (record["state"], record["entity"], record["outcome"]) == ("freeze", "orders", "ok")
@@ -268,7 +271,7 @@ async def test_a_note_is_an_event_and_kept_in_the_ledger(tmp_path: Path) -> None
             assert (await world.act({"action": "note", "text": bad})).status == 400
         assert (await world.act({"action": "note", "text": "called\nthe vendor"})).json["ok"]
         (event,) = world.board.events
-        assert (event["kind"], event["text"]) == ("note", "called the vendor")
+        assert (event.kind, event.text) == ("note", "called the vendor")
         (record,) = list(read(tmp_path))
         assert (record["operation"], record["state"]) == ("action", "note")
         assert record["error"] == "called the vendor (by operator at 127.0.0.1)"
@@ -278,11 +281,13 @@ async def test_the_rate_goes_to_the_syphons_of_the_pair(asked: list[Any]) -> Non
     world = World()
     rate = {"action": "rate", "pair": ID, "value": " 50 "}
     assert (await world.act(rate)).status == 409, "no syphon runs"
-    pumps = {"contoso/x-servicebus-transfer/0": {"limit": "at most 50/s: the rate is set"}}
+    pumps = {QUEUE: SyphonQueueStatus(limit="at most 50/s: the rate is set")}
     world.hosts.answers = [answer(status(entity("orders"), syphon=pumps), 1)]
     await asyncio.sleep(POLL_EVERY_S / 2)
     await world.live.refresh()
-    assert world.board.table.pairs[ID]["syphon"]["limit"] == "at most 50/s: the rate is set"
+    syphon = world.board.table.pairs[ID].syphon
+    assert syphon is not None
+    assert syphon.limit == "at most 50/s: the rate is set"
     for bad in (None, 5, "", ["5"]):
         assert (await world.act({**rate, "value": bad})).status == 400
     assert (await world.act(rate)).json["text"] == "the syphon moves at most 50 messages a second"
@@ -296,14 +301,14 @@ async def test_prune_deletes_only_what_a_dry_run_named(tmp_path: Path) -> None:
         world = World(ledger)
         prune = {"action": "prune", "pair": ID}
         dry = (await world.act({**prune, "dry_run": True})).json
-        assert dry["queues"] == ["contoso/x-servicebus-transfer/1"]
+        assert dry["queues"] == ["contoso/x-servicebus-transfer/2"]
         assert list(read(tmp_path)) == []
         for bad in (None, [], "all", [1]):
             assert (await world.act({**prune, "queues": bad})).status == 400
         assert world.secondary.pruned == []
         done = (await world.act({**prune, "queues": dry["queues"]})).json
         assert done["text"] == "deleted 1"
-        assert world.secondary.pruned == [("contoso", 1, dry["queues"])]
+        assert world.secondary.pruned == [("contoso", 2, dry["queues"])]
         (record,) = list(read(tmp_path))
         assert (record["state"], record["error"]) == ("prune", "asked by operator at 127.0.0.1")
         world.hosts.answers = []

@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 
+from tests.unit.status.statuses import QUEUE, entity, status
 from twinbus.control.protocol import Verb
 from twinbus.control.run_directory import VARIABLE, open_socket
 from twinbus.control.server import ControlServer
 from twinbus.control.verbs import steering_verbs
 from twinbus.page.core.view import HostAnswer
 from twinbus.page.sources.hosts import HostPoller
+from twinbus.status.document import SyphonQueueStatus, SyphonStatus
 
 
 @pytest.fixture
@@ -50,8 +52,8 @@ class FakeSyphon:
     def limit_rate(self, most_per_s: float | None) -> None:
         pass
 
-    def status(self) -> dict[str, Any]:
-        return {"contoso/x-servicebus-transfer/0": {"completed": 3}}
+    def status(self) -> dict[str, SyphonQueueStatus]:
+        return {QUEUE: SyphonQueueStatus(completed=3)}
 
 
 async def polled(poller: HostPoller) -> dict[str, HostAnswer]:
@@ -62,14 +64,14 @@ async def polled(poller: HostPoller) -> dict[str, HostAnswer]:
 async def test_an_answer_that_is_the_same_is_not_read_again(
     run_directory: Path, poller: HostPoller
 ) -> None:
-    state = {"entities": {}, "sent": 1}
-    control = ControlServer("pair", "contoso", {"status": Verb(lambda: state)})
+    found = {"one": status(entity(sent=1)).as_dict()}
+    control = ControlServer("pair", "contoso", {"status": Verb(lambda: found["one"])})
     await control.start()
     first = (await polled(poller))["contoso"]
     assert (await polled(poller))["contoso"] is first
-    state["sent"] = 2
+    found["one"] = status(entity(sent=2)).as_dict()
     second = (await polled(poller))["contoso"]
-    assert second.status == {"entities": {}, "sent": 2}
+    assert second.status == status(entity(sent=2))
     assert second.number != first.number
     assert poller.path_of(first.id) == control.path
     await control.close()
@@ -80,11 +82,11 @@ async def test_an_answer_that_is_the_same_is_not_read_again(
 async def test_a_host_that_hangs_delays_no_other_and_is_shown(
     run_directory: Path, poller: HostPoller
 ) -> None:
-    control = ControlServer("pair", "contoso", {"status": Verb(lambda: {"entities": {}})})
+    control = ControlServer("pair", "contoso", {"status": Verb(status().as_dict)})
     await control.start()
     hanging, _ = open_socket(run_directory, "hanging", 1)
     try:
-        assert (await polled(poller))["contoso"].status == {"entities": {}}
+        assert (await polled(poller))["contoso"].status == status()
         limit = time.monotonic() + 60
         while "hanging" not in (found := await polled(poller)):
             assert found["contoso"].status is not None
@@ -111,28 +113,32 @@ async def test_a_syphon_is_counted_once_and_its_progress_is_asked_each_time(
 ) -> None:
     asked = []
 
-    def status() -> dict[str, Any]:
+    def counted() -> dict[str, Any]:
         asked.append("status")
-        return {"waiting": 12, "paused": False, "queues": {}}
+        return SyphonStatus(queues={}, waiting=12).as_dict()
 
     syphon = FakeSyphon()
-    verbs = {"status": Verb(status), **steering_verbs(syphon)}
+    verbs = {"status": Verb(counted), **steering_verbs(syphon)}
     control = ControlServer("syphon", "contoso", verbs)
     await control.start()
     await polled(poller)
     syphon.pause()
     answer = (await polled(poller))["contoso"]
     assert asked == ["status"]
-    assert answer.status == {"waiting": 12, "paused": True, "queues": syphon.status()}
+    assert answer.status == SyphonStatus(queues=syphon.status(), paused=True, waiting=12)
     await control.close()
 
 
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [(["a", "list"], "its answer is no status"), ({"entities": [1, 2]}, "use the same release")],
+)
 async def test_an_answer_that_is_no_status_is_a_reason(
-    run_directory: Path, poller: HostPoller
+    run_directory: Path, poller: HostPoller, answer: object, why: str
 ) -> None:
-    control = ControlServer("pair", "contoso", {"status": Verb(lambda: ["a", "list"])})
+    control = ControlServer("pair", "contoso", {"status": Verb(lambda: answer)})
     await control.start()
-    assert (await polled(poller))["contoso"].why == "its answer is no status"
+    assert why in (await polled(poller))["contoso"].why
     await control.close()
 
 

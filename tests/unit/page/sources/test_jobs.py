@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from twinbus.page.sources import jobs as jobs_module
-from twinbus.page.sources.jobs import JobResult, JobRunner
-from twinbus.page.sources.proof import FILE, Proof
+from twinbus.page.sources.jobs import FILE, JobResult, JobRunner, Proof
 
 REPORT = """
 import json, sys

@@ -31,10 +31,10 @@ def test_an_outage_is_spans_marks_and_sends(tmp_path: Path) -> None:
     found = timeline(tmp_path, "contoso", BEGAN_S, BEGAN_S + 1_800, [7])
     (orders,) = (one for one in found["entities"] if one["path"] == "orders")
     assert orders["spans"] == [
-        [BEGAN_S, BEGAN_S + 600, "healthy"],
-        [BEGAN_S + 600, BEGAN_S + 660, "suspect"],
-        [BEGAN_S + 660, BEGAN_S + 1_500, "failed over"],
-        [BEGAN_S + 1_500, None, "healthy"],
+        (BEGAN_S, BEGAN_S + 600, "healthy"),
+        (BEGAN_S + 600, BEGAN_S + 660, "suspect"),
+        (BEGAN_S + 660, BEGAN_S + 1_500, "failed over"),
+        (BEGAN_S + 1_500, None, "healthy"),
     ]
     kinds = [kind for _, kind in orders["marks"]]
     assert (kinds.count("ping-failed"), kinds.count("failover"), kinds.count("restore")) == (
@@ -88,13 +88,13 @@ def test_events_are_changes_of_state_and_actions(tmp_path: Path) -> None:
     with path.open("ab") as file:
         file.write(line)
     events = ledger_events(tmp_path, 0.0)
-    assert [event["text"] for event in events] == [
+    assert [event.text for event in events] == [
         "orders: suspect (ConnectionError)",
         "orders: failed over (no success)",
         "orders: healthy (ping answered)",
         "orders: freeze (asked by x)",
     ]
-    assert [event["kind"] for event in events] == ["state"] * 3 + ["action"]
+    assert [event.kind for event in events] == ["state"] * 3 + ["action"]
     assert len(ledger_events(tmp_path, 0.0, limit=2)) == 2
 
 

@@ -11,7 +11,6 @@ from tests.end_to_end.fault_table import BACKLOG_ROWS
 from tests.unit.pairing.core.failures_page import PAGE, state_tables, written
 from twinbus.pairing.core.failover import (
     EntityFailover,
-    EntityState,
     Event,
     ForceFailover,
     Freeze,
@@ -27,6 +26,7 @@ from twinbus.pairing.core.failover import (
     Transition,
     Unfreeze,
 )
+from twinbus.status.document import EntityState
 from twinbus.timers import TimerFired
 
 FAILOVER_S, PING_S = 10.0, 60.0

@@ -18,8 +18,8 @@ from twinbus.pairing.core.sides import (
     ReleaseSide,
     Side,
     SideChange,
-    SideState,
 )
+from twinbus.status.document import SideState
 from twinbus.testing import VirtualClock
 from twinbus.timers import TimerFired
 

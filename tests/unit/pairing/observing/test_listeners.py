@@ -26,14 +26,9 @@ from twinbus.pairing.core.announcements import (
     PingEnded,
     ProtectionChanged,
 )
-from twinbus.pairing.core.failover import (
-    EntityState,
-    ForceFailover,
-    MarkHealthy,
-    SendFailed,
-)
-from twinbus.pairing.core.status import short_queue_list
+from twinbus.pairing.core.failover import ForceFailover, MarkHealthy, SendFailed
 from twinbus.pairing.observing.listeners import Listeners
+from twinbus.status.document import EntityState, short_queue_list
 from twinbus.testing.fake_pair import FakePair
 from twinbus.testing.fake_sdk import accepts, hangs, refuses
 

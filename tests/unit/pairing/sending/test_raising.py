@@ -17,12 +17,13 @@ from azure.servicebus.exceptions import (
 )
 
 from twinbus.errors import BacklogUnavailableError
-from twinbus.pairing.core.judgement import judgement_of
 from twinbus.pairing.core.sides import PairSides
-from twinbus.pairing.core.status import PairStatus, backlog_status
-from twinbus.pairing.core.status_reading import read_status
+from twinbus.pairing.core.status import backlog_status
 from twinbus.pairing.observing.metrics import MeasuredPair, PairCollector
 from twinbus.pairing.sending.sender import PairedSender
+from twinbus.status.document import PairStatus
+from twinbus.status.judgement import judgement_of
+from twinbus.status.reading import read_status
 from twinbus.testing.fake_pair import FakePair
 from twinbus.testing.fake_sdk import hangs, refuses
 

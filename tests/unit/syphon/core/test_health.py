@@ -6,27 +6,18 @@ from typing import Any
 
 import pytest
 
+from twinbus.status.document import SyphonQueueStatus
 from twinbus.syphon.core.health import STUCK_S, StallDetector, SyphonHealth
 
 QUEUE = "contoso/x-servicebus-transfer/0"
 
 
-def states(**changes: Any) -> dict[str, dict[str, Any]]:
-    state = {
-        "in_flight": 5,
-        "forwarded": 0,
-        "completed": 0,
-        "dead_lettered": 0,
-        "deferred": 0,
-        "held": {},
-        "problems": {},
-        "paused": False,
-    }
-    return {QUEUE: {**state, **changes}}
+def states(**changes: Any) -> dict[str, SyphonQueueStatus]:
+    return {QUEUE: SyphonQueueStatus(**{"in_flight": 5, **changes})}
 
 
 def watched(
-    *timeline: tuple[float, dict[str, dict[str, Any]]], rate_per_s: float | None = None
+    *timeline: tuple[float, dict[str, SyphonQueueStatus]], rate_per_s: float | None = None
 ) -> SyphonHealth:
     """Return the verdict at the end of a timeline."""
     watch = StallDetector(rate_per_s)

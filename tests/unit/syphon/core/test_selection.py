@@ -46,7 +46,7 @@ def test_others_are_deferred_and_a_later_syphon_brings_them_home(strict: bool) -
     run(world)
     assert sorted(world.in_primary) == mine
     assert {world.queue[number].state for number in foreign + nowhere} == {"deferred"}
-    assert world.pump.left_aside == len(foreign + nowhere)
+    assert world.pump.not_served == len(foreign + nowhere)
     assert world.pump.held == {}
     assert world.attached.keys() == {"orders"}
     world.crash()

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from twinbus.console.terminal.table import aligned, counted, duration, table_lines, visible
-from twinbus.pairing.core.judgement import PairJudgement, is_quiet, judgement_of, states_of
-from twinbus.pairing.core.status import (
+from twinbus.status.document import (
     IN_ROTATION,
     BacklogQueueStatus,
     EntityStatus,
     PairStatus,
     short_queue_list,
 )
-from twinbus.pairing.core.status_reading import read_entity, read_status
+from twinbus.status.judgement import Judgement, is_quiet, rank, states_of
 from twinbus.wording import named, short
-
-RANKS: Final = {"unusable": 0, "raising": 1, "failed over": 2, "suspect": 3, "healthy": 4}
-"""Worst first."""
 
 HEALTHY: Final = "healthy"
 HEALTHY_SHOWN_MAX: Final = 20
 """Healthy entities to list; a pair may have thousands."""
-
-UNREADABLE: Final = "its status cannot be read; use the same release of Twinbus"
 
 QUEUES_SHOWN_MAX: Final = 20
 """Backlog queues out of rotation to list with their reason."""
@@ -41,26 +35,7 @@ class PairView:
     program: str
     up_s: float | None
     status: PairStatus
-    judgement: PairJudgement
-
-    @classmethod
-    def of(
-        cls,
-        name: str,
-        pid: int,
-        program: str,
-        up_s: float | None,
-        document: Mapping[str, Any],
-        now: float,
-    ) -> PairView:
-        """Read and judge the status that a pair answered at time `now`; ValueError: unreadable."""
-        try:
-            status = read_status(document)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                "its status cannot be read; use the same release of Twinbus"
-            ) from error
-        return cls(name, pid, program, up_s, status, judgement_of(status, now))
+    judgement: Judgement
 
 
 def render(view: PairView, *, show_all: bool = False) -> list[str]:
@@ -79,9 +54,8 @@ def render(view: PairView, *, show_all: bool = False) -> list[str]:
     return lines
 
 
-def entity_line(document: Mapping[str, Any]) -> str:
+def entity_line(entity: EntityStatus) -> str:
     """Return one line about an entity that was steered."""
-    entity = read_entity(document)
     return f"{visible(entity.path)}: {', '.join(states_of(entity))}"
 
 
@@ -112,11 +86,6 @@ def _entity_table(entities: Sequence[EntityStatus], *, show_all: bool) -> list[s
     if hidden:
         lines.append(f"and {hidden:,} more healthy entities; --all lists them")
     return [*lines, *_last_errors(shown)]
-
-
-def rank(states: Sequence[str]) -> int:
-    """Return the place of an entity in a list, worst first; its worst state counts."""
-    return min(RANKS.get(state, len(RANKS)) for state in states)
 
 
 def _last_errors(shown: Sequence[EntityStatus]) -> list[str]:
@@ -199,21 +168,14 @@ def _queue_text(queue: BacklogQueueStatus) -> str:
 
 def _syphon_lines(status: PairStatus) -> list[str]:
     """Return what the syphon moved, and what blocks it."""
-    queues = status.syphon
-    if queues is None:
+    syphon = status.own_syphon
+    if syphon is None:
         return ["syphon: not running in this process"]
-    states: list[Mapping[str, Any]] = [*queues.values()]
-    done = {
-        what: sum(queue.get(what, 0) for queue in states)
-        for what in ("completed", "in_flight", "dead_lettered")
-    }
-    moved = (
-        f"syphon: {done['completed']:,} forwarded, {done['in_flight']:,} in flight,"
-        f" {done['dead_lettered']:,} dead-lettered"
-    )
+    moved, flying, dead = map(syphon.total, ("completed", "in_flight", "dead_lettered"))
+    line = f"syphon: {moved:,} forwarded, {flying:,} in flight, {dead:,} dead-lettered"
     obstacles = [
         f"  {visible(what)}: {short(why)}"
-        for queue in states
-        for what, why in (*queue.get("problems", {}).items(), *queue.get("held", {}).items())
+        for queue in syphon.queues.values()
+        for what, why in queue.obstacles.items()
     ]
-    return [moved, *dict.fromkeys(obstacles)]
+    return [line, *dict.fromkeys(obstacles)]

@@ -1,21 +1,23 @@
-"""`twinbus status` and the commands that steer a running pair, over its control socket."""
+"""Running pairs and syphons of this machine: `twinbus status`, and commands that steer one."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from twinbus.console.control import status_text
-from twinbus.console.control.hosts import ask_each, choose_hosts, find_hosts
-from twinbus.console.control.status_text import PairView
-from twinbus.console.terminal.output import ATTENTION, COULD_NOT, Output, show
+from twinbus.console.terminal.output import ATTENTION, COULD_NOT, Output, WrongUse, show
 from twinbus.console.terminal.table import paint, visible
-from twinbus.control.client import RunningHost, SilentHost, socket_directories
+from twinbus.console.watch import status_text
+from twinbus.console.watch.status_text import PairView
+from twinbus.control.client import RunningHost, SilentHost, ask, find, socket_directories
 from twinbus.errors import ControlError
+from twinbus.status.document import EntityStatus, HostStatus, PairStatus
+from twinbus.status.judgement import judgement_of
+from twinbus.status.reading import StatusUnreadable, read, read_status
 
 REFRESH_S: Final = 1.0
 NO_ANSWER: Final = "no running pair answers"
@@ -54,11 +56,12 @@ def steer(verb: str, path: str, pair: str | None, output: Output) -> int:
     hosts = choose_hosts(_running()[0], pair, "pair", is_steered=True)
     answers = ask_each(hosts, verb, {"path": path})
     documents, lines = [], []
-    for host, entity in answers:
+    for host, document in answers:
+        entity = read(EntityStatus, document)
         prefix = f"{host.process}: " if len(hosts) > 1 else ""
-        then = DONE[verb].format(path=visible(entity["path"]))
+        then = DONE[verb].format(path=visible(entity.path))
         lines.append(f"{prefix}{status_text.entity_line(entity)}; {then}")
-        documents.append({"name": host.card.name, "pid": host.card.pid, "entity": entity})
+        documents.append({"name": host.card.name, "pid": host.card.pid, "entity": document})
     if answers or output is Output.JSON:
         show(output, {"pairs": documents}, lines)
     return COULD_NOT if len(answers) < len(hosts) else 0
@@ -84,6 +87,10 @@ def _document(view: PairView) -> dict[str, Any]:
         "up_s": view.up_s,
         "status": view.status.as_dict(),
         "attention": judgement.attention,
+        "concerns": [
+            {"kind": one.kind, "severity": one.severity.name.lower(), "text": one.text}
+            for one in judgement.concerns
+        ],
         "safe": judgement.is_safe,
         "sends": judgement.sends,
     }
@@ -110,14 +117,13 @@ def _painted(line: str) -> str:
 
 def _views(hosts: Sequence[RunningHost]) -> list[PairView]:
     views = []
-    for host, status in ask_each(hosts, "status"):
+    for host, status in ask_status(hosts):
         card, up_s = host.card, None
         if card.began_at:
             up_s = (datetime.now(UTC) - datetime.fromisoformat(card.began_at)).total_seconds()
-        try:
-            views.append(PairView.of(card.name, card.pid, card.program, up_s, status, time.time()))
-        except ValueError as error:
-            print(f"twinbus: {host.process}: {error}", file=sys.stderr)
+        if isinstance(status, PairStatus):
+            judgement = judgement_of(status, time.time())
+            views.append(PairView(card.name, card.pid, card.program, up_s, status, judgement))
     if not views:
         raise ControlError(NO_ANSWER)
     return views
@@ -135,3 +141,54 @@ def _running() -> tuple[list[RunningHost], list[SilentHost]]:
             " does, give this command the TWINBUS_RUN_DIR of its program, and run it as its user"
         )
     return pairs, silent
+
+
+def find_hosts() -> tuple[list[RunningHost], list[SilentHost]]:
+    """Return the hosts that answer, and those that do not; the latter are reported on stderr."""
+    hosts, silent = find()
+    for one in silent:
+        print(f"twinbus: {visible(one.path.stem)}: {visible(one.why)}", file=sys.stderr)
+    return hosts, silent
+
+
+def choose_hosts(
+    hosts: Sequence[RunningHost], name: str | None, kind: str, *, is_steered: bool = False
+) -> list[RunningHost]:
+    """Return the hosts with this name, or all without one; ControlError if there is none.
+
+    WrongUse if they are to be steered and none of several is named.
+    """
+    if is_steered and name is None and len(hosts) > 1:
+        raise WrongUse(f"{len(hosts)} {kind}s run here, give one with --pair: {_list(hosts)}")
+    chosen = [host for host in hosts if name is None or host.is_called(name)]
+    if not chosen:
+        raise ControlError(f"no {kind} {name!r} runs here; there is {_list(hosts)}")
+    return chosen
+
+
+def ask_each(
+    hosts: Iterable[RunningHost], verb: str, arguments: Mapping[str, str] | None = None
+) -> list[tuple[RunningHost, Any]]:
+    """Return the hosts that answer, with their answers; errors of others go to stderr."""
+    answers = []
+    for host in hosts:
+        try:
+            answers.append((host, ask(host.path, verb, arguments)))
+        except ControlError as error:
+            print(f"twinbus: {error}", file=sys.stderr)
+    return answers
+
+
+def ask_status(hosts: Iterable[RunningHost]) -> list[tuple[RunningHost, HostStatus]]:
+    """Return the hosts whose status can be read, with it; errors of others go to stderr."""
+    found = []
+    for host, document in ask_each(hosts, "status"):
+        try:
+            found.append((host, read_status(document)))
+        except StatusUnreadable as error:
+            print(f"twinbus: {host.process}: {error}", file=sys.stderr)
+    return found
+
+
+def _list(hosts: Sequence[RunningHost]) -> str:
+    return ", ".join(f"{visible(host.process)} ({visible(host.card.program)})" for host in hosts)

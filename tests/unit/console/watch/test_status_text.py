@@ -7,59 +7,21 @@ from typing import Any
 
 import pytest
 
-from twinbus.console.control.status_text import PairView, entity_line, render, summary
+from tests.unit.status.statuses import NOW, QUEUE, entity, queue, side, status
 from twinbus.console.terminal.table import aligned, duration, size, visible
+from twinbus.console.watch.status_text import PairView, entity_line, render, summary
+from twinbus.status.document import PairStatus, SyphonQueueStatus
+from twinbus.status.judgement import judgement_of
 
-NOW = 1_794_873_600.0
 READY = "2 backlog queues can take over, verified 2 min ago"
 
 
-def entity(path: str, state: str = "healthy", **changes: Any) -> dict[str, Any]:
-    return {
-        "path": path,
-        "state": state,
-        "since_s": None,
-        "reason": "",
-        "last_error": "",
-        "forced": False,
-        "frozen": False,
-        "sent": 0,
-        "diverted": 0,
-        "raised": 0,
-        "answered_pings": 0,
-        **changes,
-    }
+def view(found: PairStatus) -> PairView:
+    return PairView("contoso", 4711, "app.py", 3_700.0, found, judgement_of(found, NOW))
 
 
-def status(*entities: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    return {
-        "primary": "sb://contoso",
-        "secondary": "sb://contoso-dr",
-        "protected": True,
-        "searching": None,
-        "entities": {one["path"]: one for one in entities},
-        "backlog_queues": {f"contoso/x-servicebus-transfer/{n}": queue() for n in range(2)},
-        "sides": {},
-        "syphon": None,
-        "verified_at": NOW - 125,
-        **changes,
-    }
-
-
-def queue(state: str = "in rotation", **changes: Any) -> dict[str, Any]:
-    return {"queue": "q", "state": state, "reason": "", "returns_in_s": None, **changes}
-
-
-def side(state: str, reason: str) -> dict[str, Any]:
-    return {"primary": {"endpoint": "sb://contoso", "state": state, "reason": reason}}
-
-
-def view(document: dict[str, Any]) -> PairView:
-    return PairView.of("contoso", 4711, "app.py", 3_700.0, document, NOW)
-
-
-def attention(document: dict[str, Any]) -> list[str]:
-    return view(document).judgement.attention
+def attention(found: PairStatus) -> list[str]:
+    return view(found).judgement.attention
 
 
 def test_a_healthy_pair_is_a_few_lines() -> None:
@@ -108,8 +70,8 @@ def test_trouble_comes_first_and_one_error_of_many_entities_is_said_once() -> No
     lines = render(view(document))
     assert lines[1:4] == [
         "  ! unusable: gone",
-        "  ! failed over: orders, payments",
         "  ! frozen by hand: held",
+        "  ! failed over: orders, payments",
     ]
     assert lines[4].startswith("  ! sends are NOT safe: those to gone raise until")
     table = [line.split()[0] for line in lines if line.startswith("  ") and "healthy" in line]
@@ -136,17 +98,16 @@ def test_queues_out_of_use_and_the_syphons_obstacles_say_why() -> None:
     document = status(
         entity("orders"),
         backlog_queues={
-            "contoso/x-servicebus-transfer/0": queue(),
+            QUEUE: queue(),
             "contoso/x-servicebus-transfer/1": queue("pulled", reason="full", returns_in_s=20.4),
         },
         syphon={
-            "contoso/x-servicebus-transfer/0": {
-                "completed": 1_500,
-                "in_flight": 2,
-                "dead_lettered": 0,
-                "held": {"orders": "disabled"},
-                "problems": {"primary": "refused"},
-            }
+            QUEUE: SyphonQueueStatus(
+                completed=1_500,
+                in_flight=2,
+                held={"orders": "disabled"},
+                problems={"primary": "refused"},
+            )
         },
     )
     lines = render(view(document))
@@ -175,10 +136,10 @@ def test_queues_out_of_use_and_the_syphons_obstacles_say_why() -> None:
         ),
         (status(ledger_unrecorded=12), "ledger could not record 12"),
         (status(entity("x", "suspect")), "suspect: x"),
-        (status(syphon={"q/0": {"paused": True}}), "the syphon is paused"),
+        (status(syphon={"q/0": SyphonQueueStatus(paused=True)}), "the syphon is paused"),
     ],
 )
-def test_what_needs_attention(document: dict[str, Any], said: str) -> None:
+def test_what_needs_attention(document: PairStatus, said: str) -> None:
     assert any(said in line for line in attention(document))
     assert summary([view(document)]) == "1 pair, attention needed in 1"
     assert attention(status(entity("orders"))) == []
@@ -271,7 +232,7 @@ LOST = {"one": queue(reason="the secondary cannot be reached: refused")}
     ],
 )
 def test_one_line_says_whether_sends_are_safe(
-    document: dict[str, Any], is_safe: bool, said: str
+    document: PairStatus, is_safe: bool, said: str
 ) -> None:
     judgement = view(document).judgement
     text = judgement.sends

@@ -1,4 +1,4 @@
-"""What a pair's status means: what needs attention, and whether its sends are safe. Pure.
+"""What a status means: what needs attention, worst first, and whether sends are safe. Pure.
 
 The one judgement that `twinbus status`, `top`, `check`, the page and the metrics show, each in its
 own form: they cannot contradict each other.
@@ -6,20 +6,35 @@ own form: they cannot contradict each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
 from typing import Final
 
-from twinbus.pairing.core.failover import EntityState
-from twinbus.pairing.core.status import IN_ROTATION, EntityStatus, PairStatus
-from twinbus.wording import ago, counted, duration, named, short, visible
+from twinbus.status.document import (
+    IN_ROTATION,
+    LEASE_GONE,
+    LEASED,
+    EntityState,
+    EntityStatus,
+    HostStatus,
+    PairStatus,
+    SyphonQueueStatus,
+    SyphonStatus,
+)
+from twinbus.wording import ago, counted, duration, named, plain, short, visible
 
 HEALTHY: Final = EntityState.HEALTHY
 """A name of its own: member lookup in an enum is slow."""
 
 RAISING: Final = "raising"
 """What people read of an entity whose calls raised in the last minute."""
+
+STATES: Final = ("unusable", RAISING, "failed over", "suspect", "healthy")
+"""The states of an entity, worst first."""
+
+RESUME: Final = "the syphon is paused: `twinbus syphon resume` resumes it"
+PUMP_THEM: Final = "start the syphon without --queues, or with a larger number"
 
 
 class Severity(IntEnum):
@@ -33,45 +48,70 @@ class Severity(IntEnum):
     """Sends raise whatever their callers do."""
 
 
+class ConcernKind(StrEnum):
+    """What needs attention, for programs."""
+
+    SIDE = "side"
+    FAULTED = "faulted"
+    EXPOSED = "exposed"
+    UNUSABLE = "unusable"
+    RAISING = "raising"
+    FAILED_OVER = "failed over"
+    SUSPECT = "suspect"
+    FROZEN = "frozen"
+    PAUSED = "paused"
+    OBSTACLE = "obstacle"
+    NO_PUMP = "no pump"
+    LEDGER = "ledger"
+
+
 @dataclass(frozen=True, slots=True)
 class Concern:
     """One thing that needs attention."""
 
+    kind: ConcernKind
     severity: Severity
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class PairJudgement:
+class Judgement:
     """What a status means."""
 
     concerns: tuple[Concern, ...]
-    """What needs attention, in the order in which people should read it."""
-    is_safe: bool
+    """What needs attention, worst first."""
+    is_safe: bool = True
     """Whether every send is stored somewhere, or retried until it is."""
-    sends: str
-    """Where sends go now, in one sentence."""
-    states: dict[str, list[str]]
+    sends: str = ""
+    """Where sends go now, in one sentence; empty for a syphon, which sends nothing of its own."""
+    states: dict[str, list[str]] = field(default_factory=dict)
     """The words for each entity about which there is something to say, by path."""
-    exposed: str
+    exposed: str = ""
     """Why no backlog queue can take over; empty: one can, as far as is known."""
 
     @property
     def attention(self) -> list[str]:
-        return [finding.text for finding in self.concerns]
+        return [concern.text for concern in self.concerns]
 
 
-def judgement_of(status: PairStatus, now: float) -> PairJudgement:
-    """Return what a status means at time `now`, in unix seconds."""
+def judgement_of(status: HostStatus, now: float) -> Judgement:
+    """Return what the status of a pair or a syphon means at time `now`, in unix seconds."""
+    if isinstance(status, SyphonStatus):
+        return Judgement(tuple(_syphon_concerns(status)))
     # Nearly all of thousands of entities have nothing to say, and a page judges every second.
     troubled = [one for one in status.entities.values() if not is_quiet(one)]
     exposed = _exposed(status, now)
-    concerns = tuple(_concerns(status, troubled, exposed))
+    concerns = sorted(_concerns(status, troubled, exposed), key=lambda one: -one.severity)
     dangers = tuple(_dangers(status, troubled, exposed))
     safe = "" if dangers else f"sends are safe: {_ways(status, troubled, now)}"
     sends = safe or f"sends are NOT safe: {dangers[0]}"
     words = {one.path: states_of(one) for one in troubled}
-    return PairJudgement(concerns, not dangers, sends, words, exposed)
+    return Judgement(tuple(concerns), not dangers, sends, words, exposed)
+
+
+def rank(states: Iterable[str]) -> int:
+    """Return the place of an entity in a list, worst first; its worst state counts."""
+    return min(STATES.index(one) if one in STATES else len(STATES) for one in states)
 
 
 def states_of(entity: EntityStatus) -> list[str]:
@@ -97,24 +137,59 @@ def ready_queues(status: PairStatus) -> list[str]:
     return [path for path, one in queues if one.state == IN_ROTATION and not one.reason]
 
 
+def obstacles(
+    queues: Mapping[str, SyphonQueueStatus], *, is_standing_by_left_out: bool = False
+) -> list[str]:
+    """Return what blocks the queues of a syphon, and where: problems and held destinations."""
+    found: dict[str, list[str]] = {}
+    for path, queue in queues.items():
+        for what, why in queue.obstacles.items():
+            if is_standing_by_left_out and why.startswith((LEASED, LEASE_GONE)):
+                continue
+            left_s = queue.gives_up_in_s.get(what)
+            more = "" if left_s is None else f" (dead-lettered in {duration(left_s)})"
+            found.setdefault(f"{what}: {plain(why)}{more}", []).append(path)
+    return [
+        f"{reason} [{where[0] if len(where) == 1 else f'{len(where)} queues'}]"
+        for reason, where in found.items()
+    ]
+
+
+def no_pump_text(queues: Sequence[str]) -> str:
+    """Return what to say of backlog queues that a syphon does not pump."""
+    verb = "backlog queue has" if len(queues) == 1 else "backlog queues have"
+    return f"{len(queues)} {verb} no pump here: {', '.join(queues)}"
+
+
+def _syphon_concerns(status: SyphonStatus) -> Iterator[Concern]:
+    if status.paused:
+        yield Concern(ConcernKind.PAUSED, Severity.ATTENTION, RESUME)
+    for text in obstacles(status.queues, is_standing_by_left_out=True):
+        yield Concern(ConcernKind.OBSTACLE, Severity.ATTENTION, text)
+    if status.without_pump:
+        text = f"{no_pump_text(status.without_pump)}; {PUMP_THEM}"
+        yield Concern(ConcernKind.NO_PUMP, Severity.ATTENTION, text)
+
+
 def _concerns(
     status: PairStatus, troubled: Sequence[EntityStatus], exposed: str
 ) -> Iterator[Concern]:
     for name, side in status.sides.items():
         if side.reason:
             severity = Severity.RAISES if name == "primary" else Severity.ATTENTION
-            yield Concern(severity, f"the {name} is {side.state}: {short(side.reason)}")
+            text = f"the {name} is {side.state}: {short(side.reason)}"
+            yield Concern(ConcernKind.SIDE, severity, text)
     if status.faulted and not any(side.reason for side in status.sides.values()):
-        yield Concern(Severity.RAISES, f"the pair is faulted: {short(status.faulted)}")
+        text = f"the pair is faulted: {short(status.faulted)}"
+        yield Concern(ConcernKind.FAULTED, Severity.RAISES, text)
     if exposed:
-        yield Concern(Severity.EXPOSED, exposed)
+        yield Concern(ConcernKind.EXPOSED, Severity.EXPOSED, exposed)
     yield from _entity_concerns(troubled)
-    if any(queue.get("paused") for queue in (status.syphon or {}).values()):
-        text = "the syphon is paused: `twinbus syphon resume` resumes it"
-        yield Concern(Severity.ATTENTION, text)
+    if any(queue.paused for queue in (status.syphon or {}).values()):
+        yield Concern(ConcernKind.PAUSED, Severity.ATTENTION, RESUME)
     if status.ledger_unrecorded:
-        lines = f"the ledger could not record {status.ledger_unrecorded:,} lines"
-        yield Concern(Severity.ATTENTION, lines)
+        text = f"the ledger could not record {status.ledger_unrecorded:,} lines"
+        yield Concern(ConcernKind.LEDGER, Severity.ATTENTION, text)
 
 
 def _exposed(status: PairStatus, now: float) -> str:
@@ -137,15 +212,16 @@ def _entity_concerns(troubled: Sequence[EntityStatus]) -> Iterator[Concern]:
     raising = [one for one in troubled if one.raising and one.state is not EntityState.UNUSABLE]
     unusable = [one for one in troubled if one.state is EntityState.UNUSABLE]
     if unusable:
-        yield Concern(Severity.RAISES, f"unusable: {_paths(unusable)}")
+        yield Concern(ConcernKind.UNUSABLE, Severity.RAISES, f"unusable: {_paths(unusable)}")
     if raising:
-        yield Concern(Severity.ATTENTION, f"raising: {_paths(raising)} {_raised(raising)}")
+        text = f"raising: {_paths(raising)} {_raised(raising)}"
+        yield Concern(ConcernKind.RAISING, Severity.ATTENTION, text)
     for state in (EntityState.FAILED_OVER, EntityState.SUSPECT):
         if found := [one for one in troubled if one.state is state]:
-            yield Concern(Severity.ATTENTION, f"{state}: {_paths(found)}")
+            yield Concern(ConcernKind(state), Severity.ATTENTION, f"{state}: {_paths(found)}")
     if frozen := [one for one in troubled if one.frozen]:
         severity = Severity.EXPOSED if any(map(_is_stuck, frozen)) else Severity.ATTENTION
-        yield Concern(severity, f"frozen by hand: {_paths(frozen)}")
+        yield Concern(ConcernKind.FROZEN, severity, f"frozen by hand: {_paths(frozen)}")
 
 
 def _verified(status: PairStatus, now: float) -> str:

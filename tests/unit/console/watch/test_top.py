@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from tests.unit.console.control.test_status_text import entity, queue, status
-from twinbus.console.page.judging import judged
-from twinbus.console.watch.screen import rates, screen
+from tests.unit.status.statuses import QUEUE, entity, queue, status
+from twinbus.console.watch.top import rates, screen
 from twinbus.control.protocol import HostCard
-from twinbus.page.core.pair_table import Pair
+from twinbus.page.core.model import ShownPair
 from twinbus.page.core.view import Board, HostAnswer
+from twinbus.status.document import HostStatus, SyphonQueueStatus, SyphonStatus
 
 NOW = 1_800_000_000.0
 
 
-def answer(name: str, document: dict[str, Any], kind: str = "pair", pid: int = 4711) -> HostAnswer:
+def answer(name: str, found: HostStatus, kind: str = "pair", pid: int = 4711) -> HostAnswer:
     card = HostCard(kind, name, pid, "app.py", "")
-    return HostAnswer(f"{name}.{pid}", card, document)
+    return HostAnswer(f"{name}.{pid}", card, found)
 
 
-def pairs(*answers: HostAnswer) -> list[Pair]:
-    board = Board(judged, host="web-1")
+def pairs(*answers: HostAnswer) -> list[ShownPair]:
+    board = Board(host="web-1")
     board.observe(answers, NOW)
     return list(board.table.pairs.values())
 
@@ -37,13 +38,9 @@ def drawn(*answers: HostAnswer, width: int = 80, height: int | None = 24) -> lis
     return [line.rstrip() for line in file.getvalue().splitlines()]
 
 
-def syphon_queue(**changes: Any) -> dict[str, Any]:
-    state = {
-        "in_flight": 3, "forwarded": 9, "completed": 9, "dead_lettered": 0, "deferred": 0,
-        "held": {}, "problems": {}, "gives_up_in_s": {}, "paused": False, "rate_per_s": 12.4,
-        "limit": "",
-    }  # fmt: skip
-    return {**state, **changes}
+def syphon_queue(**changes: Any) -> dict[str, SyphonQueueStatus]:
+    given = {"in_flight": 3, "forwarded": 9, "completed": 9, "rate_per_s": 12.4, **changes}
+    return {QUEUE: SyphonQueueStatus(**given)}
 
 
 OUTAGE = answer(
@@ -56,7 +53,7 @@ OUTAGE = answer(
         ),
         entity("payments", "suspect", since_s=3.0, fails_over_in_s=57.0, reason="a send failed"),
         backlog_waiting=1_204,
-        syphon={"contoso/x-servicebus-transfer/0": syphon_queue(problems={"primary": "refused"})},
+        syphon=syphon_queue(problems={"primary": "refused"}),
     ),
 )  # fmt: skip
 
@@ -102,7 +99,7 @@ def test_without_a_height_every_row_is_shown() -> None:
 
 
 def test_what_is_worst_comes_first_and_what_ended_last() -> None:
-    board = Board(judged, host="web-1")
+    board = Board(host="web-1")
     ended = answer("a-ended", status(), pid=1)
     board.observe([ended], NOW - 5)
     silent = HostAnswer("d-silent.4", HostCard("pair", "d-silent", 4), None, "blocked")
@@ -139,23 +136,23 @@ def test_names_cannot_steer_the_terminal_and_are_no_markup() -> None:
 
 
 def test_a_syphon_program_is_a_row_of_its_own() -> None:
-    queues = {"contoso/x-servicebus-transfer/0": syphon_queue(dead_lettered=2)}
-    document = {"queues": queues, "paused": False, "waiting": 40, "empty_in_s": 3.2}
-    (line,) = [one for one in drawn(answer("contoso", document, "syphon")) if "4711" in one]
+    found = SyphonStatus(queues=syphon_queue(dead_lettered=2), waiting=40, empty_in_s=3.2)
+    (line,) = [one for one in drawn(answer("contoso", found, "syphon")) if "4711" in one]
     assert "40" in line
     assert "12/s, 3 in flight" in line
-    paused = {**document, "paused": True}
+    paused = replace(found, paused=True)
     (line,) = [one for one in drawn(answer("contoso", paused, "syphon")) if "4711" in one]
     assert line.endswith("PAUSED")
 
 
 def test_rates_are_means_of_the_last_half_minute() -> None:
-    sends = [[NOW - 60, 900, 0, 0], [NOW - 20, 60, 30, 3], [NOW - 10, 60, 30, 3]]
-    pair: Pair = {"state": "running", "sends": sends, "unseen": []}
+    [pair] = pairs(answer("contoso", status()))
+    sends = [(NOW - 60, 900, 0, 0), (NOW - 20, 60, 30, 3), (NOW - 10, 60, 30, 3)]
+    pair = replace(pair, sends=sends, unseen=[])
     assert rates(pair, NOW) == [4.0, 2.0, 0.2]
-    assert rates({**pair, "sends": []}, NOW) == [0.0, 0.0, 0.0]
+    assert rates(replace(pair, sends=[]), NOW) == [0.0, 0.0, 0.0]
     # Watched for 5 s, and 18 messages a second: not 90 in 10 s.
-    young = {**pair, "sends": [[NOW - 10, 90, 0, 0]], "unseen": [[NOW - 600, NOW - 5]]}
+    young = replace(pair, sends=[(NOW - 10, 90, 0, 0)], unseen=[(NOW - 600, NOW - 5)])
     assert rates(young, NOW) == [18.0, 0.0, 0.0]
 
 

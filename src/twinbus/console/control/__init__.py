@@ -1,1 +1,0 @@
-"""`twinbus status` and the commands that steer a running pair."""

@@ -1,0 +1,197 @@
+"""What the page shows, as typed documents that travel as JSON, and the table of them. Pure.
+
+`/api/view`, the stream and `twinbus top` have these; a page also reads them from its peers. A
+document is replaced as a whole, never changed in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from typing import Any, Final, Literal
+
+from twinbus.status.reading import StatusUnreadable, read
+
+PAIRS_MAX: Final = 200
+"""Pairs of one peer to show."""
+
+Span = tuple[float, float | None, str]
+"""From, to (None: it lasts) and the state."""
+
+SendBucket = tuple[float, int, int, int]
+"""When it begins, and the messages to the primary, to the backlog, and raised."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShownEntity:
+    """One entity of a pair."""
+
+    path: str
+    state: str
+    states: list[str]
+    """The words for its state, and for what holds it."""
+    since: float | None
+    forced: bool
+    frozen: bool
+    sent: int
+    diverted: int
+    raised: int
+    raising: int
+    raising_reason: str
+    reason: str
+    last_error: str
+    last_error_at: float | None
+    fails_over_in_s: float | None
+    next_ping_in_s: float | None
+    spans: list[Span]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShownQueue:
+    """One backlog queue of a pair."""
+
+    path: str
+    state: str
+    why: str
+    returns_in_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """What stops messages on their way home."""
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShownSyphon:
+    """What a syphon does, summed over its queues."""
+
+    paused: bool
+    completed: int
+    in_flight: int
+    dead_lettered: int
+    rate: float
+    forecast_s: float | None
+    limit: str
+    obstacles: list[Obstacle]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShownPair:
+    """One pair, or one syphon that is a program of its own."""
+
+    id: str
+    kind: Literal["pair", "syphon", ""]
+    """Empty: it has never answered."""
+    name: str
+    pid: int
+    host: str
+    program: str
+    started_at: float | None
+    state: Literal["running", "gone", "silent"]
+    state_since: float
+    why: str
+    read_only: bool = False
+    """Whether it runs on another host, whose page alone can steer it."""
+    primary: str = ""
+    secondary: str = ""
+    protected: bool = True
+    verified_at: float | None = None
+    safe: bool | None = None
+    """None: not known, or a syphon, which sends nothing of its own."""
+    safety: str = ""
+    attention: list[str] = field(default_factory=list)
+    waiting: int | None = None
+    syphon: ShownSyphon | None = None
+    entities: list[ShownEntity] = field(default_factory=list)
+    queues: list[ShownQueue] = field(default_factory=list)
+    sends: list[SendBucket] = field(default_factory=list)
+    unseen: list[tuple[float, float]] = field(default_factory=list)
+    """Times in which sends were not watched."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShownEvent:
+    """Something that happened."""
+
+    number: int = 0
+    """Goes up by 1 with each event that this page observed; 0: it is from the ledger."""
+    t: float
+    pair: str
+    host: str = ""
+    kind: str
+    path: str | None = None
+    text: str
+    level: str = "info"
+    who: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """One sentence and one level about all pairs."""
+
+    level: str
+    text: str
+    since: float | None = None
+
+
+def as_json(document: Any) -> dict[str, Any]:
+    """Return the fields of a document: the `default` of `json.dumps`."""
+    return {name: getattr(document, name) for name in _names(type(document))}
+
+
+@cache
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(one.name for one in fields(kind))
+
+
+def foreign_pairs(document: object, place: str) -> list[ShownPair]:
+    """Return the pairs of a peer's view, with ids that begin with `place`; ValueError: it is none.
+
+    A pair that does not fit is left out: a peer that lies can show wrong figures of its own pairs
+    and nothing else. So are those that the peer shows for its own peers: two may show each other.
+    """
+    found = document.get("pairs") if isinstance(document, dict) else None
+    if type(found) is not list:
+        raise ValueError("its answer is no view of a page")
+    pairs = []
+    for one in found[:PAIRS_MAX]:
+        try:
+            pair = read(ShownPair, one)
+        except StatusUnreadable:
+            continue
+        if not pair.read_only:
+            pairs.append(replace(pair, id=f"{place}/{pair.id}", read_only=True))
+    return pairs
+
+
+class PairTable:
+    """The pairs that are shown, each with a version, so that a reader can take what changed."""
+
+    def __init__(self) -> None:
+        self.pairs: dict[str, ShownPair] = {}
+        self.versions: dict[str, int] = {}
+        """Goes up with each change of a pair's document."""
+        self.version = 0
+        """The highest version so far."""
+        self.removals = 0
+        """How many pairs were removed so far."""
+
+    def put(self, pair: ShownPair) -> None:
+        """Show a pair, in place of its last document."""
+        if self.pairs.get(pair.id) != pair:
+            self.version += 1
+            self.pairs[pair.id], self.versions[pair.id] = pair, self.version
+
+    def remove(self, id_: str) -> None:
+        """Show a pair no longer."""
+        if self.pairs.pop(id_, None) is not None:
+            self.removals += 1
+            del self.versions[id_]
+
+    def changed_since(self, version: int) -> Iterable[str]:
+        """Return the ids of the pairs that changed after this version."""
+        return [id_ for id_, changed in self.versions.items() if changed > version]
