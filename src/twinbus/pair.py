@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from twinbus.client.environment import MACHINE, Environment
+from twinbus.control.protocol import known_path, pair_verbs, steering_verbs
 from twinbus.control.server import ControlServer
-from twinbus.control.verbs import known_path, pair_verbs, steering_verbs
 from twinbus.errors import (
     PairClosedError,
     PairingError,

@@ -7,9 +7,8 @@ import sys
 from typing import Any
 
 from tests.unit.page.pairs import entity, status
-from twinbus.control.protocol import Verb
+from twinbus.control.protocol import Verb, steering_verbs
 from twinbus.control.server import ControlServer
-from twinbus.control.verbs import steering_verbs
 
 MARKUP = "<img src=x onerror=\"document.title='run'\">"
 NAME = "contoso"

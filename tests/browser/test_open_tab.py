@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from tests.browser.outage_world import Watched, watched_pairs
-from twinbus.page.core.history import WINDOW_S
+from twinbus.page.core.timeline import WINDOW_S
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.soak, pytest.mark.timeout(7_200)]
 

@@ -21,7 +21,10 @@ from twinbus.control.protocol import (
     encode_result,
     parse_answer,
     parse_request,
+    steering_verbs,
 )
+from twinbus.syphon.core.pacing import Rate
+from twinbus.syphon.host import SyphonGroup
 
 CARD = HostCard("pair", "contoso", 4711, "app.py", "2026-11-16T01:00:00+00:00")
 VERBS = {"status": Verb(dict), "freeze": Verb(dict, takes=("path",))}
@@ -89,3 +92,16 @@ def test_an_answer_of_another_version_says_what_to_do() -> None:
     line = json.dumps({"twinbus": VERSION + 1, "ok": True}).encode()
     with pytest.raises(ControlRefused, match="the same release"):
         parse_answer(line)
+
+
+def test_the_rate_of_a_syphon_is_set_and_taken_back() -> None:
+    group = SyphonGroup(Rate())
+    rate: Any = steering_verbs(group)["rate"].run
+    assert rate("50") == {"rate": "50"}
+    assert group.rate.governor.most_per_s == 50
+    for wrong in ("fast", "-1", "nan", ""):
+        with pytest.raises(ControlRefused, match="a rate is a number of messages a second"):
+            rate(wrong)
+    assert group.rate.governor.most_per_s == 50
+    rate("adaptive")
+    assert group.rate.governor.most_per_s is None

@@ -24,9 +24,8 @@ from twinbus.console.syphon.request import SyphonRequest
 from twinbus.console.terminal.command import runs_to_its_end
 from twinbus.console.terminal.live_line import LiveLine
 from twinbus.console.terminal.output import ATTENTION, COULD_NOT, STOPPED, Output, show
-from twinbus.control.protocol import Verb
+from twinbus.control.protocol import Verb, steering_verbs
 from twinbus.control.server import ControlServer
-from twinbus.control.verbs import steering_verbs
 from twinbus.errors import SyphonError
 from twinbus.ledger import open_ledger
 from twinbus.ledger.requests import recording_to

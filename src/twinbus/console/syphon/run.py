@@ -18,9 +18,8 @@ from twinbus.console.syphon.request import SyphonRequest
 from twinbus.console.terminal.command import runs_to_its_end
 from twinbus.console.terminal.output import Output, show
 from twinbus.console.terminal.table import visible
-from twinbus.control.protocol import Verb
+from twinbus.control.protocol import Verb, steering_verbs
 from twinbus.control.server import ControlServer
-from twinbus.control.verbs import steering_verbs
 from twinbus.errors import SyphonError
 from twinbus.ledger import LedgerWriter, NullLedger, open_ledger
 from twinbus.ledger.requests import recording_to

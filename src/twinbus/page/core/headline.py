@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
-from twinbus.page.core.model import Headline, ShownEntity, ShownPair
+from twinbus.page.core.model import Headline, ShownEntity, ShownPair, ShownProof
 from twinbus.wording import counted, duration, named, visible
 
 NAMED_MAX: Final = 3
@@ -18,7 +18,7 @@ PROVEN: Final = {"nothing lost": "nothing lost", "lost": "messages were LOST"}
 
 
 def headline_of(
-    pairs: Iterable[ShownPair], now: float, proof: Mapping[str, Any] | None = None
+    pairs: Iterable[ShownPair], now: float, proof: ShownProof | None = None
 ) -> Headline:
     """Return the worst that is true of the pairs: level, text, and since when if that is known.
 
@@ -42,7 +42,7 @@ def headline_of(
         return Headline("attention", f"No answer from {names}: {visible(silent[0].why)}.")
     entities = [one for pair in running for one in pair.entities]
     if diverted := [one for one in entities if one.state == "failed over"]:
-        return _failed_over(diverted, now, proof or {})
+        return _failed_over(diverted, now, proof)
     if troubled := [pair for pair in shown if pair.state == "running" and pair.attention]:
         more = f" (and {len(troubled) - 1:,} more)" if len(troubled) > 1 else ""
         first = troubled[0]
@@ -51,7 +51,7 @@ def headline_of(
     return Headline("healthy", f"Healthy: {what}, sends go to the primary.")
 
 
-def _failed_over(entities: Sequence[ShownEntity], now: float, proof: Mapping[str, Any]) -> Headline:
+def _failed_over(entities: Sequence[ShownEntity], now: float, proof: ShownProof | None) -> Headline:
     since = min((one.since for one in entities if one.since is not None), default=None)
     lasting = "" if since is None else f" for {duration(max(0.0, now - since))}"
     count = sum(one.diverted for one in entities)
@@ -63,9 +63,10 @@ def _failed_over(entities: Sequence[ShownEntity], now: float, proof: Mapping[str
     return Headline("failed-over", text, since)
 
 
-def _proven(proof: Mapping[str, Any], since: float | None) -> str:
+def _proven(proof: ShownProof | None, since: float | None) -> str:
     """Return what a proof that was made in this outage says; empty: there is none."""
-    made_at, words = proof.get("made_at"), PROVEN.get(str(proof.get("verdict")))
-    if words is None or made_at is None or since is None or made_at < since:
+    if proof is None or proof.made_at is None or since is None or proof.made_at < since:
         return ""
-    return f"; {words} by the proof of {datetime.fromtimestamp(made_at).astimezone():%H:%M}"
+    words = PROVEN.get(proof.verdict)
+    made = f"{datetime.fromtimestamp(proof.made_at).astimezone():%H:%M}"
+    return "" if words is None else f"; {words} by the proof of {made}"

@@ -129,6 +129,18 @@ class ShownEvent:
     who: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShownProof:
+    """The verdict of the last conservation report."""
+
+    made_at: float | None = None
+    verdict: Literal["nothing lost", "lost", "unknown", "none"] = "none"
+    text: str = "no report yet"
+    unknown: list[str] = field(default_factory=list)
+    making: bool = False
+    """Whether another one is being made."""
+
+
 @dataclass(frozen=True, slots=True)
 class Headline:
     """One sentence and one level about all pairs."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 from twinbus.control.client import ask
-from twinbus.control.verbs import ADAPTIVE
+from twinbus.control.protocol import ADAPTIVE
 from twinbus.errors import ControlError, TwinbusError
 from twinbus.ledger import LedgerWriter
 from twinbus.page.core.model import ShownPair

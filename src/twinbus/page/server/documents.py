@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
-from twinbus.page.core.model import ShownEvent, ShownPair
+from twinbus.page.core.model import ShownEvent, ShownPair, ShownProof
 from twinbus.page.core.timeline import merged_spans
 from twinbus.page.server.access import Role
 from twinbus.page.server.actions import Actions, SecondarySource, Unanswerable
@@ -59,7 +59,7 @@ class PageDocuments:
     def offers(self) -> list[str]:
         return [*self._actions.offers, *(("cost",) if self._cost is not None else ())]
 
-    async def proof(self, _: Request) -> dict[str, Any]:
+    async def proof(self, _: Request) -> ShownProof:
         """Return the verdict of the last conservation report."""
         if self._proof is None:
             raise Unanswerable("start `twinbus page` with --ledger to prove conservation", 409)
@@ -236,7 +236,7 @@ def backlog_of(
         "rate": rate if pumps else None,
         "empty_in_s": empty_in_s,
         "held": [
-            {"path": what, "why": reason, "retry_in_s": None, "gives_up_in_s": left_s}
+            {"path": what, "why": reason, "gives_up_in_s": left_s}
             for (what, reason), left_s in held.items()
         ],
     }

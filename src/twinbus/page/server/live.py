@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from typing import Any, Final
 
 from twinbus.page.core.headline import headline_of
-from twinbus.page.core.model import as_json
+from twinbus.page.core.model import ShownProof, as_json
 from twinbus.page.core.view import Board
 from twinbus.page.sources.hosts import HostPoller
 from twinbus.page.sources.peers import PeerPoller
@@ -30,7 +30,7 @@ class LiveView:
         self.board = board
         self.watchers = 0
         self.is_stopping = False
-        self.proof: Callable[[], Mapping[str, Any] | None] = lambda: None
+        self.proof: Callable[[], ShownProof | None] = lambda: None
         """The last conservation report of the page's ledger; None: it has no ledger."""
         self._hosts = hosts
         self._peers = peers

@@ -9,9 +9,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, Literal
+
+from twinbus.page.core.model import ShownProof
+from twinbus.status.reading import read
 
 OUTPUT_BYTES_MAX: Final = 1024 * 1024
 JOB_S: Final = 4 * 3600.0
@@ -24,7 +27,11 @@ FILE: Final = "_proof.json"
 """Spark passes over names that begin so."""
 
 JOB: Final = "prove"
-VERDICTS: Final = {"good": "nothing lost", "bad": "lost", "unknown": "unknown"}
+VERDICTS: Final[dict[str, Literal["nothing lost", "lost", "unknown"]]] = {
+    "good": "nothing lost",
+    "bad": "lost",
+    "unknown": "unknown",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +124,13 @@ class Proof:
         self._ledger = ledger
         self._jobs = jobs
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> ShownProof:
         """Return the verdict of the last report, and whether one is being made."""
-        known: Any = None
+        known = ShownProof()
+        # A file that is no proof is a ValueError too.
         with contextlib.suppress(OSError, ValueError):
-            known = json.loads((self._ledger / FILE).read_bytes())
-        if not isinstance(known, dict) or known.get("verdict") not in VERDICTS.values():
-            known = {"made_at": None, "verdict": "none", "text": "no report yet", "unknown": []}
-        return {**known, "making": self._jobs.is_running(JOB)}
+            known = read(ShownProof, json.loads((self._ledger / FILE).read_bytes()))
+        return replace(known, making=self._jobs.is_running(JOB))
 
     def make(self, ended: Callable[[str, bool], None]) -> bool:
         """Start a new report; `ended` gets its answer and whether it was made. False: one runs."""
@@ -153,14 +159,11 @@ class Proof:
 
 def keep_proof(ledger: Path, verdict: str, text: str, unknown: Sequence[str]) -> None:
     """Keep the answer of a conservation report, whose verdict is a key of VERDICTS."""
-    known = {
-        "made_at": time.time(),
-        "verdict": VERDICTS[verdict],
-        "text": text,
-        "unknown": list(unknown),
-    }
+    known = ShownProof(
+        made_at=time.time(), verdict=VERDICTS[verdict], text=text, unknown=list(unknown)
+    )
     written = ledger / f"{FILE}.new"
-    written.write_text(json.dumps(known))
+    written.write_text(json.dumps(asdict(known)))
     written.replace(ledger / FILE)
 
 

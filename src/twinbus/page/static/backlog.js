@@ -23,7 +23,7 @@ const refresh = poll(
   },
   ({ backlog, id }) => {
     const before = known?.letters;
-    known = { ...backlog, id, letters: sum(backlog.queues, "dead_letters"), received_at: performance.now() };
+    known = { ...backlog, id, letters: total(backlog.queues, "dead_letters"), received_at: performance.now() };
     failed = "";
     redraw();
     if (known.letters !== null && known.letters !== before) lettersChanged(known.letters);
@@ -66,17 +66,17 @@ export function drawBacklog(pair) {
 }
 
 /** The sum of what is known; null: nothing is. */
-function sum(queues, field) {
-  const values = queues.map((queue) => queue[field]).filter((value) => value !== null && value !== undefined);
-  return values.length ? values.reduce((total, value) => total + value, 0) : null;
+function total(found, field) {
+  const values = found.map((one) => one[field]).filter((value) => value !== null && value !== undefined);
+  return values.length ? values.reduce((sum, value) => sum + value, 0) : null;
 }
 
 function facts(pair, backlog) {
   const queues = backlog?.queues ?? [];
-  const waiting = sum(queues, "waiting") ?? pair.waiting;
+  const waiting = total(queues, "waiting") ?? pair.waiting;
   const oldest = queues.map((queue) => queue.oldest_age_s).filter((age) => age !== null && age !== undefined);
-  const home = backlog?.rate ?? syphonsOf(pair)[0]?.rate ?? null;
-  const letters = sum(queues, "dead_letters");
+  const home = backlog?.rate ?? total(syphonsOf(pair), "rate");
+  const letters = total(queues, "dead_letters");
   return [
     { name: "Waiting", value: count(waiting), note: waiting === 1 ? "message" : "messages" },
     { name: "Oldest", value: oldest.length ? duration(Math.max(...oldest)) : waiting === 0 ? "none" : "–" },
@@ -97,32 +97,31 @@ function syphonsOf(pair) {
 function syphonState(pair) {
   const syphons = syphonsOf(pair);
   if (!syphons.length) return "no syphon runs here";
-  if (syphons.every(({ paused }) => paused)) return syphons.length > 1 ? "the syphons are paused" : "the syphon is paused";
-  const total = (what) => syphons.reduce((found, one) => found + one[what], 0);
+  if (arePaused(syphons)) return syphons.length > 1 ? "the syphons are paused" : "the syphon is paused";
   const limit = syphons.find((one) => one.limit)?.limit;
-  return `${count(total("completed"))} moved, ${count(total("in_flight"))} in flight${limit ? `; ${limit}` : ""}`;
+  return `${count(total(syphons, "completed"))} moved, ${count(total(syphons, "in_flight"))} in flight${limit ? `; ${limit}` : ""}`;
 }
+
+const arePaused = (syphons) => syphons.length > 0 && syphons.every(({ paused }) => paused);
 
 function forecast(pair, backlog, waiting) {
   if (waiting === 0) return "empty now";
-  if (pair.syphon?.paused) return "paused";
-  const seconds = pair.syphon?.forecast_s ?? backlog?.empty_in_s ?? null;
-  return seconds === null ? "not known" : `about ${duration(left(pair, seconds))}`;
+  const syphons = syphonsOf(pair);
+  if (arePaused(syphons)) return "paused";
+  const seconds = syphons.find(({ forecast_s }) => forecast_s !== null)?.forecast_s ?? backlog?.empty_in_s ?? null;
+  return seconds === null ? "–" : `about ${duration(left(pair, seconds))}`;
 }
 
 function drawHeld(pair, backlog) {
   const held = backlog?.held?.length
-    ? backlog.held.map(({ path, why, retry_in_s }) => ({ what: path, why, retry_in_s }))
-    : (pair.syphon?.obstacles ?? []);
+    ? backlog.held.map(({ path, why }) => ({ what: path, why }))
+    : syphonsOf(pair).flatMap(({ obstacles }) => obstacles);
   keyed(
     byId("held"),
     held,
     ({ what }) => what,
     () => ({ node: el("li") }),
-    ({ node }, { what, why, retry_in_s }) => {
-      const again = retry_in_s ? `; next attempt in ${duration(retry_in_s)}` : "";
-      setText(node, `${what}: ${why}${again}`);
-    },
+    ({ node }, { what, why }) => setText(node, `${what}: ${why}`),
   );
 }
 
@@ -159,13 +158,13 @@ function makeQueue({ path }) {
 
 function drawControls(pair) {
   const allowed = mayAct(pair);
-  const syphon = allowed && pair.state === "running" && pair.syphon;
+  const syphons = allowed && pair.state === "running" ? syphonsOf(pair) : [];
   const controls = [
-    syphon && !pair.syphon.paused && { action: "pause", label: "Pause…" },
-    syphon && pair.syphon.paused && { action: "resume", label: "Resume…" },
+    syphons.some(({ paused }) => !paused) && { action: "pause", label: "Pause…" },
+    syphons.some(({ paused }) => paused) && { action: "resume", label: "Resume…" },
     allowed && offers("only-entity") && pair.entities.length && { action: "only-entity", label: "Drain one entity…" },
     allowed && offers("drain-once") && { action: "drain-once", label: "Drain once…" },
-    syphon && offers("rate") && { action: "rate", label: "Rate…" },
+    syphons.length > 0 && offers("rate") && { action: "rate", label: "Rate…" },
     allowed && pair.state === "running" && offers("prune") && pair.kind === "pair" && { action: "prune", label: "Prune…" },
   ].filter(Boolean);
   keyed(

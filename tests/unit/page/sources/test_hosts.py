@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 
 from tests.unit.status.statuses import QUEUE, entity, status
-from twinbus.control.protocol import Verb
+from twinbus.control.protocol import Verb, steering_verbs
 from twinbus.control.run_directory import VARIABLE, open_socket
 from twinbus.control.server import ControlServer
-from twinbus.control.verbs import steering_verbs
 from twinbus.page.core.view import HostAnswer
 from twinbus.page.sources.hosts import HostPoller
 from twinbus.status.document import SyphonQueueStatus, SyphonStatus

@@ -63,7 +63,7 @@ async def proved(ledger: Path, program: str) -> tuple[Proof, str, bool]:
     proof = Proof(ledger, runner(program))
     ended: asyncio.Future[tuple[str, bool]] = asyncio.get_running_loop().create_future()
     assert proof.make(lambda text, is_made: ended.set_result((text, is_made)))
-    assert proof.document()["making"] is True
+    assert proof.document().making is True
     text, is_made = await ended
     await asyncio.sleep(0)
     return proof, text, is_made
@@ -78,7 +78,7 @@ async def test_the_answer_of_a_report_is_kept_in_the_ledger(
     _, text, is_made = await proved(tmp_path, REPORT.replace("VERDICT", word))
     assert (text, is_made) == ("nothing is lost: 5 of 5", True)
     again = Proof(tmp_path, runner("")).document()
-    assert (again["verdict"], again["unknown"], again["making"]) == (verdict, ["u"], False)
+    assert (again.verdict, again.unknown, again.making) == (verdict, ["u"], False)
     assert [path.name for path in tmp_path.iterdir()] == [FILE]  # noqa: ASYNC240
 
 
@@ -86,10 +86,10 @@ async def test_a_report_that_fails_leaves_the_last_answer(tmp_path: Path) -> Non
     await proved(tmp_path, REPORT.replace("VERDICT", "good"))
     proof, text, is_made = await proved(tmp_path, "raise SystemExit('twinbus: no Java')")
     assert (text, is_made) == ("the report could not be made: no Java", False)
-    assert proof.document()["verdict"] == "nothing lost"
+    assert proof.document().verdict == "nothing lost"
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", json.dumps({"verdict": "<b>"})])
 def test_a_file_that_is_no_proof_proves_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE).write_text(text)
-    assert Proof(tmp_path, runner("")).document()["verdict"] == "none"
+    assert Proof(tmp_path, runner("")).document().verdict == "none"

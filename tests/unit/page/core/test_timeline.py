@@ -1,14 +1,14 @@
-"""What the page did not see is unknown: the ledger fills it, and never a guess."""
+"""States over time: what the page did not see is unknown, and what raises is no green light."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.unit.page.core.test_view import board, only, text
+from tests.unit.page.core.test_view import board, level, only, text
 from tests.unit.page.pairs import answer
 from tests.unit.status.statuses import NOW, entity, status
 from twinbus.page.core.headline import headline_of
-from twinbus.page.core.model import Span
+from twinbus.page.core.model import ShownProof, Span
 from twinbus.page.core.timeline import EntitySpans, SendHistory, merged_spans
 from twinbus.page.server.documents import with_observed
 
@@ -111,15 +111,15 @@ def test_sends_of_a_gap_are_not_drawn_as_none() -> None:
     ("proof", "said"),
     [
         (None, "1,204 diverted."),
-        ({"verdict": "none", "made_at": None}, "1,204 diverted."),
-        ({"verdict": "unknown", "made_at": NOW + 60}, "1,204 diverted."),
-        ({"verdict": "nothing lost", "made_at": NOW - 60}, "1,204 diverted."),
-        ({"verdict": "nothing lost", "made_at": NOW + 60}, "nothing lost by the proof of "),
-        ({"verdict": "lost", "made_at": NOW + 60}, "messages were LOST by the proof of "),
+        (ShownProof(), "1,204 diverted."),
+        (ShownProof(verdict="unknown", made_at=NOW + 60), "1,204 diverted."),
+        (ShownProof(verdict="nothing lost", made_at=NOW - 60), "1,204 diverted."),
+        (ShownProof(verdict="nothing lost", made_at=NOW + 60), "nothing lost by the proof of "),
+        (ShownProof(verdict="lost", made_at=NOW + 60), "messages were LOST by the proof of "),
     ],
 )
 def test_nothing_lost_is_said_only_by_a_proof_of_this_outage(
-    proof: dict[str, object] | None, said: str
+    proof: ShownProof | None, said: str
 ) -> None:
     shown = board()
     down = entity(state="failed over", since_s=1.0, diverted=1_204)
@@ -149,3 +149,27 @@ def test_the_document_of_a_timeline_merges_ledger_and_memory(state: str) -> None
         (NOW + 280, until, "healthy"),
     ]
     assert rows["events"]["spans"] == [(NOW, until, "healthy")]
+
+
+GONE = "NotFound: no such queue TrackingId:a_B, SystemTracker:x, Timestamp:2026"
+
+
+def test_a_healthy_entity_whose_calls_raise_is_no_green_light() -> None:
+    shown = board()
+    shown.observe([answer(status(entity()), 0)], NOW)
+    raising = entity(raised=3, raising=3, raising_reason=GONE)
+    shown.observe([answer(status(raising), 1)], NOW + 5)
+    [found] = only(shown).entities
+    assert (found.state, found.states) == ("healthy", ["raising"])
+    assert found.spans[-1] == (NOW + 5, None, "raising")
+    assert (level(shown), only(shown).safe) == ("attention", False)
+    assert text(shown) == (
+        "contoso: sends are NOT safe: those to orders raise (3 calls in the last minute:"
+        " NotFound: no such queue)."
+    )
+    assert [event.text for event in shown.events] == [
+        "orders: healthy -> raising (NotFound: no such queue)"
+    ]
+    shown.observe([answer(status(entity(raised=3)), 2)], NOW + 66)
+    assert level(shown) == "healthy"
+    assert only(shown).entities[0].spans[-1] == (NOW + 66, None, "healthy")
