@@ -57,7 +57,7 @@ ARROWS: Mapping[str, Set[str]] = {
     "loops": set(),
     "lookups": set(),
     "wording": set(),
-    "status": {"wording"},
+    "status": {"errors", "wording"},
     "options": {"errors"},
     "amqp": {"lookups"},
     "ledger": {"errors"},

@@ -13,6 +13,7 @@ from functools import cache
 from types import NoneType
 from typing import Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from twinbus.errors import ControlError
 from twinbus.status.document import VERSION, HostStatus, PairStatus, SyphonStatus
 
 NUMBER_MAX: Final = 1e15
@@ -22,7 +23,7 @@ Document = TypeVar("Document")
 Reader = Callable[[Any], Any]
 
 
-class StatusUnreadable(ValueError):
+class StatusUnreadable(ControlError, ValueError):
     """A document is no status that this release can read; the text says what does not fit."""
 
     def __init__(self, why: str) -> None:

@@ -138,10 +138,10 @@ def _ask_hosts(name: str | None) -> tuple[list[CheckedHost], list[CheckFinding]]
 def _status(host: RunningHost) -> CheckedHost | CheckFinding:
     try:
         status = read_status(ask(host.path, "status"))
-    except ControlError as error:
-        return CheckFinding(CheckLevel.CRITICAL, str(error))
     except StatusUnreadable as error:
         return CheckFinding(CheckLevel.UNKNOWN, f"{host.process}: {error}")
+    except ControlError as error:
+        return CheckFinding(CheckLevel.CRITICAL, str(error))
     return CheckedHost(host.card.name, host.process, status, time.time())
 
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from twinbus.console.terminal.output import ATTENTION, COULD_NOT, Output, WrongUse, show
-from twinbus.console.terminal.table import paint, visible
+from twinbus.console.terminal.table import visible
 from twinbus.console.watch import status_text
 from twinbus.console.watch.status_text import PairView
 from twinbus.control.client import RunningHost, SilentHost, ask, find, socket_directories
@@ -103,16 +103,9 @@ def _clear() -> str:
 def _lines(views: Sequence[PairView], *, show_all: bool) -> list[str]:
     lines = []
     for view in views:
-        title, *rest = status_text.render(view, show_all=show_all)
-        lines += [paint(title, "bold"), *map(_painted, rest), ""]
+        lines += [*status_text.render(view, show_all=show_all), ""]
     summary = status_text.summary(views)
     return [*lines, f"{datetime.now().astimezone():%H:%M:%S}  {summary}"]
-
-
-def _painted(line: str) -> str:
-    if line.startswith("  ! "):
-        return paint(line, "bold", "red")
-    return paint(line, "dim") if line.startswith("  ENTITY") else line
 
 
 def _views(hosts: Sequence[RunningHost]) -> list[PairView]:

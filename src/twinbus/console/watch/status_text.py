@@ -1,4 +1,4 @@
-"""A pair's status as text: what needs attention, then entities, then backlog queues. Pure."""
+"""A pair's status as text: what needs attention, then entities, then backlog queues."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from twinbus.console.terminal.table import aligned, counted, duration, table_lines, visible
+from twinbus.console.terminal.table import aligned, counted, duration, paint, table_lines, visible
 from twinbus.status.document import (
     IN_ROTATION,
     BacklogQueueStatus,
@@ -22,6 +22,7 @@ HEALTHY: Final = "healthy"
 HEALTHY_SHOWN_MAX: Final = 20
 """Healthy entities to list; a pair may have thousands."""
 
+ALL_HEALTHY: Final = "  all entities are healthy"
 QUEUES_SHOWN_MAX: Final = 20
 """Backlog queues out of rotation to list with their reason."""
 
@@ -39,11 +40,11 @@ class PairView:
 
 
 def render(view: PairView, *, show_all: bool = False) -> list[str]:
-    """Return the lines of one pair."""
+    """Return the lines of one pair, in colour on a terminal."""
     status, judgement = view.status, view.judgement
-    lines = [_title(view)]
-    lines += [f"  ! {what}" for what in judgement.attention] or ["  all entities are healthy"]
-    lines.append(f"  {judgement.sends}" if judgement.is_safe else f"  ! {judgement.sends}")
+    lines = [paint(_title(view), "bold")]
+    lines += map(_alarm, judgement.attention) if judgement.concerns else [ALL_HEALTHY]
+    lines.append(f"  {judgement.sends}" if judgement.is_safe else _alarm(judgement.sends))
     if status.searching:
         lines.append(f"  still searching for backlog queues: {short(status.searching)}")
     lines.append("")
@@ -66,6 +67,10 @@ def summary(views: Sequence[PairView]) -> str:
     return f"{pairs}, attention needed in {troubled}" if troubled else f"{pairs}, all healthy"
 
 
+def _alarm(text: str) -> str:
+    return paint(f"  ! {text}", "bold", "red")
+
+
 def _title(view: PairView) -> str:
     program = f" ({visible(view.program)})" if view.program else ""
     up = "" if view.up_s is None else f", up {duration(view.up_s)}"
@@ -82,7 +87,8 @@ def _entity_table(entities: Sequence[EntityStatus], *, show_all: bool) -> list[s
     left_out = {id(entity) for entity in healthy[len(healthy) - hidden :]}
     shown = [entity for entity in entities if id(entity) not in left_out]
     columns = ("ENTITY", "STATE", "FOR", ">SENT", ">DIVERTED", ">RAISED", "REASON")
-    lines = table_lines(columns, map(_row, shown))
+    heading, *rows = table_lines(columns, map(_row, shown))
+    lines = [paint(heading, "dim"), *rows]
     if hidden:
         lines.append(f"and {hidden:,} more healthy entities; --all lists them")
     return [*lines, *_last_errors(shown)]
