@@ -11,7 +11,7 @@ from tests.unit.status.statuses import NOW, QUEUE, entity, queue, side, status
 from twinbus.console.terminal.table import aligned, duration, size, visible
 from twinbus.console.watch.status_text import PairView, entity_line, render, summary
 from twinbus.status.document import PairStatus, SyphonQueueStatus
-from twinbus.status.judgement import judgement_of
+from twinbus.status.judgement import Severity, judgement_of
 
 READY = "2 backlog queues can take over, verified 2 min ago"
 
@@ -67,6 +67,12 @@ def test_trouble_comes_first_and_one_error_of_many_entities_is_said_once() -> No
         entity("gone", "unusable", reason="not found", last_error="404"),
         entity("held", frozen=True),
     )
+    kinds = [(one.kind, one.severity) for one in view(document).judgement.concerns]
+    assert kinds == [
+        ("unusable", Severity.RAISES),
+        ("frozen", Severity.EXPOSED),
+        ("failed over", Severity.ATTENTION),
+    ]
     lines = render(view(document))
     assert lines[1:4] == [
         "  ! unusable: gone",
