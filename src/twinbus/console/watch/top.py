@@ -29,7 +29,7 @@ from rich.text import Text
 from twinbus.console.terminal.output import STOPPED, Output, print_json
 from twinbus.console.terminal.table import duration, visible
 from twinbus.page.core.headline import headline_of
-from twinbus.page.core.model import ShownEntity, ShownPair, ShownSyphon
+from twinbus.page.core.model import LEVELS, ShownEntity, ShownPair, ShownSyphon
 from twinbus.page.core.timeline import BUCKET_S
 from twinbus.page.core.view import Board
 from twinbus.page.sources.hosts import HostPoller
@@ -53,7 +53,7 @@ ATTENTION_LINES: Final = 3
 FIXED_LINES: Final = 9
 """Headline, the headings of both tables, lines that count the rest, empty lines, the foot."""
 
-LEVELS: Final = {
+SIGNS: Final = {
     "healthy": ("✔", "bold green"),
     "failed-over": ("⚠", "bold yellow"),
     "attention": ("⚠", "bold yellow"),
@@ -62,6 +62,7 @@ LEVELS: Final = {
 }
 """Sign and style of the headline: the level is not shown by colour alone."""
 
+PAIR_STYLES: Final = {"unprotected": "red", "healthy": "", "none": "dim"}
 STATE_STYLES: Final = {
     "unusable": "red",
     "raising": "red",
@@ -105,8 +106,11 @@ class _Top:
     def document(self) -> dict[str, Any]:
         """Return the view of now as JSON."""
         pairs, now = self.look()
-        headline = headline_of(pairs, now)
-        return {"now": now, "headline": asdict(headline), "pairs": [asdict(one) for one in pairs]}
+        return {
+            "now": now,
+            "headline": asdict(headline_of(pairs, now)),
+            "pairs": [{**asdict(one), "level": one.level, "word": one.word} for one in pairs],
+        }
 
     def _is_chosen(self, pair: ShownPair) -> bool:
         names = (pair.name, f"{pair.name}.{pair.pid}", pair.id)
@@ -202,7 +206,7 @@ def rates(pair: ShownPair, now: float) -> list[float | None]:
 
 def _headline(pairs: Iterable[ShownPair], now: float, width: int) -> Text:
     headline = headline_of(pairs, now)
-    sign, style = LEVELS[headline.level]
+    sign, style = SIGNS[headline.level]
     lines = wrap(f"{sign} {visible(headline.text)}", width)
     if len(lines) > HEADLINE_LINES:
         lines[HEADLINE_LINES - 1 :] = [lines[HEADLINE_LINES - 1][: width - 1] + "…"]
@@ -215,24 +219,14 @@ def _pair_table(pairs: Sequence[ShownPair], now: float) -> Table:
         is_pair = pair.kind == "pair"
         sent = [_number(rate, ",.1f") if is_pair else "" for rate in rates(pair, now)]
         waiting = _number(pair.waiting, ",")
-        state, style = _pair_state(pair)
-        cells = [f"{pair.name}.{pair.pid}", state, *sent, waiting, _syphon(pair.syphon)]
+        style = PAIR_STYLES.get(pair.level, "yellow")
+        cells = [f"{pair.name}.{pair.pid}", pair.word, *sent, waiting, _syphon(pair.syphon)]
         table.add_row(*(Text(visible(cell)) for cell in cells), style=style)
     return table
 
 
 def _number(value: float | None, form: str) -> str:
     return NOT_KNOWN if value is None else format(value, form)
-
-
-def _pair_state(pair: ShownPair) -> tuple[str, str]:
-    if pair.state != "running":
-        return pair.state, "dim" if pair.state == "gone" else "red"
-    if not pair.protected:
-        return "UNPROTECTED", "red"
-    if pair.safe is False:
-        return "NOT SAFE", "red"
-    return ("attention", "yellow") if pair.attention else ("ok", "")
 
 
 def _syphon(syphon: ShownSyphon | None) -> str:
@@ -325,9 +319,7 @@ def _entities(pair: ShownPair) -> list[ShownEntity]:
 
 
 def _urgency(pair: ShownPair) -> tuple[object, ...]:
-    is_bad = not pair.protected or pair.safe is False or pair.state == "silent"
-    is_gone = pair.state == "gone"
-    return is_gone, not is_bad, not pair.attention, pair.name, pair.pid
+    return LEVELS.index(pair.level), pair.safe is not False, pair.name, pair.pid
 
 
 def _entity_urgency(one: tuple[ShownPair, ShownEntity]) -> tuple[object, ...]:

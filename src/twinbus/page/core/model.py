@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
+from twinbus.status.judgement import STATES
 from twinbus.status.reading import StatusUnreadable, read
 
 PAIRS_MAX: Final = 200
@@ -18,6 +19,12 @@ PAIRS_MAX: Final = 200
 
 Span = tuple[float, float | None, str]
 """From, to (None: it lasts) and the state."""
+
+LEVELS: Final = ("unprotected", "failed-over", "attention", "healthy", "none")
+"""How urgent a pair or a headline is, most urgent first."""
+
+WORST: Final = {"unusable": "unprotected", "failed over": "failed-over"}
+"""The level of a pair whose worst entity is in this state; of others: attention."""
 
 SendBucket = tuple[float, int, int, int]
 """When it begins, and the messages to the primary, to the backlog, and raised."""
@@ -112,6 +119,34 @@ class ShownPair:
     unseen: list[tuple[float, float]] = field(default_factory=list)
     """Times in which sends were not watched."""
 
+    DERIVED: ClassVar = ("level", "word")
+
+    @property
+    def level(self) -> str:
+        """One of LEVELS."""
+        return self._condition[0]
+
+    @property
+    def word(self) -> str:
+        """Its condition in a word or two."""
+        return self._condition[1]
+
+    @property
+    def _condition(self) -> tuple[str, str]:
+        if self.state == "gone":
+            return "none", "no longer running"
+        if self.state == "silent":
+            return "attention", "does not answer"
+        if self.kind == "syphon" and not self.attention:
+            return "healthy", "syphon"
+        if not self.protected:
+            return "unprotected", "unprotected"
+        states = {state for entity in self.entities for state in entity.states}
+        worst = next((state for state in STATES if state in states), "healthy")
+        if worst != "healthy":
+            return WORST.get(worst, "attention"), worst
+        return ("attention", "needs attention") if self.attention else ("healthy", "healthy")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShownEvent:
@@ -151,13 +186,13 @@ class Headline:
 
 
 def as_json(document: Any) -> dict[str, Any]:
-    """Return the fields of a document: the `default` of `json.dumps`."""
+    """Return a document as JSON data, one level deep: the `default` of `json.dumps`."""
     return {name: getattr(document, name) for name in _names(type(document))}
 
 
 @cache
 def _names(kind: type) -> tuple[str, ...]:
-    return tuple(one.name for one in fields(kind))
+    return (*(one.name for one in fields(kind)), *getattr(kind, "DERIVED", ()))
 
 
 def foreign_pairs(document: object, place: str) -> list[ShownPair]:

@@ -2,7 +2,7 @@
 
 import { byId, button, el, keyed, set, setText, show } from "./dom.js";
 import { clock, count, counted, utc } from "./format.js";
-import { byUrgency, chosen, condition, view } from "./state.js";
+import { byUrgency, chosen, view } from "./state.js";
 
 const SHOWN_MAX = 100;
 const FILTER_FROM = 9;
@@ -35,7 +35,7 @@ export function drawPairs() {
 function matches(text) {
   const words = text.toLowerCase().split(/\s+/).filter(Boolean);
   return (pair) => {
-    const where = `${pair.name} ${pair.host} ${pair.program} ${condition(pair).word}`.toLowerCase();
+    const where = `${pair.name} ${pair.host} ${pair.program} ${pair.word}`.toLowerCase();
     return words.every((word) => where.includes(word));
   };
 }
@@ -50,10 +50,9 @@ function makeEntry(pair) {
 }
 
 function updateEntry(row, pair) {
-  const { level, word } = condition(pair);
-  set(row.press, { "data-level": level, "aria-current": pair.id === chosen()?.id ? "true" : null });
+  set(row.press, { "data-level": pair.level, "aria-current": pair.id === chosen()?.id ? "true" : null });
   setText(row.name, pair.name);
-  setText(row.state, word);
+  setText(row.state, pair.word);
   setText(row.home, `${pair.program} ${pair.pid}${pair.host ? ` on ${pair.host}` : ""}`);
 }
 

@@ -86,26 +86,11 @@ export function mayAct(pair) {
 /** Whether this server has a document or an action that not every server has. */
 export const offers = (name) => view.offers.includes(name);
 
-/** What a pair's list entry and its chip say. */
-export function condition(pair) {
-  if (pair.state === "gone") return { level: "none", word: "no longer running" };
-  if (pair.state === "silent") return { level: "attention", word: "does not answer" };
-  if (pair.kind === "syphon" && !pair.attention.length) return { level: "healthy", word: "syphon" };
-  if (!pair.protected) return { level: "unprotected", word: "unprotected" };
-  const count = (state) => pair.entities.filter((entity) => entity.state === state).length;
-  if (count("unusable")) return { level: "unprotected", word: "unusable entity" };
-  if (pair.entities.some((entity) => entity.raising)) return { level: "attention", word: "raising" };
-  if (count("failed over")) return { level: "failed-over", word: "failed over" };
-  if (count("suspect")) return { level: "attention", word: "suspect" };
-  if (pair.attention.length) return { level: "attention", word: "needs attention" };
-  return { level: "healthy", word: "healthy" };
-}
-
 const URGENCY = ["unprotected", "failed-over", "attention", "healthy", "none"];
 
 /** All pairs, those in trouble first. */
 export function byUrgency() {
-  const rank = (pair) => URGENCY.indexOf(condition(pair).level);
+  const rank = (pair) => URGENCY.indexOf(pair.level);
   return [...view.pairs.values()].sort(
     (a, b) => rank(a) - rank(b) || a.name.localeCompare(b.name) || a.id.localeCompare(b.id),
   );

@@ -2,16 +2,15 @@
 
 import { byId, el, keyed, set, setText } from "./dom.js";
 import { count, rate, setWhen } from "./format.js";
-import { condition, now } from "./state.js";
+import { now } from "./state.js";
 
 const BUCKET_S = 10; // The server counts the sends of a pair in such steps.
 
 /** Draw the card of the pair. */
 export function drawSummary(pair) {
-  const { level, word } = condition(pair);
   setText(byId("pair-name"), pair.name);
-  set(byId("pair-chip"), { "data-level": level });
-  setText(byId("pair-chip"), word);
+  set(byId("pair-chip"), { "data-level": pair.level });
+  setText(byId("pair-chip"), pair.word);
   const readOnly = pair.read_only ? " · read-only: a pair of another host" : "";
   setText(byId("pair-home"), `${pair.program} · pid ${pair.pid}${pair.host ? ` on ${pair.host}` : ""}${readOnly}`);
   setText(byId("pair-route"), pair.primary ? `${pair.primary} → ${pair.secondary}` : "");

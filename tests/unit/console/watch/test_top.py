@@ -64,7 +64,7 @@ def test_an_outage_at_80_columns() -> None:
     assert max(map(len, lines)) <= 80
     assert len(lines) <= 24
     (pair,) = [line for line in lines if line.startswith("contoso.4711")]
-    assert pair.split()[1:6] == ["attention", "–", "–", "–", "1,204"]
+    assert pair.split()[1:7] == ["failed", "over", "–", "–", "–", "1,204"]
     assert "! syphon of contoso: primary: refused" in lines
     rows = [line.split()[0] for line in lines if line[:6].strip() in ("orders", "paymen", "events")]
     assert rows == ["orders", "payments", "events"]
@@ -137,7 +137,7 @@ def test_names_cannot_steer_the_terminal_and_are_no_markup() -> None:
 
 def test_a_syphon_program_is_a_row_of_its_own() -> None:
     found = SyphonStatus(queues=syphon_queue(dead_lettered=2), waiting=40, empty_in_s=3.2)
-    (line,) = [one for one in drawn(answer("contoso", found, "syphon")) if "4711" in one]
+    (line,) = [one for one in drawn(answer("contoso", found, "syphon"), width=84) if "4711" in one]
     assert "40" in line
     assert "12/s, 3 in flight" in line
     paused = replace(found, paused=True)
