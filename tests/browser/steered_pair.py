@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import Any
 
-from tests.unit.page.pairs import entity, status
+from tests.unit.status.statuses import QUEUE, entity, status
 from twinbus.control.protocol import Verb, steering_verbs
 from twinbus.control.server import ControlServer
+from twinbus.status.document import SyphonQueueStatus
 
 MARKUP = "<img src=x onerror=\"document.title='run'\">"
 NAME = "contoso"
 ENTITY = f"orders{MARKUP}"
-QUEUE = f"{NAME}/x-servicebus-transfer/0"
 
 
 class SteeredSyphon:
@@ -33,15 +32,15 @@ class SteeredSyphon:
     def limit_rate(self, most_per_s: float | None) -> None:
         self.limit = "" if most_per_s is None else f"at most {most_per_s:,.0f}/s: the rate is set"
 
-    def status(self) -> dict[str, Any]:
-        return {QUEUE: {"completed": 3, "paused": self.is_paused, "limit": self.limit}}
+    def status(self) -> dict[str, SyphonQueueStatus]:
+        return {QUEUE: SyphonQueueStatus(completed=3, paused=self.is_paused, limit=self.limit)}
 
 
 async def main() -> None:
     syphon = SteeredSyphon()
     shown = entity(ENTITY, "failed over", since_s=5.0, reason=MARKUP, last_error=MARKUP)
     verbs = {
-        "status": Verb(lambda: status(shown, syphon=syphon.status())),
+        "status": Verb(lambda: status(shown, syphon=syphon.status()).as_dict()),
         **steering_verbs(syphon),
     }
     await ControlServer("pair", NAME, verbs).start()
