@@ -26,12 +26,13 @@ MEMORY_MAX_MB = 150
 
 HOSTS = """
 import asyncio, itertools, sys
-from tests.unit.page.pairs import entity, status
+from tests.unit.status.statuses import entity, status
 from twinbus.control.protocol import Verb
 from twinbus.control.server import ControlServer
 
 async def main(pairs, entities, per_s):
-    states = [status(*(entity(f"queue-{n}") for n in range(entities))) for _ in range(pairs)]
+    queues = [entity(f"queue-{n}") for n in range(entities)]
+    states = [status(*queues).as_dict() for _ in range(pairs)]
     servers = [
         ControlServer("pair", f"pair-{n}", {"status": Verb(lambda one=one: one)})
         for n, one in enumerate(states)
