@@ -70,7 +70,7 @@ def test_the_figures_are_those_of_status_backlog_list_and_report(
     expect(events).to_contain_text("drain-once ended: drained")
     expect(page.locator("#backlog-facts")).to_contain_text("Waiting0")
 
-    page.get_by_role("button", name="Make it anew…").click()
+    page.get_by_role("button", name="Make it again…").click()
     page.get_by_role("dialog").get_by_role("button", name="Make it").click()
     ended = re.compile("nothing lost: |the report could not be made")
     expect(events).to_contain_text(ended, timeout=REPORT_S * 1000)

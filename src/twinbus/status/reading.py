@@ -57,26 +57,37 @@ def _reader(kind: Any) -> Reader:
     """Return the function that reads a value of this type."""
     origin, inside = get_origin(kind), get_args(kind)
     if is_dataclass(kind):
-        assert isinstance(kind, type)
-        return _record_reader(kind)
+        return _typed(dict, _record(kind), "object")
     if origin is dict:
-        return _dict_reader(_reader(inside[1]))
+        value = _reader(inside[1])
+        return _typed(
+            dict, lambda found: {name: value(one) for name, one in found.items()}, "object"
+        )
     if origin is list:
-        return _list_reader(_reader(inside[0]))
+        item = _reader(inside[0])
+        return _typed(list, lambda found: [item(one) for one in found], "list")
     if origin is tuple:
-        return _tuple_reader([_reader(one) for one in inside])
-    if origin is Literal:
-        return _word_reader({word: word for word in inside})
+        return _typed(list, _row([*map(_reader, inside)]), "list")
     if NoneType in inside:
-        return _optional_reader(_reader(inside[0]))
-    if issubclass(kind, StrEnum):
-        return _word_reader({str(member): member for member in kind})
+        known = _reader(inside[0])
+        return lambda found: None if found is None else known(found)
+    if origin is Literal or issubclass(kind, StrEnum):
+        return _typed(str, _word({str(word): word for word in inside or kind}), "text")
     if kind in (int, float):
-        return _number_reader((int, float) if kind is float else (int,))
-    return _exact_reader(kind)
+        return _number((int, float) if kind is float else (int,))
+    return _typed(kind, lambda found: found, kind.__name__)
 
 
-def _record_reader(kind: type) -> Reader:
+def _typed(kind: type, make: Reader, name: str) -> Reader:
+    def read(found: Any) -> Any:
+        if type(found) is not kind:
+            raise _Misfit(f"{found!r:.60} is no {name}")
+        return make(found)
+
+    return read
+
+
+def _record(kind: Any) -> Reader:
     hints = get_type_hints(kind)
     readers = {one.name: _reader(hints[one.name]) for one in fields(kind)}
     required = {
@@ -85,77 +96,43 @@ def _record_reader(kind: type) -> Reader:
         if one.default is MISSING and one.default_factory is MISSING
     }
 
-    def read(value: Any) -> Any:
-        if type(value) is not dict:
-            raise _Misfit(f"{value!r:.60} is no object")
-        name = ""
+    def make(found: dict[str, Any]) -> Any:
+        values, name = {}, ""
         try:
-            found = {}
-            for name, given in value.items():
+            for name, one in found.items():
                 if (reader := readers.get(name)) is not None:
-                    found[name] = reader(given)
+                    values[name] = reader(one)
         except _Misfit as error:
             raise _Misfit(f"{name}: {error}") from None
-        if not required <= found.keys():
-            raise _Misfit(f"{', '.join(sorted(required - found.keys()))} is missing")
-        return kind(**found)
+        if missing := required - values.keys():
+            raise _Misfit(f"{', '.join(sorted(missing))} is missing")
+        return kind(**values)
 
-    return read
-
-
-def _dict_reader(reader: Reader) -> Reader:
-    def read(value: Any) -> Any:
-        if type(value) is not dict:
-            raise _Misfit(f"{value!r:.60} is no object")
-        return {name: reader(given) for name, given in value.items()}
-
-    return read
+    return make
 
 
-def _list_reader(reader: Reader) -> Reader:
-    def read(value: Any) -> Any:
-        if type(value) is not list:
-            raise _Misfit(f"{value!r:.60} is no list")
-        return [reader(given) for given in value]
+def _row(readers: list[Reader]) -> Reader:
+    def make(found: list[Any]) -> Any:
+        if len(found) != len(readers):
+            raise _Misfit(f"{found!r:.60} has not {len(readers)} values")
+        return tuple(reader(one) for reader, one in zip(readers, found, strict=True))
 
-    return read
-
-
-def _tuple_reader(readers: list[Reader]) -> Reader:
-    def read(value: Any) -> Any:
-        if type(value) is not list or len(value) != len(readers):
-            raise _Misfit(f"{value!r:.60} is no list of {len(readers)}")
-        return tuple(reader(given) for reader, given in zip(readers, value, strict=True))
-
-    return read
+    return make
 
 
-def _optional_reader(reader: Reader) -> Reader:
-    return lambda value: None if value is None else reader(value)
+def _word(words: dict[str, Any]) -> Reader:
+    def make(found: str) -> Any:
+        if found not in words:
+            raise _Misfit(f"{found!r:.60} is not one of {', '.join(words)}")
+        return words[found]
+
+    return make
 
 
-def _word_reader(words: dict[str, Any]) -> Reader:
-    def read(value: Any) -> Any:
-        if type(value) is not str or value not in words:
-            raise _Misfit(f"{value!r:.60} is not one of {', '.join(words)}")
-        return words[value]
-
-    return read
-
-
-def _number_reader(types: tuple[type, ...]) -> Reader:
-    def read(value: Any) -> Any:
-        if type(value) not in types or not -NUMBER_MAX < value < NUMBER_MAX:
-            raise _Misfit(f"{value!r:.60} is no such number")
-        return value
-
-    return read
-
-
-def _exact_reader(kind: type) -> Reader:
-    def read(value: Any) -> Any:
-        if type(value) is not kind:
-            raise _Misfit(f"{value!r:.60} is no {kind.__name__}")
-        return value
+def _number(types: tuple[type, ...]) -> Reader:
+    def read(found: Any) -> Any:
+        if type(found) not in types or not -NUMBER_MAX < found < NUMBER_MAX:
+            raise _Misfit(f"{found!r:.60} is no such number")
+        return found
 
     return read

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal, NoReturn
 
 import typer
@@ -74,43 +75,30 @@ def status(
     return show_status(pair, output, watch=watch, show_all=show_all)
 
 
-@command(app, "twinbus freeze orders")
-def freeze(path: PathArgument, pair: PairOption = None, output: OutputOption = Output.TEXT) -> int:
-    """Keep the routing of an entity as it is, until unfreeze.
+FROZEN: Final = """Keep the routing of an entity as it is, until unfreeze.
 
-    A frozen entity has no failover timer and no pings.
-    """
-    return _steer("freeze", path, pair, output)
+A frozen entity has no failover timer and no pings."""
 
 
-@command(app, "twinbus unfreeze orders --pair contoso")
-def unfreeze(
-    path: PathArgument, pair: PairOption = None, output: OutputOption = Output.TEXT
-) -> int:
-    """Let the routing of an entity change again."""
-    return _steer("unfreeze", path, pair, output)
+def _steering(verb: str, text: str) -> Callable[..., int]:
+    def steer(
+        path: PathArgument, pair: PairOption = None, output: OutputOption = Output.TEXT
+    ) -> int:
+        from twinbus.console.watch.running import steer
+
+        return steer(verb, path, pair, output)
+
+    steer.__name__, steer.__doc__ = verb.replace("-", "_"), text
+    return steer
 
 
-@command(app, "twinbus force-failover orders")
-def force_failover(
-    path: PathArgument, pair: PairOption = None, output: OutputOption = Output.TEXT
-) -> int:
-    """Divert an entity's sends until mark-healthy."""
-    return _steer("force-failover", path, pair, output)
-
-
-@command(app, "twinbus mark-healthy orders")
-def mark_healthy(
-    path: PathArgument, pair: PairOption = None, output: OutputOption = Output.TEXT
-) -> int:
-    """Send to the primary again, whatever the pings say."""
-    return _steer("mark-healthy", path, pair, output)
-
-
-def _steer(verb: str, path: str, pair: str | None, output: Output) -> int:
-    from twinbus.console.watch.running import steer
-
-    return steer(verb, path, pair, output)
+for _verb, _arguments, _text in (
+    ("freeze", "orders", FROZEN),
+    ("unfreeze", "orders --pair contoso", "Let the routing of an entity change again."),
+    ("force-failover", "orders", "Divert an entity's sends until mark-healthy."),
+    ("mark-healthy", "orders", "Send to the primary again, whatever the pings say."),
+):
+    command(app, f"twinbus {_verb} {_arguments}")(_steering(_verb, _text))
 
 
 @command(

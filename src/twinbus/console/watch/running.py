@@ -81,9 +81,7 @@ def _show(pair: str | None, output: Output, *, show_all: bool, is_watched: bool 
 def _document(view: PairView) -> dict[str, Any]:
     judgement = view.judgement
     return {
-        "name": view.name,
-        "pid": view.pid,
-        "program": view.program,
+        **{name: getattr(view.card, name) for name in ("name", "pid", "program")},
         "up_s": view.up_s,
         "status": view.status.as_dict(),
         "attention": judgement.attention,
@@ -116,7 +114,7 @@ def _views(hosts: Sequence[RunningHost]) -> list[PairView]:
             up_s = (datetime.now(UTC) - datetime.fromisoformat(card.began_at)).total_seconds()
         if isinstance(status, PairStatus):
             judgement = judgement_of(status, time.time())
-            views.append(PairView(card.name, card.pid, card.program, up_s, status, judgement))
+            views.append(PairView(card, up_s, status, judgement))
     if not views:
         raise ControlError(NO_ANSWER)
     return views

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Final
 
 from twinbus.console.terminal.table import aligned, counted, duration, paint, table_lines, visible
+from twinbus.control.protocol import HostCard
 from twinbus.status.document import (
     IN_ROTATION,
     BacklogQueueStatus,
@@ -31,9 +32,7 @@ QUEUES_SHOWN_MAX: Final = 20
 class PairView:
     """One running pair: its process and its status."""
 
-    name: str
-    pid: int
-    program: str
+    card: HostCard
     up_s: float | None
     status: PairStatus
     judgement: Judgement
@@ -72,10 +71,11 @@ def _alarm(text: str) -> str:
 
 
 def _title(view: PairView) -> str:
-    program = f" ({visible(view.program)})" if view.program else ""
+    card = view.card
+    program = f" ({visible(card.program)})" if card.program else ""
     up = "" if view.up_s is None else f", up {duration(view.up_s)}"
     primary, secondary = visible(view.status.primary), visible(view.status.secondary)
-    return f"{visible(view.name)}  {primary} -> {secondary}  pid {view.pid}{program}{up}"
+    return f"{visible(card.name)}  {primary} -> {secondary}  pid {card.pid}{program}{up}"
 
 
 def _entity_table(entities: Sequence[EntityStatus], *, show_all: bool) -> list[str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any, ClassVar, Final, Literal
 
+from twinbus.status.document import BacklogQueueStatus, EntityStatus
 from twinbus.status.judgement import STATES
 from twinbus.status.reading import StatusUnreadable, read
 
@@ -31,37 +32,13 @@ SendBucket = tuple[float, int, int, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ShownEntity:
-    """One entity of a pair."""
+class ShownEntity(EntityStatus):
+    """One entity of a pair, with texts for people and without `since_s`, which always changes."""
 
-    path: str
-    state: str
     states: list[str]
     """The words for its state, and for what holds it."""
     since: float | None
-    forced: bool
-    frozen: bool
-    sent: int
-    diverted: int
-    raised: int
-    raising: int
-    raising_reason: str
-    reason: str
-    last_error: str
-    last_error_at: float | None
-    fails_over_in_s: float | None
-    next_ping_in_s: float | None
     spans: list[Span]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ShownQueue:
-    """One backlog queue of a pair."""
-
-    path: str
-    state: str
-    why: str
-    returns_in_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +91,7 @@ class ShownPair:
     waiting: int | None = None
     syphon: ShownSyphon | None = None
     entities: list[ShownEntity] = field(default_factory=list)
-    queues: list[ShownQueue] = field(default_factory=list)
+    queues: list[BacklogQueueStatus] = field(default_factory=list)
     sends: list[SendBucket] = field(default_factory=list)
     unseen: list[tuple[float, float]] = field(default_factory=list)
     """Times in which sends were not watched."""

@@ -25,12 +25,11 @@ from twinbus.page.core.model import (
     ShownEntity,
     ShownEvent,
     ShownPair,
-    ShownQueue,
     ShownSyphon,
+    as_json,
 )
 from twinbus.page.core.timeline import UNKNOWN, EntitySpans, SendHistory, shown_state
 from twinbus.status.document import (
-    BacklogQueueStatus,
     EntityStatus,
     HostStatus,
     PairStatus,
@@ -230,7 +229,7 @@ class _HostHistory:
             waiting=status.backlog_waiting,
             syphon=None if syphon is None else syphon_of(syphon),
             entities=[self._entity(one, judgement, now) for one in entities.values()],
-            queues=[_queue(path, one) for path, one in status.backlog_queues.items()],
+            queues=list(status.backlog_queues.values()),
             sends=self._observed_sends(status, now),
             unseen=self._sends.unseen,
         )
@@ -286,25 +285,10 @@ class _HostHistory:
         elif state == "raising":
             since = None
         spans = self._spans.setdefault(status.path, EntitySpans())
-        return ShownEntity(
-            path=status.path,
-            state=str(status.state),
-            states=states,
-            since=entered,
-            forced=status.forced,
-            frozen=status.frozen,
-            sent=status.sent,
-            diverted=status.diverted,
-            raised=status.raised,
-            raising=status.raising,
-            raising_reason=plain(status.raising_reason),
-            reason=plain(status.reason),
-            last_error=plain(status.last_error),
-            last_error_at=status.last_error_at,
-            fails_over_in_s=_tenths(status.fails_over_in_s),
-            next_ping_in_s=_tenths(status.next_ping_in_s),
-            spans=spans.observe(state, since, now, self._began_at),
-        )
+        known: dict[str, Any] = as_json(status)
+        known |= {name: plain(known[name]) for name in ("reason", "last_error", "raising_reason")}
+        known |= {"since_s": None, "states": states, "since": entered}
+        return ShownEntity(**known, spans=spans.observe(state, since, now, self._began_at))
 
     def _entered_at(self, status: EntityStatus) -> float | None:
         """Return when the entity entered its state; the same for as long as it stays in it."""
@@ -333,19 +317,6 @@ def syphon_of(status: SyphonStatus) -> ShownSyphon:
         limit=next((queue.limit for queue in queues if queue.limit), ""),
         obstacles=[*obstacles],
     )
-
-
-def _queue(path: str, status: BacklogQueueStatus) -> ShownQueue:
-    return ShownQueue(
-        path=path,
-        state=status.state,
-        why=status.reason,
-        returns_in_s=_tenths(status.returns_in_s),
-    )
-
-
-def _tenths(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 1)
 
 
 def _epoch(iso: str) -> float | None:

@@ -1,10 +1,9 @@
 // The backlog: depth and age per queue, the way home, what is held, and the syphon's controls.
 
 import { confirmAction, confirmPrune } from "./actions.js";
-import { ask } from "./api.js";
+import { ask, poll } from "./api.js";
 import { byId, button, el, keyed, set, setText, show } from "./dom.js";
 import { clock, count, duration, rate, utc } from "./format.js";
-import { poll } from "./polling.js";
 import { chosen, left, mayAct, offers, view } from "./state.js";
 import { makeFact, updateFact } from "./summary.js";
 
@@ -126,14 +125,14 @@ function drawHeld(pair, backlog) {
 }
 
 function drawQueues(pair, backlog) {
-  const rows = new Map(pair.queues.map((queue) => [queue.path, { ...queue }]));
+  const rows = new Map(pair.queues.map((queue) => [queue.queue, { ...queue, path: queue.queue }]));
   for (const queue of backlog?.queues ?? []) rows.set(queue.path, { ...rows.get(queue.path), ...queue });
   const all = [...rows.values()];
   show(byId("queues-frame"), all.length);
   keyed(byId("queues"), all.slice(0, QUEUES_MAX), ({ path }) => path, makeQueue, (row, queue) => {
     const back = left(pair, queue.returns_in_s ?? null);
     const texts = [
-      [lost(queue) ? "" : (queue.state ?? "not used by this pair"), queue.why, back ? `back in ${duration(back)}` : ""].filter(Boolean).join("; "),
+      [lost(queue) ? "" : (queue.state ?? "not used by this pair"), queue.reason, back ? `back in ${duration(back)}` : ""].filter(Boolean).join("; "),
       count(queue.waiting),
       duration(queue.oldest_age_s),
       count(queue.in_flight),
@@ -147,7 +146,7 @@ function drawQueues(pair, backlog) {
 }
 
 /** Whether the secondary cannot be reached: the queue is in the rotation, and cannot be used. */
-const lost = (queue) => queue.state === "in rotation" && queue.why;
+const lost = (queue) => queue.state === "in rotation" && queue.reason;
 
 function makeQueue({ path }) {
   const cells = ["", "n", "n", "n", "n"].map((name) => el("td", { class: name || null }));

@@ -2,14 +2,13 @@
 
 import { confirmAction, prepareActions } from "./actions.js";
 import { follow } from "./api.js";
-import { refreshCost } from "./cost.js";
 import { drawBacklog, forgetBacklog, prepareBacklog, refreshBacklog } from "./backlog.js";
 import { byId, set, show } from "./dom.js";
 import { drawEvents, loadEvents, prepareEvents, takeEvent } from "./events.js";
 import { drawHeadline } from "./headline.js";
 import { countLetters, draw as drawLetters, forgetLetters, prepareLetters, search } from "./letters.js";
 import { drawPairs, preparePairs } from "./pairs.js";
-import { refreshProof } from "./proof.js";
+import { refreshCost, refreshProof } from "./ledger.js";
 import { choose, chosen, loseContact, mayAct, offers, takeHead, takePair, takeView, view } from "./state.js";
 import { drawSummary } from "./summary.js";
 import { drawTimeline, forget as forgetTimeline, prepareTimeline } from "./timeline.js";

@@ -28,7 +28,7 @@ export const makeLine = (text) => ({ node: el("li", { text }) });
 
 function facts(pair) {
   const total = (field) => pair.entities.reduce((sum, entity) => sum + (entity[field] ?? 0), 0);
-  const rotation = pair.queues.filter((queue) => queue.state === "in rotation" && !queue.why).length;
+  const rotation = pair.queues.filter((queue) => queue.state === "in rotation" && !queue.reason).length;
   const list = [{ name: pair.state === "running" ? "Running since" : "Started", at: pair.started_at }];
   if (pair.kind === "syphon") list.push(...syphonFacts(pair.syphon));
   else list.push(

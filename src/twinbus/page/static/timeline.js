@@ -1,11 +1,10 @@
 // The timeline: a row for each entity, its states as spans, failovers and pings as marks.
 // Height and hatching tell the states apart for those who do not see the colours.
 
-import { ask } from "./api.js";
+import { ask, poll } from "./api.js";
 import { byId, byPlace, el, keyed, set, setText, show, svg } from "./dom.js";
 import { clock, count, counted, duration, tick } from "./format.js";
 import { makeEntity, updateEntity } from "./entity.js";
-import { poll } from "./polling.js";
 import { drawSends } from "./sends.js";
 import { chosen, now } from "./state.js";
 

@@ -10,14 +10,16 @@ import pytest
 from tests.unit.status.statuses import NOW, QUEUE, entity, queue, side, status
 from twinbus.console.terminal.table import aligned, duration, size, visible
 from twinbus.console.watch.status_text import PairView, entity_line, render, summary
+from twinbus.control.protocol import HostCard
 from twinbus.status.document import PairStatus, SyphonQueueStatus
 from twinbus.status.judgement import Severity, judgement_of
 
+CARD = HostCard("pair", "contoso", 4711, "app.py")
 READY = "2 backlog queues can take over, verified 2 min ago"
 
 
 def view(found: PairStatus) -> PairView:
-    return PairView("contoso", 4711, "app.py", 3_700.0, found, judgement_of(found, NOW))
+    return PairView(CARD, 3_700.0, found, judgement_of(found, NOW))
 
 
 def attention(found: PairStatus) -> list[str]:

@@ -1,13 +1,13 @@
-// The cost meter: operations and money of this month by cause, of today, of an outage and of idling.
+// What the ledger shows: the cost by cause, of an outage and of idling; and the proof of the last conservation report.
 
-import { ask } from "./api.js";
-import { byId, el, keyed, set, setText, show } from "./dom.js";
+import { confirmAction } from "./actions.js";
+import { ask, poll } from "./api.js";
+import { button, byId, el, keyed, set, setText, show } from "./dom.js";
 import { clock, count, counted, money, utc } from "./format.js";
-import { poll } from "./polling.js";
-import { chosen, offers } from "./state.js";
-import { makeFact, updateFact } from "./summary.js";
+import { chosen, mayAct, offers } from "./state.js";
+import { makeFact, makeLine, updateFact } from "./summary.js";
 
-const EVERY_S = 5; // The server reads the ledger every 30 s, in an outage every 10 s.
+const EVERY_S = 5; // For the cost the server reads the ledger every 30 s, in an outage every 10 s.
 
 /** Ask now: another pair is shown. */
 export const refreshCost = poll(
@@ -15,7 +15,7 @@ export const refreshCost = poll(
     const pair = chosen();
     return pair && !pair.read_only && offers("cost") ? ask("/api/cost", { pair: pair.id }) : null;
   },
-  draw,
+  drawCost,
   (why) => {
     show(byId("cost-why"), why);
     setText(byId("cost-why"), `The cost is not known: ${why}`);
@@ -23,9 +23,9 @@ export const refreshCost = poll(
   () => EVERY_S,
 );
 
-function draw(cost) {
+function drawCost(cost) {
   show(byId("cost-why"), cost.complete_from);
-  setText(byId("cost-why"), cost.complete_from ? `Only operations since ${clock(cost.complete_from)} are counted: the rest of the ledger is in no table yet. “Make it anew” under Proof adds it.` : "");
+  setText(byId("cost-why"), cost.complete_from ? `Only operations since ${clock(cost.complete_from)} are counted: the rest of the ledger is in no table yet. “Make it again” under Proof adds it.` : "");
   setText(byId("cost-asof"), `as of ${clock(cost.as_of)}`);
   set(byId("cost-asof"), { title: utc(cost.as_of) });
   keyed(byId("cost-facts"), facts(cost), ({ name }) => name, makeFact, updateFact);
@@ -59,4 +59,39 @@ function facts(cost) {
 function makeCause({ cause }) {
   const cells = [0, 1, 2].map(() => el("td", { class: "n" }));
   return { node: el("tr", {}, el("th", { scope: "row", text: cause }), ...cells), cells };
+}
+
+const VERDICTS = {
+  "nothing lost": { level: "healthy", text: "✓ Nothing lost" },
+  lost: { level: "unprotected", text: "✗ Messages were lost" },
+  unknown: { level: "attention", text: "? Not everything can be known" },
+  none: { level: "none", text: "No proof was made yet" },
+};
+
+let making = false;
+
+/** Ask now: a proof was asked for. */
+export const refreshProof = poll(
+  () => (offers("proof") ? ask("/api/proof") : null),
+  drawProof,
+  (why) => drawProof({ verdict: "none", text: why, unknown: [] }),
+  () => EVERY_S,
+);
+
+function drawProof(proof) {
+  making = proof.making ?? false;
+  const verdict = VERDICTS[proof.verdict] ?? VERDICTS.unknown;
+  set(byId("proof-verdict"), { "data-level": verdict.level });
+  setText(byId("proof-verdict"), verdict.text);
+  setText(byId("proof-text"), proof.text ?? "");
+  setText(byId("proof-asof"), making ? "being made now…" : proof.made_at ? `made ${clock(proof.made_at)}` : "");
+  set(byId("proof-asof"), { title: proof.made_at ? utc(proof.made_at) : null });
+  keyed(byId("proof-unknown"), [...new Set(proof.unknown ?? [])], (text) => text, makeLine, () => {});
+  keyed(
+    byId("proof-actions"),
+    mayAct() && offers("prove") ? ["Make it again…"] : [],
+    (label) => label,
+    (label) => ({ node: button(label, () => confirmAction("prove", chosen())) }),
+    ({ node }) => set(node, { disabled: making }),
+  );
 }
