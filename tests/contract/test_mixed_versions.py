@@ -44,7 +44,8 @@ from twinbus.amqp.types import Described, Timestamp
 from twinbus.client.connection import ANSWER_S
 from twinbus.namespace.endpoint import endpoint_of
 from twinbus.pairing.core.backlog import lease_path
-from twinbus.syphon.relay.lease import WAITING, Leases
+from twinbus.status.document import LEASED
+from twinbus.syphon.relay.lease import Leases
 from twinbus.transfer import to_backlog_message
 
 pytestmark = pytest.mark.contract
@@ -220,7 +221,7 @@ async def test_the_leases_of_both_versions_exclude_each_other(roads: Roads) -> N
         try:
             async with asyncio.timeout(4 * ANSWER_S):
                 await held.wait()
-                while not (leases.problem(roads.backlog[1]) or "").startswith(WAITING):  # noqa: ASYNC110
+                while not (leases.problem(roads.backlog[1]) or "").startswith(LEASED):  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
             assert not leases.holds(roads.backlog[1])
             with pytest.raises(Refused) as refused:

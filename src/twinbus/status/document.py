@@ -187,6 +187,11 @@ class SyphonStatus:
         """The status as plain JSON data."""
         return asdict(self)
 
+    @property
+    def own_syphon(self) -> SyphonStatus:
+        """Itself: every host's status has its syphon here."""
+        return self
+
     def total(self, count: str) -> int:
         """Return the sum of one of the counts over all queues."""
         return sum(getattr(queue, count) for queue in self.queues.values())

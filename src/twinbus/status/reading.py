@@ -11,7 +11,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
 from types import NoneType
-from typing import Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from twinbus.errors import ControlError
 from twinbus.status.document import VERSION, HostStatus, PairStatus, SyphonStatus
@@ -37,7 +37,8 @@ class _Misfit(Exception):
 def read_status(document: object) -> HostStatus:
     """Return the status of a pair or a syphon; StatusUnreadable if the document is neither."""
     is_pair = isinstance(document, dict) and "entities" in document
-    status: HostStatus = read(PairStatus if is_pair else SyphonStatus, document)
+    status: HostStatus
+    status = read(PairStatus, document) if is_pair else read(SyphonStatus, document)
     if status.version > VERSION:
         raise StatusUnreadable(f"it has version {status.version}, this release reads {VERSION}")
     return status
@@ -46,7 +47,7 @@ def read_status(document: object) -> HostStatus:
 def read(kind: type[Document], document: object) -> Document:
     """Return the document as a dataclass of this kind; StatusUnreadable if it does not fit."""
     try:
-        made: Document = _reader(kind)(document)
+        made: Document = _reader(cast("Any", kind))(document)
     except _Misfit as error:
         raise StatusUnreadable(str(error)) from None
     return made

@@ -112,7 +112,8 @@ async def _serve(
         live.proof = proof.document
     drains = None
     if given.primary and given.secondary:
-        drains = Drains(*(side.endpoint for side in given.both), jobs)
+        primary, second = given.both
+        drains = Drains(primary.endpoint, second.endpoint, jobs)
     actions = Actions(live, hosts, secondary, ledger, drains, proof, is_read_only=given.read_only)
     cost = None if directory is None else PageCost(directory, book_of(given.prices)).document
     documents = PageDocuments(live, actions, secondary, directory, proof, cost)

@@ -76,7 +76,7 @@ class ObstacleLog:
                     others.setdefault(what, []).append(why)
             for path, why in state.held.items():
                 found["held", path] = f"{path} is held: {why}", f"{path} is no longer held", False
-        for what, why in others.items():
-            begins = f"{what}: {why[0]} [{counted(len(why), 'queue')}]"
+        for what, reasons in others.items():
+            begins = f"{what}: {reasons[0]} [{counted(len(reasons), 'queue')}]"
             found[what, "*"] = begins, f"{what}: no longer so", False
         return found

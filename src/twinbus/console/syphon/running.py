@@ -62,9 +62,8 @@ def _running() -> tuple[list[tuple[RunningHost, SyphonStatus]], list[SilentHost]
     hosts, silent = find_hosts()
     found: list[tuple[RunningHost, SyphonStatus]] = []
     for host, status in ask_status(hosts):
-        syphon = status if isinstance(status, SyphonStatus) else status.own_syphon
-        if syphon is not None:
-            found.append((host, syphon))
+        if status.own_syphon is not None:
+            found.append((host, status.own_syphon))
     if not found:
         raise ControlError(
             f"no syphon runs here for user {os.getuid()} (searched {socket_directories()});"

@@ -133,12 +133,11 @@ def known_backlog(hosts: Sequence[CheckedHost]) -> BacklogFigures:
     syphons = []
     for host in hosts:
         status = host.status
-        is_pair = isinstance(status, PairStatus)
-        count = status.backlog_waiting if is_pair else status.waiting
+        count = status.backlog_waiting if isinstance(status, PairStatus) else status.waiting
         if count is not None:
             depths[host.label] = max(count, depths.get(host.label, 0))
-        if (syphon := status.own_syphon if is_pair else status) is not None and syphon.queues:
-            syphons.append(syphon)
+        if status.own_syphon is not None and status.own_syphon.queues:
+            syphons.append(status.own_syphon)
     dead = sum(one.total("dead_lettered") for one in syphons) if syphons else None
     return BacklogFigures(sum(depths.values()) if depths else None, None, dead)
 

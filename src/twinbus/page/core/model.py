@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal, cast
 
 from twinbus.status.document import BacklogQueueStatus, EntityStatus
 from twinbus.status.judgement import STATES
@@ -164,11 +164,11 @@ class Headline:
 
 def as_json(document: Any) -> dict[str, Any]:
     """Return a document as JSON data, one level deep: the `default` of `json.dumps`."""
-    return {name: getattr(document, name) for name in _names(type(document))}
+    return {name: getattr(document, name) for name in _names(cast("Any", type(document)))}
 
 
 @cache
-def _names(kind: type) -> tuple[str, ...]:
+def _names(kind: Any) -> tuple[str, ...]:
     return (*(one.name for one in fields(kind)), *getattr(kind, "DERIVED", ()))
 
 

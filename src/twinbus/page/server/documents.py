@@ -17,7 +17,7 @@ from twinbus.page.server.actions import Actions, SecondarySource, Unanswerable
 from twinbus.page.server.live import LiveView
 from twinbus.page.sources.jobs import Proof
 from twinbus.page.sources.ledger_tail import ledger_events, timeline
-from twinbus.status.document import PairStatus, SyphonStatus
+from twinbus.status.document import SyphonStatus
 from twinbus.wording import plain
 
 REMEMBERED_S: Final = 5.0
@@ -179,10 +179,8 @@ class PageDocuments:
     def _syphons(self, label: str) -> list[SyphonStatus]:
         """Return every syphon of this label on this host."""
         answers = self._live.board.answers.values()
-        statuses = [
-            one.status for one in answers if one.card is not None and one.card.name == label
-        ]
-        syphons = [one.own_syphon if isinstance(one, PairStatus) else one for one in statuses]
+        found = [one.status for one in answers if one.card is not None and one.card.name == label]
+        syphons = [None if one is None else one.own_syphon for one in found]
         return [one for one in syphons if one is not None]
 
     async def _counted(
