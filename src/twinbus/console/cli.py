@@ -18,7 +18,6 @@ from twinbus.console.cost.estimate import app as cost_app
 from twinbus.console.cost.price_books import prices_app
 from twinbus.console.faults import app as faults_app
 from twinbus.console.ledger import app as ledger_app
-from twinbus.console.page.cli import app as page_app
 from twinbus.console.report.cli import app as report_app
 from twinbus.console.syphon.cli import app as syphon_app
 from twinbus.console.terminal.output import COULD_NOT, USAGE_ERROR, WrongUse
@@ -78,7 +77,7 @@ def twinbus(
     """Keep sending while a Service Bus namespace is down."""
 
 
-for commands in (commands_app, watch_app, page_app):
+for commands in (commands_app, watch_app):
     app.add_typer(commands)
 app.add_typer(backlog_app, name="backlog")
 app.add_typer(syphon_app, name="syphon")

@@ -20,7 +20,7 @@ from twinbus.broker.access import Admission, ConnectionLimits
 from twinbus.broker.http_connection import HttpConnection
 from twinbus.broker.tls import server_context
 from twinbus.console.cost.price_books import book_of
-from twinbus.console.page.cli import PageOptions
+from twinbus.console.options import PageOptions
 from twinbus.console.page.cost import PageCost
 from twinbus.console.page.secondary import PageSecondary
 from twinbus.console.terminal.output import WrongUse

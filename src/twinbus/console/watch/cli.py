@@ -1,4 +1,4 @@
-"""`twinbus status`, `check`, `top`, and the commands that steer a running pair."""
+"""`twinbus status`, `check`, `top`, `page`, and the commands that steer a running pair."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, NoReturn
 import typer
 from typer.core import TyperCommand
 
-from twinbus.console.options import PairOption, SidesOptions
+from twinbus.console.options import SECRETS, PageOptions, PairOption, SidesOptions
 from twinbus.console.terminal.command import argument, command, command_group, flag, option
 from twinbus.console.terminal.output import Output, OutputOption
 from twinbus.console.terminal.times import seconds_of
@@ -171,3 +171,15 @@ def top(
     from twinbus.console.watch.top import run_top
 
     return run_top(pair, output, once=once)
+
+
+@command(app, "twinbus page --ledger ./ledger", note=SECRETS)
+def page(given: PageOptions) -> int:
+    """Show and steer the pairs of this host in a browser.
+
+    The command prints an address with a token and runs until Ctrl-C or SIGTERM. Beyond loopback it
+    needs TLS and tokens from files.
+    """
+    from twinbus.console.page.commands import run
+
+    return run(given)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from twinbus.console.page.cli import PageOptions
+from twinbus.console.options import PageOptions
 from twinbus.console.page.commands import run
 from twinbus.console.terminal.output import WrongUse
 from twinbus.page.sources.peers import PeerAddress
