@@ -241,13 +241,12 @@ class SyphonHost:
 
     def problems(self, relay: Relay) -> dict[str, str]:
         """Return what stops one relay: a side or the lease, and why."""
-        waits = None if self.leases is None else self.leases.problem(relay.queue)
-        return {**relay.problems, **({} if waits is None else {"lease": waits})}
+        waits = self.leases and self.leases.problem(relay.queue)
+        return {**relay.problems, **({"lease": waits} if waits else {})}
 
     def _lease_changed(self, queue: str, is_held: bool) -> None:
-        for relay in self.relays:
-            if relay.queue == queue:
-                relay.lease_changed(is_held)
+        for relay in (one for one in self.relays if one.queue == queue):
+            relay.lease_changed(is_held)
 
 
 @dataclass(frozen=True, slots=True)
