@@ -73,7 +73,7 @@ def _reader(kind: Any) -> Reader:
         known = _reader(inside[0])
         return lambda found: None if found is None else known(found)
     if origin is Literal or issubclass(kind, StrEnum):
-        return _typed(str, _word({str(word): word for word in inside or kind}), "text")
+        return _word({str(word): word for word in inside or kind})
     if kind in (int, float):
         return _number((int, float) if kind is float else (int,))
     return _typed(kind, lambda found: found, kind.__name__)
@@ -122,12 +122,12 @@ def _row(readers: list[Reader]) -> Reader:
 
 
 def _word(words: dict[str, Any]) -> Reader:
-    def make(found: str) -> Any:
-        if found not in words:
+    def read(found: Any) -> Any:
+        if not isinstance(found, str) or found not in words:
             raise _Misfit(f"{found!r:.60} is not one of {', '.join(words)}")
         return words[found]
 
-    return make
+    return read
 
 
 def _number(types: tuple[type, ...]) -> Reader:
