@@ -110,7 +110,6 @@ FOREIGN_HOMES: Mapping[str, Set[str]] = {
     "azure": {
         "blocking",
         "console",
-        "gateway",
         "kombu",
         "namespace",
         "pair",
