@@ -1,4 +1,4 @@
-"""What the plain, synchronous SDK does with messages of a queue, on `twinbus serve`."""
+"""What the plain SDK, synchronous and asyncio, does with messages of a queue on `twinbus serve`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from azure.servicebus.exceptions import (
     MessageSizeExceededError,
 )
 
-from tests.contract.conftest import Tour, receive, receive_one, stays_empty
+from tests.contract.conftest import Tour, receive, receive_one, stays_empty, with_both_clients
 from tests.official_sdk import ping
 
-pytestmark = pytest.mark.contract
+pytestmark = [pytest.mark.contract, with_both_clients]
 
 SHORT_LOCK = timedelta(seconds=5)
 """The shortest lock that Service Bus grants."""

@@ -1,4 +1,4 @@
-"""What the plain, synchronous SDK does with sessions, topics and the administration of entities."""
+"""What the plain SDK does with sessions, topics and the administration of entities."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from azure.servicebus.exceptions import (
 )
 from azure.servicebus.management import EntityStatus, TrueRuleFilter
 
-from tests.contract.conftest import Tour, receive, receive_one, stays_empty
+from tests.contract.conftest import Tour, receive, receive_one, stays_empty, with_both_clients
 from tests.official_sdk import administration, is_missing
 
 pytestmark = pytest.mark.contract
@@ -33,6 +33,7 @@ def accept(tour: Tour, queue: str, session: Any, **settings: Any) -> ServiceBusR
     return tour.client.get_queue_receiver(queue, session_id=session, **settings)
 
 
+@with_both_clients
 def test_sessions_are_kept_apart_in_order_and_with_their_state(tour: Tour) -> None:
     queue = tour.queue(requires_session=True)
     sender = tour.sender(queue)
@@ -64,6 +65,7 @@ def test_sessions_are_kept_apart_in_order_and_with_their_state(tour: Tour) -> No
         assert [str(message) for message in receive(blue, 3)] == ["blue 0", "blue 1", "blue 2"]
 
 
+@with_both_clients
 def test_a_receiver_may_wait_for_a_session_and_gives_up_in_time(tour: Tour) -> None:
     queue = tour.queue(requires_session=True)
     with pytest.raises(OperationTimeoutError):
@@ -88,6 +90,7 @@ def test_a_session_lock_that_ran_out_is_lost(tour: Tour) -> None:
             second.complete_message(again)
 
 
+@with_both_clients
 def test_every_subscription_of_a_topic_gets_its_own_copy(tour: Tour) -> None:
     topic = tour.topic("east", "west")
     sender = tour.opened.add(tour.client.get_topic_sender(topic))
@@ -116,6 +119,7 @@ def test_the_dead_letters_of_a_subscription_are_its_own(tour: Tour) -> None:
     assert (str(letter), letter.dead_letter_reason) == ("bad", "Bad")
 
 
+@with_both_clients
 def test_queues_are_created_read_listed_changed_and_deleted(tour: Tour) -> None:
     admin = tour.admin
     created = admin.create_queue(
@@ -147,6 +151,7 @@ def test_queues_are_created_read_listed_changed_and_deleted(tour: Tour) -> None:
     assert refused.value.status_code == 400
 
 
+@with_both_clients
 def test_topics_and_subscriptions_are_created_read_listed_changed_and_deleted(tour: Tour) -> None:
     admin = tour.admin
     admin.create_topic("admin-topic", max_size_in_megabytes=2048)
@@ -192,6 +197,7 @@ def test_runtime_counts_tell_what_waits_where(tour: Tour) -> None:
     assert counts.created_at_utc <= counts.accessed_at_utc
 
 
+@with_both_clients
 def test_a_disabled_queue_and_a_deleted_one_refuse_sends(tour: Tour) -> None:
     queue = tour.queue()
     sender = tour.sender(queue)

@@ -1,4 +1,4 @@
-"""What the plain, synchronous SDK meets when it is refused, or the broker misbehaves on request."""
+"""What the plain SDK meets when it is refused, or the broker misbehaves on request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from azure.servicebus.exceptions import (
 )
 from azure.servicebus.management import EntityStatus
 
-from tests.contract.conftest import Tour, receive_one, stays_empty
+from tests.contract.conftest import Tour, receive_one, stays_empty, with_both_clients
 from tests.official_sdk import Faults, client, is_missing
 
 pytestmark = pytest.mark.contract
@@ -34,6 +34,7 @@ def hello() -> ServiceBusMessage:
     return ServiceBusMessage("hello")
 
 
+@with_both_clients
 def test_an_entity_that_is_not_there_is_not_found(tour: Tour) -> None:
     with pytest.raises(ServiceBusAuthenticationError, check=is_missing):
         tour.sender("nowhere").send_messages(hello())
@@ -41,11 +42,12 @@ def test_an_entity_that_is_not_there_is_not_found(tour: Tour) -> None:
         tour.receiver("nowhere").receive_messages(max_wait_time=1)
 
 
+@with_both_clients
 def test_a_wrong_key_and_an_unknown_rule_are_refused(tour: Tour) -> None:
     queue = tour.queue()
     for rule, key in (("RootManageSharedAccessKey", "wrong"), ("nobody", "SAS_KEY_VALUE")):
         text = tour.broker.connection_string(rule=rule, key=key)
-        with client(text) as stranger, pytest.raises(ServiceBusAuthenticationError):
+        with tour.connect(text) as stranger, pytest.raises(ServiceBusAuthenticationError):
             stranger.get_queue_sender(queue).send_messages(hello())
     log = tour.broker.log()
     assert "signature does not match" in log
@@ -69,12 +71,14 @@ def test_a_rule_allows_what_its_rights_say_and_no_more(tour: Tour) -> None:
     assert tour.admin.get_queue_runtime_properties(queue).total_message_count == 0
 
 
+@with_both_clients
+@pytest.mark.filterwarnings("ignore:ssl=None is deprecated:DeprecationWarning")  # the SDK's
 @pytest.mark.parametrize("path", ["", "/$servicebus/websocket"])
 def test_the_same_port_speaks_amqp_over_websocket(tour: Tour, path: str) -> None:
     # The SDK appends the path of Service Bus to whatever it was given, even to that path itself.
     queue = tour.queue()
     large = b"w" * (200 * 1024)
-    with client(
+    with tour.connect(
         tour.broker.connection_string(),
         transport_type=TransportType.AmqpOverWebsocket,
         custom_endpoint_address=f"sb://localhost:{tour.broker.port()}{path}",
@@ -117,6 +121,7 @@ def test_faults_are_listed_counted_down_and_removed(tour: Tour, faults: Faults) 
         error.close()
 
 
+@with_both_clients
 def test_a_refused_attach_and_a_throttled_send_strike_their_entity_alone(
     tour: Tour, faults: Faults
 ) -> None:
@@ -191,6 +196,7 @@ def test_a_delayed_send_is_answered_late(tour: Tour, faults: Faults) -> None:
     assert tour.admin.get_queue_runtime_properties(queue).total_message_count == 2
 
 
+@with_both_clients
 @pytest.mark.parametrize(("kind", "stored"), [("drop_before_commit", 0), ("drop_after_commit", 1)])
 def test_a_connection_dropped_around_the_commit_leaves_the_sender_in_doubt(
     tour: Tour, faults: Faults, kind: str, stored: int
