@@ -54,7 +54,7 @@ def test_a_ledger_that_must_not_be_written_to(
 ) -> None:
     # Root may write everywhere: the answer of the system is given here.
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != ledger)
-    assert "say --tables DIR, or --tables none" in refusal("charges", str(ledger))
+    assert "Use --tables DIR, or --tables none" in refusal("charges", str(ledger))
 
 
 def test_no_java_is_one_line(ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:

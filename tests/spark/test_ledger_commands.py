@@ -11,7 +11,7 @@ import pytest
 from tests.spark.ledgers import diverted, received, sent
 from tests.spark.test_compaction import write
 from tests.unit.console.commands import run
-from twinbus.console.terminal.output import COULD_NOT
+from twinbus.console import COULD_NOT
 from twinbus.pipeline.reports.conservation import conservation_report
 from twinbus.pipeline.reports.documents import ReportRequest
 from twinbus.pipeline.store.current import current_tables

@@ -15,7 +15,7 @@ from pyspark.sql.conf import RuntimeConfig
 from tests.spark.kept import write_lines
 from tests.spark.ledgers import diverted, moved, sent
 from tests.unit.console.commands import run
-from twinbus.console.terminal.output import COULD_NOT, USAGE_ERROR
+from twinbus.console import COULD_NOT, USAGE_ERROR
 from twinbus.ledger.record import LedgerError
 from twinbus.pipeline.drain.drain import drain
 from twinbus.pipeline.reports.ledger_tables import batch_tables

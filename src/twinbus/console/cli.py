@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from twinbus import __version__
+from twinbus.console import COULD_NOT, USAGE_ERROR
 from twinbus.console.backlog.cli import app as backlog_app
 from twinbus.console.commands import app as commands_app
 from twinbus.console.config import app as config_app
@@ -20,7 +21,7 @@ from twinbus.console.faults import app as faults_app
 from twinbus.console.ledger import app as ledger_app
 from twinbus.console.report.cli import app as report_app
 from twinbus.console.syphon.cli import app as syphon_app
-from twinbus.console.terminal.output import COULD_NOT, USAGE_ERROR, WrongUse
+from twinbus.console.terminal.output import WrongUse
 from twinbus.console.watch.cli import app as watch_app
 from twinbus.errors import BrokerStartError, SettingsError, TwinbusError
 

@@ -10,16 +10,10 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from twinbus.console import ATTENTION, COULD_NOT
 from twinbus.console.options import QueuesOption, RecordingOption, SidesOptions
 from twinbus.console.terminal.command import command, command_group, option
-from twinbus.console.terminal.output import (
-    ATTENTION,
-    COULD_NOT,
-    Output,
-    OutputOption,
-    WrongUse,
-    show,
-)
+from twinbus.console.terminal.output import Output, OutputOption, WrongUse, show
 from twinbus.console.terminal.pair_defaults import CONFIG_TEXT, require_pair
 from twinbus.console.terminal.table import UNKNOWN, paint, table_lines, visible
 from twinbus.errors import SettingsError

@@ -11,11 +11,9 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Final, NoReturn
 
+from twinbus.console import USAGE_ERROR
 from twinbus.errors import MissingPackageError
 from twinbus.extras import extra_of, install_command
-
-USAGE_ERROR: Final = 2
-
 
 NEAREST: Final = {"✔": "OK", "⚠": "!", "✖": "X", "○": "o", "–": "-", "…": "...", "→": "->"}
 """Signs of our own, and what stands for them where the output cannot encode them."""

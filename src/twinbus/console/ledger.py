@@ -22,8 +22,7 @@ from twinbus.console.terminal.command import (
     option,
     runs_to_its_end,
 )
-from twinbus.console.terminal.live_line import LiveLine
-from twinbus.console.terminal.output import Output, OutputOption, WrongUse, show
+from twinbus.console.terminal.output import LiveLine, Output, OutputOption, WrongUse, show
 from twinbus.console.terminal.table import size, table_lines
 from twinbus.wording import counted, visible
 

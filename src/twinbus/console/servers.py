@@ -27,9 +27,15 @@ from twinbus.broker.profile import LAPTOP, PROFILES, ServiceProfile
 from twinbus.broker.refusals import EntityAlreadyExists, Refusal
 from twinbus.broker.server import BrokerServer
 from twinbus.broker.tls import reload_on_change, server_context
-from twinbus.console.options import GatewayOptions, PortOptions, ServeOptions, SidesOptions
+from twinbus.console.options import (
+    GatewayOptions,
+    PortOptions,
+    ServeOptions,
+    SidesOptions,
+    secret_in,
+    secret_lines,
+)
 from twinbus.console.terminal.output import WrongUse
-from twinbus.console.terminal.secret_file import secret_in, secret_lines
 from twinbus.console.terminal.times import seconds_of
 from twinbus.errors import BrokerStartError, StoreError
 from twinbus.loops import run_alone

@@ -16,8 +16,7 @@ import pytest
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
 from tests.unit.console.commands import run
-from twinbus.console import spark_thread
-from twinbus.console.terminal.output import COULD_NOT, STOPPED, USAGE_ERROR
+from twinbus.console import COULD_NOT, STOPPED, USAGE_ERROR, spark_thread
 from twinbus.ledger import read
 from twinbus.ledger.files import LedgerFiles
 from twinbus.ledger.record import LedgerError, encode

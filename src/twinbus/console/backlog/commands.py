@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from twinbus.console import ATTENTION, COULD_NOT
 from twinbus.console.backlog.queue_contents import (
     QueueContents,
     backlog_rows,
@@ -17,8 +18,7 @@ from twinbus.console.backlog.queue_contents import (
 )
 from twinbus.console.namespaces import UnreachableError, administration, creating
 from twinbus.console.terminal.command import runs_to_its_end
-from twinbus.console.terminal.live_line import LiveLine
-from twinbus.console.terminal.output import ATTENTION, COULD_NOT, Output, WrongUse, print_json, show
+from twinbus.console.terminal.output import LiveLine, Output, WrongUse, print_json, show
 from twinbus.console.terminal.table import aligned, counted, duration, size, table_lines, visible
 from twinbus.errors import MissingRightError
 from twinbus.namespace.namespace import Namespace

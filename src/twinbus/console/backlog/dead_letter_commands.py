@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from twinbus.client.peeked_message import PeekedMessage
+from twinbus.console import ATTENTION
 from twinbus.console.backlog.commands import QueueSelection
 from twinbus.console.terminal.command import runs_to_its_end
-from twinbus.console.terminal.output import ATTENTION, Output, show
+from twinbus.console.terminal.output import Output, show
 from twinbus.console.terminal.table import aligned, counted, table_lines, visible
 from twinbus.console.terminal.times import window_of
 from twinbus.errors import SyphonError

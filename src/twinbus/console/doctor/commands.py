@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
+from twinbus.console import COULD_NOT
 from twinbus.console.doctor.connectivity import (
     check_clock,
     check_gateway,
@@ -27,8 +28,7 @@ from twinbus.console.doctor.trials import (
     try_round_trip,
 )
 from twinbus.console.terminal.command import runs_to_its_end
-from twinbus.console.terminal.live_line import LiveLine
-from twinbus.console.terminal.output import COULD_NOT, Output, show
+from twinbus.console.terminal.output import LiveLine, Output, show
 from twinbus.namespace.namespace import Namespace
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from azure.core.exceptions import AzureError
 
 from twinbus.client.administration import CountsUnavailable
+from twinbus.console import COULD_NOT
 from twinbus.console.drill.phases import Drill
 from twinbus.console.drill.progress import DrillPage, DrillScreen
 from twinbus.console.drill.result import DrillPlan, DrillResult
@@ -22,7 +23,7 @@ from twinbus.console.sheet.page import page_of
 from twinbus.console.sheet.sheet import text_of
 from twinbus.console.spark_thread import SparkThread, require_spark
 from twinbus.console.terminal.command import runs_to_its_end
-from twinbus.console.terminal.output import COULD_NOT, Output
+from twinbus.console.terminal.output import Output
 
 
 @runs_to_its_end

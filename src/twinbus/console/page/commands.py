@@ -20,11 +20,10 @@ from twinbus.broker.access import Admission, ConnectionLimits
 from twinbus.broker.http_connection import HttpConnection
 from twinbus.broker.tls import server_context
 from twinbus.console.cost.price_books import book_of
-from twinbus.console.options import PageOptions
+from twinbus.console.options import PageOptions, secret_in
 from twinbus.console.page.cost import PageCost
 from twinbus.console.page.secondary import PageSecondary
 from twinbus.console.terminal.output import WrongUse
-from twinbus.console.terminal.secret_file import secret_in
 from twinbus.errors import TwinbusError
 from twinbus.ledger import LedgerWriter, process_name
 from twinbus.ledger.requests import recording_to

@@ -16,8 +16,7 @@ from twinbus.console.options import counting_rule, require_messaging_units
 from twinbus.console.plan.sheet import plan_sheet
 from twinbus.console.sheet.page import page_of
 from twinbus.console.sheet.sheet import text_of
-from twinbus.console.terminal.live_line import LiveLine
-from twinbus.console.terminal.output import WrongUse, print_json
+from twinbus.console.terminal.output import LiveLine, WrongUse, print_json
 from twinbus.cost.estimate import COUNT_MAX
 from twinbus.cost.quantities import KB, QuantityError, parse_duration, parse_rate, parse_size
 from twinbus.options import ATTEMPT_TIMEOUT_MAX_S, SendAvailabilityOptions

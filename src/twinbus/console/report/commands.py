@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from twinbus import __version__
+from twinbus.console import ATTENTION, COULD_NOT
 from twinbus.console.options import require_ledger
 from twinbus.console.report.backlog_scan import BacklogScan
 from twinbus.console.report.options import NO_TABLES, ReportOptions
@@ -21,8 +22,7 @@ from twinbus.console.sheet.page import page_of
 from twinbus.console.sheet.sheet import text_of
 from twinbus.console.spark_thread import SparkThread, require_spark, settings_for
 from twinbus.console.terminal.command import runs_to_its_end
-from twinbus.console.terminal.live_line import LiveLine
-from twinbus.console.terminal.output import ATTENTION, COULD_NOT, WrongUse
+from twinbus.console.terminal.output import LiveLine, WrongUse
 from twinbus.cost.arithmetic import CountingRule
 from twinbus.cost.prices import PriceBook
 from twinbus.cost.quantities import QuantityError, parse_duration

@@ -18,12 +18,12 @@ from twinbus.client.administration import (
     list_backlog_queues,
 )
 from twinbus.client.peeking import count_matching, destination_keys
+from twinbus.console import ATTENTION, COULD_NOT, STOPPED
 from twinbus.console.options import require_shared_places
 from twinbus.console.syphon import text as syphon_text
 from twinbus.console.syphon.request import SyphonRequest
 from twinbus.console.terminal.command import runs_to_its_end
-from twinbus.console.terminal.live_line import LiveLine
-from twinbus.console.terminal.output import ATTENTION, COULD_NOT, STOPPED, Output, show
+from twinbus.console.terminal.output import LiveLine, Output, show
 from twinbus.control.protocol import Verb, steering_verbs
 from twinbus.control.server import ControlServer
 from twinbus.errors import SyphonError

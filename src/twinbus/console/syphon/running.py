@@ -6,8 +6,9 @@ import os
 import time
 from typing import Final
 
+from twinbus.console import ATTENTION, COULD_NOT
 from twinbus.console.syphon import text as syphon_text
-from twinbus.console.terminal.output import ATTENTION, COULD_NOT, Output, show
+from twinbus.console.terminal.output import Output, show
 from twinbus.console.terminal.table import paint, visible
 from twinbus.console.watch.running import ask_each, ask_status, choose_hosts, find_hosts
 from twinbus.control.client import RunningHost, SilentHost, socket_directories

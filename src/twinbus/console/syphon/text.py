@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from twinbus.console.terminal.live_line import progress_bar
+from twinbus.console.terminal.output import progress_bar
 from twinbus.console.terminal.table import duration, table_lines, visible
 from twinbus.status.document import SyphonStatus
 from twinbus.status.judgement import PUMP_THEM, no_pump_text, obstacles

@@ -12,7 +12,7 @@ from typing import Any, Final, ParamSpec, TypeVar, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from twinbus.console.terminal.output import STOPPED
+from twinbus.console import STOPPED
 from twinbus.console.terminal.pair_defaults import keys_of, running_name, settings_parameters
 from twinbus.settings.core.keys import KEYS
 

@@ -8,10 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from twinbus.console import ATTENTION, COULD_NOT
 from twinbus.console.namespaces import explained
 from twinbus.console.terminal.command import runs_to_its_end
-from twinbus.console.terminal.live_line import LiveLine
-from twinbus.console.terminal.output import ATTENTION, COULD_NOT, Output, show
+from twinbus.console.terminal.output import LiveLine, Output, show
 from twinbus.console.terminal.table import counted, table_lines, visible
 from twinbus.cost.prices import standard
 from twinbus.namespace.namespace import Namespace

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from twinbus.console.terminal.output import ATTENTION, COULD_NOT, Output, WrongUse, show
+from twinbus.console import ATTENTION, COULD_NOT
+from twinbus.console.terminal.output import Output, WrongUse, show
 from twinbus.console.terminal.table import visible
 from twinbus.console.watch import status_text
 from twinbus.console.watch.status_text import PairView

@@ -26,7 +26,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from twinbus.console.terminal.output import STOPPED, Output, print_json
+from twinbus.console import STOPPED
+from twinbus.console.terminal.output import Output, print_json
 from twinbus.console.terminal.table import duration, visible
 from twinbus.page.core.headline import headline_of
 from twinbus.page.core.model import LEVELS, ShownEntity, ShownPair, ShownSyphon
