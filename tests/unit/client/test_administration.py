@@ -1,16 +1,20 @@
-"""The counts of a queue, asked of a server that does not always answer to the end."""
+"""Counts of queues over HTTP, from a server that does not always answer to the end."""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Mapping
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from twinbus.client import administration
 from twinbus.client.administration import CountsUnavailable, QueueCounts, counts_of
+from twinbus.client.backlog_meter import BacklogMeter, QueueDepth
 from twinbus.errors import SyphonError
-from twinbus.namespace.endpoint import endpoint_of
+from twinbus.namespace.endpoint import Endpoint, endpoint_of
 
 COUNTS = (
     b"<CountDetails><d2p1:ActiveMessageCount>3</d2p1:ActiveMessageCount></CountDetails>"
@@ -90,3 +94,69 @@ def test_a_token_that_expires_under_way_says_nothing_of_the_rights(
     monkeypatch.setattr(administration, "time", clock)
     with pytest.raises(error[0], match=error[1]):
         asyncio.run(asked_of_one_that_answers("401 Unauthorized", b"", 0, SIGNATURE))
+
+
+NO_MESSAGE = {"a": QueueDepth(0, 0, None)}
+
+
+def measured(
+    monkeypatch: pytest.MonkeyPatch, *answers: Exception | Mapping[str, QueueCounts]
+) -> list[Mapping[str, QueueDepth]]:
+    """Return the depths after each measurement, made every 10 s, with counts as given."""
+    left, seen, now = list(answers), list[Mapping[str, QueueDepth]](), 1_000.0
+    sleep = asyncio.sleep
+
+    async def scenario() -> None:
+        ended = asyncio.Event()
+
+        async def counts() -> Mapping[str, QueueCounts]:
+            seen.append(meter.depths())
+            if not left:
+                ended.set()
+                await sleep(3600)
+            answer = left.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        async def pause(length_s: float) -> None:
+            nonlocal now
+            now += length_s
+
+        monkeypatch.setattr(asyncio, "sleep", pause)
+        monkeypatch.setattr(time, "monotonic", lambda: now)
+        meter = BacklogMeter(cast("Endpoint", None), counts, every_s=10.0)
+        meter.start(asyncio.get_running_loop())
+        await ended.wait()
+        await meter.close()
+
+    asyncio.run(scenario())
+    return seen[1:]
+
+
+def test_after_errors_measuring_goes_on_and_numbers_that_are_too_old_are_withdrawn(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert measured(
+        monkeypatch,
+        {"a": QueueCounts()},
+        SyphonError("away"),
+        ValueError("nonsense"),
+        SyphonError("away"),
+        {"a": QueueCounts(dead_lettered=2, total=2)},
+    ) == [NO_MESSAGE, NO_MESSAGE, NO_MESSAGE, {}, {"a": QueueDepth(0, 2, None)}]
+    # One warning for each time that it begins to fail.
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "the depth of the backlog is not known: away"
+    ]
+
+
+def test_a_meter_that_was_closed_before_it_began_measures_nothing() -> None:
+    async def scenario() -> None:
+        meter = BacklogMeter(cast("Endpoint", None), cast("type", None), every_s=1.0)
+        meter.start(asyncio.get_running_loop())
+        await meter.close()
+        await asyncio.sleep(0)
+        assert meter.depths() == {}
+
+    asyncio.run(scenario())

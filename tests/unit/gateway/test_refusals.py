@@ -1,9 +1,9 @@
-"""Failures of the client's links have a meaning, and reach the gateway's clients as conditions."""
+"""Errors of a gateway as its clients get them, and the bound of pending sends."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import cast
+from typing import TYPE_CHECKING, cast
 from unittest.mock import AsyncMock
 
 import pytest
@@ -13,10 +13,14 @@ from twinbus.client.connection import NamespaceConnection
 from twinbus.client.links import DeliveryRejected, LinkEnded
 from twinbus.client.request_node import ConnectionLost, RequestRefused
 from twinbus.errors import BacklogGuardError, BacklogUnavailableError, EntityUnusableError
+from twinbus.gateway.pending import EACH_BYTES, PendingSends
 from twinbus.gateway.refusals import refusal_of
 from twinbus.namespace.endpoint import Endpoint
 from twinbus.servicebus.conditions import UNAUTHORIZED
 from twinbus.servicebus.failures import CONDITIONS, FailureMeaning, of_error, outcome_of
+
+if TYPE_CHECKING:
+    from twinbus.broker.links.context import LinkClient
 
 
 @pytest.mark.parametrize("condition", CONDITIONS)
@@ -82,3 +86,30 @@ def test_errors_of_the_pair_have_a_condition_that_clients_know() -> None:
     full = BacklogUnavailableError("none", primary_error=None, queue_errors={})
     assert refusal_of(full).condition == "com.microsoft:timeout"
     assert refusal_of(OperationTimeoutError()).condition == "com.microsoft:timeout"
+
+
+class Client:
+    """A connection that keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def pause_reading(self) -> None:
+        self.told.append("stop")
+
+    def resume_reading(self) -> None:
+        self.told.append("read")
+
+
+async def test_small_messages_count_with_what_their_calls_take() -> None:
+    """A million messages of ten bytes are ten megabytes, and gigabytes of calls."""
+    client = Client()
+    pending = PendingSends("gate", 60.0, bytes_max=100 * EACH_BYTES)
+    for _ in range(1_000):
+        pending.add(cast("LinkClient", client), 10)
+        if client.told:
+            break
+    assert (client.told, pending.count) == (["stop"], 100)
+    while pending.count:
+        pending.release(10)
+    assert (client.told, pending.size_bytes) == (["stop", "read"], 0)

@@ -1,4 +1,4 @@
-"""Credential sources: files and variables that are read again, azure-identity, and their errors."""
+"""Sources of credentials, and the threads that fetch their tokens."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import asyncio
 import base64
 import json
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusClient, TransportType
@@ -16,6 +19,7 @@ from azure.servicebus.aio import ServiceBusClient as AsyncClient
 from twinbus.errors import CredentialError
 from twinbus.namespace.access import NamespaceAccess
 from twinbus.namespace.credential_sources import open_credential
+from twinbus.namespace.credentials import THREADS_MAX, AwaitableCredential
 from twinbus.namespace.endpoint import endpoint_of
 from twinbus.namespace.namespace import Namespace
 from twinbus.namespace.tokens import SAS_TOKEN, UNKNOWN_LIFE_S, WEB_TOKEN, read_token
@@ -173,3 +177,39 @@ def test_another_endpoint_serves_amqp_and_administration() -> None:
     assert (direct.amqp, direct.administration) == (("gate", 5671), ("gate", 443, True))
     assert direct.audience("orders") == f"sb://{HOST}/orders"
     assert endpoint_of(Namespace.of(KEY)).amqp == (HOST, 5671)
+
+
+LIMIT_S = 20.0
+
+
+class Waits:
+    """A credential whose fetches last until `answers` is set."""
+
+    def __init__(self) -> None:
+        self.answers = threading.Event()
+
+    def get_token(self, *scopes: str, **_: Any) -> str:
+        self.answers.wait(LIMIT_S)
+        return f"a token for {scopes[0]}"
+
+
+async def test_a_credential_that_hangs_does_not_starve_another() -> None:
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    hangs, answers = Waits(), Waits()
+    answers.answers.set()
+    primary, secondary = AwaitableCredential(hangs), AwaitableCredential(answers)
+    waiting = [asyncio.create_task(primary.get_token("a")) for _ in range(THREADS_MAX + 2)]
+    try:
+        await asyncio.sleep(0)
+        async with asyncio.timeout(LIMIT_S / 2):
+            assert await secondary.get_token("b") == "a token for b"
+        # A fetch that waits for a thread may be cancelled.
+        waiting.pop().cancel()
+    finally:
+        hangs.answers.set()
+    assert await asyncio.gather(*waiting) == ["a token for a"] * (THREADS_MAX + 1)
+    for thread in threading.enumerate():
+        if thread.name.startswith("twinbus token"):
+            thread.join(LIMIT_S)
+            assert not thread.is_alive()

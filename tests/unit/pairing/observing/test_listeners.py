@@ -1,4 +1,4 @@
-"""Typed events of a pair, its log lines and its numbers, in virtual time."""
+"""What a pair tells its listeners and metrics, and what it forgets."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import time
 from typing import Any
 
 import pytest
+from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import (
     MessagingEntityNotFoundError,
     ServiceBusQuotaExceededError,
 )
 
 from tests.unit.pairing.sending.test_client import message
+from tests.unit.pairing.sending.test_raising import status_of
 from twinbus.errors import PairClosedError
 from twinbus.pairing.core.announcements import (
     BacklogQueueFound,
@@ -27,12 +29,16 @@ from twinbus.pairing.core.announcements import (
     ProtectionChanged,
 )
 from twinbus.pairing.core.failover import ForceFailover, MarkHealthy, SendFailed
+from twinbus.pairing.core.sides import PairSides
 from twinbus.pairing.observing.listeners import Listeners
+from twinbus.pairing.observing.metrics import OTHERS, MeasuredPair, PairCollector
+from twinbus.pairing.sending.entity_monitor import EntityMonitors
 from twinbus.status.document import EntityState, short_queue_list
 from twinbus.testing.fake_pair import FakePair
 from twinbus.testing.fake_sdk import accepts, hangs, refuses
 
 pytestmark = pytest.mark.virtual_time
+
 
 QUEUE = "contoso/x-servicebus-transfer/"
 
@@ -382,3 +388,42 @@ def test_many_queues_are_named_in_one_line() -> None:
     assert short_queue_list(queues[3:4]) == QUEUE + "3"
     assert short_queue_list(queues) == QUEUE + "{0,1,2,3,4,5,6,7,...,99}"
     assert BacklogQueueFound(at=1.0, queue="q", drift=("a",)).as_dict()["drift"] == ["a"]
+
+
+def stored(collector: PairCollector) -> dict[str, float]:
+    """Messages stored on the primary, by entity."""
+    [family] = [each for each in collector.collect() if each.name == "twinbus_messages_stored"]
+    return {
+        sample.labels["entity"]: sample.value
+        for sample in family.samples
+        if sample.labels["route"] == "primary"
+    }
+
+
+async def test_a_forgotten_entity_keeps_its_series_and_the_total_is_right() -> None:
+    world = FakePair()
+    state = world.client.state
+    state.monitors = EntityMonitors(1)
+    measured = MeasuredPair(state, PairSides(syphon=False), dict, lambda: status_of(world))
+    collector = PairCollector(measured, entities_max=2)
+
+    async def send_to(path: str) -> None:
+        async with world.client.get_queue_sender(path) as sender:
+            await sender.send_messages(ServiceBusMessage("x"))
+
+    await send_to("a")
+    await send_to("a")
+    assert stored(collector) == {"a": 2}
+    await send_to("b")
+    assert stored(collector) == {"a": 2, "b": 1}
+    await send_to("c")
+    assert stored(collector) == {"a": 2, "b": 1, OTHERS: 1}
+    await send_to("a")
+    assert stored(collector) == {"a": 3, "b": 1, OTHERS: 1}
+    # What came and went between two scrapes is in the total.
+    await send_to("d")
+    await send_to("b")
+    await send_to("c")
+    assert stored(collector) == {"a": 3, "b": 1, OTHERS: 4}
+    assert len(state.monitors.all()) == 1
+    await world.client.close()

@@ -1,9 +1,10 @@
-"""An entity whose calls raise now is not shown as healthy, whatever its state says."""
+"""Calls that raise: their errors, and senders that were closed."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from azure.servicebus.exceptions import (
     ServiceBusServerBusyError,
 )
 
-from twinbus.errors import BacklogUnavailableError
+from twinbus.errors import BacklogUnavailableError, PairClosedError
 from twinbus.pairing.core.sides import PairSides
 from twinbus.pairing.core.status import backlog_status
 from twinbus.pairing.observing.metrics import MeasuredPair, PairCollector
@@ -166,4 +167,47 @@ async def test_errors_of_before_a_failover_do_not_make_the_diverted_entity_raisi
     with pytest.raises(BacklogUnavailableError):
         await send(sender)
     assert judgement_of(status_of(world), 0.0).states == {"orders": ["failed over", "raising"]}
+    await world.client.close()
+
+
+MESSAGE = ServiceBusMessage("x", message_id="1")
+
+
+@pytest.mark.parametrize("given", [MESSAGE, [MESSAGE]], ids=["one", "list"])
+@pytest.mark.parametrize("closed", ["sender", "pair"])
+async def test_an_error_of_what_was_closed_has_the_ids(given: Any, closed: str) -> None:
+    world = FakePair()
+    sender = world.client.get_queue_sender("orders")
+    await (sender.close() if closed == "sender" else world.client.close())
+    kind, text = (ValueError, "sender") if closed == "sender" else (PairClosedError, "pair")
+    at = datetime(2030, 1, 1, tzinfo=UTC)
+    for call in (sender.send_messages, lambda each: sender.schedule_messages(each, at)):
+        with pytest.raises(kind, match=f"the {text}.* was closed") as caught:
+            await call(given)
+        assert caught.value.message_ids == ("1",)  # type: ignore[attr-defined]
+        # As the SDK's sender raises it.
+        assert isinstance(caught.value, ValueError)
+    await world.client.close()
+
+
+async def test_what_is_no_message_has_no_id() -> None:
+    world = FakePair()
+    sender = world.client.get_queue_sender("orders")
+    await sender.close()
+    with pytest.raises(ValueError, match="was closed") as caught:
+        await sender.send_messages(7)  # type: ignore[arg-type]
+    assert caught.value.message_ids == ()  # type: ignore[attr-defined]
+    await world.client.close()
+
+
+async def test_a_sender_closed_while_a_call_waits_for_its_retry_says_so() -> None:
+    world = FakePair(retry_backoff_factor=5.0, failover_interval=3600.0)
+    world.primary.behaviour = refuses
+    sender = world.client.get_queue_sender("orders")
+    waiting = asyncio.create_task(sender.send_messages(MESSAGE))
+    await asyncio.sleep(1.0)
+    await sender.close()
+    with pytest.raises(ValueError, match="the sender to orders was closed") as caught:
+        await waiting
+    assert caught.value.message_ids == ("1",)  # type: ignore[attr-defined]
     await world.client.close()
