@@ -122,7 +122,7 @@ class ShownPair:
         worst = next((state for state in STATES if state in states), "healthy")
         if worst != "healthy":
             return WORST.get(worst, "attention"), worst
-        return ("attention", "needs attention") if self.attention else ("healthy", "healthy")
+        return ("attention", "attention") if self.attention else ("healthy", "healthy")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
