@@ -32,6 +32,7 @@ BATCH_FORMAT: Final = 0x80013700
 """Message format of a transfer whose data sections are whole messages."""
 
 _U32 = struct.Struct(">I").unpack_from
+_HEAD_AND_SIZE = struct.Struct(">IB").unpack_from
 
 
 @dataclass(slots=True)
@@ -89,8 +90,68 @@ _SYMBOLIC: Final = {
 }
 
 
+def outline(data: bytes, offset: int = 0) -> tuple[int, int, int, int, int] | None:
+    """Offsets of delivery annotations, annotations, both kinds of properties, and of the body.
+
+    What nearly every client sends from `offset` on: sections in order, recognised by their first
+    four bytes, and one data section at the end. An absent section begins where the next does. None
+    for any other message, and for a malformed one: `split` reads it, or reports what is wrong.
+    """
+    try:
+        head, size = _HEAD_AND_SIZE(data, offset)
+        if head == 0x005370C0:
+            offset += 5 + size
+            head, size = _HEAD_AND_SIZE(data, offset)
+        delivery_at = annotations_at = offset
+        if head < 0x00537300:
+            if head == 0x005371C1:
+                annotations_at = offset = offset + 5 + size
+                head, size = _HEAD_AND_SIZE(data, offset)
+            if head == 0x005372C1:
+                offset += 5 + size
+                head, size = _HEAD_AND_SIZE(data, offset)
+        properties_at = offset
+        if head == 0x005373C0:
+            offset += 5 + size
+            head, size = _HEAD_AND_SIZE(data, offset)
+        elif head == 0x005373D0:
+            offset += 8 + _U32(data, offset + 4)[0]
+            head, size = _HEAD_AND_SIZE(data, offset)
+        application_at = offset
+        if head == 0x005374C1:
+            offset += 5 + size
+            head, size = _HEAD_AND_SIZE(data, offset)
+        elif head == 0x005374D1:
+            offset += 8 + _U32(data, offset + 4)[0]
+            head, size = _HEAD_AND_SIZE(data, offset)
+        if head == 0x005375B0:
+            end = offset + 8 + _U32(data, offset + 4)[0]
+        else:
+            end = offset + 5 + size if head == 0x005375A0 else 0
+    except struct.error:
+        return None
+    if end != len(data):
+        return None
+    return delivery_at, annotations_at, properties_at, application_at, offset
+
+
 def split(data: bytes) -> Sections:
-    """The sections of an encoded message, found by skipping."""
+    """The sections of an encoded message."""
+    return sections_at(data, outline(data))
+
+
+def sections_at(data: bytes, offsets: tuple[int, int, int, int, int] | None) -> Sections:
+    """The sections of a message by its outline; found by skipping where it has none."""
+    if offsets is not None:
+        first, second, third, fourth, last = offsets
+        return Sections(
+            data[:first],
+            data[first:second],
+            data[second:third],
+            data[third:fourth],
+            data[fourth:last],
+            data[last:],
+        )
     raw = [b""] * 9
     body_start = body_end = previous = offset = 0
     size = len(data)

@@ -14,7 +14,7 @@ from typing import Final
 
 from twinbus.amqp.decoding import decode, skip_many
 from twinbus.amqp.encoding import compound
-from twinbus.amqp.message import APPLICATION_PROPERTIES, Sections, join, split
+from twinbus.amqp.message import APPLICATION_PROPERTIES, Sections, join, outline, split
 from twinbus.amqp.types import AmqpError, DecodeError
 from twinbus.errors import TransferError
 from twinbus.servicebus import names
@@ -58,12 +58,9 @@ _PATH_ENTRY: Final = b"\xa1\x09x-ms-path"
 _ID_ENTRY: Final = b"\xa1\x13x-twinbus-messageid\xa1"
 """The key of the alias, and the code of a short string."""
 _HEADER_HEAD: Final = b"\x00\x53\x70\xc0"
-_PROPERTIES: Final = (b"\x00\x53\x73\xc0", b"\x00\x53\x73\xd0")
-_APPLICATION: Final = (b"\x00\x53\x74\xc1", b"\x00\x53\x74\xd1")
-_SHORT_PROPERTIES, _SHORT_APPLICATION = _PROPERTIES[0], _APPLICATION[0]
-_BODY: Final = (b"\x00\x53\x75\xa0", b"\x00\x53\x75\xb0")
-"""How nearly every section begins: with a size of one byte, or of four."""
-_WIDE_BODY: Final = _BODY[1]
+_SHORT_PROPERTIES: Final = b"\x00\x53\x73\xc0"
+_WIDE_PROPERTIES: Final = b"\x00\x53\x73\xd0"
+"""How properties begin: with a size of one byte, or of four."""
 _MAP_HEAD: Final = bytes((0x00, 0x53, APPLICATION_PROPERTIES))
 _WIDE_COUNT: Final = struct.Struct(">I").unpack_from
 _INT_FORMATS: Final = {0x81: "q", 0x83: "q", 0x55: "b", 0x54: "b", 0x71: "i", 0x70: "I", 0x80: "Q"}
@@ -149,21 +146,12 @@ class Unpacker:
             if found is None:
                 return False
             start = layout.end
-            # Nearly always sizes of one byte; only the body's, checked last, is sure to fit.
-            if payload[start : start + 4] == _SHORT_PROPERTIES:
-                application_at = start + 5 + payload[start + 4]
-            else:
-                application_at = _end_of(payload, start, _PROPERTIES)
-            if payload[application_at : application_at + 4] == _SHORT_APPLICATION:
-                body_at = application_at + 5 + payload[application_at + 4]
-            else:
-                body_at = _end_of(payload, application_at, _APPLICATION)
-            if payload[body_at : body_at + 4] == _WIDE_BODY:
-                end = body_at + 8 + _WIDE_COUNT(payload, body_at + 4)[0]
-            else:
-                end = _end_of(payload, body_at, _BODY)
-            if end != len(payload):
+            offsets = outline(payload, start)
+            if offsets is None:
                 return False
+            _, _, at, application_at, body_at = offsets
+            if at != start:
+                return False  # More annotations than the layout knows.
             application_properties = payload[application_at:body_at]
             properties = payload[start:application_at]
             restored = self._restored.get(application_properties) or self._restore(
@@ -187,7 +175,8 @@ class Unpacker:
             return False
         message.sequence_number, message.enqueued_ms, locked_ms = found
         if locked_ms:
-            message.lock_s = max((locked_ms - now_ms) / 1000, LOCK_SHORTEST_S)
+            lock_s = (locked_ms - now_ms) / 1000
+            message.lock_s = max(LOCK_SHORTEST_S, lock_s)
         message.message_id = message_id
         kept, message.path, message.destination = restored
         message.wire = b"".join((header, properties, kept, payload[body_at:]))
@@ -284,20 +273,6 @@ class Unpacker:
         ):
             path = str(decode(application_properties, value_at)[0])
             self._paths[application_properties[start:]] = (path, path.lower())
-
-
-def _end_of(payload: bytes, at: int, heads: tuple[bytes, bytes]) -> int:
-    """Where the section at `at` ends; IndexError if it does not begin with one of the heads."""
-    head = payload[at : at + 4]
-    if head == heads[0]:
-        end = at + 5 + payload[at + 4]
-    elif head == heads[1]:
-        end = at + 8 + _WIDE_COUNT(payload, at + 4)[0]
-    else:
-        raise IndexError
-    if end > len(payload):
-        raise IndexError
-    return end
 
 
 def _is_token_alone(raw: bytes) -> bool:
@@ -401,7 +376,7 @@ def _message_id(properties: bytes) -> str | None:
     # Nearly always: a list with sizes of one byte, whose first field is a short string.
     if properties[:4] == _SHORT_PROPERTIES and properties[6:7] == b"\xa1" and properties[7:]:
         return properties[8 : 8 + properties[7]].decode("utf-8", "replace")
-    if properties[:4] == _PROPERTIES[1] and properties[12:13] == b"\xa1" and properties[13:]:
+    if properties[:4] == _WIDE_PROPERTIES and properties[12:13] == b"\xa1" and properties[13:]:
         return properties[14 : 14 + properties[13]].decode("utf-8", "replace")
     found = field_value(properties, fields_of(properties), 0)
     return None if found is None else str(found)

@@ -34,7 +34,7 @@ from twinbus.broker.filters.rules import (
 )
 from twinbus.broker.filters.values import FilterError
 from twinbus.broker.journal import StoredMessage
-from twinbus.broker.messages.incoming import Incoming, read_back
+from twinbus.broker.messages.incoming import Incoming, parse
 from twinbus.broker.messages.rendering import render
 from twinbus.broker.refusals import ArgumentOutOfRange, QuotaExceeded, Refusal, entity_full
 from twinbus.servicebus.names import subscription_path
@@ -356,7 +356,7 @@ class Topic:
 
 def resent(payload: bytes, message: StoredMessage) -> Incoming:
     """A stored message as if its sender sent it again now, with what was added to it since."""
-    incoming = read_back(render(payload, message), lambda: message.message_id or "")
+    incoming = parse(render(payload, message), lambda: message.message_id or "", is_new=False)
     incoming.size_bytes = message.size_bytes
     incoming.ttl_ms = message.ttl_ms
     incoming.scheduled_for_ms = 0

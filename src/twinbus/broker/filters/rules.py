@@ -49,7 +49,7 @@ from twinbus.broker.filters.values import (
     to_text,
     to_value,
 )
-from twinbus.broker.messages.incoming import Incoming, read_back
+from twinbus.broker.messages.incoming import Incoming, parse
 from twinbus.broker.refusals import ArgumentInvalid
 
 _PROPERTY_FIELDS = {
@@ -277,7 +277,7 @@ class _Message:
         except EncodeError as error:
             raise FilterError(f"What the action set cannot be sent: {error}") from error
         changed = replace(sections, properties=properties, application_properties=application)
-        after = read_back(join(changed), lambda: before.message_id or "")
+        after = parse(join(changed), lambda: before.message_id or "", is_new=False)
         # The action does not change how long a message lives, nor does it schedule one again.
         after.scheduled_for_ms, after.ttl_ms = before.scheduled_for_ms, before.ttl_ms
         return after

@@ -18,7 +18,7 @@ from uuid import UUID
 
 from twinbus.amqp import encoding
 from twinbus.amqp.decoding import MALFORMED, READERS, WIDTHS, malformed, skip, skip_many
-from twinbus.amqp.message import Sections, decode_header, split
+from twinbus.amqp.message import Sections, decode_header, outline, sections_at, split
 from twinbus.amqp.types import DecodeError, ULong
 from twinbus.broker.messages.rendering import (
     BROKER_ANNOTATIONS,
@@ -101,31 +101,38 @@ class Incoming:
         return f"<incoming message {self.message_id!r}, {self.size_bytes} B>"
 
 
-def parse(wire: bytes, new_message_id: Callable[[], str]) -> Incoming:
+def parse(wire: bytes, new_message_id: Callable[[], str], *, is_new: bool = True) -> Incoming:
     """Parse a sender's message; MalformedMessage if it is not one.
 
     A message without an id gets a new one: the JavaScript SDK cannot settle one that has none.
-    Raises ArgumentOutOfRange for a scheduled enqueue time outside the calendar.
+    Raises ArgumentOutOfRange for a scheduled enqueue time outside the calendar, unless `is_new` is
+    false: a broker of an earlier version may have stored a time that is refused now.
     """
     try:
-        incoming = _parse_plain(wire)
-        if incoming is None:
-            incoming = _parse(wire, new_message_id)
-            # A plain message has no annotations, so it is not scheduled.
-            if incoming.scheduled_for_ms:
-                _check_schedule(incoming.scheduled_for_ms)
-    except (DecodeError, *MALFORMED) as error:
-        raise _malformed(error, wire) from error
-    return incoming
-
-
-def read_back(wire: bytes, new_message_id: Callable[[], str]) -> Incoming:
-    """A message that the broker keeps, read again; as `parse`, but its times are not checked.
-
-    A broker of an earlier version may have taken a time that `parse` refuses now.
-    """
-    try:
-        return _parse_plain(wire) or _parse(wire, new_message_id)
+        offsets = outline(wire)
+        if offsets is not None:
+            delivery_at, _, at, application_at, body_at = offsets
+            if delivery_at == at < application_at and body_at - application_at <= _SHORT_MAP_BYTES:
+                # Nearly every message: properties, no annotations. What senders repeat is cached.
+                prefix, ttl_ms = _plain_header(wire[:at])
+                properties = wire[at:application_at]
+                message_id, content_type, ttl_ms, session_id = _read_properties(properties, ttl_ms)
+                if message_id is not None:
+                    if application_at < body_at:
+                        _check_short_entries(wire[application_at:body_at])
+                    return Incoming(
+                        message_id,
+                        session_id,
+                        ttl_ms,
+                        0,
+                        None,
+                        content_type,
+                        len(wire),
+                        prefix + wire[at:],
+                        wire,
+                        properties,
+                    )
+        return _parse_sections(wire, sections_at(wire, offsets), new_message_id, is_new)
     except (DecodeError, *MALFORMED) as error:
         raise _malformed(error, wire) from error
 
@@ -143,71 +150,32 @@ def _check_schedule(at_ms: int) -> None:
         )
 
 
-def _parse_plain(wire: bytes) -> Incoming | None:
-    """What nearly every message says; None if it is another, or malformed, for `_parse` to see.
-
-    It has a header, properties with an id, application properties and one data section, recognised
-    by their first bytes. What senders repeat is cached.
-    """
-    if wire[:4] != b"\x00\x53\x70\xc0":
-        return None
-    try:
-        at = 5 + wire[4]
-        custom_at = at + 5 + wire[at + 4]
-        body_at = custom_at + 5 + wire[custom_at + 4]
-        if wire[at : at + 4] != b"\x00\x53\x73\xc0":
-            return None
-        if wire[custom_at : custom_at + 4] != b"\x00\x53\x74\xc1":
-            return None
-        head = wire[body_at : body_at + 4]
-        if head == b"\x00\x53\x75\xb0":
-            end = body_at + 8 + _U32(wire, body_at + 4)[0]
-        elif head == b"\x00\x53\x75\xa0":
-            end = body_at + 5 + wire[body_at + 4]
-        else:
-            return None
-    except (IndexError, struct.error):
-        return None
-    if end != len(wire):
-        return None
-    prefix, ttl_ms = _plain_header(wire[:at])
-    properties = wire[at:custom_at]
-    message_id, content_type, ttl_ms, session_id = _read_properties(properties, ttl_ms)
-    if message_id is None:
-        return None
-    _check_short_entries(wire[custom_at:body_at])
-    return Incoming(
-        message_id,
-        session_id,
-        ttl_ms,
-        0,
-        None,
-        content_type,
-        len(wire),
-        prefix + wire[at:],
-        wire,
-        properties,
-    )
-
-
-def _parse(wire: bytes, new_message_id: Callable[[], str]) -> Incoming:
-    header, delivery_annotations, annotations, properties, application_properties, rest = _outline(
-        wire
-    )
-    durable, priority, ttl_ms = _read_header(header) if header else _NO_HEADER
+def _parse_sections(
+    wire: bytes, sections: Sections, new_message_id: Callable[[], str], is_new: bool
+) -> Incoming:
+    durable, priority, ttl_ms = _read_header(sections.header)
     scheduled_for_ms, partition_key, item_count, kept = (
-        _read_annotations(annotations) if annotations else _NO_ANNOTATIONS
+        _read_annotations(sections.message_annotations)
+        if sections.message_annotations
+        else _NO_ANNOTATIONS
     )
     message_id = content_type = session_id = None
+    properties = sections.properties
     if properties:
         message_id, content_type, ttl_ms, session_id = _read_properties(properties, ttl_ms)
     if message_id is None:
         message_id = new_message_id()
         properties = _with_message_id(properties, message_id)
+    application_properties = sections.application_properties
     if application_properties:
         _check_entries(application_properties)
-    mark_count, marks = _read_marks(delivery_annotations) if delivery_annotations else (0, b"")
+    mark_count, marks = (
+        _read_marks(sections.delivery_annotations) if sections.delivery_annotations else (0, b"")
+    )
+    if is_new and scheduled_for_ms:
+        _check_schedule(scheduled_for_ms)
     prefix = PREFIX.pack(FORMAT, durable, priority, mark_count, len(marks), item_count, len(kept))
+    rest = (properties, application_properties, sections.body, sections.footer)
     return Incoming(
         message_id,
         session_id,
@@ -216,64 +184,12 @@ def _parse(wire: bytes, new_message_id: Callable[[], str]) -> Incoming:
         partition_key,
         content_type,
         len(wire),
-        b"".join((prefix, marks, kept, properties, application_properties, rest)),
+        b"".join((prefix, marks, kept, *rest)),
         wire,
         properties,
     )
 
 
-def _outline(wire: bytes) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes]:
-    """Raw header, delivery and message annotations, both kinds of properties, and what follows.
-
-    What nearly every client sends is recognised by the first four bytes of each section; `split`
-    reads anything else and reports errors.
-    """
-    size = len(wire)
-    header = annotations = properties = application_properties = b""
-    offset = 0
-    try:
-        (head,) = _U32(wire, 0)
-        if head == 0x005370C0:
-            offset = 5 + wire[4]
-            header = wire[:offset]
-            (head,) = _U32(wire, offset)
-        if head == 0x005372C1:
-            end = offset + 5 + wire[offset + 4]
-            annotations = wire[offset:end]
-            (head,) = _U32(wire, end)
-            offset = end
-        if head == 0x005373C0:
-            end = offset + 5 + wire[offset + 4]
-            properties = wire[offset:end]
-            (head,) = _U32(wire, end)
-            offset = end
-        if head == 0x005374C1:
-            end = offset + 5 + wire[offset + 4]
-            application_properties = wire[offset:end]
-            (head,) = _U32(wire, end)
-            offset = end
-        if head == 0x005375B0:
-            end = offset + 8 + _U32(wire, offset + 4)[0]
-        elif head == 0x005375A0:
-            end = offset + 5 + wire[offset + 4]
-        else:
-            end = 0
-    except (IndexError, struct.error):
-        end = 0
-    if end == size:
-        return header, b"", annotations, properties, application_properties, wire[offset:]
-    sections = split(wire)
-    return (
-        sections.header,
-        sections.delivery_annotations,
-        sections.message_annotations,
-        sections.properties,
-        sections.application_properties,
-        sections.body + sections.footer,
-    )
-
-
-_NO_HEADER: Final = (0x40, -1, 0)
 _NO_ANNOTATIONS: Final = (0, None, 0, b"")
 
 
@@ -404,7 +320,8 @@ def _read_fields(
 
 def _list_at(raw: bytes) -> tuple[int, int]:
     """Field count of the properties, and the offset of the first."""
-    content = content_at(raw)
+    # Nearly always 00 53 73 c0.
+    content = 3 if raw[1] == 0x53 else content_at(raw)
     code = raw[content]
     if code == 0xC0:
         count, first = raw[content + 2], content + 3
@@ -469,5 +386,6 @@ def _check_entries(raw: bytes) -> None:
         )
 
 
+_SHORT_MAP_BYTES: Final = 260
 _check_short_entries = lru_cache(maxsize=1024)(_check_entries)
-"""For a map with a size of one byte: once for those that are all the same."""
+"""For maps up to that size: once for those that are all the same."""

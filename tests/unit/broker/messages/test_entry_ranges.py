@@ -25,7 +25,7 @@ from twinbus.broker.descriptions import (
 )
 from twinbus.broker.engine.namespace import BrokerNamespace
 from twinbus.broker.engine.queue import Queue
-from twinbus.broker.messages.incoming import Incoming, parse, read_back
+from twinbus.broker.messages.incoming import Incoming, parse
 from twinbus.broker.refusals import (
     ArgumentOutOfRange,
     MessageTooLarge,
@@ -238,7 +238,7 @@ def test_what_an_older_broker_let_in_still_moves_on(at: int) -> None:
     for name, rule in (("plain", None), ("acts", acts)):
         world.namespace.create_subscription("news", name, SubscriptionDescription(), 0, rule=rule)
     source: Queue = world.queue("source", QueueDescription())
-    source.enqueue(read_back(wire("1", at), str), 1)
+    source.enqueue(parse(wire("1", at), str, is_new=False), 1)
     world = world.restarted(2)
     forwards = QueueDescription(forward_to="news")
     world.namespace.update_queue("source", forwards, 3)
