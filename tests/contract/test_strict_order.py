@@ -156,11 +156,11 @@ async def outage(two: Two, pair: Pair, load: Sessions) -> None:
     # Every session is drained and returns, although it never stops to send; only not so fast that a
     # busy machine adds more than a syphon with one message of a session under way can move.
     load.pause_s = 0.2
-    census = pair._live().session_scan
-    assert census is not None
+    scan = pair._live().session_scan
+    assert scan is not None
     # The syphon may be in a long pause between two attempts to connect.
     async with asyncio.timeout(120.0):
-        while len(census.order):  # noqa: ASYNC110  # the world outside has no event to wait for
+        while len(scan.order):  # noqa: ASYNC110  # the world outside has no event to wait for
             await asyncio.sleep(0.02)
     sent = entity(pair).sent
     await until(lambda: entity(pair).sent > sent + 30)

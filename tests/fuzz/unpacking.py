@@ -62,18 +62,18 @@ def check(backlog: Backlog) -> None:
     unpacker = Unpacker(remaining_ttl=backlog.remaining_ttl)
     for each in backlog.aliases:
         wire = _delivery(each, backlog.enqueued_ms)
-        parcel = unpacker.unpack(wire, b"token", NOW_MS)
-        assert seen(parcel) == seen(
+        message = unpacker.unpack(wire, b"token", NOW_MS)
+        assert seen(message) == seen(
             unpack(wire, b"token", NOW_MS, remaining_ttl=backlog.remaining_ttl)
         )
         read_peeked("queue", wire).summary()
-        if parcel.fault is None:
-            _check_destination(parcel.path)
+        if message.fault is None:
+            _check_destination(message.path)
             # What the destination gets, it takes: nothing in it breaks a connection.
-            assert parse(parcel.wire, str).payload
+            assert parse(message.wire, str).payload
         else:
-            assert parcel.fault[0] != NOT_RESTORED, parcel.fault
-            assert not parcel.wire
+            assert message.fault[0] != NOT_RESTORED, message.fault
+            assert not message.wire
         assert unpacker.unpack(usual(b"orders"), b"token", NOW_MS).path == "orders"
 
 

@@ -123,8 +123,8 @@ def made(
     return wire[:-cut] if cut else wire
 
 
-def seen(parcel: BacklogMessage) -> dict[str, Any]:
-    return {name: getattr(parcel, name) for name in BacklogMessage.__slots__}
+def seen(message: BacklogMessage) -> dict[str, Any]:
+    return {name: getattr(message, name) for name in BacklogMessage.__slots__}
 
 
 @given(st.lists(deliveries(), max_size=12), st.booleans())
@@ -191,14 +191,14 @@ def test_whatever_a_delivery_holds_its_neighbours_are_unpacked(
 ) -> None:
     unpacker = Unpacker(remaining_ttl=remaining_ttl)
     for wire in hostile:
-        parcel = unpacker.unpack(wire, b"token", NOW_MS)
-        assert seen(parcel) == seen(unpack(wire, b"token", NOW_MS, remaining_ttl=remaining_ttl))
-        if parcel.fault is None:
-            assert parcel.path == "orders" or is_entity_name(parcel.path)
-            split(parcel.wire)
+        message = unpacker.unpack(wire, b"token", NOW_MS)
+        assert seen(message) == seen(unpack(wire, b"token", NOW_MS, remaining_ttl=remaining_ttl))
+        if message.fault is None:
+            assert message.path == "orders" or is_entity_name(message.path)
+            split(message.wire)
         else:
-            assert parcel.fault[0] in REASONS, parcel.fault
-            assert parcel.wire == b""
+            assert message.fault[0] in REASONS, message.fault
+            assert message.wire == b""
         assert unpacker.unpack(usual(b"orders"), b"token", NOW_MS).path == "orders"
         assert read_peeked("queue", wire).summary()["queue"] == "queue"
 
@@ -229,10 +229,10 @@ def test_an_error_that_nobody_foresaw_concerns_one_message(
         return from_backlog_sections(sections, **settings)
 
     monkeypatch.setattr(unpacking, "from_backlog_sections", restore)
-    parcel = unpacker.unpack(hostile, b"t", NOW_MS)
-    assert parcel.fault is not None
-    assert parcel.fault[0] == NOT_RESTORED
-    assert "nobody foresaw this" in parcel.fault[1]
+    message = unpacker.unpack(hostile, b"t", NOW_MS)
+    assert message.fault is not None
+    assert message.fault[0] == NOT_RESTORED
+    assert "nobody foresaw this" in message.fault[1]
     assert unpacker.unpack(usual(b"orders"), b"t", NOW_MS).fault is None
 
 
@@ -247,12 +247,12 @@ def test_a_lack_of_memory_is_no_fault_of_the_message(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("enqueued_ms", [0, -(2**63), 2**63 - 1, NOW_MS + 10**9])
 def test_an_absurd_enqueued_time_leaves_the_time_to_live_or_ends_it(enqueued_ms: int) -> None:
-    parcel = unpack(delivery(10_000, NOW_MS - enqueued_ms), b"t", NOW_MS, remaining_ttl=True)
+    message = unpack(delivery(10_000, NOW_MS - enqueued_ms), b"t", NOW_MS, remaining_ttl=True)
     if enqueued_ms < 0:
-        assert parcel.fault is not None
-        assert parcel.fault[0] == EXPIRED
+        assert message.fault is not None
+        assert message.fault[0] == EXPIRED
     else:
-        assert decode_header(split(parcel.wire).header).ttl == 10_000
+        assert decode_header(split(message.wire).header).ttl == 10_000
 
 
 def usual(path: bytes, note: str = "n") -> bytes:
@@ -283,18 +283,18 @@ def test_the_short_way_is_taken() -> None:
     unpacker = Unpacker()
     unpacker.unpack(usual(b"orders"), b"t", NOW_MS)
     for note in ("another", "x-ms-path"):
-        parcel = BacklogMessage(b"t", 0)
-        assert unpacker._unpack_known_shape(parcel, usual(b"orders", note), NOW_MS)
-        assert parcel.path == "orders"
-    parcel, stored = BacklogMessage(b"t", 0), split(usual(b"orders"))
+        message = BacklogMessage(b"t", 0)
+        assert unpacker._unpack_known_shape(message, usual(b"orders", note), NOW_MS)
+        assert message.path == "orders"
+    message, stored = BacklogMessage(b"t", 0), split(usual(b"orders"))
     own = to_backlog_sections(
         split(unpack(usual(b"orders"), b"t", NOW_MS).wire), "orders", own_id="o", now_ms=0
     )
     stored.properties, stored.application_properties = own.properties, own.application_properties
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(unpacker, "_unpack_known_header", None)
-        assert unpacker._unpack_known_shape(parcel, join(stored), NOW_MS)
-    assert parcel.message_id == "m"
+        assert unpacker._unpack_known_shape(message, join(stored), NOW_MS)
+    assert message.message_id == "m"
     # What looks like a second alias takes the middle way, of which nothing is remembered.
     assert len(unpacker._restored) == 1
 
@@ -310,9 +310,9 @@ def test_the_id_before_the_diversion_is_restored_and_is_the_one_that_is_recorded
     sent.application_properties = b""
     stored = to_backlog_sections(sent, "orders", own_id="own" * 10, now_ms=0)
     assert decode_properties(stored.properties).message_id == "own" * 10
-    parcel = unpacker.unpack(join(stored), b"t", NOW_MS)
-    assert parcel.message_id == "m"
-    assert decode_properties(split(parcel.wire).properties).message_id == "m"
+    message = unpacker.unpack(join(stored), b"t", NOW_MS)
+    assert message.message_id == "m"
+    assert decode_properties(split(message.wire).properties).message_id == "m"
     assert read_peeked("queue", join(stored)).message_id == "m"
     # Also of a message that goes nowhere: its dead letter is recorded by this id.
     lost = with_alias("x-twinbus-messageid", "m").replace(b"orders", b"$rders")
@@ -329,8 +329,8 @@ def delivery(ttl_ms: int | None, age_ms: int) -> bytes:
 
 
 def test_the_remaining_time_to_live_is_what_the_backlog_left_of_it() -> None:
-    parcel = unpack(delivery(10_000, 4_000), b"t", NOW_MS, remaining_ttl=True)
-    assert decode_header(split(parcel.wire).header).ttl == 6_000
+    message = unpack(delivery(10_000, 4_000), b"t", NOW_MS, remaining_ttl=True)
+    assert decode_header(split(message.wire).header).ttl == 6_000
     whole = unpack(delivery(10_000, 4_000), b"t", NOW_MS)
     assert decode_header(split(whole.wire).header).ttl == 10_000
     gone = unpack(delivery(10_000, 11_000), b"t", NOW_MS, remaining_ttl=True)
