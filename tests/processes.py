@@ -12,7 +12,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -27,6 +27,15 @@ STOP_LIMIT_S = 60.0
 HEALTH_POLL_S = 0.01
 ANSWER_LIMIT_S = 60.0
 """For one answer of /health; an end of patience, too."""
+
+
+def until(condition: Callable[[], Any], patience_s: float = 120.0) -> Any:
+    """What the condition returns as soon as that is true; fail when the patience ends first."""
+    ends = time.monotonic() + patience_s
+    while not (found := condition()):
+        assert time.monotonic() < ends, f"not within {patience_s:g} s"
+        time.sleep(0.05)
+    return found
 
 
 def run_twinbus(

@@ -6,15 +6,19 @@ import asyncio
 import gc
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import pytest
 from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
 
+from tests.contract.certificates import server_context
 from tests.official_sdk import SILENCE_S, async_client, receive_all_async
-from twinbus import SendAvailabilityOptions
+from twinbus import EmbeddedBroker, Namespace, SendAvailabilityOptions, pair_namespaces
+from twinbus.pair import Pair
 
 PATIENCE_S = 60.0
 """How long something that must happen may take on a busy machine."""
@@ -35,6 +39,47 @@ def quick(**changes: Any) -> SendAvailabilityOptions:
     return SendAvailabilityOptions(**{**settings, **changes})
 
 
+def embedded(
+    *namespaces: str,
+    queues: Sequence[str] = ("orders",),
+    scope: Literal["function", "module"] = "function",
+    tls: bool = False,
+    **settings: Any,
+) -> Any:
+    """A fixture: an embedded broker, of two namespaces unless named, with queues in the first."""
+
+    @pytest.fixture(scope=scope)
+    def broker() -> Iterator[EmbeddedBroker]:
+        names, context = namespaces or ("contoso", "contoso-dr"), server_context() if tls else None
+        with EmbeddedBroker(*names, tls=context, **settings) as made:
+            for queue in queues:
+                made.create_queue(queue)
+            yield made
+
+    return broker
+
+
+def sides(
+    broker: EmbeddedBroker, primary: str | None = None, secondary: str | None = None
+) -> tuple[Namespace, Namespace]:
+    """The primary, with a name of its own so that backlog queues have one, and the secondary."""
+    return (
+        Namespace.from_connection_string(primary or broker.connection_string("contoso"), "contoso"),
+        Namespace.from_connection_string(secondary or broker.connection_string("contoso-dr")),
+    )
+
+
+def paired(
+    broker: EmbeddedBroker,
+    *,
+    primary: str | None = None,
+    secondary: str | None = None,
+    **options: Any,
+) -> Pair:
+    """A quick pair of both sides, or of another connection string for one of them."""
+    return pair_namespaces(*sides(broker, primary, secondary), quick(**options))
+
+
 async def drain(
     text: str, queue: str, count: int | None = None, *, wait_s: float = SILENCE_S, **options: Any
 ) -> list[ServiceBusReceivedMessage]:
@@ -50,9 +95,9 @@ async def drain_all(text: str, queues: Iterable[str]) -> list[ServiceBusReceived
     return [message for queue in queues for message in await drain(text, queue)]
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def until(condition: Callable[..., Any], patience_s: float = PATIENCE_S) -> None:
     """Return when it holds; fail when it does not within the patience."""
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(patience_s):
         while not condition():  # noqa: ASYNC110  # the world outside has no event to wait for
             await asyncio.sleep(0.02)
 
@@ -74,6 +119,20 @@ def sockets() -> set[str]:
         except FileNotFoundError:
             continue
     return {str(link) for link in links if str(link).startswith("socket:")}
+
+
+@contextmanager
+def no_thread_left() -> Iterator[None]:
+    """Fail if the block leaves a thread or a socket behind."""
+    threads, before = set(threading.enumerate()), sockets()
+    yield
+    # The sync SDK's receivers leave threads that end within a second.
+    ends = time.monotonic() + PATIENCE_S
+    left: set[object] = {"not looked"}
+    while left and time.monotonic() < ends:
+        time.sleep(0.02)
+        left = {*(set(threading.enumerate()) - threads), *(sockets() - before)}
+    assert not left
 
 
 @asynccontextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from azure.servicebus.exceptions import (
     ServiceBusAuthorizationError,
 )
 
+from tests.contract.pairs import embedded
 from tests.official_sdk import administration, client
 from twinbus import EmbeddedBroker
 from twinbus.broker.descriptions import AuthorizationRule
@@ -25,11 +26,7 @@ TRACKING = re.compile(r"TrackingId:[0-9a-f-]{36}_B, SystemTracker:contoso, Times
 LISTENER = AuthorizationRule(key_name="listener", primary_key="KEY", rights=frozenset({"Listen"}))
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker("contoso", rules=[LISTENER]) as broker:
-        broker.create_queue("orders")
-        yield broker
+broker = embedded("contoso", rules=[LISTENER], scope="module")
 
 
 def send(queue: str) -> Callable[[ServiceBusClient], Any]:

@@ -21,8 +21,8 @@ from azure.core.credentials import AccessToken
 from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
 from azure.servicebus.exceptions import MessagingEntityNotFoundError
 
-from tests.contract.certificates import client_context, server_context
-from tests.contract.pairs import numbered, quick, sockets
+from tests.contract.certificates import client_context
+from tests.contract.pairs import embedded, no_thread_left, numbered, quick, sides
 from twinbus import (
     EmbeddedBroker,
     PairClosedError,
@@ -42,34 +42,18 @@ TOKEN = AcceptedToken(name="app", text="eyJ.web.token", rights=frozenset({"Manag
 LIMIT_S = 60.0
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker("contoso", "contoso-dr", tls=server_context(), tokens=[TOKEN]) as embedded:
-        embedded.create_queue("orders")
-        embedded.create_queue("slow")
-        yield embedded
+broker = embedded(tls=True, tokens=[TOKEN], queues=("orders", "slow"), scope="module")
 
 
 @pytest.fixture(autouse=True)
 def nothing_left(broker: EmbeddedBroker) -> Iterator[None]:
     """Fail if a test leaves a thread or a socket behind."""
-    threads, before = set(threading.enumerate()), sockets()
-    yield
-    # The sync SDK's receivers leave threads that end within a second.
-    ends = time.monotonic() + LIMIT_S
-    left: set[object] = {"not looked"}
-    while left and time.monotonic() < ends:
-        time.sleep(0.02)
-        left = {*(set(threading.enumerate()) - threads), *(sockets() - before)}
-    assert not left
+    with no_thread_left():
+        yield
 
 
-@contextmanager
-def paired(broker: EmbeddedBroker, **options: Any) -> Iterator[Pair]:
-    primary = Namespace.from_connection_string(broker.connection_string("contoso"), "contoso")
-    secondary = broker.connection_string("contoso-dr")
-    with pair_namespaces(primary, secondary, quick(**options)) as pair:
-        yield pair
+def paired(broker: EmbeddedBroker, **options: Any) -> Pair:
+    return pair_namespaces(*sides(broker), quick(**options))
 
 
 def drained(pair: Pair, queue: str, count: int) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -22,8 +22,8 @@ from azure.servicebus.exceptions import (
     ServiceBusError,
 )
 
-from tests.contract.certificates import client_context, server_context
-from tests.contract.pairs import bodies, drain, quick, until
+from tests.contract.certificates import client_context
+from tests.contract.pairs import bodies, drain, embedded, quick, until
 from twinbus import (
     EmbeddedBroker,
     MissingRightError,
@@ -54,18 +54,18 @@ RULES = [
 BACKLOG = backlog_paths("contoso", 1)
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    tokens = [AcceptedToken(name="app", text=TOKEN, rights=frozenset({"Manage"}))]
-    tokens += [
-        AcceptedToken(name=right, text=f"{TOKEN}-{right}", rights=frozenset({right}))
-        for right in RIGHTS
-    ]
-    with EmbeddedBroker(
-        "contoso", "contoso-dr", tls=server_context(), tokens=tokens, rules=RULES
-    ) as embedded:
-        embedded.create_queue("orders")
-        yield embedded
+broker = embedded(
+    tls=True,
+    rules=RULES,
+    tokens=[
+        AcceptedToken(name="app", text=TOKEN, rights=frozenset({"Manage"})),
+        *(
+            AcceptedToken(name=right, text=f"{TOKEN}-{right}", rights=frozenset({right}))
+            for right in RIGHTS
+        ),
+    ],
+    scope="module",
+)
 
 
 def signature(life_s: float, rule: str = ROOT, key: str = KEY) -> str:

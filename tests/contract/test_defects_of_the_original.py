@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +19,17 @@ from azure.servicebus.aio import ServiceBusSender
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 from azure.servicebus.management import EntityStatus
 
-from tests.contract.pairs import drain, numbered, quick, sockets, until
+from tests.contract import pairs
+from tests.contract.pairs import drain, embedded, numbered, sockets, until
 from tests.official_sdk import administration
 from twinbus import (
     BacklogUnavailableError,
     EmbeddedBroker,
-    Namespace,
     ReservedPropertyError,
     SendAvailabilityOptions,
-    pair_namespaces,
 )
 from twinbus.broker.faults import Fault
 from twinbus.ledger import read
-from twinbus.pair import Pair
 from twinbus.pairing.core.backlog import backlog_paths
 
 pytestmark = pytest.mark.contract
@@ -43,24 +41,8 @@ NOBODY = (
 """A namespace where nothing listens."""
 
 
-@pytest.fixture
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker("contoso", "contoso-dr") as embedded:
-        embedded.create_queue("orders")
-        yield embedded
-
-
-@asynccontextmanager
-async def paired(
-    broker: EmbeddedBroker, primary: str | None = None, **options: Any
-) -> AsyncIterator[Pair]:
-    first = primary or broker.connection_string("contoso")
-    sides = (
-        Namespace.from_connection_string(first, "contoso"),
-        broker.connection_string("contoso-dr"),
-    )
-    async with pair_namespaces(*sides, quick(backlog_queue_count=QUEUES, **options)) as pair:
-        yield pair
+broker = embedded()
+paired = partial(pairs.paired, backlog_queue_count=QUEUES)
 
 
 async def in_all_queues(broker: EmbeddedBroker, **options: Any) -> list[Any]:
@@ -102,7 +84,7 @@ async def test_a_body_that_cannot_be_copied_is_no_silent_success(broker: Embedde
 async def test_a_cold_start_with_the_primary_down_fails_over(broker: EmbeddedBroker) -> None:
     """The original needed one successful send before it would ever fail over."""
 
-    async with paired(broker, NOBODY) as pair, pair.get_queue_sender("orders") as sender:
+    async with paired(broker, primary=NOBODY) as pair, pair.get_queue_sender("orders") as sender:
         await sender.send_messages(ServiceBusMessage("first"), timeout=60)
         assert pair.status().entities["orders"].state == "failed over"
     assert [str(message) for message in await in_all_queues(broker)] == ["first"]
@@ -172,7 +154,7 @@ async def test_what_is_known_of_a_bad_backlog_queue_is_known_to_all(
 async def test_the_primarys_error_is_not_lost(broker: EmbeddedBroker) -> None:
     """The original told of the backlog only; what was wrong with the primary was gone."""
 
-    async with paired(broker, NOBODY) as pair, pair.get_queue_sender("orders") as sender:
+    async with paired(broker, primary=NOBODY) as pair, pair.get_queue_sender("orders") as sender:
         broker.add_fault(Fault(kind="refuse_attach", entity="contoso/*"), "contoso-dr")
         with pytest.raises(BacklogUnavailableError) as caught:
             await sender.send_messages(ServiceBusMessage("x", message_id="one"), timeout=20)

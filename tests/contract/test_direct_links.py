@@ -6,7 +6,7 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,9 +17,10 @@ from azure.core.credentials import AccessToken
 from azure.servicebus import ServiceBusMessage, TransportType
 from azure.servicebus.exceptions import ServiceBusError
 
-from tests.contract.certificates import client_context, server_context
-from tests.contract.pairs import PATIENCE_S, quick, sockets
+from tests.contract.certificates import client_context
+from tests.contract.pairs import PATIENCE_S, embedded, no_thread_left, quick, sides
 from tests.official_sdk import client, receive_all
+from tests.processes import until
 from twinbus import EmbeddedBroker, Fault, PairClosedError, PairingError
 from twinbus.blocking import Namespace, Pair, PairedSender, pair_namespaces
 from twinbus.broker.sas import AcceptedToken
@@ -32,40 +33,22 @@ TOKEN = AcceptedToken(name="app", text="eyJ.web.token", rights=frozenset({"Manag
 SIDES = "contoso", "contoso-dr"
 
 
-@pytest.fixture
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(*SIDES, tls=server_context(), tokens=[TOKEN]) as embedded:
-        embedded.create_queue("orders")
-        yield embedded
+broker = embedded(tls=True, tokens=[TOKEN])
 
 
 @pytest.fixture(autouse=True)
 def nothing_left(broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Open a link with the first send; fail if a test leaves a thread or a socket behind."""
     monkeypatch.setattr(direct_links, "BUSY_SENDS", 1)
-    threads, before = set(threading.enumerate()), sockets()
-    yield
-    ends = time.monotonic() + PATIENCE_S
-    left: set[object] = {"not looked"}
-    while left and time.monotonic() < ends:
-        time.sleep(0.02)
-        left = {*(set(threading.enumerate()) - threads), *(sockets() - before)}
-    assert not left
-
-
-def until(condition: Callable[[], bool]) -> None:
-    ends = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < ends, "it did not happen"
-        time.sleep(0.01)
+    with no_thread_left():
+        yield
 
 
 @contextmanager
 def paired(broker: EmbeddedBroker, **options: Any) -> Iterator[tuple[Pair, PairedSender]]:
-    primary = Namespace.from_connection_string(broker.connection_string("contoso"), "contoso")
     settings = quick(**{"attempt_timeout": 15.0, **options})
     with (
-        pair_namespaces(primary, broker.connection_string("contoso-dr"), settings) as pair,
+        pair_namespaces(*sides(broker), settings) as pair,
         pair.get_queue_sender("orders") as sender,
     ):
         yield pair, sender

@@ -6,8 +6,6 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -16,13 +14,11 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.management import EntityStatus
 
 from tests.contract.fronts import Front, Mood
-from tests.contract.pairs import nothing_left, quick, until
+from tests.contract.pairs import embedded, nothing_left, paired, until
 from tests.official_sdk import async_administration
 from twinbus import (
     BacklogUnavailableError,
     EmbeddedBroker,
-    Namespace,
-    pair_namespaces,
 )
 from twinbus.broker.descriptions import AuthorizationRule, QueueDescription
 from twinbus.ledger import read
@@ -39,21 +35,7 @@ HANGS_S = 2.0
 RULES = [AuthorizationRule(key_name="weak", primary_key="k", rights=frozenset({"Send"}))]
 
 
-@pytest.fixture
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker("contoso", "contoso-dr", rules=RULES) as embedded:
-        embedded.create_queue("orders")
-        yield embedded
-
-
-@asynccontextmanager
-async def paired(
-    broker: EmbeddedBroker, secondary: str | None = None, **options: Any
-) -> AsyncIterator[Pair]:
-    primary = Namespace.from_connection_string(broker.connection_string("contoso"), "contoso")
-    other = secondary or broker.connection_string("contoso-dr")
-    async with pair_namespaces(primary, other, quick(**options)) as pair:
-        yield pair
+broker = embedded(rules=RULES)
 
 
 def behind(front: Front, broker: EmbeddedBroker) -> str:
@@ -72,8 +54,8 @@ async def test_a_secondary_in_trouble_leaves_a_pair_that_sends_and_is_protected_
         pass
     async with nothing_left(), Front(broker.port("contoso-dr"), mood) as front:
         began = time.monotonic()
-        options = {"create_backlog_queues": create, "attempt_timeout": HANGS_S}
-        async with paired(broker, behind(front, broker), **options) as pair:
+        options: dict[str, Any] = {"create_backlog_queues": create, "attempt_timeout": HANGS_S}
+        async with paired(broker, secondary=behind(front, broker), **options) as pair:
             assert time.monotonic() - began < START_LIMIT_S
             assert not pair.status().protected
             assert "UNPROTECTED" in str(pair.status())
@@ -94,9 +76,9 @@ async def test_a_secondary_that_is_required_fails_the_pairing_in_time_and_in_one
 ) -> None:
     async with nothing_left(), Front(broker.port("contoso-dr"), mood) as front:
         began = time.monotonic()
-        options = {"require_secondary": True, "attempt_timeout": HANGS_S}
+        options: dict[str, Any] = {"require_secondary": True, "attempt_timeout": HANGS_S}
         with pytest.raises(BacklogUnavailableError, match="require_secondary") as caught:
-            async with paired(broker, behind(front, broker), **options):
+            async with paired(broker, secondary=behind(front, broker), **options):
                 raise AssertionError
         assert time.monotonic() - began < START_LIMIT_S
         assert "\n" not in str(caught.value)
@@ -115,7 +97,7 @@ async def test_a_right_that_is_granted_later_is_found_without_a_restart(
 
     async with Front(broker.port("contoso-dr"), "fail") as front:
         secondary = weak.replace(str(broker.port("contoso-dr")), str(front.port))
-        async with paired(broker, secondary) as pair:
+        async with paired(broker, secondary=secondary) as pair:
             await front.let_through()
             await until(lambda: "Manage" in str(pair.status().searching))
             met = front.met

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusMessage
 
+from tests.contract.pairs import embedded
 from tests.official_sdk import administration
 from twinbus import EmbeddedBroker, Namespace
 from twinbus.console.doctor import trials as doctor_trials
@@ -20,10 +21,7 @@ from twinbus.verify import message_checks
 pytestmark = pytest.mark.contract
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker("contoso", "contoso-dr") as served:
-        yield served
+broker = embedded(queues=(), scope="module")
 
 
 def tried(broker: EmbeddedBroker, trial: Callable[..., Any]) -> Finding:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ from azure.servicebus import ServiceBusMessage
 from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.contract.pairs import drain, nothing_left, quick, until
+from tests.contract.pairs import drain, embedded, nothing_left, quick, until
 from twinbus import (
     BacklogQueuePulled,
     EmbeddedBroker,
@@ -40,11 +40,7 @@ pytestmark = pytest.mark.contract
 RULES = (AuthorizationRule(key_name="sender", primary_key="send-key", rights=frozenset({"Send"})),)
 
 
-@pytest.fixture
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker("contoso", "contoso-dr", rules=RULES) as embedded:
-        embedded.create_queue("orders")
-        yield embedded
+broker = embedded(rules=RULES)
 
 
 def sides(broker: EmbeddedBroker) -> tuple[Namespace, Namespace]:

@@ -7,14 +7,22 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusMessage
 
-from tests.contract.pairs import drain, nothing_left, numbered, quick, until
+from tests.contract.pairs import (
+    drain,
+    embedded,
+    nothing_left,
+    numbered,
+    paired,
+    quick,
+    sides,
+    until,
+)
 from twinbus import (
     EmbeddedBroker,
     MissingRightError,
@@ -36,29 +44,13 @@ STEPS = 16
 """Points at which a thing is cut short, spread over the time that it takes whole."""
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker("contoso", "contoso-dr") as embedded:
-        embedded.create_queue("orders")
-        embedded.create_queue("silent")
-        yield embedded
+broker = embedded(queues=("orders", "silent"), scope="module")
 
 
 @pytest.fixture(autouse=True)
 def _behaving(broker: EmbeddedBroker) -> Iterator[None]:
     yield
     broker.clear_faults()
-
-
-def sides(broker: EmbeddedBroker) -> tuple[Namespace, Namespace]:
-    primary = Namespace.from_connection_string(broker.connection_string("contoso"), "contoso")
-    return primary, Namespace.from_connection_string(broker.connection_string("contoso-dr"))
-
-
-@asynccontextmanager
-async def paired(broker: EmbeddedBroker, **options: Any) -> AsyncIterator[Pair]:
-    async with pair_namespaces(*sides(broker), quick(**options)) as pair:
-        yield pair
 
 
 async def every_call_raises(pair: Pair, sender: Any, kind: type[Exception], match: str) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,23 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 from azure.servicebus.exceptions import MessagingEntityNotFoundError
 
-from tests.contract.pairs import bodies, drain, drain_all, nothing_left, numbered, quick, until
+from tests.contract import pairs
+from tests.contract.pairs import (
+    bodies,
+    drain,
+    drain_all,
+    embedded,
+    nothing_left,
+    numbered,
+    quick,
+    sides,
+    until,
+)
 from tests.official_sdk import async_administration
 from twinbus import (
     BacklogUnavailableError,
     EmbeddedBroker,
     MissingRightError,
-    Namespace,
     NamespaceInUseError,
     PairingError,
     ReservedPropertyError,
@@ -31,7 +40,6 @@ from twinbus import (
 )
 from twinbus.broker.descriptions import AuthorizationRule, QueueDescription
 from twinbus.ledger import read
-from twinbus.pair import Pair
 from twinbus.pairing.core.backlog import backlog_paths
 from twinbus.servicebus.limits import FOREVER_MS
 
@@ -40,25 +48,9 @@ pytestmark = pytest.mark.contract
 RULES = (AuthorizationRule(key_name="sender", primary_key="send-key", rights=frozenset({"Send"})),)
 
 
-@pytest.fixture
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker("contoso", "contoso-dr", rules=RULES) as embedded:
-        embedded.create_queue("orders")
-        yield embedded
-
-
-def sides(broker: EmbeddedBroker) -> tuple[Namespace, Namespace]:
-    """The primary, with a name of its own so that backlog queues have one, and the secondary."""
-    primary = Namespace.from_connection_string(broker.connection_string("contoso"), "contoso")
-    return primary, Namespace.from_connection_string(broker.connection_string("contoso-dr"))
-
-
-@asynccontextmanager
-async def paired(broker: EmbeddedBroker, **options: Any) -> AsyncIterator[Pair]:
-    # Nothing hangs here: an attempt that takes long is a busy machine's, and would be repeated.
-    settings = {"attempt_timeout": 15.0, **options}
-    async with pair_namespaces(*sides(broker), quick(**settings)) as pair:
-        yield pair
+broker = embedded(rules=RULES)
+# Nothing hangs here: an attempt that takes long is a busy machine's, and would be repeated.
+paired = partial(pairs.paired, attempt_timeout=15.0)
 
 
 async def backlog_of(broker: EmbeddedBroker) -> list[Any]:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from azure.servicebus import ServiceBusMessage, TransportType
 
-from tests.contract.certificates import client_context, server_context, write_authority
+from tests.contract.certificates import client_context, write_authority
 from tests.contract.http_proxy import TunnelProxy
-from tests.contract.pairs import bodies, drain, nothing_left, quick, until
+from tests.contract.pairs import bodies, drain, embedded, nothing_left, quick, until
 from twinbus import EmbeddedBroker, Namespace, pair_namespaces
 from twinbus.broker.sas import AcceptedToken
 from twinbus.client.administration import CountsUnavailable, counts_of, list_backlog_queues
@@ -35,13 +35,9 @@ NAMES = ("contoso", "contoso-dr")
 BACKLOG = backlog_paths("contoso", 1)
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    token = AcceptedToken(name="app", text=TOKEN, rights=frozenset({"Manage"}))
-    # With the default key a broker answers to the names of its own machine only.
-    with EmbeddedBroker(*NAMES, key="own", tls=server_context(), tokens=[token]) as embedded:
-        embedded.create_queue("orders")
-        yield embedded
+ACCEPTED = AcceptedToken(name="app", text=TOKEN, rights=frozenset({"Manage"}))
+# With the default key a broker answers to the names of its own machine only.
+broker = embedded(key="own", tls=True, tokens=[ACCEPTED], scope="module")
 
 
 @pytest.fixture(scope="module")

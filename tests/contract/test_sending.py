@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,15 +12,13 @@ from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 from azure.servicebus.exceptions import MessageSizeExceededError
 
-from tests.contract.pairs import drain, drain_all, nothing_left, quick
+from tests.contract import pairs
+from tests.contract.pairs import drain, drain_all, embedded, nothing_left
 from tests.official_sdk import async_client
 from twinbus import (
     BacklogMessageTooLargeError,
     EmbeddedBroker,
-    Namespace,
-    pair_namespaces,
 )
-from twinbus.pair import Pair
 from twinbus.pairing.core.backlog import backlog_paths
 
 pytestmark = pytest.mark.contract
@@ -30,21 +27,9 @@ CANCELLED_SENDS = 150
 SEED = 4
 
 
-@pytest.fixture
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker("contoso", "contoso-dr") as embedded:
-        embedded.create_queue("orders")
-        yield embedded
-
-
-@asynccontextmanager
-async def paired(broker: EmbeddedBroker, **options: Any) -> AsyncIterator[Pair]:
-    primary = Namespace.from_connection_string(broker.connection_string("contoso"), "contoso")
-    secondary = Namespace.from_connection_string(broker.connection_string("contoso-dr"))
-    # Nothing hangs here: an attempt that takes long is a busy machine's, and would be repeated.
-    settings = {"backlog_queue_count": 1, "attempt_timeout": 15.0, **options}
-    async with pair_namespaces(primary, secondary, quick(**settings)) as pair:
-        yield pair
+broker = embedded()
+# Nothing hangs here: an attempt that takes long is a busy machine's, and would be repeated.
+paired = partial(pairs.paired, backlog_queue_count=1, attempt_timeout=15.0)
 
 
 async def backlog_of(broker: EmbeddedBroker) -> list[Any]:

@@ -7,7 +7,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -20,6 +19,7 @@ from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 from azure.servicebus.management import ServiceBusAdministrationClient
 
+from tests.contract.pairs import until
 from tests.official_sdk import Faults, administration, client, receive_all, receive_count
 from tests.processes import ServedBroker
 from twinbus import errors
@@ -489,10 +489,3 @@ def test_wrong_use_gets_one_clear_line(namespaces: Namespaces) -> None:
     weak.secondary = secondary.connection_string(rule="sender", key="send-key")
     with pytest.raises(errors.SyphonError, match="needs the Manage right"):
         weak.drain()
-
-
-async def until(condition: Any, patience_s: float = PATIENCE_S) -> None:
-    ends = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < ends, "it did not come to be"
-        await asyncio.sleep(0.01)

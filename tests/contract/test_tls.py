@@ -26,6 +26,7 @@ from tests.contract.certificates import (
     write_authority,
     write_server_files,
 )
+from tests.contract.pairs import embedded
 from tests.contract.test_listener import PATIENCE_S, Echo, end
 from tests.processes import ServedBroker
 from twinbus import EmbeddedBroker
@@ -153,11 +154,7 @@ async def test_close_ends_handshakes_and_silent_connections() -> None:
             await end(writer)
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker("contoso", tls=server_context(), tokens=TOKENS) as embedded:
-        embedded.create_queue("orders")
-        yield embedded
+broker = embedded("contoso", tls=True, tokens=TOKENS, scope="module")
 
 
 class Fetching:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -17,7 +16,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from tests.contract.pairs import drain, drain_all, until
+from tests.contract.pairs import drain, drain_all, embedded, until
 from tests.contract.test_observability import paired
 from twinbus import EmbeddedBroker
 from twinbus.broker.faults import Fault
@@ -31,11 +30,7 @@ pytestmark = pytest.mark.contract
 CONTEXT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-@pytest.fixture
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker("contoso", "contoso-dr") as embedded:
-        embedded.create_queue("orders")
-        yield embedded
+broker = embedded()
 
 
 def test_with_the_library_but_no_provider_nothing_is_traced() -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.contract.pairs import embedded
 from twinbus import EmbeddedBroker, Namespace
 from twinbus.broker.profile import AZURE_STANDARD
 from twinbus.console import ATTENTION
@@ -28,10 +28,7 @@ SHORT = replace(AZURE_STANDARD, link_idle_s=2.0)
 SAME, DIFFERENT, NOT_CHECKED = Likeness
 
 
-@pytest.fixture
-def broker() -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker("contoso", profile=AZURE_STANDARD) as embedded:
-        yield embedded
+broker = embedded("contoso", profile=AZURE_STANDARD, queues=())
 
 
 def namespace_of(broker: EmbeddedBroker) -> Namespace:

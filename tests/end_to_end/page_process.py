@@ -8,8 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -67,11 +66,3 @@ def paged(environment: dict[str, str], *options: str) -> Iterator[ServedPage]:
             page.process.wait()
         if page.process.stdout is not None:
             page.process.stdout.close()
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    limit = time.monotonic() + LIMIT_S
-    while not (found := condition()):
-        assert time.monotonic() < limit, "it did not happen"
-        time.sleep(0.1)
-    return found

@@ -17,7 +17,7 @@ import tempfile
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 
 from tests.official_sdk import administration
-from tests.processes import ENTRY, ServedBroker
+from tests.processes import ENTRY, ServedBroker, until
 from tests.promtool import NoPromtool, find_promtool
 
 # A minute of processes: CI checks the names in the files, and their form with promtool.
@@ -199,11 +199,3 @@ def evaluated(prometheus: Prometheus) -> dict[str, str]:
     if any(one["health"] != "ok" for one in rules):
         return {}
     return {one["name"]: one["state"] for one in rules if one["type"] == "alerting"}
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    ends = time.monotonic() + PATIENCE_S
-    while not (found := condition()):
-        assert time.monotonic() < ends, "it did not happen"
-        time.sleep(0.2)
-    return found

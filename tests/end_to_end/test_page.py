@@ -20,10 +20,10 @@ import pytest
 import trustme
 from azure.servicebus import ServiceBusMessage
 
-from tests.end_to_end.page_process import LIMIT_S, ServedPage, paged, until
+from tests.end_to_end.page_process import LIMIT_S, ServedPage, paged
 from tests.end_to_end.paired_program import running
 from tests.official_sdk import administration, client
-from tests.processes import ENTRY, ServedBroker, run_twinbus
+from tests.processes import ENTRY, ServedBroker, run_twinbus, until
 from twinbus.control.client import ask
 from twinbus.control.run_directory import VARIABLE, sockets_in
 from twinbus.ledger import read

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.page_process import paged, until
+from tests.end_to_end.page_process import paged
+from tests.processes import until
 from twinbus.control.run_directory import VARIABLE
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.soak]

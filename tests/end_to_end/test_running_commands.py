@@ -15,7 +15,6 @@ import sys
 import tempfile
 import termios
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ import pytest
 
 from tests.end_to_end.paired_program import running
 from tests.official_sdk import administration
-from tests.processes import ENTRY, ServedBroker, run_twinbus
+from tests.processes import ENTRY, ServedBroker, run_twinbus, until
 from tests.unit.console.commands import run
 
 pytestmark = pytest.mark.end_to_end
@@ -322,11 +321,3 @@ def test_watching_ends_with_ctrl_c(desk: Desk) -> None:
         limit.cancel()
     assert first["pairs"][0]["pid"] == second["pairs"][0]["pid"]
     assert second["pairs"][0]["up_s"] > first["pairs"][0]["up_s"]
-
-
-def until(condition: Any) -> None:
-    """Return when it holds; fail when it does not within the patience."""
-    ends = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < ends
-        time.sleep(0.05)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,10 +99,3 @@ async def gateway_world(
             yield GatewayWorld(primary, secondary, gateway)
         finally:
             await gateway.close()
-
-
-async def wait_for(is_so: Callable[[], bool]) -> None:
-    """Wait until something is so."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not is_so():  # noqa: ASYNC110  # there is no event to wait for
-            await asyncio.sleep(0.02)

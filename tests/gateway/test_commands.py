@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from azure.servicebus import ServiceBusMessage
 
-from tests.end_to_end.page_process import ServedPage, paged, until
+from tests.end_to_end.page_process import ServedPage, paged
 from tests.gateway.gateway_process import GatewayProcess
 from tests.official_sdk import client
+from tests.processes import until
 from tests.unit.console.commands import Ran, run
 from twinbus.broker.embedded import EmbeddedBroker
 from twinbus.broker.faults import Fault

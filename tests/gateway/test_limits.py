@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract.pairs import until
 from tests.end_to_end.load_worker import times
 from tests.end_to_end.raw_client import RawClient, message
 from tests.end_to_end.test_deep_queue import anonymous_bytes
 from tests.gateway.gateway_process import GatewayProcess
-from tests.gateway.gateway_world import GatewayWorld, gateway_world, wait_for
+from tests.gateway.gateway_world import GatewayWorld, gateway_world
 from tests.official_sdk import administration
 from tests.processes import ServedBroker
 from twinbus.broker.embedded import EmbeddedBroker
@@ -80,7 +81,7 @@ async def test_a_client_that_reads_no_answers_keeps_no_messages_and_holds_up_no_
         read_on = stop_reading(silent)
         sends = [sender.send(message(f"s{number}")) for number in range(1_000)]
         pending = server_of(world).pending
-        await wait_for(lambda: world.gateway.pair.status().entities["orders"].sent == 1_000)
+        await until(lambda: world.gateway.pair.status().entities["orders"].sent == 1_000)
         assert (pending.size_bytes, pending.count) == (0, 0)
         other = await RawClient.open(world.connection_string())
         second = await other.sender("orders")
@@ -117,7 +118,7 @@ async def test_a_client_that_reads_no_deliveries_has_few_megabytes_of_them_here(
             return wire.get_write_buffer_size() + peer.connection.output.size_bytes
 
         # The kernel takes the first megabytes; then the gateway has to keep what comes.
-        await wait_for(lambda: waiting_bytes() > OUTPUT_BYTES_MAX // 2)
+        await until(lambda: waiting_bytes() > OUTPUT_BYTES_MAX // 2)
         seen = -1
         while waiting_bytes() > seen:
             seen = waiting_bytes()
@@ -165,7 +166,7 @@ async def test_a_hundred_closed_connections_leave_nothing() -> None:
         assert len(kept) >= 2 * 100
         for client in clients:
             await client.close()
-        await wait_for(lambda: not server.peers)
+        await until(lambda: not server.peers)
         gc.collect()
         assert [one() for one in kept if one() is not None] == []
         assert (server.pending.count, server.pending.size_bytes) == (0, 0)

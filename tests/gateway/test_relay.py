@@ -24,8 +24,9 @@ from azure.servicebus.exceptions import (
 )
 from starlette.responses import Response
 
+from tests.contract.pairs import until
 from tests.end_to_end.raw_client import RawClient, RawReceiver, RawSender, Refused, message
-from tests.gateway.gateway_world import GatewayWorld, gateway_world, wait_for
+from tests.gateway.gateway_world import GatewayWorld, gateway_world
 from tests.official_sdk import async_administration, sas_token
 from twinbus.amqp.message import Properties, decode_map, encode_message, split
 from twinbus.amqp.types import Int
@@ -119,7 +120,7 @@ async def test_a_drain_ends_with_the_credit_or_with_the_messages(stored: int) ->
             raw.flush()
             for _ in range(left):
                 assert await receiver.receive() is not None
-            await wait_for(lambda: not receiver.link.is_draining)
+            await until(lambda: not receiver.link.is_draining)
             assert receiver.link.credit == 0
         assert await receiver.receive(0.1) is None
         await raw.close()
@@ -327,7 +328,7 @@ async def test_administration_of_a_primary_that_hangs_leaves_the_threads_of_the_
         try:
             for _, writer in wires:
                 writer.write("\r\n".join(lines).encode())
-            await wait_for(lambda: begun.acquire(blocking=False))
+            await until(lambda: begun.acquire(blocking=False))
             async with asyncio.timeout(20):
                 for _ in range(count):
                     await asyncio.to_thread(int)

@@ -16,8 +16,9 @@ from azure.servicebus.exceptions import (
     ServiceBusAuthorizationError,
 )
 
+from tests.contract.pairs import until
 from tests.end_to_end.raw_client import RawClient, message
-from tests.gateway.gateway_world import gateway_world, wait_for
+from tests.gateway.gateway_world import gateway_world
 from twinbus.amqp.message import Properties, encode_message
 from twinbus.broker.faults import Fault
 from twinbus.client import links
@@ -55,7 +56,7 @@ async def test_an_outage_is_no_error_and_the_backlog_comes_home() -> None:
             bodies = await world.received("orders", 4)
             assert sorted(bodies) == ["a", "b", "before", "first"]
             pair = world.gateway.pair
-            await wait_for(lambda: pair.status().entities["orders"].state == "healthy")
+            await until(lambda: pair.status().entities["orders"].state == "healthy")
             await sender.send_messages(ServiceBusMessage("after"))
         assert await world.received("orders", 1) == ["after"]
 
@@ -169,7 +170,7 @@ async def test_the_link_to_an_entity_is_closed_after_its_last_sender(
             await sender.send_messages(ServiceBusMessage("one"))
         server = world.gateway._server
         assert server is not None
-        await wait_for(lambda: not server.primary._pools)
+        await until(lambda: not server.primary._pools)
         async with world.client() as client, client.get_queue_sender("orders") as sender:
             await sender.send_messages(ServiceBusMessage("two"))
         assert await world.received("orders", 2) == ["one", "two"]

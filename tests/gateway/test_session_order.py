@@ -8,7 +8,8 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.aio import ServiceBusClient
 
-from tests.gateway.gateway_world import PATIENCE_S, gateway_world, wait_for
+from tests.contract.pairs import until
+from tests.gateway.gateway_world import PATIENCE_S, gateway_world
 from twinbus.broker.descriptions import QueueDescription
 
 pytestmark = pytest.mark.contract
@@ -54,16 +55,16 @@ async def test_sessions_arrive_in_order_when_the_primary_is_cut_off_in_mid_strea
             entity = pair.status().entities.get("talks")
             return (0, 0) if entity is None else (entity.sent, entity.diverted)
 
-        await wait_for(lambda: figures()[0] > 10)
+        await until(lambda: figures()[0] > 10)
         world.primary.cut_off()
-        await wait_for(lambda: figures()[1] > 10)
+        await until(lambda: figures()[1] > 10)
         world.primary.serve_again()
         sent = figures()[0]
         # Sessions return to the primary when their backlog has been moved; they go on meanwhile,
         # but not so fast that the syphon, with one message of a session under way, falls behind.
         for sender in senders:
             sender.pause_s = 0.5
-        await wait_for(lambda: figures()[0] > sent + 3)
+        await until(lambda: figures()[0] > sent + 3)
         for sender in senders:
             sender.stop()
         await asyncio.gather(*tasks)
