@@ -348,13 +348,3 @@ def test_a_doctor_examines_the_side_that_answers_while_the_other_is_down(
         expected |= {"right Listen secondary": "ok", "backlog queues": "ok", "drift": "ok"}
     assert levels(done) == {**expected, "not checked": "skip"}
     assert not any("doctor" in name for name in names(sides[other]))
-
-
-def test_every_command_shows_an_example(typed: Terminal, primary: str) -> None:
-    commands: list[Any] = [("status",), ("freeze",), ("unfreeze",), ("force-failover",)]
-    commands += [("mark-healthy",), ("doctor",)]
-    commands += [("backlog", one) for one in ("list", "peek", "create", "prune")]
-    for command in commands:
-        done = typed(primary, None, *command, "--help")
-        assert done.returncode == 0
-        assert f"Example: twinbus {' '.join(command)}" in " ".join(done.stdout.split())

@@ -9,10 +9,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from azure.servicebus import ServiceBusMessage
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.official_sdk import administration, client, receive_count
-from tests.processes import ENTRY, ServedBroker, run_twinbus
+from tests.processes import ENTRY, ServedBroker, run_twinbus, until
 from twinbus import Namespace
 from twinbus.console.cli import main
 from twinbus.planning.model import BacklogLevel, Traffic, next_level
@@ -126,13 +125,6 @@ def desk(broker: ServedBroker) -> Iterator[Desk]:
     directory = Path(tempfile.mkdtemp(prefix="tb-"))
     yield Desk(broker, directory)
     shutil.rmtree(directory)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    ends = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < ends, "it did not come to be"
-        time.sleep(0.05)
 
 
 def test_a_syphon_runs_is_paused_and_resumed_and_ends_cleanly(desk: Desk) -> None:
@@ -362,17 +354,6 @@ def test_words_that_lead_nowhere(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("twinbus: ")
     assert said in line
-
-
-@pytest.mark.parametrize("command", ["run", "drain", "pause", "resume", "status"])
-def test_every_command_shows_an_example(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["twinbus", "syphon", command, "--help"])
-    with pytest.raises(SystemExit):
-        main()
-    said = " ".join(capsys.readouterr().out.split())
-    assert f"Example: twinbus syphon {command}" in said
 
 
 def test_the_syphon_of_a_pair_is_paused_over_the_sockets_of_the_pair(desk: Desk) -> None:
