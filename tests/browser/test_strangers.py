@@ -27,12 +27,18 @@ pytestmark = pytest.mark.end_to_end
 
 PATIENCE_MS = 60_000
 OPERATOR, VIEWER = "operator-0123456789abcdef", "viewer-0123456789abcdef"
+ENTITY_LIE = {
+    "path": MARKUP, "state": "failed over", "states": [MARKUP], "since": 0, "since_s": None,
+    "reason": MARKUP, "last_error": MARKUP, "forced": False, "frozen": True, "sent": 10**14,
+    "diverted": -5, "raised": 0, "answered_pings": 0, "spans": [[0, 1e14, MARKUP]],
+}  # fmt: skip
 LIE = {
     "id": f"{MARKUP}.1", "kind": "pair", "name": MARKUP, "pid": 1, "host": MARKUP,
     "program": MARKUP, "primary": MARKUP, "secondary": MARKUP, "state": "running", "safe": True,
-    "safety": MARKUP, "attention": [MARKUP], "waiting": "many", "protected": True,
-    "entities": [{"path": MARKUP, "state": MARKUP, "sent": 1e300, "spans": [[0, "x", MARKUP]]}],
-    "queues": [{"path": MARKUP, "state": MARKUP}], "sends": [[1, 2], "x"], "syphon": 5,
+    "started_at": 1e14, "state_since": -1e14, "why": MARKUP, "safety": MARKUP,
+    "attention": [MARKUP], "waiting": 10**14, "entities": [ENTITY_LIE],
+    "queues": [{"queue": MARKUP, "state": "pulled", "reason": MARKUP}],
+    "sends": [[1, 2, -3, 10**14]], "unseen": [[1e14, -1e14]],
 }  # fmt: skip
 
 
@@ -60,7 +66,8 @@ class Site(BaseHTTPRequestHandler):
     """A page of another server on the same machine."""
 
     def do_GET(self) -> None:
-        body = b"<!doctype html><title>prizes</title>"
+        # With an icon of its own: the request for another might come among those of the script.
+        body = b'<!doctype html><link rel="icon" href="data:,"><title>prizes</title>'
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -74,7 +81,7 @@ class Liar(BaseHTTPRequestHandler):
     """A peer whose view is full of lies."""
 
     def do_GET(self) -> None:
-        body = json.dumps({"pairs": [LIE, 5, {"name": "nameless"}], "headline": MARKUP}).encode()
+        body = json.dumps({"pairs": [LIE, 5, {"name": MARKUP}], "headline": MARKUP}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -153,6 +160,7 @@ def test_markup_of_pairs_and_of_lying_peers_is_text_and_a_hanging_peer_hides_not
         expect(entity_button(page)).to_be_visible()
         listed = page.locator("#pairs-list")
         expect(listed).to_contain_text(MARKUP)
+        expect(page.locator("#peers-list")).to_contain_text("reachable: 2 pairs not shown: its")
         expect(page.locator("#peers-list")).to_contain_text("unreachable: timed out")
         listed.get_by_role("button").filter(has_text=MARKUP).first.click()
         expect(page.locator("#pair-home")).to_contain_text("read-only: a pair of another host")

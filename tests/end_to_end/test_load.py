@@ -162,7 +162,7 @@ def connections(broker: ServedBroker) -> int:
     lines = found.getresponse().read().decode().splitlines()
     found.close()
     (line,) = [each for each in lines if each.startswith("twinbus_broker_connections{")]
-    return int(line.split()[-1])
+    return int(float(line.split()[-1]))
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final, Literal, cast
 from twinbus.status.document import BacklogQueueStatus, EntityStatus
 from twinbus.status.judgement import STATES
 from twinbus.status.reading import StatusUnreadable, read
+from twinbus.wording import counted
 
 PAIRS_MAX: Final = 200
 """Pairs of one peer to show."""
@@ -172,24 +173,29 @@ def _names(kind: Any) -> tuple[str, ...]:
     return (*(one.name for one in fields(kind)), *getattr(kind, "DERIVED", ()))
 
 
-def foreign_pairs(document: object, place: str) -> list[ShownPair]:
-    """Return the pairs of a peer's view, with ids that begin with `place`; ValueError: it is none.
+def foreign_pairs(document: object, place: str) -> tuple[list[ShownPair], str]:
+    """Return the pairs of a peer's view, and what is left out; ValueError: it is no view.
 
-    A pair that does not fit is left out: a peer that lies can show wrong figures of its own pairs
-    and nothing else. So are those that the peer shows for its own peers: two may show each other.
+    Their ids begin with `place`. A pair that does not fit is left out: a peer that lies can show
+    wrong figures of its own pairs and nothing else. So are, without a word, those that the peer
+    shows for its own peers: two may show each other.
     """
     found = document.get("pairs") if isinstance(document, dict) else None
     if type(found) is not list:
         raise ValueError("its answer is no view of a page")
-    pairs = []
+    pairs, misfits = [], []
     for one in found[:PAIRS_MAX]:
         try:
             pair = read(ShownPair, one)
-        except StatusUnreadable:
+        except StatusUnreadable as error:
+            misfits.append(str(error))
             continue
         if not pair.read_only:
             pairs.append(replace(pair, id=f"{place}/{pair.id}", read_only=True))
-    return pairs
+    left_out = [f"{counted(len(misfits), 'pair')} not shown: {misfits[0]}"] if misfits else []
+    if len(found) > PAIRS_MAX:
+        left_out.append(f"only the first {PAIRS_MAX} of {len(found):,} pairs are shown")
+    return pairs, "; ".join(left_out)
 
 
 class PairTable:

@@ -84,7 +84,7 @@ class PeerPoller:
 
     @property
     def states(self) -> list[dict[str, Any]]:
-        """For each peer its address, whether it answers, and why not."""
+        """For each peer its address, whether it answers, and why not or what is left out."""
         return [
             {"url": peer.address.url, "state": peer.state, "why": peer.why, "since": peer.since}
             for peer in self._peers
@@ -94,10 +94,10 @@ class PeerPoller:
         """End the threads once their requests have ended."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _take(self, peer: _Peer, request: Future[list[ShownPair]], now: float) -> None:
+    def _take(self, peer: _Peer, request: Future[tuple[list[ShownPair], str]], now: float) -> None:
         peer.request = None
         try:
-            pairs, state, why = request.result(), "ok", ""
+            (pairs, why), state = request.result(), "ok"
             peer.ask_at = now + ASK_AGAIN_S
         except PeerRefused as error:
             pairs, state, why = peer.silent(str(error)), "unreachable", str(error)
@@ -119,7 +119,7 @@ class _Peer:
     why: str = "not asked yet"
     since: float | None = None
     ask_at: float = 0.0
-    request: Future[list[ShownPair]] | None = None
+    request: Future[tuple[list[ShownPair], str]] | None = None
     pairs: list[ShownPair] = field(default_factory=list)
 
     def silent(self, why: str) -> list[ShownPair]:
@@ -128,8 +128,8 @@ class _Peer:
         return [replace(pair, state="silent", why=text) for pair in self.pairs]
 
 
-def read_peer(address: PeerAddress) -> list[ShownPair]:
-    """Return the pairs of a peer's page; PeerRefused if it gives none."""
+def read_peer(address: PeerAddress) -> tuple[list[ShownPair], str]:
+    """Return the pairs of a peer's page, and what is left out; PeerRefused if it gives none."""
     try:
         return foreign_pairs(json.loads(_read(address)), address.place)
     except (OSError, http.client.HTTPException) as error:

@@ -73,11 +73,13 @@ export function duration(seconds) {
   return `${WHOLE.format(Math.floor(whole / length))} ${name}${more ? ` ${more} ${rest[1]}` : ""}`;
 }
 
+const TIME_MAX_S = 8.64e12; // A Date holds no more, and throws: the page of another host may lie.
+const isTime = (epoch) => known(epoch) && Math.abs(epoch) <= TIME_MAX_S;
 const date = (epoch) => new Date(epoch * 1000);
 
 /** The time of day in the viewer's zone, with the day if it is another one. */
 export function clock(epoch) {
-  if (!known(epoch)) return UNKNOWN;
+  if (!isTime(epoch)) return UNKNOWN;
   const at = date(epoch);
   const today = at.toDateString() === new Date().toDateString();
   return today ? CLOCK.format(at) : `${DAY.format(at)} ${CLOCK.format(at)}`;
@@ -90,11 +92,11 @@ export function tick(epoch, span_s) {
 
 /** The time in UTC, for `title`. */
 export function utc(epoch) {
-  return known(epoch) ? `${date(epoch).toISOString().slice(0, 19).replace("T", " ")} UTC` : "not known";
+  return isTime(epoch) ? `${date(epoch).toISOString().slice(0, 19).replace("T", " ")} UTC` : "not known";
 }
 
 /** Make a <time> show the viewer's zone, and UTC on hover. */
 export function setWhen(node, epoch) {
   setText(node, clock(epoch));
-  set(node, { title: utc(epoch), datetime: known(epoch) ? date(epoch).toISOString() : null });
+  set(node, { title: utc(epoch), datetime: isTime(epoch) ? date(epoch).toISOString() : null });
 }

@@ -68,9 +68,10 @@ function drawPeers() {
     },
     (row, peer) => {
       const reachable = peer.state === "ok";
-      set(row.node, { "data-level": reachable ? "healthy" : "attention", title: peer.since ? utc(peer.since) : null });
+      set(row.node, { "data-level": reachable && !peer.why ? "healthy" : "attention", title: peer.since ? utc(peer.since) : null });
       const since = peer.since ? ` since ${clock(peer.since)}` : "";
-      setText(row.state, reachable ? "reachable" : `unreachable${since}${peer.why ? `: ${peer.why}` : ""}`);
+      const why = peer.why ? `: ${peer.why}` : "";
+      setText(row.state, `${reachable ? "reachable" : `unreachable${since}`}${why}`);
     },
   );
 }

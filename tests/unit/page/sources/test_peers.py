@@ -62,7 +62,8 @@ def real_view() -> dict[str, Any]:
 def test_a_peers_pairs_are_shown_read_only_and_unchanged_otherwise() -> None:
     view = real_view()
     with peer(says(view)) as address:
-        (pair,) = read_peer(address)
+        [pair], left_out = read_peer(address)
+    assert left_out == ""
     assert pair.id == f"{address.place}/contoso.7.abc"
     assert pair.read_only is True
     shown = json.loads(json.dumps(pair, default=as_json))
@@ -72,7 +73,7 @@ def test_a_peers_pairs_are_shown_read_only_and_unchanged_otherwise() -> None:
 def test_pairs_of_a_peers_peers_are_left_out() -> None:
     view = real_view()
     view["pairs"][0]["read_only"] = True
-    assert foreign_pairs(view, "x") == []
+    assert foreign_pairs(view, "x") == ([], "")
 
 
 @pytest.mark.parametrize(
@@ -98,14 +99,17 @@ def test_an_answer_that_is_no_view_is_refused(lie: Any) -> None:
 )
 def test_a_pair_that_does_not_fit_is_left_out_and_hides_no_other(lie: dict[str, Any]) -> None:
     honest, lying = real_view()["pairs"][0], {**real_view()["pairs"][0], **lie}
-    [pair] = foreign_pairs({"pairs": [lying, honest]}, "x")
+    [pair], left_out = foreign_pairs({"pairs": [lying, honest]}, "x")
     assert pair.id == f"x/{honest['id']}"
+    assert left_out.startswith("1 pair not shown: its status cannot be read (")
 
 
 def test_a_peer_with_very_many_pairs_is_cut() -> None:
     view = real_view()
     view["pairs"] *= PAIRS_MAX * 3
-    assert len(foreign_pairs(view, "x")) == PAIRS_MAX
+    pairs, left_out = foreign_pairs(view, "x")
+    assert len(pairs) == PAIRS_MAX
+    assert left_out == f"only the first {PAIRS_MAX} of {PAIRS_MAX * 3} pairs are shown"
 
 
 def endless(line: socket.socket) -> None:
