@@ -140,7 +140,7 @@ class Link:
     def refuse(self, condition: str, description: str) -> None:
         """Refuse the peer's attach: an ATTACH with a null terminus, then a closing DETACH.
 
-        With a non-null terminus the Python SDK takes the link as attached (AMQP.md 2.2).
+        With a non-null terminus the Python SDK takes the link as attached.
         """
         assert self.state is LinkState.OFFERED, self
         self.detach(condition, description)
@@ -174,7 +174,7 @@ class Link:
                 rcv_settle_mode=self.rcv_settle_mode,
                 source=source,
                 target=target,
-                # Null makes the Python SDK detach at once (AMQP.md 2.2).
+                # Null makes the Python SDK detach at once.
                 initial_delivery_count=UInt(0) if self.sends else None,
                 max_message_size=ULong(max_message_size) if max_message_size else None,
                 properties=properties,

@@ -48,7 +48,10 @@ _COUNT: Final = re.compile(r"<(?:\w+:)?(\w*MessageCount)>(\d+)<")
 _LOCK_DURATION: Final = re.compile(r"<LockDuration>PT(?:(\d+)M)?(?:([\d.]+)S)?</LockDuration>")
 _TITLE: Final = re.compile(r"<title[^>]*>([^<]+)</title>")
 _ENTRY: Final = re.compile(r"<entry[\s>].*?</entry>", re.DOTALL)
-_BACKLOG: Final = re.compile(r"(?P<label>.+)/x-servicebus-transfer/(?P<index>\d+)", re.IGNORECASE)
+# As `pairing.core.backlog.parse_backlog_path`: "07" is a queue of another application.
+_BACKLOG: Final = re.compile(
+    r"(?P<label>.+)/x-servicebus-transfer/(?P<index>0|[1-9][0-9]*)", re.IGNORECASE
+)
 
 
 class NotAnswered(Exception):

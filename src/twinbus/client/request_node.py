@@ -168,7 +168,7 @@ class RequestNode:
         answer = self._pending.get(str(request_id))
         if answer is None or answer.done():
             return
-        # $cbs writes header names with hyphens, $management in camel case (AMQP.md 2.8).
+        # $cbs writes header names with hyphens, $management in camel case.
         status = headers.get("status-code", headers.get("statusCode", 0))
         text = headers.get("status-description", headers.get("statusDescription", ""))
         if status in (OK, ACCEPTED, NO_CONTENT):

@@ -113,3 +113,16 @@ def test_each_option_has_a_variable(
     monkeypatch.setenv("TWINBUS_CREDENTIAL", "file:/no/such/token")
     ran = run(capsys, "backlog", "list")
     assert (ran.status, "/no/such/token" in ran.err) == (FAILED, True)
+
+
+@pytest.mark.parametrize(
+    "queue", ["orders", "other/x-servicebus-transfer/0", "contoso/x-servicebus-transfer/07"]
+)
+def test_a_drain_refuses_a_queue_that_has_no_backlog_of_its_label(
+    capsys: pytest.CaptureFixture[str], queue: str
+) -> None:
+    sides = "--primary", KEY, "--secondary", KEY.replace("contoso", "contoso-dr")
+    ended = run(capsys, "syphon", "drain", *sides, "--label", "contoso", "--queue", queue)
+    assert ended.status == WRONG_USE
+    assert "--queue must be a backlog queue of contoso" in ended.err
+    assert repr(queue) in ended.err

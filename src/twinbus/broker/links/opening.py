@@ -142,7 +142,7 @@ def _complete_all(
 def _echo(state: object) -> DeliveryState:
     """The state that confirms a client's own: a rejection is echoed without its error.
 
-    The SDKs read a rejection that carries an error as a failure of the settlement (AMQP.md 2.6).
+    The SDKs read a rejection that carries an error as a failure of the settlement.
     """
     if isinstance(state, Rejected):
         return Rejected()

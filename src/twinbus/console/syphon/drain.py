@@ -23,13 +23,14 @@ from twinbus.console.options import require_shared_places
 from twinbus.console.syphon import text as syphon_text
 from twinbus.console.syphon.request import SyphonRequest
 from twinbus.console.terminal.command import runs_to_its_end
-from twinbus.console.terminal.output import LiveLine, Output, show
+from twinbus.console.terminal.output import LiveLine, Output, WrongUse, show
 from twinbus.control.protocol import Verb, steering_verbs
 from twinbus.control.server import ControlServer
 from twinbus.errors import SyphonError
 from twinbus.ledger import open_ledger
 from twinbus.ledger.requests import recording_to
 from twinbus.namespace.endpoint import endpoint_of
+from twinbus.pairing.core.backlog import parse_backlog_path
 from twinbus.syphon.core.pacing import DrainMeter
 from twinbus.syphon.host import DrainProgress, drain_host
 
@@ -222,7 +223,15 @@ def _deferred(counts: QueueCounts) -> int:
 async def _served_queues(request: SyphonRequest, named: Sequence[str] | None) -> list[str]:
     """Return the queues to drain. With --only these are the queues that hold such messages."""
     endpoint = endpoint_of(request.secondary)
-    queues = list(named or ()) or await list_backlog_queues(endpoint, request.label)
+    for queue in named or ():
+        # A syphon dead-letters what it cannot restore: all of a queue that has no backlog.
+        label, _ = parse_backlog_path(queue) or ("", 0)
+        if label.lower() != request.label.lower():
+            raise WrongUse(
+                f"--queue must be a backlog queue of {request.label}, like"
+                f" {request.label}/x-servicebus-transfer/0; got {queue!r:.280}"
+            )
+    queues = list(dict.fromkeys(named or ())) or await list_backlog_queues(endpoint, request.label)
     if not queues:
         raise SyphonError(
             f"there is no backlog queue of {request.label} in {request.secondary.endpoint}; if the"

@@ -84,7 +84,7 @@ class HttpPort:
         """Close the port and every connection. Idempotent."""
         if self._listener is not None:
             self._listener.close()
-        for client in self._clients:
+        for client in list(self._clients):
             client.abort()
 
     async def _respond(self, request: web.BaseRequest) -> web.Response:
@@ -121,6 +121,7 @@ class _Connection(web.RequestHandler):
         super().__init__(server, loop=asyncio.get_running_loop(), **options)
         self._clients = clients
         self._client: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # That of uvloop is no subclass.
@@ -131,7 +132,7 @@ class _Connection(web.RequestHandler):
         self._client = client
         self._clients.add(client)
         super().connection_made(client)
-        asyncio.get_running_loop().call_later(CONNECTION_S, client.abort)
+        self._timer = asyncio.get_running_loop().call_later(CONNECTION_S, client.abort)
 
     def handle_error(
         self,
@@ -148,4 +149,7 @@ class _Connection(web.RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         if self._client is not None:
             self._clients.discard(self._client)
+        if self._timer is not None:
+            # It would hold the transport: a client that connects often would fill the memory.
+            self._timer.cancel()
         super().connection_lost(exc)

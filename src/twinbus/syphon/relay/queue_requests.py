@@ -353,7 +353,7 @@ def _is_deferred(message: bytes) -> bool:
 
 
 def disposition_of(outcome: type[Complete] | DeadLetter | Defer | Release) -> bytes:
-    """Return the encoded AMQP state that settles a delivery with this outcome (AMQP.md 2.6)."""
+    """Return the encoded AMQP state that settles a delivery with this outcome."""
     match outcome:
         case DeadLetter():
             info = {
