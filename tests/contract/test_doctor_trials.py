@@ -16,7 +16,7 @@ from twinbus import EmbeddedBroker, Namespace
 from twinbus.console.doctor import trials as doctor_trials
 from twinbus.console.doctor.findings import ExaminedPair, Finding, Level
 from twinbus.transfer import to_backlog_message
-from twinbus.verify import message_checks
+from twinbus.verify import checks
 
 pytestmark = pytest.mark.contract
 
@@ -51,7 +51,7 @@ def test_a_ping_that_is_delivered_is_seen_everywhere(
     async def as_any_message(sender: Any) -> None:
         await sender.send_messages(ServiceBusMessage(b"", time_to_live=timedelta(seconds=1)))
 
-    monkeypatch.setattr(message_checks, "send_ping", as_any_message)
+    monkeypatch.setattr(checks, "send_ping", as_any_message)
     finding = tried(broker, doctor_trials.try_ping)
     assert finding.level is Level.WARN
     assert 'ping_mode="link"' in finding.do
@@ -68,8 +68,8 @@ def test_a_ping_that_is_kept_and_expires_is_seen_among_the_dead_letters(
     async def as_any_message(sender: Any) -> None:
         await sender.send_messages(ServiceBusMessage(b"", time_to_live=timedelta(seconds=1)))
 
-    monkeypatch.setattr(message_checks, "send_ping", as_any_message)
-    monkeypatch.setattr(message_checks, "_seen_now", look_away)
+    monkeypatch.setattr(checks, "send_ping", as_any_message)
+    monkeypatch.setattr(checks, "_seen_now", look_away)
     finding = tried(broker, doctor_trials.try_ping)
     assert "the dead-letter queue of the queue" in finding.says
     assert "the dead-letter queue of the subscription" in finding.says

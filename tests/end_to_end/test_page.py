@@ -24,8 +24,7 @@ from tests.end_to_end.page_process import LIMIT_S, ServedPage, paged
 from tests.end_to_end.paired_program import running
 from tests.official_sdk import administration, client
 from tests.processes import ENTRY, ServedBroker, run_twinbus, until
-from twinbus.control.client import ask
-from twinbus.control.run_directory import VARIABLE, sockets_in
+from twinbus.control.sockets import VARIABLE, ask, sockets_in
 from twinbus.ledger import read
 
 pytestmark = pytest.mark.end_to_end

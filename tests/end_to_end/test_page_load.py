@@ -16,7 +16,7 @@ import pytest
 
 from tests.end_to_end.page_process import paged
 from tests.processes import until
-from twinbus.control.run_directory import VARIABLE
+from twinbus.control.sockets import VARIABLE
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.soak]
 

@@ -20,7 +20,7 @@ from tests.processes import until
 from tests.unit.console.commands import Ran, run
 from twinbus.broker.embedded import EmbeddedBroker
 from twinbus.broker.faults import Fault
-from twinbus.control.run_directory import VARIABLE
+from twinbus.control.sockets import VARIABLE
 
 pytestmark = pytest.mark.end_to_end
 

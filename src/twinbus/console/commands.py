@@ -23,7 +23,7 @@ from twinbus.console.terminal.command import command, command_group, flag, optio
 from twinbus.console.terminal.output import Output, OutputOption, WrongUse
 from twinbus.console.terminal.times import seconds_of
 from twinbus.options import FAILOVER_INTERVAL_MAX_S, PING_INTERVAL_MAX_S
-from twinbus.settings.core.keys import EMBEDDED
+from twinbus.settings.keys import EMBEDDED
 
 app = command_group("")
 

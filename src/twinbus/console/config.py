@@ -19,7 +19,6 @@ from twinbus.console.terminal.table import UNKNOWN, paint, table_lines, visible
 from twinbus.errors import SettingsError
 from twinbus.namespace.access import NamespaceAccess
 from twinbus.namespace.route import HttpProxy
-from twinbus.settings.core.keys import EMBEDDED, ENVIRONMENT, KEYS, is_reference
 from twinbus.settings.files import (
     ConfiguredPair,
     SettingsFile,
@@ -27,6 +26,7 @@ from twinbus.settings.files import (
     read_settings,
     settings_place,
 )
+from twinbus.settings.keys import EMBEDDED, ENVIRONMENT, KEYS, is_reference
 
 app = command_group("Check the settings file, and say where it is.")
 

@@ -18,7 +18,7 @@ from twinbus.console.terminal.command import argument, flag, option, setting
 from twinbus.console.terminal.output import WrongUse
 from twinbus.cost.arithmetic import CountingRule
 from twinbus.options import BACKLOG_QUEUE_COUNT_MAX
-from twinbus.settings.core.keys import EMBEDDED
+from twinbus.settings.keys import EMBEDDED
 
 if TYPE_CHECKING:
     from twinbus.console.backlog.commands import QueueSelection

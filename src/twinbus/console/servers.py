@@ -44,7 +44,7 @@ from twinbus.options import (
     PING_INTERVAL_MAX_S,
     SendAvailabilityOptions,
 )
-from twinbus.settings.core.keys import ATTEMPT_TIMEOUT_MAX_S, EMBEDDED, PATIENCE_MAX_S
+from twinbus.settings.keys import ATTEMPT_TIMEOUT_MAX_S, EMBEDDED, PATIENCE_MAX_S
 
 if TYPE_CHECKING:
     from twinbus.gateway import GatewayHost

@@ -32,7 +32,7 @@ from twinbus.control.protocol import (
     encode_result,
     parse_request,
 )
-from twinbus.control.run_directory import (
+from twinbus.control.sockets import (
     VARIABLE,
     RunDirectoryUnusable,
     open_socket,

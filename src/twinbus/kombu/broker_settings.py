@@ -16,8 +16,8 @@ from typing import Any, Final
 from twinbus.errors import SettingsError
 from twinbus.namespace.access import NamespaceAccess
 from twinbus.options import SendAvailabilityOptions
-from twinbus.settings.core.keys import EMBEDDED
 from twinbus.settings.files import VARIABLE, no_file_text, read_settings, settings_place
+from twinbus.settings.keys import EMBEDDED
 
 SIDES: Final = ("primary", "secondary")
 ATTEMPTS: Final = 3

@@ -154,7 +154,7 @@ def verify(
 ) -> LedgerFindings:
     """Compare the facts of all files of a ledger, open ones too.
 
-    `removed` are files that a command has taken away, by its notes (`missing`). `alive` and `dead`
+    `removed` are files that a command has taken away, by its notes (`reader`). `alive` and `dead`
     are processes that the caller knows to be so; heartbeats decide for the others.
     """
     kept, refused = _one_of_each_stem(files)

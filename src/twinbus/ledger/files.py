@@ -3,12 +3,12 @@
     <process>-<number>.jsonl.open    being written, by one process that holds a lock on it
     <process>-<number>.jsonl         ended (full, old, or closed); it never changes again
 
-A writer's numbers have no gap, so that a missing file is noticed (`missing`). Each file begins and
+A writer's numbers have no gap, so that a missing file is noticed (`chain`). Each file begins and
 ends with a line about itself (`facts`). The next file begins before this one ends, so that a writer
 that continues has a file whenever it is killed.
 
 So a reader that follows a ledger takes every `.jsonl` once, and reads the `.open` files, which are
-few and young, again each time. `adoption` renames open files of dead processes. If that happens to
+few and young, again each time. `adopt` renames open files of dead processes. If that happens to
 a living one, it notices before its next write and continues in a new file.
 """
 
@@ -17,8 +17,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
-import socket
 import time
 import uuid
 from collections import deque
@@ -26,7 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from twinbus.ledger.facts import place_of
-from twinbus.ledger.open_file import OpenFile
+from twinbus.ledger.open_file import HOST, OpenFile
 from twinbus.ledger.record import FILE_SUFFIX, WRITER, encode
 
 ROTATE_BYTES: Final = 64 * 1024 * 1024
@@ -60,16 +58,12 @@ MEASURE_AGAIN_S: Final = 10.0
 RETRY_S: Final = 1.0
 """Time before the next try to create a file that could not be created."""
 
-HOST: Final = re.sub(r"[^A-Za-z0-9.-]+", "-", socket.gethostname()).strip(".-")[:100] or "host"
-"""This machine's name in the names of files."""
-
-
 _named_ms: deque[int] = deque([0])
 """The newest time in the names of this process's writers: each time is used once."""
 
 
 def process_name(prefix: str = "") -> str:
-    """Return a unique name for a writer, with host and pid for `adoption`."""
+    """Return a unique name for a writer, with host and pid for `adopt`."""
     while True:
         # Two writers of one process may begin in the same millisecond. No lock: a fork might find
         # it taken by a thread that the child does not have.

@@ -22,7 +22,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Self
 
-from twinbus.ledger.adoption import adopt
 from twinbus.ledger.files import (
     HEARTBEAT_S,
     MAX_BYTES,
@@ -32,6 +31,7 @@ from twinbus.ledger.files import (
     process_name,
     sync,
 )
+from twinbus.ledger.open_file import adopt
 from twinbus.ledger.record import (
     FIELDS,
     OPERATIONS,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from twinbus.errors import error_text
 from twinbus.namespace.namespace import Namespace
-from twinbus.verify import entity_checks, limit_checks, message_checks
+from twinbus.verify.checks import CHECKS
 from twinbus.verify.scratch import (
     PREFIX,
     Check,
@@ -22,8 +22,6 @@ from twinbus.verify.scratch import (
 
 if TYPE_CHECKING:
     from twinbus.broker.profile import ServiceProfile
-
-CHECKS: Final = (*entity_checks.CHECKS, *message_checks.CHECKS, *limit_checks.CHECKS)
 
 FAILED: Final = "the check ended with"
 """The only answer of a check that could not be carried out."""

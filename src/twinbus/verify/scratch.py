@@ -1,16 +1,20 @@
 """A namespace under test: scratch entities, clients, and answers in a form that can be compared.
 
-`twinbus verify` and `twinbus doctor` use it.
+`twinbus verify` and `twinbus doctor` use it. It also keeps the frames of the namespace as text:
+those of the SDK's clients, and those of raw connections.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import struct
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final, Self
@@ -20,7 +24,10 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
 from azure.servicebus.exceptions import ServiceBusError
 
-from twinbus.amqp.events import Event
+from twinbus.amqp.connection import Connection
+from twinbus.amqp.events import Closed, Ended, Event
+from twinbus.amqp.frames import decode_performative
+from twinbus.amqp.types import DecodeError
 from twinbus.client.connection import NamespaceConnection
 from twinbus.errors import TwinbusError, error_text
 from twinbus.ledger.requests import BilledRequests
@@ -28,7 +35,6 @@ from twinbus.namespace.administration_client import administration_client
 from twinbus.namespace.endpoint import endpoint_of
 from twinbus.namespace.namespace import KEEP_ALIVE_OFF, Namespace, bounds
 from twinbus.servicebus.failures import condition_of, refused_token
-from twinbus.verify.frames import FrameLog, TracedConnection
 
 PREFIX: Final = "twinbus-verify-"
 """All scratch entities of `verify` have it; `clean` deletes what has it."""
@@ -38,6 +44,10 @@ IDLE: Final = timedelta(minutes=30)
 
 ANSWER_S: Final = 20.0
 ROOT_RULE: Final = "RootManageSharedAccessKey"
+FRAMES_MAX: Final = 400
+HEADER_BYTES: Final = 8
+
+_SIZE_AND_OFFSET: Final = struct.Struct(">IB")
 
 
 _VARIABLE: Final = (
@@ -211,8 +221,15 @@ class ScratchNamespace:
             "error": type(error).__name__,
             "condition": None if condition is None else str(getattr(condition, "value", condition)),
             "status": status,
-            "text": settled_text(refused_token(error) or str(error), self.label),
+            "text": self.settled(refused_token(error) or str(error)),
         }
+
+    def settled(self, text: str) -> str:
+        """A text without what differs from run to run: ids, times, hosts and scratch names."""
+        text = " ".join(text.split()).replace(self.label, "SCRATCH")
+        for pattern, stands in _VARIABLE:
+            text = pattern.sub(stands, text)
+        return text.strip(" ,.")
 
     def secrets(self) -> list[str]:
         """The keys and signatures of the namespace, which no report may have."""
@@ -225,14 +242,6 @@ class ScratchNamespace:
 async def _each(sender: Any, messages: tuple[ServiceBusMessage, ...]) -> None:
     for message in messages:
         await sender.send_messages(message)
-
-
-def settled_text(text: str, label: str) -> str:
-    """A text without what differs from run to run: ids, times, hosts and scratch names."""
-    text = " ".join(text.split()).replace(label, "SCRATCH")
-    for pattern, stands in _VARIABLE:
-        text = pattern.sub(stands, text)
-    return text.strip(" ,.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,3 +282,114 @@ async def clean(namespace: Namespace) -> list[str]:
             with suppress(ResourceNotFoundError):
                 await getattr(admin, f"delete_{kind}")(path)
     return [path for _, path in found]
+
+
+class FrameLog(logging.Handler):
+    """Keeps the last frames: what the SDK logs, and what other connections hand over."""
+
+    _FRAMES: Final = logging.getLogger("azure.servicebus")
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self._lines: deque[str] = deque(maxlen=FRAMES_MAX)
+        self._before = logging.NOTSET
+
+    def start(self) -> None:
+        self._before = self._FRAMES.level
+        self._FRAMES.setLevel(logging.DEBUG)
+        self._FRAMES.addHandler(self)
+
+    def stop(self) -> None:
+        self._FRAMES.removeHandler(self)
+        self._FRAMES.setLevel(self._before)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if text.startswith(("->", "<-")):
+            self.keep(text)
+
+    def keep(self, text: str) -> None:
+        """Keep a frame."""
+        self._lines.append(text)
+
+    def take(self) -> tuple[str, ...]:
+        """The frames since the last call."""
+        lines = tuple(self._lines)
+        self._lines.clear()
+        return lines
+
+
+class TracedConnection(Connection):
+    """Hands each frame of both directions to `keep`, and the end of the connection to `on_end`."""
+
+    def __init__(
+        self,
+        *given: Any,
+        keep: Callable[[str], None],
+        on_end: Callable[[Event], None],
+        **options: Any,
+    ) -> None:
+        super().__init__(*given, **options)
+        self._keep = keep
+        self._on_end = on_end
+        self._sent, self._heard = FrameText("->"), FrameText("<-")
+
+    def receive(self, data: bytes, now_ms: int) -> Iterator[list[Event]]:
+        """Take bytes from the peer, as `Connection` does."""
+        for line in self._heard.lines(data):
+            self._keep(line)
+        for events in super().receive(data, now_ms):
+            for event in events:
+                if isinstance(event, Closed | Ended):
+                    self._on_end(event)
+            yield events
+
+    def take_output(self, now_ms: int) -> bytes:
+        """Everything to send since the last call, as `Connection` does."""
+        data = super().take_output(now_ms)
+        for line in self._sent.lines(data):
+            self._keep(line)
+        return data
+
+
+class FrameText:
+    """Splits the bytes of one direction into frames, and says in a line what each is.
+
+    Payloads are left out, because that of a token is a secret.
+    """
+
+    def __init__(self, arrow: str) -> None:
+        self._arrow = arrow
+        self._rest = b""
+
+    def lines(self, data: bytes) -> Iterator[str]:
+        """The frames that these bytes complete; keep-alive frames are left out."""
+        data = self._rest + data
+        while len(data) >= HEADER_BYTES:
+            if data.startswith(b"AMQP"):
+                size = offset = HEADER_BYTES
+                yield f"{self._arrow} protocol header {data[4:HEADER_BYTES].hex()}"
+            else:
+                size, words = _SIZE_AND_OFFSET.unpack_from(data)
+                offset = words * 4
+                if size < HEADER_BYTES:
+                    # No frame. The connection ends for the same reason.
+                    yield f"{self._arrow} {data[:HEADER_BYTES].hex()}, which starts no frame"
+                    size = len(data)
+                elif len(data) < size:
+                    break
+                elif offset < size:
+                    yield f"{self._arrow} {_text(data[offset:size])}"
+            data = data[size:]
+        self._rest = data
+
+
+def _text(body: bytes) -> str:
+    try:
+        performative, end = decode_performative(body)
+    except DecodeError:
+        return f"a frame of {len(body)} bytes that cannot be decoded"
+    given = ((one.name, getattr(performative, one.name)) for one in fields(performative))
+    named = ", ".join(f"{name}={value!r}" for name, value in given if value is not None)
+    payload = f" and {len(body) - end} bytes" if end < len(body) else ""
+    return f"{type(performative).__name__}({named}){payload}"

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 from twinbus.control import server as server_module
-from twinbus.control.client import ask, find
 from twinbus.control.protocol import (
     REQUEST_BYTES_MAX,
     ControlRequest,
@@ -27,13 +26,15 @@ from twinbus.control.protocol import (
     encode_request,
     parse_answer,
 )
-from twinbus.control.run_directory import (
+from twinbus.control.server import CLIENTS_MAX, ControlServer
+from twinbus.control.sockets import (
     PATH_BYTES_MAX,
     VARIABLE,
+    ask,
+    find,
     socket_directories_of,
     sockets_in,
 )
-from twinbus.control.server import CLIENTS_MAX, ControlServer
 from twinbus.errors import ControlError, PairingError
 
 
@@ -207,7 +208,7 @@ async def test_what_the_dead_left_behind_is_removed_and_nothing_else(run_directo
 async def test_a_host_that_does_not_answer_is_told_of(
     run_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("twinbus.control.client.ANSWER_S", 0.2)
+    monkeypatch.setattr("twinbus.control.sockets.ANSWER_S", 0.2)
     run_directory.mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX) as stuck:
         stuck.bind(str(run_directory / "stuck.1.abc.sock"))
@@ -267,7 +268,7 @@ def test_places_by_environment(run_directory: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_default_place_is_never_somebody_elses_link(run_directory: Path) -> None:
-    from twinbus.control.run_directory import RunDirectoryUnusable, SocketDirectory, prepare
+    from twinbus.control.sockets import RunDirectoryUnusable, SocketDirectory, prepare
 
     target = run_directory.parent / "target"
     target.mkdir(mode=0o700)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from twinbus.ledger import LedgerError, LedgerWriter, adopt, adoption, process_name, read
-from twinbus.ledger.files import HOST
+from twinbus.ledger import LedgerError, LedgerWriter, adopt, open_file, process_name, read
+from twinbus.ledger.open_file import HOST
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -103,9 +103,9 @@ def test_a_process_id_that_another_process_has_now_is_no_sign_of_life(tmp_path: 
 def test_of_which_nothing_is_known_is_adopted_when_unchanged_for_a_day(
     tmp_path: Path, name: str
 ) -> None:
-    left(tmp_path, name, age_s=adoption.UNCHANGED_S - 60)
+    left(tmp_path, name, age_s=open_file.UNCHANGED_S - 60)
     assert adopt(tmp_path) == []
-    left(tmp_path, name, age_s=adoption.UNCHANGED_S + 60)
+    left(tmp_path, name, age_s=open_file.UNCHANGED_S + 60)
     assert [path.name for path in adopt(tmp_path)] == [f"{name}-00000.jsonl"]
 
 
@@ -144,8 +144,8 @@ def test_a_writer_at_full_speed_loses_nothing_to_adopters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The worst of adopters: it takes the living for dead, and asks for no lock.
-    monkeypatch.setattr(adoption, "_is_dead", lambda name: True)
-    monkeypatch.setattr("twinbus.ledger.adoption.fcntl.flock", lambda fd, how: None)
+    monkeypatch.setattr(open_file, "_is_dead", lambda name: True)
+    monkeypatch.setattr("twinbus.ledger.open_file.fcntl.flock", lambda fd, how: None)
     over = threading.Event()
 
     def work() -> None:

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from twinbus.ledger import FileFacts, LedgerFindings, facts_of, inspect, read, verify
 from twinbus.ledger.chain import FLUSH_MS, LATE_BEATS, MISSED_MAX
 from twinbus.ledger.facts import LINE_MAX, WriterNote, note_file
-from twinbus.ledger.files import BEFORE_MAX, HEARTBEAT_S, HOST, LedgerFiles
+from twinbus.ledger.files import BEFORE_MAX, HEARTBEAT_S, LedgerFiles
+from twinbus.ledger.open_file import HOST
 from twinbus.ledger.record import decode, encode
 
 BEAT_MS = int(HEARTBEAT_S * 1000)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from twinbus.ledger import LedgerError, LedgerFindings, LedgerWriter, adopt, files, read
+from twinbus.ledger import LedgerError, LedgerFindings, LedgerWriter, adopt, files, open_file, read
 from twinbus.ledger.open_file import OpenFile
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def test_the_share_is_that_of_the_host_however_often_a_process_is_started(tmp_pa
             note(ledger, "a")
     assert len(ids(tmp_path)) < 3, "beyond it there are only lines about the writers"
     (tmp_path / "other-host-1-2-00000.jsonl").write_bytes(b"\n" * 2_000)
-    for old in tmp_path.glob(f"{files.HOST}-*"):
+    for old in tmp_path.glob(f"{open_file.HOST}-*"):
         old.unlink()
     with LedgerWriter(tmp_path, max_bytes=1_000, flush_s=NEVER_S) as ledger:
         note(ledger, "b")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinbus.ledger import LedgerWriter, read
-from twinbus.ledger.missing import (
+from twinbus.ledger.reader import (
     MissingFiles,
     is_note,
     missing_files,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.settings.core.document import SettingsEntry, SettingsFault, parse_settings
-from twinbus.settings.core.keys import KEYS, at_home, holds_secret
+from twinbus.settings.files import SettingsEntry, SettingsFault, parse_settings
+from twinbus.settings.keys import KEYS, at_home, holds_secret
 
 SECRET = "s3cret"
 STRING = f"Endpoint=sb://a.example/;SharedAccessKeyName=Root;SharedAccessKey={SECRET}"

@@ -9,8 +9,13 @@ from typing import Any
 import pytest
 
 from tests.unit.status.statuses import entity, queue, side, status, syphon
-from twinbus.status.document import VERSION, HostStatus, SyphonQueueStatus
-from twinbus.status.reading import StatusUnreadable, read_status
+from twinbus.status.document import (
+    VERSION,
+    HostStatus,
+    StatusUnreadable,
+    SyphonQueueStatus,
+    read_status,
+)
 
 WHOLE = status(
     entity("orders", "failed over", since_s=5.5, next_ping_in_s=0),

@@ -7,7 +7,7 @@ import pytest
 from twinbus.amqp.frames import encode_frame
 from twinbus.amqp.performatives import Begin, Close, Error, Transfer
 from twinbus.amqp.types import Symbol, UInt
-from twinbus.verify.frames import FrameText
+from twinbus.verify.scratch import FrameText
 
 HEADER = b"AMQP\x03\x01\x00\x00"
 KEEP_ALIVE = b"\x00\x00\x00\x08\x02\x00\x00\x00"

@@ -22,7 +22,7 @@ from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.core.backlog import backlog_paths
 from twinbus.syphon.host import SyphonHost
 from twinbus.transfer import to_backlog_message
-from twinbus.verify.message_checks import ping
+from twinbus.verify.checks import ping
 from twinbus.verify.scratch import ScratchNamespace
 
 ARRIVE_S: Final = 10.0

@@ -31,8 +31,8 @@ from twinbus.console.drill.world import (
     start_program,
 )
 from twinbus.console.terminal.output import LiveLine, progress_bar
-from twinbus.control.run_directory import VARIABLE as RUN_DIRECTORY
-from twinbus.page.sources.jobs import keep_proof
+from twinbus.control.sockets import VARIABLE as RUN_DIRECTORY
+from twinbus.page.jobs import keep_proof
 
 NOTE_S: Final = 5.0
 """Timeout of one note. A page that does not take it never delays the drill."""

@@ -29,15 +29,13 @@ from twinbus.ledger import LedgerWriter, process_name
 from twinbus.ledger.requests import recording_to
 from twinbus.loops import run_alone
 from twinbus.namespace.address import bracketed, is_loopback
+from twinbus.page.actions import Actions
+from twinbus.page.app import PageAccess, Role, application
 from twinbus.page.core.view import Board
-from twinbus.page.server.access import PageAccess, Role
-from twinbus.page.server.actions import Actions
-from twinbus.page.server.app import application
-from twinbus.page.server.documents import PageDocuments
-from twinbus.page.server.live import LiveView
-from twinbus.page.sources.hosts import HostPoller
-from twinbus.page.sources.jobs import Drains, JobRunner, Proof
-from twinbus.page.sources.peers import PEERS_MAX, PeerAddress, PeerPoller
+from twinbus.page.documents import PageDocuments
+from twinbus.page.jobs import Drains, JobRunner, Proof
+from twinbus.page.live import LiveView
+from twinbus.page.pollers import PEERS_MAX, HostPoller, PeerAddress, PeerPoller
 
 TOKEN_BYTES: Final = 32
 TOKEN_LENGTH_MIN: Final = 20

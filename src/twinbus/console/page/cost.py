@@ -24,7 +24,7 @@ from twinbus.cost.arithmetic import (
 from twinbus.cost.prices import PriceBook
 from twinbus.extras import missing_package
 from twinbus.ledger.record import LedgerError, decode
-from twinbus.page.sources.ledger_tail import LedgerTail
+from twinbus.page.ledger_tail import LedgerTail
 
 TABLES: Final = "_tables"
 TRIES: Final = 3

@@ -11,7 +11,7 @@ from twinbus.console.syphon import text as syphon_text
 from twinbus.console.terminal.output import Output, show
 from twinbus.console.terminal.table import paint, visible
 from twinbus.console.watch.running import ask_each, ask_status, choose_hosts, find_hosts
-from twinbus.control.client import RunningHost, SilentHost, socket_directories
+from twinbus.control.sockets import RunningHost, SilentHost, socket_directories
 from twinbus.errors import ControlError
 from twinbus.status.document import SyphonStatus
 from twinbus.status.judgement import judgement_of

@@ -14,7 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from twinbus.console import STOPPED
 from twinbus.console.terminal.pair_defaults import keys_of, running_name, settings_parameters
-from twinbus.settings.core.keys import KEYS
+from twinbus.settings.keys import KEYS
 
 P = ParamSpec("P")
 F = TypeVar("F", bound=Callable[..., Any])

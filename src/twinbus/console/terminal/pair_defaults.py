@@ -16,7 +16,6 @@ from typing import Annotated, Any, Final
 import typer
 
 from twinbus.console.terminal.output import WrongUse
-from twinbus.settings.core.keys import KEYS
 from twinbus.settings.files import (
     VARIABLE,
     ConfiguredPair,
@@ -25,6 +24,7 @@ from twinbus.settings.files import (
     read_settings,
     settings_place,
 )
+from twinbus.settings.keys import KEYS
 
 CONFIG_TEXT: Final = (
     f"Settings file. Unset: {VARIABLE}, else twinbus/twinbus.toml in your configuration directory."

@@ -26,10 +26,10 @@ from twinbus.console.watch.verdict import (
     plugin_line,
     worst,
 )
-from twinbus.control.client import RunningHost, ask, find, socket_directories
+from twinbus.control.sockets import RunningHost, ask, find, socket_directories
 from twinbus.errors import ControlError, MissingRightError, TwinbusError
 from twinbus.namespace.namespace import Namespace
-from twinbus.status.reading import StatusUnreadable, read_status
+from twinbus.status.document import StatusUnreadable, read_status
 
 CONCURRENT_REQUESTS: Final = 16
 

@@ -14,11 +14,17 @@ from twinbus.console.terminal.output import Output, WrongUse, show
 from twinbus.console.terminal.table import visible
 from twinbus.console.watch import status_text
 from twinbus.console.watch.status_text import PairView
-from twinbus.control.client import RunningHost, SilentHost, ask, find, socket_directories
+from twinbus.control.sockets import RunningHost, SilentHost, ask, find, socket_directories
 from twinbus.errors import ControlError
-from twinbus.status.document import EntityStatus, HostStatus, PairStatus
+from twinbus.status.document import (
+    EntityStatus,
+    HostStatus,
+    PairStatus,
+    StatusUnreadable,
+    read,
+    read_status,
+)
 from twinbus.status.judgement import judgement_of
-from twinbus.status.reading import StatusUnreadable, read, read_status
 
 REFRESH_S: Final = 1.0
 NO_ANSWER: Final = "no running pair answers"

@@ -29,11 +29,10 @@ from rich.text import Text
 from twinbus.console import STOPPED
 from twinbus.console.terminal.output import Output, print_json
 from twinbus.console.terminal.table import duration, visible
-from twinbus.page.core.headline import headline_of
 from twinbus.page.core.model import LEVELS, ShownEntity, ShownPair, ShownSyphon
 from twinbus.page.core.timeline import BUCKET_S
-from twinbus.page.core.view import Board
-from twinbus.page.sources.hosts import HostPoller
+from twinbus.page.core.view import Board, headline_of
+from twinbus.page.pollers import HostPoller
 from twinbus.status.judgement import rank
 
 EVERY_S: Final = 1.0

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any, ClassVar, Final, Literal, cast
 
-from twinbus.status.document import BacklogQueueStatus, EntityStatus
+from twinbus.status.document import BacklogQueueStatus, EntityStatus, StatusUnreadable, read
 from twinbus.status.judgement import STATES
-from twinbus.status.reading import StatusUnreadable, read
 from twinbus.wording import counted
 
 PAIRS_MAX: Final = 200

@@ -18,12 +18,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from twinbus.ledger.adoption import writers_here
 from twinbus.ledger.chain import LedgerFindings, verify
 from twinbus.ledger.facts import FileFacts, WriterNote, note_file, place_of, stem_of
-from twinbus.ledger.files import HOST, process_name
-from twinbus.ledger.missing import MissingFiles, is_note, missing_files
-from twinbus.ledger.reader import is_readable, is_unread
+from twinbus.ledger.files import process_name
+from twinbus.ledger.open_file import HOST, writers_here
+from twinbus.ledger.reader import MissingFiles, is_note, is_readable, is_unread, missing_files
 from twinbus.ledger.record import OPEN_SUFFIX, LedgerError
 from twinbus.pipeline.store.gaps import UNCHANGED_MS, WriterGap, judged_gaps
 from twinbus.pipeline.store.known_files import KnownFile, read_known_file

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from twinbus.console.drill.progress import DrillPage, DrillScreen
-from twinbus.control.run_directory import VARIABLE
+from twinbus.control.sockets import VARIABLE
 
 
 class Terminal(io.StringIO):

@@ -10,7 +10,7 @@ import pytest
 from twinbus.console.options import PageOptions
 from twinbus.console.page.commands import run
 from twinbus.console.terminal.output import WrongUse
-from twinbus.page.sources.peers import PeerAddress
+from twinbus.page.pollers import PeerAddress
 
 
 @pytest.mark.parametrize(

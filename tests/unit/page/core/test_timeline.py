@@ -7,10 +7,10 @@ import pytest
 from tests.unit.page.core.test_view import board, level, only, text
 from tests.unit.page.pairs import answer
 from tests.unit.status.statuses import NOW, entity, status
-from twinbus.page.core.headline import headline_of
 from twinbus.page.core.model import ShownProof, Span
 from twinbus.page.core.timeline import EntitySpans, SendHistory, merged_spans
-from twinbus.page.server.documents import with_observed
+from twinbus.page.core.view import headline_of
+from twinbus.page.documents import with_observed
 
 
 def test_an_outage_while_no_tab_was_open_is_unknown_and_not_green() -> None:

@@ -6,10 +6,9 @@ import json
 
 from tests.unit.page.pairs import answer
 from tests.unit.status.statuses import NOW, entity, status
-from twinbus.page.core.headline import headline_of
 from twinbus.page.core.model import Obstacle, ShownPair, ShownSyphon, as_json
 from twinbus.page.core.timeline import SPANS_MAX, WINDOW_S, EntitySpans, SendHistory
-from twinbus.page.core.view import GONE_MAX, GONE_SHOWN_S, Board
+from twinbus.page.core.view import GONE_MAX, GONE_SHOWN_S, Board, headline_of
 from twinbus.status.document import SyphonQueueStatus, SyphonStatus
 
 

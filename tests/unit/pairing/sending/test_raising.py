@@ -22,9 +22,8 @@ from twinbus.pairing.core.sides import PairSides
 from twinbus.pairing.core.status import backlog_status
 from twinbus.pairing.observing.metrics import MeasuredPair, PairCollector
 from twinbus.pairing.sending.sender import PairedSender
-from twinbus.status.document import PairStatus
+from twinbus.status.document import PairStatus, read_status
 from twinbus.status.judgement import judgement_of
-from twinbus.status.reading import read_status
 from twinbus.testing.fake_pair import FakePair
 from twinbus.testing.fake_sdk import hangs, refuses
 

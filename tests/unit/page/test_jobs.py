@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from twinbus.page.sources import jobs as jobs_module
-from twinbus.page.sources.jobs import FILE, JobResult, JobRunner, Proof
+from twinbus.page import jobs as jobs_module
+from twinbus.page.jobs import FILE, JobResult, JobRunner, Proof
 
 REPORT = """
 import json, sys

@@ -15,10 +15,10 @@ import pytest
 
 from tests.unit.status.statuses import QUEUE, entity, status
 from twinbus.control.protocol import Verb, steering_verbs
-from twinbus.control.run_directory import VARIABLE, open_socket
 from twinbus.control.server import ControlServer
+from twinbus.control.sockets import VARIABLE, open_socket
 from twinbus.page.core.view import HostAnswer
-from twinbus.page.sources.hosts import HostPoller
+from twinbus.page.pollers import HostPoller
 from twinbus.status.document import SyphonQueueStatus, SyphonStatus
 
 

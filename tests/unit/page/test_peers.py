@@ -14,10 +14,10 @@ import pytest
 
 from tests.unit.page.pairs import answer
 from tests.unit.status.statuses import entity, status
+from twinbus.page import pollers as peers_module
 from twinbus.page.core.model import PAIRS_MAX, PairTable, as_json, foreign_pairs
 from twinbus.page.core.view import Board
-from twinbus.page.sources import peers as peers_module
-from twinbus.page.sources.peers import PeerAddress, PeerPoller, PeerRefused, read_peer
+from twinbus.page.pollers import PeerAddress, PeerPoller, PeerRefused, read_peer
 
 OK = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
 Answering = Callable[[socket.socket], None]

@@ -7,14 +7,14 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
-from twinbus.control.client import ask
 from twinbus.control.protocol import ADAPTIVE
+from twinbus.control.sockets import ask
 from twinbus.errors import ControlError, TwinbusError
 from twinbus.ledger import LedgerWriter
 from twinbus.page.core.model import ShownPair
-from twinbus.page.server.live import LiveView
-from twinbus.page.sources.hosts import HostPoller
-from twinbus.page.sources.jobs import Drains, JobResult, Proof
+from twinbus.page.jobs import Drains, JobResult, Proof
+from twinbus.page.live import LiveView
+from twinbus.page.pollers import HostPoller
 from twinbus.wording import visible
 
 STEERING: Final = {

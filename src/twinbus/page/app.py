@@ -1,13 +1,22 @@
 """The page's HTTP application: documents for the browser, the live stream, actions.
 
-Every request passes `Guard`, which checks names, tokens and origins (`access`).
+Every request passes `Guard`, and `PageAccess` decides from its headers who may use the page:
+
+Host      must be a name of this page: a site whose name leads here (DNS rebinding) has another
+token     in the cookie or as a bearer token; it makes a client a viewer or an operator
+Origin    of a request that changes something: this page itself, never another site's
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from http.cookies import CookieError, SimpleCookie
 from importlib.resources import files
 from typing import Any, Final
 
@@ -20,11 +29,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from twinbus.errors import TwinbusError
+from twinbus.page.actions import Unanswerable
 from twinbus.page.core.model import as_json
-from twinbus.page.server.access import SECURITY_HEADERS, PageAccess, Refused, Role
-from twinbus.page.server.actions import Unanswerable
-from twinbus.page.server.documents import PageDocuments
-from twinbus.page.server.live import WATCHERS_MAX, LiveView
+from twinbus.page.documents import PageDocuments
+from twinbus.page.live import WATCHERS_MAX, LiveView
 
 log = logging.getLogger("twinbus.page")
 
@@ -44,6 +52,107 @@ STATIC_TYPES: Final = {
     ".svg": "image/svg+xml",
     ".png": "image/png",
 }
+
+SAME_SITE: Final = frozenset({"same-origin", "none"})
+"""Sec-Fetch-Site of requests that the page itself makes, or a person who typed its address."""
+
+ACTION_HEADER: Final = "x-twinbus-page"
+"""A form of another site cannot send it, and a script of another site has to ask first."""
+
+SECURITY_HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
+        " connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    # The first address has the token in it.
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class Role(StrEnum):
+    """What a client may do; bodies of messages and actions need the operator."""
+
+    VIEWER = "viewer"
+    OPERATOR = "operator"
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The answer to a request that may not pass."""
+
+    status: int
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageAccess:
+    """The names and the tokens of one page."""
+
+    tokens: Mapping[Role, str]
+    hosts: frozenset[str]
+    """Accepted values of the Host header, in lower case, with the port."""
+    port: int
+    is_tls: bool = False
+
+    def __repr__(self) -> str:
+        return f"PageAccess({sorted(self.tokens)}, {sorted(self.hosts)})"
+
+    @property
+    def cookie(self) -> str:
+        """The name of the cookie: browsers send one host's cookies to all of its ports."""
+        return f"twinbus-page-{self.port}"
+
+    def role_of(self, token: str) -> Role | None:
+        """Return the role that a token gives; None: none."""
+        given = hashlib.sha256(token.encode(errors="replace")).digest()
+        found = None
+        # Every token is compared, so that the time says nothing about them.
+        for role, text in self.tokens.items():
+            if hmac.compare_digest(given, hashlib.sha256(text.encode()).digest()):
+                found = role
+        return found
+
+    def admit(self, headers: Mapping[str, str]) -> Role | Refused:
+        """Return the role of a request, or why it is refused; header names are in lower case."""
+        if headers.get("host", "").lower() not in self.hosts:
+            return Refused(421, "this page does not have that name; use the address it printed")
+        if headers.get("sec-fetch-site", "none") not in SAME_SITE:
+            return Refused(403, "a page of another site may not use this page")
+        role = self.role_of(_bearer(headers) or self._from_cookie(headers))
+        if role is None:
+            return Refused(401, "open the address that `twinbus page` printed: it has the token")
+        return role
+
+    def may_act(self, headers: Mapping[str, str], role: Role) -> Refused | None:
+        """Return why a request may not change anything; None: it may. It was admitted before."""
+        if role is not Role.OPERATOR:
+            return Refused(403, "a viewer may not do this: use the operator's token")
+        scheme, origin = "https" if self.is_tls else "http", headers.get("origin")
+        is_script = origin is None and _bearer(headers)
+        if not is_script and origin != f"{scheme}://{headers['host']}":
+            return Refused(403, "the request does not come from this page")
+        if headers.get(ACTION_HEADER) != "1":
+            return Refused(403, "the request lacks the header X-Twinbus-Page: 1")
+        if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+            return Refused(415, "an action is JSON: Content-Type application/json")
+        return None
+
+    def _from_cookie(self, headers: Mapping[str, str]) -> str:
+        try:
+            morsel = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
+        except CookieError:
+            return ""
+        return "" if morsel is None else morsel.value
+
+
+def _bearer(headers: Mapping[str, str]) -> str:
+    kind, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip() if kind.lower() == "bearer" else ""
 
 
 class Guard:
@@ -91,7 +200,7 @@ class Guard:
         headers = Headers(scope=scope)
         role: Role | Refused | None = self._access.admit(headers)
         if isinstance(role, Role):
-            scope.setdefault("state", {})["role"] = role
+            scope.setdefault("state", {}).update(role=role, is_operator=role is Role.OPERATOR)
             if scope["method"] in ("GET", "HEAD"):
                 return None
             role = self._access.may_act(headers, role)
@@ -129,7 +238,7 @@ def application(
 
     def document(make: Callable[[Request], Awaitable[Any]], *, operator: bool = False) -> Any:
         async def answer(request: Request) -> Response:
-            if operator and request.state.role is not Role.OPERATOR:
+            if operator and not request.state.is_operator:
                 return refusal(Refused(403, "bodies of messages need the operator's token"))
             return await _answered(make, request)
 

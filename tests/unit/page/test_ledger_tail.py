@@ -13,7 +13,7 @@ from tests.outage_story import (
     story,
 )
 from twinbus.ledger.record import encode
-from twinbus.page.sources.ledger_tail import LedgerTail, ledger_events, timeline
+from twinbus.page.ledger_tail import LedgerTail, ledger_events, timeline
 
 
 def write(directory: Path, process: str = "web-7-1") -> Path:

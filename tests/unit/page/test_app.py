@@ -11,19 +11,17 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp
 
+from tests.unit.page.asgi import PageAnswer, call
 from tests.unit.page.pairs import answer
-from tests.unit.page.server.asgi import PageAnswer, call
 from tests.unit.status.statuses import QUEUE, entity, status
 from twinbus.ledger import LedgerWriter, read
+from twinbus.page import actions as actions_module
+from twinbus.page.actions import Actions
+from twinbus.page.app import PageAccess, Role, application
 from twinbus.page.core.view import Board, HostAnswer
-from twinbus.page.server import actions as actions_module
-from twinbus.page.server.access import PageAccess, Role
-from twinbus.page.server.actions import Actions
-from twinbus.page.server.app import application
-from twinbus.page.server.documents import PageDocuments
-from twinbus.page.server.live import POLL_EVERY_S, LiveView
-from twinbus.page.sources.hosts import HostPoller
-from twinbus.page.sources.peers import PeerPoller
+from twinbus.page.documents import PageDocuments
+from twinbus.page.live import POLL_EVERY_S, LiveView
+from twinbus.page.pollers import HostPoller, PeerPoller
 from twinbus.status.document import SyphonQueueStatus
 
 HOST = "localhost:8080"

@@ -10,11 +10,9 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from typing import Any, Final
 
-from twinbus.page.core.headline import headline_of
 from twinbus.page.core.model import ShownProof, as_json
-from twinbus.page.core.view import Board
-from twinbus.page.sources.hosts import HostPoller
-from twinbus.page.sources.peers import PeerPoller
+from twinbus.page.core.view import Board, headline_of
+from twinbus.page.pollers import HostPoller, PeerPoller
 
 log = logging.getLogger("twinbus.page")
 

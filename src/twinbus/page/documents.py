@@ -10,13 +10,12 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
+from twinbus.page.actions import Actions, SecondarySource, Unanswerable
 from twinbus.page.core.model import ShownEvent, ShownPair, ShownProof
 from twinbus.page.core.timeline import merged_spans
-from twinbus.page.server.access import Role
-from twinbus.page.server.actions import Actions, SecondarySource, Unanswerable
-from twinbus.page.server.live import LiveView
-from twinbus.page.sources.jobs import Proof
-from twinbus.page.sources.ledger_tail import ledger_events, timeline
+from twinbus.page.jobs import Proof
+from twinbus.page.ledger_tail import ledger_events, timeline
+from twinbus.page.live import LiveView
 from twinbus.status.document import SyphonStatus
 from twinbus.wording import plain
 
@@ -140,7 +139,7 @@ class PageDocuments:
         if why := self._why_not_asked(pair):
             return {"as_of": None, "truncated": False, "letters": [], "why": why}
         assert self._secondary is not None
-        is_operator = request.state.role is Role.OPERATOR
+        is_operator = request.state.is_operator
         names = ("reason", "entity", "id", *(("body",) if is_operator else ()))
         search = {name: request.query_params.get(name, "") for name in names}
         async with self._asking:

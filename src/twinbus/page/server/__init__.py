@@ -1,1 +1,0 @@
-"""The HTTP server of the page: access, documents, the live stream, actions."""

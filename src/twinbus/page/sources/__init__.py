@@ -1,1 +1,0 @@
-"""Where the page learns what it shows: control sockets, the ledger, other pages."""

@@ -1,1 +1,0 @@
-"""Pure: the keys of a pair, and the document that holds them."""
