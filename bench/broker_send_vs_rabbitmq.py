@@ -22,7 +22,7 @@ from bench.peers.rabbitmq3 import RabbitMQ, rabbitmq
 from bench.pipelined_client import PipelinedSender
 from bench.processes import TWINBUS, serve, wait_until
 from twinbus.amqp.message import Header, Properties, encode_message
-from twinbus.namespace.signatures import sign
+from twinbus.namespace.tokens import sign
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

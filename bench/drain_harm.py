@@ -26,7 +26,7 @@ from bench.harness import Progress, Sides
 from bench.paired_sides import DATA, QUEUE, serving
 from bench.relay_world import scaled
 from twinbus import SendAvailabilityOptions, pair_namespaces
-from twinbus.namespace.signatures import sign
+from twinbus.namespace.tokens import sign
 from twinbus.syphon.host import drain
 from twinbus.transfer import to_backlog_message
 

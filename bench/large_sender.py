@@ -7,7 +7,7 @@ import asyncio
 from twinbus.amqp.events import CreditChanged, Disposed, Event
 from twinbus.amqp.performatives import Accepted, Source, Target
 from twinbus.client.connection import NamespaceConnection
-from twinbus.namespace.endpoint import Endpoint
+from twinbus.namespace.access import Endpoint
 
 WINDOW_BYTES = 8 << 20
 """Under way at once."""

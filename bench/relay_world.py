@@ -27,7 +27,7 @@ from bench.large_sender import send_large
 from bench.pipelined_client import PipelinedSender
 from bench.processes import TWINBUS, serve, wait_until
 from twinbus.amqp.message import Header, Properties, encode_message, join, split
-from twinbus.namespace.signatures import sign
+from twinbus.namespace.tokens import sign
 from twinbus.transfer import to_backlog_sections
 
 if TYPE_CHECKING:

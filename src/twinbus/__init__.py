@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     from twinbus.namespace.namespace import Namespace
     from twinbus.options import SendAvailabilityOptions, Verdict, classify
     from twinbus.pair import Pair, pair_namespaces
-    from twinbus.pairing.core.announcements import (
+    from twinbus.pairing.lifecycle.closing import PairSide
+    from twinbus.pairing.observing.events import (
         BacklogQueueFound,
         BacklogQueueLeftOut,
         BacklogQueuePulled,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
         EntityChanged,
         EntityHeld,
         EventsDropped,
+        EventStream,
         GuardWarned,
         PairEvent,
         PingEnded,
@@ -60,10 +62,7 @@ if TYPE_CHECKING:
         RightMissing,
         SideChanged,
     )
-    from twinbus.pairing.lifecycle.closing import PairSide
-    from twinbus.pairing.observing.listeners import EventStream
-    from twinbus.pairing.sending.message_sender import MessageSender
-    from twinbus.pairing.sending.sender import PairedSender
+    from twinbus.pairing.sending.sender import MessageSender, PairedSender
     from twinbus.status.document import PairStatus
 
 __version__ = "0.1.0.dev0"
@@ -142,16 +141,14 @@ _NAMES = {
     "twinbus.namespace.namespace": "Namespace",
     "twinbus.options": "SendAvailabilityOptions Verdict classify",
     "twinbus.pair": "Pair pair_namespaces",
-    "twinbus.pairing.core.announcements": """
+    "twinbus.pairing.observing.events": """
         BacklogQueueFound BacklogQueueLeftOut BacklogQueuePulled BacklogQueueReturned
-        EntityChanged EntityHeld EventsDropped GuardWarned PairEvent PingEnded ProtectionChanged
-        RightMissing SideChanged
+        EntityChanged EntityHeld EventStream EventsDropped GuardWarned PairEvent PingEnded
+        ProtectionChanged RightMissing SideChanged
     """,
     "twinbus.status.document": "PairStatus",
     "twinbus.pairing.lifecycle.closing": "PairSide",
-    "twinbus.pairing.observing.listeners": "EventStream",
-    "twinbus.pairing.sending.message_sender": "MessageSender",
-    "twinbus.pairing.sending.sender": "PairedSender",
+    "twinbus.pairing.sending.sender": "MessageSender PairedSender",
 }
 """Module and names of each public object; `__all__` lists the same names for type checkers."""
 

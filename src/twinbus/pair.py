@@ -26,17 +26,22 @@ from twinbus.errors import (
 )
 from twinbus.namespace.namespace import Namespace, both_sides
 from twinbus.options import SendAvailabilityOptions
-from twinbus.pairing.core.announcements import EntityHeld, PairEvent, SideChanged
 from twinbus.pairing.core.failover import Event, ForceFailover, Freeze, MarkHealthy, Unfreeze
 from twinbus.pairing.core.sides import ClosePair, Side, SideChange
 from twinbus.pairing.core.status import backlog_status, side_status
 from twinbus.pairing.lifecycle.attaching import ProtectionMonitor
 from twinbus.pairing.lifecycle.closing import AsyncOnly, PairSide, SideKeeper
 from twinbus.pairing.lifecycle.discovery import Discovery
-from twinbus.pairing.observing.listeners import BUFFER_MAX, EventStream
+from twinbus.pairing.observing.events import (
+    BUFFER_MAX,
+    EntityHeld,
+    EventStream,
+    PairEvent,
+    SideChanged,
+)
+from twinbus.pairing.observing.recording import Recorder, open_recorder
 from twinbus.pairing.sdk.sdk_cleanup import close_sdk_client
 from twinbus.pairing.sending.client import PairedClient
-from twinbus.pairing.sending.recording import Recorder, open_recorder
 from twinbus.status.document import PairStatus, SyphonQueueStatus
 
 if TYPE_CHECKING:

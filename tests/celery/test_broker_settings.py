@@ -11,7 +11,7 @@ from kombu import Connection
 
 import twinbus.kombu
 from twinbus.errors import SettingsError
-from twinbus.kombu.broker_settings import broker_settings
+from twinbus.kombu.process_pair import broker_settings
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "celery.md"
 SIDES = {

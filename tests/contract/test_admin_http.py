@@ -40,7 +40,7 @@ from twinbus.broker.sas import AccessPolicy
 from twinbus.broker.server import BrokerServer
 from twinbus.broker.storage.store import MemoryStore
 from twinbus.errors import StoreFull
-from twinbus.namespace.signatures import sign
+from twinbus.namespace.tokens import sign
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -22,7 +22,7 @@ from twinbus.client.administration import counts_of, list_backlog_queues
 from twinbus.console import namespaces as commands
 from twinbus.ledger import LedgerWriter, read
 from twinbus.ledger.requests import recording_to
-from twinbus.namespace.endpoint import endpoint_of
+from twinbus.namespace.access import endpoint_of
 from twinbus.namespace.namespace import Namespace
 from twinbus.syphon.host import SyphonHost
 from twinbus.syphon.replaying import DeadLetterFilter, dead_letters, replay

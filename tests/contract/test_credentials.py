@@ -36,8 +36,8 @@ from twinbus.broker.sas import AcceptedToken
 from twinbus.client import connection as connection_module
 from twinbus.client.administration import counts_of
 from twinbus.client.connection import NamespaceConnection
-from twinbus.namespace.endpoint import endpoint_of
-from twinbus.namespace.signatures import sign
+from twinbus.namespace.access import endpoint_of
+from twinbus.namespace.tokens import sign
 from twinbus.pair import Pair
 from twinbus.pairing.core.backlog import backlog_paths
 from twinbus.syphon.host import SyphonHost

@@ -23,9 +23,9 @@ from twinbus import (
 from twinbus.broker.descriptions import AuthorizationRule, QueueDescription
 from twinbus.ledger import read
 from twinbus.pair import Pair
-from twinbus.pairing.core import schedules
+from twinbus.pairing.core import secondary as schedule
 from twinbus.pairing.core.backlog import backlog_paths
-from twinbus.pairing.lifecycle.administration import LIST_PAGES_MAX
+from twinbus.pairing.sdk.administration import LIST_PAGES_MAX
 
 pytestmark = pytest.mark.contract
 
@@ -48,7 +48,7 @@ def behind(front: Front, broker: EmbeddedBroker) -> str:
 async def test_a_secondary_in_trouble_leaves_a_pair_that_sends_and_is_protected_when_it_is_back(
     broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch, mood: Mood, create: bool
 ) -> None:
-    monkeypatch.setattr(schedules, "SEARCH_UNREACHABLE_S", 0.1)
+    monkeypatch.setattr(schedule, "SEARCH_UNREACHABLE_S", 0.1)
 
     async with paired(broker):
         pass
@@ -87,8 +87,8 @@ async def test_a_secondary_that_is_required_fails_the_pairing_in_time_and_in_one
 async def test_a_right_that_is_granted_later_is_found_without_a_restart(
     broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(schedules, "SEARCH_UNREACHABLE_S", 0.05)
-    monkeypatch.setattr(schedules, "SEARCH_S", 0.1)
+    monkeypatch.setattr(schedule, "SEARCH_UNREACHABLE_S", 0.05)
+    monkeypatch.setattr(schedule, "SEARCH_S", 0.1)
     weak = (
         broker.connection_string("contoso-dr")
         .replace("RootManageSharedAccessKey", "weak")

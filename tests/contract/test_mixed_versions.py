@@ -42,7 +42,7 @@ from twinbus.amqp.message import (
 )
 from twinbus.amqp.types import Described, Timestamp
 from twinbus.client.connection import ANSWER_S
-from twinbus.namespace.endpoint import endpoint_of
+from twinbus.namespace.access import endpoint_of
 from twinbus.pairing.core.backlog import lease_path
 from twinbus.status.document import LEASED
 from twinbus.syphon.relay.lease import Leases

@@ -253,7 +253,7 @@ def test_without_the_library_metrics_are_one_clear_line_and_traces_are_off() -> 
         "sys.modules['prometheus_client'] = None\n"
         "sys.modules['opentelemetry'] = None\n"
         "import twinbus.pair\n"
-        "from twinbus.pairing.observing.tracing import tracing_now\n"
+        "from twinbus.pairing.observing.recording import tracing_now\n"
         "assert tracing_now(None) is None\n"
         "try:\n"
         "    import twinbus.pairing.observing.metrics\n"

@@ -305,7 +305,7 @@ async def test_a_secondary_that_is_not_there_leaves_the_pair_unprotected_but_sen
 async def test_a_secondary_that_comes_later_is_found(
     broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("twinbus.pairing.core.schedules.SEARCH_UNREACHABLE_S", 0.1)
+    monkeypatch.setattr("twinbus.pairing.core.secondary.SEARCH_UNREACHABLE_S", 0.1)
 
     with EmbeddedBroker("late") as probe:
         port, text = probe.port(), probe.connection_string()

@@ -18,8 +18,7 @@ from twinbus.broker.sas import AcceptedToken
 from twinbus.client.administration import CountsUnavailable, counts_of, list_backlog_queues
 from twinbus.client.connection import NamespaceConnection
 from twinbus.client.request_node import ConnectionLost
-from twinbus.namespace.access import NamespaceAccess
-from twinbus.namespace.endpoint import Endpoint, endpoint_of
+from twinbus.namespace.access import Endpoint, NamespaceAccess, endpoint_of
 from twinbus.pairing.core.backlog import backlog_paths
 
 pytestmark = [

@@ -34,7 +34,7 @@ from twinbus import (
     pair_namespaces,
 )
 from twinbus.ledger import NullLedger
-from twinbus.namespace.endpoint import Endpoint
+from twinbus.namespace.access import Endpoint
 from twinbus.pair import Pair
 from twinbus.pairing.core.backlog import session_queue
 from twinbus.pairing.sending.sender import PairedSender

@@ -23,7 +23,7 @@ from twinbus.broker.faults import Fault
 from twinbus.ledger import read
 from twinbus.pair import Pair
 from twinbus.pairing.core.backlog import backlog_paths
-from twinbus.pairing.observing.tracing import Tracing
+from twinbus.pairing.observing.recording import Tracing
 
 pytestmark = pytest.mark.contract
 
@@ -36,7 +36,7 @@ broker = embedded()
 def test_with_the_library_but_no_provider_nothing_is_traced() -> None:
     program = (
         "import opentelemetry.trace\n"
-        "from twinbus.pairing.observing.tracing import tracing_now\n"
+        "from twinbus.pairing.observing.recording import tracing_now\n"
         "assert tracing_now(None) is None\n"
         "from opentelemetry.sdk.trace import TracerProvider\n"
         "opentelemetry.trace.set_tracer_provider(TracerProvider())\n"

@@ -18,7 +18,7 @@ from twinbus import EmbeddedBroker, Namespace, pair_namespaces
 from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.faults import Fault
 from twinbus.errors import SyphonError
-from twinbus.namespace.endpoint import endpoint_of
+from twinbus.namespace.access import endpoint_of
 from twinbus.pair import Pair
 from twinbus.syphon.host import drain
 from twinbus.syphon.replaying import DeadLetterFilter, replay

@@ -30,7 +30,7 @@ from tests.end_to_end.mixed_backlog import (
 )
 from twinbus.amqp.types import Int
 from twinbus.client.peeking import open_connection
-from twinbus.namespace.endpoint import endpoint_of
+from twinbus.namespace.access import endpoint_of
 from twinbus.options import SendAvailabilityOptions
 from twinbus.syphon.core.pump import IntakeLimits
 from twinbus.syphon.host import SyphonHost

@@ -21,7 +21,7 @@ from tests.end_to_end.hand_made_world import Sides
 from tests.official_sdk import administration
 from twinbus import BacklogUnavailableError, MissingRightError, Namespace, pair_namespaces
 from twinbus.pair import Pair
-from twinbus.pairing.core.announcements import PairEvent
+from twinbus.pairing.observing.events import PairEvent
 
 pytestmark = pytest.mark.end_to_end
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.end_to_end
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sixtieth of the true waits: a second stands for a minute."""
-    schedule = pytest.importorskip("twinbus.pairing.core.schedules")
+    schedule = pytest.importorskip("twinbus.pairing.core.secondary")
     monkeypatch.setattr(schedule, "SEARCH_S", 1.0)
     monkeypatch.setattr(schedule, "SEARCH_UNREACHABLE_S", 0.1)
 

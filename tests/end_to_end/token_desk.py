@@ -25,9 +25,8 @@ from tests.end_to_end.identity_endpoint import SECRET, IdentityEndpoint
 from tests.processes import ENTRY, ServedBroker, run_twinbus
 from twinbus import Namespace, pair_namespaces
 from twinbus.client.administration import CountsUnavailable, QueueCounts, counts_of
-from twinbus.namespace.access import NamespaceAccess
+from twinbus.namespace.access import NamespaceAccess, endpoint_of
 from twinbus.namespace.administration_client import administration_client
-from twinbus.namespace.endpoint import endpoint_of
 
 PATIENCE_S = 120.0
 NAMES = ("contoso", "contoso-dr")

@@ -33,7 +33,7 @@ from twinbus.amqp.types import Int
 from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.links.management import OPERATIONS, SENDING_OPERATIONS
 from twinbus.broker.port_access import DEFAULT_KEY
-from twinbus.namespace.signatures import sign
+from twinbus.namespace.tokens import sign
 
 pytestmark = pytest.mark.contract
 

@@ -33,11 +33,11 @@ from twinbus.pairing.core.failover import (
     Route,
     SendFailed,
     SendSucceeded,
+    TimerFired,
     Unfreeze,
 )
 from twinbus.pairing.core.secondary import FIRST_PACE_S, DivertFault
 from twinbus.servicebus.failures import FailureMeaning
-from twinbus.timers import TimerFired
 
 QUEUES = backlog_paths("contoso", 3)
 TOLERANCE_S = 1e-6

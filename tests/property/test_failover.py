@@ -20,12 +20,12 @@ from twinbus.pairing.core.failover import (
     StartDiverting,
     StopPinging,
     StopWatching,
+    TimerFired,
     Transition,
     Unfreeze,
 )
 from twinbus.status.document import EntityState
 from twinbus.testing import VirtualClock
-from twinbus.timers import TimerFired
 
 LEGAL = {
     (EntityState.HEALTHY, EntityState.SUSPECT),

@@ -29,7 +29,7 @@ from twinbus.errors import PartialDivertError
 from twinbus.pairing.core.failover import ForceFailover, Freeze, MarkHealthy, Unfreeze
 from twinbus.pairing.sdk.guards import id_of
 from twinbus.testing import run_virtual
-from twinbus.testing.fake_pair import FakePair
+from twinbus.testing.fake_sdk import FakePair
 
 FATES = ("take", "slow", "refuse", "break", "break_stored", "hang", "hang_stored",
          "busy", "full", "swallow")  # fmt: skip

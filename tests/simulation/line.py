@@ -47,7 +47,7 @@ from twinbus.client.request_node import ConnectionLost, RequestRefused
 if TYPE_CHECKING:
     from tests.simulation.world import World
     from twinbus.ledger.requests import BilledRequests
-    from twinbus.namespace.endpoint import Endpoint
+    from twinbus.namespace.access import Endpoint
 
 __all__ = ["SimLine"]
 

@@ -16,7 +16,7 @@ from tests.simulation.machine import Process, SimLoop
 from tests.simulation.world import World
 from twinbus.broker.descriptions import QueueDescription
 from twinbus.ledger import NullLedger
-from twinbus.namespace.endpoint import endpoint_of
+from twinbus.namespace.access import endpoint_of
 from twinbus.pairing.core.backlog import LEASE_LOCK_S, backlog_paths, lease_path
 from twinbus.syphon.relay.lease import Leases
 

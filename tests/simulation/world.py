@@ -44,7 +44,7 @@ from twinbus.ledger.record import LineForm
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pair import PairParts
 from twinbus.pairing.core.backlog import WANTED, backlog_paths
-from twinbus.pairing.sending.recording import Recorder
+from twinbus.pairing.observing.recording import Recorder
 
 __all__ = ["Result", "World", "simulate"]
 

@@ -23,7 +23,7 @@ from tests.official_sdk import administration
 from tests.processes import ServedBroker
 from twinbus.amqp.message import Properties, encode_message, join, split
 from twinbus.client.administration import counts_of
-from twinbus.namespace.endpoint import Endpoint
+from twinbus.namespace.access import Endpoint
 from twinbus.syphon.core.lease_validity import lease_address
 from twinbus.transfer import to_backlog_sections
 

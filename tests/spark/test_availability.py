@@ -23,7 +23,7 @@ from tests.spark.ledgers import (
     sent,
 )
 from twinbus.pairing.core.failover import EntityFailover, SendFailed
-from twinbus.pairing.sending.recording import CLOSED
+from twinbus.pairing.observing.recording import CLOSED
 from twinbus.pipeline.spark.session import session_for_few
 from twinbus.pipeline.tables import availability, schemas, windows
 from twinbus.pipeline.tables.tallies import tallied

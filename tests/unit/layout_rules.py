@@ -23,7 +23,7 @@ PURE_FOLDERS = frozenset(
 )
 """Folders whose modules are pure although they are not called `core`."""
 
-PURE_MODULES = frozenset({"twinbus.errors", "twinbus.options", "twinbus.timers", "twinbus.wording"})
+PURE_MODULES = frozenset({"twinbus.errors", "twinbus.options", "twinbus.wording"})
 
 SHELLS: Mapping[str, str] = {
     "twinbus.amqp.transport": "moves bytes between a socket and the sans-IO connection",
@@ -31,8 +31,7 @@ SHELLS: Mapping[str, str] = {
     "twinbus.control.sockets": "makes, finds and asks sockets",
     "twinbus.control.server": "answers on a socket",
     "twinbus.namespace.administration_client": "administration calls over HTTP",
-    "twinbus.namespace.credential_sources": "reads files and variables, opens azure-identity",
-    "twinbus.namespace.credentials": "fetches tokens, on a thread where it must",
+    "twinbus.namespace.credentials": "reads files and variables, fetches tokens",
     "twinbus.namespace.namespace": "makes clients of the SDK",
 }
 """Modules of pure folders that do I/O, each with its reason."""
@@ -52,7 +51,6 @@ ARROWS: Mapping[str, Set[str]] = {
     "servicebus": set(),
     "exposition": set(),
     "extras": {"errors"},
-    "timers": set(),
     "loops": set(),
     "lookups": set(),
     "wording": set(),
@@ -67,7 +65,7 @@ ARROWS: Mapping[str, Set[str]] = {
     "namespace": {"errors", "extras", "lookups"},
     "pairing": {
         *("client", "errors", "exposition", "extras", "namespace", "options", "status"),
-        *("timers", "transfer", "wording"),
+        *("transfer", "wording"),
     },
     "client": {"amqp", "errors", "namespace", "transfer"},
     "syphon": {"amqp", "client", "errors", "namespace", "options", "status", "transfer"},
@@ -96,7 +94,7 @@ ARROWS: Mapping[str, Set[str]] = {
     "page": {"control", "cost", "errors", "ledger", "namespace", "status", "wording"},
     "testing": {
         *("amqp", "broker", "client", "errors", "extras", "ledger", "namespace", "options"),
-        *("pair", "pairing", "timers"),
+        *("pair", "pairing"),
     },
 }
 """Which unit may know which. `console` and the public door may know all; a shell may also write to

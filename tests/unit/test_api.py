@@ -19,7 +19,7 @@ from twinbus.namespace.namespace import Namespace
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pair import Pair, pair_namespaces
 from twinbus.pairing.lifecycle.closing import AsyncOnly, BlockingOnly, PairSide
-from twinbus.pairing.observing.listeners import EventStream
+from twinbus.pairing.observing.events import EventStream
 from twinbus.pairing.sending.sender import PairedSender
 
 PAIR = {

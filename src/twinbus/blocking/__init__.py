@@ -23,10 +23,8 @@ interrupted: Ctrl-C ends it in the core too.
 
 from __future__ import annotations
 
-from twinbus.blocking.message_sender import MessageSender
-from twinbus.blocking.pair import Pair, pair_namespaces
-from twinbus.blocking.sender import PairedSender
-from twinbus.blocking.sides import EventStream, PairSide
+from twinbus.blocking.pair import EventStream, Pair, PairSide, pair_namespaces
+from twinbus.blocking.sender import MessageSender, PairedSender
 from twinbus.namespace.namespace import Namespace
 from twinbus.options import SendAvailabilityOptions, Verdict
 from twinbus.pair import PairStatus

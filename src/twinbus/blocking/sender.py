@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from datetime import datetime
-from typing import Any, Never, Self
+from typing import Any, Never, Protocol, Self
 
 from azure.servicebus import ServiceBusMessageBatch
 
@@ -13,10 +13,59 @@ from twinbus.blocking.loop_thread import LoopThread
 from twinbus.errors import PairClosedError
 from twinbus.pairing.lifecycle.closing import BlockingOnly
 from twinbus.pairing.sdk.direct_links import DirectLinks
-from twinbus.pairing.sending.message_sender import Messages
 from twinbus.pairing.sending.send_calls import DirectAttempts
+from twinbus.pairing.sending.sender import Messages, SdkMessages, ids_of, warn_of_unknown
 from twinbus.pairing.sending.sender import PairedSender as CoreSender
-from twinbus.pairing.sending.sender import ids_of, warn_of_unknown
+
+
+class MessageSender(Protocol):
+    """A sender to one queue or topic: `azure.servicebus.ServiceBusSender` or `PairedSender`."""
+
+    @property
+    def client_identifier(self) -> str:
+        """Its name for the service."""
+        ...
+
+    @property
+    def entity_name(self) -> str:
+        """The queue or topic."""
+        ...
+
+    @property
+    def fully_qualified_namespace(self) -> str:
+        """The host of the namespace; for a paired sender the primary's."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exc: Any) -> None: ...
+
+    def send_messages(
+        self, message: SdkMessages | ServiceBusMessageBatch, *, timeout: float | None = None
+    ) -> None:
+        """Send a message, a list or a batch."""
+
+    def schedule_messages(
+        self,
+        messages: SdkMessages,
+        schedule_time_utc: datetime,
+        *,
+        timeout: float | None = None,
+    ) -> list[int]:
+        """Schedule messages; return their sequence numbers."""
+        ...
+
+    def cancel_scheduled_messages(
+        self, sequence_numbers: int | list[int], *, timeout: float | None = None
+    ) -> None:
+        """Cancel what `schedule_messages` scheduled."""
+
+    def create_message_batch(self, max_size_in_bytes: int | None = None) -> ServiceBusMessageBatch:
+        """Return an empty batch."""
+        ...
+
+    def close(self) -> None:
+        """Close the sender."""
 
 
 class PairedSender(BlockingOnly):

@@ -16,7 +16,7 @@ from urllib.parse import quote_plus, unquote, unquote_plus, urlsplit
 
 from twinbus.broker.descriptions import AuthorizationRule
 from twinbus.broker.refusals import Unauthorized
-from twinbus.namespace.signatures import SCHEME, signature_digest, utc_text
+from twinbus.namespace.tokens import SCHEME, signature_digest, utc_text
 from twinbus.servicebus.names import ENTITY_NAME_MAX
 
 LISTEN, SEND, MANAGE = "Listen", "Send", "Manage"

@@ -18,10 +18,9 @@ from xml.sax.saxutils import unescape
 
 from twinbus.errors import SyphonError
 from twinbus.ledger.requests import BilledRequests
+from twinbus.namespace.access import Endpoint
 from twinbus.namespace.address import bracketed
-from twinbus.namespace.endpoint import Endpoint
-from twinbus.namespace.signatures import wrong_key_text
-from twinbus.namespace.tokens import NamespaceToken
+from twinbus.namespace.tokens import NamespaceToken, wrong_key_text
 
 log = logging.getLogger("twinbus.client")
 

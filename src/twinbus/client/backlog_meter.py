@@ -18,7 +18,7 @@ from typing import Final
 from twinbus.client.administration import QueueCounts
 from twinbus.client.connection import NamespaceConnection
 from twinbus.client.peeking import open_connection, peek
-from twinbus.namespace.endpoint import Endpoint
+from twinbus.namespace.access import Endpoint
 
 log = logging.getLogger("twinbus.client")
 

@@ -28,8 +28,8 @@ from twinbus.amqp.session import Session
 from twinbus.amqp.transport import ClientTransport, connect
 from twinbus.client.request_node import ConnectionLost, RequestNode, RequestRefused
 from twinbus.ledger.requests import BilledRequests
+from twinbus.namespace.access import Endpoint
 from twinbus.namespace.address import bracketed
-from twinbus.namespace.endpoint import Endpoint
 from twinbus.namespace.tokens import NamespaceToken
 from twinbus.servicebus.conditions import RESOURCE_LIMIT, UNAUTHORIZED
 from twinbus.servicebus.failures import FailureMeaning, of_error

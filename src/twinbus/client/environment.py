@@ -16,7 +16,7 @@ from uuid import UUID, uuid4
 from twinbus.client.administration import described_lock_s
 from twinbus.client.connection import NamespaceConnection
 from twinbus.ledger.requests import BilledRequests
-from twinbus.namespace.endpoint import Endpoint
+from twinbus.namespace.access import Endpoint
 from twinbus.namespace.namespace import Namespace
 
 

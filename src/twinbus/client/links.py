@@ -24,7 +24,7 @@ from twinbus.amqp.link import LinkSession, LinkState, SenderLink
 from twinbus.amqp.performatives import Accepted, Error, Rejected, Source, Target
 from twinbus.client.connection import NamespaceConnection
 from twinbus.client.request_node import ConnectionLost, RequestRefused
-from twinbus.namespace.endpoint import endpoint_of
+from twinbus.namespace.access import endpoint_of
 from twinbus.namespace.namespace import Namespace
 from twinbus.servicebus.failures import FailureMeaning, NamespaceFailure, of_condition
 

@@ -12,7 +12,7 @@ from twinbus.client.connection import NamespaceConnection
 from twinbus.client.peeked_message import PeekedMessage, read_peeked
 from twinbus.client.request_node import ConnectionLost, RequestRefused
 from twinbus.errors import SyphonError
-from twinbus.namespace.endpoint import Endpoint
+from twinbus.namespace.access import Endpoint
 from twinbus.servicebus.names import DEAD_LETTER
 
 """Name of the dead-letter queue, after the path of its queue."""

@@ -18,7 +18,7 @@ from twinbus.console.terminal.pair_defaults import CONFIG_TEXT, require_pair
 from twinbus.console.terminal.table import UNKNOWN, paint, table_lines, visible
 from twinbus.errors import SettingsError
 from twinbus.namespace.access import NamespaceAccess
-from twinbus.namespace.route import HttpProxy
+from twinbus.namespace.address import HttpProxy
 from twinbus.settings.files import (
     ConfiguredPair,
     SettingsFile,

@@ -15,7 +15,7 @@ from twinbus.console.terminal.times import seconds_of
 
 if TYPE_CHECKING:
     from twinbus.errors import TwinbusError
-    from twinbus.namespace.endpoint import Endpoint
+    from twinbus.namespace.access import Endpoint
     from twinbus.namespace.namespace import Namespace
 
 app = command_group("Have a served broker misbehave, for tests and drills.")
@@ -161,7 +161,7 @@ async def _ask(
 
     from twinbus.client.administration import NotAnswered, token_for
     from twinbus.console.namespaces import UnreachableError
-    from twinbus.namespace.endpoint import endpoint_of
+    from twinbus.namespace.access import endpoint_of
 
     endpoint = endpoint_of(namespace)
     try:
@@ -200,7 +200,7 @@ def _request(
 
 def _refusal(endpoint: Endpoint, status: int, detail: str) -> TwinbusError:
     from twinbus.console.namespaces import FORBIDDEN, UnreachableError
-    from twinbus.namespace.signatures import refusal_error
+    from twinbus.namespace.tokens import refusal_error
 
     if status in FORBIDDEN:
         otherwise = f"faults of {endpoint.label} need the Manage right: {detail}"

@@ -15,13 +15,13 @@ from twinbus.ledger import NullLedger
 from twinbus.ledger.requests import BilledRequests, current_ledger
 from twinbus.namespace.administration_client import administration_client
 from twinbus.namespace.namespace import Namespace
-from twinbus.namespace.signatures import refusal_error
-from twinbus.pairing.lifecycle.administration import (
+from twinbus.namespace.tokens import refusal_error
+from twinbus.pairing.observing.recording import PairLedger, Recorder
+from twinbus.pairing.sdk.administration import (
     BacklogAdministration,
     SecondaryUnreachable,
     first_line,
 )
-from twinbus.pairing.sending.recording import PairLedger, Recorder
 from twinbus.servicebus.failures import FailureMeaning, of_error
 
 FORBIDDEN: Final = (401, 403)

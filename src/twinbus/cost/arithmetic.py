@@ -44,7 +44,7 @@ SEARCH_S: Final = 60.0
 SEARCH_LONGEST_S: Final = 300.0
 SEARCH_SLOW_DOWN: Final = 60.0
 SEARCH_JITTER: Final = 0.2
-"""The waits between two searches, as `pairing.core.schedules` has them."""
+"""The waits between two searches, as `pairing.core.secondary` has them."""
 
 
 DEFERRED_SEARCH_S: Final = 3_600

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from starlette.websockets import WebSocket
 
     from twinbus.gateway.server import GatewayServer
-    from twinbus.namespace.endpoint import Endpoint
+    from twinbus.namespace.access import Endpoint
 
 ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
 ANSWER_S: Final = 60.0

@@ -9,7 +9,7 @@ from twinbus.exposition import text_of
 from twinbus.gateway.administration import gateway_application
 from twinbus.gateway.pending import PENDING_BYTES_MAX
 from twinbus.gateway.server import GatewayServer
-from twinbus.namespace.endpoint import endpoint_of
+from twinbus.namespace.access import endpoint_of
 from twinbus.pair import call_program, client_of
 
 if TYPE_CHECKING:

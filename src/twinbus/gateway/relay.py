@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from twinbus.amqp.session import Session
     from twinbus.broker.links.context import LinkClient
-    from twinbus.namespace.endpoint import Endpoint
+    from twinbus.namespace.access import Endpoint
 
 
 REOPEN_PAUSE_S: Final = 0.2

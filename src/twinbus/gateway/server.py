@@ -28,7 +28,7 @@ from twinbus.gateway.relay import PrimaryRelay
 from twinbus.gateway.relayed_links import RelayedReceiver, RelayedReplies, RelayedRequests
 from twinbus.gateway.sending import GatewaySendingLink
 from twinbus.gateway.upstream import LinkSenders
-from twinbus.namespace.endpoint import endpoint_of
+from twinbus.namespace.access import endpoint_of
 from twinbus.servicebus import conditions
 from twinbus.servicebus.names import is_entity_name
 from twinbus.wording import visible

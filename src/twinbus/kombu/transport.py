@@ -19,8 +19,7 @@ from kombu.utils.json import dumps, loads
 from kombu.utils.uuid import uuid
 
 from twinbus.errors import TwinbusError, error_text
-from twinbus.kombu.broker_settings import broker_settings, pair_name
-from twinbus.kombu.process_pair import ProcessPair, process_pair
+from twinbus.kombu.process_pair import ProcessPair, broker_settings, pair_name, process_pair
 from twinbus.kombu.receiving import FAILURES, Settlement, TaskDelivery, TaskReceivers
 
 log = logging.getLogger("twinbus.kombu")

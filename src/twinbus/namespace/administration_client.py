@@ -21,8 +21,8 @@ from azure.core.pipeline.transport import AioHttpTransport
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
 from twinbus.lookups import LOOKUPS
+from twinbus.namespace.access import endpoint_of
 from twinbus.namespace.address import bracketed
-from twinbus.namespace.endpoint import endpoint_of
 from twinbus.namespace.tokens import is_signing
 
 if TYPE_CHECKING:

@@ -22,16 +22,22 @@ from twinbus.errors import CredentialError, NamespaceInUseError
 from twinbus.lookups import LOOKUPS
 from twinbus.namespace.access import NamespaceAccess, is_access_text
 from twinbus.namespace.address import (
+    HTTPS_PORT,
     TLS_PORT,
     ConnectionString,
+    NetworkRoute,
     bracketed,
     host_and_port,
     is_loopback,
     namespace_label,
 )
-from twinbus.namespace.credential_sources import connection_string_of, open_credential, route_of
-from twinbus.namespace.credentials import AwaitableCredential, require_credential
-from twinbus.namespace.route import HTTPS_PORT, NetworkRoute
+from twinbus.namespace.credentials import (
+    AwaitableCredential,
+    connection_string_of,
+    open_credential,
+    require_credential,
+    route_of,
+)
 
 if TYPE_CHECKING:
     from azure.servicebus import ServiceBusClient as SyncClient

@@ -22,7 +22,7 @@ from twinbus.client.peeking import (
 from twinbus.errors import SyphonError
 from twinbus.ledger import NullLedger
 from twinbus.ledger.requests import recording_to
-from twinbus.namespace.endpoint import Endpoint, endpoint_of
+from twinbus.namespace.access import Endpoint, endpoint_of
 from twinbus.options import SendAvailabilityOptions
 from twinbus.status.document import SyphonQueueStatus
 from twinbus.syphon.core.pacing import Pace, Rate, ReconnectBackoff

@@ -39,7 +39,7 @@ from twinbus.client.peeking import open_connection, peek, syphon_errors
 from twinbus.client.request_node import ConnectionLost, RequestRefused
 from twinbus.errors import SyphonError
 from twinbus.ledger.requests import BilledRequests
-from twinbus.namespace.endpoint import Endpoint
+from twinbus.namespace.access import Endpoint
 from twinbus.servicebus.names import DEAD_LETTER
 from twinbus.syphon.relay.queue_requests import ranges
 from twinbus.transfer import without_delivery_marks

@@ -9,8 +9,8 @@
     FakePair          a paired client over two fake namespaces
 
 `twinbus.testing.pytest_plugin` has the first two as fixtures (docs/testing.md). The last two are
-imported by their own names, `twinbus.testing.fake_sdk` and `twinbus.testing.fake_pair`. The other
-names load on first use: every run of pytest imports this package where the plugin is installed.
+imported from `twinbus.testing.fake_sdk`. The other names load on first use: every run of pytest
+imports this package where the plugin is installed.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ if TYPE_CHECKING:
         LocalPair,
         Outage,
         OutageKind,
+        SentMessage,
         SentMessages,
     )
     from twinbus.testing.plain_administration import administration, async_administration
-    from twinbus.testing.sent_messages import SentMessage
-    from twinbus.testing.virtual_clock import Machine, VirtualClock
-    from twinbus.testing.virtual_loop import VirtualLoop, run_virtual
+    from twinbus.testing.virtual_time import Machine, VirtualClock, VirtualLoop, run_virtual
 
 __all__ = [
     "LocalNamespace",
@@ -48,11 +47,9 @@ __all__ = [
 ]
 
 _NAMES = {
-    "local_namespace": "LocalNamespace LocalPair Outage OutageKind SentMessages",
+    "local_namespace": "LocalNamespace LocalPair Outage OutageKind SentMessage SentMessages",
     "plain_administration": "administration async_administration",
-    "sent_messages": "SentMessage",
-    "virtual_clock": "Machine VirtualClock",
-    "virtual_loop": "VirtualLoop run_virtual",
+    "virtual_time": "Machine VirtualClock VirtualLoop run_virtual",
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 

@@ -31,8 +31,8 @@ from twinbus.amqp.types import DecodeError
 from twinbus.client.connection import NamespaceConnection
 from twinbus.errors import TwinbusError, error_text
 from twinbus.ledger.requests import BilledRequests
+from twinbus.namespace.access import endpoint_of
 from twinbus.namespace.administration_client import administration_client
-from twinbus.namespace.endpoint import endpoint_of
 from twinbus.namespace.namespace import KEEP_ALIVE_OFF, Namespace, bounds
 from twinbus.servicebus.failures import condition_of, refused_token
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from tests.simulation.network import IDLE_S
 from tests.simulation.night.plan import PATIENCE_S
 from tests.simulation.plan import Fault
-from twinbus.pairing.core.announcements import BacklogQueuePulled, EntityChanged
+from twinbus.pairing.observing.events import BacklogQueuePulled, EntityChanged
 
 if TYPE_CHECKING:
     from tests.simulation.programs import Application

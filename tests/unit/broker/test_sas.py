@@ -13,7 +13,7 @@ from azure.servicebus._pyamqp import utils as sdk
 from twinbus.broker.descriptions import AuthorizationRule
 from twinbus.broker.refusals import Unauthorized
 from twinbus.broker.sas import TOKEN_LENGTH_MAX, AcceptedToken, AccessPolicy, Grant
-from twinbus.namespace.signatures import sign
+from twinbus.namespace.tokens import sign
 
 NOW_S = 1_700_000_000.0
 LATER_S = int(NOW_S) + 3600

@@ -14,7 +14,7 @@ from twinbus.client import administration
 from twinbus.client.administration import CountsUnavailable, QueueCounts, counts_of
 from twinbus.client.backlog_meter import BacklogMeter, QueueDepth
 from twinbus.errors import SyphonError
-from twinbus.namespace.endpoint import Endpoint, endpoint_of
+from twinbus.namespace.access import Endpoint, endpoint_of
 
 COUNTS = (
     b"<CountDetails><d2p1:ActiveMessageCount>3</d2p1:ActiveMessageCount></CountDetails>"

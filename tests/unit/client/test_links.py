@@ -21,7 +21,7 @@ from twinbus.client import connection
 from twinbus.client.connection import CONNECT_S, NamespaceConnection
 from twinbus.client.links import LinkEnded, LinkPool, UpstreamConnection, UpstreamLink, Wire
 from twinbus.client.request_node import ConnectionLost
-from twinbus.namespace.endpoint import endpoint_of
+from twinbus.namespace.access import endpoint_of
 from twinbus.namespace.namespace import Namespace
 from twinbus.syphon.core.pacing import FIRST_RECONNECT_S, ReconnectBackoff
 

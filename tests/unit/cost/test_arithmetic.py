@@ -16,7 +16,7 @@ from twinbus.cost.arithmetic import (
     search_operations,
     units,
 )
-from twinbus.pairing.core.schedules import search_wait_s
+from twinbus.pairing.core.secondary import search_wait_s
 
 KB = 1024
 HOUR_S, DAY_S = 3_600, 86_400

@@ -19,7 +19,7 @@ from twinbus.cost.arithmetic import (
 )
 from twinbus.cost.estimate import CostEstimate, Workload, estimate
 from twinbus.cost.quantities import QuantityError
-from twinbus.pairing.core.schedules import LIST_IDLE_S
+from twinbus.pairing.core.secondary import LIST_IDLE_S
 from twinbus.syphon.core.lease_validity import LEASE_LOCK_S, RENEW_SHARE, STANDBY_SHARE
 from twinbus.syphon.core.waiting import VALID_S
 

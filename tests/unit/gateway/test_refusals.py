@@ -15,7 +15,7 @@ from twinbus.client.request_node import ConnectionLost, RequestRefused
 from twinbus.errors import BacklogGuardError, BacklogUnavailableError, EntityUnusableError
 from twinbus.gateway.pending import EACH_BYTES, PendingSends
 from twinbus.gateway.refusals import refusal_of
-from twinbus.namespace.endpoint import Endpoint
+from twinbus.namespace.access import Endpoint
 from twinbus.servicebus.conditions import UNAUTHORIZED
 from twinbus.servicebus.failures import CONDITIONS, FailureMeaning, of_error, outcome_of
 

@@ -8,7 +8,7 @@ import pytest
 from azure.servicebus import TransportType
 
 from twinbus.namespace.access import NamespaceAccess
-from twinbus.namespace.route import HttpProxy, NetworkRoute
+from twinbus.namespace.address import HttpProxy, NetworkRoute
 
 HOST = "contoso.servicebus.windows.net"
 KEY = f"Endpoint=sb://{HOST}/;SharedAccessKeyName=Root;SharedAccessKey=s3cret"

@@ -8,8 +8,8 @@ import pytest
 
 from twinbus.broker.descriptions import AuthorizationRule
 from twinbus.broker.sas import AccessPolicy
+from twinbus.namespace.access import Endpoint
 from twinbus.namespace.address import namespace_label
-from twinbus.namespace.endpoint import Endpoint
 from twinbus.namespace.namespace import Namespace
 
 CREDENTIALS = "SharedAccessKeyName=Root;SharedAccessKey=k"

@@ -17,10 +17,8 @@ from azure.servicebus import ServiceBusClient, TransportType
 from azure.servicebus.aio import ServiceBusClient as AsyncClient
 
 from twinbus.errors import CredentialError
-from twinbus.namespace.access import NamespaceAccess
-from twinbus.namespace.credential_sources import open_credential
-from twinbus.namespace.credentials import THREADS_MAX, AwaitableCredential
-from twinbus.namespace.endpoint import endpoint_of
+from twinbus.namespace.access import NamespaceAccess, endpoint_of
+from twinbus.namespace.credentials import THREADS_MAX, AwaitableCredential, open_credential
 from twinbus.namespace.namespace import Namespace
 from twinbus.namespace.tokens import SAS_TOKEN, UNKNOWN_LIFE_S, WEB_TOKEN, read_token
 

@@ -10,7 +10,7 @@ from azure.core.credentials import AccessToken, AzureNamedKeyCredential, AzureSa
 
 from twinbus.broker.descriptions import AuthorizationRule
 from twinbus.broker.sas import AccessPolicy
-from twinbus.namespace.endpoint import Endpoint, endpoint_of
+from twinbus.namespace.access import Endpoint, endpoint_of
 from twinbus.namespace.namespace import Namespace
 from twinbus.namespace.tokens import SAS_TOKEN, TOKEN_LIFE_S, WEB_TOKEN, NamespaceToken
 

@@ -18,10 +18,10 @@ from twinbus.pairing.core.failover import (
     SendFailed,
     SendPing,
     SendSucceeded,
+    TimerFired,
 )
 from twinbus.planning.model import Setting, Traffic
 from twinbus.status.document import EntityState
-from twinbus.timers import TimerFired
 
 RETRIES = 3
 POLICY = RetryPolicy(

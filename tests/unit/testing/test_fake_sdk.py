@@ -11,10 +11,10 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver, ServiceBusSender
 
-from twinbus.testing.fake_pair import FakePair
 from twinbus.testing.fake_sdk import (
     FakeClient,
     FakeNamespace,
+    FakePair,
     FakeReceiver,
     FakeSender,
     FakeSide,
@@ -93,7 +93,7 @@ async def test_a_fake_pair_diverts_and_returns_in_virtual_time() -> None:
 
 def test_importing_the_fakes_loads_nothing_of_azure() -> None:
     script = (
-        "import sys, twinbus.testing.fake_pair\n"
+        "import sys, twinbus.testing.fake_sdk\n"
         "print(sorted(name for name in sys.modules if name.startswith('azure')))"
     )
     done = subprocess.run(

@@ -8,8 +8,8 @@ from typing import ClassVar
 import pytest
 
 from twinbus import errors
+from twinbus.pairing.core.failover import TimerFired
 from twinbus.testing import VirtualClock
-from twinbus.timers import TimerFired
 
 
 class Ticker:
@@ -58,7 +58,7 @@ def test_announcements_are_left_out_unless_asked_for() -> None:
 
 
 def test_a_machine_that_makes_no_progress_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twinbus.testing.virtual_clock.FIRINGS_MAX", 100)
+    monkeypatch.setattr("twinbus.testing.virtual_time.FIRINGS_MAX", 100)
     with pytest.raises(AssertionError, match="100 timers"):
         VirtualClock().run(Ticker(1_000, step=0.0), until=1.0)
 

@@ -23,7 +23,7 @@ from twinbus.console.terminal.table import aligned, counted, duration, size, tab
 from twinbus.errors import MissingRightError
 from twinbus.namespace.namespace import Namespace
 from twinbus.pairing.core.backlog import backlog_paths, lease_path, parse_backlog_path
-from twinbus.pairing.lifecycle.administration import Findings
+from twinbus.pairing.sdk.administration import Findings
 
 CONFIRMATION: Final = "prune"
 

@@ -18,7 +18,7 @@ from twinbus.console.terminal.output import Output, show
 from twinbus.console.terminal.table import aligned, counted, table_lines, visible
 from twinbus.console.terminal.times import window_of
 from twinbus.errors import SyphonError
-from twinbus.namespace.endpoint import endpoint_of
+from twinbus.namespace.access import endpoint_of
 from twinbus.syphon.replaying import REPLAYS_MAX, DeadLetterFilter, Replayed, dead_letters, replay
 from twinbus.wording import plain
 

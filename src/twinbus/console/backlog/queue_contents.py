@@ -18,11 +18,11 @@ from twinbus.client.peeking import NamespaceUnreachable, open_connection, peek
 from twinbus.client.request_node import RequestRefused
 from twinbus.console.namespaces import FORBIDDEN, UnreachableError
 from twinbus.errors import SyphonError
-from twinbus.namespace.endpoint import endpoint_of
+from twinbus.namespace.access import endpoint_of
 from twinbus.namespace.namespace import Namespace
-from twinbus.namespace.signatures import refusal_error
+from twinbus.namespace.tokens import refusal_error
 from twinbus.pairing.core.backlog import Drift, drift_of, parse_backlog_path
-from twinbus.pairing.lifecycle.administration import description_of
+from twinbus.pairing.sdk.administration import description_of
 from twinbus.servicebus.conditions import UNAUTHORIZED
 
 QUEUES_PER_CONNECTION: Final = 50

@@ -21,7 +21,7 @@ from twinbus.client.request_node import ConnectionLost, RequestRefused
 from twinbus.console.doctor.findings import ExaminedPair, Finding, Level
 from twinbus.console.doctor.rights import right_on
 from twinbus.errors import CredentialError
-from twinbus.namespace.endpoint import Endpoint, endpoint_of
+from twinbus.namespace.access import Endpoint, endpoint_of
 from twinbus.namespace.namespace import Namespace
 
 PATH_LENGTH_MAX: Final = 260

@@ -27,7 +27,7 @@ from twinbus.errors import CredentialError, MissingRightError, TwinbusError
 from twinbus.namespace.namespace import Namespace
 from twinbus.namespace.tokens import is_signing
 from twinbus.pairing.core.backlog import parse_backlog_path
-from twinbus.pairing.lifecycle.administration import first_line
+from twinbus.pairing.sdk.administration import first_line
 from twinbus.pairing.sdk.pooled_sender import message_limit_bytes
 from twinbus.servicebus.failures import FailureMeaning, of_error
 

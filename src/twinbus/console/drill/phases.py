@@ -30,7 +30,7 @@ from twinbus.console.report.backlog_scan import BacklogScan
 from twinbus.console.spark_thread import SparkThread
 from twinbus.cost import prices
 from twinbus.ledger import LedgerWriter
-from twinbus.namespace.endpoint import endpoint_of
+from twinbus.namespace.access import endpoint_of
 from twinbus.pair import Pair
 from twinbus.pipeline.drain import drain
 from twinbus.pipeline.reports.outage import outage_report

@@ -17,7 +17,7 @@ from twinbus.console.backlog.queue_contents import (
 )
 from twinbus.console.namespaces import administration
 from twinbus.errors import MissingRightError
-from twinbus.namespace.endpoint import endpoint_of
+from twinbus.namespace.access import endpoint_of
 from twinbus.namespace.namespace import Namespace
 from twinbus.syphon.replaying import REPLAYS_MAX, DeadLetterFilter, dead_letters, replay
 from twinbus.wording import counted, plain

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from twinbus.client.administration import list_backlog_queues
 from twinbus.client.peeking import open_connection, peek
-from twinbus.namespace.endpoint import endpoint_of
+from twinbus.namespace.access import endpoint_of
 from twinbus.pipeline.reports.documents import Sighting
 
 if TYPE_CHECKING:

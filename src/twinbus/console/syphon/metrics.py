@@ -19,7 +19,7 @@ from twinbus.console.terminal.output import WrongUse
 from twinbus.console.terminal.times import seconds_of
 from twinbus.exposition import CONTENT_TYPE, GAUGE, Families, Sample, metrics_of, text_of
 from twinbus.ledger import LedgerWriter, NullLedger
-from twinbus.namespace.endpoint import Endpoint
+from twinbus.namespace.access import Endpoint
 from twinbus.pairing.observing.metrics import BACKLOG_FAMILIES, depth_samples, syphon_samples
 from twinbus.syphon.core.health import StallDetector, SyphonHealth
 from twinbus.syphon.host import SyphonGroup

@@ -19,10 +19,10 @@ from twinbus.client.administration import (
     list_backlog_counts,
 )
 from twinbus.errors import SyphonError
-from twinbus.pairing.core.schedules import ListingTimes
+from twinbus.pairing.core.secondary import ListingTimes
 
 if TYPE_CHECKING:
-    from twinbus.namespace.endpoint import Endpoint
+    from twinbus.namespace.access import Endpoint
     from twinbus.syphon.host import SyphonGroup
 
 

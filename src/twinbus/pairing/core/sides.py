@@ -19,8 +19,8 @@ from enum import StrEnum
 from typing import ClassVar, Final
 
 from twinbus.errors import PairClosedError, PairFaultedError, PairingError, error_text
+from twinbus.pairing.core.failover import TimerFired
 from twinbus.status.document import SideState
-from twinbus.timers import TimerFired
 
 FOLLOW_S: Final = 5.0
 """How long the other side may stay open after one side's end, where the syphon runs."""

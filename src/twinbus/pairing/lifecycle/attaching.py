@@ -23,9 +23,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from twinbus.errors import MissingRightError, error_text
-from twinbus.namespace.signatures import refusal_error
+from twinbus.namespace.tokens import refusal_error
 from twinbus.pairing.core.backlog import DANGERS
-from twinbus.pairing.lifecycle.administration import Findings, SecondaryUnreachable, first_line
+from twinbus.pairing.sdk.administration import Findings, SecondaryUnreachable, first_line
 from twinbus.pairing.sdk.pooled_sender import Peeker
 from twinbus.pairing.sdk.sender_pool import SenderPool, open_only
 from twinbus.servicebus.failures import FailureMeaning, is_answer, of_error, refusing_setting

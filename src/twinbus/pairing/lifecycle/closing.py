@@ -15,6 +15,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, NoReturn
 
+from twinbus.pairing.core.failover import TimerFired
 from twinbus.pairing.core.sides import (
     CloseSide,
     Event,
@@ -25,7 +26,6 @@ from twinbus.pairing.core.sides import (
     SideChange,
 )
 from twinbus.status.document import SideState
-from twinbus.timers import TimerFired
 
 log = logging.getLogger("twinbus.pair")
 

@@ -2,7 +2,7 @@
 
 With the Manage right it uses the administration API and creates missing queues (`administration`);
 without it (`create_backlog_queues=False`) it attaches to each queue (`attaching`). While a wanted
-queue is not in use, it searches again and again, at the times of `schedules`. While all are
+queue is not in use, it searches again and again, at the times of `secondary`. While all are
 in use it only waits: a queue that is pulled, or that a divert finds missing or disabled, wakes it.
 
 A pair with a syphon also lists the queues that other applications made for the same primary, at the
@@ -19,21 +19,21 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
 from twinbus.errors import BacklogUnavailableError, MissingRightError, error_text
-from twinbus.pairing.core import schedules
-from twinbus.pairing.core.announcements import RightMissing
+from twinbus.pairing.core import secondary
 from twinbus.pairing.core.backlog import lease_path
-from twinbus.pairing.core.schedules import LIST_BUSY_S, ListingTimes
-from twinbus.pairing.lifecycle.administration import (
-    BacklogAdministration,
-    Findings,
-    SecondaryUnreachable,
-    first_line,
-)
+from twinbus.pairing.core.secondary import LIST_BUSY_S, ListingTimes
 from twinbus.pairing.lifecycle.attaching import (
     NEVER_SHOWN,
     SETTING_TEXTS,
     LinkSearch,
     receiver_error,
+)
+from twinbus.pairing.observing.events import RightMissing
+from twinbus.pairing.sdk.administration import (
+    BacklogAdministration,
+    Findings,
+    SecondaryUnreachable,
+    first_line,
 )
 from twinbus.servicebus.failures import FailureMeaning, of_error
 from twinbus.status.document import EntityState, short_queue_list
@@ -139,7 +139,7 @@ class Discovery:
         else:
             is_known = queue in self._lost or queue not in self._state.rotation.queues
             # If divert and search contradict each other, they must not keep each other busy.
-            is_sound = now < self._sound_at.get(queue, -math.inf) + schedules.SEARCH_S
+            is_sound = now < self._sound_at.get(queue, -math.inf) + secondary.SEARCH_S
             if is_known or is_sound:
                 return
         self._lost.add(queue)
@@ -172,7 +172,7 @@ class Discovery:
         now, at = self._state.now, None
         if self.searching is not None or self._new:
             since_s = now - self._changed_at
-            wait_s = schedules.search_wait_s(
+            wait_s = secondary.search_wait_s(
                 since_s, answers=self._answers, chance=self._state.jitter()
             )
             at = now + wait_s
@@ -188,7 +188,7 @@ class Discovery:
             self._woken.clear()
             now = self._state.now
             since_s = now - self._searched_at
-            soon = now + schedules.search_wait_after_loss_s(since_s, chance=self._state.jitter())
+            soon = now + secondary.search_wait_after_loss_s(since_s, chance=self._state.jitter())
             at = soon if at is None else min(at, soon)
 
     def _wakes_at(self, at: float | None) -> float | None:
@@ -258,7 +258,7 @@ class Discovery:
         self._keep_refused(findings)
         changed: dict[str, list[str]] = {}
         for path, reason in findings.left_out.items():
-            if not schedules.is_same_reason(state.rotation.left_out.get(path), reason):
+            if not secondary.is_same_reason(state.rotation.left_out.get(path), reason):
                 self._changed_at = state.now
                 state.leave_out(path, reason, is_logged=False)
                 changed.setdefault(plain(reason.replace(path, "")), []).append(path)
@@ -293,7 +293,7 @@ class Discovery:
             if refused_at is None:
                 continue
             is_verified = "sessions" not in findings.not_verified.get(path, ())
-            if is_verified or self._state.now >= refused_at + schedules.REFUSAL_S:
+            if is_verified or self._state.now >= refused_at + secondary.REFUSAL_S:
                 del self._refused_at[path]
             else:
                 findings.usable.remove(path)
@@ -346,9 +346,9 @@ class Discovery:
         self._answers = True
         for path in self._missing():
             known = state.rotation.left_out.get(path)
-            if path not in state.rotation.queues and not schedules.is_same_reason(known, reason):
+            if path not in state.rotation.queues and not secondary.is_same_reason(known, reason):
                 state.leave_out(path, reason, is_logged=False)
-        if not schedules.is_same_reason(self._missing_right, reason):
+        if not secondary.is_same_reason(self._missing_right, reason):
             self._changed_at = state.now
             log.warning("%s: %s", state.primary.label, error)
             state.listeners.tell(RightMissing(at=time.time(), reason=reason))
@@ -357,7 +357,7 @@ class Discovery:
     def _search_failed(self, error: Exception) -> None:
         """Log an unexpected error once; the next search may find what the pair needs."""
         reason = error_text(error)
-        if not schedules.is_same_reason(self.unreachable, reason):
+        if not secondary.is_same_reason(self.unreachable, reason):
             log.error("%s: the search failed", self._state.primary.label, exc_info=error)
         self.unreachable = reason
 

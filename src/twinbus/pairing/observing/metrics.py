@@ -32,7 +32,7 @@ except ModuleNotFoundError as missing:
 from twinbus.client.administration import QueueCounts, counts_of
 from twinbus.client.backlog_meter import BacklogMeter
 from twinbus.ledger.requests import recording_to
-from twinbus.namespace.endpoint import endpoint_of
+from twinbus.namespace.access import endpoint_of
 from twinbus.pairing.core.sides import PairSides, Side
 from twinbus.pairing.core.status import backlog_status
 from twinbus.status.document import (

@@ -7,12 +7,13 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from twinbus.pairing.sdk.attempt_timer import CANCEL_AGAIN_S
-
 if TYPE_CHECKING:
     from azure.servicebus.aio import ServiceBusClient
 
 log = logging.getLogger("twinbus.pairing")
+
+CANCEL_AGAIN_S: Final = 0.05
+"""Time between two cancellations of a call of the SDK that has missed the first."""
 
 CLOSE_LIMIT_S: Final = 3.0
 """Closing takes milliseconds. A peer that hangs gets this long, then its socket is aborted."""

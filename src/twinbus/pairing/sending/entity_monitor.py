@@ -22,7 +22,6 @@ from twinbus.errors import (
     error_text,
 )
 from twinbus.options import SendAvailabilityOptions
-from twinbus.pairing.core.counters import CANCELLED, RecentErrors
 from twinbus.pairing.core.failover import (
     Action,
     EntityFailover,
@@ -36,11 +35,12 @@ from twinbus.pairing.core.failover import (
     StartDiverting,
     StopPinging,
     StopWatching,
+    TimerFired,
     Transition,
 )
+from twinbus.pairing.core.status import CANCELLED, RecentErrors
 from twinbus.servicebus.failures import MESSAGE, of_error
 from twinbus.status.document import EntityState, EntityStatus, EntityTotals
-from twinbus.timers import TimerFired
 
 log = logging.getLogger("twinbus.pairing")
 

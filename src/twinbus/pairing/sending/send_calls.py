@@ -20,7 +20,7 @@ from twinbus.pairing.sdk.outgoing import Outgoing
 from twinbus.pairing.sdk.sender_pool import OpeningFailed, was_carried_out
 from twinbus.pairing.sending.calls import CallResult, PairedCall, SendTarget, with_ids
 from twinbus.pairing.sending.carrier import OutgoingMessages
-from twinbus.pairing.sending.session_routing import SPLIT
+from twinbus.pairing.sending.sessions import SPLIT
 from twinbus.servicebus.failures import is_timeout, is_too_large, of_error, outcome_of
 from twinbus.status.document import EntityState
 

@@ -3,7 +3,10 @@
     async with pair.get_queue_sender("orders") as sender:
         await sender.send_messages(ServiceBusMessage("order 1"))
 
-Many tasks may use it at once.
+Many tasks may use it at once. `MessageSender` is what it shares with the SDK's senders:
+
+    async def remind(sender: MessageSender) -> None:
+        await sender.send_messages(ServiceBusMessage("pay the bill"))
 """
 
 # ruff: noqa: ASYNC109  # the SDK named the parameter `timeout`
@@ -13,11 +16,12 @@ from __future__ import annotations
 import asyncio
 import warnings
 from asyncio import get_running_loop
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from typing import Any, Final, Never, Self
+from typing import Any, Final, Never, Protocol, Self, TypeAlias
 
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
+from azure.servicebus.amqp import AmqpAnnotatedMessage
 
 from twinbus.errors import PairingError, PartialDivertError
 from twinbus.pairing.core.failover import Route
@@ -25,9 +29,7 @@ from twinbus.pairing.lifecycle.closing import AsyncOnly
 from twinbus.pairing.sdk.guards import id_of, quick_check
 from twinbus.pairing.sdk.outgoing import Outgoing, PairedMessageBatch, with_id
 from twinbus.pairing.sdk.sender_pool import SenderPool
-from twinbus.pairing.sending.calls import SendTarget, with_ids
-from twinbus.pairing.sending.message_sender import Messages
-from twinbus.pairing.sending.schedule_calls import ScheduleCall, require_numbers
+from twinbus.pairing.sending.calls import ScheduleCall, SendTarget, require_numbers, with_ids
 from twinbus.pairing.sending.send_calls import SendCall, call_of
 from twinbus.status.document import EntityState
 
@@ -361,3 +363,71 @@ def warn_of_unknown(unknown: Mapping[str, Any]) -> None:
     The methods declare them as `Never`, so that a type checker refuses a misspelt `timeout`.
     """
     warnings.warn(f"Unsupported keyword args: {dict(unknown)}", stacklevel=3)
+
+
+Message: TypeAlias = ServiceBusMessage | AmqpAnnotatedMessage | Mapping[str, Any]
+"""One message in any form that the SDK's senders take; a mapping has the keywords of
+ServiceBusMessage."""
+
+Messages: TypeAlias = Message | Iterable[Message]
+"""What a paired sender sends and schedules; `send_messages` takes a ServiceBusMessageBatch too."""
+
+SdkMessages: TypeAlias = (
+    Message
+    | Iterable[ServiceBusMessage]
+    | Iterable[AmqpAnnotatedMessage]
+    | Iterable[Mapping[str, Any]]
+)
+"""What the SDK's own annotations allow: the messages of one list are of one form."""
+
+
+class MessageSender(Protocol):
+    """A sender to one queue or topic: `azure.servicebus.aio.ServiceBusSender` or `PairedSender`."""
+
+    @property
+    def client_identifier(self) -> str:
+        """Its name for the service."""
+        ...
+
+    @property
+    def entity_name(self) -> str:
+        """The queue or topic."""
+        ...
+
+    @property
+    def fully_qualified_namespace(self) -> str:
+        """The host of the namespace; for a paired sender the primary's."""
+        ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *exc: Any) -> None: ...
+
+    async def send_messages(
+        self, message: SdkMessages | ServiceBusMessageBatch, *, timeout: float | None = None
+    ) -> None:
+        """Send a message, a list or a batch."""
+
+    async def schedule_messages(
+        self,
+        messages: SdkMessages,
+        schedule_time_utc: datetime,
+        *,
+        timeout: float | None = None,
+    ) -> list[int]:
+        """Schedule messages; return their sequence numbers."""
+        ...
+
+    async def cancel_scheduled_messages(
+        self, sequence_numbers: int | list[int], *, timeout: float | None = None
+    ) -> None:
+        """Cancel what `schedule_messages` scheduled."""
+
+    async def create_message_batch(
+        self, max_size_in_bytes: int | None = None
+    ) -> ServiceBusMessageBatch:
+        """Return an empty batch."""
+        ...
+
+    async def close(self) -> None:
+        """Close the sender."""

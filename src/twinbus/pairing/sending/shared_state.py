@@ -17,20 +17,20 @@ from twinbus.client.environment import MACHINE, Environment
 from twinbus.errors import BacklogGuardError, PairClosedError, PairingError, error_text
 from twinbus.namespace.namespace import KEEP_ALIVE_OFF
 from twinbus.options import SendAvailabilityOptions, Verdict, judge
-from twinbus.pairing.core.announcements import (
+from twinbus.pairing.core.attempts import RetryPolicy, call_limit_s
+from twinbus.pairing.core.backlog import KeptChoice, PullCause, Rotation, backlog_paths
+from twinbus.pairing.core.secondary import DivertFault, SecondaryHealth, Verification
+from twinbus.pairing.core.status import PairCounters
+from twinbus.pairing.observing.events import (
     BacklogQueueFound,
     BacklogQueueLeftOut,
     BacklogQueuePulled,
     BacklogQueueReturned,
     GuardWarned,
+    Listeners,
     ProtectionChanged,
 )
-from twinbus.pairing.core.attempts import RetryPolicy, call_limit_s
-from twinbus.pairing.core.backlog import KeptChoice, PullCause, Rotation, backlog_paths
-from twinbus.pairing.core.counters import PairCounters
-from twinbus.pairing.core.secondary import DivertFault, SecondaryHealth, Verification
-from twinbus.pairing.observing.listeners import Listeners
-from twinbus.pairing.observing.tracing import tracing_now
+from twinbus.pairing.observing.recording import tracing_now
 from twinbus.pairing.sdk.guards import BacklogLimits
 from twinbus.pairing.sdk.outgoing import MessageIds
 from twinbus.pairing.sdk.pooled_sender import SenderCloser
@@ -47,8 +47,8 @@ from twinbus.servicebus.failures import (
 
 if TYPE_CHECKING:
     from twinbus.namespace.namespace import Namespace
+    from twinbus.pairing.observing.recording import Recorder
     from twinbus.pairing.sending.carrier import Carrier
-    from twinbus.pairing.sending.recording import Recorder
 
 log = logging.getLogger("twinbus.pairing")
 

@@ -15,7 +15,7 @@ from twinbus.client.peeking import count_matching
 from twinbus.errors import SyphonError
 from twinbus.ledger.record import FILE_SUFFIX, LedgerError
 from twinbus.loops import run_anywhere
-from twinbus.namespace.endpoint import Endpoint
+from twinbus.namespace.access import Endpoint
 from twinbus.pipeline.spark.session import session_for_tables
 from twinbus.pipeline.tables.bronze import read_ledger
 from twinbus.syphon.host import PEEK_AGAIN_S, DrainProgress

@@ -22,11 +22,10 @@ from typing import Any, Final
 from twinbus.errors import SyphonError
 from twinbus.ledger import process_name
 from twinbus.loops import run_alone
-from twinbus.namespace.access import NamespaceAccess
-from twinbus.namespace.credential_sources import route_of
-from twinbus.namespace.endpoint import Endpoint, endpoint_of
+from twinbus.namespace.access import Endpoint, NamespaceAccess, endpoint_of
+from twinbus.namespace.address import DIRECT
+from twinbus.namespace.credentials import route_of
 from twinbus.namespace.namespace import Namespace
-from twinbus.namespace.route import DIRECT
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pipeline.drain.driver_link import DriverAddress, DriverLink
 from twinbus.pipeline.drain.task_ledger import task_ledger

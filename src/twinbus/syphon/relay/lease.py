@@ -28,7 +28,7 @@ from twinbus.client.connection import ANSWER_S, NamespaceConnection
 from twinbus.client.environment import MACHINE, Environment
 from twinbus.client.request_node import ConnectionLost, RequestRefused
 from twinbus.ledger.requests import ACCEPT_SESSION, BilledRequests, RequestLedger
-from twinbus.namespace.endpoint import Endpoint
+from twinbus.namespace.access import Endpoint
 from twinbus.servicebus.conditions import NOT_FOUND, SESSION_TAKEN
 from twinbus.servicebus.failures import MISSING_STATUS
 from twinbus.servicebus.limits import EPOCH_TICKS, TICKS_PER_MS

@@ -32,7 +32,7 @@ from twinbus.client.connection import ANSWER_S, NamespaceConnection
 from twinbus.client.environment import MACHINE, Environment
 from twinbus.client.request_node import ConnectionLost, RequestRefused
 from twinbus.ledger.requests import BilledRequests
-from twinbus.namespace.endpoint import Endpoint
+from twinbus.namespace.access import Endpoint
 from twinbus.servicebus.conditions import NOT_FOUND, UNAUTHORIZED
 from twinbus.servicebus.failures import MISSING_STATUS
 from twinbus.status.document import LEASE_GONE

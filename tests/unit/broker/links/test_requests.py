@@ -17,7 +17,7 @@ from twinbus.broker.descriptions import AuthorizationRule
 from twinbus.broker.links.requests import CbsAnswer, answer_token
 from twinbus.broker.refusals import EntityNotFound, MalformedMessage, Unauthorized
 from twinbus.broker.sas import AccessPolicy
-from twinbus.namespace.signatures import sign
+from twinbus.namespace.tokens import sign
 
 NOW_S = 1_700_000_000.0
 LATER_S = int(NOW_S) + 3600

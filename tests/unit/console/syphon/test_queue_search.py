@@ -10,7 +10,7 @@ import pytest
 from twinbus.client.administration import ListingRefused, QueueCounts
 from twinbus.console.syphon import queue_search
 from twinbus.console.syphon.queue_search import QueueSearch
-from twinbus.namespace.endpoint import Endpoint
+from twinbus.namespace.access import Endpoint
 from twinbus.status.document import SyphonQueueStatus
 
 PATHS = [f"contoso/x-servicebus-transfer/{index}" for index in range(3)]

@@ -20,7 +20,7 @@ from twinbus.console.terminal.output import Output
 from twinbus.ledger import NullLedger
 from twinbus.namespace.namespace import Namespace
 from twinbus.options import SendAvailabilityOptions
-from twinbus.pairing.core import schedules
+from twinbus.pairing.core import secondary
 
 KEY = "SharedAccessKeyName=a;SharedAccessKey=b;UseDevelopmentEmulator=true"
 
@@ -48,7 +48,7 @@ def test_a_syphon_with_leases_waits_for_a_secondary_that_refuses_connections(
 
     monkeypatch.setattr(SyphonRequest, "have_lease_queue", lease_queue)
     monkeypatch.setattr(run, "CHECK_EVERY_S", 0.001)
-    monkeypatch.setattr(schedules, "LIST_FIRST_S", 0.0)
+    monkeypatch.setattr(secondary, "LIST_FIRST_S", 0.0)
     # Nothing listens on these ports of this host.
     sides: dict[str, Any] = {
         side: Namespace.from_connection_string(f"Endpoint=sb://127.0.0.1:{port};{KEY}", name=side)

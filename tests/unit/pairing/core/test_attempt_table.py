@@ -31,9 +31,8 @@ from twinbus.pairing.core.attempts import (
     WaitForRetry,
     WaitForSecondary,
 )
-from twinbus.pairing.core.failover import Freeze, MarkHealthy, PingFailed, SendSucceeded
+from twinbus.pairing.core.failover import Freeze, MarkHealthy, PingFailed, SendSucceeded, TimerFired
 from twinbus.servicebus.failures import FailureMeaning
-from twinbus.timers import TimerFired
 
 MEANINGS = {
     "down": FailureMeaning.UNREACHABLE,

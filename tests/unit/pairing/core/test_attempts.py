@@ -21,9 +21,8 @@ from twinbus.pairing.core.attempts import (
     backoff_s,
     call_limit_s,
 )
-from twinbus.pairing.core.failover import Freeze, PingFailed, SendFailed, SendSucceeded
+from twinbus.pairing.core.failover import Freeze, PingFailed, SendFailed, SendSucceeded, TimerFired
 from twinbus.servicebus.failures import FailureMeaning
-from twinbus.timers import TimerFired
 
 UNTIL_DECIDED = replace(POLICY, total=None, failover_interval_s=60)
 

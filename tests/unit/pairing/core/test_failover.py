@@ -25,12 +25,12 @@ from twinbus.pairing.core.failover import (
     StartDiverting,
     StopPinging,
     StopWatching,
+    TimerFired,
     Transition,
     Unfreeze,
 )
 from twinbus.status.document import EntityState
 from twinbus.testing import VirtualClock
-from twinbus.timers import TimerFired
 
 FAILED = SendFailed(counts=True, error="connection refused")
 MINE = SendFailed(counts=False, error="too large")

@@ -10,22 +10,19 @@ from azure.servicebus import ServiceBusMessage
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.pairing.core.failover import ForceFailover
-from twinbus.pairing.core.schedules import (
+from twinbus.pairing.core.failover import ForceFailover, PingTurns, ping_delay_s
+from twinbus.pairing.core.secondary import (
+    JITTER,
     SEARCH_LONGEST_S,
     SEARCH_S,
     SEARCH_UNREACHABLE_S,
     ListingTimes,
-    PingTurns,
     is_same_reason,
-    ping_delay_s,
     search_wait_after_loss_s,
     search_wait_s,
 )
-from twinbus.pairing.core.secondary import JITTER
-from twinbus.pairing.sending.pinger import ping_bytes, send_ping
-from twinbus.testing.fake_pair import FakePair
-from twinbus.testing.fake_sdk import hangs, refuses
+from twinbus.pairing.sending.client import ping_bytes, send_ping
+from twinbus.testing.fake_sdk import FakePair, hangs, refuses
 
 pytestmark = pytest.mark.virtual_time
 

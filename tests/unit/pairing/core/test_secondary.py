@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.pairing.core.counters import CANCELLED, RECENT_S, RecentErrors
 from twinbus.pairing.core.secondary import (
     FIRST_PACE_S,
     LONGEST_PACE_S,
@@ -15,6 +14,7 @@ from twinbus.pairing.core.secondary import (
     SecondaryHealth,
     jittered,
 )
+from twinbus.pairing.core.status import CANCELLED, RECENT_S, RecentErrors
 
 A, B, C = "queue a", "queue b", "queue c"
 

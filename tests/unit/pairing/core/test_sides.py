@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinbus.errors import PairClosedError, PairFaultedError
+from twinbus.pairing.core.failover import TimerFired
 from twinbus.pairing.core.sides import (
     FOLLOW_S,
     ClosePair,
@@ -21,7 +22,6 @@ from twinbus.pairing.core.sides import (
 )
 from twinbus.status.document import SideState
 from twinbus.testing import VirtualClock
-from twinbus.timers import TimerFired
 
 PRIMARY, SECONDARY = Side.PRIMARY, Side.SECONDARY
 BROKEN = RuntimeError("the key was stolen")

@@ -11,17 +11,16 @@ from azure.servicebus.exceptions import MessagingEntityNotFoundError
 
 from tests.unit.pairing.lifecycle.test_discovery import HOUR_S, FakeAdministration, world
 from twinbus.namespace.namespace import Namespace
-from twinbus.pairing.core.announcements import (
+from twinbus.pairing.core.backlog import PullCause
+from twinbus.pairing.core.failover import ForceFailover
+from twinbus.pairing.lifecycle.attaching import ProtectionMonitor
+from twinbus.pairing.observing.events import (
     BacklogQueuePulled,
     BacklogQueueReturned,
     ProtectionChanged,
 )
-from twinbus.pairing.core.backlog import PullCause
-from twinbus.pairing.core.failover import ForceFailover
-from twinbus.pairing.lifecycle.administration import BacklogAdministration, first_line
-from twinbus.pairing.lifecycle.attaching import ProtectionMonitor
-from twinbus.testing.fake_pair import FakePair
-from twinbus.testing.fake_sdk import accepts, hangs, refuses
+from twinbus.pairing.sdk.administration import BacklogAdministration, first_line
+from twinbus.testing.fake_sdk import FakePair, accepts, hangs, refuses
 
 pytestmark = pytest.mark.virtual_time
 

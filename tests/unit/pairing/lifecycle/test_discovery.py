@@ -26,13 +26,12 @@ from azure.servicebus.exceptions import (
 )
 
 from twinbus.errors import BacklogUnavailableError, MissingRightError
-from twinbus.pairing.core.announcements import PairEvent
 from twinbus.pairing.core.failover import ForceFailover
 from twinbus.pairing.lifecycle import attaching
 from twinbus.pairing.lifecycle.discovery import Discovery
+from twinbus.pairing.observing.events import PairEvent
 from twinbus.servicebus.failures import refusing_setting
-from twinbus.testing.fake_pair import FakePair
-from twinbus.testing.fake_sdk import hangs
+from twinbus.testing.fake_sdk import FakePair, hangs
 
 pytestmark = pytest.mark.virtual_time
 

@@ -18,24 +18,23 @@ from azure.servicebus.exceptions import (
 from tests.unit.pairing.sending.test_client import message
 from tests.unit.pairing.sending.test_raising import status_of
 from twinbus.errors import PairClosedError
-from twinbus.pairing.core.announcements import (
+from twinbus.pairing.core.failover import ForceFailover, MarkHealthy, SendFailed
+from twinbus.pairing.core.sides import PairSides
+from twinbus.pairing.observing.events import (
     BacklogQueueFound,
     BacklogQueuePulled,
     BacklogQueueReturned,
     EntityChanged,
     EventsDropped,
+    Listeners,
     PairEvent,
     PingEnded,
     ProtectionChanged,
 )
-from twinbus.pairing.core.failover import ForceFailover, MarkHealthy, SendFailed
-from twinbus.pairing.core.sides import PairSides
-from twinbus.pairing.observing.listeners import Listeners
 from twinbus.pairing.observing.metrics import OTHERS, MeasuredPair, PairCollector
 from twinbus.pairing.sending.entity_monitor import EntityMonitors
 from twinbus.status.document import EntityState, short_queue_list
-from twinbus.testing.fake_pair import FakePair
-from twinbus.testing.fake_sdk import accepts, hangs, refuses
+from twinbus.testing.fake_sdk import FakePair, accepts, hangs, refuses
 
 pytestmark = pytest.mark.virtual_time
 

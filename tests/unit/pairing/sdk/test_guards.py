@@ -18,7 +18,7 @@ from twinbus.pairing.core.failover import ForceFailover
 from twinbus.pairing.sdk import guards
 from twinbus.pairing.sdk.guards import BacklogLimits, body_bytes, encoded_bytes, flaws, quick_check
 from twinbus.servicebus.limits import PROPERTIES_BYTES_MAX
-from twinbus.testing.fake_pair import FakePair
+from twinbus.testing.fake_sdk import FakePair
 from twinbus.transfer import overhead_bytes, to_backlog_message
 
 pytestmark = pytest.mark.virtual_time

@@ -11,8 +11,7 @@ from azure.servicebus import ServiceBusMessage
 
 from twinbus.pairing.core.failover import ForceFailover
 from twinbus.pairing.sdk.sender_pool import IDLE_MAX_S, REOPENINGS_MAX
-from twinbus.testing.fake_pair import FakePair
-from twinbus.testing.fake_sdk import accepts, hangs, refuses
+from twinbus.testing.fake_sdk import FakePair, accepts, hangs, refuses
 
 pytestmark = pytest.mark.virtual_time
 

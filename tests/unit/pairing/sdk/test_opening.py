@@ -16,8 +16,7 @@ from azure.servicebus.exceptions import OperationTimeoutError
 
 from twinbus.pairing.core.failover import ForceFailover, MarkHealthy
 from twinbus.pairing.sdk.pooled_sender import _open_quickly
-from twinbus.testing.fake_pair import FakePair
-from twinbus.testing.fake_sdk import accepts, hangs, refuses
+from twinbus.testing.fake_sdk import FakePair, accepts, hangs, refuses
 
 pytestmark = pytest.mark.virtual_time
 

@@ -18,8 +18,7 @@ from twinbus.pairing.core.failover import ForceFailover
 from twinbus.pairing.sdk import outgoing
 from twinbus.pairing.sdk.guards import encoded_bytes, id_of
 from twinbus.pairing.sdk.outgoing import MessageIds, Outgoing, PairedMessageBatch
-from twinbus.testing.fake_pair import FakePair
-from twinbus.testing.fake_sdk import Behaviour, accepts, hangs, refuses
+from twinbus.testing.fake_sdk import Behaviour, FakePair, accepts, hangs, refuses
 from twinbus.transfer import to_backlog_message
 
 pytestmark = pytest.mark.virtual_time

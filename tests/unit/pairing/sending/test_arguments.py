@@ -14,7 +14,7 @@ from azure.servicebus import ServiceBusMessage
 import twinbus
 from twinbus import Namespace, blocking
 from twinbus.namespace.address import ConnectionString
-from twinbus.testing.fake_pair import FakePair
+from twinbus.testing.fake_sdk import FakePair
 
 STRING = "Endpoint=sb://{}.example/;SharedAccessKeyName=Root;SharedAccessKey=s3cret"
 

@@ -11,9 +11,8 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusServerBusyError
 
 from twinbus.pairing.core.failover import ForceFailover
-from twinbus.pairing.sdk.attempt_timer import CHECK_INTERVAL_S
-from twinbus.testing.fake_pair import FakePair
-from twinbus.testing.fake_sdk import Behaviour, accepts, hangs
+from twinbus.pairing.sdk.pooled_sender import CHECK_INTERVAL_S
+from twinbus.testing.fake_sdk import Behaviour, FakePair, accepts, hangs
 
 pytestmark = pytest.mark.virtual_time
 

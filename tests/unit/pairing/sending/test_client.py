@@ -23,8 +23,7 @@ from twinbus.errors import (
 )
 from twinbus.options import Verdict
 from twinbus.pairing.core.failover import ForceFailover, Freeze, MarkHealthy
-from twinbus.testing.fake_pair import FakePair
-from twinbus.testing.fake_sdk import Behaviour, accepts, hangs, refuses
+from twinbus.testing.fake_sdk import Behaviour, FakePair, accepts, hangs, refuses
 
 pytestmark = pytest.mark.virtual_time
 

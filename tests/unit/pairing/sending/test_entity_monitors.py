@@ -9,8 +9,7 @@ from azure.servicebus import ServiceBusMessage
 
 from twinbus.pairing.core.failover import ForceFailover, Freeze, MarkHealthy
 from twinbus.pairing.sending.entity_monitor import UNUSED_MAX, EntityMonitors
-from twinbus.testing.fake_pair import FakePair
-from twinbus.testing.fake_sdk import refuses
+from twinbus.testing.fake_sdk import FakePair, refuses
 
 pytestmark = pytest.mark.virtual_time
 

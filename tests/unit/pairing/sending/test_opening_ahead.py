@@ -10,8 +10,7 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import OperationTimeoutError
 
 from twinbus.pairing.core.failover import ForceFailover
-from twinbus.testing.fake_pair import FakePair
-from twinbus.testing.fake_sdk import Behaviour, hangs, refuses
+from twinbus.testing.fake_sdk import Behaviour, FakePair, hangs, refuses
 
 pytestmark = pytest.mark.virtual_time
 

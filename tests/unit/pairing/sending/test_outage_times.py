@@ -12,8 +12,7 @@ from azure.servicebus.exceptions import ServiceBusServerBusyError
 
 from twinbus.options import Verdict, classify, judge
 from twinbus.testing import VirtualLoop
-from twinbus.testing.fake_pair import FakePair
-from twinbus.testing.fake_sdk import Behaviour, accepts, hangs, refuses
+from twinbus.testing.fake_sdk import Behaviour, FakePair, accepts, hangs, refuses
 
 pytestmark = pytest.mark.virtual_time
 

@@ -24,8 +24,7 @@ from twinbus.pairing.observing.metrics import MeasuredPair, PairCollector
 from twinbus.pairing.sending.sender import PairedSender
 from twinbus.status.document import PairStatus, read_status
 from twinbus.status.judgement import judgement_of
-from twinbus.testing.fake_pair import FakePair
-from twinbus.testing.fake_sdk import hangs, refuses
+from twinbus.testing.fake_sdk import FakePair, hangs, refuses
 
 pytestmark = pytest.mark.virtual_time
 

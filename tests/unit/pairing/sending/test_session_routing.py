@@ -15,8 +15,7 @@ from twinbus.errors import BacklogUnavailableError, PartialDivertError, Reserved
 from twinbus.pairing.core.backlog import session_queue
 from twinbus.pairing.core.failover import ForceFailover, MarkHealthy
 from twinbus.pairing.lifecycle.attaching import ProtectionMonitor
-from twinbus.testing.fake_pair import FakePair
-from twinbus.testing.fake_sdk import accepts, hangs, refuses
+from twinbus.testing.fake_sdk import FakePair, accepts, hangs, refuses
 
 pytestmark = pytest.mark.virtual_time
 

@@ -19,8 +19,7 @@ from azure.servicebus.exceptions import (
 from twinbus.errors import BacklogUnavailableError, PairClosedError
 from twinbus.pairing.core.failover import ForceFailover, MarkHealthy
 from twinbus.pairing.core.status import backlog_status
-from twinbus.testing.fake_pair import FakePair
-from twinbus.testing.fake_sdk import accepts, hangs, refuses
+from twinbus.testing.fake_sdk import FakePair, accepts, hangs, refuses
 
 pytestmark = pytest.mark.virtual_time
 

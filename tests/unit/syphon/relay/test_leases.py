@@ -12,7 +12,7 @@ from twinbus.amqp.events import Attached
 from twinbus.amqp.link import ReceiverLink
 from twinbus.client.environment import Environment
 from twinbus.client.request_node import ConnectionLost, RequestRefused
-from twinbus.namespace.endpoint import endpoint_of
+from twinbus.namespace.access import endpoint_of
 from twinbus.syphon.core.lease_validity import (
     LEASE_LOCK_S,
     LOCK_ASSUMED_S,

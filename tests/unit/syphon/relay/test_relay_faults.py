@@ -18,7 +18,7 @@ from twinbus.client.connection import NamespaceConnection
 from twinbus.client.request_node import RequestRefused
 from twinbus.errors import SyphonError
 from twinbus.ledger import NullLedger
-from twinbus.namespace.endpoint import endpoint_of
+from twinbus.namespace.access import endpoint_of
 from twinbus.syphon.core.actions import Action
 from twinbus.syphon.core.destination import (
     ATTACH_ANSWER_S,

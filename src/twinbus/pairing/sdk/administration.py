@@ -30,7 +30,7 @@ from azure.core.exceptions import (
 
 from twinbus.client.environment import MACHINE, Environment
 from twinbus.namespace.address import is_loopback
-from twinbus.namespace.signatures import expiry_of, refusal_error, utc_text
+from twinbus.namespace.tokens import expiry_of, refusal_error, utc_text
 from twinbus.pairing.core.backlog import (
     LEASE_LOCK_S,
     OLD_LEASE_LOCK_S,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from azure.servicebus.management import QueueProperties, QueueRuntimeProperties
 
     from twinbus.namespace.namespace import Namespace
-    from twinbus.pairing.sending.recording import Recorder
+    from twinbus.pairing.observing.recording import Recorder
 
 T = TypeVar("T")
 
