@@ -14,8 +14,7 @@ from tests.unit.console.drill.drill_results import PASSED
 from tests.unit.console.report import ledger_reports as made
 from twinbus.console.drill.sheet import drill_sheet
 from twinbus.console.report.sheets import sheet_of
-from twinbus.console.sheet.page import page_of
-from twinbus.console.sheet.sheet import Sheet
+from twinbus.console.sheet import Sheet, page_of
 
 pytestmark = pytest.mark.end_to_end
 

@@ -13,8 +13,8 @@ from azure.servicebus import ServiceBusMessage
 from tests.contract.pairs import embedded
 from tests.official_sdk import administration
 from twinbus import EmbeddedBroker, Namespace
-from twinbus.console.doctor import trials as doctor_trials
-from twinbus.console.doctor.findings import ExaminedPair, Finding, Level
+from twinbus.console.doctor import commands as doctor_trials
+from twinbus.console.doctor.rights import ExaminedPair, Finding, Level
 from twinbus.transfer import to_backlog_message
 from twinbus.verify import checks
 

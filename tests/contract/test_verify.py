@@ -12,8 +12,8 @@ from tests.contract.pairs import embedded
 from twinbus import EmbeddedBroker, Namespace
 from twinbus.broker.profile import AZURE_STANDARD
 from twinbus.console import ATTENTION
-from twinbus.console.terminal.output import Output
-from twinbus.console.verify.commands import run
+from twinbus.console.output import Output
+from twinbus.console.verify import run
 from twinbus.verify import PREFIX, ForeignEntities, Likeness, VerifyPlan, clean, verify
 from twinbus.verify.scratch import entities_of
 

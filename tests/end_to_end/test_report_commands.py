@@ -15,7 +15,7 @@ from tests import outage_story as story
 from tests.processes import run_twinbus
 from tests.unit.console.pages import assert_self_contained
 from twinbus.console.cli import main
-from twinbus.console.report import commands as report_run
+from twinbus.console.report import making as report_run
 from twinbus.pipeline.spark.java import JavaMissingError
 
 pytestmark = pytest.mark.end_to_end

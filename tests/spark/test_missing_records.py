@@ -18,7 +18,7 @@ from tests.spark.ledgers import (
     received,
     sent,
 )
-from twinbus.console.report.audit_sheets import conservation_sheet
+from twinbus.console.report.sheets import conservation_sheet
 from twinbus.cost.arithmetic import CountingRule
 from twinbus.cost.prices import standard
 from twinbus.ledger.reader import MissingFiles, is_note, missing_files

@@ -9,7 +9,7 @@ import pytest
 from tests.spark.kept import write_lines
 from tests.spark.ledgers import Line, fates, line, received, rows, sent
 from twinbus.console.report.sheets import sheet_of
-from twinbus.console.sheet.sheet import text_of
+from twinbus.console.sheet import text_of
 from twinbus.cost import prices
 from twinbus.cost.arithmetic import CountingRule
 from twinbus.pipeline.reports.availability import availability_report

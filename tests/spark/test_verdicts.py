@@ -25,7 +25,7 @@ from tests.spark.ledgers import (
     received,
     sent,
 )
-from twinbus.console.report.audit_sheets import conservation_sheet
+from twinbus.console.report.sheets import conservation_sheet
 from twinbus.pipeline.reports.conservation import (
     BacklogSnapshot,
     _is_short,

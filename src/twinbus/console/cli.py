@@ -15,13 +15,13 @@ from twinbus.console import COULD_NOT, USAGE_ERROR
 from twinbus.console.backlog.cli import app as backlog_app
 from twinbus.console.commands import app as commands_app
 from twinbus.console.config import app as config_app
-from twinbus.console.cost.estimate import app as cost_app
-from twinbus.console.cost.price_books import prices_app
+from twinbus.console.cost import app as cost_app
 from twinbus.console.faults import app as faults_app
 from twinbus.console.ledger import app as ledger_app
-from twinbus.console.report.cli import app as report_app
+from twinbus.console.output import WrongUse
+from twinbus.console.prices import prices_app
+from twinbus.console.report.commands import app as report_app
 from twinbus.console.syphon.cli import app as syphon_app
-from twinbus.console.terminal.output import WrongUse
 from twinbus.console.watch.cli import app as watch_app
 from twinbus.errors import BrokerStartError, SettingsError, TwinbusError
 

@@ -8,7 +8,8 @@ from typing import Annotated, Final
 
 import typer
 
-from twinbus.console.cost.options import PlanOptions, PlanOutput
+from twinbus.console.cost import PlanOptions, PlanOutput
+from twinbus.console.declaration import command, command_group, flag, option, setting
 from twinbus.console.options import (
     AccessOptions,
     GatewayOptions,
@@ -19,9 +20,8 @@ from twinbus.console.options import (
     ServeOptions,
     SidesOptions,
 )
-from twinbus.console.terminal.command import command, command_group, flag, option, setting
-from twinbus.console.terminal.output import Output, OutputOption, WrongUse
-from twinbus.console.terminal.times import seconds_of
+from twinbus.console.output import Output, OutputOption, WrongUse
+from twinbus.console.times import seconds_of
 from twinbus.options import FAILOVER_INTERVAL_MAX_S, PING_INTERVAL_MAX_S
 from twinbus.settings.keys import EMBEDDED
 
@@ -148,7 +148,7 @@ def plan(
 
     From 200,000 years on Spark does it, if it is installed.
     """
-    from twinbus.console.plan.commands import run
+    from twinbus.console.plan import run
 
     return run(given, prices, master=master, output=output, to=to)
 
@@ -285,7 +285,7 @@ def verify(
     the last 400 frames.
     """
     from twinbus.broker.profile import PROFILES
-    from twinbus.console.verify.commands import run
+    from twinbus.console.verify import run
     from twinbus.verify import VerifyPlan
 
     if like not in PROFILES:

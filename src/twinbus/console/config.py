@@ -11,11 +11,9 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from twinbus.console import ATTENTION, COULD_NOT
+from twinbus.console.declaration import CONFIG_TEXT, command, command_group, option, require_pair
 from twinbus.console.options import QueuesOption, RecordingOption, SidesOptions
-from twinbus.console.terminal.command import command, command_group, option
-from twinbus.console.terminal.output import Output, OutputOption, WrongUse, show
-from twinbus.console.terminal.pair_defaults import CONFIG_TEXT, require_pair
-from twinbus.console.terminal.table import UNKNOWN, paint, table_lines, visible
+from twinbus.console.output import UNKNOWN, Output, OutputOption, WrongUse, paint, show, table_lines
 from twinbus.errors import SettingsError
 from twinbus.namespace.access import NamespaceAccess
 from twinbus.namespace.address import HttpProxy
@@ -27,6 +25,7 @@ from twinbus.settings.files import (
     settings_place,
 )
 from twinbus.settings.keys import EMBEDDED, ENVIRONMENT, KEYS, is_reference
+from twinbus.wording import visible
 
 app = command_group("Check the settings file, and say where it is.")
 

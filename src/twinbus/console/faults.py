@@ -7,11 +7,11 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+from twinbus.console.declaration import argument, command, command_group, option, setting
 from twinbus.console.options import AccessOptions
-from twinbus.console.terminal.command import argument, command, command_group, option, setting
-from twinbus.console.terminal.output import Output, OutputOption, WrongUse, show
-from twinbus.console.terminal.table import counted, duration, table_lines, visible
-from twinbus.console.terminal.times import seconds_of
+from twinbus.console.output import Output, OutputOption, WrongUse, show, table_lines
+from twinbus.console.times import seconds_of
+from twinbus.wording import counted, duration, visible
 
 if TYPE_CHECKING:
     from twinbus.errors import TwinbusError

@@ -7,14 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from twinbus.console.options import (
-    LedgerArgument,
-    MasterOption,
-    SharedOption,
-    require_ledger,
-    require_shared_places,
-)
-from twinbus.console.terminal.command import (
+from twinbus.console.declaration import (
     argument,
     command,
     command_group,
@@ -22,9 +15,15 @@ from twinbus.console.terminal.command import (
     option,
     runs_to_its_end,
 )
-from twinbus.console.terminal.output import LiveLine, Output, OutputOption, WrongUse, show
-from twinbus.console.terminal.table import size, table_lines
-from twinbus.wording import counted, visible
+from twinbus.console.options import (
+    LedgerArgument,
+    MasterOption,
+    SharedOption,
+    require_ledger,
+    require_shared_places,
+)
+from twinbus.console.output import LiveLine, Output, OutputOption, WrongUse, show, table_lines
+from twinbus.wording import counted, size, visible
 
 if TYPE_CHECKING:
     import threading

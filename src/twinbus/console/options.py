@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from twinbus.broker.access import (
-    CONNECTIONS_MAX,
-    OPEN_LIMIT_S,
-    STRANGERS_MAX,
-    TOKEN_LIMIT_S,
-)
-from twinbus.console.terminal.command import argument, flag, option, setting
-from twinbus.console.terminal.output import WrongUse
+from twinbus.broker.access import CONNECTIONS_MAX, OPEN_LIMIT_S, STRANGERS_MAX, TOKEN_LIMIT_S
+from twinbus.console.declaration import argument, flag, option, setting
+from twinbus.console.output import WrongUse
+from twinbus.console.times import window_of
 from twinbus.cost.arithmetic import CountingRule
 from twinbus.options import BACKLOG_QUEUE_COUNT_MAX
 from twinbus.settings.keys import EMBEDDED
@@ -24,9 +21,13 @@ if TYPE_CHECKING:
     from twinbus.console.backlog.commands import QueueSelection
     from twinbus.namespace.access import NamespaceAccess
     from twinbus.namespace.namespace import Namespace
+    from twinbus.pipeline.reports.documents import ReportRequest
 
 MESSAGING_UNITS: Final = (1, 2, 4, 8, 16)
 """The sizes in which Azure sells a Premium namespace."""
+
+NO_TABLES: Final = "none"
+"""The value of --tables for a report that keeps none."""
 
 SECRETS: Final = "Put connection strings into the environment: other users can see a command line."
 
@@ -314,6 +315,48 @@ def require_messaging_units(count: int) -> None:
         raise WrongUse(
             f"--messaging-units must be one of {', '.join(map(str, MESSAGING_UNITS))}; got {count}"
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """The options that all reports share."""
+
+    ledger: LedgerArgument
+    tables: Annotated[
+        str | None,
+        option(
+            "DIR",
+            "Location of its tables; unset: _tables inside the ledger. `none`: keep no tables and"
+            " read all records.",
+        ),
+    ] = None
+    since: SinceOption = None
+    until: Annotated[str | None, option("TIME", "End, exclusive; a day is included whole.")] = None
+    entity: EntityOption = None
+    output: Annotated[
+        Literal["text", "json", "csv", "html"],
+        typer.Option(help="Text to read, JSON, one table as CSV, or a page with charts."),
+    ] = "text"
+    to: Annotated[
+        Path | None,
+        option(
+            "FILE", "Write the report into this file; its answer, one line, is printed as well."
+        ),
+    ] = None
+    master: MasterOption = None
+    shared: SharedOption = False
+
+    def request(self) -> ReportRequest:
+        """Return the window and the entity; WrongUse if an option is not valid."""
+        from twinbus.pipeline.reports.documents import ReportRequest
+
+        if self.entity is not None and not self.entity.strip("/ "):
+            raise WrongUse("--entity is empty: name a queue or a topic, or leave it out")
+        tables = None if self.tables == NO_TABLES else self.tables
+        require_shared_places(self.master, self.ledger, tables, shared=self.shared)
+        since_ms, until_ms = window_of(self.since, self.until, datetime.now(UTC))
+        entity = None if self.entity is None else self.entity.strip("/ ")
+        return ReportRequest(since_ms=since_ms, until_ms=until_ms, entity=entity)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

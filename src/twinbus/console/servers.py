@@ -16,11 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from twinbus.broker.access import ConnectionLimits
-from twinbus.broker.descriptions import (
-    QueueDescription,
-    SubscriptionDescription,
-    TopicDescription,
-)
+from twinbus.broker.descriptions import QueueDescription, SubscriptionDescription, TopicDescription
 from twinbus.broker.host import BrokerHost, NamespaceAt, parse_rule, parse_token
 from twinbus.broker.port_access import DEFAULT_KEY, PortAccess
 from twinbus.broker.profile import LAPTOP, PROFILES, ServiceProfile
@@ -35,15 +31,11 @@ from twinbus.console.options import (
     secret_in,
     secret_lines,
 )
-from twinbus.console.terminal.output import WrongUse
-from twinbus.console.terminal.times import seconds_of
+from twinbus.console.output import WrongUse
+from twinbus.console.times import seconds_of
 from twinbus.errors import BrokerStartError, StoreError
 from twinbus.loops import run_alone
-from twinbus.options import (
-    FAILOVER_INTERVAL_MAX_S,
-    PING_INTERVAL_MAX_S,
-    SendAvailabilityOptions,
-)
+from twinbus.options import FAILOVER_INTERVAL_MAX_S, PING_INTERVAL_MAX_S, SendAvailabilityOptions
 from twinbus.settings.keys import ATTEMPT_TIMEOUT_MAX_S, EMBEDDED, PATIENCE_MAX_S
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from twinbus.amqp.message import (
 from twinbus.amqp.types import Described, Float32, Int, Symbol, Timestamp, ULong
 from twinbus.client.peeked_message import PeekedMessage, as_json, read_peeked
 from twinbus.console.backlog.dead_letter_commands import filter_of
-from twinbus.console.terminal.output import WrongUse
+from twinbus.console.output import WrongUse
 from twinbus.syphon.replaying import DeadLetterFilter, for_replay
 from twinbus.transfer import to_backlog_sections
 from twinbus.transfer.unpacking import unpack

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from twinbus.console.declaration import argument, command, command_group, flag, option, setting
 from twinbus.console.options import (
     SECRETS,
     EntityOption,
@@ -14,15 +15,7 @@ from twinbus.console.options import (
     SidesOptions,
     SinceOption,
 )
-from twinbus.console.terminal.command import (
-    argument,
-    command,
-    command_group,
-    flag,
-    option,
-    setting,
-)
-from twinbus.console.terminal.output import Output, OutputOption, WrongUse
+from twinbus.console.output import Output, OutputOption, WrongUse
 
 if TYPE_CHECKING:
     from twinbus.console.backlog.commands import QueueSelection

@@ -16,14 +16,22 @@ from twinbus.console.backlog.queue_contents import (
     remove_if_empty,
     with_ages,
 )
+from twinbus.console.declaration import runs_to_its_end
 from twinbus.console.namespaces import UnreachableError, administration, creating
-from twinbus.console.terminal.command import runs_to_its_end
-from twinbus.console.terminal.output import LiveLine, Output, WrongUse, print_json, show
-from twinbus.console.terminal.table import aligned, counted, duration, size, table_lines, visible
+from twinbus.console.output import (
+    LiveLine,
+    Output,
+    WrongUse,
+    aligned,
+    print_json,
+    show,
+    table_lines,
+)
 from twinbus.errors import MissingRightError
 from twinbus.namespace.namespace import Namespace
 from twinbus.pairing.core.backlog import backlog_paths, lease_path, parse_backlog_path
 from twinbus.pairing.sdk.administration import Findings
+from twinbus.wording import counted, duration, size, visible
 
 CONFIRMATION: Final = "prune"
 

@@ -13,14 +13,13 @@ from typing import IO, Any
 from twinbus.client.peeked_message import PeekedMessage
 from twinbus.console import ATTENTION
 from twinbus.console.backlog.commands import QueueSelection
-from twinbus.console.terminal.command import runs_to_its_end
-from twinbus.console.terminal.output import Output, show
-from twinbus.console.terminal.table import aligned, counted, table_lines, visible
-from twinbus.console.terminal.times import window_of
+from twinbus.console.declaration import runs_to_its_end
+from twinbus.console.output import Output, aligned, show, table_lines
+from twinbus.console.times import window_of
 from twinbus.errors import SyphonError
 from twinbus.namespace.access import endpoint_of
 from twinbus.syphon.replaying import REPLAYS_MAX, DeadLetterFilter, Replayed, dead_letters, replay
-from twinbus.wording import plain
+from twinbus.wording import counted, plain, visible
 
 
 @asynccontextmanager

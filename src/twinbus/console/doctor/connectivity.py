@@ -18,8 +18,7 @@ from typing import Any, Final
 from twinbus.client.administration import host_header, http_connection
 from twinbus.client.connection import NamespaceConnection
 from twinbus.client.request_node import ConnectionLost, RequestRefused
-from twinbus.console.doctor.findings import ExaminedPair, Finding, Level
-from twinbus.console.doctor.rights import right_on
+from twinbus.console.doctor.rights import ExaminedPair, Finding, Level, right_on
 from twinbus.errors import CredentialError
 from twinbus.namespace.access import Endpoint, endpoint_of
 from twinbus.namespace.namespace import Namespace

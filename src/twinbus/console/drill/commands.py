@@ -14,16 +14,15 @@ from azure.core.exceptions import AzureError
 
 from twinbus.client.administration import CountsUnavailable
 from twinbus.console import COULD_NOT
+from twinbus.console.declaration import runs_to_its_end
 from twinbus.console.drill.phases import Drill
 from twinbus.console.drill.progress import DrillPage, DrillScreen
 from twinbus.console.drill.result import DrillPlan, DrillResult
 from twinbus.console.drill.sheet import drill_sheet
 from twinbus.console.drill.world import DrillError, World
-from twinbus.console.sheet.page import page_of
-from twinbus.console.sheet.sheet import text_of
+from twinbus.console.output import Output
+from twinbus.console.sheet import page_of, text_of
 from twinbus.console.spark_thread import SparkThread, require_spark
-from twinbus.console.terminal.command import runs_to_its_end
-from twinbus.console.terminal.output import Output
 
 
 @runs_to_its_end

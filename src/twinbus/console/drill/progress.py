@@ -30,7 +30,7 @@ from twinbus.console.drill.world import (
     first_lines,
     start_program,
 )
-from twinbus.console.terminal.output import LiveLine, progress_bar
+from twinbus.console.output import LiveLine, progress_bar
 from twinbus.control.sockets import VARIABLE as RUN_DIRECTORY
 from twinbus.page.jobs import keep_proof
 

@@ -7,21 +7,15 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from twinbus.console.drill.result import KNOWN_OUTAGE_SPEED, DrillPlan, DrillResult
+from twinbus.console.output import money
 from twinbus.console.report.availability_sheet import outage_chart
-from twinbus.console.report.charges_sheet import by_kind_table, cause_bars
-from twinbus.console.report.scope_text import DUPLICATE_CAUSES
-from twinbus.console.sheet.sheet import OutageChart, Sheet, Table, Tile, sections
-from twinbus.console.terminal.table import counted, money
+from twinbus.console.report.charges_sheet import DUPLICATE_CAUSES, by_kind_table, cause_bars
+from twinbus.console.sheet import OutageChart, Sheet, Table, Tile, sections
 from twinbus.cost.bill import MonthUse, geo_replication_bill
 from twinbus.cost.prices import standard
 from twinbus.pipeline.reports.documents import ReportVerdict
-from twinbus.planning.outages import (
-    PROMOTION_S,
-    PROMOTION_SOURCE,
-    known_outage,
-    sends_in_promotion,
-)
-from twinbus.wording import duration
+from twinbus.planning.outages import PROMOTION_S, PROMOTION_SOURCE, known_outage, sends_in_promotion
+from twinbus.wording import counted, duration
 
 IDS_SHOWN: Final = 20
 """Ids that a person reads; drill.json has more."""

@@ -14,13 +14,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
-from twinbus.cost.arithmetic import (
-    SETTLEMENTS,
-    UNCHARGED,
-    idle_operations,
-    is_charged,
-    units,
-)
+from twinbus.cost.arithmetic import SETTLEMENTS, UNCHARGED, idle_operations, is_charged, units
 from twinbus.cost.prices import PriceBook
 from twinbus.extras import missing_package
 from twinbus.ledger.record import LedgerError, decode

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from twinbus.console.report.scope_text import closing_sections, entity_names
-from twinbus.console.sheet.sheet import OutageChart, Sheet, Table, Tile, clock, span, table
-from twinbus.console.terminal.table import cell, counted, visible
+from twinbus.console.output import cell
+from twinbus.console.report.charges_sheet import closing_sections, entity_names
+from twinbus.console.sheet import OutageChart, Sheet, Table, Tile, clock, span, table
 from twinbus.pipeline.reports.documents import AvailabilityReport, FailoverWindow, Percentiles
+from twinbus.wording import counted, visible
 
 LABEL_LENGTH: Final = 28
 """Letters of an entity's name in the label of a marker."""

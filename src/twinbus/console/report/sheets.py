@@ -1,17 +1,22 @@
-"""The forms of a report of any kind: its sheet, and its main table as CSV. Pure."""
+"""Reports of conservation and reconciliation; and any report as a sheet or as CSV. Pure."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
 from typing import Any, Final
 
-from twinbus.console.report.audit_sheets import conservation_sheet, reconciliation_sheet
+from twinbus.console.output import cell
 from twinbus.console.report.availability_sheet import availability_sheet
-from twinbus.console.report.charges_sheet import charges_sheet
-from twinbus.console.sheet.sheet import Sheet
+from twinbus.console.report.charges_sheet import (
+    DUPLICATE_CAUSES,
+    charges_sheet,
+    closing_sections,
+    entity_names,
+)
+from twinbus.console.sheet import ROWS_SHOWN, BarRow, Bars, Sheet, Table, Tile, clock, span, table
 from twinbus.pipeline.reports.documents import (
     Agreement,
     AvailabilityReport,
@@ -22,8 +27,278 @@ from twinbus.pipeline.reports.documents import (
     FailoverWindow,
     LedgerReport,
     ReconciliationReport,
+    ReportVerdict,
 )
 from twinbus.pipeline.reports.values import iso
+from twinbus.wording import counted, visible
+
+FATE_WORDS: Final = {
+    "delivered": "delivered",
+    "waiting": "waiting",
+    "dead_lettered": "dead-lettered",
+    "expired": "expired",
+    "lost": "lost",
+    "undecided": "undecided",
+}
+"""The fates of an accepted message, from the best to the worst known."""
+
+IDS_IN_LINE: Final = 5
+"""Ids that stand in a sentence; the table has more."""
+
+
+def conservation_sheet(report: ConservationReport) -> Sheet:
+    """The content of the report."""
+    peeked = (
+        "no peek into the backlog queues was made"
+        if report.peeked_ms is None
+        else f"peeked into the backlog queues at {clock(report.peeked_ms)} UTC"
+    )
+    return Sheet(
+        title="conservation report",
+        headline=_headline(report),
+        verdict=report.verdict,
+        lines=tuple(_lines(report)),
+        tiles=tuple(_tiles(report)),
+        tables=tuple(_tables(report)),
+        charts=tuple(_charts(report)),
+        sections=closing_sections(report, peeked),
+    )
+
+
+def _headline(report: ConservationReport) -> str:
+    total = report.total
+    sum_of = f"{total.accepted:,} accepted = {_sum(total._replace(lost=report.lost_at_least))}"
+    match report.verdict:
+        case ReportVerdict.BAD:
+            least = "" if total.lost is not None else "at least "
+            return f"{least}{report.lost_at_least:,} LOST: {sum_of}"
+        case ReportVerdict.UNKNOWN if not total.accepted:
+            return "not known whether anything is lost: no record of an accepted message was read"
+        case ReportVerdict.UNKNOWN:
+            return f"not known whether anything is lost: {sum_of}"
+        case _ if not total.accepted:
+            return "nothing lost: no message was accepted"
+        case _:
+            return f"nothing lost: {sum_of}"
+
+
+def _sum(total: Balance) -> str:
+    parts = [
+        f"{number:,} {words}"
+        for fate, words in FATE_WORDS.items()
+        if (number := _of_fate(total, fate))
+    ]
+    return " + ".join(parts) or "0"
+
+
+def _of_fate(balance: Balance, fate: str) -> int:
+    number: int | None = getattr(balance, fate)
+    if fate == "lost" and number is None:
+        # All fates together are the accepted ones: the rest of them is lost for certain.
+        return balance.accepted - sum(
+            _of_fate(balance, other) for other in FATE_WORDS if other != fate
+        )
+    return number or 0
+
+
+def _cell(balance: Balance, name: str) -> str:
+    """A figure of a balance; of what is lost the least, where no more is known."""
+    number: int | None = getattr(balance, name)
+    if name == "lost" and number is None and _of_fate(balance, name) > 0:
+        return f"≥ {_of_fate(balance, name):,}"
+    return cell(number)
+
+
+def _lines(report: ConservationReport) -> Iterator[str]:
+    lost = [message for message in report.messages if message.fate == "lost"]
+    if lost:
+        named = ", ".join(visible(message.message_id) for message in lost[:IDS_IN_LINE])
+        more = report.lost_at_least - min(len(lost), IDS_IN_LINE)
+        yield f"lost: {named}{f' and {more:,} more' if more > 0 else ''}"
+    if report.total.undecided:
+        undecided = counted(report.total.undecided, "message")
+        yield (
+            f"{undecided} went to the backlog and were not seen since: they wait there, or are"
+            " lost. To know, peek: set TWINBUS_SECONDARY, or say --peek"
+            if report.peeked_ms is None
+            else f"{undecided} moved during the peek into the backlog: run the report again to know"
+        )
+    if report.total.dead_lettered:
+        yield (
+            f"{counted(report.total.dead_lettered, 'message')} dead-lettered: twinbus backlog"
+            " dead-letters list"
+        )
+    if report.reused:
+        yield (
+            f"{counted(report.reused, 'id')} accepted more than once: each counts as one message;"
+            " ids must be unique to tell messages apart"
+        )
+    name = entity_names(report.entities)
+    for aged in report.aged:
+        yield (
+            f"{visible(name(aged))}: {counted(aged.messages, 'message')} stayed in the backlog"
+            f" for up to {span(aged.oldest_ms)}; duplicates are detected for"
+            f" {span(aged.detection_ms)} only, so copies of these were not recognised"
+        )
+
+
+def _tiles(report: ConservationReport) -> Iterator[Tile]:
+    total = report.total
+    yield Tile("accepted", cell(total.accepted))
+    yield Tile("delivered", cell(total.delivered))
+    yield Tile("waiting", cell(total.waiting))
+    yield Tile("dead-lettered", cell(total.dead_lettered), is_bad=bool(total.dead_lettered))
+    lost = f"≥ {report.lost_at_least:,}" if total.lost is None and report.lost_at_least else None
+    yield Tile("lost", lost or cell(total.lost), is_bad=report.verdict is ReportVerdict.BAD)
+    yield Tile("duplicates", cell(total.duplicates))
+
+
+def _tables(report: ConservationReport) -> Iterator[Table]:
+    yield _balances(report)
+    name = entity_names(report.entities)
+    if report.messages:
+        yield table(
+            "Not delivered",
+            ("fate", "entity", "message id", "accepted (UTC)"),
+            report.messages,
+            lambda message: (
+                FATE_WORDS.get(message.fate, message.fate),
+                name(message),
+                message.message_id,
+                clock(message.at_ms),
+            ),
+            is_bad=lambda message: message.fate == "lost",
+            total=len(report.messages) + report.messages_left_out,
+        )
+    if report.duplicate_windows:
+        yield table(
+            "Duplicates by window",
+            (">messages", "why"),
+            sorted(report.duplicate_windows.items()),
+            lambda window: (window[1], DUPLICATE_CAUSES.get(window[0], window[0])),
+        )
+    if report.duplicates:
+        yield table(
+            "Duplicates",
+            ("entity", "message id", ">times", "window"),
+            report.duplicates,
+            lambda one: (name(one), one.message_id, one.times, one.window),
+            total=sum(report.duplicate_windows.values()),
+        )
+
+
+def _balances(report: ConservationReport) -> Table:
+    rows, name = [*report.entities[:ROWS_SHOWN], report.total], entity_names(report.entities)
+    optional = ("undecided", "received", "duplicates", "raised")
+    shown = [name for name in optional if any(getattr(row, name) for row in rows)]
+    columns = ("accepted", *(fate for fate in FATE_WORDS if fate != "undecided"), *shown)
+    return table(
+        "By entity",
+        ("entity", *(f">{FATE_WORDS.get(name, name)}" for name in columns)),
+        rows,
+        lambda row: (
+            "all" if row is report.total else name(row),
+            *(_cell(row, name) for name in columns),
+        ),
+        is_bad=lambda row: _of_fate(row, "lost") > 0,
+        total=len(report.entities) + 1,
+        more="more entities",
+        limit=len(rows),
+    )
+
+
+def _charts(report: ConservationReport) -> Iterator[Bars]:
+    name = entity_names(report.entities)
+    rows = [
+        # The worst first: it is read first.
+        BarRow(
+            name(row),
+            tuple((fate, _of_fate(row, fate)) for fate in reversed(FATE_WORDS)),
+            f"{row.accepted:,}",
+        )
+        for row in report.entities[:ROWS_SHOWN]
+        if row.accepted
+    ]
+    if rows:
+        title = "What became of the accepted messages"
+        yield Bars(title, tuple(rows), FATE_WORDS, is_share=True)
+
+
+def reconciliation_sheet(report: ReconciliationReport) -> Sheet:
+    """The content of the report."""
+    return Sheet(
+        title="reconciliation report",
+        headline=_agreement_headline(report),
+        verdict=report.verdict,
+        lines=tuple(_agreement_lines(report)),
+        tiles=tuple(_agreement_tiles(report)),
+        tables=tuple(_agreement_tables(report)),
+        sections=closing_sections(report),
+    )
+
+
+def _agreement_headline(report: ReconciliationReport) -> str:
+    if not report.broker_records:
+        return "not known: the ledger has no record of the broker's view"
+    both = sum(row.clients for row in report.rows)
+    if report.verdict is ReportVerdict.UNKNOWN:
+        differ = counted(report.unexplained, "difference")
+        return f"not known: {differ} in {counted(both, 'operation')}, and records are missing"
+    if report.verdict is ReportVerdict.BAD:
+        return (
+            f"{counted(report.unexplained, 'difference')} between the clients' view and the"
+            f" broker's, in {counted(both, 'operation')}"
+        )
+    if not any(row.explained for row in report.rows):
+        return f"both views agree on {counted(both, 'operation')}, entity by entity"
+    more = sum(row.explained for row in report.rows)
+    of = ", ".join(sorted({row.operation for row in report.rows if row.explained}))
+    return (
+        f"both views agree on {counted(both, 'operation')}; the broker counts {more:,} more ({of}),"
+        " explained below"
+    )
+
+
+def _agreement_lines(report: ReconciliationReport) -> Iterator[str]:
+    if not report.broker_records:
+        yield "the embedded broker writes its view with: twinbus serve ... --ledger DIR"
+
+
+def _agreement_tiles(report: ReconciliationReport) -> Iterator[Tile]:
+    yield Tile("operations, by clients", cell(sum(row.clients for row in report.rows)))
+    yield Tile("operations, by the broker", cell(sum(row.broker for row in report.rows)))
+    yield Tile("explained differences", cell(report.explained))
+    yield Tile("not explained", cell(report.unexplained), is_bad=bool(report.unexplained))
+
+
+def _agreement_tables(report: ReconciliationReport) -> Iterator[Table]:
+    name = entity_names(report.rows)
+    if report.rows:
+        yield table(
+            "By place and operation",
+            (
+                *("place", "operation", ">clients", ">broker"),
+                *(">only clients", ">only broker", ">explained"),
+            ),
+            report.rows,
+            lambda row: (name(row), *row[1:-1]),
+            is_bad=lambda row: row.only_clients or row.only_broker,
+        )
+    if report.differences:
+        yield table(
+            "Differences",
+            ("place", "operation", "message id", ">clients ahead by", ">unanswered", "why"),
+            report.differences,
+            lambda one: (
+                name(one),
+                one.operation,
+                one.message_id,
+                f"{one.ahead:+,}",
+                one.unanswered,
+                visible(one.explanation) or "not explained",
+            ),
+            total=len(report.differences) + report.differences_left_out,
+        )
 
 
 def sheet_of(report: LedgerReport) -> Sheet:
@@ -50,7 +325,7 @@ def csv_of(report: LedgerReport) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
-    writer.writerows([_cell(value) for value in row] for row in rows)
+    writer.writerows([_csv_cell(value) for value in row] for row in rows)
     return text.getvalue()
 
 
@@ -83,7 +358,7 @@ def _window(window: FailoverWindow) -> list[object]:
     ]
 
 
-def _cell(value: object) -> object:
+def _csv_cell(value: object) -> object:
     match value:
         case None:
             return ""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from twinbus.console.declaration import command, command_group, flag, option, setting
 from twinbus.console.options import (
     MasterOption,
     PairOption,
@@ -16,9 +17,8 @@ from twinbus.console.options import (
     SidesOptions,
     StrictOption,
 )
-from twinbus.console.terminal.command import command, command_group, flag, option, setting
-from twinbus.console.terminal.output import Output, OutputOption, WrongUse
-from twinbus.console.terminal.times import seconds_of
+from twinbus.console.output import Output, OutputOption, WrongUse
+from twinbus.console.times import seconds_of
 
 if TYPE_CHECKING:
     from twinbus.console.syphon.request import SyphonRequest

@@ -19,11 +19,11 @@ from twinbus.client.administration import (
 )
 from twinbus.client.peeking import count_matching, destination_keys
 from twinbus.console import ATTENTION, COULD_NOT, STOPPED
+from twinbus.console.declaration import runs_to_its_end
 from twinbus.console.options import require_shared_places
+from twinbus.console.output import LiveLine, Output, WrongUse, show
 from twinbus.console.syphon import text as syphon_text
 from twinbus.console.syphon.request import SyphonRequest
-from twinbus.console.terminal.command import runs_to_its_end
-from twinbus.console.terminal.output import LiveLine, Output, WrongUse, show
 from twinbus.control.protocol import Verb, steering_verbs
 from twinbus.control.server import ControlServer
 from twinbus.errors import SyphonError

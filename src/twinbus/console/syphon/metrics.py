@@ -13,10 +13,10 @@ from aiohttp import web
 
 from twinbus.client.backlog_meter import EVERY_MIN_S, BacklogMeter
 from twinbus.console.options import secret_in
+from twinbus.console.output import WrongUse
 from twinbus.console.syphon.http_port import HttpAddress, HttpPort
 from twinbus.console.syphon.queue_search import QueueSearch
-from twinbus.console.terminal.output import WrongUse
-from twinbus.console.terminal.times import seconds_of
+from twinbus.console.times import seconds_of
 from twinbus.exposition import CONTENT_TYPE, GAUGE, Families, Sample, metrics_of, text_of
 from twinbus.ledger import LedgerWriter, NullLedger
 from twinbus.namespace.access import Endpoint

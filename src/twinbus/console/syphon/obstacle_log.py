@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from twinbus.console.terminal.table import counted, duration
 from twinbus.status.document import SyphonQueueStatus
+from twinbus.wording import counted, duration
 
 SIDES: Final = ("primary", "secondary")
 

@@ -10,14 +10,13 @@ from datetime import datetime
 from typing import Any, Final
 
 from twinbus.client.administration import KeyRefused, ListingRefused
+from twinbus.console.declaration import runs_to_its_end
 from twinbus.console.namespaces import UnreachableError
+from twinbus.console.output import Output, show
 from twinbus.console.syphon.metrics import MetricsRequest, SyphonMetrics
 from twinbus.console.syphon.obstacle_log import ObstacleLog
 from twinbus.console.syphon.queue_search import QueueSearch
 from twinbus.console.syphon.request import SyphonRequest
-from twinbus.console.terminal.command import runs_to_its_end
-from twinbus.console.terminal.output import Output, show
-from twinbus.console.terminal.table import visible
 from twinbus.control.protocol import Verb, steering_verbs
 from twinbus.control.server import ControlServer
 from twinbus.errors import SyphonError
@@ -26,6 +25,7 @@ from twinbus.ledger.requests import recording_to
 from twinbus.namespace.access import endpoint_of
 from twinbus.pairing.core.backlog import backlog_paths
 from twinbus.syphon.host import SyphonGroup
+from twinbus.wording import visible
 
 CHECK_EVERY_S: Final = 1.0
 """Time between two checks for obstacles."""

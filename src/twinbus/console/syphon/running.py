@@ -7,14 +7,14 @@ import time
 from typing import Final
 
 from twinbus.console import ATTENTION, COULD_NOT
+from twinbus.console.output import Output, paint, show
 from twinbus.console.syphon import text as syphon_text
-from twinbus.console.terminal.output import Output, show
-from twinbus.console.terminal.table import paint, visible
-from twinbus.console.watch.running import ask_each, ask_status, choose_hosts, find_hosts
+from twinbus.console.watch.status import ask_each, ask_status, choose_hosts, find_hosts
 from twinbus.control.sockets import RunningHost, SilentHost, socket_directories
 from twinbus.errors import ControlError
 from twinbus.status.document import SyphonStatus
 from twinbus.status.judgement import judgement_of
+from twinbus.wording import visible
 
 DONE: Final = {
     "pause": "paused; {in_flight:,} messages in flight are finished, no more are received until"

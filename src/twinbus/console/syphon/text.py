@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from twinbus.console.terminal.output import progress_bar
-from twinbus.console.terminal.table import duration, table_lines, visible
+from twinbus.console.output import progress_bar, table_lines
 from twinbus.status.document import SyphonStatus
 from twinbus.status.judgement import PUMP_THEM, no_pump_text, obstacles
 from twinbus.syphon.core.pacing import time_to_empty_s
 from twinbus.syphon.host import DrainProgress
+from twinbus.wording import duration, visible
 
 STILL_S: Final = 5.0
 """A drain that moved no message for this long is not moving, whatever its last rate was."""

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Final, Literal, NoReturn
 import typer
 from typer.core import TyperCommand
 
+from twinbus.console.declaration import argument, command, command_group, flag, option
 from twinbus.console.options import SECRETS, PageOptions, PairOption, SidesOptions
-from twinbus.console.terminal.command import argument, command, command_group, flag, option
-from twinbus.console.terminal.output import Output, OutputOption
-from twinbus.console.terminal.times import seconds_of
+from twinbus.console.output import Output, OutputOption
+from twinbus.console.times import seconds_of
 from twinbus.errors import SettingsError
 
 app = command_group("")
@@ -44,8 +44,7 @@ class _PluginCommand(TyperCommand):
 
 
 def _report_unknown(text: str) -> NoReturn:
-    from twinbus.console.watch.check import print_verdict
-    from twinbus.console.watch.verdict import CheckFinding, CheckLevel
+    from twinbus.console.watch.check import CheckFinding, CheckLevel, print_verdict
 
     raise typer.Exit(print_verdict([CheckFinding(CheckLevel.UNKNOWN, text)], [])) from None
 
@@ -70,7 +69,7 @@ def status(
     lost lines. It makes no billed request, so it has the depth of the backlog only where the pair
     measures it for a collector.
     """
-    from twinbus.console.watch.running import show_status
+    from twinbus.console.watch.status import show_status
 
     return show_status(pair, output, watch=watch, show_all=show_all)
 
@@ -84,7 +83,7 @@ def _steering(verb: str, text: str) -> Callable[..., int]:
     def steer(
         path: PathArgument, pair: PairOption = None, output: OutputOption = Output.TEXT
     ) -> int:
-        from twinbus.console.watch.running import steer
+        from twinbus.console.watch.status import steer
 
         return steer(verb, path, pair, output)
 
@@ -135,8 +134,13 @@ def check(
     for its lease is OK. UNKNOWN: the secondary does not answer or refuses; without a secondary,
     nothing runs here.
     """
-    from twinbus.console.watch.check import CheckRequest, run_check
-    from twinbus.console.watch.verdict import CheckLevel, Thresholds, limits_of
+    from twinbus.console.watch.check import (
+        CheckLevel,
+        CheckRequest,
+        Thresholds,
+        limits_of,
+        run_check,
+    )
 
     def request() -> CheckRequest:
         return CheckRequest(

@@ -27,13 +27,13 @@ from rich.table import Table
 from rich.text import Text
 
 from twinbus.console import STOPPED
-from twinbus.console.terminal.output import Output, print_json
-from twinbus.console.terminal.table import duration, visible
+from twinbus.console.output import Output, print_json
 from twinbus.page.core.model import LEVELS, ShownEntity, ShownPair, ShownSyphon
 from twinbus.page.core.timeline import BUCKET_S
 from twinbus.page.core.view import Board, headline_of
 from twinbus.page.pollers import HostPoller
 from twinbus.status.judgement import rank
+from twinbus.wording import duration, visible
 
 EVERY_S: Final = 1.0
 HINT: Final = "q ends"

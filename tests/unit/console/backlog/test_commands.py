@@ -6,7 +6,7 @@ from typing import Any
 
 from twinbus.console.backlog import commands as backlog
 from twinbus.console.backlog.queue_contents import QueueContents
-from twinbus.console.doctor.findings import Finding, Level, document, line_of, verdict
+from twinbus.console.doctor.rights import Finding, Level, document, line_of, verdict
 from twinbus.pairing.core.backlog import BacklogDescription, drift_of
 from twinbus.pairing.sdk.administration import Findings
 

@@ -9,7 +9,7 @@ from tests.unit.console.drill.drill_results import PASSED, drilled
 from tests.unit.console.pages import assert_self_contained
 from twinbus.console.drill.result import DrillResult
 from twinbus.console.drill.sheet import drill_sheet
-from twinbus.console.sheet.page import page_of
+from twinbus.console.sheet import page_of
 from twinbus.pipeline.reports.values import Charge
 
 

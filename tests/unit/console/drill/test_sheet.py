@@ -12,8 +12,7 @@ from tests.unit.console.drill.drill_results import PASSED, drilled
 from twinbus.console.drill import commands, world
 from twinbus.console.drill.result import DrillPlan
 from twinbus.console.drill.sheet import drill_sheet
-from twinbus.console.sheet.page import page_of
-from twinbus.console.sheet.sheet import text_of
+from twinbus.console.sheet import page_of, text_of
 
 KNOWN = "west-europe-2025-11"
 

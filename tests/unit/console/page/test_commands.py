@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from twinbus.console.options import PageOptions
+from twinbus.console.output import WrongUse
 from twinbus.console.page.commands import run
-from twinbus.console.terminal.output import WrongUse
 from twinbus.page.pollers import PeerAddress
 
 

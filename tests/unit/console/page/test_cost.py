@@ -10,13 +10,7 @@ from typing import Any
 
 import pytest
 
-from twinbus.console.page.cost import (
-    ChargeSums,
-    PageCost,
-    charged_units,
-    cost_document,
-    sums_of,
-)
+from twinbus.console.page.cost import ChargeSums, PageCost, charged_units, cost_document, sums_of
 from twinbus.cost import prices
 from twinbus.errors import MissingPackageError
 from twinbus.ledger.record import encode

@@ -11,10 +11,8 @@ import pytest
 from tests.unit.console.pages import assert_self_contained
 from tests.unit.planning.outcomes_made_up import asked, outcome, sure
 from twinbus.console.cli import main
-from twinbus.console.plan.commands import default_patience_s
-from twinbus.console.plan.sheet import plan_sheet
-from twinbus.console.sheet.page import page_of
-from twinbus.console.sheet.sheet import text_of
+from twinbus.console.plan import default_patience_s, plan_sheet
+from twinbus.console.sheet import page_of, text_of
 from twinbus.cost import prices
 from twinbus.planning.model import Traffic
 from twinbus.planning.plan import Plan, plan_of
@@ -130,9 +128,7 @@ def test_what_is_asked_wrongly_is_one_line_and_no_spark(
 ) -> None:
     words = [word for pair in {**GOOD, **change}.items() for word in pair if word]
     monkeypatch.setattr("sys.argv", ["twinbus", "plan", *words])
-    monkeypatch.setattr(
-        "twinbus.console.plan.commands._simulate", lambda *_: pytest.fail("it went on")
-    )
+    monkeypatch.setattr("twinbus.console.plan._simulate", lambda *_: pytest.fail("it went on"))
     with pytest.raises(SystemExit) as ended:
         main()
     printed = capsys.readouterr()
@@ -146,7 +142,7 @@ def test_what_is_asked_wrongly_is_one_line_and_no_spark(
 def test_an_outage_that_happened_is_planned_for_by_its_name(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("twinbus.console.plan.commands._simulate", lambda *_: OUTCOMES)
+    monkeypatch.setattr("twinbus.console.plan._simulate", lambda *_: OUTCOMES)
     words = ["--rate", "500/s", "--outage", "west-europe-2025-11", "--output", "json"]
     monkeypatch.setattr("sys.argv", ["twinbus", "plan", *words])
     with pytest.raises(SystemExit):
@@ -160,7 +156,7 @@ def test_an_outage_that_happened_is_planned_for_by_its_name(
 def test_a_plan_goes_to_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("twinbus.console.plan.commands._simulate", lambda *_: OUTCOMES)
+    monkeypatch.setattr("twinbus.console.plan._simulate", lambda *_: OUTCOMES)
     for output in ("text", "json", "html"):
         path = tmp_path / f"plan.{output}"
         words = [word for pair in GOOD.items() for word in pair]

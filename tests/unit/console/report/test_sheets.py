@@ -10,12 +10,10 @@ import pytest
 
 from tests.unit.console.pages import assert_self_contained
 from tests.unit.console.report import ledger_reports as made
-from twinbus.console.report.audit_sheets import conservation_sheet, reconciliation_sheet
 from twinbus.console.report.availability_sheet import availability_sheet
 from twinbus.console.report.charges_sheet import charges_sheet
-from twinbus.console.report.sheets import csv_of, sheet_of
-from twinbus.console.sheet.page import page_of
-from twinbus.console.sheet.sheet import Bars, OutageChart, text_of
+from twinbus.console.report.sheets import conservation_sheet, csv_of, reconciliation_sheet, sheet_of
+from twinbus.console.sheet import Bars, OutageChart, page_of, text_of
 from twinbus.pipeline.reports.documents import NamedMessage, ReportVerdict
 
 if TYPE_CHECKING:

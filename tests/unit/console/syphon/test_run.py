@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from twinbus.console.namespaces import UnreachableError
+from twinbus.console.output import Output
 from twinbus.console.syphon import run
 from twinbus.console.syphon.request import SyphonRequest
 from twinbus.console.syphon.run import SyphonProgram
-from twinbus.console.terminal.output import Output
 from twinbus.ledger import NullLedger
 from twinbus.namespace.namespace import Namespace
 from twinbus.options import SendAvailabilityOptions

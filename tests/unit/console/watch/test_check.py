@@ -12,13 +12,13 @@ import pytest
 from tests.unit.console.commands import run
 from tests.unit.status import statuses
 from tests.unit.status.statuses import NOW, QUEUE, entity, queue, side, status
-from twinbus.console.terminal.output import WrongUse
-from twinbus.console.watch.check import CheckRequest, labels_of
-from twinbus.console.watch.verdict import (
+from twinbus.console.output import WrongUse
+from twinbus.console.watch.check import (
     BacklogFigures,
     CheckedHost,
     CheckFinding,
     CheckLevel,
+    CheckRequest,
     Limits,
     PerfFigure,
     Thresholds,
@@ -26,6 +26,7 @@ from twinbus.console.watch.verdict import (
     figures,
     findings_of,
     known_backlog,
+    labels_of,
     limits_of,
     plugin_line,
     worst,

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.unit.console.report.ledger_reports import CONSERVED, NOT_KNOWN
-from twinbus.console.report.audit_sheets import conservation_sheet
+from twinbus.console.report.sheets import conservation_sheet
 from twinbus.ledger.files import ID_NAME
 from twinbus.ledger.record import LedgerError, encode
 from twinbus.ledger.writer import LedgerWriter

@@ -7,8 +7,8 @@ from datetime import UTC, date, datetime, timedelta
 import pytest
 
 from tests.unit.console.commands import run
-from twinbus.console.terminal.output import WrongUse
-from twinbus.console.terminal.times import seconds_of, window_of
+from twinbus.console.output import WrongUse
+from twinbus.console.times import seconds_of, window_of
 from twinbus.pipeline.reports.documents import ReportRequest
 
 SIDES = {

@@ -10,7 +10,7 @@ from decimal import Decimal
 
 import pytest
 
-from twinbus.console.terminal.table import money, table_lines
+from twinbus.console.output import money, table_lines
 
 
 def test_money_is_exact_enough_to_see_and_unknown_is_not_nothing() -> None:

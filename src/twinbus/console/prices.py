@@ -10,10 +10,18 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+from twinbus.console.declaration import argument, command, command_group, flag, option
 from twinbus.console.options import PricesOption
-from twinbus.console.terminal.command import argument, command, command_group, flag, option
-from twinbus.console.terminal.output import Output, OutputOption, WrongUse, show
-from twinbus.console.terminal.table import UNPRICED, aligned, paint, table_lines, visible
+from twinbus.console.output import (
+    UNPRICED,
+    Output,
+    OutputOption,
+    WrongUse,
+    aligned,
+    paint,
+    show,
+    table_lines,
+)
 from twinbus.cost.prices import (
     NEEDED_METERS,
     Meter,
@@ -23,6 +31,7 @@ from twinbus.cost.prices import (
     read_json,
     standard,
 )
+from twinbus.wording import visible
 
 if TYPE_CHECKING:
     from twinbus.cost.retail_prices import Imported

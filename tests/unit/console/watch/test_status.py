@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from tests.unit.status.statuses import NOW, QUEUE, entity, queue, side, status
-from twinbus.console.terminal.table import aligned, duration, size, visible
-from twinbus.console.watch.status_text import PairView, entity_line, render, summary
+from twinbus.console.output import aligned
+from twinbus.console.watch.status import PairView, entity_line, render, summary
 from twinbus.control.protocol import HostCard
 from twinbus.status.document import PairStatus, SyphonQueueStatus
 from twinbus.status.judgement import Severity, judgement_of
+from twinbus.wording import duration, size, visible
 
 CARD = HostCard("pair", "contoso", 4711, "app.py")
 READY = "2 backlog queues can take over, verified 2 min ago"

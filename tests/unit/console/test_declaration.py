@@ -15,9 +15,9 @@ from twinbus.console.backlog import commands as backlog
 from twinbus.console.cli import app
 from twinbus.console.doctor import commands as doctor
 from twinbus.console.page import commands as page
-from twinbus.console.report import commands as report
+from twinbus.console.report import making as report
 from twinbus.console.syphon import run as syphon_run
-from twinbus.console.watch import running as control
+from twinbus.console.watch import status as control
 
 HOST = "servicebus.windows.net"
 KEY = f"Endpoint=sb://NAME.{HOST}/;SharedAccessKeyName=Root;SharedAccessKey=s3cret"
@@ -62,7 +62,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         return 0
 
     for module, name in (
-        *((backlog, "list_queues"), (backlog, "create"), (report, "conservation")),
+        *((backlog, "list_queues"), (backlog, "create"), (report, "run")),
         *((doctor, "run"), (doctor, "run_gateway")),
         *(
             (page, "run"),
@@ -93,8 +93,9 @@ def test_a_named_pair_gives_the_values_of_a_command(
     assert run(capsys, "doctor", "--pair", "eu", *gateway) == (0, "", "")
     assert [called[0][0].label, called.pop()[5].label] == ["contoso", "gate"]
     assert run(capsys, "report", "conservation", "--pair", "eu") == (0, "", "")
-    given, secondary, window_s, _ = called.pop()
-    assert (given.ledger, secondary.label, window_s) == ("/var/eu", "contoso-dr", 1_200)
+    given, _, facts, _ = called.pop()
+    asked = (given.ledger, facts.secondary.label, facts.detection_s)
+    assert asked == ("/var/eu", "contoso-dr", 1_200)
     assert run(capsys, "ledger", "update", "--pair", "eu") == (0, "", "")
     assert called.pop()[0].ledger == "/var/eu"
     assert run(capsys, "page", "--pair", "eu") == (0, "", "")
@@ -186,10 +187,10 @@ def test_the_only_pair_is_used_where_nothing_else_names_namespaces_and_says_so(
     assert run(capsys, "backlog", "list") == (0, "", said)
     assert [called[0][0].label, called.pop()[1]] == ["contoso-dr", "contoso"]
     assert run(capsys, "report", "conservation") == (0, "", said)
-    assert called.pop()[1].label == "contoso-dr"
+    assert called.pop()[2].secondary.label == "contoso-dr"
     # A ledger or a namespace that is given belongs to another pair.
     assert run(capsys, "report", "conservation", "./ledger") == (0, "", "")
-    assert called.pop()[1] is None
+    assert called.pop()[2].secondary is None
     monkeypatch.setenv("TWINBUS_SECONDARY", KEY.replace("NAME", "other"))
     assert run(capsys, "backlog", "list") == (0, "", "")
     assert [called[0][0].label, called.pop()[1]] == ["other", None]

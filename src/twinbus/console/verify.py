@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from twinbus.console import ATTENTION, COULD_NOT
+from twinbus.console.declaration import runs_to_its_end
 from twinbus.console.namespaces import explained
-from twinbus.console.terminal.command import runs_to_its_end
-from twinbus.console.terminal.output import LiveLine, Output, show
-from twinbus.console.terminal.table import counted, table_lines, visible
+from twinbus.console.output import LiveLine, Output, show, table_lines
 from twinbus.cost.prices import standard
 from twinbus.namespace.namespace import Namespace
 from twinbus.verify import Fact, Likeness, VerifyPlan, VerifyReport, clean, verify
+from twinbus.wording import counted, visible
 
 COLUMNS = ("SIDE", "CHECK", "ANSWER", "DETAILS")
 SHOWN_MAX = 120

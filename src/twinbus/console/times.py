@@ -14,7 +14,7 @@ from datetime import UTC, date, datetime, timedelta
 from math import inf
 from typing import Final
 
-from twinbus.console.terminal.output import WrongUse
+from twinbus.console.output import WrongUse
 from twinbus.cost.quantities import QuantityError, parse_duration
 
 AGO_MAX_S: Final = 100 * 366 * 86_400

@@ -1,1 +1,0 @@
-"""`twinbus cost` and `twinbus prices`."""

@@ -1,1 +1,0 @@
-"""`twinbus plan`."""

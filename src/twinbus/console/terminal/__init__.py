@@ -1,1 +1,0 @@
-"""Terminal output shared by all commands: formats, tables, the live line, help."""
