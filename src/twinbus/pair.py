@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from azure.core.async_paging import AsyncItemPaged
     from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver
 
-    from twinbus.client.backlog_meter import BacklogMeter
+    from twinbus.client.peeking import BacklogMeter
     from twinbus.pairing.observing.metrics import PairCollector
     from twinbus.pairing.sending.sender import PairedSender
 

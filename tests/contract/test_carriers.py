@@ -17,7 +17,6 @@ from twinbus.amqp.message import Properties, encode_message
 from twinbus.client.links import UpstreamConnection
 from twinbus.errors import BacklogMessageTooLargeError, ReservedPropertyError
 from twinbus.gateway.messages import EncodedMessages
-from twinbus.gateway.upstream import LinkSenders
 from twinbus.namespace.namespace import KEEP_ALIVE_OFF, Namespace
 from twinbus.pairing.sdk.outgoing import MessageIds, Outgoing
 from twinbus.pairing.sdk.pooled_sender import SenderCloser
@@ -46,7 +45,7 @@ async def sdk_senders(text: str, path: str) -> AsyncIterator[Carrier]:
 @asynccontextmanager
 async def own_links(text: str, path: str) -> AsyncIterator[Carrier]:
     connection = UpstreamConnection(Namespace.from_connection_string(text), ANSWER_S)
-    yield LinkSenders(connection.pool(path), splits=True)
+    yield connection.pool(path, splits=True)
     await connection.close()
 
 

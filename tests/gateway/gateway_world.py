@@ -16,7 +16,7 @@ from twinbus.broker.embedded import EmbeddedBroker
 from twinbus.broker.host import NamespaceAt, parse_rule
 from twinbus.broker.port_access import DEFAULT_KEY, PortAccess
 from twinbus.gateway import GatewayHost
-from twinbus.gateway.pending import PENDING_BYTES_MAX
+from twinbus.gateway.sending import PENDING_BYTES_MAX
 
 PATIENCE_S = 60.0
 RULES = {"sender": "send-key:Send", "listener": "listen-key:Listen"}

@@ -23,8 +23,8 @@ from twinbus.broker.embedded import EmbeddedBroker
 from twinbus.broker.faults import Fault
 from twinbus.broker.links.client_limits import OUTPUT_BYTES_MAX, TURN_BYTES_MAX
 from twinbus.broker.links.peer import Peer
-from twinbus.gateway.pending import PENDING_BYTES_MAX
 from twinbus.gateway.relayed_links import WINDOW_BYTES
+from twinbus.gateway.sending import PENDING_BYTES_MAX
 from twinbus.gateway.server import GatewayServer
 
 pytestmark = pytest.mark.end_to_end

@@ -316,7 +316,7 @@ async def test_administration_of_a_primary_that_hangs_leaves_the_threads_of_the_
         answers.wait(60)
         return Response("late")
 
-    monkeypatch.setattr("twinbus.gateway.administration._forward", hang)
+    monkeypatch.setattr("twinbus.gateway.host._forward", hang)
     async with gateway_world() as world:
         place, count = f"localhost:{world.gateway.port}", 40
         expires_s = int(time.time()) + 600
@@ -372,7 +372,7 @@ def _delete(world: GatewayWorld, path: str) -> tuple[int, str]:
 async def test_an_answer_of_the_primary_that_is_too_long_is_not_cut(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("twinbus.gateway.administration.ANSWER_BYTES_MAX", 100)
+    monkeypatch.setattr("twinbus.gateway.host.ANSWER_BYTES_MAX", 100)
     async with (
         gateway_world("orders") as world,
         async_administration(world.connection_string()) as admin,

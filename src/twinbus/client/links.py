@@ -15,7 +15,7 @@ import asyncio
 import itertools
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -23,10 +23,16 @@ from twinbus.amqp.events import Attached, CreditChanged, Detached, Disposed, Eve
 from twinbus.amqp.link import LinkSession, LinkState, SenderLink
 from twinbus.amqp.performatives import Accepted, Error, Rejected, Source, Target
 from twinbus.client.connection import NamespaceConnection
-from twinbus.client.request_node import ConnectionLost, RequestRefused
+from twinbus.client.request_node import (
+    ConnectionLost,
+    DeliveryRejected,
+    LinkEnded,
+    RequestRefused,
+)
 from twinbus.namespace.access import endpoint_of
 from twinbus.namespace.namespace import Namespace
-from twinbus.servicebus.failures import FailureMeaning, NamespaceFailure, of_condition
+from twinbus.servicebus import conditions
+from twinbus.servicebus.failures import ANSWER_MIN_S, CutShort
 
 log = logging.getLogger("twinbus.client")
 
@@ -51,26 +57,6 @@ class Wire(NamedTuple):
 
     data: bytes
     message_format: int
-
-
-class DeliveryRejected(NamespaceFailure):
-    """The namespace answered that it does not take a delivery; `condition` says why."""
-
-    def __init__(self, text: str, condition: str) -> None:
-        meaning = of_condition(condition)
-        may_be_stored = meaning is FailureMeaning.UNREACHABLE
-        super().__init__(text, meaning, condition, may_be_stored=may_be_stored)
-
-
-class LinkEnded(NamespaceFailure):
-    """A link ended before its answer; `condition` says why, "" if the namespace gave none."""
-
-    def __init__(self, text: str, condition: str = "", *, was_sent: bool = False) -> None:
-        """`was_sent`: the delivery was on its way. A detach is no answer, whatever its reason."""
-        # An unknown condition (detach-forced, ...) names no configuration error.
-        meaning = of_condition(condition, FailureMeaning.UNREACHABLE)
-        may_be_stored = was_sent or meaning is FailureMeaning.UNREACHABLE
-        super().__init__(text, meaning, condition, may_be_stored=may_be_stored)
 
 
 class Sent(NamedTuple):
@@ -112,11 +98,20 @@ class UpstreamConnection:
             return "connected"
         return "lost" if self._failure is not None or self.heard_at else "unused"
 
-    def pool(self, path: str, on_open: Callable[[int, int], None] | None = None) -> LinkPool:
-        """Return the links to one entity; `on_open` gets the limits that a link reports."""
+    def pool(
+        self,
+        path: str,
+        on_open: Callable[[int, int], None] | None = None,
+        *,
+        splits: bool = False,
+    ) -> LinkPool:
+        """Return the links to one entity; `on_open` gets the limits that a link reports.
+
+        `splits`: a batch beyond the link's limit is an error here, so that it is divided.
+        """
         pool = self._pools.get(path.lower())
         if pool is None or pool.closed:
-            pool = self._pools[path.lower()] = LinkPool(self, path, on_open)
+            pool = self._pools[path.lower()] = LinkPool(self, path, on_open, splits=splits)
         return pool
 
     async def opened(self) -> NamespaceConnection:
@@ -308,10 +303,7 @@ class UpstreamLink:
         loop = self._connection.loop
         now, began = loop.time(), loop.time() - self._connection.answer_s
         self._timer = None
-        overdue = []
-        for number, one in self._sent.items():
-            if one.link is self and one.ends_at <= now:
-                overdue.append(number)
+        overdue = [n for n, one in self._sent.items() if one.link is self and one.ends_at <= now]
         ended = [self._sent.pop(number).done for number in overdue]
         while self._waiting and self._first_ends_at() <= now:
             ended.append(self._waiting.popitem(last=False)[0])
@@ -333,13 +325,18 @@ class UpstreamLink:
 
 
 class LinkPool:
-    """The links to one entity: one that is used, and others that end."""
+    """The links to one entity: one that is used, and others that end.
+
+    The `Carrier` of a gateway's calls. `take` gives the pool itself: its link is shared.
+    """
 
     def __init__(
         self,
         connection: UpstreamConnection,
         path: str,
         on_open: Callable[[int, int], None] | None = None,
+        *,
+        splits: bool = False,
     ) -> None:
         self.path = path
         self.closed = False
@@ -349,6 +346,7 @@ class LinkPool:
         """The largest message that the entity takes, as the last link reported."""
         self._connection = connection
         self._on_open = on_open
+        self._splits = splits
         self._link: UpstreamLink | None = None
         self._opening: asyncio.Task[None] | None = None
 
@@ -368,8 +366,35 @@ class LinkPool:
         if not self.users:
             self._connection.loop.call_later(UNUSED_S, self._connection.forget_unused, self)
 
+    def take(self) -> LinkPool:
+        return self
+
+    async def lease(self, until: float, is_wanted: Callable[[], bool]) -> LinkPool | None:
+        return self if is_wanted() else None
+
+    async def attempt(
+        self,
+        pooled: LinkPool,
+        operation: Callable[[Any], Awaitable[Any]],
+        timeout_s: float,
+        *,
+        is_late: bool = False,
+    ) -> Any:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.open()
+                return await operation(pooled)
+        except TimeoutError as error:
+            if is_late and timeout_s < ANSWER_MIN_S:
+                raise CutShort(f"{timeout_s:.2g} s") from error
+            raise
+
     async def send_messages(self, wire: Wire) -> None:
         """Send one delivery and return when the namespace has accepted it."""
+        limit_bytes = self.limit_bytes
+        if self._splits and limit_bytes is not None and len(wire.data) > limit_bytes:
+            text = f"{self.path} takes {limit_bytes} bytes and got {len(wire.data)}"
+            raise DeliveryRejected(text, conditions.MESSAGE_SIZE)
         link = self._link
         if link is None:  # It ended in the moment after it was opened.
             raise LinkEnded(f"{self.path}: the link ended")
@@ -384,12 +409,19 @@ class LinkPool:
 
     async def open(self) -> None:
         """Open a link unless one is open; raises why that failed."""
-        if self.is_ready:
-            return
+        if not self.is_ready:
+            await asyncio.shield(self._begin())
+
+    def open_ahead(self) -> None:
+        """Begin to open the link before it is needed; a failure shows when it is."""
+        if not self.closed and not self.is_ready:
+            self._begin()
+
+    def _begin(self) -> asyncio.Task[None]:
         if self._opening is None or self._opening.done():
             self._opening = asyncio.create_task(self._open())
             self._opening.add_done_callback(_retrieved)
-        await asyncio.shield(self._opening)
+        return self._opening
 
     async def _open(self) -> None:
         connection = await self._connection.opened()
@@ -442,12 +474,12 @@ class LinkPool:
             self._connection.loop.call_later(self._connection.answer_s, self._link.link.detach)
             self._link = None
 
-    def open_ahead(self) -> None:
-        """Begin to open the link before it is needed; a failure shows when it is."""
-        is_opening = self._opening is not None and not self._opening.done()
-        if not self.closed and not self.is_ready and not is_opening:
-            self._opening = asyncio.create_task(self._open())
-            self._opening.add_done_callback(_retrieved)
+    def wake_all(self) -> None:
+        """Nothing waits here."""
+
+    async def close(self, limit_s: float) -> None:
+        """Take no more; the connection closes the links."""
+        self.closed = True
 
 
 def _end(answer: asyncio.Future[None], error: Exception | None) -> None:

@@ -59,6 +59,26 @@ class RequestRefused(NamespaceFailure):
         self.status = status
 
 
+class DeliveryRejected(NamespaceFailure):
+    """The namespace answered that it does not take a delivery; `condition` says why."""
+
+    def __init__(self, text: str, condition: str) -> None:
+        meaning = of_condition(condition)
+        may_be_stored = meaning is FailureMeaning.UNREACHABLE
+        super().__init__(text, meaning, condition, may_be_stored=may_be_stored)
+
+
+class LinkEnded(NamespaceFailure):
+    """A link ended before its answer; `condition` says why, "" if the namespace gave none."""
+
+    def __init__(self, text: str, condition: str = "", *, was_sent: bool = False) -> None:
+        """`was_sent`: the delivery was on its way. A detach is no answer, whatever its reason."""
+        # An unknown condition (detach-forced, ...) names no configuration error.
+        meaning = of_condition(condition, FailureMeaning.UNREACHABLE)
+        may_be_stored = was_sent or meaning is FailureMeaning.UNREACHABLE
+        super().__init__(text, meaning, condition, may_be_stored=may_be_stored)
+
+
 def uuid_of_token(lock_token: bytes) -> UUID:
     """Return a delivery's lock token as requests carry it: the same GUID, in big-endian order."""
     return UUID(bytes_le=lock_token)

@@ -32,11 +32,24 @@ from twinbus.amqp.performatives import (
     encode_state,
 )
 from twinbus.broker.links.owner import LinkOwner
-from twinbus.broker.refusals import Refusal, ServerBusy
+from twinbus.broker.refusals import NotAllowed, Refusal, ServerBusy
 from twinbus.client.connection import NamespaceConnection
 from twinbus.client.request_node import ConnectionLost, RequestRefused
-from twinbus.gateway.refusals import UpstreamRefusal, refusal_of
+from twinbus.errors import (
+    BacklogGuardError,
+    BacklogMessageTooLargeError,
+    EntityUnusableError,
+    PairClosedError,
+)
+from twinbus.servicebus import conditions
 from twinbus.servicebus.conditions import DETACH_FORCED
+from twinbus.servicebus.failures import (
+    CONDITION_OF,
+    NamespaceFailure,
+    is_too_large,
+    of_condition,
+    of_error,
+)
 from twinbus.servicebus.names import MANAGEMENT_SUFFIX
 
 if TYPE_CHECKING:
@@ -93,9 +106,9 @@ class PrimaryRelay:
         ]
         # The answers first: a request goes out with the first credit.
         for relayed in replies:
-            if not relayed.is_attached:
+            if relayed.up is None:
                 await self._begin(relayed)
-        if all(one.is_attached for one in replies if one in self._relayed):
+        if all(one.up is not None for one in replies if one in self._relayed):
             await self._begin(requests)
         else:
             # The primary would have nowhere to send its answers, and the client would wait.
@@ -115,9 +128,9 @@ class PrimaryRelay:
         except ConnectionLost as error:
             relayed.not_reached(ServerBusy(str(error)))
         else:
-            if relayed not in self._relayed or relayed.own_link.state is LinkState.CLOSED:
+            if relayed not in self._relayed or relayed.link.state is LinkState.CLOSED:
                 self.forget(relayed)
-            elif not relayed.is_attached:
+            elif relayed.up is None:
                 relayed.attach_to(session)
                 self.flush()
 
@@ -209,9 +222,9 @@ class PrimaryRelay:
         sessions: dict[LinkSession, None] = {}
         for number in event.among(waiting):
             receiver, here = waiting.pop(number)
-            if receiver.own_link.state is LinkState.CLOSED:
+            if receiver.link.state is LinkState.CLOSED:
                 continue  # Its session may be gone, and another may have the channel.
-            session = receiver.own_link.session
+            session = receiver.link.session
             session.settle(here, here, state, as_receiver=False)
             sessions[session] = None
         for session in sessions:
@@ -234,11 +247,10 @@ class Relayed(LinkOwner, ABC):
     is_node = False
     """True for a link of a `$management` node."""
     relay: PrimaryRelay
-
-    @property
-    @abstractmethod
-    def own_link(self) -> Link:
-        """The client's link."""
+    link: Link
+    """The client's link."""
+    up: Link | None = None
+    """The link of the primary that is or was behind it."""
 
     @property
     def path(self) -> str:
@@ -248,12 +260,7 @@ class Relayed(LinkOwner, ABC):
     @property
     def node(self) -> tuple[LinkSession, str] | None:
         """What requests and answers of one `$management` node share; None for other links."""
-        return (self.own_link.session, self.path.lower()) if self.is_node else None
-
-    @property
-    @abstractmethod
-    def is_attached(self) -> bool:
-        """Whether a link of the primary is or was behind the client's."""
+        return (self.link.session, self.path.lower()) if self.is_node else None
 
     @abstractmethod
     def attach_to(self, session: Session) -> None:
@@ -262,6 +269,12 @@ class Relayed(LinkOwner, ABC):
     @abstractmethod
     def handle(self, event: Event) -> None:
         """Act on an event of the primary's link."""
+
+    def close(self, now_ms: int) -> None:
+        self.relay.forget(self)
+        if self.up is not None:
+            self.up.detach()
+            self.relay.flush()
 
     def taken(self, number: int, state: bytes) -> None:
         """The primary settled a delivery of its link that the client sent."""
@@ -273,8 +286,8 @@ class Relayed(LinkOwner, ABC):
     def lose(self, refusal: Refusal) -> None:
         """The primary refused or closed its link, or is gone: so does the client's link."""
         self.relay.forget(self)
-        if self.own_link.state is not LinkState.CLOSED:
-            self.relay.client.detach(self.own_link, refusal)
+        if self.link.state is not LinkState.CLOSED:
+            self.relay.client.detach(self.link, refusal)
 
     def lose_by(self, error: Error | None) -> None:
         """The primary detached its link."""
@@ -286,3 +299,42 @@ class Relayed(LinkOwner, ABC):
 def encoded_state(state: object, default: bytes) -> bytes:
     """An outcome as bytes; `default` stands for none."""
     return encode_state(state) if isinstance(state, DeliveryState) else default
+
+
+class UpstreamRefusal(Refusal):
+    """A refusal of the primary, handed on with its condition and text."""
+
+    def __init__(self, condition: str, description: str) -> None:
+        super().__init__(description)
+        self.condition = condition
+
+
+def refusal_of(error: Exception) -> Refusal:
+    """The refusal for the client of a send that failed; it has the namespace's own condition."""
+    if isinstance(error, Refusal):
+        return error
+    condition, meaning = "", of_error(error)
+    # Not the condition of a token that could not be fetched because its service is down.
+    if isinstance(error, NamespaceFailure) and of_condition(error.condition, meaning) is meaning:
+        condition = error.condition
+    if isinstance(error, BacklogMessageTooLargeError) or is_too_large(error):
+        condition = conditions.MESSAGE_SIZE
+    elif isinstance(error, BacklogGuardError):
+        # A retry would have the same result, so no condition after which SDKs retry.
+        condition = conditions.NOT_ALLOWED
+    elif isinstance(error, EntityUnusableError):
+        condition = conditions.NOT_FOUND
+    elif isinstance(error, PairClosedError):
+        condition = conditions.SERVER_BUSY
+    return UpstreamRefusal(condition or CONDITION_OF[meaning], str(error))
+
+
+def require_plain(path: str) -> None:
+    """Raise `NotAllowed` for a path that the primary might read as another one.
+
+    A token may be for one entity only. `orders/../payments` begins with that entity, and the
+    gateway's own credential would then reach `payments` at a server that resolves the path.
+    """
+    parts = path.split("/")
+    if "%" in path or "\\" in path or any(part in {".", ".."} for part in parts) or "" in parts[1:]:
+        raise NotAllowed(f"{path!r:.280} is no address of an entity or its nodes.")

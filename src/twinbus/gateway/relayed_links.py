@@ -17,7 +17,7 @@ from twinbus.amqp.events import (
     Drained,
     Event,
 )
-from twinbus.amqp.link import SETTLED, Link, LinkState, ReceiverLink, SenderLink
+from twinbus.amqp.link import SETTLED, LinkState, ReceiverLink, SenderLink
 from twinbus.amqp.message import Sections, decode_map, join, split
 from twinbus.amqp.performatives import ACCEPTED_BYTES, RELEASED_BYTES, Source, Target
 from twinbus.amqp.types import DecodeError
@@ -56,6 +56,8 @@ class RelayedReceiver(Relayed):
     """A receiver from a queue, a subscription or a dead-letter queue of the primary."""
 
     is_on_entity = True
+    link: SenderLink
+    up: ReceiverLink | None = None
 
     def __init__(
         self, relay: PrimaryRelay, link: SenderLink, address: str, granted_until_ms: int
@@ -64,7 +66,6 @@ class RelayedReceiver(Relayed):
         self.link = link
         self.address = address
         self._granted_until_ms = granted_until_ms
-        self._up: ReceiverLink | None = None
         self._numbers: dict[int, int] = {}
         """The primary's delivery id for each of ours that the client has not settled."""
         self._size_bytes = 0
@@ -74,19 +75,11 @@ class RelayedReceiver(Relayed):
         self._is_asking = False
         """Whether the primary is asked for more when all of the last read was handed on."""
 
-    @property
-    def own_link(self) -> Link:
-        return self.link
-
-    @property
-    def is_attached(self) -> bool:
-        return self._up is not None
-
     def attach_to(self, session: Session) -> None:
         link = self.link
         source = link.source or Source()
         target = link.target if isinstance(link.target, Target) else Target()
-        self._up = up = session.attach_receiver(
+        self.up = up = session.attach_receiver(
             link.name,
             # Without the bytes it was read from, which name the gateway's host.
             source=replace(source, address=self.address, raw=None),
@@ -109,7 +102,7 @@ class RelayedReceiver(Relayed):
                 self.lose_by(event.error)
 
     def _accept(self) -> None:
-        up, link = self._up, self.link
+        up, link = self.up, self.link
         assert up is not None
         if up.source is None or link.state is not LinkState.OFFERED:
             return  # A refusal, whose reason follows in a detach.
@@ -127,17 +120,11 @@ class RelayedReceiver(Relayed):
             self._granted_until_ms = grants.require(self.address, LISTEN, now_ms)
         return self._granted_until_ms
 
-    def close(self, now_ms: int) -> None:
-        self.relay.forget(self)
-        if self._up is not None:
-            self._up.detach()
-            self.relay.flush()
-
     # Deliveries
 
     def credit_changed(self) -> None:
         """Give the client's credit to the primary."""
-        link, up = self.link, self._up
+        link, up = self.link, self.up
         if up is None or up.state is not LinkState.OPEN:
             return
         wanted = min(link.credit, self._window)
@@ -207,7 +194,7 @@ class RelayedReceiver(Relayed):
 
     def settle(self, numbers: list[int], event: Disposed) -> None:
         """Settle deliveries with the primary as the client settled them here."""
-        up = self._up
+        up = self.up
         if up is None or up.state is not LinkState.OPEN:
             return
         state = encoded_state(event.state, RELEASED_BYTES)
@@ -226,29 +213,22 @@ class RelayedReplies(ReplyLink, Relayed):
     """The link on which a client reads the answers of a `$management` node of the primary."""
 
     is_node = True
+    link: SenderLink
+    up: ReceiverLink | None = None
 
     def __init__(self, relay: PrimaryRelay, link: SenderLink, address: str) -> None:
         super().__init__(relay.client.replies, link, address)
         self.relay = relay
-        self._up: ReceiverLink | None = None
-
-    @property
-    def own_link(self) -> Link:
-        return self.link
-
-    @property
-    def is_attached(self) -> bool:
-        return self._up is not None
 
     def attach_to(self, session: Session) -> None:
         target = self.link.target if isinstance(self.link.target, Target) else Target()
-        self._up = session.attach_receiver(
+        self.up = session.attach_receiver(
             self.link.name, source=Source(address=self.address), target=replace(target, raw=None)
         )
-        self._up.owner = self
+        self.up.owner = self
 
     def handle(self, event: Event) -> None:
-        up = self._up
+        up = self.up
         assert up is not None
         match event:
             case DeliveryArrived():
@@ -278,24 +258,22 @@ class RelayedReplies(ReplyLink, Relayed):
             self.relay.client.touch()
 
     def close(self, now_ms: int) -> None:
-        super().close(now_ms)
-        self.relay.forget(self)
-        if self._up is not None:
-            self._up.detach()
-            self.relay.flush()
+        ReplyLink.close(self, now_ms)
+        Relayed.close(self, now_ms)
 
 
 class RelayedRequests(RequestLink, Relayed):
     """The link on which a client sends requests to a `$management` node of the primary."""
 
     is_node = True
+    link: ReceiverLink
+    up: SenderLink | None = None
 
     def __init__(
         self, context: PeerContext, relay: PrimaryRelay, link: ReceiverLink, address: str
     ) -> None:
         super().__init__(context, relay.client, link, address, self._forward)
         self.relay = relay
-        self._up: SenderLink | None = None
         self._waiting: deque[tuple[bytes, int | None]] = deque()
         """Requests without credit, each with the delivery to settle."""
         self._waiting_bytes = 0
@@ -306,27 +284,19 @@ class RelayedRequests(RequestLink, Relayed):
         self._is_beginning = False
         """Whether the primary is being reached for requests that wait."""
 
-    @property
-    def own_link(self) -> Link:
-        return self.link
-
-    @property
-    def is_attached(self) -> bool:
-        return self._up is not None
-
     def attach_to(self, session: Session) -> None:
         self._is_beginning = False
         source = self.link.source or Source()
-        self._up = session.attach_sender(
+        self.up = session.attach_sender(
             self.link.name,
             source=replace(source, raw=None),
             target=Target(address=self.address),
             settled=self.link.snd_settle_mode == SETTLED,
         )
-        self._up.owner = self
+        self.up.owner = self
 
     def handle(self, event: Event) -> None:
-        up = self._up
+        up = self.up
         assert up is not None
         match event:
             case Attached() if up.target is not None:
@@ -356,12 +326,6 @@ class RelayedRequests(RequestLink, Relayed):
             self.link.session.settle(here, here, ACCEPTED_BYTES, as_receiver=True)
         self.relay.client.touch()
 
-    def close(self, now_ms: int) -> None:
-        self.relay.forget(self)
-        if self._up is not None:
-            self._up.detach()
-            self.relay.flush()
-
     def _forward(self, request: Sections, now_ms: int) -> bytes | None:
         """Check the right to a request, then hand it on; its answer comes by the reply link."""
         try:
@@ -384,7 +348,7 @@ class RelayedRequests(RequestLink, Relayed):
             )
         self._waiting_bytes = size_bytes
         self._waiting.append((encoded, self._taking))
-        if self._up is None and not self._is_beginning:
+        if self.up is None and not self._is_beginning:
             self._is_beginning = True
             self.relay.begin_node(self)
         self._send()
@@ -401,7 +365,7 @@ class RelayedRequests(RequestLink, Relayed):
             self.relay.client.touch()
 
     def _send(self) -> None:
-        up = self._up
+        up = self.up
         while self._waiting and up is not None and up.credit > 0:
             request, here = self._waiting.popleft()
             self._waiting_bytes -= len(request)

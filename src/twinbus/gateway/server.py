@@ -21,13 +21,10 @@ from twinbus.broker.links.sending import refuse_transactions
 from twinbus.broker.profile import LAPTOP
 from twinbus.broker.refusals import NotAllowed, Unauthorized
 from twinbus.broker.sas import LISTEN, SEND, AccessPolicy
-from twinbus.client.links import UpstreamConnection
-from twinbus.gateway.pending import PENDING_BYTES_MAX, PendingSends
-from twinbus.gateway.refusals import require_plain
-from twinbus.gateway.relay import PrimaryRelay
+from twinbus.client.links import LinkPool, UpstreamConnection
+from twinbus.gateway.relay import PrimaryRelay, require_plain
 from twinbus.gateway.relayed_links import RelayedReceiver, RelayedReplies, RelayedRequests
-from twinbus.gateway.sending import GatewaySendingLink
-from twinbus.gateway.upstream import LinkSenders
+from twinbus.gateway.sending import PENDING_BYTES_MAX, GatewaySendingLink, PendingSends
 from twinbus.namespace.access import endpoint_of
 from twinbus.servicebus import conditions
 from twinbus.servicebus.names import is_entity_name
@@ -73,7 +70,7 @@ class GatewayLinks:
             raise NotAllowed(f"{address!r} is no queue or topic that messages can be sent to.")
         pool = self._primary.pool(address)
         name = visible(client.container_id[:CLIENT_NAME_MAX]) or None
-        target = self._paired.target(address, LinkSenders(pool), name)
+        target = self._paired.target(address, pool, name)
         sending = GatewaySendingLink(
             self._pending, client, link, address, target, pool, granted_until_ms
         )
@@ -230,9 +227,9 @@ class GatewayServer:
             if write is not None:
                 write()
 
-    def _backlog_pool(self, queue: str) -> LinkSenders:
+    def _backlog_pool(self, queue: str) -> LinkPool:
         learn = partial(self.client.state.limits.learn, queue)
-        return LinkSenders(self.secondary.pool(queue, learn), splits=True)
+        return self.secondary.pool(queue, learn, splits=True)
 
     async def drain(self, limit_s: float) -> None:
         """Take no more from clients; return when what is in flight has been answered."""

@@ -12,7 +12,7 @@ import pytest
 
 from twinbus.client import administration
 from twinbus.client.administration import CountsUnavailable, QueueCounts, counts_of
-from twinbus.client.backlog_meter import BacklogMeter, QueueDepth
+from twinbus.client.peeking import BacklogMeter, QueueDepth
 from twinbus.errors import SyphonError
 from twinbus.namespace.access import Endpoint, endpoint_of
 

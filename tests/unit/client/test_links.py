@@ -19,8 +19,8 @@ from twinbus.amqp.session import Session
 from twinbus.amqp.transport import SILENT_S, UNANSWERED_S, limit_silence
 from twinbus.client import connection
 from twinbus.client.connection import CONNECT_S, NamespaceConnection
-from twinbus.client.links import LinkEnded, LinkPool, UpstreamConnection, UpstreamLink, Wire
-from twinbus.client.request_node import ConnectionLost
+from twinbus.client.links import LinkPool, UpstreamConnection, UpstreamLink, Wire
+from twinbus.client.request_node import ConnectionLost, LinkEnded
 from twinbus.namespace.access import endpoint_of
 from twinbus.namespace.namespace import Namespace
 from twinbus.syphon.core.pacing import FIRST_RECONNECT_S, ReconnectBackoff

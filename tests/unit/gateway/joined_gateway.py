@@ -19,7 +19,7 @@ from twinbus.broker.server import BrokerServer
 from twinbus.broker.storage.store import MemoryStore
 from twinbus.client.connection import NamespaceConnection
 from twinbus.client.environment import MACHINE
-from twinbus.gateway.pending import PendingSends
+from twinbus.gateway.sending import PendingSends
 from twinbus.gateway.server import GatewayLinks
 
 PRIMARY = (

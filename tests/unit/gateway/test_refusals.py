@@ -10,11 +10,10 @@ import pytest
 from azure.servicebus.exceptions import OperationTimeoutError
 
 from twinbus.client.connection import NamespaceConnection
-from twinbus.client.links import DeliveryRejected, LinkEnded
-from twinbus.client.request_node import ConnectionLost, RequestRefused
+from twinbus.client.request_node import ConnectionLost, DeliveryRejected, LinkEnded, RequestRefused
 from twinbus.errors import BacklogGuardError, BacklogUnavailableError, EntityUnusableError
-from twinbus.gateway.pending import EACH_BYTES, PendingSends
-from twinbus.gateway.refusals import refusal_of
+from twinbus.gateway.relay import refusal_of
+from twinbus.gateway.sending import EACH_BYTES, PendingSends
 from twinbus.namespace.access import Endpoint
 from twinbus.servicebus.conditions import UNAUTHORIZED
 from twinbus.servicebus.failures import CONDITIONS, FailureMeaning, of_error, outcome_of

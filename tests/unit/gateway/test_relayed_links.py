@@ -75,7 +75,7 @@ async def test_a_client_whose_session_window_is_closed_gets_few_deliveries() -> 
     world = World()
     link, up = world.sending(world.here), world.receiving(world.there)
     receiver = RelayedReceiver(world.relay, link, "orders", 0)
-    receiver._up, link.credit = up, 10 * WINDOW
+    receiver.up, link.credit = up, 10 * WINDOW
     receiver.credit_changed()
     came = 0
     while up.credit and came < 10 * WINDOW:
@@ -96,7 +96,7 @@ def test_credit_that_came_before_the_primary_answered_is_given_to_it(drain: bool
     world = World()
     link, up = world.sending(world.here), world.receiving(world.there)
     receiver = RelayedReceiver(world.relay, link, "orders", 0)
-    receiver._up, up.state = up, LinkState.ATTACHING
+    receiver.up, up.state = up, LinkState.ATTACHING
     link.state, link.credit, link.drain = LinkState.OFFERED, 12, drain
     receiver.credit_changed()
     up.state = LinkState.OPEN
@@ -108,7 +108,7 @@ def test_only_the_filters_that_the_primary_answered_are_answered_to_the_client()
     world = World()
     link, up = world.sending(world.here), world.receiving(world.there)
     receiver = RelayedReceiver(world.relay, link, "orders", 0)
-    receiver._up, link.state = up, LinkState.OFFERED
+    receiver.up, link.state = up, LinkState.OFFERED
     link.source = Source(address="amqps://gateway/orders", filter={"selector": "x = 1", "s": "a"})
     up.source = Source(address="orders", filter={"s": "a"})
     world.here._output.take()
@@ -123,7 +123,7 @@ def test_an_answer_waits_until_the_client_s_link_is_open() -> None:
     link, up = world.sending(world.here), world.receiving(world.there)
     link.state, link.credit = LinkState.OFFERED, 5
     replies = RelayedReplies(world.relay, link, ADDRESS)
-    replies._up = up
+    replies.up = up
     replies.send(b"refused")
     assert link.credit == 5
     replies.handle(Attached(up))
@@ -135,7 +135,7 @@ async def test_credit_is_taken_back_when_large_deliveries_follow_small_ones() ->
     world.here._remote_incoming_window = 1_000_000
     link, up = world.sending(world.here), world.receiving(world.there)
     receiver = RelayedReceiver(world.relay, link, "orders", 0)
-    receiver._up, link.credit = up, WINDOW
+    receiver.up, link.credit = up, WINDOW
     for size in (1, WINDOW_BYTES // 4):
         up.count_incoming(1)
         receiver.handle(DeliveryArrived(up, 0, b"tag", 0, True, bytes(size)))
@@ -148,7 +148,7 @@ def test_answers_that_a_client_does_not_read_are_let_go_with_their_link() -> Non
     world = World()
     link, up = world.sending(world.here), world.receiving(world.there)
     replies = RelayedReplies(world.relay, link, ADDRESS)
-    replies._up = up
+    replies.up = up
     world.relay.begin(replies)
     for number in range(REPLIES_MAX + 1):
         replies.handle(DeliveryArrived(up, number, b"tag", 0, True, b"answer"))
@@ -159,7 +159,7 @@ def test_answers_that_a_client_does_not_read_are_let_go_with_their_link() -> Non
 def test_requests_that_are_under_way_together_have_tags_of_their_own() -> None:
     world = World()
     requests = RelayedRequests(cast("Any", None), world.relay, world.receiving(world.here), ADDRESS)
-    requests._up = up = world.sending(world.there)
+    requests.up = up = world.sending(world.there)
     for here in range(3):
         requests._taking = here
         requests._forward(Sections(), 0)
@@ -174,7 +174,7 @@ async def test_nothing_is_written_for_a_settlement_whose_link_is_gone() -> None:
     world = World()
     link, up = world.sending(world.here), world.receiving(world.there)
     receiver = RelayedReceiver(world.relay, link, "orders", 0)
-    receiver._up, link.credit = up, 1
+    receiver.up, link.credit = up, 1
     receiver.handle(DeliveryArrived(up, 7, b"tag", 0, False, b"x"))
     receiver.settle([0], Disposed(world.here, True, 0, 0, False, Accepted()))
     receiver.close(0)
@@ -201,7 +201,7 @@ def test_the_bytes_of_requests_that_wait_for_the_primary_are_bounded() -> None:
     world = World()
     link = world.receiving(world.here)
     requests = RelayedRequests(cast("Any", None), world.relay, link, ADDRESS)
-    requests._up = up = world.sending(world.there)
+    requests.up = up = world.sending(world.there)
     large = Sections(body=bytes(WAITING_BYTES_MAX // 2))
     for _ in range(2):
         assert requests._forward(large, 0) is None

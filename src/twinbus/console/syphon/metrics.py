@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 
 from aiohttp import web
 
-from twinbus.client.backlog_meter import EVERY_MIN_S, BacklogMeter
+from twinbus.client.peeking import EVERY_MIN_S, BacklogMeter
 from twinbus.console.options import secret_in
 from twinbus.console.output import WrongUse
 from twinbus.console.syphon.http_port import HttpAddress, HttpPort

@@ -30,7 +30,7 @@ except ModuleNotFoundError as missing:
     raise missing_package("pair.collector()", missing) from None
 
 from twinbus.client.administration import QueueCounts, counts_of
-from twinbus.client.backlog_meter import BacklogMeter
+from twinbus.client.peeking import BacklogMeter
 from twinbus.ledger.requests import recording_to
 from twinbus.namespace.access import endpoint_of
 from twinbus.pairing.core.sides import PairSides, Side

@@ -2,7 +2,7 @@
 
 The decisions of a call are the same whatever carries it: messages and senders of the SDK
 (`Outgoing`, `SenderPool`), or encoded messages and links of `twinbus.client` in a gateway
-(`EncodedMessages`, `LinkSenders`). tests/contract/test_carriers.py holds both to the same contract.
+(`EncodedMessages`, `LinkPool`). tests/contract/test_carriers.py holds both to the same contract.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from aiohttp import ClientSession
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.unit.syphon.core.test_health import QUEUE, states
-from twinbus.client.backlog_meter import BacklogMeter, QueueDepth
+from twinbus.client.peeking import BacklogMeter, QueueDepth
 from twinbus.console.syphon.http_port import HttpAddress
 from twinbus.console.syphon.metrics import MetricsRequest, SyphonMetrics
 from twinbus.exposition import metrics_of, text_of

@@ -9,7 +9,7 @@ import pytest
 
 from twinbus.broker.admin.atom import ATOM, CONNECT
 from twinbus.broker.refusals import ArgumentInvalid
-from twinbus.gateway.administration import RequestThreads, _destinations
+from twinbus.gateway.host import RequestThreads, _destinations
 
 
 def entry(forward_to: str) -> bytes:
