@@ -28,7 +28,7 @@ from bench.relay_world import scaled
 from twinbus import SendAvailabilityOptions, pair_namespaces
 from twinbus.namespace.tokens import sign
 from twinbus.syphon.host import drain
-from twinbus.transfer import to_backlog_message
+from twinbus.transfer.sdk import to_backlog_message
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

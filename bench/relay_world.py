@@ -28,7 +28,7 @@ from bench.pipelined_client import PipelinedSender
 from bench.processes import TWINBUS, serve, wait_until
 from twinbus.amqp.message import Header, Properties, encode_message, join, split
 from twinbus.namespace.tokens import sign
-from twinbus.transfer import to_backlog_sections
+from twinbus.transfer.sections import to_backlog_sections
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from twinbus.errors import TransferError
-from twinbus.transfer import from_backlog_message
+from twinbus.transfer.sdk import from_backlog_message
 
 __all__ = ["drain_by_sdk"]
 

@@ -26,7 +26,7 @@ from twinbus.namespace.access import endpoint_of
 from twinbus.namespace.namespace import Namespace
 from twinbus.syphon.host import SyphonHost
 from twinbus.syphon.replaying import DeadLetterFilter, dead_letters, replay
-from twinbus.transfer import to_backlog_message
+from twinbus.transfer.sdk import to_backlog_message
 
 pytestmark = pytest.mark.contract
 

@@ -21,7 +21,7 @@ from twinbus.console.cli import main
 from twinbus.options import SendAvailabilityOptions
 from twinbus.syphon.host import drain
 from twinbus.syphon.replaying import REPLAYS_MAX
-from twinbus.transfer import to_backlog_message
+from twinbus.transfer.sdk import to_backlog_message
 
 pytestmark = pytest.mark.contract
 

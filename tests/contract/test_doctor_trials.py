@@ -15,7 +15,7 @@ from tests.official_sdk import administration
 from twinbus import EmbeddedBroker, Namespace
 from twinbus.console.doctor import commands as doctor_trials
 from twinbus.console.doctor.rights import ExaminedPair, Finding, Level
-from twinbus.transfer import to_backlog_message
+from twinbus.transfer.sdk import to_backlog_message
 from twinbus.verify import checks
 
 pytestmark = pytest.mark.contract

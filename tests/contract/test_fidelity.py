@@ -21,9 +21,13 @@ from tests.contract.pairs import quick
 from tests.contract.roads import QUEUE, SESSIONS, TOPIC, Roads, running_roads
 from twinbus import pair_namespaces
 from twinbus.amqp.message import join, split
-from twinbus.transfer import to_backlog_sections
-from twinbus.transfer.sections import DELIVERY_MARKS
-from twinbus.transfer.splice import NULL, entries_of, fields_of
+from twinbus.transfer.sections import (
+    DELIVERY_MARKS,
+    NULL,
+    entries_of,
+    fields_of,
+    to_backlog_sections,
+)
 
 pytestmark = pytest.mark.contract
 

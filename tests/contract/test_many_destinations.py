@@ -18,7 +18,7 @@ from twinbus import EmbeddedBroker
 from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.profile import AZURE_STANDARD, LAPTOP, ServiceProfile
 from twinbus.syphon.host import drain
-from twinbus.transfer import to_backlog_message
+from twinbus.transfer.sdk import to_backlog_message
 
 pytestmark = pytest.mark.contract
 

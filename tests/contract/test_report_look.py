@@ -12,7 +12,7 @@ from twinbus.broker.embedded import EmbeddedBroker
 from twinbus.console.report.backlog_scan import BacklogScan
 from twinbus.errors import SyphonError
 from twinbus.pipeline.reports.documents import Sighting
-from twinbus.transfer import to_backlog_message
+from twinbus.transfer.sdk import to_backlog_message
 
 pytestmark = pytest.mark.contract
 

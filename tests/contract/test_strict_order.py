@@ -41,7 +41,7 @@ from twinbus.pairing.sending.sender import PairedSender
 from twinbus.syphon.core.pump import Pump
 from twinbus.syphon.host import SyphonHost, drain
 from twinbus.syphon.relay.relay import Relay
-from twinbus.transfer import to_backlog_message
+from twinbus.transfer.sdk import to_backlog_message
 
 pytestmark = pytest.mark.contract
 

@@ -27,7 +27,7 @@ from twinbus.ledger import LedgerWriter, read
 from twinbus.options import SendAvailabilityOptions
 from twinbus.syphon.core.pump import IntakeLimits
 from twinbus.syphon.host import DrainStats, SyphonHost, drain
-from twinbus.transfer import to_backlog_message
+from twinbus.transfer.sdk import to_backlog_message
 
 pytestmark = pytest.mark.contract
 

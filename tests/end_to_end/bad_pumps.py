@@ -22,7 +22,7 @@ from twinbus.pipeline.drain.task import DrainTask
 from twinbus.syphon import host
 from twinbus.syphon.core.actions import Action, Complete, Forward, Release
 from twinbus.syphon.core.pump import Pump
-from twinbus.transfer.backlog_message import BacklogMessage
+from twinbus.transfer.unpacking import BacklogMessage
 
 VARIABLE = "BAD_PUMP_FILE"
 

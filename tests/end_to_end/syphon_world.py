@@ -34,7 +34,7 @@ from twinbus.amqp.message import (
 from twinbus.amqp.types import Int, Symbol
 from twinbus.client.peeking import open_connection
 from twinbus.namespace.access import endpoint_of
-from twinbus.transfer import to_backlog_sections
+from twinbus.transfer.sections import to_backlog_sections
 
 REPOSITORY = Path(__file__).parents[2]
 LOCK = timedelta(seconds=5)

@@ -23,7 +23,7 @@ from tests.official_sdk import administration, client, receive_count
 from tests.processes import ENTRY, ServedBroker, run_twinbus
 from twinbus import SendAvailabilityOptions, WrongKeyError, pair_namespaces
 from twinbus.console.cli import main
-from twinbus.transfer import to_backlog_message
+from twinbus.transfer.sdk import to_backlog_message
 
 pytestmark = pytest.mark.end_to_end
 

@@ -16,7 +16,7 @@ from tests.official_sdk import administration, client
 from tests.processes import ServedBroker, run_twinbus
 from twinbus.options import SendAvailabilityOptions
 from twinbus.syphon.host import drain
-from twinbus.transfer import to_backlog_message
+from twinbus.transfer.sdk import to_backlog_message
 
 pytestmark = pytest.mark.end_to_end
 

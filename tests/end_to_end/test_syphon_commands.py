@@ -25,7 +25,7 @@ from tests.processes import ENTRY, ServedBroker, run_twinbus, until
 from twinbus import Namespace
 from twinbus.console.cli import main
 from twinbus.planning.model import BacklogLevel, Traffic, next_level
-from twinbus.transfer import to_backlog_message
+from twinbus.transfer.sdk import to_backlog_message
 
 pytestmark = pytest.mark.end_to_end
 

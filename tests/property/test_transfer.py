@@ -37,13 +37,11 @@ from twinbus.amqp.types import DecodeError
 from twinbus.errors import BacklogGuardError, ReservedPropertyError, TransferError
 from twinbus.servicebus.limits import DATE_MAX_MS, DATE_MIN_MS, FOREVER_MS, SESSION_ID_MAX
 from twinbus.servicebus.names import is_entity_name
-from twinbus.transfer import (
-    RESERVED_NAMES,
+from twinbus.transfer.aliases import RESERVED_NAMES, overhead_bytes
+from twinbus.transfer.sdk import from_backlog_message, to_backlog_message
+from twinbus.transfer.sections import (
     aliases_of,
-    from_backlog_message,
     from_backlog_sections,
-    overhead_bytes,
-    to_backlog_message,
     to_backlog_sections,
     without_delivery_marks,
 )

@@ -28,9 +28,16 @@ from twinbus.amqp.message import (
 from twinbus.amqp.types import Described, Int, Symbol, Timestamp, ULong
 from twinbus.client.peeked_message import read_peeked
 from twinbus.servicebus.names import is_entity_name
-from twinbus.transfer import from_backlog_sections, to_backlog_sections, unpacking
-from twinbus.transfer.backlog_message import BacklogMessage
-from twinbus.transfer.unpacking import EXPIRED, MALFORMED, NOT_RESTORED, Unpacker, unpack
+from twinbus.transfer import unpacking
+from twinbus.transfer.sections import from_backlog_sections, to_backlog_sections
+from twinbus.transfer.unpacking import (
+    EXPIRED,
+    MALFORMED,
+    NOT_RESTORED,
+    BacklogMessage,
+    Unpacker,
+    unpack,
+)
 
 NOW_MS = 1_800_000_000_000
 FORGED = "\t".join(("", "x-ms-path", "")) + "\u00a1\x06orders"

@@ -22,7 +22,7 @@ from twinbus.amqp.message import (
 from twinbus.amqp.types import Symbol
 from twinbus.broker.journal import StoredMessage
 from twinbus.broker.messages.rendering import render
-from twinbus.transfer import without_delivery_marks
+from twinbus.transfer.sections import without_delivery_marks
 
 __all__ = ["SESSIONS", "differences", "make_message"]
 

@@ -27,7 +27,8 @@ from twinbus.syphon.core.actions import Forward
 from twinbus.syphon.core.destination import Destination
 from twinbus.syphon.core.pump import Pump
 from twinbus.syphon.core.send_control import SendControl
-from twinbus.transfer import aliases_of, from_backlog_sections, unpacking
+from twinbus.transfer import unpacking
+from twinbus.transfer.sections import aliases_of, from_backlog_sections
 
 __all__ = ["PLANTED", "PLANTED_IN_STRICT", "forward_twice"]
 

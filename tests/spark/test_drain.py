@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from twinbus.syphon.host import DrainProgress
-    from twinbus.transfer.backlog_message import BacklogMessage
+    from twinbus.transfer.unpacking import BacklogMessage
 
 QUEUES = [f"contoso/x-servicebus-transfer/{index}" for index in range(3)]
 EACH = 200
@@ -57,7 +57,7 @@ def divert(secondary: str, queue: str, message_ids: list[str], path: str = "orde
     from azure.servicebus import ServiceBusMessage
 
     from tests.official_sdk import client
-    from twinbus.transfer import to_backlog_message
+    from twinbus.transfer.sdk import to_backlog_message
 
     messages = [ServiceBusMessage("x", message_id=message_id) for message_id in message_ids]
     with client(secondary) as sdk, sdk.get_queue_sender(queue) as sender:

@@ -15,7 +15,7 @@ from tests.processes import ServedBroker
 from twinbus.console.cli import main
 from twinbus.console.syphon.drain import DrainDisplay
 from twinbus.ledger import read
-from twinbus.transfer import to_backlog_message
+from twinbus.transfer.sdk import to_backlog_message
 
 if TYPE_CHECKING:
     from pathlib import Path

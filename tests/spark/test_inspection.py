@@ -38,7 +38,7 @@ def fill(text: str) -> None:
     from azure.servicebus.amqp import AmqpAnnotatedMessage
 
     from tests.official_sdk import administration, client, receive_count
-    from twinbus.transfer import to_backlog_message
+    from twinbus.transfer.sdk import to_backlog_message
 
     rich = ServiceBusMessage(
         b"\x00body",

@@ -31,8 +31,8 @@ from twinbus.amqp.message import (
 from twinbus.amqp.types import Decimal, DecodeError, Described, Timestamp
 from twinbus.errors import TransferError
 from twinbus.servicebus import names
-from twinbus.transfer import Aliases, aliases_of
-from twinbus.transfer.aliases import MESSAGE_ID, REPLAYS, replaceable_id
+from twinbus.transfer.aliases import MESSAGE_ID, REPLAYS, Aliases, replaceable_id
+from twinbus.transfer.sections import aliases_of
 
 REASON: Final = "DeadLetterReason"
 DESCRIPTION: Final = "DeadLetterErrorDescription"

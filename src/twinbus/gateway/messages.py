@@ -34,9 +34,15 @@ from twinbus.client.links import Wire
 from twinbus.errors import BacklogGuardError, BacklogMessageTooLargeError
 from twinbus.servicebus.limits import BATCH_ALLOWANCE, SESSION_ID_MAX
 from twinbus.servicebus.names import PARTITION_KEY
-from twinbus.transfer import RESERVED_NAMES, overhead_bytes, to_backlog_sections
-from twinbus.transfer.sections import GROUP_ID, MESSAGE_ID_FIELD
-from twinbus.transfer.splice import field_value, fields_of, with_fields
+from twinbus.transfer.aliases import RESERVED_NAMES, overhead_bytes
+from twinbus.transfer.sections import (
+    GROUP_ID,
+    MESSAGE_ID_FIELD,
+    field_value,
+    fields_of,
+    to_backlog_sections,
+    with_fields,
+)
 
 _has_reserved: Final = re.compile("|".join(map(re.escape, RESERVED_NAMES)).encode()).search
 _ID_GROWTH: Final = overhead_bytes("", message_id="") - overhead_bytes("")

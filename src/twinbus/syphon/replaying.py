@@ -42,10 +42,8 @@ from twinbus.ledger.requests import BilledRequests
 from twinbus.namespace.access import Endpoint
 from twinbus.servicebus.names import DEAD_LETTER
 from twinbus.syphon.relay.queue_requests import ranges
-from twinbus.transfer import without_delivery_marks
 from twinbus.transfer.aliases import REPLAYS
-from twinbus.transfer.sections import with_own_id
-from twinbus.transfer.splice import entries_of, with_entries
+from twinbus.transfer.sections import entries_of, with_entries, with_own_id, without_delivery_marks
 
 REPLAYS_MAX: Final = 3
 """Replays of one message; after them it is refused, because it would be dead-lettered again."""

@@ -145,28 +145,19 @@ class Aliases:
         )
 
 
-def overhead_bytes(
-    path: str,
-    *,
-    session_id: str | None = None,
-    has_time_to_live: bool = True,
-    is_scheduled: bool = True,
-    has_partition_key: bool = True,
-    message_id: object = None,
-) -> int:
-    """At most how many bytes longer a message with these is in the backlog.
+def overhead_bytes(path: str, *, session_id: str | None = None, message_id: object = None) -> int:
+    """The most bytes by which a message to `path` with this session is longer in the backlog.
 
-    Left as they are, the defaults hold for every message to `path` without a session. `message_id`
-    is the id of a message whose copy gets an id of its own.
+    `message_id` is the id of a message whose copy gets an id of its own.
     """
     replaced = replaceable_id(message_id)
     aliases = Aliases(
         path=path,
         session_id=session_id,
         # The largest values: an encoding may be shorter for smaller ones.
-        time_to_live_ms=FOREVER_MS if has_time_to_live else None,
-        scheduled_ms=FOREVER_MS if is_scheduled else None,
-        partition_key_is_session=has_partition_key and session_id is not None,
+        time_to_live_ms=FOREVER_MS,
+        scheduled_ms=FOREVER_MS,
+        partition_key_is_session=session_id is not None,
         message_id=replaced,
     )
     growth = SECTION_GROWTH_MAX + (0 if replaced is None else PROPERTIES_GROWTH_MAX)

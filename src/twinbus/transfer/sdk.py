@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from twinbus.amqp.types import Described, Symbol, Timestamp, ULong
-from twinbus.errors import AliasValueError, ReservedPropertyError
+from twinbus.errors import ReservedPropertyError
 from twinbus.servicebus.names import PARTITION_KEY, SCHEDULED_TIME
 from twinbus.transfer.aliases import (
     RESERVED_NAMES,
@@ -24,20 +24,12 @@ from twinbus.transfer.aliases import (
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def to_backlog_message(
-    message: Any,
-    path: str,
-    *,
-    now_ms: int,
-    message_id: str | None = None,
-    own_id: str | None = None,
-) -> Any:
+def to_backlog_message(message: Any, path: str, *, now_ms: int, own_id: str | None = None) -> Any:
     """Return a copy in backlog form, an AmqpAnnotatedMessage; the message is not changed.
 
-    `message` is a ServiceBusMessage or an AmqpAnnotatedMessage; `message_id` is the id it gets if
-    it has none; `own_id` replaces the id of one that has one. Raise ReservedPropertyError if a
-    property has the name of an alias, BacklogGuardError if the syphon could not restore the
-    message.
+    `message` is a ServiceBusMessage or an AmqpAnnotatedMessage; `own_id` replaces the id of one
+    that has one. Raise ReservedPropertyError if a property has the name of an alias,
+    BacklogGuardError if the syphon could not restore the message.
     """
     source = _annotated(message)
     custom = dict(source.application_properties or {})
@@ -46,8 +38,6 @@ def to_backlog_message(
             raise ReservedPropertyError(_text(name))
     result = _copied(source)
     result.application_properties = custom
-    if message_id is not None and _lacks_id(result):
-        _properties_of(result).message_id = message_id
     session_id = _take_session(result)
     aliases = Aliases(
         path=path,
@@ -69,16 +59,11 @@ def with_message_id(message: Any, message_id: str) -> Any:
     return result
 
 
-def from_backlog_message(message: Any, *, aliases: Aliases | None = None) -> tuple[Any, Aliases]:
-    """Return the original message, as an AmqpAnnotatedMessage, and the aliases it had.
-
-    `aliases` replace those of the message, to restore for example a shorter time to live.
-    """
+def from_backlog_message(message: Any) -> tuple[Any, Aliases]:
+    """Return the original message, as an AmqpAnnotatedMessage, and the aliases it had."""
     source = _annotated(message)
     custom = source.application_properties or {}
-    aliases = aliases or Aliases.read(
-        {_text(name): _plain_value(value) for name, value in custom.items()}
-    )
+    aliases = Aliases.read({_text(name): _plain_value(value) for name, value in custom.items()})
     result = _copied(source)
     kept = {name: value for name, value in custom.items() if _text(name) not in RESERVED_NAMES}
     result.application_properties = kept or None
@@ -93,7 +78,8 @@ def from_backlog_message(message: Any, *, aliases: Aliases | None = None) -> tup
         # The SDK derives the absolute expiry from it when the copy is sent.
         _header_of(result).time_to_live = aliases.time_to_live_ms
     if aliases.scheduled_ms is not None:
-        annotations[SCHEDULED_TIME.encode()] = _date(aliases.scheduled_ms)
+        scheduled = EPOCH + timedelta(milliseconds=aliases.scheduled_ms)
+        annotations[SCHEDULED_TIME.encode()] = scheduled
     result.annotations = annotations or None
     return result, aliases
 
@@ -138,10 +124,6 @@ def _properties_of(message: Any) -> Any:
         empty = type(message)(value_body=None, properties={"message_id": None})
         message.properties = empty.properties
     return message.properties
-
-
-def _lacks_id(message: Any) -> bool:
-    return message.properties is None or not message.properties.message_id
 
 
 def _replace_id(message: Any, own_id: str | None) -> MessageId | None:
@@ -235,15 +217,6 @@ def _plain_value(value: Any) -> object:
         case (descriptor, described):
             return Described(_plain_value(descriptor), _plain_value(described))
     return value
-
-
-def _date(moment_ms: int) -> datetime:
-    try:
-        return EPOCH + timedelta(milliseconds=moment_ms)
-    except OverflowError:
-        raise AliasValueError(
-            f"the scheduled time is {moment_ms} ms after 1970, which is no date"
-        ) from None
 
 
 def _text(value: Any) -> str:

@@ -1,7 +1,7 @@
 """Restores a backlog message from a raw delivery: its destination, and the bytes to send there.
 
 Pure. Only the sections that change are read, the body never. `unpack` does it step by step with
-`twinbus.transfer`. An `Unpacker` gives the same messages faster: a backlog holds many messages of
+`transfer.sections`. An `Unpacker` gives the same messages faster: a backlog holds many messages of
 one shape, so it learns the shape of each message that took the general path, and reads every later
 one of that shape by known offsets.
 """
@@ -19,10 +19,97 @@ from twinbus.amqp.types import AmqpError, DecodeError
 from twinbus.errors import TransferError
 from twinbus.servicebus import names
 from twinbus.servicebus.limits import MESSAGE_ID_MAX
-from twinbus.transfer import Aliases, aliases_of, from_backlog_sections, without_delivery_marks
-from twinbus.transfer.backlog_message import LOCK_SHORTEST_S, BacklogMessage
-from twinbus.transfer.sections import original_id
-from twinbus.transfer.splice import entries_of, field_value, fields_of
+from twinbus.transfer.aliases import Aliases
+from twinbus.transfer.sections import (
+    aliases_of,
+    entries_of,
+    field_value,
+    fields_of,
+    from_backlog_sections,
+    original_id,
+    without_delivery_marks,
+)
+
+LOCK_UNKNOWN_S: Final = 30.0
+"""Assumed lock duration if the delivery does not state the end of its lock."""
+
+LOCK_SHORTEST_S: Final = 5.0
+"""The shortest lock that Service Bus grants. A lock that is shorter by our clock is not: our clock
+is ahead of the service's."""
+
+LOCK_LONGEST_S: Final = 60.0
+"""The lock of the backlog queues that Twinbus creates, and the longest that is relied on. One that
+is longer by our clock may be so, or our clock is behind the service's."""
+
+
+class BacklogMessage:
+    """One delivery of a backlog queue, with the state that pump and relay keep for it."""
+
+    __slots__ = (
+        "accepted",
+        "delivery_id",
+        "destination",
+        "enqueued_ms",
+        "epoch",
+        "fault",
+        "is_deferred",
+        "lock_s",
+        "lock_token",
+        "message_id",
+        "outcome",
+        "path",
+        "received_at",
+        "renew_at",
+        "sent_at",
+        "sequence_number",
+        "session",
+        "settling_at",
+        "size_bytes",
+        "wire",
+    )
+
+    def __init__(self, lock_token: bytes, size_bytes: int) -> None:
+        self.lock_token = lock_token
+        self.size_bytes = size_bytes
+        """Size of the delivery as received; the limits count this size."""
+        self.sequence_number = 0
+        self.enqueued_ms = 0
+        self.message_id: str | None = None
+        self.path = ""
+        self.destination = ""
+        """The path in lower case, because entity paths are case-insensitive."""
+        self.session: str | None = None
+        """The session id of the original message."""
+        self.wire = b""
+        """The restored message, encoded; emptied once the primary has it."""
+        self.fault: tuple[str, str] | None = None
+        """Dead-letter reason and description if the message cannot be restored."""
+        self.lock_s = LOCK_UNKNOWN_S
+        self.is_deferred = False
+        """It was received by sequence number; if released, it is deferred again."""
+        self.epoch = 0
+        self.delivery_id = -1
+        """On the source link of that epoch; -1: it can only be settled by its lock token."""
+        self.received_at = 0.0
+        self.renew_at = 0.0
+        self.sent_at = 0.0
+        self.settling_at = 0.0
+        self.accepted = False
+        """The primary has it."""
+        self.outcome: object = None
+        """How the delivery is settled: an action, or the class `Complete`; set once."""
+
+    def __repr__(self) -> str:
+        return f"<message {self.sequence_number} to {self.path or 'nowhere'}>"
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        """Sequence number and enqueued time: the same for each delivery of a message.
+
+        The number alone is not enough: a queue that was deleted and created again starts at 1.
+        """
+        return self.sequence_number, self.enqueued_ms
+
 
 MALFORMED: Final = "MalformedMessage"
 NOT_RESTORED: Final = "RestoreFailed"
@@ -91,19 +178,18 @@ def _fill(
         message.wire = join(restored)
     except TransferError as error:
         message.fault = (error.reason, str(error))
-        return None
     except AmqpError as error:
         message.fault = (MALFORMED, f"the message cannot be read: {error}")
-        return None
     except UNFORESEEN as error:
         # Raised further it would end the connection at each delivery, and the messages beside
         # this one would never arrive.
         message.fault = (NOT_RESTORED, f"restoring the message failed: {error!r:.400}")
-        return None
-    message.path = aliases.path
-    message.destination = message.path.lower()
-    message.session = aliases.session_id
-    return sections
+    else:
+        message.path = aliases.path
+        message.destination = message.path.lower()
+        message.session = aliases.session_id
+        return sections
+    return None
 
 
 class Unpacker:
@@ -175,8 +261,7 @@ class Unpacker:
             return False
         message.sequence_number, message.enqueued_ms, locked_ms = found
         if locked_ms:
-            lock_s = (locked_ms - now_ms) / 1000
-            message.lock_s = max(LOCK_SHORTEST_S, lock_s)
+            message.lock_s = max((locked_ms - now_ms) / 1000, LOCK_SHORTEST_S)
         message.message_id = message_id
         kept, message.path, message.destination = restored
         message.wire = b"".join((header, properties, kept, payload[body_at:]))
@@ -189,9 +274,8 @@ class Unpacker:
         try:
             message.sequence_number, message.enqueued_ms, locked_ms = found
             message.message_id = _id_before(sections)
-            shortened = None
-            if self._remaining_ttl:
-                shortened = _shortened(message, aliases_of(sections), now_ms)
+            known = aliases_of(sections) if self._remaining_ttl else None
+            shortened = None if known is None else _shortened(message, known, now_ms)
             restored, aliases = from_backlog_sections(sections, now_ms=now_ms, aliases=shortened)
         except (TransferError, AmqpError):
             return False  # The general path reports the error.
@@ -385,18 +469,16 @@ def _message_id(properties: bytes) -> str | None:
 def _read_broker_annotations(message: BacklogMessage, raw: bytes, now_ms: int) -> None:
     """Read what the broker wrote on the delivery: its number, its age, the end of its lock."""
     for key, _, value_at, _ in entries_of(raw):
+        if key not in (_SEQUENCE, _ENQUEUED, _LOCKED):
+            continue
+        value = decode(raw, value_at)[0]
+        number = value if isinstance(value, int) else 0
         if key == _SEQUENCE:
-            message.sequence_number = _number(decode(raw, value_at)[0])
+            message.sequence_number = number
         elif key == _ENQUEUED:
-            message.enqueued_ms = _number(decode(raw, value_at)[0])
-        elif key == _LOCKED:
-            locked_ms = _number(decode(raw, value_at)[0])
-            if locked_ms:
-                message.lock_s = max((locked_ms - now_ms) / 1000, LOCK_SHORTEST_S)
-
-
-def _number(value: object) -> int:
-    return value if isinstance(value, int) else 0
+            message.enqueued_ms = number
+        elif number:
+            message.lock_s = max((number - now_ms) / 1000, LOCK_SHORTEST_S)
 
 
 class _Expired(TransferError):

@@ -18,7 +18,7 @@ from twinbus.broker.refusals import MalformedMessage
 from twinbus.client.links import Wire
 from twinbus.errors import BacklogMessageTooLargeError, ReservedPropertyError
 from twinbus.gateway.messages import EncodedMessages
-from twinbus.transfer import from_backlog_sections
+from twinbus.transfer.sections import from_backlog_sections
 
 LIMIT = 256 * 1024
 

@@ -29,7 +29,7 @@ from twinbus.client.peeked_message import PeekedMessage, as_json, read_peeked
 from twinbus.console.backlog.dead_letter_commands import filter_of
 from twinbus.console.output import WrongUse
 from twinbus.syphon.replaying import DeadLetterFilter, for_replay
-from twinbus.transfer import to_backlog_sections
+from twinbus.transfer.sections import to_backlog_sections
 from twinbus.transfer.unpacking import unpack
 
 NOW_MS = 1_800_000_000_000

@@ -19,16 +19,15 @@ from twinbus.errors import (
     MissingDestinationError,
     ReservedPropertyError,
 )
-from twinbus.transfer import (
-    RESERVED_NAMES,
-    Aliases,
+from twinbus.transfer.aliases import RESERVED_NAMES, Aliases, overhead_bytes
+from twinbus.transfer.sections import (
     aliases_of,
     from_backlog_sections,
-    overhead_bytes,
+    original_id,
     to_backlog_sections,
+    with_own_id,
     without_delivery_marks,
 )
-from twinbus.transfer.sections import original_id, with_own_id
 
 NOW_MS = 1_800_000_000_000
 WHEN = datetime(2030, 5, 6, 7, 8, 9, 123_000, tzinfo=UTC)
@@ -441,7 +440,6 @@ def test_the_overhead_is_never_less_than_what_the_aliases_add() -> None:
         backlog = to_backlog_sections(message, "orders", now_ms=0)
         added = len(wire.join(backlog)) - len(wire.join(message))
         assert added <= overhead_bytes("orders", session_id="session 1")
-    assert overhead_bytes("orders", has_time_to_live=False) < overhead_bytes("orders")
 
 
 def test_wide_encodings_are_read_as_well_as_compact_ones() -> None:

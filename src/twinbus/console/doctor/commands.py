@@ -39,7 +39,7 @@ from twinbus.namespace.namespace import Namespace
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.core.backlog import backlog_paths
 from twinbus.syphon.host import SyphonHost
-from twinbus.transfer import to_backlog_message
+from twinbus.transfer.sdk import to_backlog_message
 from twinbus.verify.checks import ping
 from twinbus.verify.scratch import ScratchNamespace
 

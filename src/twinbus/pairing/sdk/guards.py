@@ -20,8 +20,8 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageBodyType
 
 from twinbus.errors import BacklogGuardError, BacklogMessageTooLargeError, error_text
 from twinbus.servicebus.limits import BATCH_ALLOWANCE, PROPERTIES_BYTES_MAX, STANDARD_MESSAGE_BYTES
-from twinbus.transfer import to_backlog_message
 from twinbus.transfer.aliases import OWN_ID_BYTES, RESERVED_KEYS
+from twinbus.transfer.sdk import to_backlog_message
 
 ALIASES_MAX: Final = 2 * 1_024
 """More than all aliases together: a path has 260 characters at most, a session id and a message

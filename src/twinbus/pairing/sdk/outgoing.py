@@ -28,7 +28,7 @@ from twinbus.pairing.sdk.guards import (
     refused_size,
     too_large,
 )
-from twinbus.transfer import overhead_bytes
+from twinbus.transfer.aliases import overhead_bytes
 from twinbus.transfer.sdk import with_message_id
 
 MAPPINGS_MAX: Final = 1_000

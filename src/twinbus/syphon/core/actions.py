@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from twinbus.transfer.backlog_message import BacklogMessage
+from twinbus.transfer.unpacking import BacklogMessage
 
 
 class Action:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from twinbus.syphon.core.actions import Action, Complete, DeadLetter, Defer, Release
-from twinbus.transfer.backlog_message import LOCK_LONGEST_S, LOCK_SHORTEST_S, BacklogMessage
+from twinbus.transfer.unpacking import LOCK_LONGEST_S, LOCK_SHORTEST_S, BacklogMessage
 
 FETCH_SHARE: Final = 4
 """1/4 of the messages in flight may be deferred ones."""

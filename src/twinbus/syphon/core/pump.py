@@ -43,7 +43,7 @@ from twinbus.syphon.core.send_control import SendControl
 from twinbus.syphon.core.session_lanes import PeekedEntry, SessionLanes
 from twinbus.syphon.core.strict_order import IN_MEMORY_SHARE, StrictOrder
 from twinbus.syphon.core.waiting import DeferredMessages, WaitingMessages
-from twinbus.transfer.backlog_message import BacklogMessage
+from twinbus.transfer.unpacking import BacklogMessage
 
 __all__ = ["IntakeLimits", "Pump"]
 

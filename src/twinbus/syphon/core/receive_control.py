@@ -25,7 +25,7 @@ from twinbus.syphon.core.intake import RENEW_AFTER, Intake, Settlements
 from twinbus.syphon.core.pacing import Pace
 from twinbus.syphon.core.session_lanes import PeekedEntry
 from twinbus.syphon.core.waiting import DeferredMessages, WaitingMessages
-from twinbus.transfer.backlog_message import BacklogMessage
+from twinbus.transfer.unpacking import BacklogMessage
 
 PAGES_MAX: Final = 40
 """Pages peeked in a row; after a pause, the next peeks go on from there. This bounds the requests

@@ -24,7 +24,7 @@ from twinbus.syphon.core.intake import Settlements
 from twinbus.syphon.core.pacing import Pace
 from twinbus.syphon.core.receive_control import ReceiveControl
 from twinbus.syphon.core.waiting import WaitingMessages
-from twinbus.transfer.backlog_message import BacklogMessage
+from twinbus.transfer.unpacking import BacklogMessage
 
 MISSING: Final = "DestinationNotFound"
 TOO_LARGE_REASON: Final = "MessageTooLarge"

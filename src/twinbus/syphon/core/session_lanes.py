@@ -18,7 +18,7 @@ from enum import Enum
 from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
-from twinbus.transfer.backlog_message import BacklogMessage
+from twinbus.transfer.unpacking import BacklogMessage
 
 KNOWN_MAX: Final = 100_000
 """Limit of known messages that are not in memory. At the limit nothing more is deferred for lack of

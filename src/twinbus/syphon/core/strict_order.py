@@ -16,7 +16,7 @@ from twinbus.syphon.core.receive_control import ReceiveControl
 from twinbus.syphon.core.send_control import SendControl
 from twinbus.syphon.core.session_lanes import PeekedEntry, SessionLanes
 from twinbus.syphon.core.waiting import DeferredMessages
-from twinbus.transfer.backlog_message import BacklogMessage
+from twinbus.transfer.unpacking import BacklogMessage
 
 IN_MEMORY_SHARE: Final = 8
 """One session may have 1/8 of the pump's messages in memory, so that a long session does not keep

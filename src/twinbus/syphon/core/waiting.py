@@ -15,7 +15,7 @@ from typing import Final
 from twinbus.syphon.core.destination import Destination, Destinations
 from twinbus.syphon.core.intake import Intake
 from twinbus.syphon.core.session_lanes import PeekedEntry, SessionLanes
-from twinbus.transfer.backlog_message import BacklogMessage
+from twinbus.transfer.unpacking import BacklogMessage
 
 KNOWN_MAX: Final = 100_000
 """Sequence numbers kept for one destination; a search finds the others."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 from twinbus.syphon.core.actions import Complete, DeadLetter, Defer
-from twinbus.transfer.backlog_message import BacklogMessage
+from twinbus.transfer.unpacking import BacklogMessage
 
 _OPERATIONS: Final[dict[object, str]] = {
     DeadLetter: "dead_letter",

@@ -15,7 +15,7 @@ from twinbus.servicebus.names import is_entity_name
 from twinbus.syphon.core.actions import Action
 from twinbus.syphon.core.pump import Pump
 from twinbus.syphon.relay.bookkeeping import Bookkeeper
-from twinbus.transfer.backlog_message import BacklogMessage
+from twinbus.transfer.unpacking import BacklogMessage
 
 _link_numbers = itertools.count(1)
 

@@ -32,8 +32,7 @@ from twinbus.syphon.core.actions import Action, Complete, DeadLetter, Defer, Rel
 from twinbus.syphon.core.pump import Pump
 from twinbus.syphon.core.session_lanes import PeekedEntry
 from twinbus.syphon.relay.bookkeeping import Bookkeeper
-from twinbus.transfer.backlog_message import BacklogMessage
-from twinbus.transfer.unpacking import unpack
+from twinbus.transfer.unpacking import BacklogMessage, unpack
 
 log = logging.getLogger("twinbus.syphon")
 

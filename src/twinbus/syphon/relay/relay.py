@@ -48,8 +48,7 @@ from twinbus.syphon.relay.queue_requests import (
     disposition_status,
     ranges,
 )
-from twinbus.transfer.backlog_message import BacklogMessage
-from twinbus.transfer.unpacking import Unpacker
+from twinbus.transfer.unpacking import BacklogMessage, Unpacker
 
 log = logging.getLogger("twinbus.syphon")
 

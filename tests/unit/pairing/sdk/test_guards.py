@@ -19,7 +19,8 @@ from twinbus.pairing.sdk import guards
 from twinbus.pairing.sdk.guards import BacklogLimits, body_bytes, encoded_bytes, flaws, quick_check
 from twinbus.servicebus.limits import PROPERTIES_BYTES_MAX
 from twinbus.testing.fake_sdk import FakePair
-from twinbus.transfer import overhead_bytes, to_backlog_message
+from twinbus.transfer.aliases import overhead_bytes
+from twinbus.transfer.sdk import to_backlog_message
 
 pytestmark = pytest.mark.virtual_time
 

@@ -19,7 +19,7 @@ from twinbus.pairing.sdk import outgoing
 from twinbus.pairing.sdk.guards import encoded_bytes, id_of
 from twinbus.pairing.sdk.outgoing import MessageIds, Outgoing, PairedMessageBatch
 from twinbus.testing.fake_sdk import Behaviour, FakePair, accepts, hangs, refuses
-from twinbus.transfer import to_backlog_message
+from twinbus.transfer.sdk import to_backlog_message
 
 pytestmark = pytest.mark.virtual_time
 

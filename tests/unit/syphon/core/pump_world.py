@@ -30,7 +30,7 @@ from twinbus.syphon.core.actions import (
 )
 from twinbus.syphon.core.pump import IntakeLimits, Pump
 from twinbus.syphon.core.session_lanes import PeekedEntry
-from twinbus.transfer.backlog_message import BacklogMessage
+from twinbus.transfer.unpacking import BacklogMessage
 
 LOCK_S = 60.0
 LINK_CREDIT = 1_000

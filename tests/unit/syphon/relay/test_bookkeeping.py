@@ -8,7 +8,7 @@ import pytest
 
 from twinbus.syphon.core.actions import Complete
 from twinbus.syphon.relay.bookkeeping import SAME_OUTAGE_S, Bookkeeper, OutageLog
-from twinbus.transfer.backlog_message import BacklogMessage
+from twinbus.transfer.unpacking import BacklogMessage
 
 QUEUES = [f"contoso/x-servicebus-transfer/{index}" for index in range(10)]
 

@@ -18,7 +18,7 @@ from twinbus.syphon.core.session_lanes import PeekedEntry
 from twinbus.syphon.relay.bookkeeping import Bookkeeper
 from twinbus.syphon.relay.queue_requests import QueueRequests, RequestTasks
 from twinbus.testing import run_virtual
-from twinbus.transfer.backlog_message import BacklogMessage
+from twinbus.transfer.unpacking import BacklogMessage
 
 PAGE = 10
 
