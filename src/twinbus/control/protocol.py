@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Protocol
 
-from twinbus.status.document import PairStatus, SyphonQueueStatus
+from twinbus.status.document import PairStatus, StatusUnreadable, SyphonQueueStatus, read
 
 VERSION: Final = 1
 """Incremented when an older command would misread a newer pair, or the other way round."""
@@ -142,15 +142,10 @@ def parse_answer(line: bytes) -> Answer:
     document = _document(line)
     _require_version(document, "the pair", "this command")
     card, error = document.get("host"), document.get("error")
-    if not isinstance(card, dict) or not isinstance(card.get("pid"), int):
-        raise ControlRefused("bad-answer", "the answer does not identify its host")
-    host = HostCard(
-        kind=str(card.get("kind", "")),
-        name=str(card.get("name", "")),
-        pid=card["pid"],
-        program=str(card.get("program", "")),
-        began_at=str(card.get("began_at", "")),
-    )
+    try:
+        host = read(HostCard, card)
+    except StatusUnreadable:
+        raise ControlRefused("bad-answer", "the answer does not identify its host") from None
     if document.get("ok") is True:
         return Answer(host, document.get("result"))
     details = error if isinstance(error, dict) else {}
@@ -242,13 +237,9 @@ def steering_verbs(syphon: SteeredSyphon) -> Mapping[str, Verb]:
     `progress` costs nothing: unlike the status of a syphon it counts no messages in a namespace.
     """
 
-    def pause() -> dict[str, Any]:
-        syphon.pause()
-        return {"paused": True, "in_flight": syphon.in_flight}
-
-    def resume() -> dict[str, Any]:
-        syphon.resume()
-        return {"paused": False, "in_flight": syphon.in_flight}
+    def steered(act: Callable[[], None], *, is_paused: bool) -> dict[str, Any]:
+        act()
+        return {"paused": is_paused, "in_flight": syphon.in_flight}
 
     def rate(most_per_s: str) -> dict[str, Any]:
         try:
@@ -264,8 +255,8 @@ def steering_verbs(syphon: SteeredSyphon) -> Mapping[str, Verb]:
         return {"paused": syphon.is_paused, "queues": queues}
 
     return {
-        "pause": Verb(pause),
-        "resume": Verb(resume),
+        "pause": Verb(lambda: steered(syphon.pause, is_paused=True)),
+        "resume": Verb(lambda: steered(syphon.resume, is_paused=False)),
         "rate": Verb(rate, takes=("most_per_s",)),
         "progress": Verb(progress),
     }

@@ -137,10 +137,8 @@ class ControlServer:
                     await writer.drain()
                     writer.close()
                     await writer.wait_closed()
-        except (OSError, TimeoutError):
-            pass  # The client is gone, or does not take its answer.
-        except asyncio.CancelledError:
-            # Only `close` cancels, and it waits for this to end.
+        except (OSError, asyncio.CancelledError):
+            # The client is gone, or does not take its answer; only `close` cancels, and waits.
             pass
         finally:
             writer.transport.abort()

@@ -233,7 +233,7 @@ def find_sockets() -> tuple[list[Path], list[SilentHost]]:
 
 def socket_directories() -> str:
     """Return the directories that `find` searches, as text."""
-    searched = [str(directory) for directory in _directories()]
+    searched = [str(place.path) for place in socket_directories_of(os.environ)]
     return " and ".join(searched) if searched else f"nowhere: {VARIABLE} is empty"
 
 
@@ -250,18 +250,9 @@ def ask(path: Path, verb: str, arguments: Mapping[str, str] | None = None) -> An
     return answer.result
 
 
-def _directories() -> list[Path]:
-    return [place.path for place in socket_directories_of(os.environ)]
-
-
 def _probe(path: Path) -> RunningHost | SilentHost | None:
     try:
         return RunningHost(path, parse_answer(exchange(path, HELLO)).host)
-    except ConnectionRefusedError:
-        # Its process is gone, and a name is not used twice.
-        with contextlib.suppress(OSError):
-            path.unlink()
-        return None
     except FileNotFoundError:
         return None
     except (OSError, ControlRefused) as error:
@@ -278,11 +269,20 @@ def why_silent(error: Exception) -> str:
 
 
 def exchange(path: Path, verb: str, arguments: Mapping[str, str] | None = None) -> bytes:
-    """Return the line that a host answers; OSError or ControlRefused if there is none."""
+    """Return the line that a host answers; OSError or ControlRefused if there is none.
+
+    FileNotFoundError: its process is gone. The socket of a killed one is removed.
+    """
     deadline = time.monotonic() + ANSWER_S
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
         line.settimeout(ANSWER_S)
-        line.connect(str(path))
+        try:
+            line.connect(str(path))
+        except ConnectionRefusedError as error:
+            # Its process is gone, and a name is not used twice.
+            with contextlib.suppress(OSError):
+                path.unlink()
+            raise FileNotFoundError(error.errno, error.strerror) from error
         line.sendall(encode_request(ControlRequest(verb, arguments or {})))
         received = bytearray()
         while not received.endswith(b"\n"):

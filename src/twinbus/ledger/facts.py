@@ -31,6 +31,15 @@ GZIP_SUFFIX: Final = ".gz"
 CLOSINGS: Final = frozenset({"continued", "ended"})
 NOTES: Final = frozenset({"closed", "erased", "retained"})
 
+_NOTE_FIELDS: Final = {
+    "client": "client",
+    "why": "error",
+    "hash_before": "previous",
+    "hash_after": "hash",
+    "lines": "lines",
+}
+"""The field of a note's line for each attribute of a WriterNote."""
+
 LINE_MAX: Final = 1 << 20
 """Longer lines are not of Twinbus: they are hashed, and not kept in memory."""
 
@@ -190,7 +199,8 @@ class _Looking:
             else:
                 self._begin = record
         elif state in NOTES:
-            self._notes.append(_note(record))
+            known = {name: record[field] for name, field in _NOTE_FIELDS.items() if field in record}
+            self._notes.append(WriterNote(state, record["at_ms"], **{"client": "", **known}))
             return
         if "hash" in record:
             self._matches &= record["hash"] == self._hash.hexdigest()
@@ -262,18 +272,6 @@ class _Looking:
         return self._begin is not None or bool(process and numbered.match(stem_of(self._name)))
 
 
-def _note(record: dict[str, Any]) -> WriterNote:
-    return WriterNote(
-        state=record["state"],
-        at_ms=record["at_ms"],
-        client=record.get("client", ""),
-        why=record.get("error", ""),
-        hash_before=record.get("previous", ""),
-        hash_after=record.get("hash", ""),
-        lines=record.get("lines", 0),
-    )
-
-
 def note_file(
     process: str, host: str, now_ms: int, notes: Sequence[WriterNote]
 ) -> tuple[str, bytes]:
@@ -282,19 +280,11 @@ def note_file(
     `process` is a new `process_name`. The file needs no `writer`, and can be put at a URL.
     """
     begin = {"state": "begin", "number": 0, "host": host, "started_ms": now_ms, "interval_ms": 0}
-    lines = [begin, *(_fields(note) for note in notes)]
+    lines = [begin]
+    for note in notes:
+        given = {field: getattr(note, name) or None for name, field in _NOTE_FIELDS.items()}
+        lines.append({"state": note.state, **given})
     content = b"".join(encode(process, now_ms, WRITER, line) for line in lines)
     digest = hashlib.sha256(content).hexdigest()
     end = {"state": "ended", "lines": len(lines), "hash": digest}
     return f"{process}-00000{FILE_SUFFIX}", content + encode(process, now_ms, WRITER, end)
-
-
-def _fields(note: WriterNote) -> dict[str, object]:
-    return {
-        "state": note.state,
-        "client": note.client,
-        "error": note.why or None,
-        "previous": note.hash_before or None,
-        "hash": note.hash_after or None,
-        "lines": note.lines or None,
-    }

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from twinbus.ledger.chain import LedgerFindings, verify
-from twinbus.ledger.facts import GZIP_SUFFIX, FileFacts, facts_of, stem_of
+from twinbus.ledger.facts import GZIP_SUFFIX, FileFacts, facts_of, place_of, stem_of
 from twinbus.ledger.open_file import writers_here
 from twinbus.ledger.record import FILE_SUFFIX, OPEN_SUFFIX, WRITER, LedgerError, decode
 
@@ -36,10 +36,8 @@ _DAMAGED: Final = (gzip.BadGzipFile, EOFError, zlib.error)
 NOTE_VERSION: Final = 1
 
 _NOTE: Final = re.compile(r"removed-[0-9a-f]+\.json")
-_NUMBERED: Final = re.compile(rf"(?P<writer>.+)-(?P<number>\d{{5}}){re.escape(FILE_SUFFIX)}")
-"""A file as `files` names it. Five digits: other names of other programs may end with a number."""
-
 _NUMBER_MAX: Final = 99_999
+"""The highest number that a note has in a range: the ranges of a damaged note stay small."""
 
 
 @dataclass(frozen=True)
@@ -180,36 +178,28 @@ def _opened(home: Path, name: str) -> BinaryIO | gzip.GzipFile:
 
 @dataclass(frozen=True)
 class MissingFiles:
-    """Files that were in a ledger and cannot be read there."""
+    """Files that a command removed from a ledger; `chain` finds the others that are missing."""
 
     removed: tuple[str, ...] = ()
     """Those that a note names."""
-    gaps: tuple[str, ...] = ()
-    """Those that a writer must have written, and no note names."""
     unnoted: int = 0
     """Removals without a readable note: their files are not known."""
 
     def __bool__(self) -> bool:
-        return bool(self.removed or self.gaps or self.unnoted)
+        return bool(self.removed or self.unnoted)
 
     def but(self, known: Collection[str]) -> MissingFiles:
         """This without files whose records are known from elsewhere."""
         ended = set(map(_ended, known))
-        return MissingFiles(
-            tuple(name for name in self.removed if _ended(name) not in ended),
-            tuple(name for name in self.gaps if name not in ended),
-            self.unnoted,
-        )
+        removed = tuple(name for name in self.removed if _ended(name) not in ended)
+        return MissingFiles(removed, self.unnoted)
 
     def sentences(self) -> Iterator[str]:
         """A sentence for each kind."""
         if self.removed:
-            yield f"records are missing: compact --remove-raw removed {_files(self.removed)}"
-        if self.gaps:
-            yield (
-                f"records are missing: the ledger lacks {_files(self.gaps)}, and has later files of"
-                " the same writer"
-            )
+            first, count = self.removed[0], len(self.removed)
+            files = f"the file {first}" if count == 1 else f"{count:,} files ({first} and others)"
+            yield f"records are missing: compact --remove-raw removed {files}"
         if self.unnoted:
             yield "records are missing: files of the ledger were removed, and no note says which"
 
@@ -229,11 +219,11 @@ def new_note(names: Iterable[str]) -> str:
     numbers: dict[str, list[int]] = {}
     others = []
     for name in sorted(set(names)):
-        found = _NUMBERED.fullmatch(name)
-        if found is None:
-            others.append(name)
+        writer, number = place_of(name) or ("", -1)
+        if 0 <= number <= _NUMBER_MAX and name == _name(writer, number):
+            numbers.setdefault(writer, []).append(number)
         else:
-            numbers.setdefault(found["writer"], []).append(int(found["number"]))
+            others.append(name)
     writers = {writer: _ranges(found) for writer, found in numbers.items()}
     return json.dumps({"v": NOTE_VERSION, "writers": writers, "others": others})
 
@@ -258,22 +248,12 @@ def noted_files(text: str) -> frozenset[str] | None:
 
 
 def missing_files(names: Iterable[str], notes: Iterable[str]) -> MissingFiles:
-    """What is missing from a ledger with files of these names and notes of these texts."""
+    """What was removed from a ledger with files of these names and notes of these texts."""
     there = set(map(_ended, names))
     read = [noted_files(text) for text in notes]
     noted: set[str] = set().union(*(found for found in read if found is not None))
-    last: dict[str, int] = {}
-    went = set(map(_ended, noted))
-    for name in there | went:
-        found = _NUMBERED.fullmatch(name)
-        if found is not None:
-            last[found["writer"]] = max(last.get(found["writer"], 0), int(found["number"]))
-    written = {_name(writer, number) for writer in last for number in range(last[writer])}
-    return MissingFiles(
-        removed=tuple(sorted(name for name in noted if _ended(name) not in there)),
-        gaps=tuple(sorted(written - went - there)),
-        unnoted=read.count(None),
-    )
+    removed = tuple(sorted(name for name in noted if _ended(name) not in there))
+    return MissingFiles(removed, unnoted=read.count(None))
 
 
 def _ended(name: str) -> str:
@@ -294,9 +274,3 @@ def _ranges(numbers: list[int]) -> list[list[int]]:
         else:
             ranges.append([number, number])
     return ranges
-
-
-def _files(names: tuple[str, ...]) -> str:
-    if len(names) == 1:
-        return f"the file {names[0]}"
-    return f"{len(names):,} files ({names[0]} and others)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from twinbus.control.protocol import ADAPTIVE
@@ -14,7 +15,6 @@ from twinbus.ledger import LedgerWriter
 from twinbus.page.core.model import ShownPair
 from twinbus.page.jobs import Drains, JobResult, Proof
 from twinbus.page.live import LiveView
-from twinbus.page.pollers import HostPoller
 from twinbus.wording import visible
 
 STEERING: Final = {
@@ -71,34 +71,23 @@ class SecondarySource(Protocol):
         """Delete those of the queues that `prunable` still names; return what was done."""
 
 
+@dataclass(frozen=True, slots=True)
 class Actions:
     """Carries out the actions of operators."""
 
-    def __init__(
-        self,
-        live: LiveView,
-        sockets: HostPoller,
-        secondary: SecondarySource | None,
-        ledger: LedgerWriter | None,
-        drains: Drains | None = None,
-        proof: Proof | None = None,
-        *,
-        is_read_only: bool,
-    ) -> None:
-        self.is_read_only = is_read_only
-        self._drains = drains
-        self._proof = proof
-        self._live = live
-        self._sockets = sockets
-        self._secondary = secondary
-        self._ledger = ledger
+    live: LiveView
+    secondary: SecondarySource | None
+    ledger: LedgerWriter | None
+    drains: Drains | None = None
+    proof: Proof | None = None
+    is_read_only: bool = False
 
     @property
     def offers(self) -> list[str]:
         """The actions and documents that depend on how the page was started."""
-        drains = DRAINS if self._drains is not None else ()
-        prune = ("prune",) if self._secondary is not None else ()
-        return ["rate", *drains, *prune, *(("proof", "prove") if self._proof is not None else ())]
+        drains = DRAINS if self.drains is not None else ()
+        prune = ("prune",) if self.secondary is not None else ()
+        return ["rate", *drains, *prune, *(("proof", "prove") if self.proof is not None else ())]
 
     async def act(self, given: Mapping[str, Any], who: str) -> dict[str, Any]:
         """Carry out one action, and record it; Unanswerable if it is refused."""
@@ -107,7 +96,9 @@ class Actions:
             raise Unanswerable("this page is read-only", 403)
         if action == "note":
             return self._note(given.get("text"), who)
-        pair = self._pair(given)
+        pair = self.pair(str(given.get("pair", "")))
+        if pair.read_only:
+            raise Unanswerable(f"this pair runs on {pair.host}: use the page there", 403)
         path = given.get("path")
         if path is not None and not isinstance(path, str):
             raise Unanswerable("path must be a text")
@@ -119,26 +110,33 @@ class Actions:
             self._record(pair, action, path, who, str(error))
             raise Unanswerable(str(error), 409) from error
         self._record(pair, action, path, who, "")
-        return {"ok": True, "text": text, "ledger": self._ledger is not None}
+        return {"ok": True, "text": text, "ledger": self.ledger is not None}
 
     def _note(self, text: object, who: str) -> dict[str, Any]:
         """Keep what a person, or a drill, writes among the events."""
         if not isinstance(text, str) or not 0 < len(text.strip()) <= TEXT_MAX:
             raise Unanswerable(f"a note has 1 to {TEXT_MAX} characters")
         said = visible(text.strip())
-        self._live.board.add_event("", "note", said, time.time(), who=who)
-        if self._ledger is not None:
-            self._ledger.record("action", state="note", error=f"{said} (by {who})", view="client")
-            self._ledger.flush()
-        return {"ok": True, "text": "noted", "ledger": self._ledger is not None}
+        self.live.board.add_event("", "note", said, time.time(), who=who)
+        if self.ledger is not None:
+            self.ledger.record("action", state="note", error=f"{said} (by {who})", view="client")
+            self.ledger.flush()
+        return {"ok": True, "text": "noted", "ledger": self.ledger is not None}
 
-    def _pair(self, given: Mapping[str, Any]) -> ShownPair:
-        pair = self._live.board.table.pairs.get(str(given.get("pair", "")))
+    def pair(self, id_: str) -> ShownPair:
+        """Return a pair that is shown; Unanswerable if there is none of this id."""
+        pair = self.live.board.table.pairs.get(id_)
         if pair is None:
             raise Unanswerable("there is no such pair", 404)
-        if pair.read_only:
-            raise Unanswerable(f"this pair runs on {pair.host}: use the page there", 403)
         return pair
+
+    def secondary_of(self, pair: ShownPair) -> SecondarySource:
+        """Return the secondary of a pair; Unanswerable if this page was started without it."""
+        if pair.read_only:
+            raise Unanswerable(f"the page of {pair.host} has it", 409)
+        if self.secondary is None or not self.secondary.holds(pair.secondary):
+            raise Unanswerable(f"start `twinbus page` with the secondary {pair.secondary}", 409)
+        return self.secondary
 
     async def _carried_out(
         self, action: str, pair: ShownPair, path: str, given: Mapping[str, Any], who: str
@@ -167,7 +165,7 @@ class Actions:
     def _drain(self, pair: ShownPair, path: str | None, who: str) -> str:
         if path == "":
             raise Unanswerable("only-entity needs the path of an entity")
-        drains, name = self._drains, pair.name
+        drains, name = self.drains, pair.name
         if drains is None or not drains.moves(pair.primary, pair.secondary):
             raise Unanswerable(
                 f"start `twinbus page` with the primary {pair.primary} and the secondary"
@@ -186,13 +184,13 @@ class Actions:
         return f"started: {name}'s backlog{f' for {path}' if path else ''} is drained once"
 
     def _prove(self, pair: ShownPair, who: str) -> str:
-        if self._proof is None:
+        if self.proof is None:
             raise Unanswerable("start `twinbus page` with --ledger to prove conservation", 409)
 
         def ended(text: str, is_made: bool) -> None:
             self._add_event(pair.name, None, text, who, "info" if is_made else "error")
 
-        if not self._proof.make(ended):
+        if not self.proof.make(ended):
             raise Unanswerable("a report is being made already", 409)
         return "started: the conservation report is being made"
 
@@ -200,7 +198,7 @@ class Actions:
         """Return the hosts whose syphons serve this pair: itself, or those of the same label."""
         if pair.syphon is not None:
             return [pair.id]
-        pairs = self._live.board.table.pairs.values()
+        pairs = self.live.board.table.pairs.values()
         found = [
             one.id
             for one in pairs
@@ -225,24 +223,20 @@ class Actions:
 
     async def _what_prune_does(self, pair: ShownPair) -> dict[str, Any]:
         """Return the empty queues that `prune` may delete; changes nothing."""
-        secondary, keep = self._asked_secondary(pair), self._queues_in_use(pair)
+        secondary, keep = self.secondary_of(pair), self._queues_in_use(pair)
         found = await secondary.prunable(pair.name, keep)
         return {"ok": True, "text": f"the first {keep:,} queues are kept", "queues": found}
 
     async def _prune(self, pair: ShownPair, queues: object) -> str:
-        secondary, keep = self._asked_secondary(pair), self._queues_in_use(pair)
-        if (
-            not isinstance(queues, list)
-            or not queues
-            or not all(isinstance(q, str) for q in queues)
-        ):
+        secondary, keep = self.secondary_of(pair), self._queues_in_use(pair)
+        named = queues if isinstance(queues, list) else []
+        if not named or not all(isinstance(one, str) for one in named):
             raise Unanswerable("prune needs the queues that a dry run named")
-        assert isinstance(queues, list)
-        return await secondary.prune(pair.name, keep, queues)
+        return await secondary.prune(pair.name, keep, named)
 
     def _queues_in_use(self, pair: ShownPair) -> int:
         """Return how many backlog queues the pairs of this label use, as this host knows."""
-        pairs = self._live.board.table.pairs.values()
+        pairs = self.live.board.table.pairs.values()
         counts = [
             len(one.queues)
             for one in pairs
@@ -255,14 +249,9 @@ class Actions:
             )  # fmt: skip
         return max(counts)
 
-    def _asked_secondary(self, pair: ShownPair) -> SecondarySource:
-        if self._secondary is None or not self._secondary.holds(pair.secondary):
-            raise Unanswerable(f"start `twinbus page` with the secondary {pair.secondary}", 409)
-        return self._secondary
-
     async def _replay(self, pair: ShownPair, given: Mapping[str, Any]) -> str:
         queue, numbers = given.get("queue"), given.get("sequences")
-        secondary = self._asked_secondary(pair)
+        secondary = self.secondary_of(pair)
         if not isinstance(queue, str) or not queue.lower().startswith(f"{pair.name}/".lower()):
             raise Unanswerable("queue must be a backlog queue of this pair")
         if (
@@ -274,26 +263,25 @@ class Actions:
         return await secondary.replay(queue, numbers)
 
     async def _ask(self, id_: str, verb: str, arguments: Mapping[str, str] | None = None) -> None:
-        path = self._sockets.path_of(id_)
+        path = self.live.hosts.path_of(id_)
         if path is None:
             raise ControlError("this pair is no longer running")
         await asyncio.to_thread(ask, path, verb, arguments)
 
     def _record(self, pair: ShownPair, action: str, path: str | None, who: str, error: str) -> None:
-        name = pair.name
-        why = f": {error}" if error else ""
+        name, why = pair.name, f": {error}" if error else ""
         what = f"{action} {path}" if path else action
         level = "error" if error else "info"
         self._add_event(name, path, f"{what} (asked by {who}){why}", who, level)
-        if self._ledger is not None:
-            self._ledger.record(
+        if self.ledger is not None:
+            self.ledger.record(
                 "action", pair=f"{name}+{pair.secondary}", namespace=name, entity=path,
                 state=action, outcome="failed" if error else "ok",
                 error=f"asked by {who}{why}"[:TEXT_MAX], view="client",
             )  # fmt: skip
-            self._ledger.flush()
+            self.ledger.flush()
 
     def _add_event(self, name: str, path: str | None, text: str, who: str, level: str) -> None:
-        self._live.board.add_event(
+        self.live.board.add_event(
             name, "action", text, time.time(), path=path, level=level, who=who
         )

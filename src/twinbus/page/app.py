@@ -17,7 +17,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from http.cookies import CookieError, SimpleCookie
-from importlib.resources import files
 from typing import Any, Final
 
 from starlette.applications import Starlette
@@ -25,7 +24,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from twinbus.errors import TwinbusError
@@ -45,13 +45,7 @@ ENTERED: Final = (
 )
 """Leads the browser to the page, once it has the cookie; the icon keeps it from asking for one."""
 
-STATIC_TYPES: Final = {
-    ".html": "text/html",
-    ".css": "text/css",
-    ".js": "text/javascript",
-    ".svg": "image/svg+xml",
-    ".png": "image/png",
-}
+STATIC: Final = StaticFiles(packages=[("twinbus.page", "static")])
 
 SAME_SITE: Final = frozenset({"same-origin", "none"})
 """Sec-Fetch-Site of requests that the page itself makes, or a person who typed its address."""
@@ -212,11 +206,8 @@ def application(
 ) -> Starlette:
     """Return the application of one page; `version` is that of Twinbus."""
 
-    async def index(_: Request) -> Response:
-        return _static("index.html")
-
-    async def static(request: Request) -> Response:
-        return _static(request.path_params["name"])
+    async def index(request: Request) -> Response:
+        return await STATIC.get_response("index.html", request.scope)
 
     async def view(request: Request) -> Response:
         await live.refresh()
@@ -231,7 +222,7 @@ def application(
         role = request.state.role.value
         return {
             "role": role,
-            "read_only": documents.is_read_only,
+            "read_only": documents.actions.is_read_only,
             "offers": documents.offers,
             "version": version,
         }
@@ -247,12 +238,12 @@ def application(
     async def act(request: Request) -> Any:
         given = await _body(request)
         client = request.client.host if request.client else "?"
-        return await documents.act(given, who=f"{request.state.role} at {client}")
+        return await documents.actions.act(given, who=f"{request.state.role} at {client}")
 
     return Starlette(
         routes=[
             Route("/", index),
-            Route("/static/{name}", static),
+            Mount("/static", STATIC),
             Route("/api/view", view),
             Route("/api/stream", stream),
             Route("/api/timeline", document(documents.timeline)),
@@ -299,15 +290,6 @@ async def _body(request: Request) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise Unanswerable("an action is one JSON object")
     return given
-
-
-def _static(name: str) -> Response:
-    """Return a file of the page; names with a path in them are not found."""
-    suffix = name[name.rfind(".") :]
-    place = files("twinbus.page") / "static" / name
-    if "/" in name or "\\" in name or suffix not in STATIC_TYPES or not place.is_file():
-        return refusal(Refused(404, "there is no such file"))
-    return Response(place.read_bytes(), media_type=STATIC_TYPES[suffix])
 
 
 def refusal(refused: Refused) -> Response:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from starlette.requests import Request
 
-from twinbus.page.actions import Actions, SecondarySource, Unanswerable
+from twinbus.page.actions import Actions, Unanswerable
 from twinbus.page.core.model import ShownEvent, ShownPair, ShownProof
 from twinbus.page.core.timeline import merged_spans
-from twinbus.page.jobs import Proof
 from twinbus.page.ledger_tail import ledger_events, timeline
-from twinbus.page.live import LiveView
 from twinbus.status.document import SyphonStatus
 from twinbus.wording import plain
 
@@ -38,31 +36,24 @@ class PageDocuments:
     """Makes the documents of one page."""
 
     def __init__(
-        self, live: LiveView, actions: Actions, secondary: SecondarySource | None,
-        ledger: Path | None, proof: Proof | None = None, cost: CostOf | None = None,
-    ) -> None:  # fmt: skip
-        self._proof = proof
-        self._cost = cost
-        self._live = live
-        self._actions = actions
-        self._secondary = secondary
+        self, actions: Actions, ledger: Path | None = None, cost: CostOf | None = None
+    ) -> None:
+        self.actions = actions
+        self._board = actions.live.board
         self._ledger = ledger
+        self._cost = cost
         self._remembered: dict[object, tuple[float, Any]] = {}
         self._asking = asyncio.Lock()
 
     @property
-    def is_read_only(self) -> bool:
-        return self._actions.is_read_only
-
-    @property
     def offers(self) -> list[str]:
-        return [*self._actions.offers, *(("cost",) if self._cost is not None else ())]
+        return [*self.actions.offers, *(("cost",) if self._cost is not None else ())]
 
     async def proof(self, _: Request) -> ShownProof:
         """Return the verdict of the last conservation report."""
-        if self._proof is None:
+        if self.actions.proof is None:
             raise Unanswerable("start `twinbus page` with --ledger to prove conservation", 409)
-        return await asyncio.to_thread(self._proof.document)
+        return await asyncio.to_thread(self.actions.proof.document)
 
     async def cost(self, request: Request) -> dict[str, Any]:
         """Return what the operations in the ledger cost, and those of an outage so far."""
@@ -78,14 +69,9 @@ class PageDocuments:
         since = min(outage, default=None)
         kept_s = COST_S if since is None else OUTAGE_COST_S
         key = "cost", pair.name, since is None
-        found: dict[str, Any] = await self._cached(
-            key, kept_s, self._cost, pair.name, since, queues
-        )
+        asked = asyncio.to_thread, self._cost, pair.name, since, queues
+        found: dict[str, Any] = (await self._cached(key, kept_s, *asked))[1]
         return found
-
-    async def act(self, given: Mapping[str, Any], who: str) -> dict[str, Any]:
-        """Carry out an action; Unanswerable if it is refused."""
-        return await self._actions.act(given, who)
 
     async def timeline(self, request: Request) -> dict[str, Any]:
         """Return the states, pings and sends of a pair; without a ledger what was observed."""
@@ -94,7 +80,7 @@ class PageDocuments:
         begins = max(_number(request, "from", ends - 600), ends - HISTORY_S)
         if self._ledger is None or pair.read_only:
             return with_observed(_observed(pair, begins, ends), pair)
-        table = self._live.board.table.pairs.values()
+        table = self._board.table.pairs.values()
         running = {
             one.pid
             for one in table
@@ -103,20 +89,18 @@ class PageDocuments:
         others = running - {pair.pid}
         begins, ends = float(int(begins)), float(int(ends) + 1)
         key = pair.id, round(ends - begins, -1)
-        found: dict[str, Any] = await self._cached(
-            key, REMEMBERED_S, timeline, self._ledger, pair.name, begins, ends, running, others
-        )
+        asked = timeline, self._ledger, pair.name, begins, ends, running, others
+        _, found = await self._cached(key, REMEMBERED_S, asyncio.to_thread, *asked)
         return with_observed(found, pair)
 
     async def events(self, request: Request) -> dict[str, Any]:
         """Return what happened, oldest first: as observed, and before that by the ledger."""
         limit = int(min(EVENTS_MAX, max(1, _number(request, "limit", 200))))
-        observed = list(self._live.board.events)
+        observed = list(self._board.events)
         found: list[ShownEvent] = []
         if self._ledger is not None:
-            found = await self._cached(
-                "events", REMEMBERED_S, ledger_events, self._ledger, time.time() - HISTORY_S
-            )
+            asked = ledger_events, self._ledger, time.time() - HISTORY_S
+            _, found = await self._cached("events", REMEMBERED_S, asyncio.to_thread, *asked)
         # Both tell of the same change: the observed one says from which state.
         known = {_change(one, near) for one in observed for near in (-1, 0, 1)}
         earlier = [one for one in found if _change(one) not in known]
@@ -124,84 +108,63 @@ class PageDocuments:
 
     async def backlog(self, request: Request) -> dict[str, Any]:
         """Return what the backlog queues of a pair hold, and how fast it leaves them."""
-        pair = self._pair(request)
-        why = self._why_not_asked(pair)
+        pair, why = self._pair(request), ""
         as_of: float | None = None
         queues: list[dict[str, Any]] = []
-        if not why:
-            assert self._secondary is not None
-            as_of, queues = await self._counted(self._secondary, pair.name)
+        try:
+            secondary = self.actions.secondary_of(pair)
+        except Unanswerable as error:
+            why = str(error)
+        else:
+            key, again_s = ("counts", pair.name), secondary.count_again_s
+            as_of, queues = await self._cached(key, again_s, secondary.queues, pair.name)
         return backlog_of(queues, as_of, why, self._syphons(pair.name))
 
     async def dead_letters(self, request: Request) -> dict[str, Any]:
         """Return the dead letters of a pair that match a search; a viewer sees no bodies."""
         pair = self._pair(request)
-        if why := self._why_not_asked(pair):
-            return {"as_of": None, "truncated": False, "letters": [], "why": why}
-        assert self._secondary is not None
+        try:
+            secondary = self.actions.secondary_of(pair)
+        except Unanswerable as error:
+            return {"as_of": None, "truncated": False, "letters": [], "why": str(error)}
         is_operator = request.state.is_operator
         names = ("reason", "entity", "id", *(("body",) if is_operator else ()))
         search = {name: request.query_params.get(name, "") for name in names}
         async with self._asking:
-            found = await self._secondary.letters(pair.name, search, with_bodies=is_operator)
+            found = await secondary.letters(pair.name, search, with_bodies=is_operator)
         return {"as_of": time.time(), **found}
 
     async def dead_letter(self, request: Request) -> dict[str, Any]:
         """Return one dead letter with its body."""
         pair = self._pair(request)
-        if why := self._why_not_asked(pair):
-            raise Unanswerable(why, 409)
-        assert self._secondary is not None
+        secondary = self.actions.secondary_of(pair)
         queue, number = request.query_params.get("queue", ""), int(_number(request, "sequence", 0))
         if not queue.lower().startswith(f"{pair.name}/".lower()):
             raise Unanswerable("that queue is no backlog queue of this pair")
-        found = await self._secondary.letter(queue, number)
+        found = await secondary.letter(queue, number)
         if found is None:
             raise Unanswerable("there is no such dead letter", 404)
         return found
 
     def _pair(self, request: Request) -> ShownPair:
-        pair = self._live.board.table.pairs.get(request.query_params.get("pair", ""))
-        if pair is None:
-            raise Unanswerable("there is no such pair", 404)
-        return pair
-
-    def _why_not_asked(self, pair: ShownPair) -> str:
-        if pair.read_only:
-            return f"the page of {pair.host} has it"
-        if self._secondary is None:
-            return "start `twinbus page` with --secondary to see what the backlog queues hold"
-        if not self._secondary.holds(pair.secondary):
-            return f"this page was not started with the secondary {pair.secondary}"
-        return ""
+        return self.actions.pair(request.query_params.get("pair", ""))
 
     def _syphons(self, label: str) -> list[SyphonStatus]:
         """Return every syphon of this label on this host."""
-        answers = self._live.board.answers.values()
+        answers = self._board.answers.values()
         found = [one.status for one in answers if one.card is not None and one.card.name == label]
         syphons = [None if one is None else one.own_syphon for one in found]
         return [one for one in syphons if one is not None]
 
-    async def _counted(
-        self, secondary: SecondarySource, label: str
-    ) -> tuple[float, list[dict[str, Any]]]:
-        async with self._asking:
-            known = self._remembered.get(("counts", label))
-            if known is None or time.time() - known[0] >= secondary.count_again_s:
-                known = time.time(), await secondary.queues(label)
-                self._remembered["counts", label] = known
-        return known
-
     async def _cached(
-        self, key: object, for_s: float, make: Callable[..., Any], *arguments: Any
-    ) -> Any:
-        """Return what a blocking function returns, kept for a moment."""
+        self, key: object, for_s: float, make: Callable[..., Awaitable[Any]], *arguments: Any
+    ) -> tuple[float, Any]:
+        """Return what `make` returns, kept for a moment, and when it was made."""
         async with self._asking:
             known = self._remembered.get(key)
             if known is None or time.time() - known[0] >= for_s:
-                known = time.time(), await asyncio.to_thread(make, *arguments)
-                self._remembered[key] = known
-        return known[1]
+                known = self._remembered[key] = time.time(), await make(*arguments)
+        return known
 
 
 def backlog_of(

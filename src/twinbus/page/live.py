@@ -30,7 +30,7 @@ class LiveView:
         self.is_stopping = False
         self.proof: Callable[[], ShownProof | None] = lambda: None
         """The last conservation report of the page's ledger; None: it has no ledger."""
-        self._hosts = hosts
+        self.hosts = hosts
         self._peers = peers
         self._polled_at = float("-inf")
         self._polling = asyncio.Lock()
@@ -44,7 +44,7 @@ class LiveView:
         async with self._polling:
             if time.monotonic() - self._polled_at < POLL_EVERY_S / 2:
                 return
-            answers = await asyncio.to_thread(self._hosts.poll)
+            answers = await asyncio.to_thread(self.hosts.poll)
             now = time.time()
             self.board.observe(answers, now)
             self._peers.poll(now)

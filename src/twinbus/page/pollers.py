@@ -7,7 +7,6 @@ request times out.
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
 import ssl
@@ -103,11 +102,6 @@ class _PolledHost:
         """Return the answer to a new request; None: the process is gone."""
         try:
             return self._asked(now)
-        except ConnectionRefusedError:
-            # Its process is gone, and a name is not used twice.
-            with contextlib.suppress(OSError):
-                self.path.unlink()
-            return None
         except FileNotFoundError:
             return None
         except (OSError, ControlRefused) as error:

@@ -87,43 +87,28 @@ def at_home(text: str, home: str) -> str:
     return f"{prefix}{home}/{path.removeprefix(HOME)}" if path.startswith(HOME) else text
 
 
-def _require(condition: object) -> None:
-    if not condition:
-        raise ValueError
+def _that(fits: Callable[[Any], object]) -> Callable[[Any], Any]:
+    """Return a reader of the values for which `fits` is true."""
+
+    def read(value: Any) -> Any:
+        if not fits(value):
+            raise ValueError
+        return value
+
+    return read
 
 
-def _text(value: object) -> str:
-    _require(isinstance(value, str) and value.strip() and value.isprintable())
-    return str(value)
+_text: Final = _that(lambda value: isinstance(value, str) and value.strip() and value.isprintable())
+_path: Final = _that(lambda value: _text(value).startswith(("/", HOME)))
+"""A path that means the same in every working directory."""
 
 
-def _switch(value: object) -> object:
-    _require(isinstance(value, bool))
-    return value
-
-
-def _queue_count(value: object) -> object:
-    _require(type(value) is int and 1 <= value <= BACKLOG_QUEUE_COUNT_MAX)
-    return value
-
-
-def _path(value: object) -> str:
-    """Take a path that means the same in every working directory."""
-    _require(_text(value).startswith(("/", HOME)))
-    return str(value)
-
-
-def _place(value: object) -> str:
+def _place(value: Any) -> Any:
     return _text(value) if "://" in str(value) else _path(value)
 
 
-def _gateway_address(value: str) -> str:
-    _require(_GATEWAY_ADDRESS.fullmatch(value))
-    return value
-
-
 def _side(value: object) -> str:
-    text = _text(value)
+    text: str = _text(value)
     if is_reference(text):
         return _source(text)
     NamespaceAccess.parse(text, credential=ANY_CREDENTIAL)
@@ -131,7 +116,7 @@ def _side(value: object) -> str:
 
 
 def _secondary(value: object) -> str:
-    text = _text(value)
+    text: str = _text(value)
     if not text.startswith(EMBEDDED):
         return _side(text)
     _path(text.removeprefix(EMBEDDED))
@@ -139,7 +124,7 @@ def _secondary(value: object) -> str:
 
 
 def _source(value: object) -> str:
-    text = _text(value)
+    text: str = _text(value)
     require_source(text)
     if text.startswith(FILE):
         _place(text.removeprefix(FILE))
@@ -154,11 +139,6 @@ def _route(part: str) -> Callable[[object], str]:
     return read
 
 
-def _label(value: object) -> str:
-    _require(namespace_label("", 0, _text(value)))
-    return str(value)
-
-
 def _rate(value: object) -> str:
     if value != "standard":
         parse_rate(_quantity(value), most=int(SYPHON_RATE_MAX))
@@ -167,11 +147,6 @@ def _rate(value: object) -> str:
 
 def _quantity(value: object) -> str:
     return str(value) if type(value) in {int, float} else _text(value)
-
-
-def _ttl_policy(value: object) -> object:
-    _require(value in ("full", "remaining"))
-    return value
 
 
 def _duration(form: str, least_s: float, most_s: float) -> ValueKind:
@@ -188,19 +163,27 @@ _SIDE: Final = ValueKind(
     "STRING", "env:NAME, file:/PATH, sb://HOST or a whole connection string", _side
 )
 _SECONDARY: Final = ValueKind("STRING", f"{_SIDE.form}, or embedded:/DIR for a gateway", _secondary)
-_LABEL: Final = ValueKind("LABEL", "1 to 200 letters, digits, '-', '.' or '_'", _label)
+_LABEL: Final = ValueKind(
+    "LABEL",
+    "1 to 200 letters, digits, '-', '.' or '_'",
+    _that(lambda value: namespace_label("", 0, _text(value))),
+)
 _SOURCE: Final = ValueKind(
     "SOURCE",
     "default, managed-identity, managed-identity:CLIENT_ID, workload-identity, file:/PATH or"
     " env:NAME",
     _source,
 )
-_QUEUES: Final = ValueKind("N", f"a whole number from 1 to {BACKLOG_QUEUE_COUNT_MAX}", _queue_count)
+_QUEUES: Final = ValueKind(
+    "N",
+    f"a whole number from 1 to {BACKLOG_QUEUE_COUNT_MAX}",
+    _that(lambda value: type(value) is int and 1 <= value <= BACKLOG_QUEUE_COUNT_MAX),
+)
 _PLACE: Final = ValueKind("DIR", "a path that starts with / or ~/, or a URL", _place)
 _RATE: Final = ValueKind(
     "RATE", "standard, or a rate up to a million a second, like 500 or '30000/min'", _rate
 )
-_SWITCH: Final = ValueKind(None, "true or false", _switch)
+_SWITCH: Final = ValueKind(None, "true or false", _that(lambda value: isinstance(value, bool)))
 _FILE: Final = ValueKind("FILE", "a path that starts with / or ~/", _path)
 
 _DECLARED: Final = (
@@ -262,7 +245,7 @@ _DECLARED: Final = (
     ),
     PairKey(
         "ttl-policy",
-        ValueKind(None, "full or remaining", _ttl_policy),
+        ValueKind(None, "full or remaining", _that(("full", "remaining").__contains__)),
         "Restore the whole time to live, or what remains of it.",
     ),
     PairKey(
@@ -277,7 +260,7 @@ _DECLARED: Final = (
     ),
     PairKey(
         "gateway.address",
-        ValueKind("NAME:PORT", "NAME:PORT, like contoso:5672", _gateway_address),
+        ValueKind("NAME:PORT", "NAME:PORT, like contoso:5672", _that(_GATEWAY_ADDRESS.fullmatch)),
         "Name of the gateway and its port; 0 picks a free one.",
     ),
     PairKey("gateway.host", ValueKind("TEXT", "a host name", _text), "Address to listen on."),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum, StrEnum
+from enum import IntEnum
 from typing import Final
 
 from twinbus.status.document import (
@@ -48,28 +48,13 @@ class Severity(IntEnum):
     """Sends raise whatever their callers do."""
 
 
-class ConcernKind(StrEnum):
-    """What needs attention, for programs."""
-
-    SIDE = "side"
-    FAULTED = "faulted"
-    EXPOSED = "exposed"
-    UNUSABLE = "unusable"
-    RAISING = "raising"
-    FAILED_OVER = "failed over"
-    SUSPECT = "suspect"
-    FROZEN = "frozen"
-    PAUSED = "paused"
-    OBSTACLE = "obstacle"
-    NO_PUMP = "no pump"
-    LEDGER = "ledger"
-
-
 @dataclass(frozen=True, slots=True)
 class Concern:
     """One thing that needs attention."""
 
-    kind: ConcernKind
+    kind: str
+    """For programs: `side`, `faulted`, `exposed`, `frozen`, `paused`, `obstacle`, `no pump`,
+    `ledger` or the state of an entity."""
     severity: Severity
     text: str
 
@@ -163,12 +148,12 @@ def no_pump_text(queues: Sequence[str]) -> str:
 
 def _syphon_concerns(status: SyphonStatus) -> Iterator[Concern]:
     if status.paused:
-        yield Concern(ConcernKind.PAUSED, Severity.ATTENTION, RESUME)
+        yield Concern("paused", Severity.ATTENTION, RESUME)
     for text in obstacles(status.queues, is_standing_by_left_out=True):
-        yield Concern(ConcernKind.OBSTACLE, Severity.ATTENTION, text)
+        yield Concern("obstacle", Severity.ATTENTION, text)
     if status.without_pump:
         text = f"{no_pump_text(status.without_pump)}; {PUMP_THEM}"
-        yield Concern(ConcernKind.NO_PUMP, Severity.ATTENTION, text)
+        yield Concern("no pump", Severity.ATTENTION, text)
 
 
 def _concerns(
@@ -178,18 +163,18 @@ def _concerns(
         if side.reason:
             severity = Severity.RAISES if name == "primary" else Severity.ATTENTION
             text = f"the {name} is {side.state}: {short(side.reason)}"
-            yield Concern(ConcernKind.SIDE, severity, text)
+            yield Concern("side", severity, text)
     if status.faulted and not any(side.reason for side in status.sides.values()):
         text = f"the pair is faulted: {short(status.faulted)}"
-        yield Concern(ConcernKind.FAULTED, Severity.RAISES, text)
+        yield Concern("faulted", Severity.RAISES, text)
     if exposed:
-        yield Concern(ConcernKind.EXPOSED, Severity.EXPOSED, exposed)
+        yield Concern("exposed", Severity.EXPOSED, exposed)
     yield from _entity_concerns(troubled)
     if any(queue.paused for queue in (status.syphon or {}).values()):
-        yield Concern(ConcernKind.PAUSED, Severity.ATTENTION, RESUME)
+        yield Concern("paused", Severity.ATTENTION, RESUME)
     if status.ledger_unrecorded:
         text = f"the ledger could not record {status.ledger_unrecorded:,} lines"
-        yield Concern(ConcernKind.LEDGER, Severity.ATTENTION, text)
+        yield Concern("ledger", Severity.ATTENTION, text)
 
 
 def _exposed(status: PairStatus, now: float) -> str:
@@ -212,16 +197,16 @@ def _entity_concerns(troubled: Sequence[EntityStatus]) -> Iterator[Concern]:
     raising = [one for one in troubled if one.raising and one.state is not EntityState.UNUSABLE]
     unusable = [one for one in troubled if one.state is EntityState.UNUSABLE]
     if unusable:
-        yield Concern(ConcernKind.UNUSABLE, Severity.RAISES, f"unusable: {_paths(unusable)}")
+        yield Concern("unusable", Severity.RAISES, f"unusable: {_paths(unusable)}")
     if raising:
         text = f"raising: {_paths(raising)} {_raised(raising)}"
-        yield Concern(ConcernKind.RAISING, Severity.ATTENTION, text)
+        yield Concern("raising", Severity.ATTENTION, text)
     for state in (EntityState.FAILED_OVER, EntityState.SUSPECT):
         if found := [one for one in troubled if one.state is state]:
-            yield Concern(ConcernKind(state), Severity.ATTENTION, f"{state}: {_paths(found)}")
+            yield Concern(str(state), Severity.ATTENTION, f"{state}: {_paths(found)}")
     if frozen := [one for one in troubled if one.frozen]:
         severity = Severity.EXPOSED if any(map(_is_stuck, frozen)) else Severity.ATTENTION
-        yield Concern(ConcernKind.FROZEN, severity, f"frozen by hand: {_paths(frozen)}")
+        yield Concern("frozen", severity, f"frozen by hand: {_paths(frozen)}")
 
 
 def _verified(status: PairStatus, now: float) -> str:

@@ -1,4 +1,4 @@
-"""Files of a ledger that are missing: what a note names, and gaps in a writer's numbers."""
+"""Files of a ledger that are missing: what a note names, and numbers that are not there."""
 
 from __future__ import annotations
 
@@ -27,14 +27,6 @@ def files(writer: str, *numbers: int) -> list[str]:
     return [f"{writer}-{number:05d}.jsonl" for number in numbers]
 
 
-def test_a_number_that_is_not_there_is_missed() -> None:
-    there = [*files("web-1", 0, 2), "web-1-00004.jsonl.open", *files("web-2", 1), "other-9.jsonl"]
-    found = missing_files(there, [])
-    assert found == MissingFiles(gaps=(*files("web-1", 1, 3), *files("web-2", 0)))
-    [sentence] = found.sentences()
-    assert "the ledger lacks 3 files (web-1-00001.jsonl and others)" in sentence
-
-
 def test_a_noted_file_is_removed_once_it_is_not_there() -> None:
     note = new_note([*files("web-1", 0, 1, 2), "odd.jsonl"])
     assert not missing_files([*files("web-1", 0, 1, 2), "odd.jsonl"], [note])
@@ -45,8 +37,6 @@ def test_a_noted_file_is_removed_once_it_is_not_there() -> None:
     assert list(found.but(files("web-1", 0, 1, 2)).sentences()) == [
         "records are missing: compact --remove-raw removed the file odd.jsonl"
     ]
-    # The last file of a writer that a note names is not the end of its numbers.
-    assert missing_files([], [new_note(files("web-1", 2))]).gaps == tuple(files("web-1", 0, 1))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"v":1}', '{"v":2,"writers":{},"others":[]}'])
@@ -80,7 +70,12 @@ def test_a_writer_numbers_its_files_from_0(tmp_path: Path) -> None:
 
 
 def test_a_reader_without_spark_says_what_is_missing(tmp_path: Path) -> None:
-    (tmp_path / "web-1-00002.jsonl").touch()
-    (tmp_path / note_name()).write_text(new_note(files("web-1", 0)))
-    missing = read(tmp_path).missing
-    assert (missing.removed, missing.gaps) == (("web-1-00000.jsonl",), ("web-1-00001.jsonl",))
+    for name in ("web-1-00002.jsonl", "web-1-00004.jsonl.open", "web-2-00001.jsonl", "x-9.jsonl"):
+        (tmp_path / name).touch()
+    # The last file of a writer that a note names is not the end of its numbers.
+    (tmp_path / note_name()).write_text(new_note([*files("web-1", 0), *files("web-3", 1)]))
+    found = read(tmp_path)
+    assert found.missing.removed == ("web-1-00000.jsonl", "web-3-00001.jsonl")
+    absent = (*files("web-1", 1, 3), *files("web-2", 0), *files("web-3", 0))
+    assert found.findings.missing_files == absent
+    assert any("the ledger lacks 4 files (web-1-0" in one for one in found.findings.sentences())

@@ -98,9 +98,9 @@ class World:
         self.hosts, self.secondary = FakeHosts(), FakeSecondary()
         self.board = Board("web-1")
         self.live = LiveView(self.board, self.hosts, PeerPoller([], self.board.table))
-        acting = Actions(self.live, self.hosts, self.secondary, ledger, is_read_only=is_read_only)
+        acting = Actions(self.live, self.secondary, ledger, is_read_only=is_read_only)
         directory = None if ledger is None else ledger.directory
-        documents = PageDocuments(self.live, acting, self.secondary, directory)
+        documents = PageDocuments(acting, directory)
         access = PageAccess(
             tokens={Role.OPERATOR: OPERATOR, Role.VIEWER: VIEWER},
             hosts=frozenset({HOST, "127.0.0.1:8080"}),

@@ -271,15 +271,9 @@ class _HostHistory:
         return self._sends.observe((sums[0], sums[1], sums[2]), now, self._began_at)
 
     def _head(self, card: HostCard) -> dict[str, Any]:
-        return {
-            "id": self._id,
-            "kind": card.kind,
-            "name": card.name,
-            "pid": card.pid,
-            "host": self._host,
-            "program": card.program,
-            "started_at": _epoch(card.began_at),
-        }
+        known = as_json(card)
+        started_at = _epoch(known.pop("began_at"))
+        return {"id": self._id, "host": self._host, "started_at": started_at, **known}
 
     def _state_since(self, state: str, now: float) -> float:
         last = self.document

@@ -217,15 +217,10 @@ class _Findings:
         refused = self.findings.refused
         read = {name: file for name, file in self.files.items() if name not in refused}
         doubtful = self._doubtful({one.sha256 for one in facts if one.name not in refused})
-        # A person may have closed a writer whose file is missing.
-        left = tuple(one for one in self.lacking.gaps if one in self.findings.missing_files)
-        lacking = replace(self.lacking, gaps=left)
-        named = {*lacking.gaps, *lacking.removed}
         unknown = replace(
             self.findings,
             gaps=(),
             old_files=(),
-            missing_files=tuple(one for one in self.findings.missing_files if one not in named),
             changed={**self.findings.changed, **dict(self._grown(read))},
             refused=doubtful,
         )
@@ -236,7 +231,7 @@ class _Findings:
         return InspectedLedger(
             self.files,
             refused,
-            missing=(*lacking.sentences(), *unknown.sentences()),
+            missing=(*self.lacking.sentences(), *unknown.sentences()),
             remarks=tuple(said.sentences()),
             gaps=judged_gaps(read.values(), self.findings, alive=alive, now_ms=now_ms),
             lacking=self._lacking(),
