@@ -31,8 +31,7 @@ import twinbus.pipeline
 import twinbus.testing
 from twinbus import blocking, errors
 from twinbus.console.cli import app
-from twinbus.pipeline.tables.comments import TABLES
-from twinbus.pipeline.tables.gold import kept_tables, stored_schemas
+from twinbus.pipeline.tables.gold import TABLE_COMMENTS, kept_tables, stored_schemas
 from twinbus.status.document import BacklogQueueStatus, EntityStatus
 
 DOCS: Final = Path(__file__).resolve().parents[1] / "docs"
@@ -247,7 +246,7 @@ def schema_page() -> str:
             for one in schema
         ]
         head = ["| column | type | meaning |", "|---|---|---|"]
-        parts.append("\n".join([f"## {name}", "", TABLES[name], "", *head, *columns, ""]))
+        parts.append("\n".join([f"## {name}", "", TABLE_COMMENTS[name], "", *head, *columns, ""]))
     return "\n".join(parts)
 
 

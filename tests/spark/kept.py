@@ -16,8 +16,8 @@ from twinbus.pipeline.store.lake import Snapshot
 from twinbus.pipeline.store.store import TableStore
 from twinbus.pipeline.tables.gold import BUCKET_S, Sources, kept_tables, merged
 from twinbus.pipeline.tables.journeys import judged, partial_journeys
+from twinbus.pipeline.tables.records import tallied
 from twinbus.pipeline.tables.schemas import LEDGER
-from twinbus.pipeline.tables.tallies import tallied
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -26,8 +26,7 @@ from twinbus.pipeline.spark.session import QUICK_START, spark_session
 from twinbus.pipeline.store import stream
 from twinbus.pipeline.store.lake import SETS, Lake
 from twinbus.pipeline.store.store import TableStore
-from twinbus.pipeline.tables.comments import TABLES
-from twinbus.pipeline.tables.gold import stored_schemas
+from twinbus.pipeline.tables.gold import TABLE_COMMENTS, stored_schemas
 
 COMMIT = "commit begun"
 PUBLISHED = "published"
@@ -52,7 +51,9 @@ COMMITTED = [
 def lake_at(tables: Path) -> Lake:
     """The tables, without Spark."""
     return Lake(
-        str(tables), {name: schema.json() for name, schema in stored_schemas().items()}, TABLES
+        str(tables),
+        {name: schema.json() for name, schema in stored_schemas().items()},
+        TABLE_COMMENTS,
     )
 
 

@@ -25,8 +25,8 @@ from tests.spark.ledgers import (
 from twinbus.pairing.core.failover import EntityFailover, SendFailed
 from twinbus.pairing.observing.recording import CLOSED
 from twinbus.pipeline.spark.session import session_for_few
-from twinbus.pipeline.tables import availability, schemas, windows
-from twinbus.pipeline.tables.tallies import tallied
+from twinbus.pipeline.tables import availability, schemas
+from twinbus.pipeline.tables.records import tallied
 from twinbus.status.document import EntityState
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ STATES = [
     state("suspect", 110, "p"),
     state("failed over", 112, "p"),
     # At once, for the failover interval is 0.
-    state("failed over", 7, "t", entity="audit", error=windows.AT_ONCE),
+    state("failed over", 7, "t", entity="audit", error=availability.AT_ONCE),
     state("healthy", 9, "t", entity="audit"),
     # Suspect and failed over in the same millisecond, another entity.
     state("healthy", 25, "r", entity="news"),
@@ -103,14 +103,14 @@ WINDOWS = [
     ("a+b", "orders", "p", None, ms(100), ms(103), None, "forced", 1),
     ("a+b", "orders", "p", ms(110), ms(112), None, None, "failed over now", 1),
     ("a+b", "news", "r", ms(20), ms(20), ms(25), None, "failed over now", 0),
-    ("a+b", "audit", "t", ms(7), ms(7), ms(9), None, windows.AT_ONCE, 0),
+    ("a+b", "audit", "t", ms(7), ms(7), ms(9), None, availability.AT_ONCE, 0),
     ("a+b", "mail", "u", ms(5), ms(6), None, ms(16), "failed over now", 0),
     ("a+b", "mail", "u", None, ms(22), ms(24), None, "forced", 0),
 ]
 
 
 def windows_of(records: DataFrame, bucket_s: int = 1) -> DataFrame:
-    return windows.failover_windows(
+    return availability.failover_windows(
         availability.states(records),
         availability.diversions(tallied(records, bucket_s=bucket_s), bucket_s=bucket_s),
         availability.traffic(tallied(records, bucket_s=bucket_s), bucket_s=bucket_s),
@@ -138,7 +138,7 @@ def test_windows_of_each_process_whatever_the_order_of_the_lines(spark: SparkSes
 
 
 def test_a_window_ends_with_its_process_once_the_entity_is_well(spark: SparkSession) -> None:
-    silence = windows.SILENCE_S
+    silence = availability.SILENCE_S
     mine: dict[str, Any] = {"pair": "a+b", "entity": "orders"}
     records = ledger(
         spark,
@@ -170,20 +170,20 @@ def test_a_window_ends_with_its_process_once_the_entity_is_well(spark: SparkSess
 
 
 def _downtimes(found: DataFrame) -> list[Any]:
-    return windows.downtimes(found, last_ms=ms(10_000)).collect()
+    return availability.downtimes(found, last_ms=ms(10_000)).collect()
 
 
 def test_the_words_of_states_and_of_a_failover_at_once_are_those_of_the_machine() -> None:
     entity = EntityFailover(failover_interval_s=0, ping_interval_s=60)
     entity.handle(SendFailed(counts=True), 1.0)
-    assert (entity.state, entity.reason) == (EntityState.FAILED_OVER, windows.AT_ONCE)
-    assert set(windows.STATES) == {state.value for state in EntityState}
-    assert windows.CLOSED == CLOSED
+    assert (entity.state, entity.reason) == (EntityState.FAILED_OVER, availability.AT_ONCE)
+    assert set(availability.STATES) == {state.value for state in EntityState}
+    assert availability.CLOSED == CLOSED
 
 
 def test_downtime_is_the_union_over_processes_and_says_what_is_open(spark: SparkSession) -> None:
     table = given(spark, WINDOWS, schemas.WINDOWS)
-    found = windows.downtimes(table, last_ms=ms(120))
+    found = availability.downtimes(table, last_ms=ms(120))
     # orders: 20 to 50 (two windows that overlap), 100 to 103, and 112 to the end.
     expected = [
         ("a", "orders", 3, 30_000 + 3_000 + 8_000, True),
@@ -204,7 +204,7 @@ def test_downtime_outside_what_is_asked_for_is_not_counted(spark: SparkSession) 
         }
         touched = table.where(f"coalesce(recovered_ms, {ms(10_000)}) > {asked['since_ms'] or 0}")
         touched = touched.where(f"failed_over_ms < {asked['until_ms'] or ms(10_000)}")
-        rows = windows.downtimes(touched, last_ms=ms(120), **asked).collect()
+        rows = availability.downtimes(touched, last_ms=ms(120), **asked).collect()
         return [(row["failovers"], row["failed_over_ms"]) for row in rows]
 
     # 20 to 50, 100 to 103, and 112 to the last record.
@@ -218,13 +218,13 @@ def test_downtime_outside_what_is_asked_for_is_not_counted(spark: SparkSession) 
 
 def test_percentiles_are_times_that_occurred(spark: SparkSession) -> None:
     table = given(spark, WINDOWS, schemas.WINDOWS)
-    found = windows.percentiles(table)
+    found = availability.percentiles(table)
     # detect: 0, 0, 1, 2, 10, 15 s; recover: 2, 2, 3, 5, 20, 20 s.
     assert sorted(tuple(row) for row in found.collect()) == [
         ("detect", 6, 1_000, 15_000, 15_000, 15_000),
         ("recover", 6, 3_000, 20_000, 20_000, 20_000),
     ]
-    of_news = windows.percentiles(table.where("entity = 'news'"))
+    of_news = availability.percentiles(table.where("entity = 'news'"))
     assert sorted(tuple(row) for row in of_news.collect()) == [
         ("detect", 1, 0, 0, 0, 0),
         ("recover", 1, 5_000, 5_000, 5_000, 5_000),

@@ -30,7 +30,7 @@ from twinbus.pipeline.reports.documents import ReportRequest
 from twinbus.pipeline.reports.ledger_tables import batch_tables
 from twinbus.pipeline.reports.values import MonthlySum, bill
 from twinbus.pipeline.tables import charges, schemas
-from twinbus.pipeline.tables.tallies import tallied
+from twinbus.pipeline.tables.records import tallied
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,11 +16,11 @@ from pyspark.sql import functions as F
 
 from tests.spark.ledgers import Line, came_out, completed, diverted, moved, received, sent
 from twinbus.ledger.record import LedgerError
-from twinbus.pipeline.store import compaction, retention
+from twinbus.pipeline.store import compaction, removal
 from twinbus.pipeline.store.compaction import compact, remove_raw
 from twinbus.pipeline.store.increment import totals
 from twinbus.pipeline.store.lake import DataFile, Snapshot, TableChange
-from twinbus.pipeline.store.retention import retain
+from twinbus.pipeline.store.removal import retain
 from twinbus.pipeline.store.store import TableStore
 from twinbus.pipeline.store.stream import open_store, rebuild, update
 from twinbus.pipeline.tables.gold import BRONZE, JOURNEYS, NOTABLE, SUMS, kept_tables
@@ -190,7 +190,7 @@ def test_retention_counts_only_what_it_removed(
             commit(store, {BRONZE: TableChange(seen[0], old)})
         return commit(*arguments, **named)
 
-    monkeypatch.setattr(retention, "commit_changes", late)
+    monkeypatch.setattr(removal, "commit_changes", late)
     done = retain(store, 2, today=FIRST_DAY + timedelta(days=2))
     assert (done.records_removed, done.journeys_removed, done.journeys_open) == (2, 2, 0)
     kept = sum(file.rows for file in store.lake.files(BRONZE, done.snapshot))

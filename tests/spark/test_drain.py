@@ -19,8 +19,7 @@ from tests.spark import drain_world
 from twinbus.errors import SyphonError
 from twinbus.ledger import LedgerError, read
 from twinbus.options import SendAvailabilityOptions
-from twinbus.pipeline.drain.drain import _turn_s, drain, group_queues
-from twinbus.pipeline.drain.progress import DrainRun, DrainStatistics
+from twinbus.pipeline.drain.drain import DrainRun, DrainStatistics, _turn_s, drain, group_queues
 from twinbus.syphon.core.actions import Action, Forward
 from twinbus.syphon.core.pump import IntakeLimits, Pump
 

@@ -14,8 +14,8 @@ from twinbus.ledger.record import LedgerError
 from twinbus.pipeline.reports.conservation import conservation_report
 from twinbus.pipeline.reports.documents import ReportRequest, ReportVerdict
 from twinbus.pipeline.store.current import current_tables
-from twinbus.pipeline.store.erasure import _new_id, erase
 from twinbus.pipeline.store.place_files import PlaceFiles
+from twinbus.pipeline.store.removal import _new_id, erase
 from twinbus.pipeline.store.stream import open_store, update
 from twinbus.pipeline.tables.gold import BRONZE, JOURNEYS
 from twinbus.pipeline.tables.journeys import is_erased_id

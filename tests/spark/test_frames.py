@@ -16,8 +16,7 @@ from tests.spark.ledgers import diverted, moved, received, sent
 from twinbus import pipeline
 from twinbus.ledger import LedgerError
 from twinbus.pipeline.spark.session import session_for_few
-from twinbus.pipeline.tables.comments import TABLES
-from twinbus.pipeline.tables.gold import stored_schemas
+from twinbus.pipeline.tables.gold import TABLE_COMMENTS, stored_schemas
 from twinbus.pipeline.tables.schemas import LEDGER
 
 if TYPE_CHECKING:
@@ -49,12 +48,12 @@ def test_tables_are_frames_of_the_callers_session_with_comments(
     with pytest.raises(LedgerError, match="there are no tables at"):
         pipeline.read_tables(session, ledger)
     tables = pipeline.update(session, ledger)
-    assert tables.keys() == TABLES.keys()
+    assert tables.keys() == TABLE_COMMENTS.keys()
     for name, schema in stored_schemas().items():
         found = [(one.name, one.dataType, one.metadata) for one in tables[name].schema]
         assert found == [(one.name, one.dataType, one.metadata) for one in schema]
         stored = DeltaTable(str(ledger / "_tables" / name))
-        assert stored.metadata().description == TABLES[name]
+        assert stored.metadata().description == TABLE_COMMENTS[name]
         assert all(one.metadata.get("comment") for one in stored.schema().fields), name
     sets = DeltaTable(str(ledger / "_tables" / "sets"))
     assert all(one.metadata.get("comment") for one in sets.schema().fields)

@@ -23,8 +23,8 @@ from tests.spark.ledgers import (
 )
 from twinbus.pipeline.spark.session import session_for_few
 from twinbus.pipeline.tables.journeys import judged, merged, partial_journeys, with_peek
+from twinbus.pipeline.tables.records import may_share_messages, receivers_of, tallied
 from twinbus.pipeline.tables.schemas import FATES, JOURNEYS, LEDGER, SIGHTINGS
-from twinbus.pipeline.tables.tallies import may_share_messages, receivers_of, tallied
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

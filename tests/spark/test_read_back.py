@@ -23,7 +23,7 @@ from twinbus.pipeline.store import current
 from twinbus.pipeline.store.compaction import compact
 from twinbus.pipeline.store.current import current_tables
 from twinbus.pipeline.store.place_files import PlaceFiles
-from twinbus.pipeline.store.retention import retain
+from twinbus.pipeline.store.removal import retain
 from twinbus.pipeline.store.store import TableStore
 from twinbus.pipeline.store.stream import open_store, rebuild, update
 from twinbus.pipeline.tables.gold import BRONZE, JOURNEYS

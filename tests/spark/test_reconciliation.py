@@ -20,7 +20,7 @@ from tests.spark.ledgers import (
     sent,
 )
 from twinbus.pipeline.tables import reconciliation, schemas
-from twinbus.pipeline.tables.tallies import tallied
+from twinbus.pipeline.tables.records import tallied
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

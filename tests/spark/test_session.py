@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from twinbus.pipeline.spark.background_job import JVM_GONE
+from twinbus.pipeline.spark.classic import JVM_GONE
 from twinbus.pipeline.spark.session import spark_session, start_session
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ for _ in range(2):
 
 KILLED = """
 import os, signal, sys
-from twinbus.pipeline.spark.background_job import SparkFailed
+from twinbus.pipeline.spark.classic import SparkFailed
 from twinbus.pipeline.spark.session import QUICK_START, spark_session
 try:
     with spark_session(settings=QUICK_START) as spark:

@@ -16,10 +16,10 @@ from twinbus.ledger.record import LedgerError
 from twinbus.pipeline.store import stream
 from twinbus.pipeline.store.compaction import Compacted
 from twinbus.pipeline.store.current import current_tables
-from twinbus.pipeline.store.known_files import KnownFile
 from twinbus.pipeline.store.lake import Snapshot
 from twinbus.pipeline.store.store import TableStore
 from twinbus.pipeline.store.stream import open_store, update
+from twinbus.pipeline.store.writers import KnownFile
 from twinbus.pipeline.tables.gold import gold_tables, kept_tables, signature_of
 
 pytestmark = pytest.mark.spark

@@ -26,7 +26,7 @@ from tests.spark.ledgers import (
 from twinbus.ledger.record import FIELDS
 from twinbus.pipeline.tables import availability, conservation, gold, schemas
 from twinbus.pipeline.tables.journeys import with_peek
-from twinbus.pipeline.tables.tallies import tallied
+from twinbus.pipeline.tables.records import tallied
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

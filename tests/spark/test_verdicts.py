@@ -36,7 +36,7 @@ from twinbus.pipeline.reports.conservation import (
 from twinbus.pipeline.reports.documents import ConservationReport, ReportRequest, ReportVerdict
 from twinbus.pipeline.reports.ledger_tables import batch_tables
 from twinbus.pipeline.store.current import current_tables
-from twinbus.pipeline.store.gaps import Recovery
+from twinbus.pipeline.store.writers import Recovery
 from twinbus.pipeline.tables.conservation import BESIDE_FATES
 from twinbus.pipeline.tables.journeys import FATES_OF_ACCEPTED
 from twinbus.pipeline.tables.schemas import SIGHTINGS

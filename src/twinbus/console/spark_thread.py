@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from twinbus.extras import install_command
-from twinbus.pipeline.spark.background_job import spark_failures_in_one_line
+from twinbus.pipeline.spark.classic import spark_failures_in_one_line
 from twinbus.pipeline.spark.session import (
     LOCAL_MASTER,
     QUICK_START,

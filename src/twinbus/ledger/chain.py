@@ -320,7 +320,7 @@ def _is_alive(
     facts = next(one for one in mine if one.name == gap.name)
     if gap.is_empty:
         return gap.process in alive
-    # What was not carried to a URL yet (`pipeline.drain.task_ledger`) is neither here nor missing.
+    # What was not uploaded yet (`pipeline.drain.task`) is neither here nor missing.
     if gap.process in dead or not (facts.is_open or facts.closing == "continued"):
         return False
     beats = ALIVE_BEATS if gap.process in alive else LATE_BEATS

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from twinbus.errors import TwinbusError
-from twinbus.pipeline.spark.background_job import failure_of
-from twinbus.pipeline.spark.classic import ship_package
+from twinbus.pipeline.spark.classic import failure_of, ship_package
 from twinbus.planning.outcomes import PlanQuestion, SettingOutcome
 from twinbus.planning.simulation import (
     COLUMNS,

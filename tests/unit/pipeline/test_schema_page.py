@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from docs_pages import schema_page
-from twinbus.pipeline.tables import comments
+from twinbus.pipeline.tables import gold
 from twinbus.pipeline.tables.gold import stored_schemas
 
 
@@ -19,9 +19,9 @@ def test_the_page_has_every_column_with_its_comment() -> None:
 
 def test_every_table_and_column_has_a_comment_and_none_is_left_over() -> None:
     schemas = stored_schemas()
-    assert comments.TABLES.keys() == schemas.keys()
+    assert gold.TABLE_COMMENTS.keys() == schemas.keys()
     assert all(one.metadata["comment"] for schema in schemas.values() for one in schema)
-    own = {(table, name) for table, columns in comments._COUNTED.items() for name in columns}
+    own = {(table, name) for table, columns in gold._COUNTED.items() for name in columns}
     there = {(table, name) for table, schema in schemas.items() for name in schema.fieldNames()}
     assert own <= there
-    assert comments._COLUMNS.keys() == {name for _, name in there - own}
+    assert gold._COLUMNS.keys() == {name for _, name in there - own}

@@ -23,11 +23,18 @@ from twinbus.pipeline.reports.ledger_tables import (
     scope_of,
     unread,
 )
-from twinbus.pipeline.tables.availability import backlog_over_time, drained, stays, traffic
+from twinbus.pipeline.tables.availability import (
+    SILENCE_S,
+    backlog_over_time,
+    downtimes,
+    drained,
+    failover_windows,
+    percentiles,
+    stays,
+    traffic,
+)
 from twinbus.pipeline.tables.journeys import judged, partial_journeys
-from twinbus.pipeline.tables.pairs import LABEL, joined
-from twinbus.pipeline.tables.tallies import tallied
-from twinbus.pipeline.tables.windows import SILENCE_S, downtimes, failover_windows, percentiles
+from twinbus.pipeline.tables.records import LABEL, joined, tallied
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

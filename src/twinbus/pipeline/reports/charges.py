@@ -29,7 +29,7 @@ from twinbus.pipeline.tables.charges import (
     receives_by_view,
     with_receives,
 )
-from twinbus.pipeline.tables.pairs import LABEL
+from twinbus.pipeline.tables.records import LABEL
 from twinbus.pipeline.tables.schemas import day_of
 
 if TYPE_CHECKING:

@@ -24,10 +24,10 @@ from twinbus.pipeline.reports.ledger_tables import (
     unread,
     whole_days,
 )
-from twinbus.pipeline.store.gaps import MOVES, WAITING
+from twinbus.pipeline.store.writers import MOVES, WAITING
 from twinbus.pipeline.tables import conservation, journeys
 from twinbus.pipeline.tables.charges import MESSAGE_STAGES
-from twinbus.pipeline.tables.pairs import LABEL
+from twinbus.pipeline.tables.records import LABEL
 from twinbus.pipeline.tables.schemas import day_of
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from enum import StrEnum
 from typing import Any, ClassVar, Final, NamedTuple
 
 from twinbus.pipeline.reports.values import Bill, Charge, day_of, fields_as_json
-from twinbus.pipeline.store.gaps import SENDS, WriterGap
+from twinbus.pipeline.store.writers import SENDS, WriterGap
 
 DAY_MS: Final = 86_400_000
 

@@ -32,8 +32,8 @@ from twinbus.pipeline.store.stream import tables_place
 from twinbus.pipeline.tables import bronze
 from twinbus.pipeline.tables.conservation import in_backlog, unsent_in_backlog
 from twinbus.pipeline.tables.gold import BUCKET_S, Sources, gold_tables, notable, with_fates
-from twinbus.pipeline.tables.journeys import destination_of, judged, partial_journeys
-from twinbus.pipeline.tables.tallies import may_share_messages, tallied
+from twinbus.pipeline.tables.journeys import judged, partial_journeys
+from twinbus.pipeline.tables.records import destination_of, may_share_messages, tallied
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -16,8 +16,8 @@ from twinbus.pipeline.reports.ledger_tables import (
     unread,
     whole_days,
 )
-from twinbus.pipeline.tables.pairs import LABEL
 from twinbus.pipeline.tables.reconciliation import agreements, disagreements, labels_at, named
+from twinbus.pipeline.tables.records import LABEL
 from twinbus.pipeline.tables.schemas import day_of
 
 if TYPE_CHECKING:

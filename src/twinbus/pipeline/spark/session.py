@@ -28,10 +28,9 @@ from urllib.parse import urlsplit
 from twinbus.errors import TwinbusError
 from twinbus.extras import install_command
 from twinbus.ledger.record import LedgerError
-from twinbus.pipeline.drain.task_ledger import is_url
 from twinbus.pipeline.spark import classic
-from twinbus.pipeline.spark.background_job import spark_failures_in_one_line
 from twinbus.pipeline.spark.class_archive import ClassArchive, class_archive
+from twinbus.pipeline.spark.classic import spark_failures_in_one_line
 from twinbus.pipeline.spark.java import Java, find_java
 
 if TYPE_CHECKING:
@@ -319,6 +318,12 @@ def require_shared(
                 " disk: use a URL that all machines reach, or declare a directory that all of them"
                 " mount (--shared, in Python shared=True)"
             )
+
+
+def is_url(place: str) -> bool:
+    """Return whether a place is a URL of another file system than the local one."""
+    scheme, separator, _ = place.partition("://")
+    return bool(separator) and scheme != "file"
 
 
 def _active() -> SparkSession | None:

@@ -1,1 +1,1 @@
-"""The tables on disk: commits, updates from the ledger, compaction and retention."""
+"""The tables on disk: commits, updates from the ledger, compaction and removal."""

@@ -17,7 +17,7 @@ from twinbus.pipeline.store.store import TableStore, paths_of
 from twinbus.pipeline.tables.gold import BUCKET_S, JOURNEYS, GoldTable, Sources, is_followed
 from twinbus.pipeline.tables.gold import merged as merged_sums
 from twinbus.pipeline.tables.journeys import MESSAGE_KEY, judged, merged
-from twinbus.pipeline.tables.tallies import may_share_messages, receivers_of, tallied
+from twinbus.pipeline.tables.records import may_share_messages, receivers_of, tallied
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

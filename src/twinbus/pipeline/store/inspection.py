@@ -24,10 +24,15 @@ from twinbus.ledger.files import process_name
 from twinbus.ledger.open_file import HOST, writers_here
 from twinbus.ledger.reader import MissingFiles, is_note, is_readable, is_unread, missing_files
 from twinbus.ledger.record import OPEN_SUFFIX, LedgerError
-from twinbus.pipeline.store.gaps import UNCHANGED_MS, WriterGap, judged_gaps
-from twinbus.pipeline.store.known_files import KnownFile, read_known_file
 from twinbus.pipeline.store.lake import REBUILD
 from twinbus.pipeline.store.place_files import FoundFile, PlaceFiles
+from twinbus.pipeline.store.writers import (
+    UNCHANGED_MS,
+    KnownFile,
+    WriterGap,
+    judged_gaps,
+    read_known_file,
+)
 from twinbus.pipeline.tables.gold import TABLES
 
 READ_AT_ONCE: Final = 4

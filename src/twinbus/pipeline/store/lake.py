@@ -103,7 +103,7 @@ class Snapshot:
     gold: str = ""
     """Digest of the names and columns of the gold tables."""
     records_from: str = ""
-    """The first day (ISO 8601) whose records are kept; "": all are (`retention`)."""
+    """The first day (ISO 8601) whose records are kept; "": all are (`removal.retain`)."""
     ledger: str = ""
     """Id of the tables' ledger, else its address; "": the tables are inside the ledger."""
     sum_parts: int = 0

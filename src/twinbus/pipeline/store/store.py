@@ -33,8 +33,7 @@ from twinbus.ledger.record import LedgerError
 from twinbus.pipeline.spark.session import session_for_few, session_for_many, session_for_tables
 from twinbus.pipeline.store.lake import REBUILD, SETS, DataFile, Lake, Snapshot, TableChange
 from twinbus.pipeline.store.place_files import PlaceFiles, address
-from twinbus.pipeline.tables import comments
-from twinbus.pipeline.tables.gold import BRONZE, JOURNEYS, stored_schemas
+from twinbus.pipeline.tables.gold import BRONZE, JOURNEYS, TABLE_COMMENTS, stored_schemas
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -59,7 +58,7 @@ class TableStore:
         self.place = self._files.place
         self._schemas = stored_schemas()
         columns = {table: schema.json() for table, schema in self._schemas.items()}
-        self.lake = Lake(self.place, columns, comments.TABLES)
+        self.lake = Lake(self.place, columns, TABLE_COMMENTS)
 
     @property
     def session(self) -> SparkSession:

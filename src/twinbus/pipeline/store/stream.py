@@ -31,10 +31,10 @@ from twinbus.pipeline.spark.session import master_of, require_shared
 from twinbus.pipeline.store import increment
 from twinbus.pipeline.store.compaction import compact, pays, require_raw
 from twinbus.pipeline.store.inspection import LedgerFolder
-from twinbus.pipeline.store.known_files import KnownFile, known_from_json
 from twinbus.pipeline.store.lake import CommitConflict, DataFile, Snapshot, TableChange
 from twinbus.pipeline.store.place_files import PlaceFiles, address
 from twinbus.pipeline.store.store import TableStore, counts_of, ledger_paths
+from twinbus.pipeline.store.writers import KnownFile, known_from_json
 from twinbus.pipeline.tables import bronze
 from twinbus.pipeline.tables.gold import (
     BRONZE,

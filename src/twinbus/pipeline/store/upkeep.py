@@ -108,7 +108,7 @@ def _compact(store: Any, task: TablesTask, say: Callable[[str], None]) -> Docume
 
 
 def _retain(store: Any, task: TablesTask, say: Callable[[str], None]) -> Document:
-    from twinbus.pipeline.store.retention import retain
+    from twinbus.pipeline.store.removal import retain
 
     assert task.days is not None
     done = retain(store, task.days, announce=say)
@@ -122,7 +122,7 @@ def _retain(store: Any, task: TablesTask, say: Callable[[str], None]) -> Documen
 
 
 def _erase(store: Any, task: TablesTask, say: Callable[[str], None]) -> Document:
-    from twinbus.pipeline.store.erasure import erase
+    from twinbus.pipeline.store.removal import erase
 
     assert task.message_id is not None
     done = erase(store, task.ledger, task.message_id, announce=say)

@@ -25,10 +25,8 @@ from pyspark.sql import functions as F
 
 from twinbus.cost.arithmetic import CHARGED_THOUGH_FAILED, UNCHARGED
 from twinbus.pipeline.tables.conservation import in_backlog
-from twinbus.pipeline.tables.journeys import destination_of
-from twinbus.pipeline.tables.pairs import LABEL, joined, label_of
+from twinbus.pipeline.tables.records import LABEL, destination_of, joined, label_of, units_of
 from twinbus.pipeline.tables.schemas import CHARGES, DELIVERIES, day_of, field
-from twinbus.pipeline.tables.tallies import units_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -11,9 +11,8 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from twinbus.pipeline.tables.journeys import DELIVERED_FATE, FATES_OF_ACCEPTED
-from twinbus.pipeline.tables.pairs import LABEL
+from twinbus.pipeline.tables.records import LABEL, count_of
 from twinbus.pipeline.tables.schemas import AGES, FATE_SUMS, LINES, SKEWS, day_of, field
-from twinbus.pipeline.tables.tallies import count_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -3,7 +3,7 @@
 A table has keys and sums. Sums of two lots of records can be added, and the share of a message can
 be subtracted: the store (`store`) needs to know no more of a table.
 
-    records, tallies     counted from the records, or from their sums (`tallies`): each record
+    records, tallies     counted from the records, or from their tallies (`records`): each record
                          once, in its batch
     messages, followed   counted from the facts of each message (`journeys`), or of those that were
                          more than sent and received: a batch adds the current share of its
@@ -15,13 +15,13 @@ that exists more than once; and, with a broker's ledger, its records of messages
 Their number depends on diverted and failed messages, not on the traffic. A report adds the broker's
 view (`conservation.with_broker_view`) and the sightings of peeks (`journeys.with_peek`).
 
-At the end: which tables are stored, and their columns.
+At the end: which tables are stored, their columns, and the comments that a catalog shows.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import TYPE_CHECKING, Final, Literal
@@ -38,7 +38,6 @@ from twinbus.pipeline.tables import (
     schemas,
 )
 from twinbus.pipeline.tables.bronze import STORED_RECORDS
-from twinbus.pipeline.tables.comments import commented
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -202,3 +201,175 @@ def signature_of(tables: Sequence[GoldTable]) -> str:
     """A digest of names and columns: tables of other columns cannot be added to."""
     columns = "\n".join(f"{table.name} {table.keys} {table.schema.json()}" for table in tables)
     return hashlib.sha256(columns.encode()).hexdigest()[:16]
+
+
+TABLE_COMMENTS: Final[Mapping[str, str]] = {
+    "bronze": "Every record of the ledger.",
+    "journeys": "What each batch of records says of its messages, one row a message and receiver.",
+    "charges": "Operations on the namespaces by day, entity, cause and stage.",
+    "traffic": "What clients did with the messages of an entity, by minute.",
+    "diversions": "Diverts and pings of each process, by minute.",
+    "states": "Every change of an entity's state, and the queues that were deleted.",
+    "lines": "Records of each day, and what they leave out.",
+    "views": "Operations as clients and as the broker recorded them, by day and place.",
+    "fates": "Messages by the day of their first record and by fate.",
+    "deliveries": "Messages that their destination acknowledged, by day.",
+    "stays": "Messages that went by the backlog, by the minutes in which they came and left.",
+    "raised": "Messages whose send raised an error, by minute.",
+    "ages": "Messages by their time in the backlog at their last forward.",
+    "skews": "Messages whose steps are in the wrong order, because clocks disagree.",
+    "notable": "Messages that a report may name: not delivered, duplicated, or in a backlog queue.",
+}
+
+_COLUMNS: Final[Mapping[str, str]] = {
+    "accepts": "Acknowledged sends and diverts; more than one: the id was used again.",
+    "accepted": "A send or a divert was acknowledged.",
+    "accepted_ms": "First acknowledged send or divert, in unix milliseconds.",
+    "acknowledged": "A delivery to the destination was acknowledged.",
+    "age_s": "Seconds in the backlog, rounded up; past an hour to minutes.",
+    "ambiguous": "A send or divert ended without an answer.",
+    "assumed": "Computed from the deliveries, not recorded.",
+    "at_ms": "Time in unix milliseconds.",
+    "at_s": "First second of the bucket, in unix time.",
+    "backlog_queue": "Backlog queue that the call was about.",
+    "broker_completed": "The broker says that a receiver completed it.",
+    "broker_copies": "Copies that the broker stored.",
+    "broker_dead_lettered": "The broker says that it was dead-lettered.",
+    "broker_ended": "Copies that the broker says were completed, dead-lettered or expired.",
+    "broker_enqueued": "The broker says that it stored the message.",
+    "broker_expired": "The broker says that it expired.",
+    "broker_received": "The broker says that it delivered the message to a receiver.",
+    "bytes": "Sum of the message sizes in bytes.",
+    "came_out": "The syphon received it from a backlog queue.",
+    "cause": "Who wanted the operation: application, failover, ping, syphon, poll, lease,"
+    " administration or consumer.",
+    "changes": "Number of such records.",
+    "client": "Client of a gateway that sent the message: its connection's container id.",
+    "completed": "The syphon completed it in the backlog.",
+    "day": "Day in UTC.",
+    "deferred": "The syphon deferred it in the backlog.",
+    "delivered_ms": "First send, forward or receipt that succeeded, in unix milliseconds.",
+    "destination": "Queue or topic that the message belongs to, in lower case.",
+    "direction": "in: the message goes into the namespace; out: it leaves it; none: the call"
+    " carries no message.",
+    "diverted": "A divert to a backlog queue was acknowledged.",
+    "diverted_ms": "First acknowledged divert, in unix milliseconds.",
+    "diverts": "Acknowledged diverts to a backlog queue.",
+    "entered_ms": "When it came into the backlog, in unix milliseconds.",
+    "entered_s": "First second of the bucket in which the messages came into the backlog.",
+    "entity": "Path of the entity in the primary.",
+    "error": "Error of the call, or reason of the change.",
+    "failed_sends": "Sends and diverts that failed.",
+    "fate": "delivered, dead_lettered, expired, waiting, lost or undecided; null: not accepted.",
+    "first_ms": "First record, in unix milliseconds.",
+    "forwarded_ms": "Last forward, in unix milliseconds.",
+    "forwards": "Acknowledged forwards by the syphon.",
+    "key_hash": "Hash of destination and message id, for look-ups.",
+    "labelled": "A client named the pair.",
+    "last_ms": "Last record, in unix milliseconds.",
+    "latency_us": "Duration of the call in microseconds.",
+    "left_ms": "When it was out of the backlog, in unix milliseconds.",
+    "left_s": "First second of the bucket in which the messages left the backlog; null: not yet.",
+    "lines": "Messages that a broker found in a backlog queue when it began.",
+    "message_id": "Id of the message.",
+    "messages": "Number of messages.",
+    "moved": "The messages went through the backlog.",
+    "nameless": "Accepted messages without an id or an entity, which cannot be followed.",
+    "namespace": "Label of the namespace that was called.",
+    "not_diverted": "Diverts that failed or had no answer.",
+    "operation": "What was done: send, divert, ping, backlog_receive, complete, defer, dead_letter,"
+    " forward, receive, renew, manage, state, expire or action.",
+    "operations": "Number of operations.",
+    "outcome": "ok, failed, or unknown: the call ended without an answer.",
+    "pair": "Label of the pair.",
+    "pings": "Pings of the primary.",
+    "place": "Path of the entity or of the backlog queue.",
+    "primary_label": "Label of the primary that the entity belongs to; empty: no record tells.",
+    "process": "Process that wrote the record.",
+    "reason": "Why the state changed.",
+    "receipts": "Receipts by consumers.",
+    "received": "A consumer received it.",
+    "received_ms": "First receipt by a consumer, in unix milliseconds.",
+    "receiver": "Subscription whose receipts the row is about; empty in all other rows.",
+    "records": "Number of records.",
+    "repeated_at": "Entity that received it most often; null: none did twice.",
+    "repeats": "Receipts after the first, over all entities that received it.",
+    "sent": "A send to the primary was acknowledged.",
+    "sequence_number": "Sequence number of the message in its entity.",
+    "set_aside": "The syphon dead-lettered it in the backlog.",
+    "settled_ms": "Last completion or dead-lettering in the backlog, in unix milliseconds.",
+    "side": "primary or secondary.",
+    "size_bytes": "Size of the message in bytes.",
+    "stage": "What the call is charged for: send_backlog, receive_backlog, send_primary,"
+    " receive_primary, poll, ping, settlement, renew or management.",
+    "state": "State that the entity or the pair changed to.",
+    "step": "The two steps whose times are in the wrong order.",
+    "times": "Receipts at the entity that received it most often.",
+    "trace_id": "Trace that the operation belongs to.",
+    "tried": "A send or divert is recorded, whatever its outcome.",
+    "tried_ms": "First divert, whatever its outcome, in unix milliseconds.",
+    "units": "Billed units: one for each started 64 KB.",
+    "unrecorded": "Records that processes say they could not write.",
+    "up_to_ms": "Upper bound of the difference in milliseconds: a power of two.",
+    "v": "Version of the record's format.",
+    "view": "Who recorded it: client or broker.",
+    "waited_ms": "Sum of the times in the backlog, in milliseconds.",
+}
+"""By column, wherever it means the same."""
+
+_COUNTED: Final[Mapping[str, Mapping[str, str]]] = {
+    "charges": {"entity": "Entity, or backlog queue of a call about none."},
+    "diversions": {"diverted": "Acknowledged diverts."},
+    "fates": {
+        "accepted": "Messages that were accepted: a send or a divert was acknowledged.",
+        "ambiguous": "Messages with a send or divert that ended without an answer.",
+        "dead_lettered": "Accepted messages that were dead-lettered on their way.",
+        "delivered": "Accepted messages that are at their destination.",
+        "diverted": "Messages that were diverted to the backlog.",
+        "entered": "Messages that came into the backlog.",
+        "expired": "Accepted messages that expired on their way.",
+        "lost": "Accepted messages that are nowhere.",
+        "masked": "Ids that were accepted more than once, with more diverts than forwards.",
+        "moved_unsent": "Messages that the syphon moved and no record says were sent.",
+        "raised": "Messages whose send raised an error.",
+        "received": "Messages that a consumer received.",
+        "received_accepted": "Accepted messages that a consumer received.",
+        "received_unsent": "Messages that a consumer received and no record says were sent.",
+        "reused": "Ids that were accepted more than once: each counts as one message.",
+        "tried": "Messages with a send or divert, whatever its outcome.",
+        "undecided": "Accepted messages that wait in the backlog or are lost: not known.",
+        "waiting": "Accepted messages that wait in the backlog.",
+    },
+    "lines": {"view": "client or broker."},
+    "states": {"entity": "Path of the entity in lower case."},
+    "traffic": {
+        "came_out": "Messages received from the backlog.",
+        "diverted": "Acknowledged diverts.",
+        "entity": "Queue or topic in lower case; empty: the calls are about none.",
+        "failed": "Sends to the primary that failed.",
+        "forwarded": "Acknowledged forwards.",
+        "polls": "Receives from a backlog queue that found nothing.",
+        "received": "Receipts by consumers.",
+        "sent": "Acknowledged sends to the primary.",
+        "settled": "Messages completed or dead-lettered in a backlog queue.",
+        "unanswered": "Sends to the primary that ended without an answer.",
+    },
+}
+"""By table, where the column means something else or is a count of messages."""
+
+
+def comment_of(table: str, column: str) -> str:
+    """The meaning of one column; KeyError where none is written down."""
+    return _COUNTED.get(table, {}).get(column) or _COLUMNS[column]
+
+
+def commented(table: str, schema: StructType) -> StructType:
+    """A table's schema with the comment of each column, as Spark and Delta keep it."""
+    return StructType(
+        [
+            StructField(
+                one.name, one.dataType, one.nullable, {"comment": comment_of(table, one.name)}
+            )
+            for one in schema
+        ]
+    )

@@ -33,13 +33,21 @@ A receipt counts as a delivery because the line "forwarded" can be lost with its
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
 
-from twinbus.pipeline.tables.pairs import LABEL, joined, label_of
+from twinbus.pipeline.tables.records import (
+    LABEL,
+    RAN_OUT,
+    Receivers,
+    destination_of,
+    is_receipt,
+    joined,
+    label_of,
+)
 from twinbus.pipeline.tables.schemas import FATES, JOURNEYS, field
 
 if TYPE_CHECKING:
@@ -71,21 +79,13 @@ _SUM: Final = tuple(
 _MAX: Final = ("size_bytes", "last_ms", "settled_ms", "forwarded_ms")
 _MIN: Final = ("first_ms", "accepted_ms", "diverted_ms", "tried_ms", "delivered_ms", "received_ms")
 
-RAN_OUT: Final = "TTLExpiredException"
-"""The reason of Service Bus for dead-lettering an expired message."""
-
 ERASED: Final = "erased:"
 """Prefix of the random name that replaces the id of an erased message (`store.erasure`)."""
 
 _ERASED_ID: Final = f"^{ERASED}[0-9a-f]{{32}}$"
 
-Receivers = Mapping[str, str]
-"""Subscriptions that received messages, each with its topic."""
-
 RECEIVERS_MAX: Final = 127
 """Limit of receivers that are numbered while rows are folded."""
-
-_SUBSCRIPTION: Final = r"(?i)/subscriptions/[^/]+(/\$deadletterqueue)?$"
 
 
 def is_erased() -> Column:
@@ -96,16 +96,6 @@ def is_erased() -> Column:
 def is_erased_id(message_id: str) -> bool:
     """Whether a message id is the name of an erased message."""
     return re.search(_ERASED_ID, message_id) is not None
-
-
-def destination_of(entity: Column) -> Column:
-    """Return the queue or topic of an entity's path, which may be that of a subscription.
-
-    In lower case: names of Service Bus ignore case.
-    """
-    # Most paths have no such part, and searching for one is the most expensive step of all.
-    plain = F.regexp_replace(entity, _SUBSCRIPTION, "")
-    return F.lower(F.when(F.contains(entity, F.lit("/")), plain).otherwise(entity))
 
 
 def partial_journeys(records: DataFrame, *, one_task: bool = False) -> DataFrame:
@@ -169,12 +159,6 @@ def partial_journeys(records: DataFrame, *, one_task: bool = False) -> DataFrame
     )
     numbers = _numbers_of(list(facts))
     return _summed(narrow, numbers.__getitem__, one_task=one_task)
-
-
-def is_receipt() -> Column:
-    """Return whether a record is the receipt of a message by a consumer."""
-    succeeded = (field("view") == "client") & (field("outcome") == "ok")
-    return succeeded & (F.col("operation") == "receive")
 
 
 def _numbers_of(facts: list[str]) -> dict[str, Column]:

@@ -34,9 +34,8 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from twinbus.pipeline.tables.pairs import LABEL, compared, label_of
+from twinbus.pipeline.tables.records import BY_THE_BROKER, LABEL, compared, label_of
 from twinbus.pipeline.tables.schemas import VIEWS, day_of, field
-from twinbus.pipeline.tables.tallies import BY_THE_BROKER
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

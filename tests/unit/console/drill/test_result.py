@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.unit.console.drill.drill_results import PASSED, WINDOWS, drilled, window
 from twinbus.console.drill.result import DrillPlan
-from twinbus.pipeline.store.gaps import SENDS, WriterGap
+from twinbus.pipeline.store.writers import SENDS, WriterGap
 
 
 def test_a_drill_in_which_all_came_back_passes() -> None:

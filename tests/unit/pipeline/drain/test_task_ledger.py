@@ -12,8 +12,9 @@ from unittest import mock
 import pytest
 
 from twinbus.ledger import LedgerError, LedgerFindings, inspect, read, verify
-from twinbus.pipeline.drain import task_ledger as ledgers
-from twinbus.pipeline.drain.task_ledger import UploadedLedger, is_url, prepare_place, task_ledger
+from twinbus.pipeline.drain import task as ledgers
+from twinbus.pipeline.drain.task import UploadedLedger, prepare_place, task_ledger
+from twinbus.pipeline.spark.session import is_url
 
 
 def test_a_directory_is_written_to_as_it_is(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-unt
 from pyspark.errors import AnalysisException, StreamingQueryException
 
 from twinbus.ledger.record import LedgerError
-from twinbus.pipeline.spark.background_job import (
+from twinbus.pipeline.spark.classic import (
     JVM_GONE,
     JobCancelled,
     SparkFailed,

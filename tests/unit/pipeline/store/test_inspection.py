@@ -21,12 +21,11 @@ from twinbus.ledger.files import ID_NAME
 from twinbus.ledger.record import LedgerError, encode
 from twinbus.ledger.writer import LedgerWriter
 from twinbus.pipeline.reports.documents import ReportVerdict
-from twinbus.pipeline.store.gaps import MOVES, SENDS, WAITING
 from twinbus.pipeline.store.inspection import InspectedLedger, LedgerFolder
-from twinbus.pipeline.store.known_files import known_from_json
 from twinbus.pipeline.store.lake import Snapshot
 from twinbus.pipeline.store.store import TableStore
 from twinbus.pipeline.store.stream import open_without_spark
+from twinbus.pipeline.store.writers import MOVES, SENDS, WAITING, known_from_json
 from twinbus.pipeline.tables.gold import kept_tables, signature_of
 
 NOW_MS = time.time_ns() // 1_000_000
