@@ -83,7 +83,7 @@ class GrowingLedger:
         self._progress(f"making the tables of {records:,} records")
         began = time.perf_counter()
         told = replace(before, records=before.records + records)
-        batch._store.commit(before, batch._take_records(told, records), batch._changes)
+        batch._store.lake.publish(before, batch._take_records(told, records), batch._changes)
         return (time.perf_counter() - began) * 1000
 
     def report_ms(self) -> float:

@@ -19,7 +19,8 @@ from tests.processes import ENTRY
 from twinbus.console.drill.traffic import TIMEOUT_MARGIN_S
 from twinbus.console.drill.world import ENTITIES, PRIMARY, SECONDARY
 from twinbus.ledger import read
-from twinbus.planning.model import Traffic, effect_of
+from twinbus.planning.question import Traffic
+from twinbus.planning.simulation import effect_of
 
 pytestmark = pytest.mark.end_to_end
 

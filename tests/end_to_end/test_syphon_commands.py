@@ -24,7 +24,8 @@ from tests.official_sdk import administration, client, receive_count
 from tests.processes import ENTRY, ServedBroker, run_twinbus, until
 from twinbus import Namespace
 from twinbus.console.cli import main
-from twinbus.planning.model import BacklogLevel, Traffic, next_level
+from twinbus.planning.question import Traffic
+from twinbus.planning.simulation import BacklogLevel, next_level
 from twinbus.transfer.sdk import to_backlog_message
 
 pytestmark = pytest.mark.end_to_end

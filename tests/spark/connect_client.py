@@ -23,9 +23,7 @@ from twinbus.pipeline.reports.conservation import conservation_report
 from twinbus.pipeline.reports.documents import ReportRequest
 from twinbus.pipeline.spark.session import spark_session
 from twinbus.pipeline.store.current import current_tables
-from twinbus.planning.model import Traffic
-from twinbus.planning.outages import parse_pattern
-from twinbus.planning.outcomes import PlanQuestion, grid
+from twinbus.planning.question import PlanQuestion, Traffic, grid, parse_pattern
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

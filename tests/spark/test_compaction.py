@@ -147,7 +147,7 @@ def _retention_leaves_sums_and_open_journeys(
     store: TableStore, before: dict[str, list[str]]
 ) -> None:
     done = retain(store, 2, today=FIRST_DAY + timedelta(days=2))
-    assert done.before == FIRST_DAY + timedelta(days=1)
+    assert done.first_day_kept == str(FIRST_DAY + timedelta(days=1))
     # a, b and t are settled (t with two rows); "open" is of that day too, and is awaited.
     assert (done.records_removed, done.journeys_removed, done.journeys_open) == (10, 3, 1)
     after = contents(store)

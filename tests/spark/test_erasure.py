@@ -47,7 +47,11 @@ def test_a_lost_message_is_forgotten_and_stays_lost(spark: SparkSession, tmp_pat
     # Killed and begun again, it goes on with the same name.
     new_id = _new_id(PlaceFiles(str(tmp_path)), SECRET)
     done = erase(store, str(tmp_path), SECRET)
-    assert (done.records, done.raw_files, done.snapshot.number) == (3, 2, before.number + 1)
+    assert (done.records_erased, done.raw_files_changed, done.snapshot.number) == (
+        3,
+        2,
+        before.number + 1,
+    )
     assert naming(tmp_path, SECRET) == naming(tmp_path, "of jane") == []
     assert "p-1.jsonl" in naming(tmp_path, new_id)
     rows = {

@@ -69,7 +69,7 @@ def taken(spark: SparkSession, tmp_path: Path) -> TableStore:
     snapshot = Snapshot()
     for batch, pattern in enumerate(["app-*", "syphon-*"]):
         took = {path.name: "" for path in tmp_path.glob(pattern)}
-        snapshot = store.commit(snapshot, Snapshot(batch=batch), {}, took)
+        snapshot = store.lake.publish(snapshot, Snapshot(batch=batch), {}, took)
     return store
 
 

@@ -16,7 +16,6 @@ from twinbus.pipeline.spark.session import (
     SHUFFLE_PARTITIONS,
     session_for_few,
     session_for_many,
-    session_for_tables,
 )
 from twinbus.pipeline.store import current, increment, stream
 from twinbus.pipeline.tables.gold import stored_schemas
@@ -125,7 +124,7 @@ def test_a_session_beside_another_has_the_settings_that_were_made_in_it(
     cluster.conf.set("fs.azure.account.key.example", "secret")
     cluster.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
     cluster.conf.set(AT_FIRST, "150")
-    tables, few = session_for_tables(cluster), session_for_few(cluster)
+    tables, few = session_for_many(cluster, 0), session_for_few(cluster)
     for session in (tables, few):
         assert session is not cluster
         assert session.conf.get("fs.azure.account.key.example") == "secret"

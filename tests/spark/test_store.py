@@ -32,14 +32,14 @@ def ledger(spark: SparkSession, tmp_path: Path) -> Path:
     store = TableStore(spark, tmp_path / "_tables")
     told = Snapshot(batch=0, gold=signature_of(kept_tables()))
     file = KnownFile(FileFacts("app-0.jsonl"), 0)
-    snapshot = store.commit(Snapshot(), told, {}, {"app-0.jsonl": file.as_json()})
+    snapshot = store.lake.publish(Snapshot(), told, {}, {"app-0.jsonl": file.as_json()})
     assert open_store(spark, tmp_path).latest() == snapshot
     return tmp_path
 
 
 def test_tables_of_other_columns_are_to_be_rebuilt(spark: SparkSession, ledger: Path) -> None:
     store = open_store(spark, ledger)
-    store.commit(store.latest(), Snapshot(gold="other"), {})
+    store.lake.publish(store.latest(), Snapshot(gold="other"), {})
     with pytest.raises(LedgerError, match="have other columns: rebuild them"):
         open_store(spark, ledger)
 

@@ -20,8 +20,7 @@ from tests.spark.ledgers import LABEL, Line, diverted, line, moved, received, se
 from twinbus.ledger import LedgerError
 from twinbus.pipeline.store import stream
 from twinbus.pipeline.store.current import current_tables
-from twinbus.pipeline.store.lake import Snapshot
-from twinbus.pipeline.store.store import TableStore
+from twinbus.pipeline.store.lake import Lake, Snapshot
 from twinbus.pipeline.tables.gold import kept_tables
 from twinbus.pipeline.tables.journeys import with_peek
 from twinbus.pipeline.tables.schemas import SIGHTINGS
@@ -129,13 +128,13 @@ def test_a_ledger_with_bad_files_is_taken_once_and_wrong_tables_are_told(
     late = moved("b", 1, out_s=9)[1:]
     write_lines(ledger, "dead-0.jsonl", late)
     os.utime(ledger / "dead-0.jsonl", (1_000_000_000, 1_000_000_000))
-    commit_once, said = TableStore.commit, list[str]()
+    commit_once, said = Lake.publish, list[str]()
 
-    def commit_behind_a_rival(store: TableStore, *given: Any) -> Snapshot:
-        commit_once(store, *given)
-        return commit_once(store, *given)
+    def commit_behind_a_rival(lake: Lake, *given: Any) -> Snapshot:
+        commit_once(lake, *given)
+        return commit_once(lake, *given)
 
-    with mock.patch.object(TableStore, "commit", commit_behind_a_rival):
+    with mock.patch.object(Lake, "publish", commit_behind_a_rival):
         snapshot = stream.update(spark, ledger, say=said.append)
     assert (snapshot.batch, snapshot.records) == (1, 6)
     [line] = said

@@ -104,7 +104,7 @@ def drill(
     """
     from twinbus.console.drill.commands import run
     from twinbus.console.drill.result import KNOWN_OUTAGE_SPEED, DrillPlan
-    from twinbus.planning.outages import known_outage
+    from twinbus.planning.question import known_outage
 
     known = known_outage(outage)
     if known:

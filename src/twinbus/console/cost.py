@@ -16,14 +16,14 @@ from twinbus.console.options import (
 )
 from twinbus.console.output import Output, OutputOption, WrongUse, money, paint, show, table_lines
 from twinbus.console.prices import book_of
-from twinbus.cost.bill import BillLine, ServiceTier
-from twinbus.cost.quantities import (
+from twinbus.cost.arithmetic import (
     QuantityError,
     parse_duration,
     parse_frequency,
     parse_rate,
     parse_size,
 )
+from twinbus.cost.bill import BillLine, ServiceTier
 from twinbus.options import PING_INTERVAL_MAX_S, SYPHON_POLL_MAX_S
 from twinbus.wording import counted, duration
 

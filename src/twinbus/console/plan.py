@@ -16,27 +16,24 @@ from twinbus.console.options import counting_rule, require_messaging_units
 from twinbus.console.output import LiveLine, WrongUse, money, print_json
 from twinbus.console.prices import book_of
 from twinbus.console.sheet import BarRow, Bars, Sheet, Table, page_of, sections, text_of
+from twinbus.cost.arithmetic import KB, QuantityError, parse_duration, parse_rate, parse_size
 from twinbus.cost.estimate import COUNT_MAX
-from twinbus.cost.quantities import KB, QuantityError, parse_duration, parse_rate, parse_size
 from twinbus.options import ATTEMPT_TIMEOUT_MAX_S, SendAvailabilityOptions
 from twinbus.pairing.core.attempts import RETRIES_MIN
 from twinbus.pipeline.reports.documents import ReportVerdict
-from twinbus.planning.advice import PlanLimits
-from twinbus.planning.model import Traffic
-from twinbus.planning.outages import (
+from twinbus.planning.plan import Plan, PlanLimits, plan_of
+from twinbus.planning.question import (
     PROMOTION_S,
     PROMOTION_SOURCE,
-    parse_pattern,
-    sends_in_promotion,
-)
-from twinbus.planning.outcomes import (
     QUEUE_MAX_BYTES,
     PlanQuestion,
     SampledMean,
     SettingOutcome,
+    Traffic,
     grid,
+    parse_pattern,
+    sends_in_promotion,
 )
-from twinbus.planning.plan import Plan, plan_of
 from twinbus.planning.simulation import simulate
 from twinbus.wording import counted, duration
 

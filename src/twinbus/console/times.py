@@ -15,7 +15,7 @@ from math import inf
 from typing import Final
 
 from twinbus.console.output import WrongUse
-from twinbus.cost.quantities import QuantityError, parse_duration
+from twinbus.cost.arithmetic import QuantityError, parse_duration
 
 AGO_MAX_S: Final = 100 * 366 * 86_400
 """A hundred years: no ledger is older, and `datetime` has a limit."""

@@ -23,9 +23,13 @@ from fractions import Fraction
 from typing import Any, Final
 
 from twinbus.cost.arithmetic import (
+    DAY_S,
+    HOUR_S,
+    KB,
     LEASE_RENEW_S,
     LEASE_STANDBY_S,
     CountingRule,
+    QuantityError,
     deferred_search_operations,
     idle_operations,
     idle_syphon_operations,
@@ -49,7 +53,6 @@ from twinbus.cost.bill import (
     operations_meter,
 )
 from twinbus.cost.prices import PriceBook
-from twinbus.cost.quantities import DAY_S, HOUR_S, KB, QuantityError
 
 MONTH_DAYS: Final = 30
 """The documented 28,800 receives are those of 30 days."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from twinbus.errors import TwinbusError
 from twinbus.pipeline.spark.classic import failure_of, ship_package
-from twinbus.planning.outcomes import PlanQuestion, SettingOutcome
+from twinbus.planning.question import PlanQuestion, SettingOutcome
 from twinbus.planning.simulation import (
     COLUMNS,
     DRAIN_BINS,

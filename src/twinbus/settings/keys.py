@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from twinbus.cost.quantities import parse_duration, parse_rate
+from twinbus.cost.arithmetic import parse_duration, parse_rate
 from twinbus.namespace.access import NamespaceAccess, require_source
 from twinbus.namespace.address import namespace_label
 from twinbus.options import (

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from twinbus.cost import CountingRule, ServiceTier, arithmetic, standard
 from twinbus.cost.arithmetic import (
+    QuantityError,
     deferred_search_operations,
     message_units,
     moved_message_units,
     search_count,
 )
 from twinbus.cost.estimate import CostEstimate, Workload, estimate
-from twinbus.cost.quantities import QuantityError
 from twinbus.pairing.core.secondary import LIST_IDLE_S
 from twinbus.syphon.core.lease_validity import LEASE_LOCK_S, RENEW_SHARE, STANDBY_SHARE
 from twinbus.syphon.core.waiting import VALID_S

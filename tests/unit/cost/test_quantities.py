@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.cost.quantities import (
+from twinbus.cost.arithmetic import (
     QuantityError,
     parse_duration,
     parse_frequency,

@@ -1,6 +1,6 @@
 """One outage lived through send by send, with the real state machine of an entity's failover.
 
-Slow and plain: what `twinbus.planning.model` says in closed form must come out of it too.
+Slow and plain: what `twinbus.planning.simulation` says in closed form must come out of it too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from twinbus.pairing.core.failover import (
     SendSucceeded,
     TimerFired,
 )
-from twinbus.planning.model import Setting, Traffic
+from twinbus.planning.question import Setting, Traffic
 from twinbus.status.document import EntityState
 
 RETRIES = 3

@@ -5,9 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from twinbus.planning.model import Setting, Traffic
-from twinbus.planning.outages import parse_pattern
-from twinbus.planning.outcomes import PlanQuestion, SampledMean, SettingOutcome, grid
+from twinbus.planning.question import (
+    PlanQuestion,
+    SampledMean,
+    Setting,
+    SettingOutcome,
+    Traffic,
+    grid,
+    parse_pattern,
+)
 
 TRAFFIC = Traffic(rate_per_s=500, size_bytes=2_048, entities=40, clients=20)
 

@@ -9,15 +9,9 @@ from statistics import mean
 import pytest
 
 from tests.unit.planning.event_by_event import live
-from twinbus.cost.quantities import QuantityError
-from twinbus.planning.model import (
-    BacklogLevel,
-    Setting,
-    Traffic,
-    effect_of,
-    fullest_share,
-    next_level,
-)
+from twinbus.cost.arithmetic import QuantityError
+from twinbus.planning.question import Setting, Traffic
+from twinbus.planning.simulation import BacklogLevel, effect_of, fullest_share, next_level
 
 MINUTE_S = 60.0
 BUSY = Traffic(rate_per_s=500, size_bytes=2_048, entities=40, clients=20)

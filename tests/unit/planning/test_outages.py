@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from twinbus.cost.quantities import QuantityError
-from twinbus.planning.outages import Lengths, OutagePattern, parse_pattern
+from twinbus.cost.arithmetic import QuantityError
+from twinbus.planning.question import Lengths, OutagePattern, parse_pattern
 
 
 def test_a_pattern_is_read_as_people_write_it() -> None:

@@ -11,12 +11,9 @@ import pytest
 
 from tests.unit.planning.outcomes_made_up import asked, outcome, sure
 from twinbus.cost import prices
-from twinbus.cost.arithmetic import CountingRule, idle_syphon_operations
-from twinbus.cost.quantities import YEAR_S, QuantityError
-from twinbus.planning.advice import PlanLimits, advise
-from twinbus.planning.model import Traffic
-from twinbus.planning.outcomes import SampledMean, grid
-from twinbus.planning.plan import operations_of, plan_of, year_money
+from twinbus.cost.arithmetic import YEAR_S, CountingRule, QuantityError, idle_syphon_operations
+from twinbus.planning.plan import PlanLimits, advise, operations_of, plan_of, year_money
+from twinbus.planning.question import SampledMean, Traffic, grid
 
 HOUR_S, DAY_S = 3_600, 86_400
 

@@ -16,16 +16,17 @@ import pytest
 
 from tests.unit.planning.outcomes_made_up import TRAFFIC
 from twinbus.console.cli import main
-from twinbus.cost.quantities import YEAR_S
-from twinbus.planning.model import BacklogLevel, Setting, effect_of, next_level
-from twinbus.planning.outages import OutagePattern, parse_pattern
-from twinbus.planning.outcomes import PlanQuestion, grid
+from twinbus.cost.arithmetic import YEAR_S
+from twinbus.planning.question import OutagePattern, PlanQuestion, Setting, grid, parse_pattern
 from twinbus.planning.simulation import (
     BLOCK_YEARS,
+    BacklogLevel,
     BlockTotals,
     Floats,
     draw_outages,
+    effect_of,
     gaps_after,
+    next_level,
     outcomes_of,
     simulate,
     simulate_blocks,

@@ -14,7 +14,12 @@ from twinbus.console.sheet import OutageChart, Sheet, Table, Tile, sections
 from twinbus.cost.bill import MonthUse, geo_replication_bill
 from twinbus.cost.prices import standard
 from twinbus.pipeline.reports.documents import ReportVerdict
-from twinbus.planning.outages import PROMOTION_S, PROMOTION_SOURCE, known_outage, sends_in_promotion
+from twinbus.planning.question import (
+    PROMOTION_S,
+    PROMOTION_SOURCE,
+    known_outage,
+    sends_in_promotion,
+)
 from twinbus.wording import counted, duration
 
 IDS_SHOWN: Final = 20

@@ -14,7 +14,7 @@ from twinbus.console.options import (
 )
 from twinbus.console.output import WrongUse
 from twinbus.console.prices import book_of
-from twinbus.cost.quantities import QuantityError, parse_duration
+from twinbus.cost.arithmetic import QuantityError, parse_duration
 from twinbus.servicebus.limits import DETECTION_MAX_S
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Final
 from twinbus.client.peeking import destination_keys
 from twinbus.console.namespaces import creating
 from twinbus.console.output import WrongUse
-from twinbus.cost.quantities import QuantityError, parse_rate
+from twinbus.cost.arithmetic import QuantityError, parse_rate
 from twinbus.errors import SyphonError
 from twinbus.ledger import LedgerWriter, NullLedger
 from twinbus.namespace.namespace import Namespace

@@ -40,7 +40,7 @@ from twinbus.pipeline.drain.driver_link import DriverListener
 from twinbus.pipeline.drain.task import SEPARATOR, DrainTask, open_side, prepare_place, shipped_side
 from twinbus.pipeline.spark import classic
 from twinbus.pipeline.spark.classic import JobCancelled, JobFailed, SparkJob, ship_package
-from twinbus.pipeline.spark.session import master_of, require_shared, session_for_tables
+from twinbus.pipeline.spark.session import master_of, require_shared, session_for_many
 from twinbus.pipeline.tables.bronze import read_ledger
 from twinbus.syphon.core.governor import LOWEST_PER_S, require_rate
 from twinbus.syphon.core.pump import IntakeLimits
@@ -422,7 +422,7 @@ class DrainRun:
         if self.ledger is None:
             return None
         place = self.ledger.removeprefix("file://")
-        session = session_for_tables(self.spark)
+        session = session_for_many(self.spark, 0)
         try:
             lines = read_ledger(session, place, files=f"{self.name}-*{FILE_SUFFIX}*")
         except LedgerError:

@@ -226,18 +226,13 @@ def stop_session(session: SparkSession) -> None:
         session.stop()
 
 
-def session_for_tables(spark: SparkSession) -> SparkSession:
-    """Return a session for tables of unknown size, which may be the given one."""
-    return session_for_many(spark, 0)
-
-
 def session_for_few(spark: SparkSession) -> SparkSession:
     """Return a session for some thousand rows, which compiles no code for them."""
     return _session_with(spark, _FOR_FEW)
 
 
 def session_for_many(spark: SparkSession, rows: int) -> SparkSession:
-    """Return a session for this number of rows, which may be the given one.
+    """Return a session for this number of rows (0: unknown), which may be the given one.
 
     The given one limits the number of partitions, unless they would be too large.
     """

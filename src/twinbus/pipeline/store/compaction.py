@@ -135,12 +135,17 @@ def commit_changes(
         if sum_parts is not None:
             after = replace(after, sum_parts=sum_parts)
         try:
-            return store.commit(latest, after, changes)
+            return store.lake.publish(latest, after, changes)
         except CommitConflict:
             continue
-    raise LedgerError(
-        f"other processes keep committing to the tables at {store.place}: nothing was changed; try"
-        " again when they are done"
+    raise busy(store)
+
+
+def busy(store: TableStore) -> LedgerError:
+    """Return the error of a change that other processes keep overtaking."""
+    return LedgerError(
+        f"other processes keep committing to the tables at {store.place}: try again when they are"
+        " done"
     )
 
 

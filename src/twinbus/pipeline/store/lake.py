@@ -148,22 +148,12 @@ class Lake:
 
     def latest(self) -> Snapshot:
         """Return the newest set; LedgerError if its tables cannot be used."""
-        with self._in_words(SETS):
-            sets = self._open(SETS)
-            if sets is None:
-                return Snapshot()
-            names = [one.name for one in sets.schema().fields if one.name not in (_TOOK, _FACTS)]
-            rows: list[dict[str, Any]] = sets.to_pyarrow_table(columns=names).to_pylist()
+        rows = self._sets(but=(_TOOK, _FACTS))
         return self._snapshot(_newest(rows)) if rows else Snapshot()
 
     def taken(self) -> dict[str, int]:
         """Return the batch of each ledger file whose records are in the tables, by name."""
-        with self._in_words(SETS):
-            sets = self._open(SETS)
-            if sets is None:
-                return {}
-            rows = sets.to_pyarrow_table(columns=["batch", _TOOK]).to_pylist()
-        taken = {name: row["batch"] for row in rows for name in row[_TOOK]}
+        taken = {name: row["batch"] for row in self._sets(but=(_FACTS,)) for name in row[_TOOK]}
         for name in taken:
             # `compact --remove-raw` deletes these files: no name may point elsewhere.
             if "/" in name or not name.endswith((FILE_SUFFIX, f"{FILE_SUFFIX}.gz")):
@@ -175,13 +165,10 @@ class Lake:
 
     def facts(self) -> dict[str, str]:
         """Return the facts of each of these files, as given when the tables took it."""
-        with self._in_words(SETS):
-            sets = self._open(SETS)
-            if sets is None:
-                return {}
-            rows = sets.to_pyarrow_table(columns=[_TOOK, _FACTS]).to_pylist()
         return {
-            name: text for row in rows for name, text in zip(row[_TOOK], row[_FACTS], strict=True)
+            name: text
+            for row in self._sets()
+            for name, text in zip(row[_TOOK], row[_FACTS], strict=True)
         }
 
     def files(self, table: str, snapshot: Snapshot) -> tuple[DataFile, ...]:
@@ -319,6 +306,16 @@ class Lake:
         known = {one.name: row[one.name] for one in fields(Snapshot) if one.name in row}
         return Snapshot(**{**known, "versions": versions, "rejected": json.loads(row["rejected"])})
 
+    def _sets(self, *, but: Sequence[str] = ()) -> list[dict[str, Any]]:
+        """Return the rows of `sets`, without some columns."""
+        with self._in_words(SETS):
+            sets = self._open(SETS)
+            if sets is None:
+                return []
+            names = [one.name for one in sets.schema().fields if one.name not in but]
+            rows: list[dict[str, Any]] = sets.to_pyarrow_table(columns=names).to_pylist()
+            return rows
+
     def _set_schema(self) -> pa.Schema:
         versions = {
             f"{table}{_VERSION}": (pa.int64(), f"Version of {table} that belongs to the set.")
@@ -333,10 +330,7 @@ class Lake:
 
     def _kept_sets(self, limit_ms: int) -> list[dict[str, Any]]:
         """Return the sets that were current at this time or later."""
-        sets = self._open(SETS)
-        if sets is None:
-            return []
-        rows = sorted(sets.to_pyarrow_table().to_pylist(), key=lambda row: row["number"])
+        rows = sorted(self._sets(but=(_TOOK, _FACTS)), key=lambda row: row["number"])
         ended = sum(row["at_ms"] <= limit_ms for row in rows)
         return rows[max(0, ended - 1) :]
 
@@ -409,17 +403,10 @@ def _newest(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def _files_of(table: DeltaTable) -> dict[str, DataFile]:
+    names = ("size_bytes", "num_records", "modification_time")
     rows = pa.table(table.get_add_actions()).to_pylist()
-    found = (
-        DataFile(
-            unquote(row["path"]),
-            row["size_bytes"],
-            row["num_records"],
-            row["modification_time"],
-        )
-        for row in rows
-    )
-    return {one.path: one for one in found}
+    paths = ((unquote(row["path"]), row) for row in rows)
+    return {path: DataFile(path, *(row[name] for name in names)) for path, row in paths}
 
 
 def _add(file: DataFile) -> AddAction:

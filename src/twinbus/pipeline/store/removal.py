@@ -36,6 +36,7 @@ from twinbus.ledger.record import OPEN_SUFFIX, LedgerError
 from twinbus.pipeline.store.compaction import (
     COMMIT_TRIES,
     Announce,
+    busy,
     commit_changes,
     latest_of,
     require_same,
@@ -74,8 +75,8 @@ class Retained:
     """The result of a retention."""
 
     snapshot: Snapshot
-    before: date
-    """The first day that was kept."""
+    first_day_kept: str
+    """In ISO 8601."""
     records_removed: int
     journeys_removed: int
     journeys_open: int
@@ -96,7 +97,8 @@ def retain(
         store, lambda latest: _remove_journeys(store, latest, first)
     )
     store.lake.sweep()
-    return Retained(store.latest(), first, records_removed, journeys_removed, journeys_open)
+    kept_from = first.isoformat()
+    return Retained(store.latest(), kept_from, records_removed, journeys_removed, journeys_open)
 
 
 def _committed(store: TableStore, remove: Callable[[Snapshot], T | None]) -> T:
@@ -105,10 +107,7 @@ def _committed(store: TableStore, remove: Callable[[Snapshot], T | None]) -> T:
         done = remove(latest_of(store))
         if done is not None:
             return done
-    raise LedgerError(
-        f"other processes keep committing to the tables at {store.place}: try again when they are"
-        " done"
-    )
+    raise busy(store)
 
 
 def _remove_records(store: TableStore, snapshot: Snapshot, first: date) -> int | None:
@@ -195,9 +194,9 @@ class Erased:
     """The result of an erasure."""
 
     snapshot: Snapshot
-    records: int
+    records_erased: int
     """Rows of `bronze` that named the message."""
-    raw_files: int
+    raw_files_changed: int
     """Ledger files that were rewritten."""
 
 
@@ -259,23 +258,22 @@ def _new_id(files: PlaceFiles, message_id: str) -> str:
 
 def _erase_from_tables(store: TableStore, message_id: str, new_id: str) -> int:
     """Rename a message in every table; return how many records it had."""
-    records = 0
-    for _ in range(COMMIT_TRIES):
-        # Another process may replace files meanwhile, so repeat until nothing is found.
-        snapshot = latest_of(store)
+    counts: list[int] = []
+
+    def rename(latest: Snapshot) -> int | None:
         found = {
             table: change
             for table in _ORDER
-            if (change := _without(store, snapshot, table, message_id, new_id)) is not None
+            if (change := _without(store, latest, table, message_id, new_id)) is not None
         }
         if not found:
-            return records
+            return sum(counts)
         if commit_changes(store, {table: change for table, (change, _) in found.items()}):
-            records += found[BRONZE][1] if BRONZE in found else 0
-    raise LedgerError(
-        f"other processes keep committing to the tables at {store.place}: try again when they are"
-        " done"
-    )
+            counts.append(found[BRONZE][1] if BRONZE in found else 0)
+        # Another process may replace files meanwhile, so repeat until nothing is found.
+        return None
+
+    return _committed(store, rename)
 
 
 def _without(

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -30,8 +30,8 @@ from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
 from twinbus.ledger.record import LedgerError
-from twinbus.pipeline.spark.session import session_for_few, session_for_many, session_for_tables
-from twinbus.pipeline.store.lake import REBUILD, SETS, DataFile, Lake, Snapshot, TableChange
+from twinbus.pipeline.spark.session import session_for_few, session_for_many
+from twinbus.pipeline.store.lake import REBUILD, SETS, DataFile, Lake, Snapshot
 from twinbus.pipeline.store.place_files import PlaceFiles, address
 from twinbus.pipeline.tables.gold import BRONZE, JOURNEYS, TABLE_COMMENTS, stored_schemas
 
@@ -53,7 +53,7 @@ class TableStore:
     def __init__(self, spark: SparkSession | None, place: Path | str) -> None:
         """`spark` may be None if the caller reads and writes no rows."""
         self._given = spark
-        self._session = None if spark is None else session_for_tables(spark)
+        self._session = None if spark is None else session_for_many(spark, 0)
         self._files = PlaceFiles(str(place))
         self.place = self._files.place
         self._schemas = stored_schemas()
@@ -155,19 +155,6 @@ class TableStore:
         # Spark treats a path as a pattern.
         place = _literal(f"{self.place}/{table}")
         return self.session.read.schema(schema).parquet(*(f"{place}/{path}" for path in paths))
-
-    def commit(
-        self,
-        before: Snapshot,
-        after: Snapshot,
-        changes: Mapping[str, TableChange],
-        took: Mapping[str, str] | None = None,
-    ) -> Snapshot:
-        """Commit `after` on top of `before` atomically.
-
-        CommitConflict if another commit came first.
-        """
-        return self.lake.publish(before, after, changes, took)
 
     def mark_raw_removed(self) -> None:
         """Mark these tables as the only copy of records, before the first file is removed."""

@@ -225,7 +225,7 @@ class _Batch:
         if counts["records"]:
             after = self._take_records(after, counts["records"])
         took = {name: file.as_json() for name, file in self._files.items()}
-        committed = self._store.commit(self._before, after, self._changes, took)
+        committed = self._store.lake.publish(self._before, after, self._changes, took)
         if committed.sum_parts == 1:
             self._store.lake.sweep()
         return committed

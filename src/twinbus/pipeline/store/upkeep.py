@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ def close(ledger: str, tables: str | None, process: str, reason: str, *, user: s
 def perform(spark: SparkSession, task: TablesTask, say: Callable[[str], None]) -> Document:
     """Perform the task and return its result as a document."""
     from twinbus.pipeline.store import stream
+    from twinbus.pipeline.store.compaction import compact, remove_raw
+    from twinbus.pipeline.store.removal import erase, retain
 
     place, shared = (spark, task.ledger, task.tables), task.shared
     if task.verb == "update":
@@ -70,11 +72,15 @@ def perform(spark: SparkSession, task: TablesTask, say: Callable[[str], None]) -
         return _snapshot_document(stream.rebuild(*place, shared=shared))
     store = stream.open_store(*place, shared=shared)
     if task.verb == "compact":
-        return _compact(store, task, say)
+        done = _document(compact(store, announce=say))
+        removed = remove_raw(store, task.ledger) if task.remove_raw else None
+        return {**done, "raw_files_removed": None if removed is None else len(removed)}
     if task.verb == "retain":
-        return _retain(store, task, say)
+        assert task.days is not None
+        return _document(retain(store, task.days, announce=say))
     assert task.verb == "erase", task.verb
-    return _erase(store, task, say)
+    assert task.message_id is not None
+    return _document(erase(store, task.ledger, task.message_id, announce=say))
 
 
 def follow(
@@ -94,43 +100,10 @@ def follow(
     return _snapshot_document(stream.open_store(*place, shared=shared).latest())
 
 
-def _compact(store: Any, task: TablesTask, say: Callable[[str], None]) -> Document:
-    from twinbus.pipeline.store.compaction import compact, remove_raw
-
-    done = compact(store, announce=say)
-    removed = remove_raw(store, task.ledger) if task.remove_raw else None
-    return {
-        **_snapshot_document(done.snapshot),
-        "files_before": done.files_before,
-        "files_after": done.files_after,
-        "raw_files_removed": None if removed is None else len(removed),
-    }
-
-
-def _retain(store: Any, task: TablesTask, say: Callable[[str], None]) -> Document:
-    from twinbus.pipeline.store.removal import retain
-
-    assert task.days is not None
-    done = retain(store, task.days, announce=say)
-    return {
-        **_snapshot_document(done.snapshot),
-        "first_day_kept": done.before.isoformat(),
-        "records_removed": done.records_removed,
-        "journeys_removed": done.journeys_removed,
-        "journeys_open": done.journeys_open,
-    }
-
-
-def _erase(store: Any, task: TablesTask, say: Callable[[str], None]) -> Document:
-    from twinbus.pipeline.store.removal import erase
-
-    assert task.message_id is not None
-    done = erase(store, task.ledger, task.message_id, announce=say)
-    return {
-        **_snapshot_document(done.snapshot),
-        "records_erased": done.records,
-        "raw_files_changed": done.raw_files,
-    }
+def _document(done: Any) -> Document:
+    """Return the result of a change of the tables, with the state of the tables after it."""
+    results = {one.name: getattr(done, one.name) for one in fields(done) if one.name != "snapshot"}
+    return {**_snapshot_document(done.snapshot), **results}
 
 
 def _snapshot_document(snapshot: Any) -> Document:

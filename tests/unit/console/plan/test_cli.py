@@ -14,8 +14,8 @@ from twinbus.console.cli import main
 from twinbus.console.plan import default_patience_s, plan_sheet
 from twinbus.console.sheet import page_of, text_of
 from twinbus.cost import prices
-from twinbus.planning.model import Traffic
 from twinbus.planning.plan import Plan, plan_of
+from twinbus.planning.question import Traffic
 
 GOOD = {"--rate": "500/s", "--outages": "2/year lognormal 40min"}
 

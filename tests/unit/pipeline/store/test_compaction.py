@@ -28,7 +28,7 @@ def ledger(tmp_path: Path) -> Path:
     """A ledger whose tables are of a version with other columns."""
     (tmp_path / "p-00000.jsonl").touch()
     store = TableStore(None, tables_place(tmp_path))
-    store.commit(Snapshot(), Snapshot(gold="of another version"), {}, {"p-00000.jsonl": ""})
+    store.lake.publish(Snapshot(), Snapshot(gold="of another version"), {}, {"p-00000.jsonl": ""})
     return tmp_path
 
 
@@ -50,7 +50,7 @@ def refusal(ledger: Path) -> str:
 def test_tables_whose_files_were_removed_with_other_tables_are_kept(ledger: Path) -> None:
     (ledger / "p-00001.jsonl").touch()
     here, other = (TableStore(None, tables_place(ledger, one)) for one in (None, ledger / "more"))
-    other.commit(Snapshot(), Snapshot(), {}, {"p-00000.jsonl": ""})
+    other.lake.publish(Snapshot(), Snapshot(), {}, {"p-00000.jsonl": ""})
     require_raw(here, str(ledger))
     note_removal(other, str(ledger), {"p-00000.jsonl": ""})
     # Noted, and not gone yet.

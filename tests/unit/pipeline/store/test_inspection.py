@@ -241,7 +241,7 @@ def test_tables_belong_to_one_ledger(tmp_path: Path) -> None:
         old_file(ledger, "app-00000.jsonl", sent("a"))
     store = TableStore(None, tmp_path / "tables")
     gold = signature_of(kept_tables())
-    store.commit(Snapshot(), Snapshot(ledger=f"file:{first}", gold=gold), {}, {})
+    store.lake.publish(Snapshot(), Snapshot(ledger=f"file:{first}", gold=gold), {}, {})
     open_without_spark(first, store.place)
     with pytest.raises(LedgerError, match=f"belong to another ledger than {second}"):
         open_without_spark(second, store.place)
@@ -250,7 +250,7 @@ def test_tables_belong_to_one_ledger(tmp_path: Path) -> None:
         writer.record("send", message_id="b")
     open_without_spark(first, store.place)
     identity = (first / ID_NAME).read_text().strip()
-    store.commit(store.latest(), Snapshot(ledger=identity, gold=gold), {}, {})
+    store.lake.publish(store.latest(), Snapshot(ledger=identity, gold=gold), {}, {})
     moved = first.rename(tmp_path / "moved")
     open_without_spark(moved, store.place)
     with pytest.raises(LedgerError, match="belong to another ledger"):
