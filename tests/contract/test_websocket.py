@@ -11,9 +11,8 @@ import pytest
 
 from twinbus.broker.access import Admission, ConnectionLimits
 from twinbus.broker.http import HttpHost, MetricsAccess, application
-from twinbus.broker.http_connection import AmqpWebSocket
 from twinbus.broker.listener import Listener
-from twinbus.broker.websocket import FRAME_BYTES_MAX, HIGH_WATER_BYTES, SUBPROTOCOLS
+from twinbus.broker.websocket import FRAME_BYTES_MAX, HIGH_WATER_BYTES, SUBPROTOCOLS, AmqpWebSocket
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -27,7 +27,7 @@ KILLS = 12
 PRELUDE = """
 import asyncio, os, resource, sys, time
 from pathlib import Path
-from twinbus.broker.storage.commit import GroupCommit
+from twinbus.broker.storage.store import GroupCommit
 from twinbus.broker.journal import StoredMessage
 from twinbus.broker.storage.lmdb_store import LmdbStore
 from twinbus.broker.storage.store import flush
@@ -61,7 +61,7 @@ async def main():
             waiting.append(fresh)
         while len(waiting) > 60:
             old = waiting.pop(number % len(waiting))
-            store.remove(1, old)
+            store.remove(1, old.sequence_number)
             done.append(old.sequence_number)
         say(f"removing {done}")
         line = f"sent {sent} done {done}"
@@ -231,7 +231,7 @@ def test_a_full_disk_is_said_in_one_line_and_takes_nothing_that_was_acknowledged
     say(f"held {len(image.messages)}")
     # Messages can still be taken out.
     for kept in image.messages[:10]:
-        store.remove(1, kept)
+        store.remove(1, kept.sequence_number)
     flush(store)
     say(f"left {len(store.recover()[0].messages)}")
     store.close()

@@ -19,7 +19,7 @@ from twinbus.broker.links.client_limits import (
     RECEIVED_BYTES_MAX,
     SESSIONS_MAX,
 )
-from twinbus.broker.links.owner import REPLY_BYTES_MAX, ReplyLink
+from twinbus.broker.links.context import REPLY_BYTES_MAX, ReplyLink
 from twinbus.broker.links.peer import Peer
 from twinbus.broker.messages.incoming import parse
 

@@ -12,8 +12,7 @@ from typing import Any
 from azure.servicebus.aio import ServiceBusClient
 
 from twinbus import SendAvailabilityOptions, pair_namespaces
-from twinbus.broker.embedded import EmbeddedBroker
-from twinbus.broker.host import NamespaceAt, parse_rule
+from twinbus.broker.embedded import EmbeddedBroker, NamespaceAt, parse_rule
 from twinbus.broker.port_access import DEFAULT_KEY, PortAccess
 from twinbus.gateway import GatewayHost
 from twinbus.gateway.sending import PENDING_BYTES_MAX

@@ -19,7 +19,7 @@ from tests.contract.test_credentials import Fetching, over_tls
 from tests.end_to_end.raw_client import RawClient, Refused, message
 from tests.gateway.gateway_world import PATIENCE_S, gateway_world
 from twinbus import EmbeddedBroker, SendAvailabilityOptions, pair_namespaces
-from twinbus.broker.host import NamespaceAt
+from twinbus.broker.embedded import NamespaceAt
 from twinbus.broker.port_access import DEFAULT_KEY, DEFAULT_RULE_NAME, PortAccess
 from twinbus.broker.sas import AcceptedToken
 from twinbus.gateway import GatewayHost

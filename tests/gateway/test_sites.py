@@ -12,7 +12,7 @@ from azure.servicebus.aio import ServiceBusClient
 from tests.gateway.balancer import Balancer
 from tests.gateway.gateway_world import gateway_world
 from twinbus import SendAvailabilityOptions, pair_namespaces
-from twinbus.broker.host import NamespaceAt
+from twinbus.broker.embedded import NamespaceAt
 from twinbus.broker.port_access import PortAccess
 from twinbus.gateway import GatewayHost
 

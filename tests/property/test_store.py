@@ -99,9 +99,9 @@ class TwoStores(RuleBasedStateMachine):
     @rule(data=st.data())
     def remove(self, data: st.DataObject) -> None:
         key = self.some(data)
-        message, _ = self.messages.pop(key)
+        self.messages.pop(key)
         for store in (self.disk, self.memory):
-            store.remove(key[0], message)
+            store.remove(*key)
 
     @precondition(lambda self: self.messages)
     @rule(data=st.data(), entity=ENTITIES)

@@ -2,6 +2,9 @@
 
 A Starlette application hosted connection by connection on uvicorn's HTTP protocol, because the
 listener has accepted the connection already and uvicorn's own server would want the port.
+
+The broker counts the connections and sets a deadline for each request: uvicorn limits the pause
+between two requests, but not the time that one request takes to arrive.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from dataclasses import replace
 from email.utils import formatdate
 from typing import Any
 
+import h11
 import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
@@ -23,6 +27,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketClose
+from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from twinbus.broker import websocket as amqp_over_websocket
@@ -30,9 +35,9 @@ from twinbus.broker.access import Admission, foreign_origin
 from twinbus.broker.admin.api import AdminRequest, Verified, respond, respond_faults, verified
 from twinbus.broker.admin.atom import ERROR_CONTENT_TYPE, render_error
 from twinbus.broker.admin.entities import Document
-from twinbus.broker.http_connection import AmqpWebSocket, HttpConnection
 from twinbus.broker.sas import Grant
 from twinbus.broker.server import BrokerServer
+from twinbus.broker.websocket import AmqpWebSocket
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +55,65 @@ CLOSE_TIMEOUT_S = 2.0
 
 _POLICY_VIOLATION = 1008
 EVERY_METHOD = ["GET", "HEAD", "PUT", "POST", "DELETE", "PATCH", "OPTIONS"]
+
+
+_UNFINISHED = (h11.IDLE, h11.SEND_BODY)
+"""States of a client that has sent a part of a request."""
+
+
+class HttpConnection(H11Protocol):
+    """One HTTP connection; AMQP over WebSocket leaves it when it begins."""
+
+    def __init__(self, admission: Admission, *given: Any) -> None:
+        super().__init__(*given)
+        self.access_log = False
+        self._admission = admission
+        self._host: str | None = None
+        self._request_limit: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._host = self.client[0] if self.client else ""
+        self._admission.enter(self._host)
+        self._limit_request()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._host is not None:
+            self._limit_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._leave()
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        super().handle_websocket_upgrade(event)
+        self._leave()
+
+    def _leave(self) -> None:
+        """Count no more: the connection is gone, or its AMQP peer counts."""
+        self._stop_clock()
+        if self._host is not None:
+            self._admission.leave(self._host)
+            self._host = None
+
+    def _limit_request(self) -> None:
+        """Let a request that has begun take so long, whatever the pace of its bytes."""
+        if self.conn.their_state not in _UNFINISHED:
+            self._stop_clock()
+        elif self._request_limit is None:
+            limit_s = self._admission.limits.open_s
+            self._request_limit = self.loop.call_later(limit_s, self._cut_off, limit_s)
+
+    def _cut_off(self, limit_s: float) -> None:
+        text = "closed an HTTP connection from %s: its request took longer than %g s (--open-limit)"
+        _log.warning(text, self._host, limit_s)
+        self.transport.abort()
+
+    def _stop_clock(self) -> None:
+        if self._request_limit is not None:
+            self._request_limit.cancel()
+            self._request_limit = None
 
 
 class HttpHost:

@@ -101,7 +101,7 @@ class Journal(Protocol):
     def amend(self, entity_id: int, message: StoredMessage) -> None:
         """Store the message's changed state, delivery count and overrides; the payload stays."""
 
-    def remove(self, entity_id: int, message: StoredMessage) -> None:
+    def remove(self, entity_id: int, sequence_number: int) -> None:
         """Forget a message."""
 
     def move(

@@ -19,10 +19,9 @@ import ssl
 from collections.abc import Callable, Coroutine, Iterable
 from enum import Enum
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from twinbus.broker.access import Admission
-from twinbus.broker.tls import Sniffer
 from twinbus.errors import ListenError
 
 _log = logging.getLogger(__name__)
@@ -325,6 +324,58 @@ class Listener:
     def _forget(self, connection: socket.socket) -> None:
         self._loop.remove_reader(connection)
         self._sniffing.pop(connection).cancel()
+
+
+class Sniffer(asyncio.Protocol):
+    """The first protocol inside TLS: waits for the first bytes, then gives the connection away."""
+
+    def __init__(
+        self,
+        choose: Callable[[bytes], asyncio.Protocol | None],
+        limit_s: float,
+        done: Callable[[Sniffer], None],
+    ) -> None:
+        """`choose` names who speaks what begins so; `done` is called once, whatever happens."""
+        self._choose = choose
+        self._limit_s = limit_s
+        self._done = done
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def close(self) -> None:
+        """Hang up: the client has said nothing that would choose a protocol."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The handshake is done; the client speaks first."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._timer = asyncio.get_running_loop().call_later(self._limit_s, self.close)
+
+    def data_received(self, data: bytes) -> None:
+        """Hand the connection over, first bytes included."""
+        assert self._transport is not None
+        transport = self._transport
+        protocol = self._choose(data)
+        self._end()
+        if protocol is None:
+            transport.abort()
+            return
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+        protocol.data_received(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Opened and closed again, or silent for too long."""
+        self._end()
+
+    def _end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._transport = None
+        self._done(self)
 
 
 def _answer(connection: socket.socket, data: bytes) -> None:

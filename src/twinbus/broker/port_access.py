@@ -1,11 +1,13 @@
 """Who may connect to the ports of one process: address, keys, tokens, TLS and limits.
 
-The broker and the gateway open their ports through the same class.
+The broker and the gateway open their ports through the same class. Also loads the certificate of a
+port, and loads it again when its files change.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +19,8 @@ from twinbus.broker.listener import Listener
 from twinbus.broker.sas import ALL_RIGHTS, AcceptedToken
 from twinbus.errors import BrokerStartError
 from twinbus.namespace.address import is_loopback
+
+_log = logging.getLogger(__name__)
 
 DEFAULT_RULE_NAME = "RootManageSharedAccessKey"
 DEFAULT_KEY = "SAS_KEY_VALUE"
@@ -108,3 +112,76 @@ class PortAccess:
             f"Endpoint=sb://{host}:{port};SharedAccessKeyName={DEFAULT_RULE_NAME};"
             f"SharedAccessKey={self._key};" + ("" if tls else "UseDevelopmentEmulator=true;")
         )
+
+
+RELOAD_CHECK_S = 2.0
+"""Time between two looks at the files of a certificate."""
+
+
+def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
+    """The broker's certificate from two PEM files; BrokerStartError if it cannot be loaded.
+
+    The certificate file holds the broker's own certificate first, then those that lead to a root.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    for option, file in (("--tls-cert", certificate), ("--tls-key", key)):
+        try:
+            file.read_bytes()
+        except OSError as error:
+            raise BrokerStartError(
+                f"{option} {file} cannot be read: {error.strerror}; give a PEM file"
+            ) from error
+    try:
+        # Without a password of its own, OpenSSL would stop and ask for one on the terminal.
+        context.load_cert_chain(certificate, key, password=_no_password)
+    except (ssl.SSLError, ValueError) as error:
+        raise BrokerStartError(
+            f"the certificate {certificate} and the key {key} cannot be used: {_reason(error)};"
+            " give a certificate and its own key, both PEM, the key without a password"
+        ) from error
+    return context
+
+
+async def reload_on_change(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
+    """Load the certificate again whenever its files change, until cancelled.
+
+    New handshakes get the new one; connections go on. Files that cannot be used, such as a
+    certificate without its new key yet, change nothing and are tried again.
+    """
+    loaded = _state_of(certificate, key)
+    while True:
+        await asyncio.sleep(RELOAD_CHECK_S)
+        found = _state_of(certificate, key)
+        if found == loaded:
+            continue
+        try:
+            # Into a context of its own first: half a change must not reach the live one.
+            server_context(certificate, key)
+            context.load_cert_chain(certificate, key, password=_no_password)
+        except (BrokerStartError, OSError, ValueError) as error:
+            _log.warning("the certificate is not loaded again: %s", error)
+            continue
+        loaded = found
+        _log.warning("the certificate %s was loaded again", certificate)
+
+
+def _state_of(*files: Path) -> list[tuple[int, int, int]]:
+    """What changes when a file is written or replaced."""
+    try:
+        return [(it.st_mtime_ns, it.st_ino, it.st_size) for it in map(Path.stat, files)]
+    except OSError:
+        return []
+
+
+def _no_password() -> str:
+    raise ValueError("the key is locked with a password")
+
+
+def _reason(error: Exception) -> str:
+    known = {
+        "KEY_VALUES_MISMATCH": "the key is not the certificate's",
+        "NO_START_LINE": "one of them is no PEM file",
+    }
+    reason = str(getattr(error, "reason", "") or "")
+    # OpenSSL's own words for a file that is no PEM at all are "PEM lib".
+    return known.get(reason) or ("one is no PEM file" if "PEM" in str(error) else str(error))

@@ -1,4 +1,4 @@
-"""The running broker of one namespace: engine, store, client connections, and the order of output.
+"""The running broker of one namespace: engine, store, clients and their links, order of output.
 
 Each loop tick: peers act on what arrived, the dispatcher delivers messages, then the output of all
 peers waits for one group commit of everything that the tick changed. So no acknowledgement is on
@@ -14,6 +14,9 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from twinbus.amqp.events import Disposed
+from twinbus.amqp.link import ReceiverLink, SenderLink
+from twinbus.amqp.message import Sections
 from twinbus.broker.access import Admission
 from twinbus.broker.descriptions import AuthorizationRule
 from twinbus.broker.engine.engine_log import EngineLog
@@ -21,19 +24,29 @@ from twinbus.broker.engine.limits import CreditAccount
 from twinbus.broker.engine.namespace import BrokerNamespace
 from twinbus.broker.faults import FaultPlan
 from twinbus.broker.ledger_view import BrokerView
+from twinbus.broker.links import management
 from twinbus.broker.links.client_limits import IdleLinks, LinkIdle
-from twinbus.broker.links.context import BrokerContext, LockTokens, RefusalTracker
-from twinbus.broker.links.opening import EntityLinks
-from twinbus.broker.links.owner import Dispatcher
+from twinbus.broker.links.context import (
+    BrokerContext,
+    Dispatcher,
+    LinkClient,
+    LockTokens,
+    RefusalTracker,
+    ReplyLink,
+    new_message_id,
+)
 from twinbus.broker.links.peer import Peer
+from twinbus.broker.links.receiving import ReceivingLink, settle
+from twinbus.broker.links.requests import ManagementContext, RequestLink
+from twinbus.broker.links.sending import SendingLink, refuse_transactions
 from twinbus.broker.profile import LAPTOP, ServiceProfile
 from twinbus.broker.refusals import EntityNotFound, QuotaExceeded
-from twinbus.broker.sas import AcceptedToken, AccessPolicy
-from twinbus.broker.storage.commit import GroupCommit
-from twinbus.broker.storage.store import Store
+from twinbus.broker.sas import LISTEN, SEND, AcceptedToken, AccessPolicy
+from twinbus.broker.storage.store import GroupCommit, Store
 from twinbus.errors import StoreError
 from twinbus.ledger import LedgerWriter
 from twinbus.servicebus import conditions
+from twinbus.servicebus.names import MANAGEMENT_SUFFIX
 
 log = logging.getLogger("twinbus.broker")
 
@@ -343,3 +356,76 @@ class BrokerServer:
             peer.abandon_links()
             peer.close(condition, description)
         self._to_collect.clear()
+
+
+class EntityLinks:
+    """What the broker does with a client's links; a `LinkOpener`."""
+
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
+
+    def receiving(
+        self, client: LinkClient, link: SenderLink, address: str, now_ms: int
+    ) -> ReceivingLink:
+        """A receiver of a queue, a subscription or a dead-letter queue."""
+        granted_until_ms = client.grants.require(address, LISTEN, now_ms)
+        queue = self._context.namespace.receive_source(address)
+        limit = self._context.profile.receivers_max
+        if limit is not None and self._context.dispatcher.receiver_count(queue) >= limit:
+            raise QuotaExceeded(
+                f"{queue.path!r} has {limit} concurrent receives, which is the limit; close some."
+            )
+        receiving = ReceivingLink(self._context, client, link, queue, address, granted_until_ms)
+        link.owner = receiving
+        receiving.attach(now_ms)
+        return receiving
+
+    def sending(
+        self, client: LinkClient, link: ReceiverLink, address: str, now_ms: int
+    ) -> SendingLink:
+        """A sender to a queue or a topic."""
+        refuse_transactions(link)
+        granted_until_ms = client.grants.require(address, SEND, now_ms)
+        entity = self._context.namespace.send_target(address)
+        sending = SendingLink(self._context, client, link, entity, address, granted_until_ms)
+        sending.attach()
+        return sending
+
+    def requests(self, client: LinkClient, link: ReceiverLink, address: str) -> RequestLink:
+        """The link on which a client sends requests to a `$management` node."""
+        respond = partial(self._respond, client, address.lower())
+        node = RequestLink(self._context, client, link, address, respond)
+        node.attach()
+        return node
+
+    def replies(self, client: LinkClient, link: SenderLink, address: str) -> ReplyLink:
+        """The link on which a client reads the answers of a `$management` node."""
+        link.accept()
+        return ReplyLink(client.replies, link, address)
+
+    def settle(self, event: Disposed, now_ms: int) -> None:
+        settle(event, now_ms)
+
+    def disconnected(self, client: LinkClient) -> None:
+        """Nothing is kept for a client beside its links."""
+
+    def _respond(self, client: LinkClient, address: str, request: Sections, now_ms: int) -> bytes:
+        broker = self._context
+
+        def require(right: str) -> None:
+            # On the node itself: some SDKs put their token for it, others for the whole entity.
+            client.grants.require(address, right, now_ms)
+            if right == SEND:
+                broker.require_space()
+
+        context = ManagementContext(
+            namespace=broker.namespace,
+            address=address.removesuffix(MANAGEMENT_SUFFIX),
+            require=require,
+            holder=client.holder,
+            payload=broker.store.payload,
+            new_message_id=new_message_id,
+            track=broker.track,
+            credits=broker.credits,
+        )
+        return management.handle(request, context, now_ms)

@@ -8,13 +8,16 @@ frame is taken from the client while the protocol has paused reading.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
+from uvicorn.protocols.websockets.wsproto_impl import WSProtocol
+from wsproto.events import BytesMessage, CloseConnection, Ping, TextMessage
 
-from twinbus.broker.http_connection import CONNECTION, AmqpWebSocket
+from twinbus.broker.access import CUT_OFF_S
 
 SUBPROTOCOLS = ("AMQPWSB10", "amqp")
 """Names of AMQP in a WebSocket handshake: Service Bus's own, which Azure's SDKs ask for, and that
@@ -26,10 +29,79 @@ LOW_WATER_BYTES = 64 * 1024
 FRAME_BYTES_MAX = 64 * 1024
 """Bytes put into one WebSocket frame, so that a slow client frees the buffer step by step."""
 
+CONNECTION = "connection"
+
 _NORMAL_CLOSURE = 1000
 _PROTOCOL_ERROR = 1002
 _UNACCEPTABLE_DATA = 1003
 _INTERNAL_ERROR = 1011
+
+
+class AmqpWebSocket(WSProtocol):
+    """A WebSocket that hands on the bytes of messages as they come: AMQP is a stream.
+
+    A stranger's message of many megabytes is then never kept whole, and a thousand empty ones are
+    nothing. The application finds it as `state["connection"]` of its scope.
+    """
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.app_state = {**self.app_state, CONNECTION: self}
+        self.on_overhead: Callable[[int], None] = lambda _: None
+        """Called with the number of bytes that came and are not AMQP: pings, frame headers."""
+        self.is_ending = False
+        """Whether the broker has closed the connection; what comes no longer matters."""
+        self._is_deaf = False
+        self._came = bytearray()
+        self._cutting: asyncio.TimerHandle | None = None
+
+    def data_received(self, data: bytes) -> None:
+        if self.is_ending and not self.writable.is_set():
+            # It neither reads why it is closed nor stops sending: its frames cost nothing more.
+            self._is_deaf = True
+        if self._is_deaf:
+            return
+        super().data_received(data)
+        overhead_bytes = len(data) - len(self._came)
+        self._hand_on()
+        self.on_overhead(overhead_bytes)
+
+    def handle_message(self, event: TextMessage | BytesMessage) -> None:
+        if isinstance(event, BytesMessage):
+            self._came += event.data
+        else:
+            # Refused at its first piece: it is never AMQP.
+            super().handle_message(dataclasses.replace(event, message_finished=True))
+
+    def handle_close(self, event: CloseConnection) -> None:
+        self._hand_on()
+        super().handle_close(event)
+
+    def handle_ping(self, event: Ping) -> None:
+        # A client that does not read its pongs would fill the memory with them. RFC 6455 (5.5.2)
+        # allows to answer a later ping only.
+        if self.writable.is_set():
+            super().handle_ping(event)
+
+    def abort(self) -> None:
+        """Close the socket now, whatever the client reads."""
+        self.transport.abort()
+
+    async def run_asgi(self) -> None:
+        await super().run_asgi()
+        # Closing waits for the client to read what was written.
+        if not self.disconnected:
+            self._cutting = self.loop.call_later(CUT_OFF_S, self.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._cutting is not None:
+            self._cutting.cancel()
+
+    def _hand_on(self) -> None:
+        if self._came:
+            data, self._came = bytes(self._came), bytearray()
+            super().handle_message(BytesMessage(data=data, message_finished=True))
 
 
 class AmqpProtocol(Protocol):

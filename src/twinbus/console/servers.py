@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Final
 
 from twinbus.broker.access import ConnectionLimits
 from twinbus.broker.descriptions import QueueDescription, SubscriptionDescription, TopicDescription
-from twinbus.broker.host import BrokerHost, NamespaceAt, parse_rule, parse_token
-from twinbus.broker.port_access import DEFAULT_KEY, PortAccess
+from twinbus.broker.embedded import BrokerHost, NamespaceAt, parse_rule, parse_token
+from twinbus.broker.port_access import DEFAULT_KEY, PortAccess, reload_on_change, server_context
 from twinbus.broker.profile import LAPTOP, PROFILES, ServiceProfile
 from twinbus.broker.refusals import EntityAlreadyExists, Refusal
 from twinbus.broker.server import BrokerServer
-from twinbus.broker.tls import reload_on_change, server_context
 from twinbus.console.options import (
     GatewayOptions,
     PortOptions,

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     from starlette.websockets import WebSocket
 
-    from twinbus.broker.host import NamespaceAt
+    from twinbus.broker.embedded import NamespaceAt
     from twinbus.broker.listener import Listener
     from twinbus.broker.port_access import PortAccess
     from twinbus.namespace.access import Endpoint

@@ -31,7 +31,7 @@ from twinbus.amqp.performatives import (
     Error,
     encode_state,
 )
-from twinbus.broker.links.owner import LinkOwner
+from twinbus.broker.links.context import LinkOwner
 from twinbus.broker.refusals import NotAllowed, Refusal, ServerBusy
 from twinbus.client.connection import NamespaceConnection
 from twinbus.client.request_node import ConnectionLost, RequestRefused

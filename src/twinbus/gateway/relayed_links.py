@@ -21,10 +21,9 @@ from twinbus.amqp.link import SETTLED, LinkState, ReceiverLink, SenderLink
 from twinbus.amqp.message import Sections, decode_map, join, split
 from twinbus.amqp.performatives import ACCEPTED_BYTES, RELEASED_BYTES, Source, Target
 from twinbus.amqp.types import DecodeError
+from twinbus.broker.links.context import ReplyLink
 from twinbus.broker.links.management import SENDING_OPERATIONS
-from twinbus.broker.links.management_request import correlation_id, failure, text_of
-from twinbus.broker.links.owner import ReplyLink
-from twinbus.broker.links.requests import RequestLink
+from twinbus.broker.links.requests import RequestLink, correlation_id, failure, text_of
 from twinbus.broker.refusals import (
     EntityNotFound,
     MalformedMessage,

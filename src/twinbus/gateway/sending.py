@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 from twinbus.amqp.events import DeliveryArrived, DeliveryTooLarge
 from twinbus.amqp.link import MAX_MESSAGE_BYTES, LinkState, ReceiverLink
 from twinbus.amqp.performatives import ACCEPTED_BYTES, encode_state
-from twinbus.broker.links.context import LinkClient, rejected
-from twinbus.broker.links.owner import LinkOwner
+from twinbus.broker.links.context import LinkClient, LinkOwner, rejected
 from twinbus.broker.refusals import MessageTooLarge, Refusal
 from twinbus.broker.sas import SEND
 from twinbus.client.links import LinkPool

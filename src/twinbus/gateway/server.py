@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from twinbus.amqp.events import Disposed
     from twinbus.amqp.link import ReceiverLink, SenderLink
     from twinbus.broker.access import Admission
-    from twinbus.broker.links.context import LinkClient, PeerContext
-    from twinbus.broker.links.owner import LinkOwner
+    from twinbus.broker.links.context import LinkClient, LinkOwner, PeerContext
     from twinbus.broker.port_access import PortAccess
     from twinbus.pairing.sending.client import PairedClient
 

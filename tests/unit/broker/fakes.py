@@ -68,8 +68,8 @@ class FakeJournal:
         kept.state, kept.delivery_count = message.state, message.delivery_count
         kept.overrides = dict(message.overrides) if message.overrides else None
 
-    def remove(self, entity_id: int, message: StoredMessage) -> None:
-        del self._of(entity_id).messages[message.sequence_number]
+    def remove(self, entity_id: int, sequence_number: int) -> None:
+        del self._of(entity_id).messages[sequence_number]
 
     def move(
         self, entity_id: int, sequence_number: int, to_entity_id: int, message: StoredMessage

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from twinbus.broker.access import Admission, ConnectionLimits, TokenFile, parse_tokens
-from twinbus.broker.host import parse_token
+from twinbus.broker.embedded import parse_token
 from twinbus.broker.sas import NEVER_S
 from twinbus.errors import BrokerStartError
 

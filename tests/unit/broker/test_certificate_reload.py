@@ -9,7 +9,7 @@ import pytest
 import trustme
 
 from tests.contract.certificates import authority, client_context, write_server_files
-from twinbus.broker import tls
+from twinbus.broker import port_access
 
 
 def renew(chain: Path, key: Path) -> None:
@@ -32,10 +32,10 @@ async def serial_of(port: int) -> str:
 async def test_new_handshakes_get_the_new_certificate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tls, "RELOAD_CHECK_S", 0.01)
+    monkeypatch.setattr(port_access, "RELOAD_CHECK_S", 0.01)
     chain, key = write_server_files(tmp_path)
-    context = tls.server_context(chain, key)
-    watching = asyncio.create_task(tls.reload_on_change(context, chain, key))
+    context = port_access.server_context(chain, key)
+    watching = asyncio.create_task(port_access.reload_on_change(context, chain, key))
 
     async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()

@@ -16,7 +16,7 @@ from twinbus.amqp.output import FrameOutput
 from twinbus.amqp.performatives import Accepted, Attach, Flow, Source, Target
 from twinbus.amqp.session import Session
 from twinbus.amqp.types import UInt
-from twinbus.broker.links.owner import REPLIES_MAX, ReplyLinks
+from twinbus.broker.links.context import REPLIES_MAX, ReplyLinks
 from twinbus.broker.refusals import QuotaExceeded
 from twinbus.client.request_node import RequestRefused
 from twinbus.gateway.relay import PrimaryRelay, Relayed

@@ -13,9 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from twinbus.broker.admin.addresses import Address, parse_address, parse_page
 from twinbus.broker.admin.atom import ERROR_CONTENT_TYPE, render_error
-from twinbus.broker.admin.entities import Administration, Document
+from twinbus.broker.admin.entities import (
+    Address,
+    Administration,
+    Document,
+    parse_address,
+    parse_page,
+)
 from twinbus.broker.engine.limits import ADMINISTRATION_COST
 from twinbus.broker.faults import fault_from_json, fault_to_json
 from twinbus.broker.refusals import ArgumentInvalid, EntityNotFound, Refusal, Unauthorized

@@ -12,8 +12,9 @@ from twinbus.broker.descriptions import (
     RuleDescription,
     SubscriptionDescription,
     TopicDescription,
+    read_description,
+    read_rule,
 )
-from twinbus.broker.engine.description_records import read_description, read_rule
 from twinbus.broker.engine.message_states import EngineContext
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import dead_letter_description
@@ -230,15 +231,10 @@ class EntityFactory:
         topic = topics[address_key(topic_path)]
         settings = read_description(SubscriptionDescription, image.description)
         subscription = self.subscription(topic, name, image.entity_id, settings, part_id)
-        # Store format 1 has all rules in the subscription's record.
-        shared = image.description.get("rules", [])
-        assert isinstance(shared, list)
-        subscription.shares_record = bool(shared)
-        for record in shared or sorted(image.rules.values(), key=lambda each: each["number"]):
+        for record in sorted(image.rules.values(), key=lambda each: each["number"]):
             rule = read_rule(record)
             subscription.put_rule(rule)
-            if not shared:
-                subscription.rule_numbers[rule.name.lower()] = record["number"]
+            subscription.rule_numbers[rule.name.lower()] = record["number"]
         return subscription
 
 

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 from twinbus.broker.descriptions import QueueDescription, SubscriptionDescription
-from twinbus.broker.engine.deadlines import Deadlines
 from twinbus.broker.engine.engine_log import EngineLog
 from twinbus.broker.engine.forwarding import Forwarding, ForwardSource, Resolve
 from twinbus.broker.engine.message_index import (
@@ -29,6 +28,7 @@ from twinbus.broker.engine.settlement import (
     ERROR_DESCRIPTION,
     EXPIRED,
     REASON,
+    Deadlines,
     Delivery,
     Locks,
 )
@@ -319,7 +319,7 @@ class MessageStates:
     def forget(self, message: StoredMessage) -> None:
         """Remove a message for good; it must be not ready and not locked."""
         self.index.remove(message)
-        self.journal.remove(self.entity_id, message)
+        self.journal.remove(self.entity_id, message.sequence_number)
 
     def perish(self, message: StoredMessage, now_ms: int) -> None:
         """End a message whose time to live is over; the caller calls `take_out`."""

@@ -14,6 +14,7 @@ from twinbus.broker.descriptions import (
     CorrelationFilter,
     Description,
     QueueDescription,
+    Record,
     RuleDescription,
     SqlFilter,
     SubscriptionDescription,
@@ -22,14 +23,15 @@ from twinbus.broker.descriptions import (
     check_name,
     check_path,
     check_settings,
+    description_record,
+    rule_record,
 )
-from twinbus.broker.engine.deadlines import Timetable
-from twinbus.broker.engine.description_records import Record, description_record, rule_record
 from twinbus.broker.engine.directory import Directory, Entity, EntityFactory
 from twinbus.broker.engine.engine_log import EngineLog
 from twinbus.broker.engine.limits import MESSAGE_BYTES, rule_bytes
 from twinbus.broker.engine.message_states import FAILED_RETRY_MS, EngineContext, Failed
 from twinbus.broker.engine.queue import Queue
+from twinbus.broker.engine.settlement import Timetable
 from twinbus.broker.engine.topic import (
     Subscription,
     Topic,
@@ -291,14 +293,12 @@ class BrokerNamespace:
 
     def delete_rule(self, topic: str, subscription: str, name: str, now_ms: int) -> None:
         owner = self.get_subscription(topic, subscription)
-        self._write_rules_apart(owner)
         key = self.get_rule(topic, subscription, name).name.lower()
         owner.remove_rule(key)
         owner.accessed_at_ms = now_ms
         self._journal.put_rule(owner.entity_id, key, None)
 
     def _put_rule(self, owner: Subscription, rule: RuleDescription, now_ms: int) -> None:
-        self._write_rules_apart(owner)
         self.get_topic(owner.topic_path).require_memory(rule_bytes(rule))
         owner.put_rule(rule)
         owner.accessed_at_ms = now_ms
@@ -307,17 +307,6 @@ class BrokerNamespace:
     def _write_rule(self, owner: Subscription, key: str) -> None:
         record = {**rule_record(owner.rules[key]), "number": owner.rule_numbers[key]}
         self._journal.put_rule(owner.entity_id, key, record)
-
-    def _write_rules_apart(self, owner: Subscription) -> None:
-        """Give each rule a record of its own, if they still share the subscription's.
-
-        An earlier version wrote them so. Both changes are in one commit.
-        """
-        if owner.shares_record:
-            owner.shares_record = False
-            for key in owner.rules:
-                self._write_rule(owner, key)
-            self._write(owner)
 
     # Time
 
@@ -399,7 +388,6 @@ class BrokerNamespace:
         kind = "topic" if isinstance(entity, Topic) else "queue"
         if isinstance(entity, Subscription):
             kind = "subscription"
-            self._write_rules_apart(entity)
         self._journal.put_entity(entity.entity_id, kind, entity.path, record)
 
     def _check_new(self, path: str, description: Description) -> None:

@@ -256,7 +256,7 @@ class Queue:
         states, log = self.states, self.states.engine_log
         self.admit(message, now_ms)
         if not states.remember(message.message_id, now_ms):
-            self._journal.remove(source.entity_id, message)
+            self._journal.remove(source.entity_id, message.sequence_number)
             if log is not None:
                 log.note("forward", self.path, [message], now_ms, state="duplicate")
             return

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
-from twinbus.broker.engine.deadlines import Deadlines
 from twinbus.broker.engine.limits import SESSION_BYTES, state_bytes
 from twinbus.broker.engine.message_index import ReadyMessages
+from twinbus.broker.engine.settlement import Deadlines
 from twinbus.broker.journal import Journal, SessionState, StoredMessage
 from twinbus.broker.refusals import ArgumentOutOfRange, SessionCannotBeLocked, SessionLockLost
 

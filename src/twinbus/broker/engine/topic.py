@@ -18,8 +18,8 @@ from twinbus.broker.descriptions import (
     SubscriptionDescription,
     TopicDescription,
     check_name,
+    rule_record,
 )
-from twinbus.broker.engine.description_records import rule_record
 from twinbus.broker.engine.forwarding import ForwardSource
 from twinbus.broker.engine.limits import MESSAGE_BYTES, rule_bytes
 from twinbus.broker.engine.message_states import EngineContext
@@ -62,8 +62,6 @@ class Subscription(Queue):
         """By lower-case name, in order of creation, which is the order of evaluation."""
         self.rule_numbers: dict[str, int] = {}
         """Numbers by which the store keeps the order of the rules."""
-        self.shares_record = False
-        """Whether the store has the rules in the subscription's own record."""
         self.rules_memory_bytes = 0
         self._compiled: dict[str, object] = {}
         self.require_room: Callable[[int, int], None] = lambda _size, _memory: None
@@ -294,7 +292,7 @@ class Topic:
         is_new = self.schedule.states.remember(message.message_id, now_ms)
         if is_new:
             self._fan_out_or_retract(incoming, now_ms, hops, message)
-        self._journal.remove(source.entity_id, message)
+        self._journal.remove(source.entity_id, message.sequence_number)
         engine_log = self.schedule.states.engine_log
         if engine_log is not None:
             state = None if is_new else "duplicate"

@@ -36,8 +36,14 @@ from twinbus.broker.links.client_limits import (
     ExpiryTimer,
     Probation,
 )
-from twinbus.broker.links.context import CBS, LinkOpener, PeerContext
-from twinbus.broker.links.owner import LinkOwner, ReplyLink, ReplyLinks
+from twinbus.broker.links.context import (
+    CBS,
+    LinkOpener,
+    LinkOwner,
+    PeerContext,
+    ReplyLink,
+    ReplyLinks,
+)
 from twinbus.broker.links.requests import RequestLink, put_token
 from twinbus.broker.refusals import LinkExpired, QuotaExceeded, Refusal, ServerBusy, Unauthorized
 from twinbus.broker.sas import ConnectionGrants, covers

@@ -13,11 +13,11 @@ from twinbus.broker.faults import Fault
 from twinbus.broker.links.context import (
     BrokerContext,
     LinkClient,
+    LinkOwner,
     new_message_id,
     rejected,
     rejected_with,
 )
-from twinbus.broker.links.owner import LinkOwner
 from twinbus.broker.messages.incoming import Incoming, parse
 from twinbus.broker.refusals import MalformedMessage, MessageTooLarge, NotSupported, Refusal
 from twinbus.broker.sas import SEND

@@ -31,7 +31,7 @@ from twinbus.broker.storage.data_directory import (
     out_of_room,
     sync_directory,
 )
-from twinbus.broker.storage.record_journal import RecordJournal
+from twinbus.broker.storage.records import RecordJournal
 from twinbus.broker.storage.store import Batch, Store
 from twinbus.errors import StoreError, StoreFull
 
@@ -275,15 +275,11 @@ def _check_format(path: Path, environment: lmdb.Environment) -> None:
             f"{path} holds an LMDB file that is not Twinbus's: choose another directory"
         )
     version = records.unpack_format(found)
-    if version > records.FORMAT_VERSION:
+    if version != records.FORMAT_VERSION:
         raise StoreError(
-            f"{path} has store format {version}, this Twinbus reads up to"
-            f" {records.FORMAT_VERSION}: use the newer Twinbus that wrote it, or another directory"
+            f"{path} has store format {version}, this Twinbus reads format"
+            f" {records.FORMAT_VERSION}: use the Twinbus that wrote it, or another directory"
         )
-    if version < records.FORMAT_VERSION:
-        # Before the first record of the new format, so that no older Twinbus reads past it.
-        with environment.begin(write=True) as transaction:
-            transaction.put(records.FORMAT_KEY, records.pack_format())
 
 
 def translated(directory: DataDirectory, error: lmdb.Error) -> StoreError:

@@ -1,9 +1,10 @@
-"""The layout of what a store writes: one key and one value for each fact, as bytes. Pure.
+"""What a store writes: the layout of its records, and the journal calls that become records. Pure.
 
-A key is one byte of kind, eight of entity id and, for all but one-per-entity kinds, what tells the
-facts of an entity apart: a message's sequence number, or a digest of a session or message id (ids
-may be longer than a key can be; the value holds the id itself). Numbers in keys are big-endian, so
-that the order of keys is the order of entities and, within one, of sequence numbers.
+Each fact has one key and one value, as bytes. A key is one byte of kind, eight of entity id and,
+for all but one-per-entity kinds, what tells the facts of an entity apart: a message's sequence
+number, or a digest of a session or message id (ids may be longer than a key can be; the value holds
+the id itself). Numbers in keys are big-endian, so that the order of keys is the order of entities
+and, within one, of sequence numbers.
 
     E entity          json: kind, path, description
     C counter         the entity's last sequence number
@@ -22,17 +23,17 @@ from __future__ import annotations
 
 import json
 import struct
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from typing import Any
 
 from twinbus.amqp.decoding import decode
 from twinbus.amqp.encoding import encode
-from twinbus.broker.journal import MessageState, SessionState, StoredMessage
+from twinbus.broker.journal import EntityImage, MessageState, SessionState, StoredMessage
 
 FORMAT_VERSION = 2
-"""Raised when a store written today could not be read by yesterday's code.
-
-1: a subscription's record holds its rules, which is still read. 2: each rule has its own record."""
+"""Incremented when older code could not read a store that is written now."""
 
 FORMAT_KEY = b"F"
 ENTITY, COUNTER, MESSAGE, AMENDMENT, SESSION, DUPLICATE, RULE, DROPPED = b"ECMASDRX"
@@ -207,22 +208,14 @@ def _overrides(data: Data) -> dict[str, object]:
     return value
 
 
-def pack_entity(kind: str, path: str, description: dict[str, object]) -> bytes:
-    return json.dumps([kind, path, description], separators=(",", ":")).encode()
+def pack_json(*parts: object) -> bytes:
+    """The record of an entity (kind, path, description) or of a rule (name, rule)."""
+    return json.dumps(parts, separators=(",", ":")).encode()
 
 
-def unpack_entity(record: Data) -> tuple[str, str, dict[str, object]]:
-    kind, path, description = json.loads(bytes(record))
-    return kind, path, description
-
-
-def pack_rule(name: str, record: dict[str, Any]) -> bytes:
-    return json.dumps([name, record], separators=(",", ":")).encode()
-
-
-def unpack_rule(record: Data) -> tuple[str, dict[str, Any]]:
-    name, rule = json.loads(bytes(record))
-    return name, rule
+def unpack_json(record: Data) -> list[Any]:
+    parts: list[Any] = json.loads(bytes(record))
+    return parts
 
 
 def pack_number(number: int) -> bytes:
@@ -259,3 +252,215 @@ def pack_format() -> bytes:
 
 def unpack_format(record: Data) -> int:
     return int(_FORMAT.unpack(record)[0])
+
+
+Records = dict[bytes, bytes | None]
+
+Scan = Callable[[int], Iterator[tuple[Data, Data]]]
+"""All keys of one kind with their records, in order of key."""
+
+
+class RecordJournal(ABC):
+    """A `Journal` whose changes become records; a subclass reads and writes them.
+
+    A change waits in `_pending`, one entry for each key; the last one wins, None means delete. The
+    shell takes all of it as one batch, which stays in `_in_flight` until it is on disk. A payload
+    is searched in that order: pending, in flight, disk.
+    """
+
+    def __init__(self) -> None:
+        self._pending: Records = {}
+        self._pending_size_bytes = 0
+        self._in_flight: Records = {}
+        self._in_flight_size_bytes = 0
+        self._last_numbers: dict[int, int] = {}
+        self._raised: set[int] = set()
+        """Entities whose last sequence number is higher than in the last batch."""
+        self._amended: dict[int, set[int]] = {}
+        """Messages with an amendment on disk or on its way there: only these need it removed."""
+        self._dropped: set[int] = set()
+        """Entities whose leftovers are still to be swept from the disk."""
+
+    @abstractmethod
+    def _read(self, key: bytes) -> Data | None:
+        """The committed record, valid until the next call of any method."""
+
+    @abstractmethod
+    def _read_many(self, keys: list[bytes]) -> Sequence[Data]:
+        """The committed records of those keys that have one, valid as long as of `_read`."""
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes noted and not on disk yet; a key noted twice in one batch may count twice."""
+        return self._pending_size_bytes + self._in_flight_size_bytes
+
+    def put_entity(
+        self, entity_id: int, kind: str, path: str, description: dict[str, object]
+    ) -> None:
+        assert entity_id not in self._dropped, f"entity id {entity_id} is used again"
+        self._note(entity_key(ENTITY, entity_id), pack_json(kind, path, description))
+
+    def drop_entity(self, entity_id: int) -> None:
+        # What was committed is swept a bounded slice at a time: a queue of millions must not hold
+        # up every send behind it. Its entity record goes now, so a crash cannot bring it back.
+        held = entity_key(MESSAGE, entity_id)[1:]
+        for key in [key for key in self._pending if key[1:9] == held]:
+            self._forget(key)
+        self._last_numbers.pop(entity_id, None)
+        self._raised.discard(entity_id)
+        self._amended.pop(entity_id, None)
+        self._dropped.add(entity_id)
+        self._note(entity_key(ENTITY, entity_id), None)
+        self._note(entity_key(DROPPED, entity_id), b"")
+
+    def put(self, entity_id: int, message: StoredMessage, payload: bytes) -> None:
+        record = pack_message(message, payload)
+        sequence_number = message.sequence_number
+        self._pending[message_key(entity_id, sequence_number)] = record
+        self._pending_size_bytes += len(record)
+        if sequence_number > self._last_numbers.get(entity_id, 0):
+            self._last_numbers[entity_id] = sequence_number
+            self._raised.add(entity_id)
+
+    def amend(self, entity_id: int, message: StoredMessage) -> None:
+        number = message.sequence_number
+        self._amended.setdefault(entity_id, set()).add(number)
+        self._note(amendment_key(entity_id, number), pack_amendment(message))
+
+    def remove(self, entity_id: int, sequence_number: int) -> None:
+        key = message_key(entity_id, sequence_number)
+        # Numbers are never used twice, so what is pending here was never committed: it cancels out.
+        never_committed = key in self._pending
+        if never_committed:
+            self._forget(key)
+        else:
+            self._note(key, None)
+        amended = self._amended.get(entity_id)
+        if amended and sequence_number in amended:
+            amended.discard(sequence_number)
+            if never_committed:
+                self._forget(amendment_key(entity_id, sequence_number))
+            else:
+                self._note(amendment_key(entity_id, sequence_number), None)
+
+    def move(
+        self, entity_id: int, sequence_number: int, to_entity_id: int, message: StoredMessage
+    ) -> None:
+        assert (entity_id, sequence_number) != (to_entity_id, message.sequence_number)
+        payload = self.payload(entity_id, sequence_number)
+        self.remove(entity_id, sequence_number)
+        self.put(to_entity_id, message, payload)
+
+    def payload(self, entity_id: int, sequence_number: int) -> bytes:
+        key = message_key(entity_id, sequence_number)
+        record: Data | None
+        for uncommitted in (self._pending, self._in_flight):
+            if key in uncommitted:
+                record = uncommitted[key]
+                break
+        else:
+            record = self._read(key)
+        if record is None:
+            raise LookupError(f"entity {entity_id} has no message {sequence_number} in the store")
+        return payload_of(record)
+
+    def payloads(self, entity_id: int, sequence_numbers: list[int]) -> list[bytes]:
+        keys = [message_key(entity_id, number) for number in sequence_numbers]
+        # Nearly always: all are on disk, or at least nothing of them waits to get there.
+        if self._pending.keys().isdisjoint(keys) and self._in_flight.keys().isdisjoint(keys):
+            found = self._read_many(keys)
+            if len(found) == len(keys):
+                return [payload_of(record) for record in found]
+        return [self.payload(entity_id, number) for number in sequence_numbers]
+
+    def put_rule(self, entity_id: int, name: str, record: dict[str, Any] | None) -> None:
+        key = named_key(RULE, entity_id, name)
+        self._note(key, None if record is None else pack_json(name, record))
+
+    def put_session_state(
+        self, entity_id: int, session_id: str, state: SessionState | None
+    ) -> None:
+        key = named_key(SESSION, entity_id, session_id)
+        self._note(key, None if state is None else pack_session_state(session_id, state))
+
+    def put_message_id(self, entity_id: int, message_id: str, first_seen_ms: int | None) -> None:
+        key = named_key(DUPLICATE, entity_id, message_id)
+        self._note(
+            key,
+            None if first_seen_ms is None else pack_duplicate(message_id, first_seen_ms),
+        )
+
+    def _note(self, key: bytes, record: bytes | None) -> None:
+        self._pending[key] = record
+        self._pending_size_bytes += len(key) if record is None else len(record)
+
+    def _forget(self, key: bytes) -> None:
+        record = self._pending.pop(key, None)
+        self._pending_size_bytes -= len(key) if record is None else len(record)
+
+    def _take_pending(self) -> Records:
+        """What is pending, from now on in flight; empty if nothing changed."""
+        assert not self._in_flight, "a batch is still in flight"
+        for entity_id in self._raised:
+            key = entity_key(COUNTER, entity_id)
+            self._pending[key] = pack_number(self._last_numbers[entity_id])
+        self._raised.clear()
+        self._in_flight, self._pending = self._pending, {}
+        self._in_flight_size_bytes, self._pending_size_bytes = self._pending_size_bytes, 0
+        return self._in_flight
+
+    def _landed(self) -> None:
+        self._in_flight = {}
+        self._in_flight_size_bytes = 0
+
+    def _forget_all(self) -> None:
+        """Forget every change that is not on disk, and all that was known of the disk."""
+        self._landed()
+        self._pending = {}
+        self._pending_size_bytes = 0
+        self._last_numbers.clear()
+        self._raised.clear()
+        self._amended.clear()
+        self._dropped.clear()
+
+    def _restore(self, scan: Scan) -> list[EntityImage]:
+        """Forget everything but what `scan` finds; return it as entities, in order of id."""
+        self._forget_all()
+        images: dict[int, EntityImage] = {}
+        for key, record in scan(ENTITY):
+            entity_id = key_entity(key)
+            images[entity_id] = EntityImage(entity_id, *unpack_json(record))
+        for key, record in scan(COUNTER):
+            if image := images.get(key_entity(key)):
+                image.last_sequence_number = unpack_number(record)
+        self._amended = _read_messages(scan, images)
+        for kind, table, unpack in (
+            (SESSION, "session_states", unpack_session_state),
+            (RULE, "rules", unpack_json),
+            (DUPLICATE, "message_ids", unpack_duplicate),
+        ):
+            for key, record in scan(kind):
+                if image := images.get(key_entity(key)):
+                    name, value = unpack(record)
+                    getattr(image, table)[name] = value
+        for image in images.values():
+            self._last_numbers[image.entity_id] = image.last_sequence_number
+        return list(images.values())
+
+
+def _read_messages(scan: Scan, images: dict[int, EntityImage]) -> dict[int, set[int]]:
+    """Add the messages to their entities; return which of each entity are amended."""
+    amendments = {key_numbers(key): bytes(record) for key, record in scan(AMENDMENT)}
+    for key, record in scan(MESSAGE):
+        entity_id, sequence_number = key_numbers(key)
+        image = images.get(entity_id)
+        if image is None:
+            continue
+        message = unpack_message(sequence_number, record)
+        if amendments and (entity_id, sequence_number) in amendments:
+            apply_amendment(message, amendments[entity_id, sequence_number])
+        image.messages.append(message)
+    amended: dict[int, set[int]] = {}
+    for entity_id, sequence_number in amendments:
+        amended.setdefault(entity_id, set()).add(sequence_number)
+    return amended

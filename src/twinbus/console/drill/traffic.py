@@ -22,7 +22,7 @@ from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
 from azure.servicebus.exceptions import ServiceBusError
 
-from twinbus.broker.host import NamespaceAt
+from twinbus.broker.embedded import NamespaceAt
 from twinbus.broker.port_access import PortAccess
 from twinbus.console.drill.result import DrillPlan
 from twinbus.console.drill.world import ENTITIES, PRIMARY, SUBSCRIPTION, Entity, administration

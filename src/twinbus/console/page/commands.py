@@ -22,8 +22,8 @@ from uvicorn.server import ServerState
 
 from twinbus import __version__
 from twinbus.broker.access import Admission, ConnectionLimits
-from twinbus.broker.http_connection import HttpConnection
-from twinbus.broker.tls import server_context
+from twinbus.broker.http import HttpConnection
+from twinbus.broker.port_access import server_context
 from twinbus.client.peeked_message import PeekedMessage
 from twinbus.console.backlog.dead_letter_commands import text_of_body
 from twinbus.console.backlog.queue_contents import (

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.broker.admin.addresses import (
+from twinbus.broker.admin.entities import (
     PAGE_MAX,
     Address,
     AdminNode,

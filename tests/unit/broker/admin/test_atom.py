@@ -29,8 +29,7 @@ from twinbus.broker.admin.atom import (
 from twinbus.broker.admin.atom_entities import (
     RuntimeInfo,
 )
-from twinbus.broker.descriptions import RuleDescription, SqlFilter
-from twinbus.broker.engine.description_records import read_rule, rule_record
+from twinbus.broker.descriptions import RuleDescription, SqlFilter, read_rule, rule_record
 from twinbus.broker.filters.values import to_value
 from twinbus.broker.refusals import ArgumentInvalid
 from twinbus.servicebus.limits import FOREVER_MS

@@ -12,12 +12,14 @@ from twinbus.amqp.types import Described, Timestamp
 from twinbus.broker.admin.atom import TIME_SPAN, ZONELESS, local_name, parse_entry, render_entry
 from twinbus.broker.admin.atom_entities import (
     AUTHORIZATION_RULES_MAX,
+    EXPRESSION_LENGTH_MAX,
     RuntimeInfo,
     entity_path,
+    read_rule,
     read_settings,
     write_entity,
+    write_rule,
 )
-from twinbus.broker.admin.atom_rules import EXPRESSION_LENGTH_MAX, read_rule, write_rule
 from twinbus.broker.descriptions import (
     AuthorizationRule,
     CorrelationFilter,

@@ -14,9 +14,9 @@ from twinbus.broker.descriptions import (
     SqlFilter,
     SubscriptionDescription,
     TopicDescription,
+    rule_record,
 )
 from twinbus.broker.engine import topic
-from twinbus.broker.engine.description_records import rule_record
 from twinbus.broker.engine.topic import ACTION_RULES_MAX, RULE_BYTES_MAX
 from twinbus.broker.filters.values import like_pattern
 from twinbus.broker.refusals import ArgumentOutOfRange, QuotaExceeded
@@ -186,33 +186,3 @@ def test_a_change_of_one_rule_writes_that_rule_and_a_restart_keeps_their_order(n
     found = again.get_subscription("news", "s")
     assert list(found.rules.values())[:-1] == list(subscription.rules.values())
     assert [rule.name for rule in found.rules.values()] == [*names, "last"]
-
-
-@pytest.mark.parametrize("change", ["add", "remove", "update the subscription"])
-def test_rules_in_the_subscription_s_record_move_to_records_of_their_own(
-    news: News, change: str
-) -> None:
-    """Store format 1 kept them there; they move with the first change, in the same commit."""
-    subscription = news.subscribe("s")
-    for name in ("b", "a"):
-        news.namespace.create_rule("news", "s", correlation(name, ("a", 1)), 0)
-    kept = news.journal._kept[subscription.entity_id]
-    assert kept.entity is not None
-    kept.entity[2]["rules"] = [rule_record(rule) for rule in subscription.rules.values()]
-    kept.rules.clear()
-    world = news.restarted()
-    found = world.namespace.get_subscription("news", "s")
-    assert found.rules == subscription.rules
-    expected = ["$default", "b", "a"]
-    match change:
-        case "add":
-            world.namespace.create_rule("news", "s", correlation("c", ("a", 1)), 1)
-            expected.append("c")
-        case "remove":
-            world.namespace.delete_rule("news", "s", "b", 1)
-            expected.remove("b")
-        case _:
-            world.namespace.update_subscription("news", "s", SubscriptionDescription(), 1)
-    assert kept.entity is not None
-    assert "rules" not in kept.entity[2]
-    assert list(world.restarted().namespace.get_subscription("news", "s").rules) == expected

@@ -26,8 +26,7 @@ from twinbus.broker.descriptions import (
     SqlFilter,
 )
 from twinbus.broker.filters.rules import apply_action, matches, validate
-from twinbus.broker.filters.sql import NESTING_MAX, STATEMENTS_MAX
-from twinbus.broker.filters.tokens import EXPRESSION_LENGTH_MAX
+from twinbus.broker.filters.sql import EXPRESSION_LENGTH_MAX, NESTING_MAX, STATEMENTS_MAX
 from twinbus.broker.filters.values import FilterError
 from twinbus.broker.messages.incoming import Incoming, parse
 from twinbus.broker.refusals import ArgumentInvalid

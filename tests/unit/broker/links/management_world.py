@@ -31,7 +31,7 @@ from twinbus.broker.descriptions import (
 from twinbus.broker.engine.namespace import BrokerNamespace
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.links.management import handle
-from twinbus.broker.links.management_request import ManagementContext
+from twinbus.broker.links.requests import ManagementContext
 from twinbus.broker.messages.incoming import parse
 from twinbus.broker.refusals import Unauthorized
 from twinbus.broker.storage.store import MemoryStore

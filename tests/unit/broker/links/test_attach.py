@@ -17,7 +17,7 @@ from twinbus.amqp.types import Described, Symbol
 from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.faults import Fault
-from twinbus.broker.links.owner import Dispatcher
+from twinbus.broker.links.context import Dispatcher
 from twinbus.broker.links.receiving import SESSION_FILTER
 from twinbus.broker.server import BrokerServer
 

@@ -30,7 +30,7 @@ from twinbus.broker.links.client_limits import (
     IdleLinks,
     LinkIdle,
 )
-from twinbus.broker.links.owner import TURN
+from twinbus.broker.links.context import TURN
 from twinbus.broker.links.requests import CBS_REQUEST_BYTES_MAX
 from twinbus.broker.sas import ALL_RIGHTS, Grant
 from twinbus.broker.server import BrokerServer

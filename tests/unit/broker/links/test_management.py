@@ -23,7 +23,7 @@ from twinbus.amqp.message import (
 from twinbus.amqp.types import Array, Described, Int, Timestamp, ULong
 from twinbus.broker.engine.settlement import SettlementOutcome
 from twinbus.broker.links.management import OPERATIONS, PEEK_BYTES_MAX
-from twinbus.broker.links.management_request import ITEMS_MAX
+from twinbus.broker.links.requests import ITEMS_MAX
 from twinbus.broker.refusals import MalformedMessage
 
 LOCK_MS = 60_000

@@ -11,9 +11,8 @@ import pytest
 
 from twinbus.broker.journal import StoredMessage
 from twinbus.broker.storage import lmdb_store
-from twinbus.broker.storage.commit import GroupCommit
 from twinbus.broker.storage.lmdb_store import LmdbStore
-from twinbus.broker.storage.store import Batch, MemoryStore
+from twinbus.broker.storage.store import Batch, GroupCommit, MemoryStore
 from twinbus.errors import StoreError, StoreFull
 
 if TYPE_CHECKING:

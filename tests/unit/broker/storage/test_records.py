@@ -105,8 +105,8 @@ def test_session_states_and_message_ids_come_back(name: str, state: bytes, time_
 
 def test_an_entity_comes_back() -> None:
     description: dict[str, object] = {"max_size_mb": 1024, "forward_to": None, "a": [[1, "x"]]}
-    record = records.pack_entity("queue", "Örders/a", description)
-    assert records.unpack_entity(memoryview(record)) == ("queue", "Örders/a", description)
+    record = records.pack_json("queue", "Örders/a", description)
+    assert records.unpack_json(memoryview(record)) == ["queue", "Örders/a", description]
 
 
 def test_the_layout_is_pinned_so_that_old_stores_stay_readable() -> None:
