@@ -34,7 +34,6 @@ from twinbus.amqp.message import (
     split,
 )
 from twinbus.amqp.performatives import ACCEPTED_BYTES, Accepted, Error, Source, Target
-from twinbus.amqp.sasl import ClientSasl
 from twinbus.amqp.session import Session
 from twinbus.amqp.transport import ClientTransport, connect
 from twinbus.amqp.types import Symbol
@@ -81,7 +80,7 @@ class RawClient:
 
     def __init__(self) -> None:
         self.session: Session
-        self._connection = Connection("raw-client", sasl=ClientSasl(), hostname="localhost")
+        self._connection = Connection("raw-client", sasl=True, hostname="localhost")
         self._transport: ClientTransport
         self._names = itertools.count()
         self._waiting: set[asyncio.Future[Any]] = set()

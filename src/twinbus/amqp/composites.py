@@ -96,7 +96,6 @@ SYMBOL: Final = FieldType("symbol", _instance_of(str), encoding.symbol)
 SYMBOLS: Final = Multiple("symbol or array of symbols", _is_symbols, _write_symbols)
 FIELDS: Final = FieldType("map", _instance_of(dict), encoding.symbolic_map)
 MAP: Final = FieldType("map", _instance_of(dict), encoding.write)
-ANY: Final = FieldType("value", lambda value: True, encoding.write)
 
 
 @dataclasses.dataclass(slots=True)

@@ -13,10 +13,24 @@ from collections.abc import Iterator
 from enum import Enum
 from struct import Struct
 
-from twinbus.amqp.events import Begun, Closed, DeliveryArrived, Ended, Event, Opened
-from twinbus.amqp.frames import decode_performative, encode_frame
+from twinbus.amqp.events import (
+    SHAPES_MAX,
+    Begun,
+    Closed,
+    DeliveryArrived,
+    Ended,
+    Event,
+    Opened,
+    TransferShape,
+)
+from twinbus.amqp.frames import (
+    SMALLEST_MAX_FRAME_BYTES,
+    FrameOutput,
+    ProtocolViolation,
+    decode_performative,
+    encode_frame,
+)
 from twinbus.amqp.link import LinkSession
-from twinbus.amqp.output import SMALLEST_MAX_FRAME_BYTES, FrameOutput, ProtocolViolation
 from twinbus.amqp.performatives import (
     Attach,
     Begin,
@@ -28,12 +42,12 @@ from twinbus.amqp.performatives import (
     Flow,
     Open,
     SaslInit,
+    SaslMechanisms,
+    SaslOutcome,
     Transfer,
 )
-from twinbus.amqp.sasl import SASL_FRAME, ClientSasl, SaslFailed, ServerSasl
 from twinbus.amqp.session import HANDLE_MAX, Session
-from twinbus.amqp.transfer_shapes import SHAPES_MAX, TransferShape
-from twinbus.amqp.types import AmqpError, DecodeError, Symbol, UInt, UShort
+from twinbus.amqp.types import DecodeError, Symbol, UInt, UShort
 from twinbus.servicebus import conditions
 from twinbus.servicebus.conditions import INVALID_FIELD, NOT_ALLOWED, RESOURCE_LIMIT
 
@@ -49,7 +63,14 @@ IDLE_TIMEOUT_LEAST_MS = 250
 """The smallest idle-time-out that a peer may ask for. This end owes it a frame in half of that
 time, so a peer that asks for 1 ms and sends nothing would take half a processor."""
 
-FRAME_TYPE_AMQP = 0
+FRAME_TYPE_AMQP, FRAME_TYPE_SASL = 0, 1
+
+ANONYMOUS = "ANONYMOUS"
+SASL_MECHANISMS = ("MSSBCBS", ANONYMOUS, "EXTERNAL")
+"""What a server offers: MSSBCBS is what .NET asks for, ANONYMOUS what Python and JavaScript do. A
+server asks for no secret here, because rights come later, from the token that a client puts."""
+
+SASL_OK, SASL_AUTH_FAILED = 0, 1
 
 SESSION_FRAMES = frozenset({Transfer, Disposition, Flow, Attach, Detach})
 """Frames that a session takes, for itself or its links."""
@@ -85,13 +106,13 @@ class Connection:
         self,
         container_id: str,
         *,
-        sasl: ServerSasl | ClientSasl | None = None,
+        sasl: bool = False,
         server: bool = False,
         hostname: str | None = None,
-        max_frame_size: int = MAX_FRAME_BYTES,
         idle_timeout_ms: int = IDLE_TIMEOUT_MS,
         handle_max: int = HANDLE_MAX,
     ) -> None:
+        """`sasl`: the exchange that Service Bus clients expect comes before AMQP."""
         self.container_id = container_id
         self.phase = ConnectionPhase.HEADER
         self.remote_container_id = ""
@@ -102,8 +123,7 @@ class Connection:
         self._server = server
         self._sasl = sasl
         self._hostname = hostname
-        self._max_frame_size = max_frame_size
-        self._frame_limit = max_frame_size
+        self._frame_limit = MAX_FRAME_BYTES
         self._session_limit = CHANNEL_MAX + 1
         self._link_limit: int | None = None
         self._idle_timeout_ms = idle_timeout_ms
@@ -140,7 +160,7 @@ class Connection:
             data = self._buffer + data
             self._buffer = b""
         events: list[Event] = []
-        failure: AmqpError | None = None
+        failure: DecodeError | ProtocolViolation | None = None
         position, end = 0, len(data)
         try:
             while end - position >= 8 and self.phase is not CLOSED:
@@ -177,12 +197,12 @@ class Connection:
                     yield events
                     events = []
             self._buffer = data[position:]
-        except (DecodeError, ProtocolViolation, SaslFailed) as error:
+        except (DecodeError, ProtocolViolation) as error:
             failure = error
         if events:
             yield events
         if failure is not None:
-            yield self.give_up(_condition(failure), str(failure))
+            yield self.give_up(failure.condition, str(failure))
 
     def take_output(self, now_ms: int) -> bytes:
         """Everything to send since the last call."""
@@ -204,17 +224,22 @@ class Connection:
 
     def lift_limits(self) -> None:
         """Take from the peer all that was announced to it."""
-        self._frame_limit, self._session_limit = self._max_frame_size, CHANNEL_MAX + 1
+        self._frame_limit, self._session_limit = MAX_FRAME_BYTES, CHANNEL_MAX + 1
         self._link_limit = None
         for session in self.sessions.values():
             session.link_limit = None
 
     def give_up(self, condition: str, description: str) -> list[Event]:
         """End the connection for that reason, at whatever phase it is; return `Closed`."""
-        events: list[Event] = []
-        if self.phase is not CLOSED:
-            self._fail(condition, description, events)
-        return events
+        if self.phase is CLOSED:
+            return []
+        if self.phase is ConnectionPhase.OPENING and self._server:
+            # CLOSE may only follow OPEN.
+            self.output.put(encode_frame(0, self._open()))
+        if self.phase in (ConnectionPhase.OPENING, OPEN):
+            self.close(condition, description)
+        self._end()
+        return [Closed(Error(condition=Symbol(condition), description=description))]
 
     # Time
 
@@ -237,23 +262,22 @@ class Connection:
 
     def run_timers(self, now_ms: int) -> list[Event]:
         """Send a keep-alive that is due; close on a peer that was silent too long."""
-        events: list[Event] = []
-        if self.phase is ConnectionPhase.CLOSED:
-            return events
+        if self.phase is CLOSED:
+            return []
         # Nothing heard at all is not silence: the owner limits how long the peer may take to open.
         heard_ms = self._heard_ms or now_ms
         if heard_ms > now_ms:
             self._heard_ms = now_ms  # The clock was set back.
         if self._idle_timeout_ms and now_ms >= heard_ms + self._idle_timeout_ms:
             text = f"the peer sent nothing for {self._idle_timeout_ms // 1000} s"
-            self._fail(conditions.RESOURCE_LIMIT, text, events)
-        elif self.phase is OPEN and self._remote_idle_timeout_ms:
+            return self.give_up(RESOURCE_LIMIT, text)
+        if self.phase is OPEN and self._remote_idle_timeout_ms:
             silent_ms = now_ms - self._spoke_ms
             # Below 0 the clock was set back, and nothing says how long it was.
             if silent_ms < 0 or silent_ms >= self._remote_idle_timeout_ms // 2:
                 self.output.put(EMPTY_FRAME)
                 self._spoke_ms = now_ms
-        return events
+        return []
 
     # Calls of the owner
 
@@ -283,11 +307,12 @@ class Connection:
     # Frames
 
     def _take_header(self, header: bytes) -> None:
-        if self._server and header == SASL_HEADER and isinstance(self._sasl, ServerSasl):
+        if header == SASL_HEADER and self._sasl:
             self.phase = ConnectionPhase.SASL
-            self.output.put_two(SASL_HEADER, self._sasl.start())
-        elif header == SASL_HEADER and not self._server and self._sasl is not None:
-            self.phase = ConnectionPhase.SASL
+            if self._server:
+                self.output.put(SASL_HEADER)
+                offered: list[str] = [Symbol(name) for name in SASL_MECHANISMS]
+                self._put_sasl(SaslMechanisms(sasl_server_mechanisms=offered))
         elif header == AMQP_HEADER:
             self.phase = ConnectionPhase.OPENING
             if self._server:
@@ -342,19 +367,35 @@ class Connection:
         if len(head) == self._head_size:
             self._shapes[head] = shape
 
-    def _take_sasl(self, kind: int, performative: object) -> None:
-        assert self._sasl is not None
-        if kind != SASL_FRAME:
+    def _take_sasl(self, kind: int, frame: object) -> None:
+        if kind != FRAME_TYPE_SASL:
             raise ProtocolViolation(f"a frame of type {kind} during the sasl exchange")
-        reply, done = self._sasl.handle(performative)
-        if reply:
-            self.output.put(reply)
-        if isinstance(performative, SaslInit) and not done:
-            raise SaslFailed(f"the mechanism {performative.mechanism} is not offered")
-        if done:
-            self.phase = ConnectionPhase.HEADER
-            if not self._server:
-                self.output.put(AMQP_HEADER)
+        match frame:
+            case SaslInit() if self._server:
+                is_offered = str(frame.mechanism) in SASL_MECHANISMS
+                self._put_sasl(SaslOutcome(code=SASL_OK if is_offered else SASL_AUTH_FAILED))
+                if is_offered:
+                    self.phase = ConnectionPhase.HEADER
+                    return
+                text = f"the mechanism {frame.mechanism} is not offered"
+            case SaslMechanisms() if not self._server:
+                offered = [str(name) for name in frame.sasl_server_mechanisms or []]
+                if ANONYMOUS in offered:
+                    self._put_sasl(SaslInit(mechanism=Symbol(ANONYMOUS), initial_response=b""))
+                    return
+                text = f"the peer offers {offered}, not {ANONYMOUS}"
+            case SaslOutcome() if not self._server:
+                if frame.code == SASL_OK:
+                    self.phase = ConnectionPhase.HEADER
+                    self.output.put(AMQP_HEADER)
+                    return
+                text = f"the peer refused the login (sasl outcome {frame.code})"
+            case _:
+                text = f"unexpected {type(frame).__name__} during sasl"
+        raise ProtocolViolation(text, conditions.UNAUTHORIZED)
+
+    def _put_sasl(self, frame: SaslMechanisms | SaslInit | SaslOutcome) -> None:
+        self.output.put(encode_frame(0, frame, frame_type=FRAME_TYPE_SASL))
 
     def _take_open(self, remote: Open, events: list[Event]) -> None:
         if self.phase is not ConnectionPhase.OPENING:
@@ -369,11 +410,8 @@ class Connection:
             )
         self.phase = ConnectionPhase.OPEN
         self.remote_container_id = remote.container_id or ""
-        asked = remote.max_frame_size
-        if asked is not None:
-            self.output.max_frame_size = max(asked, SMALLEST_MAX_FRAME_BYTES)
-        else:
-            self.output.max_frame_size = self._max_frame_size
+        asked = MAX_FRAME_BYTES if remote.max_frame_size is None else remote.max_frame_size
+        self.output.max_frame_size = max(asked, SMALLEST_MAX_FRAME_BYTES)
         self._remote_idle_timeout_ms = idle_ms
         if remote.channel_max is not None:
             self._channel_max = min(CHANNEL_MAX, remote.channel_max)
@@ -385,7 +423,7 @@ class Connection:
         return Open(
             container_id=self.container_id,
             hostname=self._hostname,
-            max_frame_size=UInt(self._max_frame_size),
+            max_frame_size=UInt(MAX_FRAME_BYTES),
             channel_max=UShort(CHANNEL_MAX),
             idle_time_out=UInt(self._idle_timeout_ms) if self._idle_timeout_ms else None,
         )
@@ -443,21 +481,6 @@ class Connection:
         session.link_limit = self._link_limit
         return session
 
-    def _fail(self, condition: str, description: str, events: list[Event]) -> None:
-        if self.phase in (ConnectionPhase.OPENING, ConnectionPhase.OPEN):
-            if self.phase is ConnectionPhase.OPENING and self._server:
-                # CLOSE may only follow OPEN.
-                self.output.put(encode_frame(0, self._open()))
-            self.close(condition, description)
-        self._end()
-        events.append(Closed(Error(condition=Symbol(condition), description=description)))
-
     def _end(self) -> None:
         self.phase = ConnectionPhase.CLOSED
         self.output.is_closed = True
-
-
-def _condition(failure: AmqpError) -> str:
-    if isinstance(failure, ProtocolViolation):
-        return failure.condition
-    return conditions.UNAUTHORIZED if isinstance(failure, SaslFailed) else conditions.DECODE_ERROR

@@ -1,14 +1,20 @@
 """Events that a connection returns to its owner; each names the link or session it is about.
 
 `Connection.receive` yields them in the order in which their frames came.
+
+Nearly all frames of a busy link differ only in size, delivery id, tag and payload. `TransferShape`
+keeps what a link's transfers have in common and reads a run of them with one struct each. Frames of
+another shape go to the general decoder, which also reports errors.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Final
 
-from twinbus.amqp.link import SERIAL_MASK, Link, LinkSession, ReceiverLink, SenderLink
+from twinbus.amqp.link import SERIAL_MASK, Link, LinkSession, LinkState, ReceiverLink, SenderLink
 from twinbus.amqp.performatives import Error, Open
 
 
@@ -133,3 +139,86 @@ Event = (
     | DeliveryTooLarge
     | Disposed
 )
+
+
+SHAPES_MAX: Final = 256
+"""Shapes that one connection may remember: a bound for peers whose transfers never look alike."""
+
+OPEN: Final = LinkState.OPEN
+_FRAME: Final = struct.Struct(">BBH").pack
+_HANDLE_BYTES: Final = {0x43: 1, 0x52: 2, 0x70: 5}
+_UINT: Final = 0x70
+_SHORT_BINARY: Final = 0xA0
+_SHORT_LIST: Final = 0xC0
+
+
+class TransferShape:
+    """The start of one link's incoming transfers, each of them a whole delivery."""
+
+    __slots__ = ("_format", "_link", "_mark", "_session", "_settled", "_size", "_tail", "_unpack")
+
+    def __init__(
+        self, session: LinkSession, link: ReceiverLink, tag_size: int, tail: bytes, head_size: int
+    ) -> None:
+        self._session = session
+        self._link = link
+        layout = struct.Struct(f">I{head_size}sI2s{tag_size}s{len(tail)}s")
+        self._unpack = layout.unpack_from
+        self._size = layout.size
+        self._mark = bytes((_SHORT_BINARY, tag_size))
+        self._tail = tail
+        self._format = 0
+        self._settled = False
+
+    @classmethod
+    def of(
+        cls, session: LinkSession, channel: int, body: bytes, delivery: DeliveryArrived
+    ) -> tuple[bytes, TransferShape] | None:
+        """The shape of a transfer that the general decoder read, and the head that identifies it.
+
+        The head is the bytes between a frame's size and its delivery id. None if the frame has
+        no sizes of one byte, or a delivery id that is not written in full.
+        """
+        if body[3] != _SHORT_LIST:
+            return None
+        id_at = 6 + _HANDLE_BYTES.get(body[6], 0)
+        if id_at == 6 or body[id_at] != _UINT or body[id_at + 5] != _SHORT_BINARY:
+            return None
+        tag_size = body[id_at + 6]
+        tail = body[id_at + 7 + tag_size : 5 + body[4]]
+        head = _FRAME(2, 0, channel) + body[: id_at + 1]
+        shape = cls(session, delivery.link, tag_size, tail, len(head))
+        shape._format = delivery.message_format
+        shape._settled = delivery.settled
+        return head, shape
+
+    def take_run(
+        self, data: bytes, position: int, head: bytes, most_bytes: int, events: list[Event]
+    ) -> int:
+        """Read the frames from `position` on that have this shape; return where the run ends.
+
+        `most_bytes` is the largest frame that is taken.
+        """
+        link = self._link
+        if link.state is not OPEN or link.partial_start is not None:
+            return position
+        unpack, mark, tail, least = self._unpack, self._mark, self._tail, self._size
+        message_format, settled = self._format, self._settled
+        most_bytes = min(most_bytes, least + link.limit_bytes)
+        end, last, append = len(data), len(data) - least, events.append
+        before = len(events)
+        while position <= last:
+            size, found, delivery_id, tag_mark, tag, flags = unpack(data, position)
+            stop = position + size
+            if found != head or flags != tail or tag_mark != mark:
+                break
+            if size < least or size > most_bytes or stop > end:
+                break
+            payload = data[position + least : stop]
+            append(DeliveryArrived(link, delivery_id, tag, message_format, settled, payload))
+            position = stop
+        count = len(events) - before
+        if count:
+            link.count_incoming(count)
+            self._session.count_incoming(count)
+        return position

@@ -16,7 +16,8 @@ from twinbus.amqp import encoding
 from twinbus.amqp.composites import LAYOUTS, read_composite, write_composite
 from twinbus.amqp.decoding import MALFORMED, Wire, malformed
 from twinbus.amqp.performatives import Disposition, Flow, Modified, Performative, Transfer
-from twinbus.amqp.types import DecodeError
+from twinbus.amqp.types import AmqpError, DecodeError
+from twinbus.servicebus import conditions
 
 _PERFORMATIVES: Final = frozenset(Performative.__args__)
 _FRAME_HEAD: Final = struct.Struct(">IBBH").pack
@@ -350,3 +351,50 @@ def _long_disposition_frame(
     fields += [encoding.write(settled), state_bytes, b"\x42"]
     body = b"\x00\x53\x15" + encoding.list_of(fields)
     return _FRAME_HEAD(8 + len(body), 2, 0, channel) + body
+
+
+SMALLEST_MAX_FRAME_BYTES = 512
+"""AMQP 1.0 part 2.8.7: no peer may ask for less."""
+
+
+class ProtocolViolation(AmqpError):
+    """The peer broke the protocol; the text says how, the condition goes into the CLOSE."""
+
+    def __init__(self, description: str, condition: str = conditions.FRAMING_ERROR) -> None:
+        super().__init__(description)
+        self.condition = condition
+
+
+class FrameOutput:
+    """The frames that one end of a connection has to send, and two facts that writers need.
+
+    Sessions and links write here; the connection takes everything at once.
+    """
+
+    __slots__ = ("_frames", "is_closed", "max_frame_size", "size_bytes")
+
+    def __init__(self) -> None:
+        self._frames: list[bytes] = []
+        self.size_bytes = 0
+        """Bytes that wait; an owner that delivers limits it."""
+        self.max_frame_size = SMALLEST_MAX_FRAME_BYTES
+        """The largest frame that the peer takes."""
+        self.is_closed = False
+        """CLOSE was sent, or the connection is over: frames are dropped."""
+
+    def put(self, frame: bytes) -> None:
+        if not self.is_closed:
+            self._frames.append(frame)
+            self.size_bytes += len(frame)
+
+    def put_two(self, start: bytes, rest: bytes) -> None:
+        """Add one frame in two pieces, which `take` joins."""
+        if not self.is_closed:
+            self._frames += (start, rest)
+            self.size_bytes += len(start) + len(rest)
+
+    def take(self) -> bytes:
+        data = b"".join(self._frames)
+        self._frames.clear()
+        self.size_bytes = 0
+        return data

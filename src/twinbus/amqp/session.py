@@ -21,6 +21,8 @@ from twinbus.amqp.events import (
     Event,
 )
 from twinbus.amqp.frames import (
+    FrameOutput,
+    ProtocolViolation,
     TransferPrefix,
     encode_disposition_frame,
     encode_frame,
@@ -34,9 +36,9 @@ from twinbus.amqp.link import (
     LinkState,
     ReceiverLink,
     SenderLink,
+    Unsettled,
     serial_ahead,
 )
-from twinbus.amqp.output import FrameOutput, ProtocolViolation
 from twinbus.amqp.performatives import (
     Attach,
     Begin,
@@ -48,7 +50,6 @@ from twinbus.amqp.performatives import (
     Transfer,
 )
 from twinbus.amqp.types import UInt
-from twinbus.amqp.unsettled import Unsettled
 from twinbus.servicebus import conditions
 from twinbus.servicebus.conditions import ERRANT_LINK, HANDLE_IN_USE, RESOURCE_LIMIT, TRANSFER_LIMIT
 
@@ -118,12 +119,11 @@ class Session:
         source: Source,
         target: Target,
         settled: bool = False,
-        properties: dict[object, object] | None = None,
     ) -> SenderLink:
         """Attach a link on which we send to `target`; it is open once `Attached` says so."""
         link = SenderLink(self, name, self._new_handle())
         link.snd_settle_mode = 1 if settled else 0
-        self._attach(link, source, target, properties)
+        self._attach(link, source, target, None)
         return link
 
     def attach_receiver(

@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from twinbus.servicebus import conditions
+
 
 class AmqpError(Exception):
     """Something that is not AMQP 1.0."""
@@ -21,6 +23,8 @@ class AmqpError(Exception):
 
 class DecodeError(AmqpError):
     """Bytes of the peer that are not a valid encoding; one line says where and why."""
+
+    condition = conditions.DECODE_ERROR
 
 
 class EncodeError(AmqpError):

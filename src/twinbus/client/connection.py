@@ -22,8 +22,7 @@ from typing import Any, Final, TypeVar
 
 from twinbus.amqp.connection import Connection
 from twinbus.amqp.events import Begun, Closed, DeliveryArrived, Disposed, Ended, Event, Opened
-from twinbus.amqp.output import ProtocolViolation
-from twinbus.amqp.sasl import ClientSasl
+from twinbus.amqp.frames import ProtocolViolation
 from twinbus.amqp.session import Session
 from twinbus.amqp.transport import ClientTransport, connect
 from twinbus.client.request_node import ConnectionLost, RequestNode, RequestRefused
@@ -72,15 +71,13 @@ class NamespaceConnection:
         *,
         on_deliveries: Callable[[list[DeliveryArrived]], None] | None = None,
         answer_s: float = ANSWER_S,
-        token_life_share: float = TOKEN_RENEW_AFTER,
         requests: BilledRequests | None = None,
         protocol: Callable[..., Connection] = Connection,
-        wall: Callable[[], float] = time.time,
     ) -> None:
         """`on_deliveries`, if given, gets the deliveries of one read at once, not `on_event`.
 
         `requests` records what is billed; None: as a command's. `protocol` makes the connection
-        that is inside the transport. `wall` is the clock by which tokens expire.
+        that is inside the transport.
         """
         self.endpoint = endpoint
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -90,11 +87,7 @@ class NamespaceConnection:
         self._on_event = on_event
         self._on_deliveries = on_deliveries
         self._answer_s = answer_s
-        self._token_life_share = token_life_share
-        self._wall = wall
-        self._connection = protocol(
-            f"twinbus-{next(_numbers)}", sasl=ClientSasl(), hostname=endpoint.host
-        )
+        self._connection = protocol(f"twinbus-{next(_numbers)}", sasl=True, hostname=endpoint.host)
         self._transport: ClientTransport | None = None
         self._begun = asyncio.Event()
         self._sessions: list[Session] = []
@@ -256,14 +249,14 @@ class NamespaceConnection:
             "name": self.endpoint.audience(path),
         }
         await self._request("$cbs", headers, token.text)
-        life_s = max(1.0, (token.expires_at_s - self._wall()) * self._token_life_share)
+        life_s = max(1.0, (token.expires_at_s - time.time()) * TOKEN_RENEW_AFTER)
         self._renew_in(path, life_s)
 
     async def _token(self, path: str) -> NamespaceToken:
         """Get a token from the credential; raise RequestRefused if it gives none."""
         try:
             async with asyncio.timeout(self._answer_s):
-                return await self.endpoint.token(path, self._wall())
+                return await self.endpoint.token(path, time.time())
         except Exception as error:
             # A credential may raise anything: the relay holds the messages and tries again.
             text = str(error).strip() or f"no answer for {self._answer_s:g} s"

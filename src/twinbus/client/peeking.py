@@ -74,14 +74,13 @@ async def peek(
     queue: str,
     *,
     dead_letters: bool = False,
-    start: int = 1,
-    end: int | None = None,
     page: int = PEEK_COUNT,
 ) -> AsyncGenerator[PeekedMessage, None]:
     """Yield the messages of a queue, or its dead letters, oldest first; nothing is locked.
 
-    From sequence number `start` on, and before `end`. One request asks for `page` messages.
+    One request asks for `page` messages.
     """
+    start = 1
     address = f"{queue}/{DEAD_LETTER}" if dead_letters else queue
     while True:
         answer = await connection.request(
@@ -93,8 +92,6 @@ async def peek(
         if not found:
             return
         for peeked in found:
-            if end is not None and peeked.sequence_number >= end:
-                return
             yield peeked
         # The last one may be unreadable and have no number.
         following = max(peeked.sequence_number for peeked in found) + 1

@@ -42,8 +42,8 @@ _numbers = itertools.count(1)
 class ConnectionLost(NamespaceFailure):
     """The connection is lost, or did not answer in time; the text says which."""
 
-    def __init__(self, text: str, *, may_be_stored: bool = False) -> None:
-        super().__init__(text, FailureMeaning.UNREACHABLE, may_be_stored=may_be_stored)
+    def __init__(self, text: str) -> None:
+        super().__init__(text, FailureMeaning.UNREACHABLE, may_be_stored=False)
 
 
 class RequestRefused(NamespaceFailure):

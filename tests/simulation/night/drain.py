@@ -13,7 +13,7 @@ from twinbus.pairing.core.attempts import BUSY_PAUSE_S, RetryPolicy, call_limit_
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
-    from twinbus.syphon.core.governor import Governor
+    from twinbus.syphon.core.pacing import Governor
 
 __all__ = ["check_drain", "watch_governor"]
 

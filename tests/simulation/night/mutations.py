@@ -25,7 +25,7 @@ from twinbus.pairing.lifecycle.discovery import Discovery
 from twinbus.pairing.sdk.outgoing import MessageIds
 from twinbus.pairing.sending import calls, shared_state
 from twinbus.pairing.sending.shared_state import WaitingCalls
-from twinbus.syphon.core.governor import Governor
+from twinbus.syphon.core.pacing import Governor
 
 __all__ = ["NIGHT_BUGS"]
 

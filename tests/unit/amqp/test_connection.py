@@ -27,9 +27,13 @@ from twinbus.amqp.events import (
     Event,
     Opened,
 )
-from twinbus.amqp.frames import decode_performative, encode_frame, encode_transfer_frame
+from twinbus.amqp.frames import (
+    ProtocolViolation,
+    decode_performative,
+    encode_frame,
+    encode_transfer_frame,
+)
 from twinbus.amqp.link import LinkState, ReceiverLink, SenderLink
-from twinbus.amqp.output import ProtocolViolation
 from twinbus.amqp.performatives import (
     ACCEPTED_BYTES,
     Accepted,
@@ -42,7 +46,6 @@ from twinbus.amqp.performatives import (
     Source,
     Target,
 )
-from twinbus.amqp.sasl import ClientSasl, ServerSasl
 from twinbus.amqp.session import INCOMING_WINDOW, Session
 from twinbus.amqp.types import UInt, UShort
 
@@ -58,10 +61,8 @@ def read(connection: Connection, data: bytes, now_ms: int = 1) -> list[Event]:
 class Pair:
     """A client and a server, and every event each has seen."""
 
-    client: Connection = field(default_factory=lambda: Connection("c", sasl=ClientSasl()))
-    server: Connection = field(
-        default_factory=lambda: Connection("s", server=True, sasl=ServerSasl())
-    )
+    client: Connection = field(default_factory=lambda: Connection("c", sasl=True))
+    server: Connection = field(default_factory=lambda: Connection("s", server=True, sasl=True))
     now_ms: int = 1_000
     chunk: int = 1 << 20
 
@@ -423,7 +424,7 @@ def test_a_broken_frame_closes_the_connection_with_a_reason(
 
 
 def test_an_unknown_header_is_answered_with_ours() -> None:
-    server = Connection("s", server=True, sasl=ServerSasl())
+    server = Connection("s", server=True, sasl=True)
     (closed,) = read(server, b"AMQP\x00\x00\x09\x01", 0)
     assert isinstance(closed, Closed)
     assert server.take_output(0) == AMQP_HEADER
@@ -437,7 +438,7 @@ def test_a_silent_peer_is_given_up(pair: Pair) -> None:
 
 
 def test_a_peer_that_has_said_nothing_yet_is_not_called_silent() -> None:
-    client = Connection("c", sasl=ClientSasl())
+    client = Connection("c", sasl=True)
     assert client.run_timers(1_763_000_000_000) == []
     assert client.phase is not ConnectionPhase.CLOSED
 

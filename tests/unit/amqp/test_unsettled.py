@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinbus.amqp.connection import Connection
-from twinbus.amqp.link import HALF_SERIAL, SERIAL_MASK, SenderLink
-from twinbus.amqp.unsettled import SWEEP_FLOOR, Unsettled
+from twinbus.amqp.link import HALF_SERIAL, SERIAL_MASK, SWEEP_FLOOR, SenderLink, Unsettled
 
 STARTS = st.sampled_from((0, SERIAL_MASK - 150, HALF_SERIAL - 50, HALF_SERIAL))
 STEPS = st.lists(

@@ -12,8 +12,8 @@ import pytest
 
 from tests.unit.work import bounded_work
 from twinbus.amqp.events import CreditChanged, Detached
+from twinbus.amqp.frames import FrameOutput
 from twinbus.amqp.link import LinkState, SenderLink
-from twinbus.amqp.output import FrameOutput
 from twinbus.amqp.performatives import Error, Source, Target
 from twinbus.amqp.session import Session
 from twinbus.amqp.transport import SILENT_S, UNANSWERED_S, limit_silence

@@ -22,8 +22,8 @@ from tests.unit.broker.links.one_client import (
     pairs,
 )
 from tests.unit.gateway.joined_gateway import PRIMARY, JoinedGateway, join, new_primary
+from twinbus.amqp.frames import FrameOutput
 from twinbus.amqp.link import MAX_MESSAGE_BYTES, ReceiverLink
-from twinbus.amqp.output import FrameOutput
 from twinbus.amqp.session import Session
 from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.refusals import EntityNotFound

@@ -9,10 +9,9 @@ from typing import Any, cast
 import pytest
 
 from twinbus.amqp.events import Attached, CreditChanged, DeliveryArrived, Disposed, Event
-from twinbus.amqp.frames import decode_performative
+from twinbus.amqp.frames import FrameOutput, decode_performative
 from twinbus.amqp.link import LinkState, ReceiverLink, SenderLink
 from twinbus.amqp.message import Sections
-from twinbus.amqp.output import FrameOutput
 from twinbus.amqp.performatives import Accepted, Attach, Flow, Source, Target
 from twinbus.amqp.session import Session
 from twinbus.amqp.types import UInt

@@ -27,7 +27,6 @@ from twinbus.amqp.events import (
 )
 from twinbus.amqp.link import Link, LinkState, ReceiverLink, SenderLink
 from twinbus.amqp.message import Sections
-from twinbus.amqp.sasl import ServerSasl
 from twinbus.broker.access import CUT_OFF_S
 from twinbus.broker.links.client_limits import (
     OUTPUT_BYTES_MAX,
@@ -75,7 +74,7 @@ class Peer(asyncio.Protocol):
         self.connection = Connection(
             context.name,
             server=True,
-            sasl=ServerSasl(),
+            sasl=True,
             idle_timeout_ms=context.profile.connection_idle_ms,
             handle_max=context.profile.handle_max,
         )

@@ -16,8 +16,13 @@ from twinbus.namespace.namespace import Namespace
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.core.backlog import lease_path
 from twinbus.status.document import SyphonStatus
-from twinbus.syphon.core.governor import HIGHEST_PER_S, LOWEST_PER_S, STANDARD_PER_S
-from twinbus.syphon.core.pacing import Rate, time_to_empty_s
+from twinbus.syphon.core.pacing import (
+    HIGHEST_PER_S,
+    LOWEST_PER_S,
+    STANDARD_PER_S,
+    Rate,
+    time_to_empty_s,
+)
 from twinbus.syphon.host import SyphonGroup, SyphonHost
 from twinbus.syphon.relay.bookkeeping import OutageLog
 

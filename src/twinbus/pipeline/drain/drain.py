@@ -42,7 +42,7 @@ from twinbus.pipeline.spark import classic
 from twinbus.pipeline.spark.classic import JobCancelled, JobFailed, SparkJob, ship_package
 from twinbus.pipeline.spark.session import master_of, require_shared, session_for_many
 from twinbus.pipeline.tables.bronze import read_ledger
-from twinbus.syphon.core.governor import LOWEST_PER_S, require_rate
+from twinbus.syphon.core.pacing import LOWEST_PER_S, require_rate
 from twinbus.syphon.core.pump import IntakeLimits
 from twinbus.syphon.host import PEEK_AGAIN_S, DrainProgress
 

@@ -20,7 +20,6 @@ from twinbus.amqp.connection import (
 from twinbus.amqp.events import Closed, Event
 from twinbus.amqp.frames import encode_frame
 from twinbus.amqp.performatives import Open
-from twinbus.amqp.sasl import ClientSasl
 from twinbus.amqp.transport import ClientTransport
 from twinbus.amqp.types import UInt
 from twinbus.broker.server import BrokerServer
@@ -70,7 +69,7 @@ async def test_a_client_of_the_broker_is_never_left_without_a_frame_for_its_idle
     server, wire = VirtualServer("b", MemoryStore(), []), TimedTransport()
     peer = server.peer()
     peer.connection_made(cast("asyncio.Transport", wire))
-    client = Connection("c", sasl=ClientSasl())
+    client = Connection("c", sasl=True)
     client._open = lambda: Open(container_id="c", idle_time_out=UInt(idle_ms))  # type: ignore[method-assign]
     while data := client.take_output(now_ms()):
         peer.data_received(data)

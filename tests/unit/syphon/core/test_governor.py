@@ -9,15 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.syphon.core.governor import (
+from twinbus.syphon.core.pacing import (
     BUSY,
     FIRST_PER_S,
     FLOOR_PER_S,
     HIGHEST_PER_S,
     OPEN_PER_S,
     Governor,
+    Pace,
+    Rate,
 )
-from twinbus.syphon.core.pacing import Pace, Rate
 
 STEP_S = 0.01
 ANSWER_S = 0.01

@@ -8,12 +8,13 @@ import pytest
 
 from tests.unit.syphon.core.pump_world import World
 from twinbus.syphon.core.actions import WaitUntil
-from twinbus.syphon.core.governor import SLICE_S, STANDARD_PER_S
 from twinbus.syphon.core.pacing import (
     DRAIN_WINDOW_S,
     IN_MEMORY_S,
     LONGEST_MISSING_S,
     LONGEST_RECONNECT_S,
+    SLICE_S,
+    STANDARD_PER_S,
     DrainMeter,
     Pace,
     Rate,
