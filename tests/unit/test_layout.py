@@ -86,7 +86,11 @@ PUBLIC_NAMES = """
 """.split()
 
 
-def test_packages_import_only_what_pyproject_allows(capsys: pytest.CaptureFixture[str]) -> None:
+def test_packages_import_only_what_pyproject_allows(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It would disable the loggers of this process, which later tests read.
+    monkeypatch.setattr("importlinter.cli._configure_logging", lambda verbose: None)
     broken = lint_imports(str(ROOT / "pyproject.toml"), no_cache=True)
     assert not broken, capsys.readouterr().out
 
