@@ -1,6 +1,6 @@
 """What a relay of the syphon talks over, in place of an AMQP connection: a line to the simulation.
 
-The relay, its pump, its errands and requests are the real ones, and so are the links they hold.
+The relay, its pump, its tasks and requests are the real ones, and so are the links they hold.
 Frames and tokens are not: what a link does goes over a simulated wire as a call.
 """
 

@@ -55,9 +55,9 @@ def complete_before_send() -> AbstractContextManager[Any]:
     def planted(self: SendControl, destination: Destination, now: float) -> Any:
         actions = real(self, destination, now)
         hasty = [action.message for action in actions if isinstance(action, Forward)]
-        for parcel in hasty:
-            destination.sent.pop(parcel.lock_token)
-            parcel.accepted = True
+        for message in hasty:
+            destination.sent.pop(message.lock_token)
+            message.accepted = True
         return [*self._settlements.complete(hasty, now), *actions] if hasty else actions
 
     return patch.object(SendControl, "serve", planted)

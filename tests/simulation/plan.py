@@ -167,7 +167,7 @@ def _entities(rng: Random, *, is_strict: bool) -> tuple[EntityPlan, ...]:
         EntityPlan("orders"),
         EntityPlan("payments", deduplicates=True),
         EntityPlan("carts", sessions=True),
-        EntityPlan("parcels", sessions=True, deduplicates=True),
+        EntityPlan("shipments", sessions=True, deduplicates=True),
         EntityPlan("news", kind="topic"),
     ]
     if is_strict:

@@ -1,16 +1,12 @@
-"""The AMQP type system: golden bytes, pyamqp as a second opinion, bad input."""
+"""The AMQP type system: golden bytes and bad input; tests/property has every value."""
 
 from __future__ import annotations
 
 import struct
 from enum import IntEnum
-from typing import Any
 from uuid import UUID
 
 import pytest
-from azure.servicebus._pyamqp import _decode as pyamqp_decode
-from azure.servicebus._pyamqp import _encode as pyamqp_encode
-from azure.servicebus._pyamqp.types import TYPE, VALUE, AMQPTypes
 
 from twinbus.amqp.decoding import NESTING_MAX, ZERO_WIDTH_COUNT_MAX, decode, skip
 from twinbus.amqp.encoding import encode
@@ -109,46 +105,21 @@ def as_bytes(text: str) -> bytes:
     return bytes.fromhex(text.replace(" ", ""))
 
 
-def same(one: object, other: object) -> bool:
-    """Equal, and of the same AMQP type all the way down."""
-    if type(one) is not type(other) or one != other:
-        return False
-    if isinstance(one, Array) and isinstance(other, Array):
-        alike = one.code == other.code and same(one.descriptor, other.descriptor)
-        return alike and all(map(same, one, other))
-    if isinstance(one, list) and isinstance(other, list):
-        return all(map(same, one, other))
-    if isinstance(one, dict) and isinstance(other, dict):
-        return all(same(*keys) for keys in zip(one, other, strict=True)) and all(
-            map(same, one.values(), other.values())
-        )
-    if isinstance(one, Described) and isinstance(other, Described):
-        return same(one.descriptor, other.descriptor) and same(one.value, other.value)
-    return True
-
-
 @pytest.mark.parametrize(("wire", "value"), CANONICAL)
 def test_the_smallest_encoding_is_written_and_read(wire: str, value: object) -> None:
     data = as_bytes(wire)
     assert encode(value) == data
-    read, end = decode(data)
-    assert same(read, value)
-    assert end == len(data)
+    assert decode(data) == (value, len(data))
+    assert encode(decode(data)[0]) == data
 
 
 @pytest.mark.parametrize(("wire", "value"), WIDER)
 def test_wider_encodings_are_read_as_the_same_value(wire: str, value: object) -> None:
-    read, end = decode(as_bytes(wire))
-    assert same(read, value)
-    assert end == len(as_bytes(wire))
-
-
-@pytest.mark.parametrize(("wire", "value"), CANONICAL + WIDER)
-def test_skip_ends_where_decode_ends(wire: str, value: object) -> None:
-    data = b"\x99" + as_bytes(wire) + b"\x41\x42"
-    assert skip(data, 1) == decode(data, 1)[1] == len(data) - 2
-    assert skip(memoryview(data), 1) == len(data) - 2
-    assert same(decode(memoryview(data), 1)[0], value)
+    data = as_bytes(wire)
+    read, end = decode(data)
+    assert (read, type(read), end) == (value, type(value), len(data))
+    assert encode(read) == encode(value)
+    assert skip(b"\x99" + data + b"\x41", 1) == len(data) + 1
 
 
 def test_sizes_change_to_four_bytes_where_one_no_longer_holds_them() -> None:
@@ -158,33 +129,6 @@ def test_sizes_change_to_four_bytes_where_one_no_longer_holds_them() -> None:
     assert encode([None] * 255)[:9] == struct.pack(">BII", 0xD0, 259, 255)
     assert encode({"k": b"x" * 300})[0] == 0xD1
     assert encode(Array(["x" * 300, "y"]))[0] == 0xF0
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        Array([[1], [], ["two", None]]),
-        Array([{"a": 1}, {}]),
-        Array([Array([1, 2]), Array([3])]),
-        Array(["x" * 300, "short"]),
-        Array([b"a", b""]),
-        Array([Char("a"), Char("b")]),
-        Array([1.5]),
-        Array([Float32(1.5)]),
-        Array([UUID_1]),
-        Array([Decimal(0x94, bytes(16))], 0x94),
-        Array([Timestamp(5)]),
-        [UInt(70_000), {"k": [Symbol("s"), {1: 2.0}]}, Described("d", Described(1, b""))],
-    ],
-    ids=repr,
-)
-def test_nested_values_come_back_as_they_were(value: Any) -> None:
-    data = encode(value)
-    read, end = decode(data)
-    assert read == value
-    assert end == skip(data, 0) == len(data)
-    assert encode(read) == data
-    assert same(decode(encode(read))[0], read)
 
 
 def test_an_array_takes_its_type_from_its_first_element() -> None:
@@ -312,65 +256,3 @@ def test_an_array_of_elements_without_width_is_bounded() -> None:
     assert decode(most)[0] == [0] * ZERO_WIDTH_COUNT_MAX
     with pytest.raises(DecodeError, match="claims 65 elements"):
         decode(struct.pack(">BIIB", 0xF0, 5, ZERO_WIDTH_COUNT_MAX + 1, 0x43))
-
-
-PYAMQP: list[tuple[str, Any, object]] = [
-    (AMQPTypes.null, None, None),
-    (AMQPTypes.boolean, True, True),
-    (AMQPTypes.ubyte, 7, UByte(7)),
-    (AMQPTypes.ushort, 700, UShort(700)),
-    (AMQPTypes.uint, 0, UInt(0)),
-    (AMQPTypes.uint, 70_000, UInt(70_000)),
-    (AMQPTypes.ulong, 5, ULong(5)),
-    (AMQPTypes.ulong, 2**40, ULong(2**40)),
-    (AMQPTypes.byte, -7, Byte(-7)),
-    (AMQPTypes.short, -700, Short(-700)),
-    (AMQPTypes.int, -70_000, Int(-70_000)),
-    (AMQPTypes.int, 5, Int(5)),
-    (AMQPTypes.long, -(2**40), -(2**40)),
-    (AMQPTypes.float, 1.5, Float32(1.5)),
-    (AMQPTypes.double, 1.1, 1.1),
-    (AMQPTypes.timestamp, 1_700_000_000_000, Timestamp(1_700_000_000_000)),
-    (AMQPTypes.uuid, UUID_1, UUID_1),
-    (AMQPTypes.binary, b"x" * 300, b"x" * 300),
-    (AMQPTypes.string, "grüße", "grüße"),
-    (AMQPTypes.symbol, "x-opt", Symbol("x-opt")),
-    (AMQPTypes.list, [{TYPE: AMQPTypes.long, VALUE: 500}, None], [500, None]),
-    (
-        AMQPTypes.map,
-        [({TYPE: AMQPTypes.symbol, VALUE: "k"}, {TYPE: AMQPTypes.uint, VALUE: 9})],
-        {Symbol("k"): UInt(9)},
-    ),
-    (
-        AMQPTypes.array,
-        [{TYPE: AMQPTypes.symbol, VALUE: "a"}, {TYPE: AMQPTypes.symbol, VALUE: "b"}],
-        Array([Symbol("a"), Symbol("b")], 0xB3),
-    ),
-    (
-        AMQPTypes.described,
-        ({TYPE: AMQPTypes.symbol, VALUE: "d"}, {TYPE: AMQPTypes.long, VALUE: 500}),
-        Described(Symbol("d"), 500),
-    ),
-]
-
-
-def plain(value: object) -> object:
-    """A value as pyamqp's decoder gives it: texts as bytes, no descriptors, plain numbers."""
-    if isinstance(value, str):
-        return value.encode()
-    if isinstance(value, list):
-        return [plain(item) for item in value]
-    if isinstance(value, dict):
-        return {plain(key): plain(item) for key, item in value.items()}
-    return value.value if isinstance(value, Described) else value
-
-
-@pytest.mark.parametrize(("kind", "theirs", "ours"), PYAMQP)
-def test_pyamqp_and_we_read_each_others_bytes(kind: str, theirs: Any, ours: object) -> None:
-    written = bytearray()
-    pyamqp_encode.encode_value(written, {TYPE: kind, VALUE: theirs})
-    assert same(decode(bytes(written))[0], ours)
-    data = memoryview(encode(ours))
-    rest, value = pyamqp_decode._DECODE_BY_CONSTRUCTOR[data[0]](data[1:])
-    assert bytes(rest) == b""
-    assert value == plain(ours)

@@ -22,6 +22,7 @@ import pytest
 
 from tests.unit.pairing.send_world import QUEUES, REFUSED, World
 from twinbus.pairing.core.attempts import (
+    CallEnding,
     DivertTo,
     PullQueue,
     Raise,
@@ -61,6 +62,8 @@ ROWS: list[tuple[str, str, dict[str, object], str, str]] = [
      "try 5; wait 1; try 5; wait 3; try 5; wait 7; try 5; raise PRIMARY"),
     (ATTEMPTS, "within the caller's timeout: too late is not tried", {"timeout": 3},
      "0 down, 1.6 wake, 1.6 down", "try 3; wait 1.6; try 1.4; raise PRIMARY"),
+    (ATTEMPTS, "... nor one that would come when the time ends", {"timeout": 1.6},
+     "0 down", "try 1.6; raise PRIMARY"),
     (ATTEMPTS, "a retry has what is left of the caller's time", {"timeout": 4},
      "0 down, 1.6 wake", "try 4; wait 1.6; try 2.4"),
     (ATTEMPTS, "a wait that is broken off for nothing goes on", {},
@@ -262,6 +265,9 @@ def test_spec_3(call: dict[str, object], script: str, expected: str) -> None:
         if steps is not None:
             done.append(steps)
     assert "; ".join(", ".join(map(shown, steps)) for steps in done) == expected
+    last = done[-1][-1]
+    if isinstance(last, Raise) and last.ending is not CallEnding.MESSAGE:
+        assert last.error is world.call.primary_error
     if "raise BACKLOG" in expected and "q" in script:
         assert world.call.queue_errors
     if "raise PRIMARY" in expected:

@@ -14,7 +14,7 @@ from twinbus.pairing.core.session_order import (
     SessionKey,
     SessionOrder,
 )
-from twinbus.syphon.core import lease_validity as tenure
+from twinbus.syphon.core import lease_validity
 
 PATHS = backlog_paths("contoso", 3)
 KEY = SessionKey.of("Orders", "s1")
@@ -169,5 +169,5 @@ def test_a_send_waits_for_a_short_backlog_to_drain_but_not_again_and_again() -> 
 
 def test_the_two_ends_agree_on_the_lease() -> None:
     for index, path in enumerate(PATHS):
-        assert tenure.lease_address(path) == (lease_path("contoso"), str(index))
-    assert tenure.LEASE_LOCK_S == LEASE_LOCK_S
+        assert lease_validity.lease_address(path) == (lease_path("contoso"), str(index))
+    assert lease_validity.LEASE_LOCK_S == LEASE_LOCK_S

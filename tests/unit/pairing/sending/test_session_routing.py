@@ -25,7 +25,7 @@ def message(name: str, session: str | None = "a", **properties: Any) -> ServiceB
 
 
 class StrictWorld(FakePair):
-    """A pair whose census has looked into its empty backlog queues."""
+    """A pair that has peeked its empty backlog queues."""
 
     async def start(self) -> None:
         assert self.client.session_scan is not None

@@ -151,7 +151,7 @@ def test_a_message_larger_than_the_link_takes_is_not_even_sent() -> None:
 def test_a_link_closed_for_one_bad_message_finds_it_by_sending_one_at_a_time() -> None:
     world = opened(count=4)
     for _ in range(20):
-        if any(parcel.sequence_number == 3 for parcel in world.sent):
+        if any(message.sequence_number == 3 for message in world.sent):
             world.detach("orders", TOO_LARGE)
         world.accept(len(world.sent))
         if world.attaching:
@@ -202,7 +202,7 @@ def test_messages_of_a_held_destination_are_deferred_while_others_go_on() -> Non
     world.deliver(10)
     world.attach("events")
     world.attach("orders")
-    world.sent.sort(key=lambda parcel: parcel.path, reverse=True)
+    world.sent.sort(key=lambda message: message.path, reverse=True)
     for _ in range(5):
         world.refuse(FULL)
     assert [outcome for outcome, _ in world.settling] == ["deferred"] * 5
@@ -347,7 +347,7 @@ def test_what_was_in_flight_when_the_primary_was_lost_is_sent_again_in_order() -
     world.primary_down()
     world.primary_up()
     world.attach("orders")
-    assert [parcel.sequence_number for parcel in world.sent] == [3, 4, 5, 6]
+    assert [message.sequence_number for message in world.sent] == [3, 4, 5, 6]
 
 
 def test_what_was_accepted_while_the_secondary_was_away_is_completed_when_it_is_back() -> None:

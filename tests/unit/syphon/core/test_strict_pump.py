@@ -31,7 +31,7 @@ def opened(*stored: tuple[int, str | None], messages: int = 40) -> World:
 
 
 def numbers_sent(world: World) -> list[int]:
-    return [parcel.sequence_number for parcel in world.sent]
+    return [message.sequence_number for message in world.sent]
 
 
 def test_of_each_session_one_message_is_under_way_and_the_others_are_not_held_up() -> None:
@@ -123,7 +123,7 @@ def test_a_session_of_a_held_destination_keeps_its_order_over_deferral() -> None
     world.deliver(10)
     world.attach("orders")
     world.attach("other")
-    assert [parcel.path for parcel in world.sent] == ["orders", "other"]
+    assert [message.path for message in world.sent] == ["orders", "other"]
     world.refuse(FULL)
     world.confirm(10)
     assert [world.queue[number].state for number in (1, 2, 3)] == ["deferred"] * 3

@@ -214,23 +214,23 @@ def test_a_missing_lease_queue_is_named_with_what_to_do(service: Service) -> Non
 
 
 def test_a_lease_ends_before_its_lock_counted_from_the_question() -> None:
-    tenure = LeaseValidity()
-    assert not tenure.holds(0.0)
-    tenure.granted(100.0, 30.0)
-    assert tenure.holds(123.9)
-    assert not tenure.holds(124.0)
-    assert tenure.renew_at == 112.0
+    lease = LeaseValidity()
+    assert not lease.holds(0.0)
+    lease.granted(100.0, 30.0)
+    assert lease.holds(123.9)
+    assert not lease.holds(124.0)
+    assert lease.renew_at == 112.0
 
 
 def test_a_renewal_prolongs_it_and_one_that_failed_is_tried_again_in_time() -> None:
-    tenure = LeaseValidity()
-    tenure.granted(100.0, 30.0)
-    tenure.not_renewed(108.0)
-    assert 108.0 < tenure.renew_at < tenure.ends_at
-    tenure.granted(112.0, 30.0)
-    assert tenure.ends_at == 136.0
-    tenure.lost()
-    assert not tenure.holds(113.0)
+    lease = LeaseValidity()
+    lease.granted(100.0, 30.0)
+    lease.not_renewed(108.0)
+    assert 108.0 < lease.renew_at < lease.ends_at
+    lease.granted(112.0, 30.0)
+    assert lease.ends_at == 136.0
+    lease.lost()
+    assert not lease.holds(113.0)
 
 
 @pytest.mark.parametrize(
