@@ -15,12 +15,13 @@ from azure.servicebus import ServiceBusMessage
 import twinbus.broker.http
 import twinbus.broker.links.management
 from tests.contract.pairs import until
+from tests.ledger_reading import read
 from tests.official_sdk import administration, client
 from twinbus.broker.embedded import EmbeddedBroker
 from twinbus.broker.engine.sessions import Sessions
 from twinbus.client.administration import counts_of, list_backlog_queues
 from twinbus.console import namespaces as commands
-from twinbus.ledger import LedgerWriter, read
+from twinbus.ledger import LedgerWriter
 from twinbus.ledger.requests import recording_to
 from twinbus.namespace.access import endpoint_of
 from twinbus.namespace.namespace import Namespace

@@ -14,12 +14,12 @@ from azure.servicebus import ServiceBusMessage, ServiceBusReceiveMode
 from azure.servicebus.exceptions import ServiceBusError
 
 from tests.contract.conftest import receive
+from tests.ledger_reading import read
 from tests.official_sdk import PING_CONTENT_TYPE, administration, client
 from tests.processes import ServedBroker, run_twinbus
 from twinbus import BrokerStartError, EmbeddedBroker
 from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.faults import Fault
-from twinbus.ledger import read
 
 pytestmark = pytest.mark.contract
 

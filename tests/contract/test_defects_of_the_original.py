@@ -21,6 +21,7 @@ from azure.servicebus.management import EntityStatus
 
 from tests.contract import pairs
 from tests.contract.pairs import drain, embedded, numbered, sockets, until
+from tests.ledger_reading import read
 from tests.official_sdk import administration
 from twinbus import (
     BacklogUnavailableError,
@@ -29,7 +30,6 @@ from twinbus import (
     SendAvailabilityOptions,
 )
 from twinbus.broker.faults import Fault
-from twinbus.ledger import read
 from twinbus.pairing.core.backlog import backlog_paths
 
 pytestmark = pytest.mark.contract

@@ -15,13 +15,13 @@ from azure.servicebus.management import EntityStatus
 
 from tests.contract.fronts import Front, Mood
 from tests.contract.pairs import embedded, nothing_left, paired, until
+from tests.ledger_reading import read
 from tests.official_sdk import async_administration
 from twinbus import (
     BacklogUnavailableError,
     EmbeddedBroker,
 )
 from twinbus.broker.descriptions import AuthorizationRule, QueueDescription
-from twinbus.ledger import read
 from twinbus.pair import Pair
 from twinbus.pairing.core import secondary as schedule
 from twinbus.pairing.core.backlog import backlog_paths

@@ -26,6 +26,7 @@ from tests.contract.pairs import (
     sides,
     until,
 )
+from tests.ledger_reading import read
 from tests.official_sdk import async_administration
 from twinbus import (
     BacklogUnavailableError,
@@ -39,7 +40,6 @@ from twinbus import (
     pair_namespaces,
 )
 from twinbus.broker.descriptions import AuthorizationRule, QueueDescription
-from twinbus.ledger import read
 from twinbus.pairing.core.backlog import backlog_paths
 from twinbus.servicebus.limits import FOREVER_MS
 

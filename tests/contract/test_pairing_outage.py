@@ -20,10 +20,10 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 
 from tests.contract.pairs import drain_all, nothing_left, quick, until
+from tests.ledger_reading import read
 from tests.official_sdk import administration, async_client, receive_all_async
 from tests.processes import ServedBroker
 from twinbus import Namespace, pair_namespaces
-from twinbus.ledger import read
 from twinbus.pair import Pair
 from twinbus.pairing.sending.sender import PairedSender
 

@@ -20,10 +20,11 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage
 from azure.servicebus.management import ServiceBusAdministrationClient
 
 from tests.contract.pairs import until
+from tests.ledger_reading import read
 from tests.official_sdk import Faults, administration, client, receive_all, receive_count
 from tests.processes import ServedBroker
 from twinbus import errors
-from twinbus.ledger import LedgerWriter, read
+from twinbus.ledger import LedgerWriter
 from twinbus.options import SendAvailabilityOptions
 from twinbus.syphon.core.pump import IntakeLimits
 from twinbus.syphon.host import DrainStats, SyphonHost, drain

@@ -18,9 +18,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from tests.contract.pairs import drain, drain_all, embedded, until
 from tests.contract.test_observability import paired
+from tests.ledger_reading import read
 from twinbus import EmbeddedBroker
 from twinbus.broker.faults import Fault
-from twinbus.ledger import read
 from twinbus.pair import Pair
 from twinbus.pairing.core.backlog import backlog_paths
 from twinbus.pairing.observing.recording import Tracing

@@ -14,8 +14,8 @@ from twinbus.broker.profile import AZURE_STANDARD
 from twinbus.console import ATTENTION
 from twinbus.console.output import Output
 from twinbus.console.verify import run
-from twinbus.verify import PREFIX, ForeignEntities, Likeness, VerifyPlan, clean, verify
-from twinbus.verify.scratch import entities_of
+from twinbus.verify.run import Likeness, VerifyPlan, verify
+from twinbus.verify.scratch import PREFIX, ForeignEntities, clean, entities_of
 
 pytestmark = pytest.mark.contract
 

@@ -15,10 +15,10 @@ from typing import IO, Any
 
 import pytest
 
+from tests.ledger_reading import read
 from tests.processes import ENTRY
 from twinbus.console.drill.traffic import TIMEOUT_MARGIN_S
 from twinbus.console.drill.world import ENTITIES, PRIMARY, SECONDARY
-from twinbus.ledger import read
 from twinbus.planning.question import Traffic
 from twinbus.planning.simulation import effect_of
 

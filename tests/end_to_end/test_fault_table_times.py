@@ -21,10 +21,10 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 
 from tests.contract.pairs import quick, until
+from tests.ledger_reading import read
 from tests.official_sdk import Faults, administration
 from tests.processes import ServedBroker
 from twinbus import pair_namespaces
-from twinbus.ledger import read
 from twinbus.pair import Pair
 
 pytestmark = pytest.mark.end_to_end

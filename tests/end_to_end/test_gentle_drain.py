@@ -14,11 +14,11 @@ from azure.servicebus.exceptions import ServiceBusError
 
 from tests.end_to_end.raw_client import RawClient, RawSender, Refused, batch
 from tests.end_to_end.syphon_world import BATCH, stored
+from tests.ledger_reading import read
 from tests.official_sdk import Faults, administration
 from tests.processes import ServedBroker
 from twinbus import SendAvailabilityOptions, pair_namespaces
 from twinbus.errors import PairingError
-from twinbus.ledger import read
 from twinbus.pair import Pair
 
 pytestmark = pytest.mark.end_to_end

@@ -22,10 +22,10 @@ from azure.servicebus import ServiceBusMessage
 
 from tests.end_to_end.page_process import LIMIT_S, ServedPage, paged
 from tests.end_to_end.paired_program import running
+from tests.ledger_reading import read
 from tests.official_sdk import administration, client
 from tests.processes import ENTRY, ServedBroker, run_twinbus, until
 from twinbus.control.sockets import VARIABLE, ask, sockets_in
-from twinbus.ledger import read
 
 pytestmark = pytest.mark.end_to_end
 

@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
+from tests.ledger_reading import read
 from twinbus import SendAvailabilityOptions, pair_namespaces
 from twinbus.broker.embedded import EmbeddedBroker
 from twinbus.console.drill.result import DrillPlan
 from twinbus.console.drill.traffic import DrillGateway, DrillTraffic
 from twinbus.console.drill.world import ENTITIES, World, create_entities
-from twinbus.ledger import read
 
 pytestmark = pytest.mark.end_to_end
 

@@ -10,9 +10,9 @@ from azure.servicebus import ServiceBusMessage
 
 from tests.end_to_end.raw_client import RawClient, message
 from tests.gateway.gateway_world import gateway_world
+from tests.ledger_reading import read
 from twinbus.broker.faults import Fault
 from twinbus.gateway.server import CLIENT_NAME_MAX
-from twinbus.ledger import read
 
 pytestmark = pytest.mark.contract
 

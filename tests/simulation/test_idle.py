@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.ledger_reading import read
 from tests.simulation.faults import create_backlog
 from tests.simulation.machine import Process, SimLoop
 from tests.simulation.world import World
@@ -20,7 +21,7 @@ from twinbus.cost.arithmetic import (
     idle_syphon_operations,
     lease_operations,
 )
-from twinbus.ledger import LedgerWriter, read
+from twinbus.ledger import LedgerWriter
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pair import Pair
 from twinbus.pairing.core.backlog import LEASE_LOCK_S, backlog_paths, lease_path

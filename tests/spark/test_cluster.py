@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
+from tests.ledger_reading import read
 from tests.spark.cluster_world import Cluster, spark_home, standalone_cluster
 from tests.spark.drain_world import KINDS, QUEUES, Driver, duplicates, kill9, world
 from tests.spark.ledgers import diverted, moved, received, sent
 from tests.spark.test_compaction import write
 from tests.spark.test_drain_kill import kill_drivers, kill_executors
 from twinbus.console import entry
-from twinbus.ledger import read
 
 FILES = 4
 EACH = 100

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.end_to_end.bad_pumps import spark_pumped_by
+from tests.ledger_reading import read
 from tests.processes import ServedBroker
 from tests.spark import drain_world
 from twinbus.errors import SyphonError
-from twinbus.ledger import LedgerError, read
+from twinbus.ledger import LedgerError
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pipeline.drain.drain import DrainRun, DrainStatistics, _turn_s, drain, group_queues
 from twinbus.syphon.core.actions import Action, Forward

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from azure.servicebus import ServiceBusMessage
 
+from tests.ledger_reading import read
 from tests.official_sdk import administration, client
 from tests.processes import ServedBroker
 from twinbus.console.cli import main
 from twinbus.console.syphon.drain import DrainDisplay
-from twinbus.ledger import read
 from twinbus.transfer.sdk import to_backlog_message
 
 if TYPE_CHECKING:

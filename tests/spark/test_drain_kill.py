@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.ledger_reading import read
 from tests.spark.drain_world import (
     KINDS,
     QUEUES,
@@ -31,7 +32,7 @@ from tests.spark.drain_world import (
     kill9,
     world,
 )
-from twinbus.ledger import LedgerWriter, read
+from twinbus.ledger import LedgerWriter
 from twinbus.options import SendAvailabilityOptions
 from twinbus.syphon.host import drain as drain_here
 

@@ -21,7 +21,7 @@ from tests.spark.ledgers import (
 from twinbus.console.report.sheets import conservation_sheet
 from twinbus.cost.arithmetic import CountingRule
 from twinbus.cost.prices import standard
-from twinbus.ledger.reader import MissingFiles, is_note, missing_files
+from twinbus.ledger.facts import MissingFiles, is_note, missing_files
 from twinbus.ledger.record import OPEN_SUFFIX
 from twinbus.pipeline.reports.availability import availability_report
 from twinbus.pipeline.reports.charges import charges_report

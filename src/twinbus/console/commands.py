@@ -286,7 +286,7 @@ def verify(
     """
     from twinbus.broker.profile import PROFILES
     from twinbus.console.verify import run
-    from twinbus.verify import VerifyPlan
+    from twinbus.verify.run import VerifyPlan
 
     if like not in PROFILES:
         raise WrongUse(f"--like is one of {', '.join(PROFILES)}; got {like!r}")

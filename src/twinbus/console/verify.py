@@ -14,7 +14,8 @@ from twinbus.console.namespaces import explained
 from twinbus.console.output import LiveLine, Output, show, table_lines
 from twinbus.cost.prices import standard
 from twinbus.namespace.namespace import Namespace
-from twinbus.verify import Fact, Likeness, VerifyPlan, VerifyReport, clean, verify
+from twinbus.verify.run import Fact, Likeness, VerifyPlan, VerifyReport, verify
+from twinbus.verify.scratch import clean
 from twinbus.wording import counted, visible
 
 COLUMNS = ("SIDE", "CHECK", "ANSWER", "DETAILS")

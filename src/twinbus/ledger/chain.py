@@ -154,12 +154,13 @@ def verify(
 ) -> LedgerFindings:
     """Compare the facts of all files of a ledger, open ones too.
 
-    `removed` are files that a command has taken away, by its notes (`reader`). `alive` and `dead`
+    `removed` are files that a command has taken away, by its notes (`facts`). `alive` and `dead`
     are processes that the caller knows to be so; heartbeats decide for the others.
     """
     kept, refused = _one_of_each_stem(files)
     notes = [note for facts in kept for note in facts.notes]
-    closed = {note.client: note for note in sorted(notes, key=_at_ms) if note.state == "closed"}
+    notes.sort(key=lambda note: note.at_ms)
+    closed = {note.client: note for note in notes if note.state == "closed"}
     erased = _erasures(notes)
     writers: dict[str, list[FileFacts]] = defaultdict(list)
     for facts in kept:
@@ -306,7 +307,7 @@ def _closed(gap: Gap, note: WriterNote | None, now_ms: int) -> Gap:
     is_clock_wrong = gap.from_ms > now_ms + CLOCKS_MS
     if note is None or not (is_clock_wrong or gap.from_ms <= note.at_ms + CLOCKS_MS):
         return gap
-    return replace(gap, closed_by=_reason(note))
+    return replace(gap, closed_by=f"{note.why or 'no reason given'} ({_time(note.at_ms)})")
 
 
 def _is_alive(
@@ -339,9 +340,12 @@ def _is_old(facts: FileFacts, writers: Mapping[str, Sequence[FileFacts]]) -> boo
 
 
 def _erasures(notes: Iterable[WriterNote]) -> dict[str, dict[str, str]]:
-    """Return for each stem that commands rewrote: each earlier hash -> the last one."""
+    """Return for each stem that commands rewrote: each earlier hash -> the last one.
+
+    The notes are in the order of their time.
+    """
     found: dict[str, dict[str, str]] = defaultdict(dict)
-    for note in sorted(notes, key=_at_ms):
+    for note in notes:
         if note.state == "closed":
             continue
         steps = found[note.client]
@@ -350,14 +354,6 @@ def _erasures(notes: Iterable[WriterNote]) -> dict[str, dict[str, str]]:
                 steps[before] = note.hash_after
         steps[note.hash_before] = note.hash_after
     return found
-
-
-def _reason(note: WriterNote) -> str:
-    return f"{note.why or 'no reason given'} ({_time(note.at_ms)})"
-
-
-def _at_ms(note: WriterNote) -> int:
-    return note.at_ms
 
 
 def _time(at_ms: int) -> str:

@@ -1,4 +1,4 @@
-"""The facts of one ledger file, read in one pass over its bytes. Pure.
+"""Which files are a ledger's, and the facts of one, read in one pass over its bytes.
 
 Besides records a file holds lines of the operation `writer`; their word is in `state`:
 
@@ -13,13 +13,19 @@ Besides records a file holds lines of the operation `writer`; their word is in `
 A `hash` is the SHA-256 of all bytes of the file before its line. `previous` is the hash of all that
 this writer put into its previous file, but for that file's last line. `before` names other writers
 whose files were there when the file began, as NAME:NUMBER with their last number.
+
+Beside the files, `removed-<id>.json` names those that a command removes. It is written before the
+first removal and kept for ever: a file that it names and that is there was not removed yet, or was
+put back. A missing file that it does not name was deleted or not copied (`chain`).
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
-from collections.abc import Iterable, Sequence
+import uuid
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -42,6 +48,14 @@ _NOTE_FIELDS: Final = {
 
 LINE_MAX: Final = 1 << 20
 """Longer lines are not of Twinbus: they are hashed, and not kept in memory."""
+
+NOTE_VERSION: Final = 1
+"""Of the notes of removed files."""
+
+_SUFFIXES: Final = (FILE_SUFFIX, f"{FILE_SUFFIX}{OPEN_SUFFIX}", f"{FILE_SUFFIX}{GZIP_SUFFIX}")
+_REMOVED: Final = re.compile(r"removed-[0-9a-f]+\.json")
+_NUMBER_MAX: Final = 99_999
+"""The highest number that a note has in a range: the ranges of a damaged note stay small."""
 
 _TAIL_BYTES: Final = 1 << 16
 """Where the time of the last lines is looked for: lines of several threads have no strict order."""
@@ -129,6 +143,20 @@ def place_of(name: str) -> tuple[str, int] | None:
         # Other programs count, or write dates, with as many digits.
         return None
     return found["process"], int(found["number"])
+
+
+def is_readable(path: str) -> bool:
+    """Return whether a file is part of a ledger, by its path below the ledger's directory."""
+    return "/" not in path and path[:1] not in {"_", "."} and path.endswith(_SUFFIXES)
+
+
+def is_unread(path: str) -> bool:
+    """Return whether a file looks like part of a ledger and is not read.
+
+    Hidden files are drafts of running programs.
+    """
+    name = path.rpartition("/")[2]
+    return FILE_SUFFIX in name and not name.startswith(".") and not is_readable(path)
 
 
 def facts_of(name: str, content: Iterable[bytes]) -> FileFacts:
@@ -288,3 +316,103 @@ def note_file(
     digest = hashlib.sha256(content).hexdigest()
     end = {"state": "ended", "lines": len(lines), "hash": digest}
     return f"{process}-00000{FILE_SUFFIX}", content + encode(process, now_ms, WRITER, end)
+
+
+@dataclass(frozen=True)
+class MissingFiles:
+    """Files that a command removed from a ledger; `chain` finds the others that are missing."""
+
+    removed: tuple[str, ...] = ()
+    """Those that a note names."""
+    unnoted: int = 0
+    """Removals without a readable note: their files are not known."""
+
+    def __bool__(self) -> bool:
+        return bool(self.removed or self.unnoted)
+
+    def but(self, known: Collection[str]) -> MissingFiles:
+        """This without files whose records are known from elsewhere."""
+        ended = set(map(_ended, known))
+        removed = tuple(name for name in self.removed if _ended(name) not in ended)
+        return MissingFiles(removed, self.unnoted)
+
+    def sentences(self) -> Iterator[str]:
+        """A sentence for each kind."""
+        if self.removed:
+            first, count = self.removed[0], len(self.removed)
+            files = f"the file {first}" if count == 1 else f"{count:,} files ({first} and others)"
+            yield f"records are missing: compact --remove-raw removed {files}"
+        if self.unnoted:
+            yield "records are missing: files of the ledger were removed, and no note says which"
+
+
+def note_name() -> str:
+    """A name for a note that no other note has."""
+    return f"removed-{uuid.uuid4().hex[:12]}.json"
+
+
+def is_note(name: str) -> bool:
+    """Whether a file of a ledger is a note of removed files."""
+    return _REMOVED.fullmatch(name) is not None
+
+
+def new_note(names: Iterable[str]) -> str:
+    """The text of a note that names these files: the numbers of each writer as ranges."""
+    numbers: dict[str, list[int]] = {}
+    others = []
+    for name in sorted(set(names)):
+        writer, number = place_of(name) or ("", -1)
+        if 0 <= number <= _NUMBER_MAX and name == _name(writer, number):
+            numbers.setdefault(writer, []).append(number)
+        else:
+            others.append(name)
+    writers = {writer: _ranges(found) for writer, found in numbers.items()}
+    return json.dumps({"v": NOTE_VERSION, "writers": writers, "others": others})
+
+
+def noted_files(text: str) -> frozenset[str] | None:
+    """The names in a note; None where it is damaged or of a later version."""
+    try:
+        note: Any = json.loads(text)
+        if note["v"] != NOTE_VERSION:
+            return None
+        if any(last > _NUMBER_MAX for ranges in note["writers"].values() for _, last in ranges):
+            return None
+        numbered = (
+            _name(writer, number)
+            for writer, ranges in note["writers"].items()
+            for first, last in ranges
+            for number in range(first, last + 1)
+        )
+        return frozenset([*numbered, *map(str, note["others"])])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def missing_files(names: Iterable[str], notes: Iterable[str]) -> MissingFiles:
+    """What was removed from a ledger with files of these names and notes of these texts."""
+    there = set(map(_ended, names))
+    read = [noted_files(text) for text in notes]
+    noted: set[str] = set().union(*(found for found in read if found is not None))
+    removed = tuple(sorted(name for name in noted if _ended(name) not in there))
+    return MissingFiles(removed, unnoted=read.count(None))
+
+
+def _ended(name: str) -> str:
+    """The name that a file got when it was ended: it may have been compressed since."""
+    return f"{stem_of(name)}{FILE_SUFFIX}"
+
+
+def _name(writer: str, number: int) -> str:
+    return f"{writer}-{number:05d}{FILE_SUFFIX}"
+
+
+def _ranges(numbers: list[int]) -> list[list[int]]:
+    """Numbers in their order as ranges, both ends included."""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ranges

@@ -183,8 +183,7 @@ def writers_here(directory: Path | str) -> tuple[frozenset[str], frozenset[str]]
     """
     alive, dead = set[str](), set[str]()
     for path in Path(directory).glob(f"*{FILE_SUFFIX}{OPEN_SUFFIX}"):
-        parts = _here(path.name)
-        if parts is not None:
+        if _here(path.name) is not None:
             with contextlib.suppress(OSError), _unlocked(path) as is_unlocked:
                 is_dead = _is_dead(path.name) and is_unlocked
                 (dead if is_dead else alive).add(path.name.rpartition("-")[0])
@@ -192,8 +191,6 @@ def writers_here(directory: Path | str) -> tuple[frozenset[str], frozenset[str]]
 
 
 def _adopt_one(path: Path) -> Path | None:
-    if not (_is_dead(path.name) or _is_unchanged(os.stat(path))):
-        return None
     ended = path.with_name(path.name.removesuffix(OPEN_SUFFIX))
     with _unlocked(path) as is_unlocked:
         if not is_unlocked or os.path.lexists(ended):

@@ -41,34 +41,19 @@ class Unanswerable(Exception):
 
 
 class SecondarySource(Protocol):
-    """The page's secondary; `console.page` implements it with the code of `twinbus backlog`."""
+    """The page's secondary; `console.page.secondary` implements it and says what each does."""
 
     @property
-    def count_again_s(self) -> float:
-        """Time between two counts of the same queues."""
-
-    def holds(self, secondary: str) -> bool:
-        """Return whether this is the secondary of that endpoint."""
-
-    async def queues(self, label: str) -> list[dict[str, Any]]:
-        """Return path, waiting, oldest_age_s and dead_letters of each backlog queue."""
-
+    def count_again_s(self) -> float: ...
+    def holds(self, secondary: str) -> bool: ...
+    async def queues(self, label: str) -> list[dict[str, Any]]: ...
     async def letters(
         self, label: str, search: Mapping[str, str], *, with_bodies: bool
-    ) -> dict[str, Any]:
-        """Return the dead letters that match, and whether there are more."""
-
-    async def letter(self, queue: str, number: int) -> dict[str, Any] | None:
-        """Return one dead letter with its body."""
-
-    async def replay(self, queue: str, numbers: list[int]) -> str:
-        """Replay dead letters of a backlog queue; return what was done."""
-
-    async def prunable(self, label: str, keep: int) -> list[str]:
-        """Return the empty backlog queues of a label with an index from `keep` on."""
-
-    async def prune(self, label: str, keep: int, queues: list[str]) -> str:
-        """Delete those of the queues that `prunable` still names; return what was done."""
+    ) -> dict[str, Any]: ...
+    async def letter(self, queue: str, number: int) -> dict[str, Any] | None: ...
+    async def replay(self, queue: str, numbers: list[int]) -> str: ...
+    async def prunable(self, label: str, keep: int) -> list[str]: ...
+    async def prune(self, label: str, keep: int, queues: list[str]) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +151,7 @@ class Actions:
         if path == "":
             raise Unanswerable("only-entity needs the path of an entity")
         drains, name = self.drains, pair.name
-        if drains is None or not drains.moves(pair.primary, pair.secondary):
+        if drains is None or (pair.primary, pair.secondary) != (drains.primary, drains.secondary):
             raise Unanswerable(
                 f"start `twinbus page` with the primary {pair.primary} and the secondary"
                 f" {pair.secondary}, or use `twinbus syphon drain`", 409,
@@ -179,7 +164,8 @@ class Actions:
             said = text if result.status == 0 else result.error or text
             self._add_event(name, path, f"{what} ended: {said}", who, level)
 
-        if not drains.drain(name, path, ended):
+        arguments = ["syphon", "drain", f"--label={name}", *([f"--only={path}"] if path else [])]
+        if not drains.jobs.start(f"drain {name}", arguments, ended):
             raise Unanswerable(f"a drain of {name} that this page started still runs", 409)
         return f"started: {name}'s backlog{f' for {path}' if path else ''} is drained once"
 

@@ -16,6 +16,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from http.cookies import CookieError, SimpleCookie
 from typing import Any, Final
 
@@ -227,14 +228,6 @@ def application(
             "version": version,
         }
 
-    def document(make: Callable[[Request], Awaitable[Any]], *, operator: bool = False) -> Any:
-        async def answer(request: Request) -> Response:
-            if operator and not request.state.is_operator:
-                return refusal(Refused(403, "bodies of messages need the operator's token"))
-            return await _answered(make, request)
-
-        return answer
-
     async def act(request: Request) -> Any:
         given = await _body(request)
         client = request.client.host if request.client else "?"
@@ -246,14 +239,14 @@ def application(
             Mount("/static", STATIC),
             Route("/api/view", view),
             Route("/api/stream", stream),
-            Route("/api/timeline", document(documents.timeline)),
-            Route("/api/backlog", document(documents.backlog)),
-            Route("/api/dead-letters", document(documents.dead_letters)),
-            Route("/api/dead-letters/one", document(documents.dead_letter, operator=True)),
-            Route("/api/cost", document(documents.cost)),
-            Route("/api/proof", document(documents.proof)),
-            Route("/api/events", document(documents.events)),
-            Route("/api/actions", document(act), methods=["POST"]),
+            Route("/api/timeline", partial(_answered, documents.timeline)),
+            Route("/api/backlog", partial(_answered, documents.backlog)),
+            Route("/api/dead-letters", partial(_answered, documents.dead_letters)),
+            Route("/api/dead-letters/one", partial(_answered, documents.dead_letter)),
+            Route("/api/cost", partial(_answered, documents.cost)),
+            Route("/api/proof", partial(_answered, documents.proof)),
+            Route("/api/events", partial(_answered, documents.events)),
+            Route("/api/actions", partial(_answered, act), methods=["POST"]),
         ],
         middleware=[Middleware(Guard, access=access)],
     )

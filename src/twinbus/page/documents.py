@@ -136,6 +136,8 @@ class PageDocuments:
 
     async def dead_letter(self, request: Request) -> dict[str, Any]:
         """Return one dead letter with its body."""
+        if not request.state.is_operator:
+            raise Unanswerable("bodies of messages need the operator's token", 403)
         pair = self._pair(request)
         secondary = self.actions.secondary_of(pair)
         queue, number = request.query_params.get("queue", ""), int(_number(request, "sequence", 0))

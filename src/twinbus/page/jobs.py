@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from twinbus.page.core.model import ShownProof
 from twinbus.status.document import read
@@ -98,23 +98,12 @@ class JobRunner:
         ended(JobResult(status, lines, "".join(last).removeprefix("twinbus: ")))
 
 
-class Drains:
-    """Drains backlogs between the two namespaces that the page was started with."""
+class Drains(NamedTuple):
+    """Drains backlogs between the two namespaces, by endpoint, that the page was started with."""
 
-    def __init__(self, primary: str, secondary: str, jobs: JobRunner) -> None:
-        """`primary` and `secondary` are endpoints."""
-        self._places = primary, secondary
-        self._jobs = jobs
-
-    def moves(self, primary: str, secondary: str) -> bool:
-        """Return whether both namespaces are those that the page was started with."""
-        return (primary, secondary) == self._places
-
-    def drain(self, label: str, path: str | None, ended: Callable[[JobResult], None]) -> bool:
-        """Start a drain of all destinations or of one; False: one of this label runs."""
-        arguments = ["syphon", "drain", f"--label={label}"]
-        arguments += [] if path is None else [f"--only={path}"]
-        return self._jobs.start(f"drain {label}", arguments, ended)
+    primary: str
+    secondary: str
+    jobs: JobRunner
 
 
 class Proof:

@@ -132,7 +132,7 @@ async def _both_answers(
 ) -> Observed:
     """Return the answers to a send and to a receive."""
     sent = await world.send(path, ServiceBusMessage("x"), namespace=namespace)
-    async with world.receiver(path, namespace) as receiver:
+    async with world.link("receiver", path, namespace) as receiver:
         received = await world.answer(receiver.receive_messages(1, max_wait_time=1))
     return {"send": sent, "receive": received}
 
@@ -188,7 +188,7 @@ async def deferral(world: ScratchNamespace) -> Observed:
     """Defer a message, find it by a peek, and receive it by its number."""
     path = await world.queue("defer")
     await world.send(path, ServiceBusMessage("x"))
-    async with world.receiver(path) as receiver:
+    async with world.link("receiver", path) as receiver:
         [message] = await receiver.receive_messages(1, max_wait_time=WAIT_S)
         await receiver.defer_message(message)
         number = message.sequence_number
@@ -210,7 +210,7 @@ async def peeks(world: ScratchNamespace) -> Observed:
     later = datetime.now(UTC) + timedelta(minutes=10)
     scheduled = ServiceBusMessage("later", scheduled_enqueue_time_utc=later)
     await world.send(path, *(ServiceBusMessage(text) for text in ("one", "two")), scheduled)
-    async with world.receiver(path) as receiver:
+    async with world.link("receiver", path) as receiver:
         [locked] = await receiver.receive_messages(1, max_wait_time=WAIT_S)
         found = await receiver.peek_messages(10, sequence_number=1)
         await receiver.complete_message(locked)
@@ -229,19 +229,19 @@ async def sessions(world: ScratchNamespace) -> Observed:
     without = await world.send(path, ServiceBusMessage("x"))
     await world.send(path, ServiceBusMessage("x", session_id="s"))
     observed: dict[str, Any] = {"send without a session": without}
-    async with world.receiver(path, session_id="s") as receiver:
+    async with world.link("receiver", path, session_id="s") as receiver:
         await receiver.session.set_state(b"state")
         observed["state"] = bytes(await receiver.session.get_state()).decode()
         [message] = await receiver.receive_messages(1, max_wait_time=WAIT_S)
         await receiver.complete_message(message)
-        async with world.receiver(path, session_id="s") as second:
+        async with world.link("receiver", path, session_id="s") as second:
             observed["accept a locked session"] = await world.answer(second.__aenter__())
-    async with world.receiver(path) as plain:
+    async with world.link("receiver", path) as plain:
         observed["receive without a session"] = await world.answer(
             plain.receive_messages(1, max_wait_time=SILENCE_S)
         )
-    async with world.receiver(
-        path, session_id=NEXT_AVAILABLE_SESSION, max_wait_time=SILENCE_S
+    async with world.link(
+        "receiver", path, session_id=NEXT_AVAILABLE_SESSION, max_wait_time=SILENCE_S
     ) as nothing:
         observed["next session, none"] = await world.answer(nothing.__aenter__())
     return observed
@@ -254,7 +254,7 @@ async def duplicates(world: ScratchNamespace) -> Observed:
     for copy in copies:
         copy.message_id = copies[0].message_id
     answer = await world.send(path, *copies)
-    async with world.receiver(path) as receiver:
+    async with world.link("receiver", path) as receiver:
         found = await receiver.peek_messages(10)
     return {"answer": answer, "stored": [str(message) for message in found]}
 
@@ -263,7 +263,7 @@ async def lost_lock(world: ScratchNamespace) -> Observed:
     """Complete a message whose lock has expired."""
     path = await world.queue("lock", lock_duration=timedelta(seconds=LOCK_S))
     await world.send(path, ServiceBusMessage("x"))
-    async with world.receiver(path) as receiver:
+    async with world.link("receiver", path) as receiver:
         [message] = await receiver.receive_messages(1, max_wait_time=WAIT_S)
         await asyncio.sleep(LOCK_S + 1)
         renewed = await world.answer(receiver.renew_message_lock(message))
@@ -275,7 +275,7 @@ async def schedules(world: ScratchNamespace) -> Observed:
     """Cancel a scheduled message twice."""
     path = await world.queue("schedule")
     later = datetime.now(UTC) + timedelta(minutes=10)
-    async with world.sender(path) as sender:
+    async with world.link("sender", path) as sender:
         numbers = await sender.schedule_messages(ServiceBusMessage("x"), later)
         once = await world.answer(sender.cancel_scheduled_messages(numbers))
         twice = await world.answer(sender.cancel_scheduled_messages(numbers))
@@ -289,7 +289,7 @@ async def link_limits(world: ScratchNamespace) -> Observed:
     await connection.open()
     links = connection.session.free_handles
     await connection.close()
-    async with world.sender(path) as sender:
+    async with world.link("sender", path) as sender:
         batch = await sender.create_message_batch()
         largest = message_limit_bytes(sender)
     return {

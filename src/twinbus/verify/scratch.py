@@ -162,26 +162,16 @@ class ScratchNamespace:
             yield client
 
     @asynccontextmanager
-    async def sender(self, path: str, namespace: Namespace | None = None) -> AsyncIterator[Any]:
-        """A sender of a queue, with a client of its own; it attaches with its first message."""
-        async with self.client(namespace) as client:
-            sender = client.get_queue_sender(path, **KEEP_ALIVE_OFF)
-            try:
-                yield sender
-            finally:
-                await sender.close()
-
-    @asynccontextmanager
-    async def receiver(
-        self, path: str, namespace: Namespace | None = None, **options: Any
+    async def link(
+        self, kind: str, path: str, namespace: Namespace | None = None, **options: Any
     ) -> AsyncIterator[Any]:
-        """A receiver of a queue, with a client of its own; it attaches with its first call."""
+        """A `sender` or `receiver` of a queue with its own client; its first call attaches."""
         async with self.client(namespace) as client:
-            receiver = client.get_queue_receiver(path, **KEEP_ALIVE_OFF, **options)
+            link = getattr(client, f"get_queue_{kind}")(path, **KEEP_ALIVE_OFF, **options)
             try:
-                yield receiver
+                yield link
             finally:
-                await receiver.close()
+                await link.close()
 
     def connection(self, on_event: Callable[[Event], None]) -> NamespaceConnection:
         """A connection without the SDK, for what the SDK cannot ask; its frames are kept too.
@@ -196,7 +186,7 @@ class ScratchNamespace:
         self, path: str, *messages: ServiceBusMessage, namespace: Namespace | None = None
     ) -> Observed:
         """Send messages one by one; the answer to the last, or the first refusal."""
-        async with self.sender(path, namespace) as sender:
+        async with self.link("sender", path, namespace) as sender:
             return await self.answer(_each(sender, messages))
 
     async def answer(self, asked: Awaitable[Any]) -> Observed:

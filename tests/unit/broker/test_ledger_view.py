@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.ledger_reading import read
 from tests.unit.broker.fakes import incoming
 from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.server import BrokerServer
 from twinbus.broker.storage.lmdb_store import LmdbStore
 from twinbus.broker.storage.store import Batch
 from twinbus.errors import StoreError
-from twinbus.ledger import LedgerWriter, read, writer
+from twinbus.ledger import LedgerWriter, writer
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,9 +15,9 @@ from unittest import mock
 import pytest
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
+from tests.ledger_reading import read
 from tests.unit.console.commands import run
 from twinbus.console import COULD_NOT, STOPPED, USAGE_ERROR, spark_thread
-from twinbus.ledger import read
 from twinbus.ledger.files import LedgerFiles
 from twinbus.ledger.record import LedgerError, encode
 from twinbus.pipeline.spark.session import QUICK_START

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from twinbus.ledger import LedgerError, LedgerWriter, adopt, open_file, process_name, read
+from tests.ledger_reading import read
+from twinbus.ledger import LedgerError, LedgerWriter, adopt, open_file, process_name
 from twinbus.ledger.open_file import HOST
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import os
 from collections.abc import Callable, Iterable
@@ -13,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.ledger import FileFacts, LedgerFindings, facts_of, inspect, read, verify
+from tests.ledger_reading import read
+from twinbus.ledger import FileFacts, LedgerFindings, facts_of, verify
 from twinbus.ledger.chain import FLUSH_MS, LATE_BEATS, MISSED_MAX
 from twinbus.ledger.facts import LINE_MAX, WriterNote, note_file
 from twinbus.ledger.files import BEFORE_MAX, HEARTBEAT_S, LedgerFiles
@@ -281,24 +281,6 @@ def test_copies_of_an_earlier_versions_files_are_refused_too(tmp_path: Path) -> 
     assert shown.is_whole
 
 
-def test_compressed_files_are_read_and_others_are_named(tmp_path: Path) -> None:
-    first, *_ = written(tmp_path, files=2)
-    (tmp_path / f"{first.name}.gz").write_bytes(gzip.compress(first.read_bytes()))
-    first.unlink()
-    below = tmp_path / "host-2" / "x-00000.jsonl"
-    below.parent.mkdir()
-    below.write_bytes(line("x"))
-    (tmp_path / "x-00001.jsonl.zst").write_bytes(b"")
-    (tmp_path / ".x-00001.jsonl.draft").write_bytes(b"")
-    (tmp_path / "torn-00001.jsonl.gz").write_bytes(gzip.compress(line("torn"))[:-9])
-    reading = read(tmp_path)
-    assert [one["message_id"] for one in reading] == ["0a", "0b", "1a", "1b"]
-    assert reading.findings == LedgerFindings(
-        unread=("host-2/x-00000.jsonl", "torn-00001.jsonl.gz", "x-00001.jsonl.zst")
-    )
-    assert "not read: 3 files" in next(reading.findings.sentences())
-
-
 def test_a_person_can_close_a_gap_with_a_reason(tmp_path: Path) -> None:
     [path] = written(tmp_path, "web-1", files=1, ends=False)
     last_ms = facts_of(path.name, [path.read_bytes()]).last_ms or 0
@@ -404,13 +386,6 @@ def test_a_file_without_lines_is_not_kept_in_memory() -> None:
     facts = facts_of("p-00000.jsonl", pieces())
     assert facts.sha256 == hashlib.sha256(b"x" * 5 * LINE_MAX).hexdigest()
     assert (facts.lines, facts.is_torn, facts.size_bytes) == (0, True, 5 * LINE_MAX)
-
-
-def test_facts_that_are_known_are_not_read_again(tmp_path: Path) -> None:
-    first, *_ = written(tmp_path, files=2)
-    known = {facts.name: facts for facts in inspect(tmp_path).files}
-    first.write_bytes(b"")
-    assert inspect(tmp_path, known=known).findings == LedgerFindings()
 
 
 def test_a_file_without_a_line_is_a_gap_unless_its_process_lives(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from twinbus.ledger import LedgerError, LedgerFindings, LedgerWriter, adopt, files, open_file, read
+from tests.ledger_reading import read
+from twinbus.ledger import LedgerError, LedgerFindings, LedgerWriter, adopt, files, open_file
 from twinbus.ledger.open_file import OpenFile
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.ledger import LedgerWriter, read
-from twinbus.ledger.reader import (
+from tests.ledger_reading import read
+from twinbus.ledger import LedgerWriter
+from twinbus.ledger.facts import (
     MissingFiles,
     is_note,
     missing_files,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.ledger_reading import read
 from twinbus.ledger import (
     LedgerError,
     LedgerFindings,
@@ -16,10 +17,8 @@ from twinbus.ledger import (
     LineForm,
     NullLedger,
     open_ledger,
-    read,
     writer,
 )
-from twinbus.ledger.record import encode
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -221,23 +220,6 @@ def test_a_url_is_refused_except_that_of_a_directory(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match="abfss://lake/ledger is a URL"):
         LedgerWriter("abfss://lake/ledger")
     assert LedgerWriter(f"file://{tmp_path}").directory == tmp_path
-
-
-def test_the_reader_sets_aside_torn_and_foreign_lines_and_counts_them(tmp_path: Path) -> None:
-    with LedgerWriter(tmp_path, process="a", flush_s=NEVER_S) as ledger:
-        ledger.record("send", message_id="1")
-    whole = encode("a", 5, "send", {"message_id": "1"})
-    (tmp_path / "b.jsonl").write_bytes(whole + b"not json\n\n" + whole + whole[:-10])
-    (tmp_path / "c.jsonl").write_bytes(whole[:-1])
-    (tmp_path / "notes.txt").write_text("no part of the ledger")
-    reading = read(tmp_path)
-    assert len(list(reading)) == reading.records == 4
-    assert (reading.torn, reading.foreign, reading.rejected) == (1, 1, 2)
-
-
-def test_a_ledger_that_is_not_there_is_said_to_be_so(tmp_path: Path) -> None:
-    with pytest.raises(LedgerError, match=r"no ledger at .*nowhere"):
-        read(tmp_path / "nowhere")
 
 
 FORM = LineForm("send", entity="orders", outcome="ok")

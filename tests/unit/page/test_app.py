@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp
 
+from tests.ledger_reading import read
 from tests.unit.page.asgi import PageAnswer, call
 from tests.unit.page.pairs import answer
 from tests.unit.status.statuses import QUEUE, entity, status
-from twinbus.ledger import LedgerWriter, read
+from twinbus.ledger import LedgerWriter
 from twinbus.page import actions as actions_module
 from twinbus.page.actions import Actions
 from twinbus.page.app import PageAccess, Role, application

@@ -232,7 +232,7 @@ async def try_round_trip(pair: ExaminedPair, scratch: Scratch) -> list[Finding]:
         with explained(secondary, CREATING, "Manage"):
             backlog = await scratch["secondary"].queue(backlog_paths("home", 1)[0])
         with explained(secondary, "diverting", "Send"):
-            async with scratch["secondary"].sender(backlog) as sender:
+            async with scratch["secondary"].link("sender", backlog) as sender:
                 now_ms = time.time_ns() // 1_000_000
                 await sender.send_messages(to_backlog_message(message, home, now_ms=now_ms))
         began = asyncio.get_running_loop().time()
@@ -287,7 +287,7 @@ async def _moved(pair: ExaminedPair, backlog: str) -> str | None:
 
 async def _compare(primary: ScratchNamespace, home: str, sent: ServiceBusMessage) -> list[str]:
     """Receive the message and return the names of what differs."""
-    async with primary.receiver(home, session_id=sent.session_id) as receiver:
+    async with primary.link("receiver", home, session_id=sent.session_id) as receiver:
         got = await receiver.receive_messages(1, max_wait_time=SCHEDULED_S + ARRIVE_S)
         if not got:
             return ["place: nothing arrived"]

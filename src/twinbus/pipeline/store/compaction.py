@@ -7,7 +7,7 @@ before that leaves the tables as they were. `update` compacts by itself when it 
 
 Nothing needs the ledger's own files once their records are in the tables. `remove_raw` removes
 those that earlier batches than the last one took. It leaves a note in the ledger before the first
-file goes (`ledger.reader`), so that later readers of the files know that there were more.
+file goes (`ledger.facts`), so that later readers of the files know that there were more.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
 
-from twinbus.ledger import reader
+from twinbus.ledger import facts
 from twinbus.ledger.record import LedgerError
 from twinbus.pipeline.store.increment import totals, with_key_hash
 from twinbus.pipeline.store.lake import CommitConflict, DataFile, Snapshot, TableChange
@@ -234,10 +234,10 @@ def remove_raw(store: TableStore, ledger: str) -> list[str]:
 def note_removal(store: TableStore, ledger: str, going: Iterable[str]) -> None:
     """Note in the ledger and at the tables which files are about to be removed."""
     names = set(going)
-    notes = (reader.noted_files(text) for text in _listed(ledger)[1])
+    notes = (facts.noted_files(text) for text in _listed(ledger)[1])
     new = names.difference(*(noted for noted in notes if noted is not None))
     if new:
-        PlaceFiles(ledger).put(reader.note_name(), reader.new_note(new).encode())
+        PlaceFiles(ledger).put(facts.note_name(), facts.new_note(new).encode())
     if names:
         store.mark_raw_removed()
 
@@ -247,7 +247,7 @@ def require_raw(store: TableStore, ledger: str) -> None:
     is_only_copy = store.is_only_copy
     if not is_only_copy:
         # Other tables of this ledger removed files: these tables may be the last copy.
-        removed = reader.missing_files(*_listed(ledger)).removed
+        removed = facts.missing_files(*_listed(ledger)).removed
         is_only_copy = bool(removed and store.lake.taken().keys() & set(removed))
     if is_only_copy:
         raise LedgerError(
@@ -260,4 +260,4 @@ def _listed(ledger: str) -> tuple[list[str], list[str]]:
     """Return the names of a ledger's files, and the texts of the notes among them."""
     files = PlaceFiles(ledger)
     names = list(files.ledger_files())
-    return names, [files.text(name) for name in names if reader.is_note(name)]
+    return names, [files.text(name) for name in names if facts.is_note(name)]

@@ -19,10 +19,20 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from twinbus.ledger.chain import LedgerFindings, verify
-from twinbus.ledger.facts import FileFacts, WriterNote, note_file, place_of, stem_of
+from twinbus.ledger.facts import (
+    FileFacts,
+    MissingFiles,
+    WriterNote,
+    is_note,
+    is_readable,
+    is_unread,
+    missing_files,
+    note_file,
+    place_of,
+    stem_of,
+)
 from twinbus.ledger.files import process_name
 from twinbus.ledger.open_file import HOST, writers_here
-from twinbus.ledger.reader import MissingFiles, is_note, is_readable, is_unread, missing_files
 from twinbus.ledger.record import OPEN_SUFFIX, LedgerError
 from twinbus.pipeline.store.lake import REBUILD
 from twinbus.pipeline.store.place_files import FoundFile, PlaceFiles

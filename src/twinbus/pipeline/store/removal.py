@@ -28,10 +28,9 @@ from typing import Final, TypeVar
 
 from pyspark.sql import functions as F
 
-from twinbus.ledger.facts import GZIP_SUFFIX, WriterNote, note_file, stem_of
+from twinbus.ledger.facts import GZIP_SUFFIX, WriterNote, is_readable, note_file, stem_of
 from twinbus.ledger.files import process_name
 from twinbus.ledger.open_file import HOST
-from twinbus.ledger.reader import is_readable
 from twinbus.ledger.record import OPEN_SUFFIX, LedgerError
 from twinbus.pipeline.store.compaction import (
     COMMIT_TRIES,

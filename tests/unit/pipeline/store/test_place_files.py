@@ -11,7 +11,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from deltalake.fs import DeltaStorageHandler
 
-from twinbus.ledger import reader
+from tests.ledger_reading import read
 from twinbus.ledger.record import LedgerError, encode
 from twinbus.pipeline.store import place_files
 from twinbus.pipeline.store.place_files import PlaceFiles
@@ -65,7 +65,7 @@ def test_a_draft_that_a_kill_left_is_no_file_of_the_ledger(
     with pytest.raises(KeyboardInterrupt):
         files.put("app-00002.jsonl", line)
     assert sorted(files.names()) == [f"app-{number:05d}.jsonl" for number in range(3)]
-    reading = reader.read(tmp_path)
+    reading = read(tmp_path)
     assert not reading.missing
     assert len(list(reading)) == 3
 
@@ -89,10 +89,10 @@ def test_the_rows_of_a_file_are_those_of_its_footer(files: PlaceFiles, tmp_path:
 
 def test_what_cannot_be_read_is_one_line(files: PlaceFiles, tmp_path: Path) -> None:
     (tmp_path / "torn.parquet").write_bytes(b"PAR1")
-    for read in (
+    for attempt in (
         lambda: files.content("nothing"),
         lambda: files.rows("torn.parquet"),
         lambda: PlaceFiles("nofs://host/ledger"),
     ):
         with pytest.raises(LedgerError, match=r"^\S+ cannot be used: [^\n]+$"):
-            read()
+            attempt()
