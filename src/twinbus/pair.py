@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
-from twinbus.client.environment import MACHINE, Environment
+from twinbus.client.connection import MACHINE, Environment
 from twinbus.control.protocol import known_path, pair_verbs, steering_verbs
 from twinbus.control.server import ControlServer
 from twinbus.errors import (

@@ -45,7 +45,7 @@ from twinbus.client.connection import ANSWER_S
 from twinbus.namespace.access import endpoint_of
 from twinbus.pairing.core.backlog import lease_path
 from twinbus.status.document import LEASED
-from twinbus.syphon.relay.lease import Leases
+from twinbus.syphon.lease import Leases
 from twinbus.transfer.sdk import to_backlog_message
 
 pytestmark = pytest.mark.contract

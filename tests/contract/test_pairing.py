@@ -41,7 +41,7 @@ from twinbus import (
 )
 from twinbus.broker.descriptions import AuthorizationRule, QueueDescription
 from twinbus.pairing.core.backlog import backlog_paths
-from twinbus.servicebus.limits import FOREVER_MS
+from twinbus.servicebus.names import FOREVER_MS
 
 pytestmark = pytest.mark.contract
 

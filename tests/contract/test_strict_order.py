@@ -40,7 +40,7 @@ from twinbus.pairing.core.backlog import session_queue
 from twinbus.pairing.sending.sender import PairedSender
 from twinbus.syphon.core.pump import Pump
 from twinbus.syphon.host import SyphonHost, drain
-from twinbus.syphon.relay.relay import Relay
+from twinbus.syphon.relay import Relay
 from twinbus.transfer.sdk import to_backlog_message
 
 pytestmark = pytest.mark.contract

@@ -34,7 +34,7 @@ from twinbus.namespace.access import endpoint_of
 from twinbus.options import SendAvailabilityOptions
 from twinbus.syphon.core.pump import IntakeLimits
 from twinbus.syphon.host import SyphonHost
-from twinbus.syphon.relay.queue_requests import QueueRequests
+from twinbus.syphon.queue_requests import QueueRequests
 
 pytestmark = pytest.mark.end_to_end
 

@@ -20,7 +20,7 @@ from twinbus.broker.filters.rules import matches
 from twinbus.broker.messages.incoming import Incoming, parse
 from twinbus.broker.messages.rendering import render
 from twinbus.broker.refusals import Refusal
-from twinbus.servicebus.limits import DATE_MAX_MS
+from twinbus.servicebus.names import DATE_MAX_MS
 
 NOW_MS = 1_800_000_000_000
 HEADER, ANNOTATIONS, PROPERTIES = 0x70, 0x72, 0x73

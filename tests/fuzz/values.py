@@ -24,7 +24,7 @@ from twinbus.amqp.types import (
     ULong,
     UShort,
 )
-from twinbus.servicebus.limits import DATE_MAX_MS, DATE_MIN_MS, EPOCH_TICKS, FOREVER_MS
+from twinbus.servicebus.names import DATE_MAX_MS, DATE_MIN_MS, EPOCH_TICKS, FOREVER_MS
 
 
 def _edges(*bits: int) -> list[int]:

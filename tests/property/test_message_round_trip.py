@@ -29,7 +29,7 @@ from twinbus.broker.messages.incoming import parse
 from twinbus.broker.messages.rendering import render
 from twinbus.broker.refusals import ArgumentOutOfRange, MalformedMessage
 from twinbus.broker.storage import records
-from twinbus.servicebus.limits import DATE_MAX_MS, DATE_MIN_MS
+from twinbus.servicebus.names import DATE_MAX_MS, DATE_MIN_MS
 
 NOW_MS = 1_700_000_000_000
 BROKERS = {

@@ -35,8 +35,13 @@ from twinbus.amqp.message import (
 )
 from twinbus.amqp.types import DecodeError
 from twinbus.errors import BacklogGuardError, ReservedPropertyError, TransferError
-from twinbus.servicebus.limits import DATE_MAX_MS, DATE_MIN_MS, FOREVER_MS, SESSION_ID_MAX
-from twinbus.servicebus.names import is_entity_name
+from twinbus.servicebus.names import (
+    DATE_MAX_MS,
+    DATE_MIN_MS,
+    FOREVER_MS,
+    SESSION_ID_MAX,
+    is_entity_name,
+)
 from twinbus.transfer.aliases import RESERVED_NAMES, overhead_bytes
 from twinbus.transfer.sdk import from_backlog_message, to_backlog_message
 from twinbus.transfer.sections import (

@@ -18,7 +18,7 @@ from twinbus.broker.descriptions import QueueDescription
 from twinbus.ledger import NullLedger
 from twinbus.namespace.access import endpoint_of
 from twinbus.pairing.core.backlog import LEASE_LOCK_S, backlog_paths, lease_path
-from twinbus.syphon.relay.lease import Leases
+from twinbus.syphon.lease import Leases
 
 QUEUES = backlog_paths("primary", 3)
 STEP_S = 0.1

@@ -38,7 +38,7 @@ from tests.simulation.timeline import Timeline
 from tests.simulation.truth import CALL, Deed, Handover, Truth
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import Delivery
-from twinbus.client.environment import Environment
+from twinbus.client.connection import Environment
 from twinbus.control.server import ControlServer
 from twinbus.ledger.record import LineForm
 from twinbus.options import SendAvailabilityOptions

@@ -13,11 +13,12 @@ from typing import Any, TypeVar
 from twinbus.amqp.decoding import decode
 from twinbus.amqp.encoding import encode
 from twinbus.broker.refusals import ArgumentInvalid, ArgumentOutOfRange
-from twinbus.servicebus.limits import DETECTION_MAX_S, FOREVER_MS
 from twinbus.servicebus.names import (
     CHILD_NAME_MAX,
+    DETECTION_MAX_S,
     ENTITY_NAME_MAX,
     ENTITY_NAME_RULE,
+    FOREVER_MS,
     is_entity_name,
 )
 

@@ -32,8 +32,7 @@ from twinbus.broker.links.context import new_message_id
 from twinbus.broker.refusals import MalformedMessage
 from twinbus.client.links import Wire
 from twinbus.errors import BacklogGuardError, BacklogMessageTooLargeError
-from twinbus.servicebus.limits import BATCH_ALLOWANCE, SESSION_ID_MAX
-from twinbus.servicebus.names import PARTITION_KEY
+from twinbus.servicebus.names import BATCH_ALLOWANCE, PARTITION_KEY, SESSION_ID_MAX
 from twinbus.transfer.aliases import RESERVED_NAMES, overhead_bytes
 from twinbus.transfer.sections import (
     GROUP_ID,

@@ -34,7 +34,7 @@ from twinbus.pairing.core.failover import Route
 from twinbus.pairing.sdk.failures import translated
 from twinbus.pairing.sending.send_calls import SendCall
 from twinbus.servicebus.failures import of_error, outcome_of
-from twinbus.servicebus.limits import BATCH_ALLOWANCE
+from twinbus.servicebus.names import BATCH_ALLOWANCE
 from twinbus.status.document import EntityState
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from twinbus.options import (
     SYPHON_RATE_MAX,
     UNDELIVERABLE_GRACE_MAX_S,
 )
-from twinbus.servicebus.limits import DETECTION_MAX_S
+from twinbus.servicebus.names import DETECTION_MAX_S
 
 ENVIRONMENT: Final = "env:"
 FILE: Final = "file:"

@@ -1,8 +1,8 @@
 """The syphon: moves messages from backlog queues to their destinations on the primary.
 
-`core` decides, and is pure: a `Pump` for each backlog queue. `connection` is raw AMQP to one
-namespace. `relay` performs what the pump decides. `host` runs the relays of a pair, or drains once
-and returns; `replaying` replays dead letters.
+`core` decides, and is pure: a `Pump` for each backlog queue. `relay` performs what the pump
+decides, over raw AMQP. `host` runs the relays of a pair, or drains once and returns; `replaying`
+replays dead letters.
 """
 
 from __future__ import annotations

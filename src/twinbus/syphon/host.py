@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final
 
 from twinbus.client.administration import CountsUnavailable, counts_of
-from twinbus.client.environment import MACHINE, Environment
+from twinbus.client.connection import MACHINE, Environment
 from twinbus.client.peeking import (
     NamespaceUnreachable,
     count_matching,
@@ -25,11 +25,11 @@ from twinbus.ledger.requests import recording_to
 from twinbus.namespace.access import Endpoint, endpoint_of
 from twinbus.options import SendAvailabilityOptions
 from twinbus.status.document import SyphonQueueStatus
+from twinbus.syphon.bookkeeping import OutageLog, RelayLedger
 from twinbus.syphon.core.pacing import Pace, Rate, ReconnectBackoff
 from twinbus.syphon.core.pump import IntakeLimits, Pump
-from twinbus.syphon.relay.bookkeeping import OutageLog, RelayLedger
-from twinbus.syphon.relay.lease import Leases
-from twinbus.syphon.relay.relay import Relay
+from twinbus.syphon.lease import Leases
+from twinbus.syphon.relay import Relay
 
 log = logging.getLogger("twinbus.syphon")
 
@@ -154,6 +154,9 @@ class SyphonHost:
                     limits=limits,
                     undeliverable_grace_s=options.undeliverable_grace_s,
                     poll_s=options.syphon_poll_s,
+                    only=self.only,
+                    pace=Pace(self.rate),
+                    draw=environment.chance,
                 ),
                 ledger=self.ledger,
                 remaining_ttl=options.ttl_policy == "remaining",
@@ -164,9 +167,6 @@ class SyphonHost:
             )
             for queue in queues
         ]
-        for relay in self.relays:
-            relay.pump.only = self.only
-            relay.pump.pace = Pace(self.rate)
 
     async def start(self) -> None:
         """Start the relays; return at once, even if a namespace cannot be reached."""

@@ -41,7 +41,7 @@ from twinbus.errors import SyphonError
 from twinbus.ledger.requests import BilledRequests
 from twinbus.namespace.access import Endpoint
 from twinbus.servicebus.names import DEAD_LETTER
-from twinbus.syphon.relay.queue_requests import ranges
+from twinbus.syphon.queue_requests import ranges
 from twinbus.transfer.aliases import REPLAYS
 from twinbus.transfer.sections import entries_of, with_entries, with_own_id, without_delivery_marks
 
@@ -64,18 +64,13 @@ class DeadLetterFilter:
     """The dead-letter reason; case is ignored."""
     since_ms: int | None = None
     """Messages enqueued at or after this time (unix milliseconds)."""
-    sequence_number: int | None = None
     sequence_numbers: frozenset[int] | None = None
     """One of these."""
 
     def matches(self, letter: PeekedMessage) -> bool:
         """Return whether this dead letter is selected."""
-        if self.sequence_number is not None and letter.sequence_number != self.sequence_number:
-            return False
-        if (
-            self.sequence_numbers is not None
-            and letter.sequence_number not in self.sequence_numbers
-        ):
+        numbers = self.sequence_numbers
+        if numbers is not None and letter.sequence_number not in numbers:
             return False
         if self.path is not None and _folded(letter.path) != _folded(self.path):
             return False

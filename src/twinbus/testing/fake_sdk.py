@@ -290,7 +290,7 @@ class FakePair:
 
     def __init__(self, **options: Any) -> None:
         """`options` are those of SendAvailabilityOptions; made on a running loop."""
-        from twinbus.client.environment import Environment
+        from twinbus.client.connection import Environment
         from twinbus.pairing.observing.recording import Recorder
         from twinbus.pairing.sending.client import PairedClient
 

@@ -25,16 +25,19 @@ from twinbus.errors import (
     MissingDestinationError,
     TransferError,
 )
-from twinbus.servicebus.limits import (
+from twinbus.servicebus.names import (
     DATE_MAX_MS,
     DATE_MIN_MS,
+    DATE_TIME,
     EPOCH_TICKS,
     FOREVER_MS,
     MESSAGE_ID_MAX,
     SESSION_ID_MAX,
     TICKS_PER_MS,
+    TIME_SPAN,
+    is_entity_name,
+    not_an_entity_name,
 )
-from twinbus.servicebus.names import DATE_TIME, TIME_SPAN, is_entity_name, not_an_entity_name
 
 SESSION_ID: Final = "x-ms-sessionid"
 TIME_TO_LIVE: Final = "x-ms-timetolive"

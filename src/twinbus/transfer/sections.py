@@ -36,7 +36,7 @@ from twinbus.amqp.message import (
 from twinbus.amqp.types import DecodeError, Timestamp
 from twinbus.errors import ReservedPropertyError
 from twinbus.servicebus import names
-from twinbus.servicebus.limits import DATE_MAX_MS
+from twinbus.servicebus.names import DATE_MAX_MS
 from twinbus.transfer.aliases import (
     MESSAGE_ID,
     RESERVED_NAMES,

@@ -18,7 +18,7 @@ from twinbus.amqp.message import APPLICATION_PROPERTIES, Sections, join, outline
 from twinbus.amqp.types import AmqpError, DecodeError
 from twinbus.errors import TransferError
 from twinbus.servicebus import names
-from twinbus.servicebus.limits import MESSAGE_ID_MAX
+from twinbus.servicebus.names import MESSAGE_ID_MAX
 from twinbus.transfer.aliases import Aliases
 from twinbus.transfer.sections import (
     aliases_of,

@@ -20,8 +20,8 @@ from twinbus.cost.arithmetic import (
 )
 from twinbus.cost.estimate import CostEstimate, Workload, estimate
 from twinbus.pairing.core.secondary import LIST_IDLE_S
+from twinbus.syphon.core.destination import VALID_S
 from twinbus.syphon.core.lease_validity import LEASE_LOCK_S, RENEW_SHARE, STANDBY_SHARE
-from twinbus.syphon.core.waiting import VALID_S
 
 KB = 1024
 SETTLED = CountingRule(count_settlement=True)

@@ -17,8 +17,7 @@ from twinbus.broker.links.peer import Peer
 from twinbus.broker.sas import ALL_RIGHTS
 from twinbus.broker.server import BrokerServer
 from twinbus.broker.storage.store import MemoryStore
-from twinbus.client.connection import NamespaceConnection
-from twinbus.client.environment import MACHINE
+from twinbus.client.connection import MACHINE, NamespaceConnection
 from twinbus.gateway.sending import PendingSends
 from twinbus.gateway.server import GatewayLinks
 

@@ -30,7 +30,7 @@ from twinbus.broker.refusals import EntityNotFound
 from twinbus.client.links import UpstreamConnection, Wire
 from twinbus.gateway.sending import UNKNOWN_LIMIT_BYTES, GatewaySendingLink
 from twinbus.namespace.namespace import Namespace
-from twinbus.servicebus.limits import BATCH_ALLOWANCE
+from twinbus.servicebus.names import BATCH_ALLOWANCE
 
 PAIRS = pairs([*RECEIVING, *LAST])
 EARLY = early(EARLY_RECEIVING)

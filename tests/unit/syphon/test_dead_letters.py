@@ -135,8 +135,8 @@ def test_a_letter_tells_all_that_is_known_of_it() -> None:
         ({"reason": "MessageTooLarge"}, False),
         ({"since_ms": NOW_MS}, True),
         ({"since_ms": NOW_MS + 1}, False),
-        ({"sequence_number": 4711, "path": "orders"}, True),
-        ({"sequence_number": 4712}, False),
+        ({"sequence_numbers": {4711}, "path": "orders"}, True),
+        ({"sequence_numbers": {4712}}, False),
         ({"path": "orders", "reason": "MessageTooLarge"}, False),
     ],
 )

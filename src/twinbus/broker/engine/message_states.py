@@ -34,7 +34,7 @@ from twinbus.broker.engine.settlement import (
 )
 from twinbus.broker.journal import EntityImage, Journal, MessageState, StoredMessage
 from twinbus.broker.messages.incoming import Incoming
-from twinbus.servicebus.limits import FOREVER_MS
+from twinbus.servicebus.names import FOREVER_MS
 
 ACTIVE, DEFERRED, SCHEDULED = MessageState.ACTIVE, MessageState.DEFERRED, MessageState.SCHEDULED
 

@@ -43,8 +43,7 @@ from twinbus.broker.journal import EntityImage, Journal, StoredMessage
 from twinbus.broker.messages.incoming import Incoming
 from twinbus.broker.profile import LAPTOP, ServiceProfile
 from twinbus.broker.refusals import EntityAlreadyExists, NotAllowed, QuotaExceeded
-from twinbus.servicebus.limits import FOREVER_MS
-from twinbus.servicebus.names import subscription_path
+from twinbus.servicebus.names import FOREVER_MS, subscription_path
 
 E = TypeVar("E", bound=Entity)
 

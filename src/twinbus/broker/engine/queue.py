@@ -45,7 +45,7 @@ from twinbus.broker.refusals import (
     QuotaExceeded,
     entity_full,
 )
-from twinbus.servicebus.limits import STANDARD_MESSAGE_BYTES
+from twinbus.servicebus.names import STANDARD_MESSAGE_BYTES
 
 EXPIRED_AT_ONCE = 1000
 """Expired messages that one receive removes before others have their turn."""

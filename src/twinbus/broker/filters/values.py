@@ -20,7 +20,7 @@ from typing import Any, TypeGuard
 from twinbus.amqp.types import Described, Symbol, Timestamp
 from twinbus.broker.refusals import ArgumentInvalid
 from twinbus.servicebus import names
-from twinbus.servicebus.limits import (
+from twinbus.servicebus.names import (
     DATE_MAX_MS,
     DATE_MIN_MS,
     EPOCH_TICKS,

@@ -37,8 +37,12 @@ from twinbus.broker.refusals import (
 )
 from twinbus.broker.sas import LISTEN
 from twinbus.servicebus import names
-from twinbus.servicebus.limits import EPOCH_TICKS, TICKS_PER_MS
-from twinbus.servicebus.names import MANAGEMENT_SUFFIX, SESSION_LOCKED_UNTIL
+from twinbus.servicebus.names import (
+    EPOCH_TICKS,
+    MANAGEMENT_SUFFIX,
+    SESSION_LOCKED_UNTIL,
+    TICKS_PER_MS,
+)
 
 SESSION_FILTER = Symbol(names.SESSION_FILTER)
 SESSION_WAIT = Symbol("com.microsoft:timeout")

@@ -21,7 +21,7 @@ from twinbus.broker.links.context import (
 from twinbus.broker.messages.incoming import Incoming, parse
 from twinbus.broker.refusals import MalformedMessage, MessageTooLarge, NotSupported, Refusal
 from twinbus.broker.sas import SEND
-from twinbus.servicebus.limits import BATCH_ALLOWANCE
+from twinbus.servicebus.names import BATCH_ALLOWANCE
 
 
 def refuse_transactions(link: ReceiverLink) -> None:

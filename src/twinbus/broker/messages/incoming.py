@@ -35,8 +35,7 @@ from twinbus.broker.messages.rendering import (
 )
 from twinbus.broker.refusals import ArgumentOutOfRange, MalformedMessage
 from twinbus.servicebus import names
-from twinbus.servicebus.limits import DATE_MAX_MS, DATE_MIN_MS, FOREVER_MS
-from twinbus.servicebus.names import PING_CONTENT_TYPE
+from twinbus.servicebus.names import DATE_MAX_MS, DATE_MIN_MS, FOREVER_MS, PING_CONTENT_TYPE
 
 _U32 = struct.Struct(">I").unpack_from
 

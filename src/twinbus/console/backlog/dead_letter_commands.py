@@ -54,7 +54,9 @@ async def list_letters(
 @runs_to_its_end
 async def show_letter(selection: QueueSelection, number: int, output: Output) -> int:
     """Print one dead letter with all its properties; return the exit status."""
-    async with _letters(selection, DeadLetterFilter(sequence_number=number)) as letters:
+    async with _letters(
+        selection, DeadLetterFilter(sequence_numbers=frozenset({number}))
+    ) as letters:
         letter = await anext(letters, None)
     if letter is None:
         raise SyphonError(
@@ -113,7 +115,7 @@ def filter_of(
         path=entity,
         reason=reason,
         since_ms=window_of(since, None, datetime.now(UTC))[0],
-        sequence_number=number,
+        sequence_numbers=None if number is None else frozenset({number}),
     )
 
 

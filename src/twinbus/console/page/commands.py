@@ -354,7 +354,7 @@ class PageSecondary:
 
     async def letter(self, queue: str, number: int) -> dict[str, Any] | None:
         """Return one dead letter with its body; None: it is not there."""
-        wanted = DeadLetterFilter(sequence_number=number)
+        wanted = DeadLetterFilter(sequence_numbers=frozenset({number}))
         letters = dead_letters(endpoint_of(self._namespace), [queue], wanted)
         async with aclosing(letters):
             letter = await anext(letters, None)

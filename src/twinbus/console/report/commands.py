@@ -15,7 +15,7 @@ from twinbus.console.options import (
 from twinbus.console.output import WrongUse
 from twinbus.console.prices import book_of
 from twinbus.cost.arithmetic import QuantityError, parse_duration
-from twinbus.servicebus.limits import DETECTION_MAX_S
+from twinbus.servicebus.names import DETECTION_MAX_S
 
 if TYPE_CHECKING:
     from twinbus.namespace.namespace import Namespace

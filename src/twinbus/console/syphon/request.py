@@ -16,6 +16,7 @@ from twinbus.namespace.namespace import Namespace
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.core.backlog import lease_path
 from twinbus.status.document import SyphonStatus
+from twinbus.syphon.bookkeeping import OutageLog
 from twinbus.syphon.core.pacing import (
     HIGHEST_PER_S,
     LOWEST_PER_S,
@@ -24,7 +25,6 @@ from twinbus.syphon.core.pacing import (
     time_to_empty_s,
 )
 from twinbus.syphon.host import SyphonGroup, SyphonHost
-from twinbus.syphon.relay.bookkeeping import OutageLog
 
 STANDARD: Final = "standard"
 """The rate that leaves an application half of a Standard namespace."""

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Final
 
 from twinbus.pairing.core.secondary import SecondaryHealth, jittered
-from twinbus.servicebus.limits import FOREVER_MS
+from twinbus.servicebus.names import FOREVER_MS
 
 MARK: Final = "x-servicebus-transfer"
 """The middle of every backlog queue's path, as the retired .NET library named them."""

@@ -28,7 +28,7 @@ from azure.core.exceptions import (
     ServiceResponseError,
 )
 
-from twinbus.client.environment import MACHINE, Environment
+from twinbus.client.connection import MACHINE, Environment
 from twinbus.namespace.address import is_loopback
 from twinbus.namespace.tokens import expiry_of, refusal_error, utc_text
 from twinbus.pairing.core.backlog import (

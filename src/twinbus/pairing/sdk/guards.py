@@ -19,7 +19,7 @@ from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageBodyType
 
 from twinbus.errors import BacklogGuardError, BacklogMessageTooLargeError, error_text
-from twinbus.servicebus.limits import BATCH_ALLOWANCE, PROPERTIES_BYTES_MAX, STANDARD_MESSAGE_BYTES
+from twinbus.servicebus.names import BATCH_ALLOWANCE, PROPERTIES_BYTES_MAX, STANDARD_MESSAGE_BYTES
 from twinbus.transfer.aliases import OWN_ID_BYTES, RESERVED_KEYS
 from twinbus.transfer.sdk import to_backlog_message
 

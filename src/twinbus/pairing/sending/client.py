@@ -14,7 +14,7 @@ from uuid import UUID, uuid4
 
 from azure.servicebus import ServiceBusMessage
 
-from twinbus.client.environment import MACHINE, Environment
+from twinbus.client.connection import MACHINE, Environment
 from twinbus.errors import error_text
 from twinbus.namespace.namespace import KEEP_ALIVE_OFF
 from twinbus.options import SendAvailabilityOptions

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from twinbus.client.environment import MACHINE, Environment
+from twinbus.client.connection import MACHINE, Environment
 from twinbus.errors import BacklogGuardError, PairClosedError, PairingError, error_text
 from twinbus.namespace.namespace import KEEP_ALIVE_OFF
 from twinbus.options import SendAvailabilityOptions, Verdict, judge

@@ -43,11 +43,11 @@ from twinbus.namespace.namespace import Namespace
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pipeline.drain.driver_link import DriverAddress, DriverLink
 from twinbus.pipeline.spark.session import is_url
+from twinbus.syphon.bookkeeping import RelayLedger
 from twinbus.syphon.core.pacing import Rate
 from twinbus.syphon.core.pump import IntakeLimits
 from twinbus.syphon.host import DrainProgress, SyphonHost
 from twinbus.syphon.host import drain as drain_here
-from twinbus.syphon.relay.bookkeeping import RelayLedger
 
 log = logging.getLogger("twinbus.pipeline")
 

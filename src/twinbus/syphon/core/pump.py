@@ -35,14 +35,18 @@ from twinbus.syphon.core.actions import (
     EmptyPoll,
     FindDeferred,
 )
-from twinbus.syphon.core.destination import Destination, Destinations
+from twinbus.syphon.core.destination import (
+    DeferredMessages,
+    Destination,
+    Destinations,
+    WaitingMessages,
+)
 from twinbus.syphon.core.intake import RENEW_AFTER, Intake, IntakeLimits, Settlements
 from twinbus.syphon.core.pacing import DrainMeter, Pace
 from twinbus.syphon.core.receive_control import ReceiveControl
 from twinbus.syphon.core.send_control import SendControl
 from twinbus.syphon.core.session_lanes import PeekedEntry, SessionLanes
 from twinbus.syphon.core.strict_order import IN_MEMORY_SHARE, StrictOrder
-from twinbus.syphon.core.waiting import DeferredMessages, WaitingMessages
 from twinbus.transfer.unpacking import BacklogMessage
 
 __all__ = ["IntakeLimits", "Pump"]
@@ -61,8 +65,16 @@ class Pump:
         undeliverable_grace_s: float = 21_600.0,
         poll_s: float = 900.0,
         is_strict: bool = False,
+        only: frozenset[str] | None = None,
+        pace: Pace | None = None,
+        draw: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`is_strict`: the messages of each session are sent in order, one by one."""
+        """`is_strict`: the messages of each session are sent in order, one by one.
+
+        `only` are the destinations to serve, in lower case; None: all. `pace` is the pump's part in
+        a rate that it shares with others. `draw` returns random numbers from 0 to 1, by which
+        back-offs vary.
+        """
         self.limits = limits or IntakeLimits()
         self.forwarded = self.completed = self.dead_lettered = self.deferred = 0
         self.not_served = 0
@@ -75,10 +87,11 @@ class Pump:
         self._intake = Intake(self.limits)
         self._settlements = Settlements(self._intake)
         self._deferred = DeferredMessages()
-        self._destinations = Destinations(undeliverable_grace_s)
+        self._destinations = Destinations(undeliverable_grace_s, only, draw)
         self._waiting = WaitingMessages(self._destinations, self._intake, self._deferred, lanes)
+        self.pace = pace
         self._receiving = ReceiveControl(
-            self._intake, self._settlements, self._destinations, self._waiting, self._deferred
+            self._intake, self._settlements, self._destinations, self._waiting, self._deferred, pace
         )
         self._sending = SendControl(
             self._destinations, self._settlements, self._waiting, self._receiving
@@ -98,30 +111,6 @@ class Pump:
 
     def __repr__(self) -> str:
         return f"<pump, {self.in_flight} in flight, credit {self.credit}, {[*self._destinations]}>"
-
-    # Settings, made before the start
-
-    @property
-    def only(self) -> frozenset[str] | None:
-        """The destinations to serve, in lower case; None: all."""
-        return self._destinations.only
-
-    @only.setter
-    def only(self, only: frozenset[str] | None) -> None:
-        self._destinations.only = only
-
-    def jitter_by(self, draw: Callable[[], float]) -> None:
-        """Vary back-offs by random numbers from 0 to 1."""
-        self._destinations.draw = draw
-
-    @property
-    def pace(self) -> Pace | None:
-        """The pump's part in a rate that it shares with others; None: no rate is set."""
-        return self._receiving.pace
-
-    @pace.setter
-    def pace(self, pace: Pace | None) -> None:
-        self._receiving.pace = pace
 
     # State
 
@@ -399,8 +388,8 @@ class Pump:
         if not taken:
             return []
         self.forwarded += len(taken)
-        if self._receiving.pace is not None:
-            self._receiving.pace.governor.accepted(len(taken), now - taken[0].sent_at, now)
+        if self.pace is not None:
+            self.pace.governor.accepted(len(taken), now - taken[0].sent_at, now)
         actions = self._settlements.complete(taken, now)
         for destination, count in served.items():
             destination.succeeded(count, now)
@@ -442,9 +431,7 @@ class Pump:
                 self._waiting.found_deferred(entry, now)
         return self._advanced(self._receiving.fetch_all(now), now)
 
-    def looked_ahead(
-        self, page: list[PeekedEntry], now: float, *, failed: bool = False
-    ) -> list[Action]:
+    def looked_ahead(self, page: list[PeekedEntry], now: float, *, failed: bool) -> list[Action]:
         """Take the page that a `LookAhead` peeked."""
         look_ahead = self._receiving.look_ahead
         if not look_ahead.is_peeking:
@@ -460,7 +447,7 @@ class Pump:
         return self._receiving.peek_ahead(now)
 
     def peeked_for_order(
-        self, page: list[PeekedEntry], now: float, *, failed: bool = False
+        self, page: list[PeekedEntry], now: float, *, failed: bool
     ) -> list[Action]:
         """Take the page that a `PeekForOrder` peeked."""
         return [] if self._order is None else self._order.peeked(page, now, failed=failed)

@@ -20,11 +20,16 @@ from twinbus.syphon.core.actions import (
     Reconnect,
     Renew,
 )
-from twinbus.syphon.core.destination import ANY_NUMBER, Destination, Destinations
+from twinbus.syphon.core.destination import (
+    ANY_NUMBER,
+    DeferredMessages,
+    Destination,
+    Destinations,
+    WaitingMessages,
+)
 from twinbus.syphon.core.intake import RENEW_AFTER, Intake, Settlements
 from twinbus.syphon.core.pacing import Pace
 from twinbus.syphon.core.session_lanes import PeekedEntry
-from twinbus.syphon.core.waiting import DeferredMessages, WaitingMessages
 from twinbus.transfer.unpacking import BacklogMessage
 
 PAGES_MAX: Final = 40
@@ -127,9 +132,9 @@ class ReceiveControl:
         destinations: Destinations,
         waiting: WaitingMessages,
         deferred: DeferredMessages,
+        pace: Pace | None,
     ) -> None:
-        self.pace: Pace | None = None
-        """The pump's part in a rate that it shares with others."""
+        self.pace = pace
         self.paused: set[str] = set()
         """Reasons to receive nothing; empty: the pump receives."""
         self.look_ahead = LookAheadState()

@@ -19,11 +19,11 @@ from twinbus.syphon.core.destination import (
     ATTACH_ANSWER_S,
     Destination,
     Destinations,
+    WaitingMessages,
 )
 from twinbus.syphon.core.intake import Settlements
 from twinbus.syphon.core.pacing import Pace
 from twinbus.syphon.core.receive_control import ReceiveControl
-from twinbus.syphon.core.waiting import WaitingMessages
 from twinbus.transfer.unpacking import BacklogMessage
 
 MISSING: Final = "DestinationNotFound"

@@ -10,12 +10,11 @@ from __future__ import annotations
 from typing import Final
 
 from twinbus.syphon.core.actions import Action, Complete, DeadLetter, PeekForOrder
-from twinbus.syphon.core.destination import Destination, Destinations
+from twinbus.syphon.core.destination import DeferredMessages, Destination, Destinations
 from twinbus.syphon.core.intake import Intake, Settlements
 from twinbus.syphon.core.receive_control import ReceiveControl
 from twinbus.syphon.core.send_control import SendControl
 from twinbus.syphon.core.session_lanes import PeekedEntry, SessionLanes
-from twinbus.syphon.core.waiting import DeferredMessages
 from twinbus.transfer.unpacking import BacklogMessage
 
 IN_MEMORY_SHARE: Final = 8

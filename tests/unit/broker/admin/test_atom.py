@@ -32,7 +32,7 @@ from twinbus.broker.admin.atom_entities import (
 from twinbus.broker.descriptions import RuleDescription, SqlFilter, read_rule, rule_record
 from twinbus.broker.filters.values import to_value
 from twinbus.broker.refusals import ArgumentInvalid
-from twinbus.servicebus.limits import FOREVER_MS
+from twinbus.servicebus.names import FOREVER_MS
 
 NOW_MS = 1_700_000_000_123
 HELD = RuntimeInfo(created_at_ms=NOW_MS, updated_at_ms=NOW_MS, accessed_at_ms=NOW_MS)

@@ -33,7 +33,7 @@ from twinbus.broker.descriptions import (
     TrueFilter,
 )
 from twinbus.broker.refusals import ArgumentInvalid, ArgumentOutOfRange
-from twinbus.servicebus.limits import FOREVER_MS
+from twinbus.servicebus.names import FOREVER_MS
 
 if TYPE_CHECKING:
     from xml.etree import ElementTree as ET

@@ -35,7 +35,7 @@ from twinbus.broker.refusals import (
 )
 from twinbus.broker.storage.lmdb_store import LmdbStore
 from twinbus.broker.storage.store import flush
-from twinbus.servicebus.limits import DATE_MAX_MS, DATE_MIN_MS, FOREVER_MS
+from twinbus.servicebus.names import DATE_MAX_MS, DATE_MIN_MS, FOREVER_MS
 
 MAP_SIZE_BYTES = 2**26
 DEDUP = QueueDescription(requires_duplicate_detection=True, max_size_mb=1, max_message_size_kb=600)

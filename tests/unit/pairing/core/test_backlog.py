@@ -18,7 +18,7 @@ from twinbus.pairing.core.backlog import (
     parse_backlog_path,
     session_queue,
 )
-from twinbus.servicebus.limits import FOREVER_MS
+from twinbus.servicebus.names import FOREVER_MS
 
 QUEUES = backlog_paths("contoso", 3)
 PINNED = [0, 0, 0, 1, 1, 0, 2, 2, 2, 0]

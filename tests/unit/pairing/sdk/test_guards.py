@@ -17,7 +17,7 @@ from twinbus.errors import BacklogGuardError, BacklogMessageTooLargeError, Reser
 from twinbus.pairing.core.failover import ForceFailover
 from twinbus.pairing.sdk import guards
 from twinbus.pairing.sdk.guards import BacklogLimits, body_bytes, encoded_bytes, flaws, quick_check
-from twinbus.servicebus.limits import PROPERTIES_BYTES_MAX
+from twinbus.servicebus.names import PROPERTIES_BYTES_MAX
 from twinbus.testing.fake_sdk import FakePair
 from twinbus.transfer.aliases import overhead_bytes
 from twinbus.transfer.sdk import to_backlog_message

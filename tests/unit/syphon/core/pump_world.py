@@ -28,6 +28,7 @@ from twinbus.syphon.core.actions import (
     Renew,
     WaitUntil,
 )
+from twinbus.syphon.core.pacing import Pace
 from twinbus.syphon.core.pump import IntakeLimits, Pump
 from twinbus.syphon.core.session_lanes import PeekedEntry
 from twinbus.transfer.unpacking import BacklogMessage
@@ -64,6 +65,9 @@ class World:
     strict: bool = False
     lock_s: float = LOCK_S
     """How long a lock lasts by the pump's clock."""
+    only: frozenset[str] | None = None
+    pace: Pace | None = None
+    chance: float = 0.0
 
     def __post_init__(self) -> None:
         self.now = 0.0
@@ -84,6 +88,9 @@ class World:
             undeliverable_grace_s=self.grace_s,
             poll_s=self.poll_s,
             is_strict=self.strict,
+            only=self.only,
+            pace=self.pace,
+            draw=lambda: self.chance,
         )
         self.sent: list[BacklogMessage] = []
         self.settling: list[tuple[str, BacklogMessage]] = []

@@ -69,8 +69,7 @@ def test_a_lock_that_was_lost_makes_the_next_ones_be_renewed_earlier() -> None:
 
 
 def test_back_offs_vary_by_chance() -> None:
-    world = running()
-    world.pump.jitter_by(lambda: 1.0)
+    world = running(chance=1.0)
     world.store("orders")
     world.deliver()
     world.detach("orders", "com.microsoft:server-busy")

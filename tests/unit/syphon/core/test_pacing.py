@@ -117,8 +117,7 @@ def run_at(world: World, seconds: float) -> None:
 
 
 def paced(per_s: float, *, strict: bool = False) -> World:
-    world = World(strict=strict)
-    world.pump.pace = Pace(Rate(per_s))
+    world = World(strict=strict, pace=Pace(Rate(per_s)))
     world.primary_up()
     world.secondary_up()
     world.tick(0.0)

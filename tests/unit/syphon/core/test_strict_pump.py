@@ -179,9 +179,7 @@ def test_a_second_delivery_of_what_the_primary_has_is_completed_and_not_sent() -
 
 
 def serving(*paths: str, strict: bool = False) -> World:
-    world = World(strict=strict)
-    world.pump.only = destination_keys(paths)
-    return world
+    return World(strict=strict, only=destination_keys(paths))
 
 
 def run(world: World) -> None:
@@ -218,6 +216,7 @@ def test_others_are_deferred_and_a_later_syphon_brings_them_home(strict: bool) -
     assert world.pump.not_served == len(foreign + nowhere)
     assert world.pump.held == {}
     assert world.attached.keys() == {"orders"}
+    world.only = None
     world.crash()
     world.settle_everything()
     assert sorted(world.in_primary) == sorted(mine + foreign)

@@ -9,9 +9,8 @@ import pytest
 
 from tests.unit.syphon.core.pump_world import World
 from tests.unit.syphon.core.test_pump import FULL, running
-from twinbus.syphon.core.destination import Destination
+from twinbus.syphon.core.destination import KNOWN_MAX, DeferredMessages, Destination
 from twinbus.syphon.core.pump import IntakeLimits
-from twinbus.syphon.core.waiting import KNOWN_MAX, DeferredMessages
 
 HOUR = 3_600
 

@@ -28,21 +28,20 @@ from twinbus.amqp.events import (
 )
 from twinbus.amqp.link import ReceiverLink
 from twinbus.amqp.performatives import Accepted, Rejected, Source, Target
-from twinbus.client.connection import ANSWER_S, NamespaceConnection
-from twinbus.client.environment import MACHINE, Environment
+from twinbus.client.connection import ANSWER_S, MACHINE, Environment, NamespaceConnection
 from twinbus.client.request_node import ConnectionLost, RequestRefused
 from twinbus.ledger.requests import BilledRequests
 from twinbus.namespace.access import Endpoint
 from twinbus.servicebus.conditions import NOT_FOUND, UNAUTHORIZED
 from twinbus.servicebus.failures import MISSING_STATUS
 from twinbus.status.document import LEASE_GONE
+from twinbus.syphon.bookkeeping import Bookkeeper, OutageLog, RelayLedger
 from twinbus.syphon.core import actions
 from twinbus.syphon.core.actions import Action
 from twinbus.syphon.core.pacing import ReconnectBackoff
 from twinbus.syphon.core.pump import Pump
-from twinbus.syphon.relay.bookkeeping import Bookkeeper, OutageLog, RelayLedger
-from twinbus.syphon.relay.outbound import DestinationLinks
-from twinbus.syphon.relay.queue_requests import (
+from twinbus.syphon.outbound import DestinationLinks
+from twinbus.syphon.queue_requests import (
     RequestTasks,
     disposition_of,
     disposition_status,
@@ -97,7 +96,6 @@ class Relay:
         self.pump = pump
         self._environment = environment
         self._now = environment.monotonic
-        pump.jitter_by(environment.chance)
         self._outages = outages or OutageLog()
         self.problems: dict[str, str] = {}
         """Each side (primary, secondary) that cannot be used now, and why."""
@@ -316,7 +314,8 @@ class Relay:
         while True:
             try:
                 due, now = self.pump.timer_at, self._now()
-                await asyncio.sleep(_sleep_s(due, now))
+                wait_s = LONGEST_TICK_S if due is None else max(0.01, due - now)
+                await asyncio.sleep(min(LONGEST_TICK_S, wait_s))
                 self._perform(self.pump.tick(self._now()))
             except Exception as error:
                 log.exception("%s: the pump failed", self.queue)
@@ -487,8 +486,3 @@ class Relay:
         connection = self._primary if action.side == "primary" else self._secondary
         if connection is not None:
             connection.drop(action.reason)
-
-
-def _sleep_s(due: float | None, now: float) -> float:
-    """Return how long to sleep before the next tick."""
-    return LONGEST_TICK_S if due is None else min(LONGEST_TICK_S, max(0.01, due - now))

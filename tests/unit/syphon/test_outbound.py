@@ -13,9 +13,9 @@ import pytest
 from tests.unit.syphon.core.test_pump import running
 from twinbus.client.request_node import ConnectionLost, RequestRefused
 from twinbus.ledger import NullLedger
+from twinbus.syphon.bookkeeping import Bookkeeper
 from twinbus.syphon.core.actions import Action, CloseDestination, DeadLetter, GrantCredit, Reconnect
-from twinbus.syphon.relay.bookkeeping import Bookkeeper
-from twinbus.syphon.relay.outbound import DestinationLinks
+from twinbus.syphon.outbound import DestinationLinks
 
 
 class FakeSession:

@@ -12,9 +12,9 @@ from twinbus.client.request_node import ConnectionLost, RequestRefused
 from twinbus.servicebus.conditions import NOT_FOUND, UNAUTHORIZED
 from twinbus.servicebus.failures import MISSING_STATUS
 from twinbus.servicebus.names import is_entity_name
+from twinbus.syphon.bookkeeping import Bookkeeper
 from twinbus.syphon.core.actions import Action
 from twinbus.syphon.core.pump import Pump
-from twinbus.syphon.relay.bookkeeping import Bookkeeper
 from twinbus.transfer.unpacking import BacklogMessage
 
 _link_numbers = itertools.count(1)

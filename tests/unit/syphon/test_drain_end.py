@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from twinbus.client.environment import MACHINE
+from twinbus.client.connection import MACHINE
 from twinbus.errors import SyphonError
 from twinbus.syphon import host as host_module
 from twinbus.syphon.host import SyphonHost, _until_empty

@@ -12,11 +12,11 @@ from twinbus.amqp.message import encode_message
 from twinbus.amqp.types import ULong
 from twinbus.client.connection import NamespaceConnection
 from twinbus.client.request_node import ConnectionLost, RequestRefused
+from twinbus.syphon.bookkeeping import Bookkeeper
 from twinbus.syphon.core.actions import Action, Complete
 from twinbus.syphon.core.pump import Pump
 from twinbus.syphon.core.session_lanes import PeekedEntry
-from twinbus.syphon.relay.bookkeeping import Bookkeeper
-from twinbus.syphon.relay.queue_requests import QueueRequests, RequestTasks
+from twinbus.syphon.queue_requests import QueueRequests, RequestTasks
 from twinbus.testing import run_virtual
 from twinbus.transfer.unpacking import BacklogMessage
 

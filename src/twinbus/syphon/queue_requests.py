@@ -24,14 +24,13 @@ from twinbus.amqp.performatives import (
 )
 from twinbus.amqp.types import Array, DecodeError, Int, Symbol, UInt
 from twinbus.client.administration import BUSY, BUSY_WAITS_S
-from twinbus.client.connection import NamespaceConnection
-from twinbus.client.environment import MACHINE, Environment
+from twinbus.client.connection import MACHINE, Environment, NamespaceConnection
 from twinbus.client.request_node import ConnectionLost, RequestRefused, uuid_of_token
 from twinbus.servicebus import conditions, names
+from twinbus.syphon.bookkeeping import Bookkeeper
 from twinbus.syphon.core.actions import Action, Complete, DeadLetter, Defer, Release
 from twinbus.syphon.core.pump import Pump
 from twinbus.syphon.core.session_lanes import PeekedEntry
-from twinbus.syphon.relay.bookkeeping import Bookkeeper
 from twinbus.transfer.unpacking import BacklogMessage, unpack
 
 log = logging.getLogger("twinbus.syphon")
@@ -102,6 +101,12 @@ class RequestTasks:
 
     # The requests
 
+    @property
+    def _requests(self) -> QueueRequests:
+        if self.connection is None:
+            raise ConnectionLost("there is no connection to the secondary")
+        return QueueRequests(self.connection, self._queue)
+
     async def settle(
         self, messages: list[BacklogMessage], status: str, arguments: list[str]
     ) -> None:
@@ -109,9 +114,7 @@ class RequestTasks:
 
         `arguments` are the reason and the description of a dead letter.
         """
-        if self.connection is None:
-            return
-        requests = QueueRequests(self.connection, self._queue)
+        requests = self._requests
         named = dict(zip(DEAD_LETTER_ARGUMENTS, arguments, strict=False))
         waits_s = iter(BUSY_WAITS_S)
         while messages:
@@ -126,7 +129,7 @@ class RequestTasks:
                 return
             wait_s = next(waits_s, None) if refusal.status in BUSY else None
             if wait_s is None:
-                self._books.settled(messages, _error(refusal))
+                self._books.settled(messages, refusal.condition or f"status {refusal.status}")
                 log.warning("%s: %d not %s: %s", self._queue, len(messages), status, refusal)
                 # They are delivered again when their locks end; nothing is asked for again.
                 self._perform(self._pump.settle_failed(messages, now))
@@ -136,9 +139,7 @@ class RequestTasks:
 
     async def renew(self, messages: list[BacklogMessage]) -> None:
         """Renew locks before they end."""
-        if self.connection is None:
-            return
-        result = await QueueRequests(self.connection, self._queue).renew(messages)
+        result = await self._requests.renew(messages)
         if result.refusal is not None:
             # The locks are still valid, and the pump asks again before they end.
             log.warning("%s: %d not renewed: %s", self._queue, len(result.rest), result.refusal)
@@ -148,9 +149,7 @@ class RequestTasks:
 
     async def receive_deferred(self, numbers: list[int]) -> None:
         """Receive deferred messages by sequence number."""
-        if self.connection is None:
-            return
-        requests = QueueRequests(self.connection, self._queue)
+        requests = self._requests
         try:
             received, refused = await requests.receive_deferred(numbers)
         except ConnectionLost as error:
@@ -177,11 +176,8 @@ class RequestTasks:
         await self._peek(start, self._pump.looked_ahead)
 
     async def _peek(self, start: int, report: Callable[..., list[Action]]) -> None:
-        if self.connection is None:
-            return
-        page, failed = [], False
+        requests, page, failed = self._requests, [], False
         try:
-            requests = QueueRequests(self.connection, self._queue)
             page = await requests.peek(start, self._environment.wall_ms())
         except (ConnectionLost, RequestRefused) as error:
             log.warning("%s: peeking from sequence number %d: %s", self._queue, start, error)
@@ -190,11 +186,8 @@ class RequestTasks:
 
     async def find_deferred(self, *, to_the_end: bool = True) -> None:
         """Search for deferred messages by peeking."""
-        if self.connection is None:
-            return
         try:
-            requests = QueueRequests(self.connection, self._queue)
-            found, is_all = await requests.find_deferred(
+            found, is_all = await self._requests.find_deferred(
                 self._environment.wall_ms(), to_the_end=to_the_end
             )
         except RequestRefused as error:
@@ -206,11 +199,6 @@ class RequestTasks:
 async def _despite_loss(work: Coroutine[Any, Any, None]) -> None:
     with contextlib.suppress(ConnectionLost):
         await work
-
-
-def _error(refusal: RequestRefused) -> str:
-    """Return a refusal as the ledger records it."""
-    return refusal.condition or f"status {refusal.status}"
 
 
 class SettledRequest(NamedTuple):

@@ -10,7 +10,7 @@ import pytest
 
 from twinbus.amqp.events import Attached
 from twinbus.amqp.link import ReceiverLink
-from twinbus.client.environment import Environment
+from twinbus.client.connection import Environment
 from twinbus.client.request_node import ConnectionLost, RequestRefused
 from twinbus.namespace.access import endpoint_of
 from twinbus.syphon.core.lease_validity import (
@@ -24,7 +24,7 @@ from twinbus.syphon.core.lease_validity import (
     lease_address,
     relied_on_s,
 )
-from twinbus.syphon.relay.lease import Leases
+from twinbus.syphon.lease import Leases
 from twinbus.testing import run_virtual
 
 QUEUE = "contoso/x-servicebus-transfer/0"

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
+from twinbus.syphon.bookkeeping import SAME_OUTAGE_S, Bookkeeper, OutageLog
 from twinbus.syphon.core.actions import Complete
-from twinbus.syphon.relay.bookkeeping import SAME_OUTAGE_S, Bookkeeper, OutageLog
 from twinbus.transfer.unpacking import BacklogMessage
 
 QUEUES = [f"contoso/x-servicebus-transfer/{index}" for index in range(10)]

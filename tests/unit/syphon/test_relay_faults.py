@@ -28,8 +28,8 @@ from twinbus.syphon.core.destination import (
 )
 from twinbus.syphon.core.pump import IntakeLimits, Pump
 from twinbus.syphon.host import drain
-from twinbus.syphon.relay.lease import Leases
-from twinbus.syphon.relay.relay import Relay
+from twinbus.syphon.lease import Leases
+from twinbus.syphon.relay import Relay
 
 KEY = "SharedAccessKeyName=a;SharedAccessKey=b"
 TYPO = f"Endpoint=sb://contoso..servicebus.windows.net;{KEY}"

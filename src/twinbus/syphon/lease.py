@@ -24,15 +24,13 @@ from twinbus.amqp.events import Attached, Detached, Event
 from twinbus.amqp.link import ReceiverLink
 from twinbus.amqp.performatives import Source, Target
 from twinbus.amqp.types import Symbol
-from twinbus.client.connection import ANSWER_S, NamespaceConnection
-from twinbus.client.environment import MACHINE, Environment
+from twinbus.client.connection import ANSWER_S, MACHINE, Environment, NamespaceConnection
 from twinbus.client.request_node import ConnectionLost, RequestRefused
 from twinbus.ledger.requests import ACCEPT_SESSION, BilledRequests, RequestLedger
 from twinbus.namespace.access import Endpoint
 from twinbus.servicebus.conditions import NOT_FOUND, SESSION_TAKEN
 from twinbus.servicebus.failures import MISSING_STATUS
-from twinbus.servicebus.limits import EPOCH_TICKS, TICKS_PER_MS
-from twinbus.servicebus.names import SESSION_FILTER, SESSION_LOCKED_UNTIL
+from twinbus.servicebus.names import EPOCH_TICKS, SESSION_FILTER, SESSION_LOCKED_UNTIL, TICKS_PER_MS
 from twinbus.status.document import LEASED
 from twinbus.syphon.core.lease_validity import (
     LOCK_ASSUMED_S,

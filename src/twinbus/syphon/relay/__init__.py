@@ -1,1 +1,0 @@
-"""Moves the messages of one backlog queue to the primary, as its pump decides."""
