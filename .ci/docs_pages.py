@@ -149,7 +149,8 @@ def table(
 ) -> str:
     """The public methods and properties of a class."""
     found = []
-    for name, member in vars(kind).items():
+    members = {name: one for base in kind.__mro__[-2::-1] for name, one in vars(base).items()}
+    for name, member in members.items():
         is_shown = name in only or not (only or name.startswith("_"))
         shown = title if name == "__init__" else name
         if not is_shown:
@@ -183,7 +184,7 @@ def attributes(title: str, kind: type, note: str) -> str:
 
 
 def exported(title: str, module: ModuleType, note: str) -> str:
-    names = module.__all__
+    names = sorted(module.__all__)
     return f"## {title}\n\n{note}\n\n" + rows(
         "name | meaning", ((f"`{name}`", _first(getattr(module, name))) for name in names)
     )

@@ -53,6 +53,16 @@ class Verdict(Enum):
     """The entity answered, or the fault is the caller's: no evidence."""
 
 
+class _InSeconds:
+    """The duration that has the name of this attribute without `_s`, in seconds."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._option = name.removesuffix("_s")
+
+    def __get__(self, options: object, owner: type) -> float:
+        return _seconds(getattr(options, self._option))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SendAvailabilityOptions:
     """How sends survive the loss of the primary namespace."""
@@ -129,6 +139,14 @@ class SendAvailabilityOptions:
     classify: Callable[[BaseException], Verdict] | None = None
     """Decides whether a failure counts, instead of the built-in table."""
 
+    failover_interval_s = _InSeconds()
+    ping_primary_interval_s = _InSeconds()
+    syphon_poll_s = _InSeconds()
+    undeliverable_grace_s = _InSeconds()
+    attempt_timeout_s = _InSeconds()
+    retry_backoff_factor_s = _InSeconds()
+    retry_backoff_max_s = _InSeconds()
+
     def __post_init__(self) -> None:
         _require_count("backlog_queue_count", self.backlog_queue_count, 1, BACKLOG_QUEUE_COUNT_MAX)
         _require_count("healthy_pings", self.healthy_pings, 1, HEALTHY_PINGS_MAX)
@@ -145,48 +163,12 @@ class SendAvailabilityOptions:
             _require_duration(option, getattr(self, option), low, high)
         for option, choices in _CHOICES.items():
             _require_choice(option, getattr(self, option), choices)
-        for option in _SWITCHES:
-            _require_switch(option, getattr(self, option))
-        _require_ledger(self.ledger)
+        if self.ledger is not None and not isinstance(self.ledger, str | PurePath):
+            raise ValueError(f"ledger must be a directory, a URL or None; got {self.ledger!r}")
         if self.classify is not None and not callable(self.classify):
             raise ValueError(
                 f"classify must be None or a callable (error) -> Verdict; got {self.classify!r}"
             )
-
-    @property
-    def failover_interval_s(self) -> float:
-        """`failover_interval` in seconds."""
-        return _seconds(self.failover_interval)
-
-    @property
-    def ping_primary_interval_s(self) -> float:
-        """`ping_primary_interval` in seconds."""
-        return _seconds(self.ping_primary_interval)
-
-    @property
-    def syphon_poll_s(self) -> float:
-        """`syphon_poll` in seconds."""
-        return _seconds(self.syphon_poll)
-
-    @property
-    def undeliverable_grace_s(self) -> float:
-        """`undeliverable_grace` in seconds."""
-        return _seconds(self.undeliverable_grace)
-
-    @property
-    def attempt_timeout_s(self) -> float:
-        """`attempt_timeout` in seconds."""
-        return _seconds(self.attempt_timeout)
-
-    @property
-    def retry_backoff_factor_s(self) -> float:
-        """`retry_backoff_factor` in seconds."""
-        return _seconds(self.retry_backoff_factor)
-
-    @property
-    def retry_backoff_max_s(self) -> float:
-        """`retry_backoff_max` in seconds."""
-        return _seconds(self.retry_backoff_max)
 
     def ledger_location(self, environment: Mapping[str, str]) -> str | None:
         """The location of the ledger in this environment; None: there is no ledger."""
@@ -205,19 +187,18 @@ _DURATIONS: tuple[tuple[str, float, float], ...] = (
     ("retry_backoff_max", 0.0, BACKOFF_MAX_S),
 )
 
-_CHOICES: dict[str, tuple[str, ...]] = {
+_SWITCH = (True, False)
+
+_CHOICES: dict[str, tuple[str | bool, ...]] = {
     "ping_mode": ("message", "link"),
     "ttl_policy": ("full", "remaining"),
     "session_order": ("relaxed", "strict"),
+    "enable_syphon": _SWITCH,
+    "create_backlog_queues": _SWITCH,
+    "require_secondary": _SWITCH,
+    "accept_drift": _SWITCH,
+    "strict_guards": _SWITCH,
 }
-
-_SWITCHES = (
-    "enable_syphon",
-    "create_backlog_queues",
-    "require_secondary",
-    "accept_drift",
-    "strict_guards",
-)
 
 
 def _seconds(duration: Duration) -> float:
@@ -259,21 +240,11 @@ def _require_names(option: str, value: object) -> None:
         raise ValueError(f"{option} must be names of queues and topics, or None; got {value!r}")
 
 
-def _require_choice(option: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
+def _require_choice(option: str, value: object, choices: tuple[str | bool, ...]) -> None:
+    # To Python 1 is equal to True.
+    if not any(isinstance(value, type(choice)) and value == choice for choice in choices):
         allowed = " or ".join(repr(choice) for choice in choices)
         raise ValueError(f"{option} must be {allowed}; got {value!r}")
-
-
-def _require_switch(option: str, value: object) -> None:
-    # Every refused value is a ValueError, a wrong type too.
-    if value is not True and value is not False:
-        raise ValueError(f"{option} must be True or False; got {value!r}")
-
-
-def _require_ledger(value: object) -> None:
-    if value is not None and not isinstance(value, str | PurePath):
-        raise ValueError(f"ledger must be a directory, a URL or None; got {value!r}")
 
 
 def classify(error: BaseException) -> Verdict:

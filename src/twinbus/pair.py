@@ -12,7 +12,10 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+from azure.core.async_paging import AsyncItemPaged
+from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver
 
 from twinbus.client.connection import MACHINE, Environment
 from twinbus.control.protocol import known_path, pair_verbs, steering_verbs
@@ -45,9 +48,6 @@ from twinbus.pairing.sending.client import PairedClient
 from twinbus.status.document import PairStatus, SyphonQueueStatus
 
 if TYPE_CHECKING:
-    from azure.core.async_paging import AsyncItemPaged
-    from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver
-
     from twinbus.client.peeking import BacklogMeter
     from twinbus.pairing.observing.metrics import PairCollector
     from twinbus.pairing.sending.sender import PairedSender
@@ -55,6 +55,9 @@ if TYPE_CHECKING:
 __all__ = ["Pair", "PairStatus", "pair_namespaces"]
 
 log = logging.getLogger("twinbus.pair")
+
+SdkReceiver = TypeVar("SdkReceiver")
+SdkSessions = TypeVar("SdkSessions")
 
 
 def pair_namespaces(
@@ -85,7 +88,57 @@ class PairParts:
     control: type[ControlServer] = ControlServer
 
 
-class Pair(AsyncOnly):
+class PairMethods(Generic[SdkReceiver, SdkSessions]):
+    """Methods of a pair that are the same for asyncio and for `twinbus.blocking`."""
+
+    def get_queue_receiver(self, queue_name: str, **sdk_options: Any) -> SdkReceiver:
+        """The SDK's own receiver from the primary, with the SDK's own retries."""
+        return self._receiver_client().get_queue_receiver(queue_name, **sdk_options)  # type: ignore[no-any-return]
+
+    def get_subscription_receiver(
+        self, topic_name: str, subscription_name: str, **sdk_options: Any
+    ) -> SdkReceiver:
+        """The SDK's own receiver from the primary, with the SDK's own retries."""
+        get = self._receiver_client().get_subscription_receiver
+        return get(topic_name, subscription_name, **sdk_options)  # type: ignore[no-any-return]
+
+    def list_queue_sessions(self, queue_name: str, **sdk_options: Any) -> SdkSessions:
+        """The SDK's own list of the sessions in a queue of the primary."""
+        return self._receiver_client().list_queue_sessions(queue_name, **sdk_options)  # type: ignore[no-any-return]
+
+    def list_subscription_sessions(
+        self, topic_name: str, subscription_name: str, **sdk_options: Any
+    ) -> SdkSessions:
+        """The SDK's own list of the sessions in a subscription of the primary."""
+        listed = self._receiver_client().list_subscription_sessions
+        return listed(topic_name, subscription_name, **sdk_options)  # type: ignore[no-any-return]
+
+    def force_failover(self, path: str) -> None:
+        """Divert the entity's sends until `mark_healthy`; ValueError: it has no sender here."""
+        self._command(path, ForceFailover())
+
+    def mark_healthy(self, path: str) -> None:
+        """Send to the primary again, whatever the pings say."""
+        self._command(path, MarkHealthy())
+
+    def freeze(self, path: str) -> None:
+        """Keep the entity's routing as it is, without timer and pings, until `unfreeze`."""
+        self._command(path, Freeze())
+
+    def unfreeze(self, path: str) -> None:
+        """Let the entity's routing change again."""
+        self._command(path, Unfreeze())
+
+    def _receiver_client(self) -> Any:
+        """The SDK's client of the primary, with the SDK's own retries."""
+        raise NotImplementedError
+
+    def _command(self, path: str, event: Event) -> None:
+        """Apply a person's command to an entity; announce a change of forced or frozen."""
+        raise NotImplementedError
+
+
+class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
     """A primary and a secondary namespace; `pair_namespaces` makes one."""
 
     def __init__(
@@ -206,28 +259,6 @@ class Pair(AsyncOnly):
         """A sender to a topic of the primary, which survives the loss of the primary."""
         return self._live().get_topic_sender(topic_name, **sdk_options)
 
-    def get_queue_receiver(self, queue_name: str, **sdk_options: Any) -> ServiceBusReceiver:
-        """The SDK's own receiver from the primary, with the SDK's own retries."""
-        return self._receiver_client().get_queue_receiver(queue_name, **sdk_options)
-
-    def get_subscription_receiver(
-        self, topic_name: str, subscription_name: str, **sdk_options: Any
-    ) -> ServiceBusReceiver:
-        """The SDK's own receiver from the primary, with the SDK's own retries."""
-        client = self._receiver_client()
-        return client.get_subscription_receiver(topic_name, subscription_name, **sdk_options)
-
-    def list_queue_sessions(self, queue_name: str, **sdk_options: Any) -> AsyncItemPaged[str]:
-        """The SDK's own list of the sessions in a queue of the primary."""
-        return self._receiver_client().list_queue_sessions(queue_name, **sdk_options)
-
-    def list_subscription_sessions(
-        self, topic_name: str, subscription_name: str, **sdk_options: Any
-    ) -> AsyncItemPaged[str]:
-        """The SDK's own list of the sessions in a subscription of the primary."""
-        client = self._receiver_client()
-        return client.list_subscription_sessions(topic_name, subscription_name, **sdk_options)
-
     @property
     def backlog_queues(self) -> tuple[str, ...]:
         """All available backlog queues by index, in the rotation or pulled."""
@@ -243,6 +274,8 @@ class Pair(AsyncOnly):
         now = state.now
         sides, timer_at = self._keeper.sides, self._keeper.sides.timer_at
         endpoints = {side: getattr(self, side).endpoint for side in Side}
+        # The last fresh measurement; without one a request would be billed.
+        depths = next(filter(None, (meter.depths() for meter in self._meters)), None)
         return PairStatus(
             primary=self.primary.endpoint,
             secondary=self.secondary.endpoint,
@@ -254,9 +287,9 @@ class Pair(AsyncOnly):
             faulted=sides.fault,
             faults_in_s=None if timer_at is None else max(0.0, timer_at - now),
             syphon=self._syphon_status() if self.options.enable_syphon else None,
-            pings=dict(state.counters.pings),
+            pings=dict(state.pings),
             forgotten=replace(state.monitors.forgotten),
-            backlog_waiting=self._backlog_waiting(),
+            backlog_waiting=None if depths is None else sum(one.waiting for one in depths.values()),
             ledger_unrecorded=state.recorder.unrecorded,
             verified_at=state.verification.verified_at,
             verification_error=state.verification.error,
@@ -287,22 +320,6 @@ class Pair(AsyncOnly):
         self._meters += [meter] if meter else []
         parts = state, self._keeper.sides, self._syphon_status, self.status
         return PairCollector(MeasuredPair(*parts, meter), entities_max=entities_max)
-
-    def force_failover(self, path: str) -> None:
-        """Divert the entity's sends until `mark_healthy`; ValueError: it has no sender here."""
-        self._command(path, ForceFailover())
-
-    def mark_healthy(self, path: str) -> None:
-        """Send to the primary again, whatever the pings say."""
-        self._command(path, MarkHealthy())
-
-    def freeze(self, path: str) -> None:
-        """Keep the entity's routing as it is, without timer and pings, until `unfreeze`."""
-        self._command(path, Freeze())
-
-    def unfreeze(self, path: str) -> None:
-        """Let the entity's routing change again."""
-        self._command(path, Unfreeze())
 
     async def close(self) -> None:
         """Stop pings and pumps, waiting for what is in flight, then close both sides. Idempotent.
@@ -413,17 +430,10 @@ class Pair(AsyncOnly):
     def _hosts(self) -> list[Any]:
         return [] if self._syphon is None else self._syphon.hosts
 
-    def _backlog_waiting(self) -> int | None:
-        """Return the depth by the last fresh measurement; None: a request would be billed."""
-        measured = (meter.depths() for meter in self._meters)
-        depths = next(filter(None, measured), None)
-        return None if depths is None else sum(queue.waiting for queue in depths.values())
-
     def _syphon_status(self) -> dict[str, SyphonQueueStatus]:
         return {} if self._syphon is None else self._syphon.status()
 
     def _command(self, path: str, event: Event) -> None:
-        """Apply a person's command to an entity; announce a change of forced or frozen."""
         client = self._live()
         monitors = client.state.monitors
         # A mistyped path must not become an entity of the pair.

@@ -11,13 +11,16 @@ import re
 from types import FunctionType
 
 import pytest
+from azure.core.async_paging import AsyncItemPaged
+from azure.core.paging import ItemPaged
+from azure.servicebus import ServiceBusReceiver, aio
 
 import twinbus
 from docs_pages import api_page
 from twinbus import blocking, pipeline, testing
 from twinbus.namespace.namespace import Namespace
 from twinbus.options import SendAvailabilityOptions
-from twinbus.pair import Pair, pair_namespaces
+from twinbus.pair import Pair, PairMethods, pair_namespaces
 from twinbus.pairing.lifecycle.closing import AsyncOnly, BlockingOnly, PairSide
 from twinbus.pairing.observing.events import EventStream
 from twinbus.pairing.sending.sender import PairedSender
@@ -29,15 +32,15 @@ PAIR = {
     "events": "(*, buffer: int = 1000) -> EventStream",
     "force_failover": "(path: str) -> None",
     "freeze": "(path: str) -> None",
-    "get_queue_receiver": "(queue_name: str, **sdk_options: Any) -> ServiceBusReceiver",
+    "get_queue_receiver": "(queue_name: str, **sdk_options: Any) -> SdkReceiver",
     "get_queue_sender": "(queue_name: str, **sdk_options: Any) -> PairedSender",
     "get_subscription_receiver": (
-        "(topic_name: str, subscription_name: str, **sdk_options: Any) -> ServiceBusReceiver"
+        "(topic_name: str, subscription_name: str, **sdk_options: Any) -> SdkReceiver"
     ),
     "get_topic_sender": "(topic_name: str, **sdk_options: Any) -> PairedSender",
-    "list_queue_sessions": "(queue_name: str, **sdk_options: Any) -> ItemPaged[str]",
+    "list_queue_sessions": "(queue_name: str, **sdk_options: Any) -> SdkSessions",
     "list_subscription_sessions": (
-        "(topic_name: str, subscription_name: str, **sdk_options: Any) -> ItemPaged[str]"
+        "(topic_name: str, subscription_name: str, **sdk_options: Any) -> SdkSessions"
     ),
     "mark_healthy": "(path: str) -> None",
     "on_event": "(callback: Callable[[PairEvent], None]) -> Callable[[], None]",
@@ -128,16 +131,17 @@ OF_THE_CORE = {(EventStream, "put"), (EventStream, "end")}
 
 
 def signature(function: object) -> str:
-    """As it is written, without `self` and quotes, with the sync name of the SDK's pages."""
+    """As it is written, without `self` and quotes."""
     assert callable(function)
-    text = str(inspect.signature(function)).replace("'", "").replace("AsyncItemPaged", "ItemPaged")
+    text = str(inspect.signature(function)).replace("'", "")
     return re.sub(r"\((?:self|cls)(?:, )?", "(", text)
 
 
 def public(kind: type) -> dict[str, str]:
     """The public methods and properties of a class, by name."""
     found = {}
-    for name, member in vars(kind).items():
+    bases = [base for base in kind.__mro__[-2::-1] if base not in (AsyncOnly, BlockingOnly)]
+    for name, member in {name: one for base in bases for name, one in vars(base).items()}.items():
         if name.startswith("_") and name not in {*SYNC_WORDS, *SYNC_WORDS.values()}:
             continue
         if isinstance(member, property):
@@ -155,6 +159,14 @@ def without_managers(found: dict[str, str]) -> dict[str, str]:
 @pytest.mark.parametrize("kind", [Pair, blocking.Pair])
 def test_a_pair_offers_exactly_this(kind: type) -> None:
     assert without_managers(public(kind)) == PAIR
+
+
+def test_receivers_are_of_the_sdk_for_asyncio_or_for_sync_code() -> None:
+    for kind, methods in (
+        (Pair, PairMethods[aio.ServiceBusReceiver, AsyncItemPaged[str]]),
+        (blocking.Pair, PairMethods[ServiceBusReceiver, ItemPaged[str]]),
+    ):
+        assert methods in kind.__orig_bases__  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("kind", [PairedSender, blocking.PairedSender])

@@ -57,7 +57,7 @@ class LoopThread:
     def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run `work` on the loop with the caller's context variables; return its result."""
         item = _Work(work)
-        loop = self._running_loop()
+        loop = self.loop
         self._items.add(item)
         try:
             try:
@@ -67,15 +67,13 @@ class LoopThread:
             return item.result.result()
         except BaseException:
             if not item.result.done():
-                self._give_up(loop, item)
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(item.cancel)
+                with contextlib.suppress(Exception):
+                    item.result.exception(GIVE_UP_S)
             raise
         finally:
             self._items.discard(item)
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop; starts the thread if it was not started."""
-        return self._running_loop()
 
     def call(self, function: Callable[[], T]) -> T:
         """Call a plain function on the loop; return its result."""
@@ -111,13 +109,9 @@ class LoopThread:
         if thread.is_alive():
             log.warning("%s: its thread did not end within %g s", self._name, STOP_S)
 
-    def _give_up(self, loop: asyncio.AbstractEventLoop, item: _Work[T]) -> None:
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(item.cancel)
-        with contextlib.suppress(Exception):
-            item.result.exception(GIVE_UP_S)
-
-    def _running_loop(self) -> asyncio.AbstractEventLoop:
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop; starts the thread if it was not started."""
         if self.is_forked:
             raise PairingError(
                 "the pair was started before this process was forked, and its thread is in the"

@@ -7,13 +7,16 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from weakref import WeakSet
 
+from azure.core.paging import ItemPaged
+from azure.servicebus import ServiceBusClient, ServiceBusReceiver, ServiceBusSender
+
 from twinbus.blocking.loop_thread import LoopThread
 from twinbus.blocking.sender import PairedSender
 from twinbus.errors import PairClosedError, PairingError
 from twinbus.namespace.namespace import KEEP_ALIVE_OFF, Namespace, both_sides, bounds
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pair import Pair as CorePair
-from twinbus.pair import PairStatus
+from twinbus.pair import PairMethods, PairStatus
 from twinbus.pairing.lifecycle.closing import BlockingOnly
 from twinbus.pairing.lifecycle.closing import PairSide as CoreSide
 from twinbus.pairing.observing.events import BUFFER_MAX, PairEvent
@@ -22,10 +25,8 @@ from twinbus.pairing.sdk.direct_links import DirectLinks
 from twinbus.status.document import SideState
 
 if TYPE_CHECKING:
-    from azure.core.paging import ItemPaged
-    from azure.servicebus import ServiceBusClient, ServiceBusReceiver, ServiceBusSender
-
     from twinbus.namespace.credentials import AwaitableCredential
+    from twinbus.pairing.core.failover import Event
     from twinbus.pairing.observing.events import PairEvent
     from twinbus.pairing.observing.metrics import PairCollector
     from twinbus.pairing.sending.sender import PairedSender as CoreSender
@@ -134,7 +135,7 @@ def pair_namespaces(
     return Pair(*both_sides(primary, secondary), given)
 
 
-class Pair(BlockingOnly):
+class Pair(BlockingOnly, PairMethods[ServiceBusReceiver, ItemPaged[str]]):
     """A primary and a secondary namespace; `pair_namespaces` makes one."""
 
     def __init__(
@@ -200,36 +201,16 @@ class Pair(BlockingOnly):
         }  # fmt: skip
 
         def make() -> ServiceBusSender:
-            made: ServiceBusSender = getattr(self._direct_client(), method)(
-                core.entity_name, **given
-            )
+            with self._lock:
+                if self._sending is None:
+                    self._sending = self._sync_client(**bounds(self.options.attempt_timeout_s))
+                client = self._sending
+            made: ServiceBusSender = getattr(client, method)(core.entity_name, **given)
             return made
 
         links = DirectLinks(make, self._loop_thread.loop)
         self._links.add(links)
         return PairedSender(core, self._loop_thread, links)
-
-    def get_queue_receiver(self, queue_name: str, **sdk_options: Any) -> ServiceBusReceiver:
-        """The SDK's own receiver from the primary, with the SDK's own retries."""
-        return self._receiver_client().get_queue_receiver(queue_name, **sdk_options)
-
-    def get_subscription_receiver(
-        self, topic_name: str, subscription_name: str, **sdk_options: Any
-    ) -> ServiceBusReceiver:
-        """The SDK's own receiver from the primary, with the SDK's own retries."""
-        client = self._receiver_client()
-        return client.get_subscription_receiver(topic_name, subscription_name, **sdk_options)
-
-    def list_queue_sessions(self, queue_name: str, **sdk_options: Any) -> ItemPaged[str]:
-        """The SDK's own list of the sessions in a queue of the primary."""
-        return self._receiver_client().list_queue_sessions(queue_name, **sdk_options)
-
-    def list_subscription_sessions(
-        self, topic_name: str, subscription_name: str, **sdk_options: Any
-    ) -> ItemPaged[str]:
-        """The SDK's own list of the sessions in a subscription of the primary."""
-        client = self._receiver_client()
-        return client.list_subscription_sessions(topic_name, subscription_name, **sdk_options)
 
     @property
     def backlog_queues(self) -> tuple[str, ...]:
@@ -276,22 +257,6 @@ class Pair(BlockingOnly):
             lambda: self._core.collector(entities_max=entities_max, backlog_every=backlog_every)
         )
 
-    def force_failover(self, path: str) -> None:
-        """Divert the entity's sends until `mark_healthy`; ValueError: it has no sender here."""
-        self._loop_thread.call(lambda: self._core.force_failover(path))
-
-    def mark_healthy(self, path: str) -> None:
-        """Send to the primary again, whatever the pings say."""
-        self._loop_thread.call(lambda: self._core.mark_healthy(path))
-
-    def freeze(self, path: str) -> None:
-        """Keep the entity's routing as it is, without timer and pings, until `unfreeze`."""
-        self._loop_thread.call(lambda: self._core.freeze(path))
-
-    def unfreeze(self, path: str) -> None:
-        """Let the entity's routing change again."""
-        self._loop_thread.call(lambda: self._core.unfreeze(path))
-
     def close(self) -> None:
         """Stop pings and pumps, waiting for what is in flight, then close both sides. Idempotent.
 
@@ -306,6 +271,9 @@ class Pair(BlockingOnly):
             self._loop_thread.stop()
             self._close_sync()
 
+    def _command(self, path: str, event: Event) -> None:
+        self._loop_thread.call(lambda: self._core._command(path, event))
+
     def _receiver_client(self) -> ServiceBusClient:
         # Raises if the pair is closed.
         self._loop_thread.call(lambda: self._core.backlog_queues)
@@ -313,13 +281,6 @@ class Pair(BlockingOnly):
             if self._receiving is None:
                 self._receiving = self._sync_client()
             return self._receiving
-
-    def _direct_client(self) -> ServiceBusClient:
-        """The client of the links that senders use beside the core."""
-        with self._lock:
-            if self._sending is None:
-                self._sending = self._sync_client(**bounds(self.options.attempt_timeout_s))
-            return self._sending
 
     def _sync_client(self, **options: Any) -> ServiceBusClient:
         credential = None

@@ -14,27 +14,18 @@ from twinbus.errors import PairClosedError
 from twinbus.pairing.lifecycle.closing import BlockingOnly
 from twinbus.pairing.sdk.direct_links import DirectLinks
 from twinbus.pairing.sending.send_calls import DirectAttempts
-from twinbus.pairing.sending.sender import Messages, SdkMessages, ids_of, warn_of_unknown
+from twinbus.pairing.sending.sender import (
+    Messages,
+    NamedSender,
+    SdkMessages,
+    ids_of,
+    warn_of_unknown,
+)
 from twinbus.pairing.sending.sender import PairedSender as CoreSender
 
 
-class MessageSender(Protocol):
+class MessageSender(NamedSender, Protocol):
     """A sender to one queue or topic: `azure.servicebus.ServiceBusSender` or `PairedSender`."""
-
-    @property
-    def client_identifier(self) -> str:
-        """Its name for the service."""
-        ...
-
-    @property
-    def entity_name(self) -> str:
-        """The queue or topic."""
-        ...
-
-    @property
-    def fully_qualified_namespace(self) -> str:
-        """The host of the namespace; for a paired sender the primary's."""
-        ...
 
     def __enter__(self) -> Self: ...
 

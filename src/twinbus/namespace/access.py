@@ -114,14 +114,10 @@ class NamespaceAccess:
         """The access for people; no secret."""
         credential = "key or signature" if self.connection_string else self.credential
         parts = [f"{SCHEME}{self.address}", f"credential {credential}"]
-        if self.is_open_route:
+        # A part of the route that comes from a variable is not known here.
+        if not self.proxy.startswith(f"{ENVIRONMENT}:"):
             parts += filter(None, [self.route(self.proxy).text])
         return ", ".join(parts)
-
-    @property
-    def is_open_route(self) -> bool:
-        """Whether the route is known here: no part of it comes from a variable."""
-        return not self.proxy.startswith(f"{ENVIRONMENT}:")
 
     def route(self, proxy: str) -> NetworkRoute:
         """Return the route; `proxy` is the text of the proxy, read from its variable."""

@@ -105,11 +105,6 @@ def call_limit_s(policy: RetryPolicy) -> float:
     return policy.failover_interval_s + 2 * policy.attempt_timeout_s + tries_s
 
 
-def divert_limit_s(policy: RetryPolicy) -> float:
-    """The longest time that a call without a timeout tries the backlog."""
-    return call_limit_s(policy) if policy.total is not None else _tries_s(policy)
-
-
 def _tries_s(policy: RetryPolicy) -> float:
     """The time of one attempt and all its retries, with their back-offs."""
     backoffs_s = sum(backoff_s(policy, retry) for retry in range(1, policy.retries + 1))
@@ -270,25 +265,21 @@ class SendDecisions:
             pause_s = min(BUSY_PAUSE_S * (1.0 + self._jitter()), (self.ends_at - now) / 2)
             wait_s = max(wait_s, pause_s)
         retry_at = now + wait_s
-        if self._may_retry(counts) and retry_at < self.ends_at:
+        is_decided_later = self._entity.failover_at is not None and self._backlog.protected
+        may_retry = self._retries < self._policy.retries or (
+            self._policy.total is None and counts and is_decided_later
+        )
+        if may_retry and retry_at < self.ends_at:
             self._retries += 1
             self._retry_at = retry_at
             return [WaitForRetry(retry_at)]
         return [self._wait_for_failover(error)]
 
-    def _may_retry(self, counts: bool) -> bool:
-        is_decided_later = self._entity.failover_at is not None and self._backlog.protected
-        if self._policy.total is None and counts and is_decided_later:
-            return True
-        return self._retries < self._policy.retries
-
     def _wait_for_failover(self, error: BaseException | None) -> Step:
         """No retry is left: wait for the failover if it comes before the deadline, else raise."""
         failover_at = self._entity.failover_at
-        waits = self._is_patient or self._policy.total is None
-        if failover_at is None or not waits or not self._backlog.protected:
-            return Raise(CallEnding.PRIMARY, error)
-        if failover_at >= self.ends_at:
+        waits = (self._is_patient or self._policy.total is None) and self._backlog.protected
+        if failover_at is None or not waits or failover_at >= self.ends_at:
             return Raise(CallEnding.PRIMARY, error)
         return WaitForRetry(self.ends_at)
 
@@ -324,7 +315,9 @@ class SendDecisions:
     def _divert(self, now: float) -> Step:
         if not self.diverting and not self._is_patient:
             # The time for the failover is not needed any more.
-            self.ends_at = min(self.ends_at, now + divert_limit_s(self._policy))
+            policy = self._policy
+            limit_s = _tries_s(policy) if policy.total is None else call_limit_s(policy)
+            self.ends_at = min(self.ends_at, now + limit_s)
         self.diverting = True
         queue, needs_turn = self._next_queue(now)
         if queue is None:

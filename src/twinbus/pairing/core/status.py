@@ -118,17 +118,6 @@ class DurationHistogram:
             yield bound_s, total
 
 
-class PairCounters:
-    """The numbers of one pair."""
-
-    def __init__(self) -> None:
-        self.diverts = DurationHistogram(DIVERT_BOUNDS_S)
-        """Seconds of each attempt on a backlog queue that stored something."""
-        self.pings = {"answered": 0, "failed": 0, "dropped": 0}
-        """The number of pings by result. A ping is dropped if another success healed the entity
-        before its end, or the pair was closed."""
-
-
 RECENT_S: Final = 60
 """A call that raised counts for this long."""
 

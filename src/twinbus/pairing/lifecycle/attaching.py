@@ -1,17 +1,14 @@
-"""Finds backlog queues without the Manage right: attaches to each, and sends nothing.
+"""Attaches links to backlog queues and sends nothing: to find, verify and probe them.
 
-A sender that attaches shows that the queue is there and enabled, and that Send is held. A receiver
-without credit shows, where Listen is held, that it neither requires sessions nor forwards its
-messages: the service refuses a plain receiver in both cases. What this cannot show is in
-`Findings.not_verified`.
-
-Attaches links to backlog queues and sends nothing: verifies the protection, probes pulled ones.
-
+    a search   without Manage, at each wanted queue: is it there, enabled and open to us
     a check    every few minutes, at any queue: shows that one can take over
     a probe    every few seconds while queues are pulled, at one of these: an answer returns it
 
-An attached link shows that the namespace answers, the credential is valid and the queue is there
-and enabled. The link is closed again: a healthy pair holds no connection to the secondary.
+A sender that attaches shows that the namespace answers, the credential is valid and has Send, and
+the queue is there and enabled. A receiver without credit shows, where Listen is held, that it
+neither requires sessions nor forwards its messages: the service refuses a plain receiver in both
+cases. What this cannot show is in `Findings.not_verified`. Every link is closed again: a healthy
+pair holds no connection to the secondary.
 """
 
 from __future__ import annotations
@@ -32,6 +29,11 @@ from twinbus.servicebus.failures import FailureMeaning, is_answer, of_error, ref
 
 if TYPE_CHECKING:
     from twinbus.pairing.sending.shared_state import SharedState
+
+log = logging.getLogger("twinbus.pairing")
+
+QUEUES_MAX: Final = 3
+"""Queues that one check tries, if those before refuse."""
 
 ATTACHES_AT_ONCE: Final = 4
 """Queues that are attached to at the same time. Opening a link is mostly waiting, and a hundred
@@ -131,7 +133,7 @@ class LinkSearch:
             if path in self._state.rotation.queues:
                 return
         elif meaning in (FailureMeaning.UNREACHABLE, FailureMeaning.BUSY):
-            if not self._findings.has_answers:
+            if not (self._findings.drained or self._findings.left_out):
                 # Every other queue would give the same answer, or none.
                 raise SecondaryUnreachable(f"{endpoint}: {why}") from error
             self._unsure.append(f"{path}: {why}")
@@ -146,21 +148,20 @@ async def receiver_error(state: SharedState, path: str) -> Exception | None:
     """The error of a receiver that attaches to a backlog queue, and receives nothing."""
     make = partial(Peeker, state.secondary_sdk, path)
     pool = SenderPool(make, state.secondary.resolve, state.closer)  # type: ignore[arg-type]
+    return await _attach_error(pool, state.policy.attempt_timeout_s)
+
+
+async def _attach_error(pool: SenderPool, timeout_s: float) -> Exception | None:
+    """The error of a link that is opened and closed again; None: it was attached."""
     pooled = pool.take()
     assert pooled is not None
     try:
-        await pool.attempt(pooled, open_only, state.policy.attempt_timeout_s)
+        await pool.attempt(pooled, open_only, timeout_s)
     except Exception as error:  # noqa: BLE001  # the caller judges it
         return error
     finally:
         await pool.close(0.0)
     return None
-
-
-log = logging.getLogger("twinbus.pairing")
-
-QUEUES_MAX: Final = 3
-"""Queues that one check tries, if those before refuse."""
 
 
 class ProtectionMonitor:
@@ -247,13 +248,5 @@ class ProtectionMonitor:
         state.check_protection(reason)
 
     async def _attach(self, queue: str) -> Exception | None:
-        pool = self._state.sdk_pool(queue)
-        pooled = pool.take()
-        assert pooled is not None
-        try:
-            await pool.attempt(pooled, open_only, self._state.policy.attempt_timeout_s)
-        except Exception as error:  # noqa: BLE001  # the caller judges it
-            return error
-        finally:
-            await pool.close(0.0)
-        return None
+        timeout_s = self._state.policy.attempt_timeout_s
+        return await _attach_error(self._state.sdk_pool(queue), timeout_s)

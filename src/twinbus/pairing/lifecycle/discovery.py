@@ -152,6 +152,7 @@ class Discovery:
         return [path for path in self._state.paths if path not in in_use]
 
     async def _search_on(self) -> None:
+        label = self._state.primary.label
         while True:
             await self._wait_for_next()
             was_missing, answered = self._missing(), self._answers
@@ -161,11 +162,19 @@ class Discovery:
                 self._missing_right = None
             except MissingRightError as error:
                 self._right_missing(error)
-            except Exception as error:  # noqa: BLE001  # it is logged, and the search must go on
-                self._search_failed(error)
-            self._log_answers(answered)
+            except Exception as error:  # it is logged, and the search must go on
+                reason = error_text(error)
+                if not secondary.is_same_reason(self.unreachable, reason):
+                    log.exception("%s: the search failed", label)
+                self.unreachable = reason
+            if answered and not self._answers:
+                log.warning(
+                    "%s: the search for backlog queues failed (%s)", label, self.unreachable
+                )
+            elif self._answers and not answered:
+                log.warning("%s: the secondary answers the search for backlog queues", label)
             if was_missing and self.searching is None:
-                log.info("%s: all backlog queues are in use", self._state.primary.label)
+                log.info("%s: all backlog queues are in use", label)
 
     async def _wait_for_next(self) -> None:
         """Return when it is time for a search."""
@@ -177,8 +186,12 @@ class Discovery:
             )
             at = now + wait_s
         while True:
+            wakes_at = at
+            if self._times is not None:
+                # A syphon lists more often in an outage.
+                wakes_at = min(math.inf if at is None else at, self._state.now + LIST_BUSY_S)
             try:
-                async with asyncio.timeout_at(self._wakes_at(at)):
+                async with asyncio.timeout_at(wakes_at):
                     await self._woken.wait()
             except TimeoutError:
                 now = self._state.now
@@ -190,13 +203,6 @@ class Discovery:
             since_s = now - self._searched_at
             soon = now + secondary.search_wait_after_loss_s(since_s, chance=self._state.jitter())
             at = soon if at is None else min(at, soon)
-
-    def _wakes_at(self, at: float | None) -> float | None:
-        """When to check whether it is time for a search: a syphon lists more often in an outage."""
-        if self._times is None:
-            return at
-        check_at = self._state.now + LIST_BUSY_S
-        return check_at if at is None else min(at, check_at)
 
     def _lists_now(self) -> bool:
         """Whether it is time to list the backlog queues of other applications."""
@@ -353,18 +359,3 @@ class Discovery:
             log.warning("%s: %s", state.primary.label, error)
             state.listeners.tell(RightMissing(at=time.time(), reason=reason))
         self.unreachable = self._missing_right = reason
-
-    def _search_failed(self, error: Exception) -> None:
-        """Log an unexpected error once; the next search may find what the pair needs."""
-        reason = error_text(error)
-        if not secondary.is_same_reason(self.unreachable, reason):
-            log.error("%s: the search failed", self._state.primary.label, exc_info=error)
-        self.unreachable = reason
-
-    def _log_answers(self, answered: bool) -> None:
-        """Log once that the secondary ceased or began to answer."""
-        label = self._state.primary.label
-        if answered and not self._answers:
-            log.warning("%s: the search for backlog queues failed (%s)", label, self.unreachable)
-        elif self._answers and not answered:
-            log.warning("%s: the secondary answers the search for backlog queues", label)

@@ -158,7 +158,7 @@ class PairCollector(Collector):
             labels=["pair"],
         )
         for pair in self._pairs:
-            observed = pair.state.counters.diverts
+            observed = pair.state.diverts
             buckets = [(_bound(bound_s), float(n)) for bound_s, n in observed.cumulative()]
             diverts.add_metric([pair.name], buckets=buckets, sum_value=observed.sum_s)
         yield diverts
@@ -168,8 +168,9 @@ class PairCollector(Collector):
         states = Counter(entity.failover.state for entity in watched)
         for state in EntityState:
             yield "twinbus_entities", states[state], state
-        for path, state in self._unhealthy(watched):
-            yield "twinbus_entity_state", 1, path, state
+        unhealthy = [one for one in watched if one.failover.state is not EntityState.HEALTHY]
+        for entity in unhealthy[: self._entities_max]:
+            yield "twinbus_entity_state", 1, entity.path, entity.failover.state
         raising = [(one.path, count) for one in watched if (count := one.raising[0])]
         for path, count in raising[: self._entities_max]:
             yield "twinbus_entity_raising", count, path
@@ -185,10 +186,6 @@ class PairCollector(Collector):
         yield from _pair_samples(pair)
         yield from syphon_samples(pair.syphon())
         yield from depth_samples(pair.meter)
-
-    def _unhealthy(self, watched: Iterable[EntityMonitor]) -> list[tuple[str, EntityState]]:
-        states = [(entity.path, entity.failover.state) for entity in watched]
-        return [one for one in states if one[1] is not EntityState.HEALTHY][: self._entities_max]
 
     def _traffic(
         self, pair: str, watched: Iterable[EntityMonitor], forgotten: EntityTotals
@@ -224,7 +221,7 @@ def _pair_samples(pair: MeasuredPair) -> Iterator[Sample]:
     counts = Counter(queue.state for queue in queues)
     for which in QUEUE_STATES:
         yield "twinbus_backlog_queues", counts[which], which
-    for result, count in state.counters.pings.items():
+    for result, count in state.pings.items():
         yield "twinbus_pings", count, result
     yield "twinbus_ledger_unrecorded", state.recorder.unrecorded
     yield "twinbus_events_dropped", state.listeners.dropped

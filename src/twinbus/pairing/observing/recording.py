@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from twinbus.namespace.namespace import Namespace
     from twinbus.options import SendAvailabilityOptions
-    from twinbus.pairing.sending.entity_monitor import EntityMonitor
-    from twinbus.status.document import EntityState
 
 CLOSED: Final = "closed"
 """State in a ledger record: the pair was closed while the entity was not healthy."""
@@ -148,19 +146,12 @@ class Recorder:
         """Record a management call: of a backlog queue, or of scheduled messages."""
         self._write("manage", cause, side, began, ended, error, entity=entity, backlog_queue=queue)
 
-    def changed(self, entity: str, state: EntityState, reason: str) -> None:
+    def changed(self, entity: str, state: str, reason: str) -> None:
         """Record an entity's new state, with the reason in the error field."""
-        self._state(entity, state.value, reason)
-
-    def left(self, entity: str, state: EntityState) -> None:
-        """Record that the pair was closed while the entity was in this state."""
-        self._state(entity, CLOSED, f"the pair was closed, the entity was {state.value}")
-
-    def _state(self, entity: str, name: str, reason: str) -> None:
         if self.is_on:
             self.ledger.record(
                 "state", pair=self.pair, namespace=self._labels["primary"], side="primary",
-                entity=entity, state=name, error=reason[:ERROR_LENGTH_MAX], view="client",
+                entity=entity, state=state, error=reason[:ERROR_LENGTH_MAX], view="client",
             )  # fmt: skip
 
     def _write(
@@ -168,15 +159,12 @@ class Recorder:
         error: BaseException | None, **fields: Any,
     ) -> None:  # fmt: skip
         if self.is_on:
+            text = None if error is None else " ".join(error_text(error).split())[:ERROR_LENGTH_MAX]
             self.ledger.record(
                 operation, cause=cause, pair=self.pair, namespace=self._labels[side], side=side,
                 outcome=outcome_of(error), latency_us=int((ended - began) * 1e6),
-                error=None if error is None else _text(error), view="client", **fields,
+                error=text, view="client", **fields,
             )  # fmt: skip
-
-
-def _text(error: BaseException) -> str:
-    return " ".join(error_text(error).split())[:ERROR_LENGTH_MAX]
 
 
 def open_recorder(
@@ -218,16 +206,16 @@ class Tracing:
             "server.port": primary.port,
         }
 
-    def send(self, entity: EntityMonitor, count: int) -> AbstractContextManager[Span]:
+    def send(self, path: str, count: int) -> AbstractContextManager[Span]:
         """The span of one call of `send_messages`, current while the block runs."""
         more = {"messaging.batch.message_count": count} if count > 1 else {}
-        return self._span("send", entity.path, **more)
+        return self._span("send", path, **more)
 
-    def ping(self, entity: EntityMonitor) -> AbstractContextManager[Span]:
+    def ping(self, path: str) -> AbstractContextManager[Span]:
         """The span of one ping, in a trace of its own: no call of the application caused it."""
         from opentelemetry.context import Context
 
-        return self._span("ping", entity.path, Context())
+        return self._span("ping", path, Context())
 
     def failed(self, path: str, error: BaseException, *, diverting: bool) -> None:
         """Add an event for a failed attempt of the call in progress; more may follow."""
@@ -269,7 +257,8 @@ class Tracing:
                 yield span
             except BaseException as error:
                 span.set_attribute("error.type", type(error).__name__)
-                span.set_status(Status(StatusCode.ERROR, _first_line(error)))
+                lines = str(error).strip().splitlines()
+                span.set_status(Status(StatusCode.ERROR, lines[0] if lines else ""))
                 raise
 
     @staticmethod
@@ -293,7 +282,3 @@ def _stamp(copy: Any) -> None:
         properties.update(carrier)
         # The name that receivers of the SDK used before the W3C standard.
         properties["Diagnostic-Id"] = carrier["traceparent"]
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [""])[0]

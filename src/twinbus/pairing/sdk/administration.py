@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from azure.core.exceptions import (
@@ -44,7 +45,7 @@ from twinbus.servicebus.failures import refused_token
 
 if TYPE_CHECKING:
     from azure.servicebus.aio.management import ServiceBusAdministrationClient
-    from azure.servicebus.management import QueueProperties, QueueRuntimeProperties
+    from azure.servicebus.management import QueueProperties
 
     from twinbus.namespace.namespace import Namespace
     from twinbus.pairing.observing.recording import Recorder
@@ -87,11 +88,6 @@ class Findings:
     """Queues that did not exist before."""
     not_verified: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """For each queue the settings that could not be read."""
-
-    @property
-    def has_answers(self) -> bool:
-        """Whether any queue is known, so that the secondary answers."""
-        return bool(self.drained or self.left_out)
 
 
 class BacklogAdministration:
@@ -156,23 +152,21 @@ class BacklogAdministration:
                 break
         return [path for _, path in sorted(found)]
 
-    async def counts(self, path: str) -> QueueRuntimeProperties:
-        """The service's message counts of a queue."""
-        return await self._call(path, lambda: self._client.get_queue_runtime_properties(path))
-
     async def ensure_lease_queue(self, path: str) -> None:
         """Create the queue on whose sessions leases are held, unless it exists.
 
         One that an earlier version created gets the longer lock of today.
         """
+        lock = timedelta(seconds=LEASE_LOCK_S)
         try:
             found = await self._call(path, lambda: _get_queue(self._client, path))
             if found.lock_duration == timedelta(seconds=OLD_LEASE_LOCK_S):
-                found.lock_duration = timedelta(seconds=LEASE_LOCK_S)
+                found.lock_duration = lock
                 await self._call(path, lambda: self._client.update_queue(found))
         except ResourceNotFoundError:
             with contextlib.suppress(ResourceExistsError):
-                await self._call(path, lambda: _create_for_leases(self._client, path))
+                create = partial(self._client.create_queue, path, requires_session=True)
+                await self._call(path, partial(create, lock_duration=lock))
 
     async def _list(self, wanted: dict[str, str]) -> tuple[dict[str, BacklogDescription], bool]:
         """The wanted queues that exist, and whether the list is complete."""
@@ -299,12 +293,6 @@ async def _get_queue(client: ServiceBusAdministrationClient, path: str) -> Queue
     except AttributeError:
         # The client raises this for a topic where it expects a queue.
         raise HttpResponseError(f"{path} is no queue: another entity has its name") from None
-
-
-async def _create_for_leases(client: ServiceBusAdministrationClient, path: str) -> QueueProperties:
-    return await client.create_queue(
-        path, requires_session=True, lock_duration=timedelta(seconds=LEASE_LOCK_S)
-    )
 
 
 async def create_backlog_queue(

@@ -193,11 +193,12 @@ class _DirectLink:
     @classmethod
     def of(cls, sdk: Any) -> _DirectLink | None:
         """The link of an open sender; None: it is not over a socket of its own (WebSocket)."""
-        sock = _socket_of(sdk)
-        if sock is None:
-            sdk.close()
-            return None
-        return cls(sdk, sock)
+        connection = getattr(getattr(sdk, "_handler", None), "_connection", None)
+        sock = getattr(getattr(connection, "_transport", None), "sock", None)
+        if isinstance(sock, socket.socket):
+            return cls(sdk, sock)
+        sdk.close()
+        return None
 
     def is_usable(self, now: float) -> bool:
         """Whether the link is up. The peer may have ended it while it was idle."""
@@ -226,10 +227,3 @@ class _DirectLink:
                 self.sdk.close()
         self.cut_off()
         self._sock.close()
-
-
-def _socket_of(sdk: Any) -> socket.socket | None:
-    """The socket of a sender, an attribute of private parts; None: it has none of this kind."""
-    connection = getattr(getattr(sdk, "_handler", None), "_connection", None)
-    sock = getattr(getattr(connection, "_transport", None), "sock", None)
-    return sock if isinstance(sock, socket.socket) else None

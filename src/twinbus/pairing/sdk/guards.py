@@ -70,12 +70,18 @@ def flaws(
 ) -> list[BacklogGuardError]:
     """An error for each message that could not be diverted; usually none."""
     own_id = "0" * OWN_ID_BYTES if has_own_ids else None
-    return [
-        flaw
-        for message in messages
-        if _is_suspect(annotated(message), limit_bytes)
-        and (flaw := _flaw(message, path, limit_bytes, own_id)) is not None
-    ]
+    found: list[BacklogGuardError | None] = []
+    for message in messages:
+        raw = annotated(message)
+        names = raw.application_properties
+        if (names and not RESERVED_KEYS.isdisjoint(names)) or (
+            limit_bytes is not None and _is_near(raw, limit_bytes)
+        ):
+            try:
+                found.append(too_large(message, diverted_copy(message, path, own_id), limit_bytes))
+            except BacklogGuardError as refusal:
+                found.append(refusal)
+    return [flaw for flaw in found if flaw is not None]
 
 
 def quick_check(
@@ -114,14 +120,6 @@ def id_of(message: Any) -> str | None:
     return message_id.decode() if isinstance(message_id, bytes) else str(message_id)
 
 
-def _is_suspect(message: AmqpAnnotatedMessage, limit_bytes: int | None) -> bool:
-    """Whether the message could have a flaw, by its body length and property names."""
-    names = message.application_properties
-    if names and not RESERVED_KEYS.isdisjoint(names):
-        return True
-    return limit_bytes is not None and _is_near(message, limit_bytes)
-
-
 def _is_near(message: AmqpAnnotatedMessage, limit_bytes: int) -> bool:
     """Whether the message could exceed the limit in the backlog, by its body length."""
     size_bytes = body_bytes(message)
@@ -130,15 +128,6 @@ def _is_near(message: AmqpAnnotatedMessage, limit_bytes: int) -> bool:
         # A text has at most four bytes a character; the size of other values is unknown.
         size_bytes = len(body) * 4 if isinstance(body, str | bytes) else 0 if body is None else None
     return size_bytes is None or size_bytes + PROPERTIES_BYTES_MAX + ALIASES_MAX > limit_bytes
-
-
-def _flaw(
-    message: Any, path: str, limit_bytes: int | None, own_id: str | None
-) -> BacklogGuardError | None:
-    try:
-        return too_large(message, diverted_copy(message, path, own_id), limit_bytes)
-    except BacklogGuardError as refusal:
-        return refusal
 
 
 def too_large(

@@ -29,101 +29,11 @@ from twinbus.pairing.sdk.sdk_cleanup import (
 if TYPE_CHECKING:
     from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver, ServiceBusSender
 
+log = logging.getLogger("twinbus.pairing")
+
 CHECK_INTERVAL_S: Final = 0.25
 """How long a swallowed cancellation may go unnoticed. Four checks a second cost nothing, and an
 attempt that ends sooner is never checked."""
-
-
-class TimedAttempt:
-    """One attempt in progress: its task, its deadline, and how often we cancelled it."""
-
-    __slots__ = ("cancelling_before", "deadline", "on_check", "own_cancels", "task")
-
-    def __init__(self) -> None:
-        self.on_check: Callable[[], None] | None = None
-        """Called at each check that finds the attempt in progress; a quick one rarely is."""
-        self.task: asyncio.Task[object] | None = None
-        self.deadline = 0.0
-        self.cancelling_before = 0
-        self.own_cancels = 0
-
-    def cancel(self) -> None:
-        """Cancel the attempt on our own behalf."""
-        assert self.task is not None
-        self.own_cancels += 1
-        self.task.cancel()
-
-    @property
-    def is_cancelled(self) -> bool:
-        """Whether other code has cancelled the task since the attempt began."""
-        assert self.task is not None
-        return self.task.cancelling() - self.own_cancels > self.cancelling_before
-
-
-class AttemptTimer:
-    """All attempts of one client that are in progress."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._attempts: dict[TimedAttempt, None] = {}
-        self._timer: asyncio.TimerHandle | None = None
-        self._due = 0.0
-
-    def begin(self, attempt: TimedAttempt, now: float, timeout_s: float) -> None:
-        """Time an attempt of the current task that begins now; `end` it whatever happens."""
-        task = asyncio.current_task(self._loop)
-        assert task is not None
-        attempt.task = task
-        attempt.deadline = deadline = now + timeout_s
-        # A task that was cancelled and goes on, to clean up, may send while it does.
-        attempt.cancelling_before = task.cancelling()
-        attempt.own_cancels = 0
-        self._attempts[attempt] = None
-        if self._timer is None or deadline < self._due:
-            self._arm(min(deadline, now + CHECK_INTERVAL_S))
-
-    def end(self, attempt: TimedAttempt) -> tuple[bool, bool]:
-        """Whether the time was over, and whether other code has cancelled the task."""
-        self._attempts.pop(attempt, None)
-        task, own_cancels = attempt.task, attempt.own_cancels
-        assert task is not None
-        attempt.task = None
-        if not own_cancels:
-            return False, task.cancelling() > attempt.cancelling_before
-        for _ in range(own_cancels):
-            task.uncancel()
-        return True, task.cancelling() > attempt.cancelling_before
-
-    def close(self) -> None:
-        """Leave no timer behind, unless an attempt that could not be ended still goes on."""
-        if self._timer is not None and not self._attempts:
-            self._timer.cancel()
-            self._timer = None
-
-    def _arm(self, due: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._due = due
-        self._timer = self._loop.call_at(due, self._check)
-
-    def _check(self) -> None:
-        self._timer = None
-        if not self._attempts:
-            return
-        now = self._loop.time()
-        due = now + CHECK_INTERVAL_S
-        for attempt in self._attempts:
-            if now >= attempt.deadline or attempt.is_cancelled:
-                attempt.cancel()
-                due = min(due, now + CANCEL_AGAIN_S)
-                continue
-            due = min(due, attempt.deadline)
-            if attempt.on_check is not None:
-                attempt.on_check()
-        self._arm(due)
-
-
-log = logging.getLogger("twinbus.pairing")
 
 NAP_S: Final = 0.001
 """Pause between two frames of an opening. It lets other tasks run, should a frame not be waited
@@ -141,17 +51,23 @@ Resolve = Callable[[], Awaitable[None]]
 """Awaited before the SDK connects; returns when the address of its host is known."""
 
 
-class PooledSender(TimedAttempt):
+class PooledSender:
     """One SDK sender, what is known of it, and the one attempt that it serves."""
 
     __slots__ = (
-        "batch_limit_bytes", "cleanup", "epoch", "idle_since", "is_finishing", "is_open",
-        "is_wanted", "limit_bytes", "opened_ahead_at", "opening", "opening_since", "opening_until",
-        "reader", "resolve", "sdk",
+        "batch_limit_bytes", "cancelling_before", "cleanup", "deadline", "epoch", "idle_since",
+        "is_finishing", "is_open", "is_wanted", "limit_bytes", "on_check", "opened_ahead_at",
+        "opening", "opening_since", "opening_until", "own_cancels", "reader", "resolve", "sdk",
+        "task",
     )  # fmt: skip
 
     def __init__(self, sdk: ServiceBusSender, epoch: int, resolve: Resolve) -> None:
-        super().__init__()
+        self.on_check: Callable[[], None] | None = None
+        """Called at each check that finds an attempt in progress; a quick one rarely is."""
+        self.task: asyncio.Task[object] | None = None
+        """The task of the attempt in progress."""
+        self.deadline = 0.0
+        self.cancelling_before = self.own_cancels = 0
         self.sdk = sdk
         self.resolve = resolve
         self.epoch = epoch
@@ -223,6 +139,18 @@ class PooledSender(TimedAttempt):
         # `at_eof` does not serve: it is false while bytes of the peer's close are left to read.
         return reader is not None and (reader._eof or reader._exception is not None)
 
+    def cancel(self) -> None:
+        """Cancel the attempt on our own behalf."""
+        assert self.task is not None
+        self.own_cancels += 1
+        self.task.cancel()
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether other code has cancelled the task since the attempt began."""
+        assert self.task is not None
+        return self.task.cancelling() - self.own_cancels > self.cancelling_before
+
     async def _attach(self) -> int | None:
         await self.resolve()
         # The one call of the SDK that opens the link and sends nothing.
@@ -272,6 +200,69 @@ def _open_quickly(handler: Any) -> None:
         return True
 
     handler.client_ready_async = until_ready
+
+
+class AttemptTimer:
+    """All attempts of one client that are in progress."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._attempts: dict[PooledSender, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+
+    def begin(self, attempt: PooledSender, now: float, timeout_s: float) -> None:
+        """Time an attempt of the current task that begins now; `end` it whatever happens."""
+        task = asyncio.current_task(self._loop)
+        assert task is not None
+        attempt.task = task
+        attempt.deadline = deadline = now + timeout_s
+        # A task that was cancelled and goes on, to clean up, may send while it does.
+        attempt.cancelling_before = task.cancelling()
+        attempt.own_cancels = 0
+        self._attempts[attempt] = None
+        if self._timer is None or deadline < self._due:
+            self._arm(min(deadline, now + CHECK_INTERVAL_S))
+
+    def end(self, attempt: PooledSender) -> tuple[bool, bool]:
+        """Whether the time was over, and whether other code has cancelled the task."""
+        self._attempts.pop(attempt, None)
+        task, own_cancels = attempt.task, attempt.own_cancels
+        assert task is not None
+        attempt.task = None
+        if not own_cancels:
+            return False, task.cancelling() > attempt.cancelling_before
+        for _ in range(own_cancels):
+            task.uncancel()
+        return True, task.cancelling() > attempt.cancelling_before
+
+    def close(self) -> None:
+        """Leave no timer behind, unless an attempt that could not be ended still goes on."""
+        if self._timer is not None and not self._attempts:
+            self._timer.cancel()
+            self._timer = None
+
+    def _arm(self, due: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due = due
+        self._timer = self._loop.call_at(due, self._check)
+
+    def _check(self) -> None:
+        self._timer = None
+        if not self._attempts:
+            return
+        now = self._loop.time()
+        due = now + CHECK_INTERVAL_S
+        for attempt in self._attempts:
+            if now >= attempt.deadline or attempt.is_cancelled:
+                attempt.cancel()
+                due = min(due, now + CANCEL_AGAIN_S)
+                continue
+            due = min(due, attempt.deadline)
+            if attempt.on_check is not None:
+                attempt.on_check()
+        self._arm(due)
 
 
 class Peeker:

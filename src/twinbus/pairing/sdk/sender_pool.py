@@ -93,13 +93,10 @@ class SenderPool:
         make: Callable[[], ServiceBusSender],
         resolve: Resolve,
         closer: SenderCloser,
-        *,
-        limit: int = SENDERS_MAX,
     ) -> None:
         self._make, self._resolve = make, resolve
         self._closer = closer
         self.attempt_timer = closer.attempt_timer
-        self._limit = limit
         self.limit_bytes: int | None = None
         """The largest message that the entity takes, as the last link reported."""
         self.batch_limit_bytes: int | None = None
@@ -116,7 +113,9 @@ class SenderPool:
         # No event until it is needed: of ten thousand pools few are ever waited for.
         self._waiters: list[asyncio.Future[None]] = []
         self._epoch = 0
-        self._jitter: Callable[[], float] | None = None
+        self.jitter: Callable[[], float] | None = None
+        """Set: a link is reopened before it has been idle for too long, until the pool is closed.
+        It returns numbers from 0 to 1: links of many processes do not open at once."""
         self._reopening: asyncio.TimerHandle | None = None
         self._reopenings = 0
         self._loop = asyncio.get_running_loop()
@@ -151,7 +150,7 @@ class SenderPool:
                 return pooled
             self._closer.close_later(pooled)
         openings = sum(not pooled.is_open for pooled in self._leased)
-        is_full = len(self._leased) >= self._limit or openings >= OPENINGS_MAX
+        is_full = len(self._leased) >= SENDERS_MAX or openings >= OPENINGS_MAX
         for pooled in self._opening_in_background:
             is_young = self._loop.time() - pooled.opening_since < JOINED_MAX_S
             if pooled.epoch == self._epoch and (is_young or is_full):
@@ -183,16 +182,9 @@ class SenderPool:
         pooled.begin_opening(now, self._closer.opening_limit_s)
         self._leave_opening(pooled)
 
-    def keep_open(self, jitter: Callable[[], float]) -> None:
-        """Reopen a link before it has been idle for too long, until the pool is closed.
-
-        `jitter` returns numbers from 0 to 1: links of many processes do not open at once.
-        """
-        self._jitter = jitter
-
     def _arm_reopening(self, delay_s: float) -> None:
-        if self._jitter is not None and not self.closed:
-            delay_s *= 1 - self._jitter() / 5
+        if self.jitter is not None and not self.closed:
+            delay_s *= 1 - self.jitter() / 5
             self._reopening = self._loop.call_later(delay_s, self._check_idle)
 
     def _check_idle(self) -> None:

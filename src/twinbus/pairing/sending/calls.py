@@ -39,7 +39,7 @@ from twinbus.servicebus.failures import CutShort, FailureMeaning, is_timeout, of
 
 if TYPE_CHECKING:
     from twinbus.pairing.sending.entity_monitor import EntityMonitor
-    from twinbus.pairing.sending.sessions import SessionRouting
+    from twinbus.pairing.sending.sessions import SessionScan
     from twinbus.pairing.sending.shared_state import SharedState
 
 CallResult = tuple[bool, Any]
@@ -54,8 +54,8 @@ class SendTarget:
     entity: EntityMonitor
     pool: Carrier
     backlog: KeptChoice
-    sessions: SessionRouting | None = None
-    """Routes messages by session under strict order; None: the order is relaxed."""
+    sessions: SessionScan | None = None
+    """Knows the bound sessions under strict order; None: the order is relaxed."""
     client: str | None = None
     """The client of a gateway for whom this sends, for the ledger; None: the application itself."""
 
@@ -153,7 +153,7 @@ class PairedCall:
         if pooled is None:
             return False, self.wait_ended()
         began = self.loop.time()
-        timeout_s = self.time_left_s(timeout_s, began)
+        timeout_s = min(timeout_s, self.ends_at - began)  # waiting for a sender takes time
         try:
             answer = await self.pool.attempt(pooled, self.on_primary, timeout_s, is_late=is_late)
         except asyncio.CancelledError as cancelled:
@@ -182,10 +182,6 @@ class PairedCall:
             self.state.on_busy()
         self.require_repeatable(error)
         return self.decisions.primary_failed(error, meaning, self.loop.time(), counts=counts)
-
-    def time_left_s(self, timeout_s: float, now: float) -> float:
-        """The bound of an attempt that begins now: waiting for a sender may have taken time."""
-        return min(timeout_s, self.ends_at - now)
 
     async def lease(
         self, pool: Carrier, is_usable: Callable[[], bool] = lambda: True

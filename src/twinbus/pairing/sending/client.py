@@ -18,6 +18,7 @@ from twinbus.client.connection import MACHINE, Environment
 from twinbus.errors import error_text
 from twinbus.namespace.namespace import KEEP_ALIVE_OFF
 from twinbus.options import SendAvailabilityOptions
+from twinbus.pairing.core.backlog import KeptChoice
 from twinbus.pairing.core.failover import (
     PING_TIME_TO_LIVE_S,
     PingTurns,
@@ -28,13 +29,14 @@ from twinbus.pairing.core.failover import (
 from twinbus.pairing.core.session_order import SessionOrder
 from twinbus.pairing.core.status import consequence_of
 from twinbus.pairing.observing.events import EntityChanged, PingEnded
+from twinbus.pairing.observing.recording import CLOSED, Recorder
 from twinbus.pairing.sdk.guards import encoded_bytes
 from twinbus.pairing.sdk.sdk_cleanup import close_sdk_client
 from twinbus.pairing.sdk.sender_pool import SenderPool, open_only
 from twinbus.pairing.sending.calls import SendTarget
 from twinbus.pairing.sending.entity_monitor import EntityMonitor
 from twinbus.pairing.sending.sender import PairedSender
-from twinbus.pairing.sending.sessions import SessionRouting, SessionScan
+from twinbus.pairing.sending.sessions import SessionScan
 from twinbus.pairing.sending.shared_state import SharedState
 from twinbus.servicebus.names import PING_CONTENT_TYPE, is_entity_name, not_an_entity_name
 from twinbus.status.document import EntityState
@@ -43,7 +45,6 @@ if TYPE_CHECKING:
     from azure.servicebus.aio import ServiceBusClient, ServiceBusSender
 
     from twinbus.namespace.namespace import Namespace
-    from twinbus.pairing.observing.recording import Recorder
     from twinbus.pairing.sending.carrier import Carrier
     from twinbus.pairing.sending.entity_monitor import EntityMonitor
     from twinbus.pairing.sending.shared_state import SharedState
@@ -102,8 +103,7 @@ class PairedClient:
         make_one = partial(make, path, **given)
         pool = SenderPool(make_one, self.state.primary.resolve, self.state.closer)
         target = self.target(path, pool)
-        closed = partial(self._sender_closed, target.entity)
-        sender = PairedSender(target, pool, identifier, on_close=closed)
+        sender = PairedSender(target, pool, identifier, on_close=self._sender_closed)
         self._senders.add(sender)
         return sender
 
@@ -112,15 +112,14 @@ class PairedClient:
 
         `client` is the client of a gateway for whom it sends.
         """
-        entity, sessions = self.entity(path), None
         if self.session_scan is not None:
             self.session_scan.wake()
-            sessions = SessionRouting(entity, self.state.rotation, self.session_scan)
-        return SendTarget(self.state, entity, pool, self.state.choice(), sessions, client)
+        choice = KeptChoice(self.state.rotation, self.state.environment.choose)
+        return SendTarget(self.state, self.entity(path), pool, choice, self.session_scan, client)
 
-    def _sender_closed(self, entity: EntityMonitor, sender: PairedSender) -> None:
+    def _sender_closed(self, sender: PairedSender) -> None:
         self._senders.discard(sender)
-        self.state.monitors.release(entity)
+        self.state.monitors.release(sender.target.entity)
 
     def entity(self, path: str) -> EntityMonitor:
         """The shared state of an entity, made when it is first needed."""
@@ -154,7 +153,7 @@ class PairedClient:
         )
         # A recovery too: under default logging the last line would else be the failover.
         log.warning("%s: %s -> %s (%s)%s", entity.path, before, after, reason, consequence)
-        state.recorder.changed(entity.path, after, reason)
+        state.recorder.changed(entity.path, after.value, reason)
         state.listeners.tell(
             EntityChanged(
                 at=time.time(), path=entity.path, before=before, after=after, reason=reason
@@ -181,7 +180,8 @@ class PairedClient:
         for entity in entities:
             failover = entity.failover
             if not failover.closed and failover.state is not EntityState.HEALTHY:
-                self.state.recorder.left(entity.path, failover.state)
+                reason = f"the pair was closed, the entity was {failover.state.value}"
+                self.state.recorder.changed(entity.path, CLOSED, reason)
         await asyncio.gather(*(entity.close() for entity in entities))
 
     async def close_primary(self) -> None:
@@ -218,7 +218,9 @@ class Pinger:
         assert pooled is not None
         is_message = state.options.ping_mode == "message"
         ping = partial(send_ping, new_id=state.environment.new_id)
-        span = contextlib.nullcontext() if state.tracing is None else state.tracing.ping(entity)
+        span = (
+            contextlib.nullcontext() if state.tracing is None else state.tracing.ping(entity.path)
+        )
         began, error = loop.time(), None
         try:
             with span:
@@ -237,11 +239,11 @@ class Pinger:
             await pool.close(0.0)
 
     def _announce(self, path: str, seconds: float, error: BaseException | None) -> None:
-        counters = self._state.counters
+        pings = self._state.pings
         if isinstance(error, asyncio.CancelledError):
-            counters.pings["dropped"] += 1
+            pings["dropped"] += 1
             return
-        counters.pings["answered" if error is None else "failed"] += 1
+        pings["answered" if error is None else "failed"] += 1
         text = "" if error is None else error_text(error)
         log.debug("%s: ping %s", path, f"failed: {text}" if text else "answered")
         self._state.listeners.tell(

@@ -123,7 +123,11 @@ class EntityMonitor:
         if actions or type(event) is Freeze or type(event) is StopWatching:
             for action in actions:
                 self._perform(action)
-            self._wake_all()
+            for waiter in self._waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+            for listener in tuple(self._listeners):
+                listener()
 
     def succeeded(self, count: int) -> None:
         """Count messages that the primary stored now; heal the entity if it was not healthy."""
@@ -261,7 +265,11 @@ class EntityMonitor:
                 assert self._pinging is None
                 self._pinging = asyncio.create_task(self._run_ping())
             case StopPinging():
-                self._stop_pinging()
+                task, self._pinging = self._pinging, None
+                if task is not None:
+                    self._stopped.append(task)
+                    task.add_done_callback(self._stopped.remove)
+                    task.cancel()
             case Transition():
                 if EntityState.FAILED_OVER in (action.before, action.after):
                     # Sends go another way from now on: errors of before say nothing about it.
@@ -279,13 +287,6 @@ class EntityMonitor:
             self._pinging = None
             self.tell(event)
 
-    def _stop_pinging(self) -> None:
-        task, self._pinging = self._pinging, None
-        if task is not None:
-            self._stopped.append(task)
-            task.add_done_callback(self._stopped.remove)
-            task.cancel()
-
     def _arm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -293,13 +294,6 @@ class EntityMonitor:
         self._armed_for = self.failover.timer_at
         if self._armed_for is not None:
             self._timer = self._loop.call_at(self._armed_for, self.tell, TimerFired())
-
-    def _wake_all(self) -> None:
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-        for listener in tuple(self._listeners):
-            listener()
 
 
 class EntityMonitors:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Sequence
 from itertools import chain
 from typing import Any, Final
@@ -14,13 +15,14 @@ from twinbus.pairing.core.attempts import DivertTo, Step
 from twinbus.pairing.core.failover import Route
 from twinbus.pairing.core.secondary import DivertFault
 from twinbus.pairing.core.session_order import Diversion
+from twinbus.pairing.observing.events import GuardWarned
 from twinbus.pairing.sdk.failures import is_lost_connection, timed_out, too_large, translated
 from twinbus.pairing.sdk.guards import quick_check
 from twinbus.pairing.sdk.outgoing import Outgoing
 from twinbus.pairing.sdk.sender_pool import OpeningFailed, was_carried_out
 from twinbus.pairing.sending.calls import CallResult, PairedCall, SendTarget, with_ids
 from twinbus.pairing.sending.carrier import OutgoingMessages
-from twinbus.pairing.sending.sessions import SPLIT
+from twinbus.pairing.sending.sessions import SPLIT, CallSessions
 from twinbus.servicebus.failures import is_timeout, is_too_large, of_error, outcome_of
 from twinbus.status.document import EntityState
 
@@ -45,7 +47,9 @@ class SendCall(PairedCall):
             self._sessions = None
             super().__init__(target, target.entity.failover, target.backlog, deadline, ends_at)
         else:
-            self._sessions = sessions = target.sessions.of(outgoing, target.backlog)
+            self._sessions = sessions = CallSessions(
+                target.sessions, target.entity, outgoing.by_session(), target.backlog
+            )
             super().__init__(target, sessions, sessions, deadline, ends_at)
         self.outgoing = outgoing
 
@@ -106,7 +110,8 @@ class SendCall(PairedCall):
             raise with_ids(found[0], self.ids())
         if self.view.route is Route.PRIMARY:
             for flaw in self.entity.could_not_divert(found):
-                self.state.warn_of(self.entity.path, flaw)
+                warning = GuardWarned(at=time.time(), path=self.entity.path, reason=str(flaw))
+                self.state.listeners.tell(warning)
 
     async def divert(self, step: DivertTo) -> CallResult:
         if step.queue is SPLIT:
@@ -114,11 +119,13 @@ class SendCall(PairedCall):
             return True, None
         if not step.is_turn:
             return await self._divert_in_order(step)
-        self.state.begin_turn(step.timeout_s)
+        state, secondary = self.state, self.state.rotation.secondary
+        secondary.begin_turn(state.now, step.timeout_s)
         try:
             return await self._divert_in_order(step)
         finally:
-            self.state.end_turn()
+            secondary.end_turn(state.now, state.jitter())
+            state.waiting.arm()
 
     async def _divert_in_order(self, step: DivertTo) -> CallResult:
         """Divert; under strict order report the session's divert too."""
@@ -157,7 +164,7 @@ class SendCall(PairedCall):
         if self.state.tracing is not None:
             self.state.tracing.diverting(queue, copies)
         began = self.loop.time()
-        timeout_s = self.time_left_s(step.timeout_s, began)
+        timeout_s = min(step.timeout_s, self.ends_at - began)
         try:
             await pool.attempt(pooled, lambda sdk: sdk.send_messages(copies), timeout_s)
         except asyncio.CancelledError as cancelled:
@@ -189,12 +196,12 @@ class SendCall(PairedCall):
         self.record(began, None, queue)
         self.state.divert_succeeded(queue)
         self.target.backlog.answered(queue)
-        self.state.counters.diverts.observe(self.loop.time() - began)
+        self.state.diverts.observe(self.loop.time() - began)
         self.entity.diverted += len(self.outgoing)
 
     def _without_sender(self, queue: str) -> list[Step]:
         """No attempt was made: time is over, the entity is back, or the queue cannot be used."""
-        if self.state.is_in_use(queue) or not self.decisions.stays:
+        if self.state.rotation.is_in(queue, self.loop.time()) or not self.decisions.stays:
             return self.wait_ended()
         reason = self.state.rotation.absences(self.loop.time()).get(queue)
         error = timed_out(f"{queue} was pulled meanwhile: {reason}")
@@ -209,7 +216,7 @@ class SendCall(PairedCall):
         if step.is_turn:
             # Not a queue that was left out meanwhile, as all are when the secondary is closed.
             return queue in state.rotation.queues
-        return state.is_in_use(queue) and not state.rotation.secondary.is_lost
+        return state.rotation.is_in(queue, state.now) and not state.rotation.secondary.is_lost
 
     def _divert_failed(
         self, queue: str, caught: Exception, began: float, timeout_s: float

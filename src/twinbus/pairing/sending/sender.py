@@ -69,7 +69,7 @@ class PairedSender(AsyncOnly):
         self._is_direct = target.sessions is None and state.tracing is None
         """Whether the entity's route alone decides where a message goes, and no span is needed."""
         self.pool.on_open_failed = self._opening_failed
-        self.pool.keep_open(state.jitter)
+        self.pool.jitter = state.jitter
         if state.options.failover_interval_s < OPENING_S:
             self.pool.on_slow = self._warm_backlog
         self._stop_listening = target.entity.on_change(self._entity_changed)
@@ -178,7 +178,7 @@ class PairedSender(AsyncOnly):
             if tracing is None:
                 await call.run()
             else:
-                with tracing.send(self._entity, len(outgoing)) as span:
+                with tracing.send(self._entity.path, len(outgoing)) as span:
                     await call.run()
                     span.set_attribute("twinbus.route", call.route.value)
         except PartialDivertError as error:
@@ -381,8 +381,8 @@ SdkMessages: TypeAlias = (
 """What the SDK's own annotations allow: the messages of one list are of one form."""
 
 
-class MessageSender(Protocol):
-    """A sender to one queue or topic: `azure.servicebus.aio.ServiceBusSender` or `PairedSender`."""
+class NamedSender(Protocol):
+    """What every sender of the SDK, and every paired sender, tells of itself."""
 
     @property
     def client_identifier(self) -> str:
@@ -398,6 +398,10 @@ class MessageSender(Protocol):
     def fully_qualified_namespace(self) -> str:
         """The host of the namespace; for a paired sender the primary's."""
         ...
+
+
+class MessageSender(NamedSender, Protocol):
+    """A sender to one queue or topic: `azure.servicebus.aio.ServiceBusSender` or `PairedSender`."""
 
     async def __aenter__(self) -> Self: ...
 

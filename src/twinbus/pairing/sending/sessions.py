@@ -27,8 +27,6 @@ from twinbus.servicebus.failures import FailureMeaning, of_error
 from twinbus.status.document import EntityState
 
 if TYPE_CHECKING:
-    from twinbus.pairing.core.backlog import Rotation
-    from twinbus.pairing.sending.carrier import OutgoingMessages
     from twinbus.pairing.sending.entity_monitor import EntityMonitor
     from twinbus.pairing.sending.shared_state import SharedState
 
@@ -39,35 +37,25 @@ FREE_WAIT_S: Final = 1.0
 """How long a send may wait for its session to be drained before it is diverted once more."""
 
 
-class SessionRouting:
-    """Routes the calls of one sender."""
-
-    def __init__(self, entity: EntityMonitor, rotation: Rotation, scan: SessionScan) -> None:
-        self.entity, self.rotation, self.scan = entity, rotation, scan
-
-    def of(self, outgoing: OutgoingMessages, backlog: KeptChoice) -> CallSessions:
-        """The sessions of one call; messages without a session use the sender's own `backlog`."""
-        path = self.entity.path
-        keys = [
-            None if session is None else SessionKey.of(path, session)
-            for session in outgoing.by_session()
-        ]
-        return CallSessions(self, keys, backlog)
-
-
 class CallSessions(KeptChoice):
     """The sessions of one call: entity and backlog as its messages see them."""
 
     __slots__ = ("_backlog", "_failover", "_keys", "_order", "_scan", "key")
 
     def __init__(
-        self, routing: SessionRouting, keys: list[SessionKey | None], backlog: KeptChoice
+        self,
+        scan: SessionScan,
+        entity: EntityMonitor,
+        sessions: Iterable[str | None],
+        backlog: KeptChoice,
     ) -> None:
-        """`keys` has each session once, and None for messages without one."""
-        self._failover = routing.entity.failover
-        self._rotation, self._scan = routing.rotation, routing.scan
-        self._order = routing.scan.order
-        self._keys, self._backlog = keys, backlog
+        """`sessions` has each once, and None for messages without; those use `backlog`."""
+        self._failover = entity.failover
+        self._scan, self._order, self._rotation = scan, scan.order, scan.rotation
+        self._keys = keys = [
+            None if session is None else SessionKey.of(entity.path, session) for session in sessions
+        ]
+        self._backlog = backlog
         self.key = keys[0] if len(keys) == 1 else None
         """The session of all messages; None: they have none, or several."""
 
@@ -173,6 +161,7 @@ class SessionScan:
 
     def __init__(self, state: SharedState, order: SessionOrder) -> None:
         self.order = order
+        self.rotation = state.rotation
         self._state = state
         self._loop = state.loop
         self._closer = SenderCloser()

@@ -14,19 +14,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from twinbus.client.connection import MACHINE, Environment
-from twinbus.errors import BacklogGuardError, PairClosedError, PairingError, error_text
+from twinbus.errors import PairClosedError, PairingError, error_text
 from twinbus.namespace.namespace import KEEP_ALIVE_OFF
 from twinbus.options import SendAvailabilityOptions, Verdict, judge
 from twinbus.pairing.core.attempts import RetryPolicy, call_limit_s
 from twinbus.pairing.core.backlog import KeptChoice, PullCause, Rotation, backlog_paths
 from twinbus.pairing.core.secondary import DivertFault, SecondaryHealth, Verification
-from twinbus.pairing.core.status import PairCounters
+from twinbus.pairing.core.status import DIVERT_BOUNDS_S, DurationHistogram
 from twinbus.pairing.observing.events import (
     BacklogQueueFound,
     BacklogQueueLeftOut,
     BacklogQueuePulled,
     BacklogQueueReturned,
-    GuardWarned,
     Listeners,
     ProtectionChanged,
 )
@@ -88,7 +87,11 @@ class SharedState:
         self.message_ids = MessageIds(own_in_backlog=may_detect, new_id=environment.new_id)
         self.limits = BacklogLimits(options.message_size_limit)
         self.listeners = Listeners()
-        self.counters = PairCounters()
+        self.diverts = DurationHistogram(DIVERT_BOUNDS_S)
+        """Seconds of each attempt on a backlog queue that stored something."""
+        self.pings = {"answered": 0, "failed": 0, "dropped": 0}
+        """The number of pings by result. A ping is dropped if another success healed the entity
+        before its end, or the pair was closed."""
         self.tracing = tracing_now(primary)
         """None: the application has set up no traces."""
         self.loop = asyncio.get_running_loop()
@@ -128,15 +131,7 @@ class SharedState:
             log.error("%s", complaint)
         return verdict is Verdict.COUNTS
 
-    def warn_of(self, path: str, flaw: BacklogGuardError) -> None:
-        """Announce the first message of its kind that no backlog queue would take."""
-        self.listeners.tell(GuardWarned(at=time.time(), path=path, reason=str(flaw)))
-
     # Backlog queues
-
-    def choice(self) -> KeptChoice:
-        """A sender's own choice among the shared backlog queues."""
-        return KeptChoice(self.rotation, self.environment.choose)
 
     def backlog_pool(self, queue: str) -> Carrier:
         """The senders to one backlog queue, shared by all that divert to it."""
@@ -163,10 +158,6 @@ class SharedState:
         queue = choice.choose(self.now, ())
         if queue is not None and not self.closed:
             self.backlog_pool(queue).open_ahead()
-
-    def is_in_use(self, queue: str) -> bool:
-        """Whether a backlog queue is in the rotation now."""
-        return self.rotation.is_in(queue, self.now)
 
     def pull(self, queue: str, reason: str, cause: PullCause = PullCause.REFUSED) -> None:
         """Pull a backlog queue that failed from the rotation, for all senders."""
@@ -277,15 +268,6 @@ class SharedState:
         """Log that the secondary is back, if it was lost."""
         if self.rotation.secondary.is_lost:
             log.warning("%s answers again", self.secondary.endpoint)
-
-    def begin_turn(self, attempt_s: float) -> None:
-        """A call makes an attempt for all that wait for the secondary."""
-        self.rotation.secondary.begin_turn(self.now, attempt_s)
-
-    def end_turn(self) -> None:
-        """The attempt ended: after a pause the next call in line has the turn."""
-        self.rotation.secondary.end_turn(self.now, self.jitter())
-        self.waiting.arm()
 
     def _announce_return(self, queue: str) -> None:
         self._return_timers.pop(queue).cancel()

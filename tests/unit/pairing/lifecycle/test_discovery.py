@@ -244,7 +244,7 @@ async def test_a_queue_that_diverts_find_deleted_is_made_again_at_once() -> None
         assert made.pair.secondary.took[-1][0] == made.paths[1]
         await asyncio.sleep(1)
         assert made.searched_at == [0.0, HOUR_S]
-        assert made.state.is_in_use(first)
+        assert made.state.rotation.is_in(first, made.state.now)
         assert [name for name, _ in made.told()] == [
             "BacklogQueuePulled", "BacklogQueueFound",
         ]  # fmt: skip
@@ -263,7 +263,7 @@ async def test_a_divert_and_an_administration_that_contradict_each_other_cost_no
             made.state.on_queue_lost(made.paths[0], is_refusal=False)
             await asyncio.sleep(0.1)
         # It is there, says the list: it stays, and is searched once a minute while diverts fail.
-        assert made.state.is_in_use(made.paths[0])
+        assert made.state.rotation.is_in(made.paths[0], made.state.now)
         assert len(made.searched_at) <= 2
 
 

@@ -139,8 +139,8 @@ async def test_an_outage_as_its_events_tell_it() -> None:
     assert changes[0][0] is EntityState.HEALTHY
     pings = [(e.path, e.answered, e.error) for e in told if isinstance(e, PingEnded)]
     assert pings == [("orders", False, "ConnectionRefusedError: refused"), ("orders", True, "")]
-    assert world.client.state.counters.pings == {"answered": 1, "failed": 1, "dropped": 0}
-    assert world.client.state.counters.diverts.count == 1
+    assert world.client.state.pings == {"answered": 1, "failed": 1, "dropped": 0}
+    assert world.client.state.diverts.count == 1
     for event in told:
         plain = event.as_dict()
         assert json.loads(json.dumps(plain)) == plain
