@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import IO, Any, Final, NamedTuple
 
@@ -21,8 +21,7 @@ from twinbus.client.peeking import count_matching, destination_keys
 from twinbus.console import ATTENTION, COULD_NOT, STOPPED
 from twinbus.console.declaration import runs_to_its_end
 from twinbus.console.options import require_shared_places
-from twinbus.console.output import LiveLine, Output, WrongUse, show
-from twinbus.console.syphon import text as syphon_text
+from twinbus.console.output import LiveLine, Output, WrongUse, progress_bar, show
 from twinbus.console.syphon.request import SyphonRequest
 from twinbus.control.protocol import Verb, steering_verbs
 from twinbus.control.server import ControlServer
@@ -31,13 +30,17 @@ from twinbus.ledger import open_ledger
 from twinbus.ledger.requests import recording_to
 from twinbus.namespace.access import endpoint_of
 from twinbus.pairing.core.backlog import parse_backlog_path
-from twinbus.syphon.core.pacing import DrainMeter
+from twinbus.syphon.core.pacing import DrainMeter, time_to_empty_s
 from twinbus.syphon.host import DrainProgress, drain_host
+from twinbus.wording import duration, visible
 
 LINE_EVERY_S: Final = 10.0
 """Time between two lines of a log, which should show that the drain goes on."""
 
 CHECK_EVERY_S: Final = 0.5
+
+STILL_S: Final = 5.0
+"""A drain that moved no message for this long is not moving, whatever its last rate was."""
 
 
 class DrainDisplay:
@@ -67,9 +70,7 @@ class DrainDisplay:
         self.last = progress
         if self._is_quiet or (not self._line.is_live and now < self._next_at):
             return
-        text = syphon_text.progress_line(
-            progress, self._first, self._meter.per_s(now), now - self._moved_at
-        )
+        text = progress_line(progress, self._first, self._meter.per_s(now), now - self._moved_at)
         self._line.show(text)
         if not self._line.is_live:
             self._stream.write(f"twinbus: {text}\n")
@@ -259,12 +260,64 @@ def _print_result(
         "waiting": waiting,
         "problems": list(last.problems) if last and not done["drained"] else [],
     }
-    show(output, document, [syphon_text.outcome(done)])
+    show(output, document, [outcome(done)])
     if not done["drained"] and not is_stopped:
         left = "messages" if waiting is None else f"{waiting:,} messages"
-        why = "; ".join(syphon_text.reasons(last)) if last else "no answer"
+        why = "; ".join(reasons(last)) if last else "no answer"
         print(
             f"twinbus: not drained in time, {left} left: {why or 'still moving'}", file=sys.stderr
         )
         return COULD_NOT
     return ATTENTION if done["dead_lettered"] else 0
+
+
+def progress_line(progress: DrainProgress, first: int, per_s: float, still_s: float) -> str:
+    """Return a bar, the messages left, the rate and the time to go; or why nothing moves.
+
+    `first` is the number of messages at the start, `still_s` the time since the last one left.
+    """
+    is_moving = still_s < STILL_S
+    total = max(first, progress.waiting)
+    done = total - progress.waiting
+    share = done / total if total else 1.0
+    parts = [progress_bar(share), f"{progress.waiting:,} of {total:,} left"]
+    if progress.is_paused:
+        parts.append("paused: `twinbus syphon resume` resumes it")
+    elif is_moving and per_s > 0:
+        parts.append(f"{per_s:,.0f}/s")
+        left_s = time_to_empty_s(progress.waiting, per_s)
+        parts.append(f"{duration(left_s)} to go" if left_s is not None else "")
+    elif progress.waiting and not is_moving:
+        parts.append("not moving: " + ("; ".join(reasons(progress)) or "nothing was received"))
+        return "  ".join(parts)
+    return "  ".join(parts + reasons(progress))
+
+
+def reasons(progress: DrainProgress) -> list[str]:
+    """Return what keeps messages in the backlog."""
+    given_up = [
+        f"{visible(path)} is missing: its messages are dead-lettered in {duration(left_s)}"
+        " (--grace)"
+        for path, left_s in progress.giving_up.items()
+    ]
+    missing = tuple(f"{path}: " for path in progress.giving_up)
+    others = [
+        visible(why) for why in progress.problems if not (missing and why.startswith(missing))
+    ]
+    return given_up + others
+
+
+def outcome(done: Mapping[str, Any]) -> str:
+    """Return the result of a drain as one line."""
+    forwarded, seconds = done["forwarded"], done["seconds"]
+    per_s = f", {forwarded / seconds:,.0f}/s" if seconds >= 1 else ""
+    verb = "drained" if done["drained"] else "stopped"
+    line = f"{verb}: {forwarded:,} messages forwarded in {duration(seconds)}{per_s}"
+    if dead := done["dead_lettered"]:
+        line += f"; {dead:,} dead-lettered, `twinbus backlog dead-letters list` says why"
+    if aside := done["not_served"]:
+        line += (
+            f"; {aside:,} of other destinations were deferred, the next syphon that serves them"
+            " finds them"
+        )
+    return line

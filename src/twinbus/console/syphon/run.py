@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import signal
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
@@ -14,9 +16,7 @@ from twinbus.console.declaration import runs_to_its_end
 from twinbus.console.namespaces import UnreachableError
 from twinbus.console.output import Output, show
 from twinbus.console.syphon.metrics import MetricsRequest, SyphonMetrics
-from twinbus.console.syphon.obstacle_log import ObstacleLog
-from twinbus.console.syphon.queue_search import QueueSearch
-from twinbus.console.syphon.request import SyphonRequest
+from twinbus.console.syphon.request import QueueSearch, SyphonRequest
 from twinbus.control.protocol import Verb, steering_verbs
 from twinbus.control.server import ControlServer
 from twinbus.errors import SyphonError
@@ -24,8 +24,9 @@ from twinbus.ledger import LedgerWriter, NullLedger, open_ledger
 from twinbus.ledger.requests import recording_to
 from twinbus.namespace.access import endpoint_of
 from twinbus.pairing.core.backlog import backlog_paths
+from twinbus.status.document import SyphonQueueStatus
 from twinbus.syphon.host import SyphonGroup
-from twinbus.wording import visible
+from twinbus.wording import counted, duration, visible
 
 CHECK_EVERY_S: Final = 1.0
 """Time between two checks for obstacles."""
@@ -168,3 +169,76 @@ class SyphonProgram:
     def _say(self, event: str, text: str, **facts: Any) -> None:
         line = f"{datetime.now().astimezone():%H:%M:%S}  {visible(text)}"
         show(self._output, {"event": event, "text": text, **facts}, [line])
+
+
+SIDES: Final = ("primary", "secondary")
+
+PARTLY_S: Final = 5.0
+"""The queues lose a side one after the other: before this time a loss of some is not printed."""
+
+
+@dataclass(slots=True)
+class _Obstacle:
+    begins: str
+    ends: str
+    since: float
+    is_told: bool = False
+
+
+class ObstacleLog:
+    """What the queues of one program cannot get past: a line when it begins, one at its end.
+
+    An outage of a side is one obstacle, however many queues meet it and whatever each attempt to
+    reconnect reports; it is over when every queue has the side again. A destination that is held
+    is one obstacle for all queues.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, ...], _Obstacle] = {}
+
+    def observe(self, queues: Mapping[str, SyphonQueueStatus], now: float) -> list[tuple[str, str]]:
+        """Take the state of the queues; return the lines to print, each with its event."""
+        found = self._found(queues)
+        lines: list[tuple[str, str]] = []
+        for key, (begins, ends, is_told_later) in found.items():
+            known = self._known.setdefault(key, _Obstacle(begins, ends, now))
+            if not known.is_told and now - known.since >= (PARTLY_S if is_told_later else 0.0):
+                known.is_told = True
+                lines.append(("held", begins))
+        for key in [key for key in self._known if key not in found]:
+            gone = self._known.pop(key)
+            if gone.is_told:
+                lines.append(("released", f"{gone.ends} after {duration(now - gone.since)}"))
+        return lines
+
+    def _is_told(self, *key: str) -> bool:
+        return key in self._known and self._known[key].is_told
+
+    def _found(
+        self, queues: Mapping[str, SyphonQueueStatus]
+    ) -> dict[tuple[str, ...], tuple[str, str, bool]]:
+        """Return each obstacle: its first line, its last one, and whether it may still grow."""
+        found: dict[tuple[str, ...], tuple[str, str, bool]] = {}
+        for side in SIDES:
+            lost = {q: s.problems[side] for q, s in queues.items() if side in s.problems}
+            # A queue that was lost alone before, as a disabled one, says nothing of the side.
+            alone = {queue: why for queue, why in lost.items() if self._is_told(side, queue)}
+            together = {queue: why for queue, why in lost.items() if queue not in alone}
+            is_whole = len(lost) == len(queues) or (side,) in self._known
+            if together and is_whole:
+                why = next(iter(together.values()))
+                found[(side,)] = f"the {side} is lost: {why}", f"the {side} is back", False
+            for queue, why in (alone if is_whole else lost).items():
+                begins = f"{queue}: the {side} is lost: {why}"
+                found[side, queue] = begins, f"{queue}: the {side} is back", True
+        others: dict[str, list[str]] = {}
+        for state in queues.values():
+            for what, why in state.problems.items():
+                if what not in SIDES:
+                    others.setdefault(what, []).append(why)
+            for path, why in state.held.items():
+                found["held", path] = f"{path} is held: {why}", f"{path} is no longer held", False
+        for what, reasons in others.items():
+            begins = f"{what}: {reasons[0]} [{counted(len(reasons), 'queue')}]"
+            found[what, "*"] = begins, f"{what}: no longer so", False
+        return found

@@ -7,14 +7,13 @@ import time
 from typing import Final
 
 from twinbus.console import ATTENTION, COULD_NOT
-from twinbus.console.output import Output, paint, show
-from twinbus.console.syphon import text as syphon_text
+from twinbus.console.output import Output, paint, show, table_lines
 from twinbus.console.watch.status import ask_each, ask_status, choose_hosts, find_hosts
 from twinbus.control.sockets import RunningHost, SilentHost, socket_directories
 from twinbus.errors import ControlError
 from twinbus.status.document import SyphonStatus
-from twinbus.status.judgement import judgement_of
-from twinbus.wording import visible
+from twinbus.status.judgement import PUMP_THEM, judgement_of, no_pump_text, obstacles
+from twinbus.wording import duration, visible
 
 DONE: Final = {
     "pause": "paused; {in_flight:,} messages in flight are finished, no more are received until"
@@ -46,7 +45,7 @@ def show_status(name: str | None, output: Output) -> int:
         card = host.card
         kind = "in a pair" if card.kind == "pair" else "syphon"
         title = f"{visible(card.name)}, {kind}, pid {card.pid} ({visible(card.program)})"
-        title, *rest = syphon_text.status_lines(title, status)
+        title, *rest = status_lines(title, status)
         lines += [paint(title, "bold"), *rest]
         document = {"name": card.name, "pid": card.pid, "kind": card.kind}
         documents.append({**document, "status": status.as_dict()})
@@ -71,3 +70,38 @@ def _running() -> tuple[list[tuple[RunningHost, SyphonStatus]], list[SilentHost]
             " start one with enable_syphon=True in a pair, or with `twinbus syphon run`"
         )
     return found, silent
+
+
+COLUMNS: Final = ("BACKLOG QUEUE", ">MOVED", ">IN FLIGHT", ">DEAD", ">DEFERRED", ">RATE")
+
+
+def status_lines(title: str, status: SyphonStatus) -> list[str]:
+    """Return the lines of one syphon: its queues, and what blocks it."""
+    queues = status.queues
+    lines = [title + (", PAUSED" if status.paused else "")]
+    rows = [
+        (path, one.completed, one.in_flight, one.dead_lettered, one.deferred,
+         f"{one.rate_per_s:,.0f}/s")
+        for path, one in queues.items()
+    ]  # fmt: skip
+    lines += [f"  {line}" for line in table_lines(COLUMNS, rows)]
+    if not queues:
+        lines.append("  no backlog queue found yet")
+    limits = dict.fromkeys(one.limit for one in queues.values() if one.limit)
+    lines += [f"  {visible(limit)}" for limit in limits]
+    lines += [f"  ! {visible(reason)}" for reason in obstacles(queues)]
+    if status.without_pump:
+        lines.append(f"  ! {visible(no_pump_text(status.without_pump))}; {PUMP_THEM}")
+    if status.waiting is not None:
+        lines.append("  " + _forecast(status, status.waiting))
+    return lines
+
+
+def _forecast(status: SyphonStatus, waiting: int) -> str:
+    if not waiting:
+        return "nothing waits in the backlog"
+    if status.paused:
+        return f"{waiting:,} messages wait, paused: `twinbus syphon resume` resumes it"
+    left_s = status.empty_in_s
+    soon = "not moving" if left_s is None else f"empty in {duration(left_s)}"
+    return f"{waiting:,} messages wait, {status.rate_per_s:,.0f}/s, {soon}"

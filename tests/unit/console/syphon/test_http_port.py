@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import pytest
 from aiohttp import web
 
-from twinbus.console.syphon import http_port
-from twinbus.console.syphon.http_port import HttpAddress, HttpPort
+from twinbus.console.syphon import metrics as http_port
+from twinbus.console.syphon.metrics import HttpAddress, HttpPort
 from twinbus.errors import SyphonError
 from twinbus.loops import fast_loop
 

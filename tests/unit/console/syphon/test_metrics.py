@@ -12,8 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.unit.syphon.core.test_health import QUEUE, states
 from twinbus.client.peeking import BacklogMeter, QueueDepth
-from twinbus.console.syphon.http_port import HttpAddress
-from twinbus.console.syphon.metrics import MetricsRequest, SyphonMetrics
+from twinbus.console.syphon.metrics import HttpAddress, MetricsRequest, SyphonMetrics
 from twinbus.exposition import metrics_of, text_of
 from twinbus.pairing.observing.metrics import BACKLOG_FAMILIES, depth_samples
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from twinbus.console.syphon.obstacle_log import PARTLY_S, ObstacleLog
+from twinbus.console.syphon.run import PARTLY_S, ObstacleLog
 from twinbus.status.document import SyphonQueueStatus
 
 QUEUES = [f"contoso/x-servicebus-transfer/{index}" for index in range(4)]

@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from twinbus.client.administration import ListingRefused, QueueCounts
-from twinbus.console.syphon import queue_search
-from twinbus.console.syphon.queue_search import QueueSearch
+from twinbus.console.syphon import request as queue_search
+from twinbus.console.syphon.request import QueueSearch
 from twinbus.namespace.access import Endpoint
 from twinbus.status.document import SyphonQueueStatus
 

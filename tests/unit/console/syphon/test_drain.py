@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from twinbus.console.output import WrongUse
-from twinbus.console.syphon.drain import DrainDisplay
+from twinbus.console.syphon.drain import DrainDisplay, outcome, progress_line
 from twinbus.console.syphon.request import SyphonRequest, rate_of
-from twinbus.console.syphon.text import outcome, progress_line, status_lines
+from twinbus.console.syphon.running import status_lines
 from twinbus.namespace.namespace import Namespace
 from twinbus.options import SendAvailabilityOptions
 from twinbus.status.document import SyphonQueueStatus, SyphonStatus
