@@ -23,6 +23,7 @@ from twinbus.console.prices import prices_app
 from twinbus.console.report.commands import app as report_app
 from twinbus.console.syphon.cli import app as syphon_app
 from twinbus.console.watch.cli import app as watch_app
+from twinbus.cost.arithmetic import QuantityError
 from twinbus.errors import BrokerStartError, SettingsError, TwinbusError
 
 app = typer.Typer(
@@ -96,5 +97,5 @@ def main() -> None:
         app()
     except TwinbusError as error:
         typer.echo(f"twinbus: {error}", err=True)
-        is_usage = isinstance(error, BrokerStartError | SettingsError | WrongUse)
+        is_usage = isinstance(error, BrokerStartError | QuantityError | SettingsError | WrongUse)
         raise SystemExit(USAGE_ERROR if is_usage else COULD_NOT) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -29,6 +29,11 @@ app = command_group("")
 
 OUTAGE_MAX_S: Final = 3_600.0
 """Limit of a drill's outage: a person waits for it."""
+
+
+def _side(key: str, text: str) -> Any:
+    """Return a namespace that is given by its position."""
+    return setting(key, of=typer.Argument, metavar=key.upper(), help=text)
 
 
 @command(app, "twinbus serve contoso:5672 contoso-dr:5673 --data ./bus", takes_pair=False)
@@ -163,23 +168,9 @@ def plan(
 def doctor(
     reach: AccessOptions,
     primary: Annotated[
-        str | None,
-        setting(
-            "primary",
-            of=typer.Argument,
-            metavar="PRIMARY",
-            help="Connection string of the primary, or sb://HOST.",
-        ),
+        str | None, _side("primary", "Connection string of the primary, or sb://HOST.")
     ] = None,
-    secondary: Annotated[
-        str | None,
-        setting(
-            "secondary",
-            of=typer.Argument,
-            metavar="SECONDARY",
-            help="The same of the secondary.",
-        ),
-    ] = None,
+    secondary: Annotated[str | None, _side("secondary", "The same of the secondary.")] = None,
     entity: Annotated[
         str | None,
         option(
@@ -211,17 +202,18 @@ def doctor(
     message with session, time to live and schedule through a backlog queue and back. Of a gateway
     it asks /health, puts a token and attaches a sender. It says what it could not check.
     """
-    from twinbus.console.doctor.commands import run, run_gateway
+    from twinbus.console.doctor.commands import run
+    from twinbus.console.doctor.rights import ExaminedPair
 
     sides = SidesOptions(primary=primary, secondary=secondary, label=label, **asdict(reach))
-    if gateway is None:
-        return run(*sides.both, queues, entity, output)
     # Not by the route of the namespaces, which may lead through a proxy.
-    examined = AccessOptions().side(gateway, "gateway")
+    examined = None if gateway is None else AccessOptions().side(gateway, "gateway")
     # A secondary inside a gateway is examined by the gateway's own word.
-    if (primary is None and secondary is None) or (secondary or "").startswith(EMBEDDED):
-        return run_gateway(examined, entity, output)
-    return run(*sides.both, queues, entity, output, examined)
+    is_alone = (primary is None and secondary is None) or (secondary or "").startswith(EMBEDDED)
+    pair = None
+    if examined is None or not is_alone:
+        pair = ExaminedPair(*sides.both, queues, entity)
+    return run(pair, examined, entity, output)
 
 
 @command(
@@ -233,23 +225,9 @@ def doctor(
 def verify(
     reach: AccessOptions,
     primary: Annotated[
-        str | None,
-        setting(
-            "primary",
-            of=typer.Argument,
-            metavar="PRIMARY",
-            help="Connection string of a namespace, or sb://HOST.",
-        ),
+        str | None, _side("primary", "Connection string of a namespace, or sb://HOST.")
     ] = None,
-    secondary: Annotated[
-        str | None,
-        setting(
-            "secondary",
-            of=typer.Argument,
-            metavar="SECONDARY",
-            help="The same of another, if any.",
-        ),
-    ] = None,
+    secondary: Annotated[str | None, _side("secondary", "The same of another, if any.")] = None,
     like: Annotated[
         str, option("TIER", "Compare with this tier, as of serve: azure-standard, azure-premium.")
     ] = "azure-standard",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Final, Literal
@@ -14,7 +14,7 @@ from twinbus.console.options import (
     counting_rule,
     require_messaging_units,
 )
-from twinbus.console.output import Output, OutputOption, WrongUse, money, paint, show, table_lines
+from twinbus.console.output import Output, OutputOption, WrongUse, dim_headed, money, paint, show
 from twinbus.console.prices import book_of
 from twinbus.cost.arithmetic import (
     QuantityError,
@@ -162,8 +162,7 @@ def estimate(
     outdated = book.warnings(datetime.now(UTC).date())
     document = made.as_json()
     document["warnings"] = [*document["warnings"], *outdated]
-    show(output, document, _lines(given, work, made, outdated))
-    return 0
+    return show(output, document, _lines(given, work, made, outdated))
 
 
 def _workload(given: EstimateOptions) -> Workload:
@@ -224,7 +223,7 @@ def _lines(
         f" {made.moved:,} of them by the backlog"
     )
     yield ""
-    yield from _table(
+    yield from dim_headed(
         ("cause", ">operations", ">units of 64 KB", ">amount"),
         [
             *(
@@ -235,7 +234,7 @@ def _lines(
         ],
     )
     yield ""
-    yield from _table(
+    yield from dim_headed(
         ("bill", ">quantity", "", ">amount"),
         [
             *(_row(line, currency) for line in made.bill.lines),
@@ -277,9 +276,3 @@ def _summary(made: CostEstimate, work: Workload) -> Iterator[str]:
 def _row(line: BillLine, currency: str) -> tuple[str, str, str, str]:
     amount = "included" if line.note.startswith("included") else money(line.amount, currency)
     return line.name, f"{line.quantity:,}", line.unit, amount
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
-    head, *body = table_lines(columns, rows)
-    yield paint(head, "dim")
-    yield from body

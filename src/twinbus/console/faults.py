@@ -70,8 +70,7 @@ async def add(
     given = {name: value for name, value in fault.items() if value is not None}
     added = await _ask(reach.side(namespace, "primary"), "POST", FAULTS, given)
     text = f"fault {added['id']}: {_text(added)}; `twinbus faults remove {added['id']}` ends it"
-    show(output, added, [text])
-    return 0
+    return show(output, added, [text])
 
 
 @command(app, "twinbus faults list", name="list")
@@ -92,8 +91,7 @@ async def list_faults(
         )
         for fault in faults
     ]
-    show(output, document, table_lines(COLUMNS, rows) if rows else ["no fault is in force"])
-    return 0
+    return show(output, document, table_lines(COLUMNS, rows) if rows else ["no fault is in force"])
 
 
 @command(app, "twinbus faults remove 3")
@@ -105,8 +103,7 @@ async def remove(
 ) -> int:
     """End one fault."""
     document = await _ask(reach.side(namespace, "primary"), "DELETE", f"{FAULTS}/{number}")
-    show(output, document, [f"fault {number} ended"])
-    return 0
+    return show(output, document, [f"fault {number} ended"])
 
 
 @command(app, "twinbus faults clear")
@@ -117,8 +114,7 @@ async def clear(
     side = reach.side(namespace, "primary")
     before = (await _ask(side, "GET", FAULTS))["faults"]
     document = await _ask(side, "DELETE", FAULTS)
-    show(output, document, [f"{counted(len(before), 'fault')} ended"])
-    return 0
+    return show(output, document, [f"{counted(len(before), 'fault')} ended"])
 
 
 def _ms(text: str, name: str) -> int:

@@ -72,8 +72,7 @@ def status(given: TablesOptions) -> int:
     from twinbus.pipeline.store import upkeep
 
     result = upkeep.status(given.ledger, given.tables)
-    show(given.output, result, _status_lines(result))
-    return 0
+    return show(given.output, result, _status_lines(result))
 
 
 @command(app, "twinbus ledger update ./ledger")
@@ -176,8 +175,9 @@ def close(
 
     user, text = getpass.getuser(), visible(reason)
     result = upkeep.close(given.ledger, given.tables, process, text, user=user)
-    show(given.output, result, [f"{process} is closed: {result['reason']} ({result['user']})"])
-    return 0
+    return show(
+        given.output, result, [f"{process} is closed: {result['reason']} ({result['user']})"]
+    )
 
 
 def _run(verb: str, given: TablesOptions, **more: Any) -> int:
@@ -213,8 +213,7 @@ async def run_task(task: TablesTask, master: str | None, output: Output) -> int:
         with SparkThread(master=master, settings=settings_for(task.ledger, whole)) as spark:
             work = spark.submit(lambda session: _perform(session, task, line, stop))
             result = await asyncio.wrap_future(work)
-    show(output, result, _LINES[task.verb](result))
-    return 0
+    return show(output, result, _LINES[task.verb](result))
 
 
 def _perform(

@@ -18,6 +18,8 @@ from twinbus.options import BACKLOG_QUEUE_COUNT_MAX
 from twinbus.settings.keys import EMBEDDED
 
 if TYPE_CHECKING:
+    import ssl
+
     from twinbus.console.backlog.commands import QueueSelection
     from twinbus.namespace.access import NamespaceAccess
     from twinbus.namespace.namespace import Namespace
@@ -416,3 +418,14 @@ def secret_lines(file: Path | None) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise WrongUse(f"{file} cannot be read: {error}") from error
     return [line for line in lines if line and not line.startswith("#")]
+
+
+def tls_of(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    """Return the TLS context of a port; None without files, WrongUse with one of the two."""
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise WrongUse("TLS needs both --tls-cert FILE and --tls-key FILE; give the other one too")
+    from twinbus.broker.port_access import server_context
+
+    return server_context(certificate, key)

@@ -50,12 +50,13 @@ def print_json(document: Any) -> None:
     print(json.dumps(document, indent=indent), flush=True)
 
 
-def show(output: Output, document: Any, lines: Iterable[str]) -> None:
-    """Print a result: the document as JSON, or the lines as text."""
+def show(output: Output, document: Any, lines: Iterable[str]) -> int:
+    """Print a result: the document as JSON, or the lines as text; return 0, the exit status."""
     if output is Output.JSON:
         print_json(document)
     else:
         print("\n".join(lines), flush=True)
+    return 0
 
 
 def progress_bar(share: float) -> str:
@@ -186,6 +187,12 @@ def table_lines(
             for line in (first, *(" " * start + more for more in last[1:]))
         ]
     return [line for row in cells[1:] for line in _paragraph(headings, row, width)]
+
+
+def dim_headed(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """Return `table_lines` with dim headings."""
+    headings, *lines = table_lines(columns, rows)
+    return [paint(headings, "dim"), *lines]
 
 
 def _paragraph(headings: Sequence[str], row: Sequence[str], width: int) -> list[str]:

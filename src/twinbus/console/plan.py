@@ -16,7 +16,7 @@ from twinbus.console.options import counting_rule, require_messaging_units
 from twinbus.console.output import LiveLine, WrongUse, money, print_json
 from twinbus.console.prices import book_of
 from twinbus.console.sheet import BarRow, Bars, Sheet, Table, page_of, sections, text_of
-from twinbus.cost.arithmetic import KB, QuantityError, parse_duration, parse_rate, parse_size
+from twinbus.cost.arithmetic import KB, parse_duration, parse_rate, parse_size
 from twinbus.cost.estimate import COUNT_MAX
 from twinbus.options import ATTEMPT_TIMEOUT_MAX_S, SendAvailabilityOptions
 from twinbus.pairing.core.attempts import RETRIES_MIN
@@ -115,14 +115,7 @@ def _require_writable(to: Path | None) -> None:
 
 
 def _read(given: PlanOptions) -> tuple[PlanQuestion, PlanLimits]:
-    """Return the options as numbers; WrongUse, in one line, if one is not valid."""
-    try:
-        return _numbers(given)
-    except QuantityError as error:
-        raise WrongUse(str(error)) from None
-
-
-def _numbers(given: PlanOptions) -> tuple[PlanQuestion, PlanLimits]:
+    """Return the options as numbers; WrongUse or QuantityError if one is not valid."""
     require_messaging_units(given.messaging_units)
     if not 0 <= given.seed <= SEED_MAX:
         raise WrongUse(f"--seed must be from 0 to {SEED_MAX}; got {given.seed}")

@@ -18,9 +18,9 @@ from twinbus.console.output import (
     OutputOption,
     WrongUse,
     aligned,
+    dim_headed,
     paint,
     show,
-    table_lines,
 )
 from twinbus.cost.prices import (
     NEEDED_METERS,
@@ -63,8 +63,7 @@ def show_prices(prices: PricesOption = None, output: OutputOption = Output.TEXT)
     """
     book = book_of(prices)
     today = _today()
-    show(output, {**_plain(book), "warnings": book.warnings(today)}, _lines(book, today))
-    return 0
+    return show(output, {**_plain(book), "warnings": book.warnings(today)}, _lines(book, today))
 
 
 @command(
@@ -125,8 +124,7 @@ def import_prices(
         "not_priced": unpriced,
         "book": _plain(made.book),
     }
-    show(output, document, _imported(made, target, unpriced))
-    return 0
+    return show(output, document, _imported(made, target, unpriced))
 
 
 def _today() -> date:
@@ -204,9 +202,7 @@ def _lines(book: PriceBook, today: date) -> Iterator[str]:
     )
     yield ""
     rows = [row for meter in book.meters.values() for row in _rows(meter)]
-    head, *body = table_lines(("meter", ">from", ">price", "for"), rows)
-    yield paint(head, "dim")
-    yield from body
+    yield from dim_headed(("meter", ">from", ">price", "for"), rows)
     for meter in book.meters.values():
         if meter.source:
             when = f", {meter.retrieved}" if meter.retrieved else ""

@@ -7,18 +7,17 @@ import gc
 import logging
 import secrets
 import signal
-import ssl
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from twinbus.broker.access import ConnectionLimits
 from twinbus.broker.descriptions import QueueDescription, SubscriptionDescription, TopicDescription
 from twinbus.broker.embedded import BrokerHost, NamespaceAt, parse_rule, parse_token
-from twinbus.broker.port_access import DEFAULT_KEY, PortAccess, reload_on_change, server_context
+from twinbus.broker.port_access import DEFAULT_KEY, PortAccess, reload_on_change
 from twinbus.broker.profile import LAPTOP, PROFILES, ServiceProfile
 from twinbus.broker.refusals import EntityAlreadyExists, Refusal
 from twinbus.broker.server import BrokerServer
@@ -29,6 +28,7 @@ from twinbus.console.options import (
     SidesOptions,
     secret_in,
     secret_lines,
+    tls_of,
 )
 from twinbus.console.output import WrongUse
 from twinbus.console.times import seconds_of
@@ -36,9 +36,6 @@ from twinbus.errors import BrokerStartError, StoreError
 from twinbus.loops import run_alone
 from twinbus.options import FAILOVER_INTERVAL_MAX_S, PING_INTERVAL_MAX_S, SendAvailabilityOptions
 from twinbus.settings.keys import ATTEMPT_TIMEOUT_MAX_S, EMBEDDED, PATIENCE_MAX_S
-
-if TYPE_CHECKING:
-    from twinbus.gateway import GatewayHost
 
 PLAIN: Final = "UseDevelopmentEmulator=true;"
 """The part of a connection string that makes a client speak without TLS."""
@@ -178,7 +175,13 @@ def serve_gateway(given: GatewayOptions, sides: SidesOptions, access: PortOption
             pair = pair_namespaces(primary, side, options)
             gateway = GatewayHost(name, pair, port, patience_s=patience_s)
             await stack.enter_async_context(certificate_reloaded(port, access))
-            await _serve_until_stopped(gateway)
+            stopping = _stop_signal()
+            await gateway.start()
+            stack.push_async_callback(gateway.close)
+            print(f"{gateway.name}  {gateway.printable_connection_string()}", flush=True)
+            print(f"ready; {gateway.pair!r}; stop with Ctrl-C", flush=True)
+            await stopping.wait()
+        print("stopped", flush=True)
 
     run_alone(serve_pair())
     return 0
@@ -210,18 +213,6 @@ def _options(given: GatewayOptions, interval_s: float) -> SendAvailabilityOption
     )
 
 
-async def _serve_until_stopped(gateway: GatewayHost) -> None:
-    stopping = _stop_signal()
-    await gateway.start()
-    try:
-        print(f"{gateway.name}  {gateway.printable_connection_string()}", flush=True)
-        print(f"ready; {gateway.pair!r}; stop with Ctrl-C", flush=True)
-        await stopping.wait()
-    finally:
-        await gateway.close()
-    print("stopped", flush=True)
-
-
 def port_access_of(given: PortOptions) -> PortAccess:
     """The checked options; BrokerStartError if one is not valid."""
     return PortAccess(
@@ -231,7 +222,7 @@ def port_access_of(given: PortOptions) -> PortAccess:
         tokens=[parse_token(text) for text in given.token or ()],
         token_file=given.tokens,
         require_token=given.require_token,
-        tls=_tls(given.tls_cert, given.tls_key),
+        tls=tls_of(given.tls_cert, given.tls_key),
         require_tls=given.require_tls,
         metrics_token=secret_in(given.metrics_token_file),
         limits=ConnectionLimits(
@@ -261,16 +252,6 @@ def _key(key: str | None, file: Path | None) -> str:
     if key is not None and file is not None:
         raise BrokerStartError("the key is given twice; give --key (TWINBUS_KEY) or --key-file")
     return secret_in(file) or key or DEFAULT_KEY
-
-
-def _tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    if certificate is None and key is None:
-        return None
-    if certificate is None or key is None:
-        raise BrokerStartError(
-            "TLS needs both --tls-cert FILE and --tls-key FILE; give the other one too"
-        )
-    return server_context(certificate, key)
 
 
 def _log_to_stderr(*, is_quiet: bool) -> None:

@@ -69,18 +69,14 @@ def _moment(text: str, option: str, now: datetime, *, is_end: bool) -> datetime:
             return now - timedelta(seconds=float(ago_s))
         # `fromisoformat` would read a bare number or a week of a year as something else.
         if "-" not in stripped.lstrip("-") or ":" not in stripped:
-            raise WrongUse(_cannot_read(text, option))
+            raise ValueError
         moment = datetime.fromisoformat(stripped)
         return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
     except (ValueError, OverflowError):
-        raise WrongUse(_cannot_read(text, option)) from None
-
-
-def _cannot_read(text: str, option: str) -> str:
-    return (
-        f"{option} must be a day like 2026-11-16, a time like 2026-11-16T05:30, or how long ago"
-        f" like 24h or 7d; got {text!r:.60}"
-    )
+        raise WrongUse(
+            f"{option} must be a day like 2026-11-16, a time like 2026-11-16T05:30, or how long ago"
+            f" like 24h or 7d; got {text!r:.60}"
+        ) from None
 
 
 def _in_ms(moment: datetime | None) -> int | None:

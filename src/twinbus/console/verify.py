@@ -50,8 +50,7 @@ async def _clean(sides: dict[str, Namespace], output: Output) -> int:
             deleted[side] = await clean(namespace)
     lines = [f"{side}: {counted(len(paths), 'entity', 'entities')} deleted"
              for side, paths in deleted.items()]  # fmt: skip
-    show(output, {"deleted": deleted}, lines)
-    return 0
+    return show(output, {"deleted": deleted}, lines)
 
 
 def _document(report: VerifyReport, plan: VerifyPlan) -> dict[str, Any]:

@@ -63,8 +63,8 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
     for module, name in (
         *((backlog, "list_queues"), (backlog, "create"), (report, "run")),
-        *((doctor, "run"), (doctor, "run_gateway")),
         *(
+            (doctor, "run"),
             (page, "run"),
             (control, "show_status"),
             (control, "steer"),
@@ -87,11 +87,12 @@ def test_a_named_pair_gives_the_values_of_a_command(
     primary, secondary, queues, *_ = called.pop()
     assert (primary.label, secondary.label, queues) == ("contoso", "contoso-dr", 7)
     assert run(capsys, "doctor", "--pair", "eu") == (0, "", "")
-    primary, secondary, queues, *_ = called.pop()
-    assert (primary.label, secondary.label, queues) == ("contoso", "contoso-dr", 7)
+    pair, *_ = called.pop()
+    asked = (pair.primary.label, pair.secondary.label, pair.count)
+    assert asked == ("contoso", "contoso-dr", 7)
     gateway = ("--gateway", KEY.replace("NAME", "gate"))
     assert run(capsys, "doctor", "--pair", "eu", *gateway) == (0, "", "")
-    assert [called[0][0].label, called.pop()[5].label] == ["contoso", "gate"]
+    assert [called[0][0].primary.label, called.pop()[1].label] == ["contoso", "gate"]
     assert run(capsys, "report", "conservation", "--pair", "eu") == (0, "", "")
     given, _, facts, _ = called.pop()
     asked = (given.ledger, facts.secondary.label, facts.detection_s)
@@ -146,7 +147,7 @@ def test_a_named_pair_gives_a_gateway_its_address_times_and_key(
     assert "the secondary is inside a gateway (embedded:DIR)" in ran.err
     examined = ("--gateway", KEY.replace("NAME", "gate"))
     assert run(capsys, "doctor", "--pair", "eu", *examined) == (0, "", "")
-    assert [type(one).__name__ for one in called.pop()][:2] == ["Namespace", "NoneType"]
+    assert [type(one).__name__ for one in called.pop()][:2] == ["NoneType", "Namespace"]
     path.write_text(EU + GATEWAY)
     # Its address says nothing of the namespaces, so they are those of the only pair.
     assert run(capsys, "gateway", "mine:0").err == f"twinbus: using pair eu of {path}\n"

@@ -92,8 +92,7 @@ async def list_queues(secondary: Namespace, label: str | None, output: Output) -
     if not queues and all_queues:
         lines.append(other_labels(all_queues))
     documents = [_document(queue) for queue in queues]
-    show(output, {"secondary": secondary.endpoint, "queues": documents}, lines)
-    return 0
+    return show(output, {"secondary": secondary.endpoint, "queues": documents}, lines)
 
 
 @runs_to_its_end
@@ -112,8 +111,7 @@ async def peek_messages(
         )  # fmt: skip
     where = ", ".join(queues) if len(queues) == 1 else f"{len(queues)} backlog queues"
     lines = message_lines(found, where, count)
-    show(output, {"secondary": secondary.endpoint, "messages": found}, lines)
-    return 0
+    return show(output, {"secondary": secondary.endpoint, "messages": found}, lines)
 
 
 @runs_to_its_end

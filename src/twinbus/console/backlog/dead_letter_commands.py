@@ -47,8 +47,7 @@ async def list_letters(
             found.append(letter)
     messages = [letter.summary() for letter in found]
     document = {"secondary": selection.secondary.endpoint, "messages": messages}
-    show(output, document, _lines(found, count, more=more))
-    return 0
+    return show(output, document, _lines(found, count, more=more))
 
 
 @runs_to_its_end
@@ -72,8 +71,7 @@ async def show_letter(selection: QueueSelection, number: int, output: Output) ->
         if value is not None and name not in left_out
     ]
     body = [] if text is None else ["", *map(_printable, text.splitlines())]
-    show(output, document, [*aligned(rows), *body])
-    return 0
+    return show(output, document, [*aligned(rows), *body])
 
 
 @runs_to_its_end

@@ -46,45 +46,27 @@ from twinbus.verify.scratch import ScratchNamespace
 
 @runs_to_its_end
 async def run(
-    primary: Namespace,
-    secondary: Namespace,
-    count: int,
-    entity: str | None,
-    output: Output,
-    gateway: Namespace | None = None,
+    pair: ExaminedPair | None, gateway: Namespace | None, entity: str | None, output: Output
 ) -> int:
-    """Examine both namespaces, and a gateway; print the findings and return the exit status."""
-    pair = ExaminedPair(primary, secondary, count, entity)
+    """Examine a pair, a gateway or both; print the findings and return the exit status."""
+    findings: list[Finding] = []
     with LiveLine() as line:
-        findings = await _examine(pair, line, is_printed=output is Output.TEXT)
+
+        def take(found: Iterable[Finding]) -> None:
+            for finding in found:
+                findings.append(finding)
+                if output is Output.TEXT:
+                    line.print(line_of(finding))
+
+        if pair is not None:
+            await _examine(pair, line, take)
         if gateway is not None:
-            findings += await _examine_gateway(gateway, entity, line, output)
-    return _concluded(findings, output)
-
-
-@runs_to_its_end
-async def run_gateway(gateway: Namespace, entity: str | None, output: Output) -> int:
-    """Examine a gateway alone; print the findings and return the exit status."""
-    with LiveLine() as line:
-        findings = await _examine_gateway(gateway, entity, line, output)
-    return _concluded(findings, output, "fit to be sent through")
-
-
-def _concluded(findings: list[Finding], output: Output, fit: str = "fit to be paired") -> int:
+            line.say("asking the gateway")
+            async for finding in check_gateway(gateway, entity):
+                take([finding])
+    fit = "fit to be sent through" if pair is None else "fit to be paired"
     show(output, document(findings), ["", verdict(findings, fit)])
     return COULD_NOT if any(f.level is Level.FAIL for f in findings) else 0
-
-
-async def _examine_gateway(
-    gateway: Namespace, entity: str | None, line: LiveLine, output: Output
-) -> list[Finding]:
-    findings = []
-    line.say("asking the gateway")
-    async for finding in check_gateway(gateway, entity):
-        findings.append(finding)
-        if output is Output.TEXT:
-            line.print(line_of(finding))
-    return findings
 
 
 async def _trials(pair: ExaminedPair, scratch: Scratch) -> list[Finding]:
@@ -98,15 +80,9 @@ def _not_tried(pair: ExaminedPair) -> Finding:
     return Finding("not checked", Level.SKIP, text, "run the doctor again when it answers")
 
 
-async def _examine(pair: ExaminedPair, line: LiveLine, *, is_printed: bool) -> list[Finding]:
-    findings: list[Finding] = []
-
-    def take(found: Iterable[Finding]) -> None:
-        for finding in found:
-            findings.append(finding)
-            if is_printed:
-                line.print(line_of(finding))
-
+async def _examine(
+    pair: ExaminedPair, line: LiveLine, take: Callable[[Iterable[Finding]], None]
+) -> None:
     async def ask_sides(
         what: str, check: Callable[[ExaminedPair, str], Awaitable[Finding]]
     ) -> set[str]:
@@ -125,15 +101,16 @@ async def _examine(pair: ExaminedPair, line: LiveLine, *, is_printed: bool) -> l
         line.say(what)
         take(await question)
 
-    await ask("comparing the sides", check_sides(pair))
-    is_named = all(finding.level is not Level.FAIL for finding in findings)
-    if findings[0].level is Level.FAIL:
-        return findings
+    line.say("comparing the sides")
+    sides = await check_sides(pair)
+    take(sides)
+    if sides[0].level is Level.FAIL:
+        return
     pair.unsound |= await ask_sides("connecting", check_reach)
     pair.unsound |= await ask_sides("comparing clocks", check_clock)
     pair.unsound |= await ask_sides("signing in", check_credential)
-    if not pair.sound or not is_named:
-        return findings
+    if not pair.sound or any(finding.level is Level.FAIL for finding in sides):
+        return
     scratch = {role: scratch_of(namespace) for role, namespace in pair.roles.items()}
     try:
         async with scratch["primary"], scratch["secondary"]:
@@ -152,7 +129,6 @@ async def _examine(pair: ExaminedPair, line: LiveLine, *, is_printed: bool) -> l
         do = "it goes by itself in 5 min"
         left = [what for side in scratch.values() for what in side.left_behind]
         take(Finding("scratch", Level.WARN, f"left behind: {what}", do) for what in left)
-    return findings
 
 
 ARRIVE_S: Final = 10.0

@@ -11,7 +11,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import subprocess
 import sys
 import time
 import webbrowser
@@ -22,14 +21,7 @@ from typing import IO, Final, Self
 from urllib.parse import parse_qs, urlsplit
 
 from twinbus.console.drill.result import DrillResult
-from twinbus.console.drill.world import (
-    PRIMARY,
-    STOP_LIMIT_S,
-    DrillError,
-    World,
-    first_lines,
-    start_program,
-)
+from twinbus.console.drill.world import PRIMARY, DrillError, Program, World
 from twinbus.console.output import LiveLine, progress_bar
 from twinbus.control.sockets import VARIABLE as RUN_DIRECTORY
 from twinbus.page.jobs import keep_proof
@@ -97,14 +89,14 @@ class DrillScreen(LiveLine):
             self.print(f"{phase.name} {phase.took_s:5.1f} s  {phase.note}", self._stream)
 
 
-class DrillPage:
+class DrillPage(Program):
     """The page of one drill; a context manager."""
 
     def __init__(self, world: World) -> None:
+        super().__init__()
         self.address = ""
         """With its token; empty until `start`."""
         self._world = world
-        self._process: subprocess.Popen[str] | None = None
         self._notes = ThreadPoolExecutor(1, "twinbus-drill-notes")
         self._run_directory = os.environ.get(RUN_DIRECTORY)
 
@@ -120,17 +112,7 @@ class DrillPage:
         if self._run_directory is not None:
             os.environ[RUN_DIRECTORY] = self._run_directory
         self._notes.shutdown(cancel_futures=True)
-        process, self._process = self._process, None
-        if process is None:
-            return
-        process.terminate()
-        try:
-            process.wait(STOP_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
+        self.stop()
 
     def start(self) -> None:
         """Serve the page; returns when it answers. Both namespaces run already."""
@@ -142,8 +124,7 @@ class DrillPage:
         }
         command = ["page", "--label", PRIMARY, "--ledger", str(world.ledger)]
         log = world.directory / "page.log"
-        self._process = start_program(command, log, {**os.environ, **places})
-        with first_lines(self._process) as lines:
+        with self.started(command, log, {**os.environ, **places}) as lines:
             self.address = lines.readline().strip()
             if not lines.readline().startswith("ready"):
                 raise DrillError("the page did not start; run `twinbus page` to see why")

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, Self
@@ -62,49 +62,81 @@ ENTITIES: Final = (
 )
 
 
-class NamespaceProcess:
-    """`twinbus serve` for one namespace; started again it has the same port and the same data."""
+class Program:
+    """A command of `twinbus` as a process of its own."""
 
-    def __init__(self, name: str, directory: Path, views: Path, like: str | None = None) -> None:
-        self.name = name
-        self.connection_string = ""
-        self._directory = directory
-        self._log = directory / "stderr.log"
-        self._options = ["--ledger", str(views), *(["--like", like] if like else [])]
-        self.port = 0
+    def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
 
     @property
     def pid(self) -> int:
         return self._process.pid if self._process else 0
 
-    def start(self) -> None:
-        """Run it; returns when it takes connections. Blocks for about a second."""
-        assert self._process is None, f"{self.name} runs already"
-        self._directory.mkdir(parents=True, exist_ok=True)
-        place = f"{self.name}:{self.port}"
-        command = ["serve", place, "--data", str(self._directory / "data"), "--quiet"]
-        command += self._options
-        self._process = start_program(command, self._log)
-        with first_lines(self._process) as lines:
-            self._read_until_ready(lines)
+    @contextmanager
+    def started(
+        self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+    ) -> Iterator[IO[str]]:
+        """Start it and yield what it prints; its errors go to the end of `log`.
+
+        It is killed if the block takes longer than a start may take.
+        """
+        assert self._process is None, f"{command} runs already"
+        with log.open("ab") as errors:
+            self._process = subprocess.Popen(  # noqa: S603 - our own command
+                [sys.executable, "-c", _ENTRY, *command],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                # Ctrl-C is for the drill, which ends its programs itself.
+                start_new_session=True,
+            )
+        assert self._process.stdout is not None
+        limit = threading.Timer(START_LIMIT_S, self._process.kill)
+        limit.start()
+        try:
+            yield self._process.stdout
+        finally:
+            limit.cancel()
 
     def kill(self) -> None:
         """SIGKILL: no goodbye to clients, nothing more to disk."""
-        if self._process is not None:
-            self._process.kill()
-            self._reap()
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
 
     def stop(self) -> None:
         """End it in any case: SIGTERM first, SIGKILL if it does not end."""
-        if self._process is None:
-            return
-        self._process.terminate()
-        try:
-            self._process.wait(STOP_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-        self._reap()
+        if self._process is not None:
+            self._process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(STOP_LIMIT_S)
+            self.kill()
+
+
+class NamespaceProcess(Program):
+    """`twinbus serve` for one namespace; started again it has the same port and the same data."""
+
+    def __init__(self, name: str, directory: Path, views: Path, like: str | None = None) -> None:
+        super().__init__()
+        self.name = name
+        self.connection_string = ""
+        self.port = 0
+        self._directory = directory
+        self._log = directory / "stderr.log"
+        self._options = ["--ledger", str(views), *(["--like", like] if like else [])]
+
+    def start(self) -> None:
+        """Run it; returns when it takes connections. Blocks for about a second."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        place = f"{self.name}:{self.port}"
+        command = ["serve", place, "--data", str(self._directory / "data"), "--quiet"]
+        with self.started([*command, *self._options], self._log) as lines:
+            self._read_until_ready(lines)
 
     def _read_until_ready(self, output: IO[str]) -> None:
         for line in output:
@@ -114,18 +146,11 @@ class NamespaceProcess:
                 self.port = int(rest.partition("sb://")[2].partition(";")[0].rpartition(":")[2])
             if line.startswith("ready"):
                 return
-        self._reap()
+        self.kill()
         said = self._log.read_text(errors="replace").strip().splitlines()
         raise DrillError(
             f"the namespace {self.name} did not start: {said[-1] if said else 'it said nothing'}"
         )
-
-    def _reap(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
 
 
 class World:
@@ -180,32 +205,3 @@ async def create_entities(connection_string: str) -> None:
 def administration(connection_string: str) -> ServiceBusAdministrationClient:
     """The SDK's administration client of a namespace of the drill."""
     return administration_client(Namespace.from_connection_string(connection_string))
-
-
-def start_program(
-    command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
-) -> subprocess.Popen[str]:
-    """Start a command of `twinbus`; its errors go to the end of `log`."""
-    with log.open("ab") as errors:
-        return subprocess.Popen(  # noqa: S603 - our own command
-            [sys.executable, "-c", _ENTRY, *command],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            # Ctrl-C is for the drill, which ends its programs itself.
-            start_new_session=True,
-        )
-
-
-@contextmanager
-def first_lines(process: subprocess.Popen[str]) -> Iterator[IO[str]]:
-    """What the program prints; it is killed if the block takes longer than a start may take."""
-    assert process.stdout is not None
-    limit = threading.Timer(START_LIMIT_S, process.kill)
-    limit.start()
-    try:
-        yield process.stdout
-    finally:
-        limit.cancel()

@@ -23,7 +23,6 @@ from uvicorn.server import ServerState
 from twinbus import __version__
 from twinbus.broker.access import Admission, ConnectionLimits
 from twinbus.broker.http import HttpConnection
-from twinbus.broker.port_access import server_context
 from twinbus.client.peeked_message import PeekedMessage
 from twinbus.console.backlog.dead_letter_commands import text_of_body
 from twinbus.console.backlog.queue_contents import (
@@ -33,7 +32,7 @@ from twinbus.console.backlog.queue_contents import (
     with_ages,
 )
 from twinbus.console.namespaces import administration
-from twinbus.console.options import PageOptions, secret_in
+from twinbus.console.options import PageOptions, secret_in, tls_of
 from twinbus.console.output import WrongUse
 from twinbus.console.page.cost import PageCost
 from twinbus.console.prices import book_of
@@ -72,7 +71,7 @@ class PageError(TwinbusError):
 def run(given: PageOptions) -> int:
     """Serve the page until SIGTERM or Ctrl-C; return the exit status."""
     is_local = is_loopback(given.host)
-    tls = _tls(given.tls_cert, given.tls_key)
+    tls = tls_of(given.tls_cert, given.tls_key)
     if not is_local and (tls is None or given.operator_token_file is None):
         raise WrongUse(
             f"--host {given.host} is beyond loopback: give --tls-cert, --tls-key and"
@@ -128,9 +127,9 @@ async def _serve(
     if given.primary and given.secondary:
         primary, second = given.both
         drains = Drains(primary.endpoint, second.endpoint, jobs)
-    actions = Actions(live, secondary, ledger, drains, proof, given.read_only)
+    actions = Actions(live, hosts, secondary, ledger, drains, proof, is_read_only=given.read_only)
     cost = None if directory is None else PageCost(directory, book_of(given.prices)).document
-    documents = PageDocuments(actions, directory, cost)
+    documents = PageDocuments(live, actions, secondary, directory, proof, cost)
     server = _Server(_config(application(access, live, documents, __version__), tls))
     loop = asyncio.get_running_loop()
 
@@ -156,15 +155,8 @@ async def _serve(
 
 def _command_environment(given: PageOptions) -> dict[str, str]:
     """Return the variables of a command about the same namespaces; secrets are not on its line."""
-    values = {
-        "TWINBUS_PRIMARY": given.primary,
-        "TWINBUS_SECONDARY": given.secondary,
-        "TWINBUS_CREDENTIAL": given.credential,
-        "TWINBUS_TRANSPORT": given.transport,
-        "TWINBUS_PROXY": given.proxy,
-        "TWINBUS_ENDPOINT": given.endpoint,
-        "TWINBUS_LEDGER": given.ledger,
-    }
+    keys = ("primary", "secondary", "credential", "transport", "proxy", "endpoint", "ledger")
+    values = {f"TWINBUS_{key.upper()}": getattr(given, key) for key in keys}
     return {name: value for name, value in values.items() if value}
 
 
@@ -244,14 +236,6 @@ def _token(file: Path | None) -> str | None:
             f"the token in {file} must be one line of {TOKEN_LENGTH_MIN} characters or more"
         )
     return token
-
-
-def _tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    if certificate is None and key is None:
-        return None
-    if certificate is None or key is None:
-        raise WrongUse("TLS needs both --tls-cert FILE and --tls-key FILE; give the other one too")
-    return server_context(certificate, key)
 
 
 def _peers(urls: list[str]) -> list[PeerAddress]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from twinbus.console.declaration import command, command_group, setting
 from twinbus.console.options import (
@@ -12,9 +12,8 @@ from twinbus.console.options import (
     SettlementOption,
     counting_rule,
 )
-from twinbus.console.output import WrongUse
 from twinbus.console.prices import book_of
-from twinbus.cost.arithmetic import QuantityError, parse_duration
+from twinbus.cost.arithmetic import parse_duration
 from twinbus.servicebus.names import DETECTION_MAX_S
 
 if TYPE_CHECKING:
@@ -30,6 +29,7 @@ PeekOption = Annotated[
         " changes nothing. `none`: do not peek.",
     ),
 ]
+DETECTION_WINDOW: Final = "10min"
 DetectionOption = Annotated[str, setting("detection-window")]
 
 
@@ -69,7 +69,7 @@ def conservation(
     given: ReportOptions,
     reach: AccessOptions,
     peek: PeekOption = None,
-    detection_window: DetectionOption = "10min",
+    detection_window: DetectionOption = DETECTION_WINDOW,
 ) -> int:
     """Prove that no message is lost, or name those that are.
 
@@ -77,8 +77,12 @@ def conservation(
     unknown: without a peek into the backlog queues, a diverted message without a later record may
     wait there or be lost.
     """
-    peeked = _secondary(peek, reach)
-    return _run(given, "conservation", secondary=peeked, detection_s=_seconds(detection_window))
+    return _run(
+        given,
+        "conservation",
+        secondary=_secondary(peek, reach),
+        detection_window=detection_window,
+    )
 
 
 @command(
@@ -104,7 +108,7 @@ def all_reports(
     given: ReportOptions,
     reach: AccessOptions,
     peek: PeekOption = None,
-    detection_window: DetectionOption = "10min",
+    detection_window: DetectionOption = DETECTION_WINDOW,
     prices: PricesOption = None,
     settlement: SettlementOption = "free",
 ) -> int:
@@ -113,25 +117,21 @@ def all_reports(
         given,
         *("conservation", "availability", "charges", "reconciliation"),
         secondary=_secondary(peek, reach),
-        detection_s=_seconds(detection_window),
+        detection_window=detection_window,
         book=book_of(prices),
         rule=counting_rule(settlement),
     )
 
 
-def _run(given: ReportOptions, *kinds: str, **more: Any) -> int:
+def _run(
+    given: ReportOptions, *kinds: str, detection_window: str = DETECTION_WINDOW, **more: Any
+) -> int:
     from twinbus.console.report.making import NeededFacts, run
 
-    return run(given, kinds, NeededFacts(**more))
+    # Service Bus has no longer window.
+    window_s = parse_duration(detection_window, "--detection-window", most=DETECTION_MAX_S)
+    return run(given, kinds, NeededFacts(detection_s=int(window_s), **more))
 
 
 def _secondary(peek: str | None, reach: AccessOptions) -> Namespace | None:
     return None if peek in {None, "", "none"} else reach.side(peek, "secondary")
-
-
-def _seconds(text: str) -> int:
-    """The duplicate detection window; WrongUse if Service Bus has no such window."""
-    try:
-        return int(parse_duration(text, "--detection-window", most=DETECTION_MAX_S))
-    except QuantityError as error:
-        raise WrongUse(str(error)) from None

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from twinbus.console import ATTENTION, COULD_NOT
-from twinbus.console.output import Output, WrongUse, aligned, paint, show, table_lines
+from twinbus.console.output import Output, WrongUse, aligned, dim_headed, paint, show
 from twinbus.control.protocol import HostCard
 from twinbus.control.sockets import RunningHost, SilentHost, ask, find, socket_directories
 from twinbus.errors import ControlError
@@ -97,8 +97,7 @@ def _entity_table(entities: Sequence[EntityStatus], *, show_all: bool) -> list[s
     left_out = {id(entity) for entity in healthy[len(healthy) - hidden :]}
     shown = [entity for entity in entities if id(entity) not in left_out]
     columns = ("ENTITY", "STATE", "FOR", ">SENT", ">DIVERTED", ">RAISED", "REASON")
-    heading, *rows = table_lines(columns, map(_entity_row, shown))
-    lines = [paint(heading, "dim"), *rows]
+    lines = dim_headed(columns, map(_entity_row, shown))
     if hidden:
         lines.append(f"and {hidden:,} more healthy entities; --all lists them")
     return [*lines, *_last_errors(shown)]
