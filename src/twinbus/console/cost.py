@@ -169,7 +169,9 @@ def _workload(given: EstimateOptions) -> Workload:
     """Return the options as numbers; WrongUse names the option that is not valid."""
     from twinbus.cost.estimate import Workload
 
-    tier, rule = _tier(given.tier), counting_rule(given.settlement)
+    tier = given.tier.strip().lower()
+    if tier not in tuple(ServiceTier):
+        raise WrongUse(f"--tier must be {' or '.join(ServiceTier)}; got {given.tier!r:.60}")
     require_messaging_units(given.messaging_units)
     if given.connections is not None and given.connections > CONNECTIONS_MAX:
         raise WrongUse(f"--connections must be at most {CONNECTIONS_MAX:,}")
@@ -189,21 +191,14 @@ def _workload(given: EstimateOptions) -> Workload:
             poll_s=parse_duration(given.poll, "--poll", least=1, most=SYPHON_POLL_MAX_S),
             outages_per_year=parse_frequency(given.outages, "--outages"),
             outage_s=parse_duration(given.outage_length, "--outage-length"),
-            tier=tier,
-            rule=rule,
+            tier=ServiceTier(tier),
+            rule=counting_rule(given.settlement),
             messaging_units=given.messaging_units,
             connections=given.connections,
         )
     except QuantityError as error:
         # A parser knows the option's name; the workload names its field, which is called the same.
         raise WrongUse(f"--{str(error).removeprefix('--')}") from None
-
-
-def _tier(text: str) -> ServiceTier:
-    word = text.strip().lower()
-    if word not in tuple(ServiceTier):
-        raise WrongUse(f"--tier must be {' or '.join(ServiceTier)}; got {text!r:.60}")
-    return ServiceTier(word)
 
 
 def _lines(

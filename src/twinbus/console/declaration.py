@@ -212,7 +212,9 @@ class PairDefaults(dict[str, Any]):
         name = self._context.params.get("pair")
         if name is not None:
             return self._named(name)
-        if not self._is_about_pair or self._named_by(is_argument_too=True):
+        # A command that needs no pair reads the file only with --pair.
+        needs_pair = any(KEYS[key].is_side or key == "ledger" for key in self._keys.values())
+        if not needs_pair or self._named_by(is_argument_too=True):
             return None
         file = _read(self._context.params.get("config"))
         if file is None or len(file.pairs) != 1:
@@ -220,11 +222,6 @@ class PairDefaults(dict[str, Any]):
         (pair,) = file.pairs.values()
         print(f"twinbus: using pair {pair.name} of {file.path}", file=sys.stderr)
         return pair
-
-    @property
-    def _is_about_pair(self) -> bool:
-        """Whether the command needs a pair; one that does not reads the file only with --pair."""
-        return any(KEYS[key].is_side or key == "ledger" for key in self._keys.values())
 
     def _named(self, name: str) -> ConfiguredPair | None:
         config = self._context.params.get("config")

@@ -164,14 +164,15 @@ def table_lines(
 ) -> list[str]:
     """Return headings and rows with aligned columns; a name with > in front is right-aligned.
 
-    A table that is wider than `width`, by default the terminal's, wraps its last column between
-    words; where that leaves no room, each row becomes a paragraph.
+    A table that is wider than `width`, by default the terminal's without an indent, wraps its last
+    column between words; where that leaves no room, each row becomes a paragraph.
     """
     right = {index for index, column in enumerate(columns) if column.startswith(">")}
     headings = [column.lstrip(">") for column in columns]
     cells = [headings, *([cell(value) for value in row] for row in rows)]
     lines = aligned(cells, right=right)
-    width = _terminal_width() if width is None else width
+    if width is None and sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns - len(GAP)
     if width is None or max(map(len, lines)) <= width:
         return lines
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -212,11 +213,6 @@ def _paragraph(headings: Sequence[str], row: Sequence[str], width: int) -> list[
 def _wrapped(text: str, width: int) -> list[str]:
     """Return the text in lines of this width; a word that is longer is left whole."""
     return wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
-
-
-def _terminal_width() -> int | None:
-    """Return the columns of the terminal without an indent; None: stdout is a file or a pipe."""
-    return shutil.get_terminal_size().columns - len(GAP) if sys.stdout.isatty() else None
 
 
 def cell(value: object) -> str:

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from twinbus.console.cost import PlanOptions, PlanOutput
 from twinbus.console.options import counting_rule, require_messaging_units
-from twinbus.console.output import LiveLine, WrongUse, money, print_json
+from twinbus.console.output import LiveLine, WrongUse, money
 from twinbus.console.prices import book_of
 from twinbus.console.sheet import BarRow, Bars, Sheet, Table, page_of, sections, text_of
 from twinbus.cost.arithmetic import KB, parse_duration, parse_rate, parse_size
@@ -36,8 +36,6 @@ from twinbus.planning.question import (
 )
 from twinbus.planning.simulation import simulate
 from twinbus.wording import counted, duration
-
-T = TypeVar("T")
 
 MESSAGE_MAX_BYTES: Final = 256 * KB
 """Of a Standard namespace, which is what a pair is priced as."""
@@ -68,11 +66,8 @@ def run(
     )
     warnings = [*plan.warnings, *book.warnings(datetime.now(UTC).date())]
     if output == "json":
-        document = {**plan.as_json(), "warnings": warnings}
-        if to is None:
-            print_json(document)
-            return 0
-        text = json.dumps(document, indent=2) + "\n"
+        indent = None if to is None and not sys.stdout.isatty() else 2
+        text = json.dumps({**plan.as_json(), "warnings": warnings}, indent=indent) + "\n"
     elif output == "html":
         text = page_of(plan_sheet(plan, warnings))
     else:
@@ -132,9 +127,9 @@ def _read(given: PlanOptions) -> tuple[PlanQuestion, PlanLimits]:
         traffic=traffic,
         patterns=tuple(parse_pattern(pattern, given.sigma) for pattern in given.outages),
         settings=grid(
-            _each("--failover-interval", given.failover_interval, _seconds),
-            _each("--ping-interval", given.ping_interval, _seconds),
-            _each("--queues", given.queues, _count),
+            _times(given.failover_interval, "--failover-interval"),
+            _times(given.ping_interval, "--ping-interval"),
+            [_count(part) for part in given.queues.split(",")],
         ),
         queue_bytes=parse_size(given.backlog_size, "--backlog-size", most=QUEUE_MAX_BYTES),
         drain_per_s=limit_per_s - (traffic.rate_per_s if given.shared_limit else 0.0),
@@ -176,17 +171,15 @@ def default_patience_s(attempt_s: float) -> float:
     return waits + (RETRIES_MIN + 1) * attempt_s
 
 
-def _each(name: str, text: str, one: Callable[[str, str], T]) -> list[T]:
-    return [one(part, name) for part in text.split(",")]
+def _times(text: str, name: str) -> list[float]:
+    return [float(parse_duration(part, name)) for part in text.split(",")]
 
 
-def _seconds(text: str, name: str) -> float:
-    return float(parse_duration(text, name))
-
-
-def _count(text: str, name: str) -> int:
+def _count(text: str) -> int:
     if not (text.strip().isascii() and text.strip().isdigit() and len(text) < 10):
-        raise WrongUse(f"{name} must be whole numbers with commas between, like 5,10; got {text!r}")
+        raise WrongUse(
+            f"--queues must be whole numbers with commas between, like 5,10; got {text!r}"
+        )
     return int(text)
 
 
@@ -194,10 +187,6 @@ HEADINGS: Final = (
     *("failover", "ping", "queues", "raised a year", "backlog full", "diverted"),
     *("drain 50 %", "drain 95 %", "pings", "polls", "added a year"),
 )
-
-
-_Bar = tuple[str, float, str]
-"""Name, amount and label."""
 
 
 def plan_sheet(plan: Plan, warnings: Sequence[str]) -> Sheet:

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from twinbus.client.peeked_message import PeekedMessage
 from twinbus.console import ATTENTION
@@ -81,7 +81,12 @@ async def replay_letters(
     """Replay dead letters; return ATTENTION if some remain or the filter matched none, else 0."""
     endpoint = endpoint_of(selection.secondary)
     result = await replay(endpoint, await selection.paths(), wanted, force=force)
-    show(output, _replay_document(result), _replay_lines(result))
+    document = {
+        "replayed": [letter.summary() for letter in result.replayed],
+        "refused": [letter.summary() for letter in result.refused],
+        "missed": [{**letter.summary(), "why": why} for letter, why in result.missed],
+    }
+    show(output, document, _replay_lines(result))
     is_everything = wanted == DeadLetterFilter() and selection.queue is None
     is_none = not result.replayed and not is_everything
     return ATTENTION if result.refused or result.missed or is_none else 0
@@ -158,14 +163,6 @@ def _lines(found: list[PeekedMessage], count: int, *, more: bool) -> list[str]:
     limit = f"; --max {count} was reached, there are more" if more else ""
     columns = ("QUEUE", ">NUMBER", "FOR", "MESSAGE ID", "DIVERTED AT", ">REPLAYS", "REASON")
     return [*table_lines(columns, rows), "", f"{counted(len(found), 'dead letter')}{limit}"]
-
-
-def _replay_document(result: Replayed) -> dict[str, Any]:
-    return {
-        "replayed": [letter.summary() for letter in result.replayed],
-        "refused": [letter.summary() for letter in result.refused],
-        "missed": [{**letter.summary(), "why": why} for letter, why in result.missed],
-    }
 
 
 def _replay_lines(result: Replayed) -> list[str]:

@@ -69,17 +69,6 @@ async def run(
     return COULD_NOT if any(f.level is Level.FAIL for f in findings) else 0
 
 
-async def _trials(pair: ExaminedPair, scratch: Scratch) -> list[Finding]:
-    found = await asyncio.gather(try_ping(pair, scratch), try_round_trip(pair, scratch))
-    return [finding for findings in found for finding in findings]
-
-
-def _not_tried(pair: ExaminedPair) -> Finding:
-    (role,) = pair.unsound
-    text = f"message size, ping, there and back: they need the {role} too"
-    return Finding("not checked", Level.SKIP, text, "run the doctor again when it answers")
-
-
 async def _examine(
     pair: ExaminedPair, line: LiveLine, take: Callable[[Iterable[Finding]], None]
 ) -> None:
@@ -120,10 +109,16 @@ async def _examine(
             if "secondary" in pair.sound:
                 await ask("checking backlog queues", check_queues(pair))
             if pair.unsound:
-                take([_not_tried(pair)])
+                (role,) = pair.unsound
+                text = f"message size, ping, there and back: they need the {role} too"
+                do = "run the doctor again when it answers"
+                take([Finding("not checked", Level.SKIP, text, do)])
             else:
                 await ask("comparing limits", check_limits(pair))
-                await ask("sending scratch messages", _trials(pair, scratch))
+                line.say("sending scratch messages")
+                trials = try_ping(pair, scratch), try_round_trip(pair, scratch)
+                for found in await asyncio.gather(*trials):
+                    take(found)
             line.say("deleting scratch entities")
     finally:
         do = "it goes by itself in 5 min"

@@ -17,10 +17,10 @@ from twinbus.console import COULD_NOT
 from twinbus.console.declaration import runs_to_its_end
 from twinbus.console.drill.phases import Drill
 from twinbus.console.drill.progress import DrillPage, DrillScreen
-from twinbus.console.drill.result import DrillPlan, DrillResult
+from twinbus.console.drill.result import DrillPlan
 from twinbus.console.drill.sheet import drill_sheet
 from twinbus.console.drill.world import DrillError, World
-from twinbus.console.output import Output
+from twinbus.console.output import Output, show
 from twinbus.console.sheet import page_of, text_of
 from twinbus.console.spark_thread import SparkThread, require_spark
 
@@ -44,14 +44,18 @@ async def run(
                 result = await drill.run()
             except BaseException as error:
                 raise _reason(error) from error
-        _write(result, directory)
-        _print(result, output)
+        document, sheet = result.as_json(), drill_sheet(result)
+        (directory / "drill.json").write_text(json.dumps(document, indent=2) + "\n")
+        (directory / "report.html").write_text(page_of(sheet))
+        show(output, document, [f"\n{text_of(sheet)}"])
         if page is not None:
-            page.prove(result, drill_sheet(result).headline)
+            page.prove(result, sheet.headline)
             await _until_closed(page)
         await asyncio.to_thread(world.keep_ledger, directory / "ledger")
     if output is Output.TEXT:
-        _print_places(directory)
+        ledger = shlex.quote(str(directory / "ledger"))
+        print(f"report: {directory / 'report.html'}, with drill.json and drill.log")
+        print(f"ledger: more with, for example, twinbus report reconciliation {ledger}")
     return 0 if result.passed else COULD_NOT
 
 
@@ -93,21 +97,3 @@ def _log_to(path: Path) -> None:
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(message)s"))
     logging.getLogger().addHandler(handler)
     logging.getLogger("twinbus").setLevel(logging.INFO)
-
-
-def _write(result: DrillResult, directory: Path) -> None:
-    (directory / "drill.json").write_text(json.dumps(result.as_json(), indent=2) + "\n")
-    (directory / "report.html").write_text(page_of(drill_sheet(result)))
-
-
-def _print(result: DrillResult, output: Output) -> None:
-    if output is Output.JSON:
-        print(json.dumps(result.as_json()), flush=True)
-    else:
-        print(f"\n{text_of(drill_sheet(result))}", flush=True)
-
-
-def _print_places(directory: Path) -> None:
-    ledger = shlex.quote(str(directory / "ledger"))
-    print(f"report: {directory / 'report.html'}, with drill.json and drill.log")
-    print(f"ledger: more with, for example, twinbus report reconciliation {ledger}")

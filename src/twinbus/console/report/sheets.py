@@ -42,6 +42,8 @@ FATE_WORDS: Final = {
 }
 """The fates of an accepted message, from the best to the worst known."""
 
+NO_VIEW: Final = "the embedded broker writes its view with: twinbus serve ... --ledger DIR"
+
 IDS_IN_LINE: Final = 5
 """Ids that stand in a sentence; the table has more."""
 
@@ -230,7 +232,7 @@ def reconciliation_sheet(report: ReconciliationReport) -> Sheet:
         title="reconciliation report",
         headline=_agreement_headline(report),
         verdict=report.verdict,
-        lines=tuple(_agreement_lines(report)),
+        lines=() if report.broker_records else (NO_VIEW,),
         tiles=tuple(_agreement_tiles(report)),
         tables=tuple(_agreement_tables(report)),
         sections=closing_sections(report),
@@ -257,11 +259,6 @@ def _agreement_headline(report: ReconciliationReport) -> str:
         f"both views agree on {counted(both, 'operation')}; the broker counts {more:,} more ({of}),"
         " explained below"
     )
-
-
-def _agreement_lines(report: ReconciliationReport) -> Iterator[str]:
-    if not report.broker_records:
-        yield "the embedded broker writes its view with: twinbus serve ... --ledger DIR"
 
 
 def _agreement_tiles(report: ReconciliationReport) -> Iterator[Tile]:

@@ -90,7 +90,8 @@ class SyphonProgram:
             while not stop.is_set():
                 if self._search.is_due():
                     await self._find()
-                self._report_obstacles()
+                for event, text in self._obstacles.observe(self._group.status(), time.monotonic()):
+                    self._say(event, text)
                 if self._metrics is not None:
                     self._metrics.observe()
                 with contextlib.suppress(TimeoutError):
@@ -161,10 +162,6 @@ class SyphonProgram:
         if request.lease:
             parts.append("each queue under its lease")
         return ", ".join(parts)
-
-    def _report_obstacles(self) -> None:
-        for event, text in self._obstacles.observe(self._group.status(), time.monotonic()):
-            self._say(event, text)
 
     def _say(self, event: str, text: str, **facts: Any) -> None:
         line = f"{datetime.now().astimezone():%H:%M:%S}  {visible(text)}"

@@ -170,9 +170,12 @@ def screen(
     pairs: Sequence[ShownPair], now: float, *, width: int, height: int | None, hint: str = ""
 ) -> RenderableType:
     """Return what to show; without a height every row is shown."""
-    ordered = sorted(pairs, key=_urgency)
+    ordered = sorted(
+        pairs, key=lambda one: (LEVELS.index(one.level), one.safe is not False, one.name, one.pid)
+    )
     entities = sorted(
-        ((pair, entity) for pair in ordered for entity in _entities(pair)), key=_entity_urgency
+        ((pair, one) for pair in ordered if pair.state != "gone" for one in pair.entities),
+        key=_urgency,
     )
     troubles = _troubles(ordered)
     pairs_max = entities_max = None
@@ -314,15 +317,7 @@ def _more(count: int, shown: int | None, noun: str) -> list[Text]:
     return [Text(f"and {left:,} more {noun}", "dim")] if left > 0 else []
 
 
-def _entities(pair: ShownPair) -> list[ShownEntity]:
-    return [] if pair.state == "gone" else pair.entities
-
-
-def _urgency(pair: ShownPair) -> tuple[object, ...]:
-    return LEVELS.index(pair.level), pair.safe is not False, pair.name, pair.pid
-
-
-def _entity_urgency(one: tuple[ShownPair, ShownEntity]) -> tuple[object, ...]:
+def _urgency(one: tuple[ShownPair, ShownEntity]) -> tuple[object, ...]:
     pair, entity = one
     is_held = entity.forced or entity.frozen
     return rank(entity.states), not is_held, entity.path.lower(), pair.name, pair.pid
