@@ -12,7 +12,7 @@ import typer
 
 from twinbus import __version__
 from twinbus.console import COULD_NOT, USAGE_ERROR
-from twinbus.console.backlog.cli import app as backlog_app
+from twinbus.console.backlog.commands import app as backlog_app
 from twinbus.console.commands import app as commands_app
 from twinbus.console.config import app as config_app
 from twinbus.console.cost import app as cost_app

@@ -20,7 +20,7 @@ from twinbus.settings.keys import EMBEDDED
 if TYPE_CHECKING:
     import ssl
 
-    from twinbus.console.backlog.commands import QueueSelection
+    from twinbus.console.backlog.queue_contents import QueueSelection
     from twinbus.namespace.access import NamespaceAccess
     from twinbus.namespace.namespace import Namespace
     from twinbus.pipeline.reports.documents import ReportRequest
@@ -259,7 +259,7 @@ class SidesOptions(AccessOptions, _SideTexts):
 
     def selection(self, queue: str | None) -> QueueSelection:
         """Return the backlog queues of --queue, all of them if it is None."""
-        from twinbus.console.backlog.commands import QueueSelection
+        from twinbus.console.backlog.queue_contents import QueueSelection
 
         return QueueSelection(self.secondary_side, self.given_label, queue)
 

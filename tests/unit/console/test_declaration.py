@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,9 @@ from typer.main import get_command
 from tests.unit.console.commands import run
 from tests.unit.console.test_help import commands
 from twinbus.console import ledger, servers
-from twinbus.console.backlog import commands as backlog
 from twinbus.console.cli import app
 from twinbus.console.doctor import commands as doctor
+from twinbus.console.options import SidesOptions
 from twinbus.console.page import commands as page
 from twinbus.console.report import making as report
 from twinbus.console.syphon import run as syphon_run
@@ -52,6 +54,27 @@ def path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return found
 
 
+def replace_command(
+    monkeypatch: pytest.MonkeyPatch, calls: list[tuple[Any, ...]], *words: str
+) -> None:
+    """Put what takes the values of its sides and its queues in the place of a command."""
+    of: Any = app
+    for word in words[:-1]:
+        groups = {group.name: group.typer_instance for group in of.registered_groups}
+        of = groups[word]
+    info = next(
+        one for one in of.registered_commands if words[-1] in (one.name, one.callback.__name__)
+    )
+
+    @wraps(info.callback)
+    def take(**given: Any) -> None:
+        sides = SidesOptions(**{field.name: given[field.name] for field in fields(SidesOptions)})
+        assert sides.secondary_side.label
+        calls.append((sides, given.get("queues")))
+
+    monkeypatch.setattr(info, "callback", take)
+
+
 @pytest.fixture
 def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """What the commands were called with, in place of their work."""
@@ -62,7 +85,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         return 0
 
     for module, name in (
-        *((backlog, "list_queues"), (backlog, "create"), (report, "run")),
+        (report, "run"),
         *(
             (doctor, "run"),
             (page, "run"),
@@ -74,6 +97,8 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         ),
     ):
         monkeypatch.setattr(module, name, take)
+    for words in (("backlog", "list"), ("backlog", "create"), ("backlog", "dead-letters", "list")):
+        replace_command(monkeypatch, calls, *words)
     # The ledger of the pair is not there.
     monkeypatch.setattr(ledger.TablesOptions, "require", lambda _: None)
     return calls
@@ -84,8 +109,8 @@ def test_a_named_pair_gives_the_values_of_a_command(
 ) -> None:
     path.write_text(EU + US)
     assert run(capsys, "backlog", "create", "--pair", "eu") == (0, "", "")
-    primary, secondary, queues, *_ = called.pop()
-    assert (primary.label, secondary.label, queues) == ("contoso", "contoso-dr", 7)
+    sides, queues = called.pop()
+    assert ([side.label for side in sides.both], queues) == (["contoso", "contoso-dr"], 7)
     assert run(capsys, "doctor", "--pair", "eu") == (0, "", "")
     pair, *_ = called.pop()
     asked = (pair.primary.label, pair.secondary.label, pair.count)
@@ -167,15 +192,15 @@ def test_an_option_precedes_the_environment_and_that_the_file(
     monkeypatch.setenv("TWINBUS_SECONDARY", KEY.replace("NAME", "of-environment"))
     ran = run(capsys, *create, "--queues", "3")
     assert ran.err == "twinbus: TWINBUS_SECONDARY overrides the secondary of pair eu\n"
-    primary, secondary, queues, *_ = called.pop()
-    assert (primary.label, secondary.label, queues) == ("contoso", "of-environment", 3)
+    sides, queues = called.pop()
+    assert ([side.label for side in sides.both], queues) == (["contoso", "of-environment"], 3)
     option = KEY.replace("NAME", "of-option")
     for words in (
         (*create, "--secondary", option),
         (*create[:2], "--secondary", option, *create[2:]),
     ):
         assert run(capsys, *words) == (0, "", "")
-        assert called.pop()[1].label == "of-option"
+        assert called.pop()[0].secondary_side.label == "of-option"
 
 
 def test_the_only_pair_is_used_where_nothing_else_names_namespaces_and_says_so(
@@ -186,7 +211,8 @@ def test_the_only_pair_is_used_where_nothing_else_names_namespaces_and_says_so(
 ) -> None:
     said = f"twinbus: using pair eu of {path}\n"
     assert run(capsys, "backlog", "list") == (0, "", said)
-    assert [called[0][0].label, called.pop()[1]] == ["contoso-dr", "contoso"]
+    sides, _ = called.pop()
+    assert [sides.secondary_side.label, sides.given_label] == ["contoso-dr", "contoso"]
     assert run(capsys, "report", "conservation") == (0, "", said)
     assert called.pop()[2].secondary.label == "contoso-dr"
     # A ledger or a namespace that is given belongs to another pair.
@@ -194,7 +220,8 @@ def test_the_only_pair_is_used_where_nothing_else_names_namespaces_and_says_so(
     assert called.pop()[2].secondary is None
     monkeypatch.setenv("TWINBUS_SECONDARY", KEY.replace("NAME", "other"))
     assert run(capsys, "backlog", "list") == (0, "", "")
-    assert [called[0][0].label, called.pop()[1]] == ["other", None]
+    sides, _ = called.pop()
+    assert [sides.secondary_side.label, sides.given_label] == ["other", None]
 
 
 def test_one_of_several_pairs_must_be_named(
@@ -223,10 +250,10 @@ def test_config_names_another_file_wherever_it_stands(
         ("--config", str(other), "--pair", "eu"),
     ):
         assert run(capsys, "backlog", "create", *words) == (0, "", "")
-        assert called.pop()[2] == 9
+        assert called.pop()[1] == 9
     monkeypatch.setenv("TWINBUS_CONFIG", str(other))
     assert run(capsys, "backlog", "create", "--pair", "eu").status == 0
-    assert called.pop()[2] == 9
+    assert called.pop()[1] == 9
 
 
 def test_a_file_in_the_working_directory_has_no_say(
@@ -305,23 +332,15 @@ def test_a_label_that_the_file_does_not_say_is_one_line(
 
 
 def test_dead_letters_without_a_command_takes_the_pair_too(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, path: Path
+    capsys: pytest.CaptureFixture[str], called: list[tuple[Any, ...]], path: Path
 ) -> None:
-    from twinbus.console.backlog import dead_letter_commands
-
-    taken = []
-
-    def take(selection: Any, *_: Any) -> int:
-        taken.append((selection.secondary.label, selection.label))
-        return 3
-
-    monkeypatch.setattr(dead_letter_commands, "list_letters", take)
     path.write_text(EU + US)
     for words in (("--pair", "eu"), ("list", "--pair", "eu")):
-        assert run(capsys, "backlog", "dead-letters", *words) == (3, "", "")
+        assert run(capsys, "backlog", "dead-letters", *words) == (0, "", "")
     path.write_text(EU)
     ran = run(capsys, "backlog", "dead-letters", "list")
     assert ran.err == f"twinbus: using pair eu of {path}\n"
+    taken = [(sides.secondary_side.label, sides.given_label) for sides, _ in called]
     assert taken == [("contoso-dr", "contoso")] * 3
 
 

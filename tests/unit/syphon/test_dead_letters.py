@@ -26,7 +26,7 @@ from twinbus.amqp.message import (
 )
 from twinbus.amqp.types import Described, Float32, Int, Symbol, Timestamp, ULong
 from twinbus.client.peeked_message import PeekedMessage, as_json, read_peeked
-from twinbus.console.backlog.dead_letter_commands import filter_of
+from twinbus.console.backlog.dead_letters import LettersOptions
 from twinbus.console.output import WrongUse
 from twinbus.syphon.replaying import DeadLetterFilter, for_replay
 from twinbus.transfer.sections import to_backlog_sections
@@ -185,12 +185,17 @@ def test_a_time_that_is_no_date_stays_a_number() -> None:
     assert as_json(Timestamp(2**62)) == str(2**62)
 
 
+def since_ms(text: str) -> int | None:
+    secondary = "Endpoint=sb://dr.servicebus.windows.net/;SharedAccessKeyName=a;SharedAccessKey=b"
+    return LettersOptions(secondary=secondary, since=text).selected()[1].since_ms
+
+
 def test_since_is_a_time_or_an_age() -> None:
-    assert filter_of(None, None, "1970-01-01T00:01").since_ms == 60_000
-    assert filter_of(None, None, "1970-01-01T01:00+01:00").since_ms == 0
+    assert since_ms("1970-01-01T00:01") == 60_000
+    assert since_ms("1970-01-01T01:00+01:00") == 0
     for minutes in ("90m", "90 min"):
-        since_ms = filter_of(None, None, minutes).since_ms
-        assert since_ms is not None
-        assert time.time() * 1000 - since_ms == pytest.approx(5_400_000, abs=60_000)
+        found_ms = since_ms(minutes)
+        assert found_ms is not None
+        assert time.time() * 1000 - found_ms == pytest.approx(5_400_000, abs=60_000)
     with pytest.raises(WrongUse, match="'soon'"):
-        filter_of(None, None, "soon")
+        since_ms("soon")

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from twinbus.console import ATTENTION, COULD_NOT
-from twinbus.console.backlog.queue_contents import (
-    QueueContents,
-    backlog_rows,
-    prunable,
-    queue_contents,
-    remove_if_empty,
-    with_ages,
-)
-from twinbus.console.declaration import runs_to_its_end
-from twinbus.console.namespaces import UnreachableError, administration, creating
+from twinbus.console.backlog.dead_letters import app as letters_app
+from twinbus.console.declaration import command, command_group, flag, option, setting
+from twinbus.console.options import SECRETS, EntityOption, QueueOption, QueuesOption, SidesOptions
 from twinbus.console.output import (
     LiveLine,
     Output,
+    OutputOption,
     WrongUse,
     aligned,
     print_json,
@@ -28,10 +22,15 @@ from twinbus.console.output import (
     table_lines,
 )
 from twinbus.errors import MissingRightError
-from twinbus.namespace.namespace import Namespace
-from twinbus.pairing.core.backlog import backlog_paths, lease_path, parse_backlog_path
-from twinbus.pairing.sdk.administration import Findings
+from twinbus.pairing.core.backlog import backlog_paths, lease_path
 from twinbus.wording import counted, duration, size, visible
+
+if TYPE_CHECKING:
+    from twinbus.console.backlog.queue_contents import QueueContents
+    from twinbus.pairing.sdk.administration import Findings
+
+app = command_group("Inspect, create and prune backlog queues.")
+app.add_typer(letters_app, name="dead-letters")
 
 CONFIRMATION: Final = "prune"
 
@@ -39,45 +38,17 @@ TEXT_LENGTH_MAX: Final = 40
 """Limit of an id or a session in a table; JSON has the whole text."""
 
 
-@dataclass(frozen=True, slots=True)
-class QueueSelection:
-    """The backlog queues that a command is about."""
+@command(app, "twinbus backlog list --output json", name="list", note=SECRETS)
+async def list_queues(sides: SidesOptions, output: OutputOption = Output.TEXT) -> int:
+    """Show each backlog queue: message counts, oldest age, drift.
 
-    secondary: Namespace
-    label: str | None
-    """None: every pair."""
-    queue: str | None
-    """An index or a path; None: all queues."""
+    Without a primary or a label it shows the backlog queues of every pair in the secondary. The
+    count of deferred messages is the total minus all other counts: Service Bus reports none.
+    """
+    from twinbus.console.backlog.queue_contents import queue_contents, with_ages
+    from twinbus.console.namespaces import administration
 
-    async def paths(self) -> list[str]:
-        """Return the paths of the queues; one that was given as a path is not checked."""
-        label, queue = self.label, self.queue
-        if queue is not None and not queue.isdecimal():
-            if parse_backlog_path(queue) is None:
-                raise WrongUse(
-                    f"{queue!r} is not a backlog queue: give an index like 3, or"
-                    " LABEL/x-servicebus-transfer/3"
-                )
-            return [queue]
-        if queue is not None and label is not None:
-            return [backlog_paths(label, int(queue) + 1)[-1]]
-        async with administration(self.secondary, "listing queues") as client:
-            found = [one for one in await queue_contents(client) if one.is_of(label)]
-        if queue is not None:
-            found = [one for one in found if one.index == int(queue)]
-        if not found:
-            which = "" if queue is None else f" {queue}"
-            whose = "" if label is None else f" of {label} (--label names another primary)"
-            raise UnreachableError(
-                f"there is no backlog queue{which}{whose} in {self.secondary.endpoint}; `twinbus"
-                " backlog list` shows all of them"
-            )
-        return [one.path for one in found]
-
-
-@runs_to_its_end
-async def list_queues(secondary: Namespace, label: str | None, output: Output) -> int:
-    """Print every backlog queue with its message counts; return the exit status."""
+    secondary, label = sides.secondary_side, sides.given_label
     with LiveLine() as line:
         line.say(f"listing the queues of {secondary.endpoint}")
         async with administration(secondary, "listing queues") as client:
@@ -95,11 +66,18 @@ async def list_queues(secondary: Namespace, label: str | None, output: Output) -
     return show(output, {"secondary": secondary.endpoint, "queues": documents}, lines)
 
 
-@runs_to_its_end
-async def peek_messages(
-    selection: QueueSelection, entity: str | None, count: int, output: Output
+@command(app, "twinbus backlog peek --queue 3 --entity orders --max 5")
+async def peek(
+    sides: SidesOptions,
+    queue: QueueOption = None,
+    entity: EntityOption = None,
+    count: Annotated[int, option("N", "Messages to show.", "--max", min=1, max=10_000)] = 20,
+    output: OutputOption = Output.TEXT,
 ) -> int:
-    """Print messages of the backlog; return the exit status."""
+    """Show backlog messages; nothing is locked or settled."""
+    from twinbus.console.backlog.queue_contents import backlog_rows
+
+    selection = sides.selection(queue)
     secondary = selection.secondary
     with LiveLine() as line:
         line.say(f"listing the queues of {secondary.endpoint}")
@@ -114,15 +92,33 @@ async def peek_messages(
     return show(output, {"secondary": secondary.endpoint, "messages": found}, lines)
 
 
-@runs_to_its_end
+@command(
+    app,
+    "twinbus backlog create --queues 10",
+    exit_status="0 all queues exist, 1 some could not be created, 3 some exist but are unsafe to"
+    " use.",
+)
 async def create(
-    primary: Namespace, secondary: Namespace, count: int, output: Output, *, strict: bool
+    sides: SidesOptions,
+    queues: QueuesOption = 10,
+    strict: Annotated[
+        bool,
+        setting(
+            "strict", "--strict/--no-strict", help="Also create the lease queue of strict order."
+        ),
+    ] = False,
+    output: OutputOption = Output.TEXT,
 ) -> int:
-    """Create the missing backlog queues of a pair; return the exit status.
+    """Create missing backlog queues.
 
-    `strict` also creates the lease queue, which `session_order="strict"` needs.
+    Applications with create_backlog_queues=False need this once. It never changes a queue that
+    exists.
     """
-    paths, lease = backlog_paths(primary.label, count), lease_path(primary.label)
+    from twinbus.console.namespaces import creating
+    from twinbus.pairing.sdk.administration import Findings
+
+    primary, secondary = sides.both
+    paths, lease = backlog_paths(primary.label, queues), lease_path(primary.label)
     findings = Findings()
     with LiveLine() as line:
         line.say(f"creating backlog queues in {secondary.endpoint}")
@@ -133,29 +129,47 @@ async def create(
                 await calls.ensure_lease_queue(lease)
     rows = [created_row(path, findings) for path in paths]
     rows += [(lease, "there", "for the leases of strict order")] if strict else []
-    queues = [dict(zip(("path", "state", "detail"), row, strict=True)) for row in rows]
+    made = [dict(zip(("path", "state", "detail"), row, strict=True)) for row in rows]
     lines = created_lines(rows, findings, secondary.endpoint)
-    show(output, {"secondary": secondary.endpoint, "queues": queues}, lines)
+    show(output, {"secondary": secondary.endpoint, "queues": made}, lines)
     if {*findings.usable, *findings.drained} != set(paths):
         return COULD_NOT
     return ATTENTION if findings.left_out else 0
 
 
-@runs_to_its_end
+@command(app, "twinbus backlog prune --queues 4 --dry-run")
 async def prune(
-    secondary: Namespace, label: str, count: int, output: Output, *, dry_run: bool, yes: bool
+    sides: SidesOptions,
+    queues: QueuesOption = 10,
+    dry_run: Annotated[bool, flag("--dry-run", "Only show what would be deleted.")] = False,
+    yes: Annotated[bool, flag("--yes", "Delete without asking.")] = False,
+    output: OutputOption = Output.TEXT,
 ) -> int:
-    """Delete empty backlog queues past the count, after showing them; return the exit status."""
+    """Delete empty backlog queues past the count, after asking.
+
+    A queue that holds any message or dead letter is kept. Sends to a queue are disabled before its
+    last check, so no message can arrive between the check and the deletion. If the command is
+    killed in between, the queue accepts no sends and `list` shows unsafe drift: set it to Active.
+    """
+    from twinbus.console.backlog.queue_contents import prunable, remove_if_empty
+    from twinbus.console.namespaces import administration
+
+    label = sides.given_label
+    if label is None:
+        raise WrongUse("whose backlog queues? Give --primary, TWINBUS_PRIMARY or --label")
+    if dry_run and yes:
+        raise WrongUse("--dry-run and --yes exclude each other: give one of them")
+    secondary = sides.secondary_side
     as_json = output is Output.JSON
     if as_json and not (dry_run or yes):
         raise WrongUse("--output json does not ask: add --dry-run, or --yes to delete")
     async with administration(secondary, "listing and deleting queues") as client:
         with LiveLine() as line:
             line.say(f"listing the queues of {secondary.endpoint}")
-            extra = await prunable(client, label, count)
+            extra = await prunable(client, label, queues)
         empty = [queue for queue in extra if queue.is_empty]
         if not as_json:
-            print("\n".join(prune_lines(extra, label, count)))
+            print("\n".join(prune_lines(extra, label, queues)))
         outcomes: dict[str, str] = {}
         if not dry_run and empty and (yes or _confirmed(len(empty))):
             with LiveLine() as line:
@@ -172,7 +186,7 @@ async def prune(
             {**_document(queue), "outcome": outcomes.get(queue.path, fate(queue))}
             for queue in extra
         ]
-        place = {"secondary": secondary.endpoint, "label": label, "count": count}
+        place = {"secondary": secondary.endpoint, "label": label, "count": queues}
         print_json({**place, "queues": documents})
     return COULD_NOT if any(one != "deleted" for one in outcomes.values()) else 0
 

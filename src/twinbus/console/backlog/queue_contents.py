@@ -16,12 +16,13 @@ from twinbus.client.connection import NamespaceConnection
 from twinbus.client.peeked_message import PeekedMessage, as_time
 from twinbus.client.peeking import NamespaceUnreachable, open_connection, peek
 from twinbus.client.request_node import RequestRefused
-from twinbus.console.namespaces import FORBIDDEN, UnreachableError
+from twinbus.console.namespaces import FORBIDDEN, UnreachableError, administration
+from twinbus.console.output import WrongUse
 from twinbus.errors import SyphonError
 from twinbus.namespace.access import endpoint_of
 from twinbus.namespace.namespace import Namespace
 from twinbus.namespace.tokens import refusal_error
-from twinbus.pairing.core.backlog import Drift, drift_of, parse_backlog_path
+from twinbus.pairing.core.backlog import Drift, backlog_paths, drift_of, parse_backlog_path
 from twinbus.pairing.sdk.administration import description_of
 from twinbus.servicebus.conditions import UNAUTHORIZED
 
@@ -74,6 +75,42 @@ async def queue_contents(client: ServiceBusAdministrationClient) -> list[QueueCo
         if label_and_index is not None and counts is not None:
             found.append(_contents(properties, *label_and_index, counts))
     return sorted(found, key=lambda queue: (queue.label.lower(), queue.index))
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSelection:
+    """The backlog queues that a command is about."""
+
+    secondary: Namespace
+    label: str | None
+    """None: every pair."""
+    queue: str | None
+    """An index or a path; None: all queues."""
+
+    async def paths(self) -> list[str]:
+        """Return the paths of the queues; one that was given as a path is not checked."""
+        label, queue = self.label, self.queue
+        if queue is not None and not queue.isdecimal():
+            if parse_backlog_path(queue) is None:
+                raise WrongUse(
+                    f"{queue!r} is not a backlog queue: give an index like 3, or"
+                    " LABEL/x-servicebus-transfer/3"
+                )
+            return [queue]
+        if queue is not None and label is not None:
+            return [backlog_paths(label, int(queue) + 1)[-1]]
+        async with administration(self.secondary, "listing queues") as client:
+            found = [one for one in await queue_contents(client) if one.is_of(label)]
+        if queue is not None:
+            found = [one for one in found if one.index == int(queue)]
+        if not found:
+            which = "" if queue is None else f" {queue}"
+            whose = "" if label is None else f" of {label} (--label names another primary)"
+            raise UnreachableError(
+                f"there is no backlog queue{which}{whose} in {self.secondary.endpoint}; `twinbus"
+                " backlog list` shows all of them"
+            )
+        return [one.path for one in found]
 
 
 async def prunable(

@@ -24,7 +24,7 @@ from twinbus import __version__
 from twinbus.broker.access import Admission, ConnectionLimits
 from twinbus.broker.http import HttpConnection
 from twinbus.client.peeked_message import PeekedMessage
-from twinbus.console.backlog.dead_letter_commands import text_of_body
+from twinbus.console.backlog.dead_letters import text_of_body
 from twinbus.console.backlog.queue_contents import (
     prunable,
     queue_contents,
@@ -127,9 +127,9 @@ async def _serve(
     if given.primary and given.secondary:
         primary, second = given.both
         drains = Drains(primary.endpoint, second.endpoint, jobs)
-    actions = Actions(live, hosts, secondary, ledger, drains, proof, is_read_only=given.read_only)
+    actions = Actions(live, secondary, ledger, drains, proof, given.read_only)
     cost = None if directory is None else PageCost(directory, book_of(given.prices)).document
-    documents = PageDocuments(live, actions, secondary, directory, proof, cost)
+    documents = PageDocuments(actions, directory, cost)
     server = _Server(_config(application(access, live, documents, __version__), tls))
     loop = asyncio.get_running_loop()
 

@@ -6,37 +6,62 @@ import json
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING, Annotated
 
-from twinbus.client.peeked_message import PeekedMessage
 from twinbus.console import ATTENTION
-from twinbus.console.backlog.commands import QueueSelection
-from twinbus.console.declaration import runs_to_its_end
-from twinbus.console.output import Output, aligned, show, table_lines
+from twinbus.console.declaration import argument, command, command_group, flag, option
+from twinbus.console.options import EntityOption, QueueOption, SidesOptions, SinceOption
+from twinbus.console.output import Output, OutputOption, WrongUse, aligned, show, table_lines
 from twinbus.console.times import window_of
 from twinbus.errors import SyphonError
 from twinbus.namespace.access import endpoint_of
-from twinbus.syphon.replaying import REPLAYS_MAX, DeadLetterFilter, Replayed, dead_letters, replay
 from twinbus.wording import counted, plain, visible
 
+if TYPE_CHECKING:
+    from twinbus.client.peeked_message import PeekedMessage
+    from twinbus.console.backlog.queue_contents import QueueSelection
+    from twinbus.syphon.replaying import DeadLetterFilter, Replayed
 
-@asynccontextmanager
-async def _letters(
-    selection: QueueSelection, wanted: DeadLetterFilter
-) -> AsyncIterator[AsyncGenerator[PeekedMessage, None]]:
-    """Yield the dead letters of the queues that match."""
-    found = dead_letters(endpoint_of(selection.secondary), await selection.paths(), wanted)
-    async with aclosing(found):
-        yield found
+app = command_group(
+    "List, show, replay and export dead letters.\n\nDead letters are messages that the syphon could"
+    " not deliver. Without a command: list.",
+    default="list",
+)
 
 
-@runs_to_its_end
+@dataclass(frozen=True, kw_only=True)
+class LettersOptions(SidesOptions):
+    """The options that select dead letters."""
+
+    queue: QueueOption = None
+    entity: EntityOption = None
+    reason: Annotated[str | None, option("REASON", "Only with this dead-letter reason.")] = None
+    since: SinceOption = None
+
+    def selected(self, number: int | None = None) -> tuple[QueueSelection, DeadLetterFilter]:
+        """Return the queues and the filter; WrongUse if an option is not valid."""
+        from twinbus.syphon.replaying import DeadLetterFilter
+
+        wanted = DeadLetterFilter(
+            path=self.entity,
+            reason=self.reason,
+            since_ms=window_of(self.since, None, datetime.now(UTC))[0],
+            sequence_number=number,
+        )
+        return self.selection(self.queue), wanted
+
+
+@command(app, "twinbus backlog dead-letters list --entity orders --since 2h", name="list")
 async def list_letters(
-    selection: QueueSelection, wanted: DeadLetterFilter, count: int, output: Output
+    given: LettersOptions,
+    count: Annotated[int, option("N", "Messages to show.", "--max", min=1, max=100_000)] = 20,
+    output: OutputOption = Output.TEXT,
 ) -> int:
-    """Print up to `count` dead letters; return the exit status."""
+    """List dead letters with their reasons; nothing is locked."""
+    selection, wanted = given.selected()
     found: list[PeekedMessage] = []
     more = False
     async with _letters(selection, wanted) as letters:
@@ -50,12 +75,18 @@ async def list_letters(
     return show(output, document, _lines(found, count, more=more))
 
 
-@runs_to_its_end
-async def show_letter(selection: QueueSelection, number: int, output: Output) -> int:
-    """Print one dead letter with all its properties; return the exit status."""
-    async with _letters(
-        selection, DeadLetterFilter(sequence_numbers=frozenset({number}))
-    ) as letters:
+@command(app, "twinbus backlog dead-letters show 3 4711", name="show")
+async def show_letter(
+    queue: Annotated[str, argument("QUEUE", "The queue's index or path.")],
+    number: Annotated[int, argument("NUMBER", "Sequence number.", min=1)],
+    sides: SidesOptions,
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """Show one dead letter with its body; nothing is locked."""
+    from twinbus.syphon.replaying import DeadLetterFilter
+
+    selection = sides.selection(queue)
+    async with _letters(selection, DeadLetterFilter(sequence_number=number)) as letters:
         letter = await anext(letters, None)
     if letter is None:
         raise SyphonError(
@@ -74,11 +105,32 @@ async def show_letter(selection: QueueSelection, number: int, output: Output) ->
     return show(output, document, [*aligned(rows), *body])
 
 
-@runs_to_its_end
+@command(
+    app,
+    "twinbus backlog dead-letters replay --reason DestinationNotFound",
+    name="replay",
+    exit_status="0 all selected dead letters are replayed, 3 some are not or none matches.",
+)
 async def replay_letters(
-    selection: QueueSelection, wanted: DeadLetterFilter, output: Output, *, force: bool
+    given: LettersOptions,
+    number: Annotated[int | None, option("N", "One sequence number only.", min=1)] = None,
+    everything: Annotated[bool, flag("--all", "Replay everything, without a filter.")] = False,
+    force: Annotated[
+        bool, flag("--force", "Also replay what came back after three replays.")
+    ] = False,
+    output: OutputOption = Output.TEXT,
 ) -> int:
-    """Replay dead letters; return ATTENTION if some remain or the filter matched none, else 0."""
+    """Return dead letters to their backlog queue for another try.
+
+    At-least-once: a copy with the same message id is stored before the dead letter is completed.
+    """
+    from twinbus.syphon.replaying import DeadLetterFilter, replay
+
+    if not (everything or given.queue or given.entity or given.reason or given.since or number):
+        raise WrongUse(
+            "which dead letters? Give --queue, --entity, --reason, --since, --number, or --all"
+        )
+    selection, wanted = given.selected(number)
     endpoint = endpoint_of(selection.secondary)
     result = await replay(endpoint, await selection.paths(), wanted, force=force)
     document = {
@@ -92,11 +144,13 @@ async def replay_letters(
     return ATTENTION if result.refused or result.missed or is_none else 0
 
 
-@runs_to_its_end
+@command(app, "twinbus backlog dead-letters export --to letters.jsonl", name="export")
 async def export_letters(
-    selection: QueueSelection, wanted: DeadLetterFilter, to: Path | None
+    given: LettersOptions,
+    to: Annotated[Path | None, option("FILE", "A new file. Unset: stdout.")] = None,
 ) -> int:
-    """Write dead letters as JSON Lines; return the exit status."""
+    """Write dead letters as JSON Lines, with bodies in base64."""
+    selection, wanted = given.selected()
     if to is None:
         await _write(selection, wanted, sys.stdout)
         return 0
@@ -110,16 +164,16 @@ async def export_letters(
     return 0
 
 
-def filter_of(
-    entity: str | None, reason: str | None, since: str | None, number: int | None = None
-) -> DeadLetterFilter:
-    """Return the filter of these options; WrongUse if `since` is no time."""
-    return DeadLetterFilter(
-        path=entity,
-        reason=reason,
-        since_ms=window_of(since, None, datetime.now(UTC))[0],
-        sequence_numbers=None if number is None else frozenset({number}),
-    )
+@asynccontextmanager
+async def _letters(
+    selection: QueueSelection, wanted: DeadLetterFilter
+) -> AsyncIterator[AsyncGenerator[PeekedMessage, None]]:
+    """Yield the dead letters of the queues that match."""
+    from twinbus.syphon.replaying import dead_letters
+
+    found = dead_letters(endpoint_of(selection.secondary), await selection.paths(), wanted)
+    async with aclosing(found):
+        yield found
 
 
 def text_of_body(body: bytes | None) -> str | None:
@@ -166,6 +220,8 @@ def _lines(found: list[PeekedMessage], count: int, *, more: bool) -> list[str]:
 
 
 def _replay_lines(result: Replayed) -> list[str]:
+    from twinbus.syphon.replaying import REPLAYS_MAX
+
     if not (result.replayed or result.refused or result.missed):
         return ["no dead letter matches, nothing was replayed; `dead-letters list` shows them all"]
     lines = []
