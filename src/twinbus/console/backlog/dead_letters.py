@@ -49,7 +49,7 @@ class LettersOptions(SidesOptions):
             path=self.entity,
             reason=self.reason,
             since_ms=window_of(self.since, None, datetime.now(UTC))[0],
-            sequence_number=number,
+            sequence_numbers=None if number is None else frozenset({number}),
         )
         return self.selection(self.queue), wanted
 
@@ -86,7 +86,8 @@ async def show_letter(
     from twinbus.syphon.replaying import DeadLetterFilter
 
     selection = sides.selection(queue)
-    async with _letters(selection, DeadLetterFilter(sequence_number=number)) as letters:
+    wanted = DeadLetterFilter(sequence_numbers=frozenset({number}))
+    async with _letters(selection, wanted) as letters:
         letter = await anext(letters, None)
     if letter is None:
         raise SyphonError(
