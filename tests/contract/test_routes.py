@@ -15,7 +15,7 @@ from tests.contract.http_proxy import TunnelProxy
 from tests.contract.pairs import bodies, drain, embedded, nothing_left, quick, until
 from twinbus import EmbeddedBroker, Namespace, pair_namespaces
 from twinbus.broker.sas import AcceptedToken
-from twinbus.client.administration import CountsUnavailable, counts_of, list_backlog_queues
+from twinbus.client.administration import NotAnswered, counts_of, list_backlog_queues
 from twinbus.client.connection import NamespaceConnection
 from twinbus.client.request_node import ConnectionLost
 from twinbus.namespace.access import Endpoint, NamespaceAccess, endpoint_of
@@ -163,7 +163,7 @@ async def test_a_proxy_that_refuses_is_named_in_one_line_without_its_login(
     endpoint = refused(broker, monkeypatch, wrong)
     with pytest.raises(ConnectionLost, match="the proxy answers 407") as caught:
         await NamespaceConnection(endpoint, lambda _: None).open()
-    with pytest.raises(CountsUnavailable, match="407") as counting:
+    with pytest.raises(NotAnswered, match="407") as counting:
         await counts_of(endpoint, "orders")
     for error in (caught.value, counting.value):
         assert "\n" not in str(error)

@@ -24,7 +24,7 @@ from tests.contract.pairs import quick
 from tests.end_to_end.identity_endpoint import SECRET, IdentityEndpoint
 from tests.processes import ENTRY, ServedBroker, run_twinbus
 from twinbus import Namespace, pair_namespaces
-from twinbus.client.administration import CountsUnavailable, QueueCounts, counts_of
+from twinbus.client.administration import NotAnswered, QueueCounts, counts_of
 from twinbus.namespace.access import NamespaceAccess, endpoint_of
 from twinbus.namespace.administration_client import administration_client
 
@@ -153,7 +153,7 @@ def until(condition: Callable[[], bool]) -> None:
     ends = time.monotonic() + PATIENCE_S
     while True:
         # A token of this machine may expire under way, as those of the commands.
-        with suppress(CountsUnavailable):
+        with suppress(NotAnswered):
             if condition():
                 return
         assert time.monotonic() < ends, "it did not come to be"

@@ -132,10 +132,6 @@ def host_header(endpoint: Endpoint) -> dict[str, str]:
     return {} if endpoint.route.endpoint is None else {"Host": bracketed(endpoint.host)}
 
 
-class CountsUnavailable(Exception):
-    """The namespace does not answer now; it may later."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueueCounts:
     """The message counts of one queue."""
@@ -156,11 +152,8 @@ class QueueCounts:
 
 
 async def counts_of(endpoint: Endpoint, queue: str) -> QueueCounts:
-    """Return the counts. Raise SyphonError if refused, CountsUnavailable without an answer."""
-    try:
-        token = await token_for(endpoint, queue)
-    except NotAnswered as error:
-        raise CountsUnavailable(str(error)) from error
+    """Return the counts. Raise SyphonError if refused, NotAnswered if there may be some later."""
+    token = await token_for(endpoint, queue)
     return await asyncio.to_thread(_ask, endpoint, queue, token)
 
 
@@ -170,7 +163,7 @@ def _ask(endpoint: Endpoint, queue: str, token: NamespaceToken) -> QueueCounts:
         try:
             status, text = get(endpoint, quote(queue), token, bytes_max=ANSWER_BYTES_MAX)
         except NotAnswered as error:
-            raise CountsUnavailable(f"{endpoint.label} does not answer: {error}") from error
+            raise NotAnswered(f"{endpoint.label} does not answer: {error}") from error
         wait_s = next(waits_s, None) if status in BUSY else None
         if wait_s is None:
             return _read(endpoint, queue, status, text)
@@ -189,7 +182,7 @@ def _read(endpoint: Endpoint, queue: str, status: int, text: str) -> QueueCounts
     if status == 404 or (status == 200 and counts is None):
         raise SyphonError(f"there is no queue {queue} in {endpoint.label}; name one that exists")
     if status != 200 or counts is None:
-        raise CountsUnavailable(f"{endpoint.label} answers {status} for the counts of {queue}")
+        raise NotAnswered(f"{endpoint.label} answers {status} for the counts of {queue}")
     return counts
 
 

@@ -224,16 +224,12 @@ def _text(value: object) -> str | None:
 def as_json(value: object) -> Any:
     """Return a decoded AMQP value in a form that `json.dumps` accepts."""
     match value:
-        case None | bool():
-            return value
         case Timestamp():
             return iso_time(int(value))
-        case int():
-            return int(value)
+        case None | int() | str():
+            return value
         case float():
             return float(value) if math.isfinite(value) else str(float(value))
-        case str():
-            return str(value)
         case bytes():
             return {"base64": base64.b64encode(value).decode()}
         case UUID():

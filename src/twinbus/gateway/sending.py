@@ -18,6 +18,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -60,22 +61,18 @@ UNKNOWN_LIMIT_BYTES: Final = 1024 * 1024
 256 KB and Premium 1 MB for a batch. A backlog queue's own limit holds as well."""
 
 
+@dataclass(slots=True, eq=False)
 class _Delivery:
     """A delivery without an answer."""
 
-    __slots__ = ("arrived_at", "error", "event", "is_guarded", "messages", "number", "sent_at")
-
-    def __init__(
-        self, event: DeliveryArrived, messages: EncodedMessages, arrived_at: float
-    ) -> None:
-        self.event = event
-        self.messages = messages
-        self.arrived_at = arrived_at
-        self.sent_at = arrived_at
-        self.number = 0
-        """Its place among those that were sent directly."""
-        self.error: Exception | None = None
-        self.is_guarded = False
+    event: DeliveryArrived
+    messages: EncodedMessages
+    arrived_at: float
+    sent_at: float
+    number: int = 0
+    """Its place among those that were sent directly."""
+    error: Exception | None = None
+    is_guarded: bool = False
 
 
 class GatewaySendingLink(LinkOwner):
@@ -195,7 +192,8 @@ class GatewaySendingLink(LinkOwner):
         except Refusal as refusal:
             self._end(event, refusal)
             return
-        delivery = _Delivery(event, messages, self._pending.loop.time())
+        now = self._pending.loop.time()
+        delivery = _Delivery(event, messages, now, now)
         if (self._calls or self._refused or self._waiting) and self._keeps_order:
             # It must not overtake what is sent again.
             self._waiting.append(delivery)

@@ -13,10 +13,7 @@ from typing import Final, Protocol
 from twinbus.syphon.core.actions import Complete, DeadLetter, Defer
 from twinbus.transfer.unpacking import BacklogMessage
 
-_OPERATIONS: Final[dict[object, str]] = {
-    DeadLetter: "dead_letter",
-    Defer: "defer",
-}
+_OPERATIONS: Final[dict[object, str]] = {DeadLetter: "dead_letter", Defer: "defer"}
 """A released message costs nothing and has no record."""
 
 
@@ -63,14 +60,8 @@ class Bookkeeper:
 
     def polled(self) -> None:
         """Record a poll that found nothing."""
-        self._record(
-            "backlog_receive",
-            cause="poll",
-            namespace=self._secondary,
-            side="secondary",
-            backlog_queue=self._queue,
-            outcome="ok",
-        )
+        fields = dict(self._shared("", self._secondary, "secondary"))
+        self._record("backlog_receive", at_ms=None, **fields | {"cause": "poll"})
 
     def forwarded(self, messages: list[BacklogMessage], now: float, now_ms: int) -> None:
         if self._keeps:
@@ -84,19 +75,13 @@ class Bookkeeper:
 
     def not_forwarded(self, message: BacklogMessage, error: str, *, is_known: bool) -> None:
         """Record a failed forward. `is_known` is false if the answer was lost."""
-        self._record(
-            "forward",
-            cause="syphon",
-            namespace=self._primary,
-            side="primary",
-            entity=message.path,
-            backlog_queue=self._queue,
-            message_id=message.message_id,
-            sequence_number=message.sequence_number,
-            size_bytes=len(message.wire),
-            outcome="failed" if is_known else "unknown",
-            error=error,
-        )
+        fields = dict(self._shared(message.path, self._primary, "primary", error)) | {
+            "message_id": message.message_id,
+            "sequence_number": message.sequence_number,
+            "size_bytes": len(message.wire),
+            "outcome": "failed" if is_known else "unknown",
+        }
+        self._record("forward", at_ms=None, **fields)
 
     def settled(self, messages: list[BacklogMessage], error: str | None = None) -> None:
         """Record that the backlog queue settled messages, or refused to with `error`."""

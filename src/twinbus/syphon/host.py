@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from twinbus.client.administration import CountsUnavailable, counts_of
+from twinbus.client.administration import NotAnswered, counts_of
 from twinbus.client.connection import MACHINE, Environment
 from twinbus.client.peeking import (
     NamespaceUnreachable,
@@ -471,7 +471,7 @@ async def _total(
     """Count the messages in all queues; None while the secondary does not answer."""
     try:
         counts = await asyncio.gather(*(counts_of(secondary, relay.queue) for relay in relays))
-    except CountsUnavailable as error:
+    except NotAnswered as error:
         log.log(level, "counting what is left: %s", error)
         return None
     return sum(each.waiting for each in counts)

@@ -167,15 +167,8 @@ class RequestTasks:
         self._perform(self._pump.received(messages, self._now()))
         self._perform(self._pump.fetched(numbers, self._now(), failed=bool(refused)))
 
-    async def peek_for_order(self, start: int) -> None:
-        """Peek one page, for strict session order."""
-        await self._peek(start, self._pump.peeked_for_order)
-
-    async def look_ahead(self, start: int) -> None:
-        """Peek one page after what waits for held destinations."""
-        await self._peek(start, self._pump.looked_ahead)
-
-    async def _peek(self, start: int, report: Callable[..., list[Action]]) -> None:
+    async def peek(self, start: int, report: Callable[..., list[Action]]) -> None:
+        """Peek one page, and hand it to an event method of the pump."""
         requests, page, failed = self._requests, [], False
         try:
             page = await requests.peek(start, self._environment.wall_ms())

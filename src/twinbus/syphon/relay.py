@@ -150,8 +150,10 @@ class Relay:
             actions.FindDeferred: lambda action: start(
                 requests.find_deferred(to_the_end=action.to_the_end)
             ),
-            actions.PeekForOrder: lambda action: start(requests.peek_for_order(action.start)),
-            actions.LookAhead: lambda action: start(requests.look_ahead(action.start)),
+            actions.PeekForOrder: lambda action: start(
+                requests.peek(action.start, pump.peeked_for_order)
+            ),
+            actions.LookAhead: lambda action: start(requests.peek(action.start, pump.looked_ahead)),
             actions.EmptyPoll: self._poll,
             actions.Reconnect: self._reconnect,
             actions.WaitUntil: self._wait,

@@ -9,7 +9,7 @@ one of that shape by known offsets.
 from __future__ import annotations
 
 import struct
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from twinbus.amqp.decoding import decode, skip_many
@@ -42,62 +42,39 @@ LOCK_LONGEST_S: Final = 60.0
 is longer by our clock may be so, or our clock is behind the service's."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class BacklogMessage:
     """One delivery of a backlog queue, with the state that pump and relay keep for it."""
 
-    __slots__ = (
-        "accepted",
-        "delivery_id",
-        "destination",
-        "enqueued_ms",
-        "epoch",
-        "fault",
-        "is_deferred",
-        "lock_s",
-        "lock_token",
-        "message_id",
-        "outcome",
-        "path",
-        "received_at",
-        "renew_at",
-        "sent_at",
-        "sequence_number",
-        "session",
-        "settling_at",
-        "size_bytes",
-        "wire",
-    )
-
-    def __init__(self, lock_token: bytes, size_bytes: int) -> None:
-        self.lock_token = lock_token
-        self.size_bytes = size_bytes
-        """Size of the delivery as received; the limits count this size."""
-        self.sequence_number = 0
-        self.enqueued_ms = 0
-        self.message_id: str | None = None
-        self.path = ""
-        self.destination = ""
-        """The path in lower case, because entity paths are case-insensitive."""
-        self.session: str | None = None
-        """The session id of the original message."""
-        self.wire = b""
-        """The restored message, encoded; emptied once the primary has it."""
-        self.fault: tuple[str, str] | None = None
-        """Dead-letter reason and description if the message cannot be restored."""
-        self.lock_s = LOCK_UNKNOWN_S
-        self.is_deferred = False
-        """It was received by sequence number; if released, it is deferred again."""
-        self.epoch = 0
-        self.delivery_id = -1
-        """On the source link of that epoch; -1: it can only be settled by its lock token."""
-        self.received_at = 0.0
-        self.renew_at = 0.0
-        self.sent_at = 0.0
-        self.settling_at = 0.0
-        self.accepted = False
-        """The primary has it."""
-        self.outcome: object = None
-        """How the delivery is settled: an action, or the class `Complete`; set once."""
+    lock_token: bytes
+    size_bytes: int
+    """Size of the delivery as received; the limits count this size."""
+    sequence_number: int = 0
+    enqueued_ms: int = 0
+    message_id: str | None = None
+    path: str = ""
+    destination: str = ""
+    """The path in lower case, because entity paths are case-insensitive."""
+    session: str | None = None
+    """The session id of the original message."""
+    wire: bytes = b""
+    """The restored message, encoded; emptied once the primary has it."""
+    fault: tuple[str, str] | None = None
+    """Dead-letter reason and description if the message cannot be restored."""
+    lock_s: float = LOCK_UNKNOWN_S
+    is_deferred: bool = False
+    """It was received by sequence number; if released, it is deferred again."""
+    epoch: int = 0
+    delivery_id: int = -1
+    """On the source link of that epoch; -1: it can only be settled by its lock token."""
+    received_at: float = 0.0
+    renew_at: float = 0.0
+    sent_at: float = 0.0
+    settling_at: float = 0.0
+    accepted: bool = False
+    """The primary has it."""
+    outcome: object = None
+    """How the delivery is settled: an action, or the class `Complete`; set once."""
 
     def __repr__(self) -> str:
         return f"<message {self.sequence_number} to {self.path or 'nowhere'}>"

@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from twinbus.client import administration
-from twinbus.client.administration import CountsUnavailable, QueueCounts, counts_of
+from twinbus.client.administration import NotAnswered, QueueCounts, counts_of
 from twinbus.client.peeking import BacklogMeter, QueueDepth
 from twinbus.errors import SyphonError
 from twinbus.namespace.access import Endpoint, endpoint_of
@@ -60,7 +60,7 @@ def test_an_answer_without_counts_says_that_the_queue_is_not_there() -> None:
 
 @pytest.mark.parametrize("came", [0, 10, len(COUNTS) - 1])
 def test_an_answer_that_is_cut_off_says_nothing_of_the_queue(came: int) -> None:
-    with pytest.raises(CountsUnavailable, match="closed in the middle"):
+    with pytest.raises(NotAnswered, match="closed in the middle"):
         asyncio.run(asked_of_one_that_answers("200 OK", COUNTS[:came], len(COUNTS)))
 
 
@@ -70,14 +70,14 @@ def test_a_namespace_that_throttles_is_asked_again_for_a_while(
     monkeypatch.setattr(administration, "BUSY_WAITS_S", (0.0, 0.0))
     found = asyncio.run(asked_of_one_that_answers("200 OK", COUNTS, len(COUNTS), busy=2))
     assert found.total == 5
-    with pytest.raises(CountsUnavailable, match="answers 503 for the counts of orders"):
+    with pytest.raises(NotAnswered, match="answers 503 for the counts of orders"):
         asyncio.run(asked_of_one_that_answers("200 OK", COUNTS, len(COUNTS), busy=3))
 
 
 @pytest.mark.parametrize(
     ("sent_at", "answered_at", "error"),
     [
-        (999.0, 1_001.0, (CountsUnavailable, "the token expired while the request was under way")),
+        (999.0, 1_001.0, (NotAnswered, "the token expired while the request was under way")),
         (1_001.0, 1_002.0, (SyphonError, "needs the Manage right")),
         (998.0, 999.0, (SyphonError, "needs the Manage right")),
     ],

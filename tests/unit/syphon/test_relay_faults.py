@@ -13,7 +13,7 @@ import pytest
 
 from tests.unit.syphon.core.pump_world import World
 from tests.unit.syphon.core.test_pump import opened, running
-from twinbus.client.administration import CountsUnavailable, counts_of, list_backlog_queues
+from twinbus.client.administration import NotAnswered, counts_of, list_backlog_queues
 from twinbus.client.connection import NamespaceConnection
 from twinbus.client.request_node import RequestRefused
 from twinbus.errors import SyphonError
@@ -61,7 +61,7 @@ async def test_a_host_that_can_be_none_is_told_of_on_both_sides() -> None:
 
 
 async def test_a_host_that_can_be_none_has_no_counts_and_no_queues() -> None:
-    with pytest.raises(CountsUnavailable, match="contoso does not answer"):
+    with pytest.raises(NotAnswered, match="contoso does not answer"):
         await counts_of(endpoint_of(TYPO), "queue")
     with pytest.raises(SyphonError, match="contoso cannot be reached"):
         await list_backlog_queues(endpoint_of(TYPO))

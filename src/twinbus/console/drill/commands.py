@@ -12,7 +12,7 @@ from pathlib import Path
 
 from azure.core.exceptions import AzureError
 
-from twinbus.client.administration import CountsUnavailable
+from twinbus.client.administration import NotAnswered
 from twinbus.console import COULD_NOT
 from twinbus.console.declaration import runs_to_its_end
 from twinbus.console.drill.phases import Drill
@@ -75,7 +75,7 @@ def _reason(error: BaseException) -> BaseException:
     """The first error of a group; one of a namespace as ours, in a single line."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    if isinstance(error, AzureError | CountsUnavailable):
+    if isinstance(error, AzureError | NotAnswered):
         return DrillError(f"the drill could not go on: {' '.join(str(error).split())}")
     return error
 

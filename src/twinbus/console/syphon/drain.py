@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import IO, Any, Final, NamedTuple
 
 from twinbus.client.administration import (
-    CountsUnavailable,
+    NotAnswered,
     QueueCounts,
     counts_of,
     list_backlog_queues,
@@ -211,7 +211,7 @@ async def _counts(request: SyphonRequest, queues: list[str]) -> QueueCounts:
     endpoint = endpoint_of(request.secondary)
     try:
         found = await asyncio.gather(*(counts_of(endpoint, queue) for queue in queues))
-    except CountsUnavailable as error:
+    except NotAnswered as error:
         raise SyphonError(str(error)) from error
     names = ("active", "scheduled", "dead_lettered", "total")
     return QueueCounts(**{name: sum(getattr(one, name) for one in found) for name in names})

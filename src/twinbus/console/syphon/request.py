@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from twinbus.client.administration import (
-    CountsUnavailable,
     ListingRefused,
+    NotAnswered,
     QueueCounts,
     counts_of,
     list_backlog_counts,
@@ -234,6 +234,6 @@ class QueueSearch:
         """Count queue by queue: a credential may have rights on single queues alone."""
         try:
             found = await asyncio.gather(*(counts_of(self._secondary, queue) for queue in queues))
-        except CountsUnavailable as error:
+        except NotAnswered as error:
             raise SyphonError(str(error)) from error
         return dict(zip(queues, found, strict=True))

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
-from twinbus.client.administration import CountsUnavailable, QueueCounts, counts_of
+from twinbus.client.administration import NotAnswered, QueueCounts, counts_of
 from twinbus.client.peeking import count_matching, destination_keys
 from twinbus.errors import SyphonError
 from twinbus.ledger.record import FILE_SUFFIX, LedgerError
@@ -174,7 +174,7 @@ class _Drain:
     def run(self) -> None:
         """Submit jobs until the queues are empty or the drain is stopped."""
         # A missing queue or right is reported before anything starts.
-        with contextlib.suppress(CountsUnavailable):
+        with contextlib.suppress(NotAnswered):
             self._backlog.count()
         with _stopped_by_interrupt(self._stop):
             while not self._stop.is_set():
@@ -243,7 +243,7 @@ class _Drain:
             return
         if isinstance(error, JobCancelled) or error.is_final:
             raise SyphonError(str(error)) from error
-        with contextlib.suppress(CountsUnavailable):
+        with contextlib.suppress(NotAnswered):
             self._backlog.count()
         left = self._backlog.waiting
         has_moved = before is None or left is None or left < before
@@ -262,7 +262,7 @@ class _Drain:
         while not self._stop.is_set():
             try:
                 return self._backlog.count() == 0
-            except CountsUnavailable as error:
+            except NotAnswered as error:
                 log.warning("counting what is left: %s", error)
                 self._stop.wait(RETRY_FIRST_S)
         return False
@@ -350,7 +350,7 @@ class DrainBacklog:
         """Waiting and dead-lettered at the first count."""
 
     def count(self) -> int:
-        """Return the waiting messages; SyphonError, CountsUnavailable as of `counts_of`.
+        """Return the waiting messages; SyphonError, NotAnswered as of `counts_of`.
 
         Messages of some destinations only are counted by peeking.
         """
@@ -370,7 +370,7 @@ class DrainBacklog:
             if self._first is None:
                 # Before anything starts: most likely a missing right.
                 raise
-            raise CountsUnavailable(str(error)) from error
+            raise NotAnswered(str(error)) from error
 
     def report(self, problems: tuple[str, ...], *, is_over: bool = False) -> None:
         """Report the progress, with the problems that tasks report."""
@@ -381,7 +381,7 @@ class DrainBacklog:
         self._report_at = now + (0.0 if self._only is None else PEEK_AGAIN_S)
         try:
             waiting = self.count()
-        except (CountsUnavailable, SyphonError):
+        except (NotAnswered, SyphonError):
             # The tasks report the reason.
             return
         assert self._first is not None

@@ -149,14 +149,15 @@ class SendControl:
             actions += self.defer_waiting(destination, now)
         return actions + self._receiving.grant(now)
 
-    def _hold_missing(self, destination: Destination, text: str, now: float) -> list[Action]:
-        """Hold a destination that does not exist; its grace period starts once."""
-        if destination.missing_since is None:
-            destination.missing_since = now
-        return self.hold(destination, text, now)
+    def hold(
+        self, destination: Destination, text: str, now: float, *, is_missing: bool = False
+    ) -> list[Action]:
+        """Send a destination nothing until its back-off is over.
 
-    def hold(self, destination: Destination, text: str, now: float) -> list[Action]:
-        """Send a destination nothing until its back-off is over."""
+        `is_missing`: it does not exist; its grace period starts once.
+        """
+        if is_missing and destination.missing_since is None:
+            destination.missing_since = now
         destination.hold(text, now, self._destinations.draw())
         self._destinations.held.add(destination.path.lower())
         actions = self.defer_waiting(destination, now) + self._receiving.grant(now)
@@ -218,7 +219,7 @@ class SendControl:
         self._note_busy(condition, destination, now)
         meaning = of_condition(condition)
         if meaning is FailureMeaning.NOT_FOUND:
-            return self._hold_missing(destination, text, now)
+            return self.hold(destination, text, now, is_missing=True)
         if was_attached and meaning is FailureMeaning.MESSAGE and back:
             if len(back) == 1:
                 destination.waiting.remove(back[0])
@@ -246,9 +247,8 @@ class SendControl:
         if meaning is FailureMeaning.MESSAGE:
             return self._dead_letter(message, destination, condition, text, now)
         destination.return_to_waiting(message)
-        if meaning is FailureMeaning.NOT_FOUND:
-            return self._hold_missing(destination, text, now)
-        return self.hold(destination, text, now)
+        is_missing = meaning is FailureMeaning.NOT_FOUND
+        return self.hold(destination, text, now, is_missing=is_missing)
 
     def _note_busy(self, condition: str | None, destination: Destination, now: float) -> None:
         if condition == SERVER_BUSY and self._receiving.pace is not None:
