@@ -127,7 +127,7 @@ class FuzzWorld:
     # Nobody left
 
     def _check_consumers(self) -> None:
-        dispatcher = self.server._context.dispatcher
+        dispatcher = self.server.dispatcher
         for table in (dispatcher._consumers, dispatcher._waiting):
             for queue, consumers in table.items():
                 for consumer in consumers:

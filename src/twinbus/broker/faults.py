@@ -14,9 +14,9 @@ Pure: the shell asks `decide` before each operation and performs what the return
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Literal, cast
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 from twinbus.broker.refusals import ArgumentInvalid, ArgumentOutOfRange
 from twinbus.servicebus import conditions
@@ -199,77 +199,36 @@ def fault_from_json(document: object, now_ms: int) -> Fault:
         raise ArgumentInvalid(
             'a fault is a JSON object such as {"kind": "hang", "entity": "orders", "for_ms": 60000}'
         )
-    known = {
-        "kind",
-        "entity",
-        "condition",
-        "description",
-        "count",
-        "until_ms",
-        "for_ms",
-        "delay_ms",
-        "probability",
-        "per_s",
-    }
-    if unknown := sorted(str(key) for key in document if key not in known):
+    if unknown := sorted(str(key) for key in document if key not in _KINDS):
         raise ArgumentInvalid(
-            f"a fault has no {', '.join(unknown)}; known: {', '.join(sorted(known))}"
+            f"a fault has no {', '.join(unknown)}; known: {', '.join(sorted(_KINDS))}"
         )
-    until_ms, for_ms = _whole(document, "until_ms"), _whole(document, "for_ms")
+    given: dict[str, Any] = {key: value for key, value in document.items() if value is not None}
+    for key, value in given.items():
+        kind, name = _KINDS[key]
+        # JSON's true is an int in Python.
+        if isinstance(value, bool) or not isinstance(value, kind):
+            raise ArgumentInvalid(f"{key} of a fault is a {name}, not {value!r}")
+        if name == "number":
+            given[key] = float(value)
+    for_ms = given.pop("for_ms", None)
     if for_ms is not None:
         if for_ms < 1:
             raise ArgumentOutOfRange(f"for_ms of a fault is 1 or more, not {for_ms}")
-        until_ms = now_ms + for_ms
-    probability, per_s = _number(document, "probability"), _number(document, "per_s")
-    return Fault(
-        # What is no kind is refused by the fault itself.
-        kind=cast("FaultKind", _text(document, "kind") or ""),
-        entity=_text(document, "entity"),
-        condition=_text(document, "condition") or "",
-        description=_text(document, "description") or "",
-        count=_whole(document, "count"),
-        until_ms=until_ms,
-        delay_ms=_whole(document, "delay_ms") or 0,
-        probability=1.0 if probability is None else probability,
-        per_s=per_s,
-    )
+        given["until_ms"] = now_ms + for_ms
+    # The fault itself refuses an unknown kind.
+    return Fault(**{"kind": "", **given})
+
+
+_TEXT, _WHOLE, _NUMBER = (str, "string"), (int, "whole number"), (int | float, "number")
+_KINDS: dict[str, tuple[Any, str]] = {
+    **dict.fromkeys(("kind", "entity", "condition", "description"), _TEXT),
+    **dict.fromkeys(("count", "until_ms", "for_ms", "delay_ms"), _WHOLE),
+    **dict.fromkeys(("probability", "per_s"), _NUMBER),
+}
+"""What each key of a fault's JSON object holds."""
 
 
 def fault_to_json(fault_id: int, fault: Fault) -> dict[str, object]:
     """The fault as the administrator sees it."""
-    return {
-        "id": fault_id,
-        "kind": fault.kind,
-        "entity": fault.entity,
-        "condition": fault.condition,
-        "description": fault.description,
-        "count": fault.count,
-        "until_ms": fault.until_ms,
-        "delay_ms": fault.delay_ms,
-        "probability": fault.probability,
-        "per_s": fault.per_s,
-    }
-
-
-def _text(document: Mapping[str, object], key: str) -> str | None:
-    value = document.get(key)
-    if value is None or isinstance(value, str):
-        return value
-    raise ArgumentInvalid(f"{key} of a fault is a string, not {value!r}")
-
-
-def _whole(document: Mapping[str, object], key: str) -> int | None:
-    value = document.get(key)
-    # JSON's true is an int in Python.
-    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
-        return value
-    raise ArgumentInvalid(f"{key} of a fault is a whole number, not {value!r}")
-
-
-def _number(document: Mapping[str, object], key: str) -> float | None:
-    value = document.get(key)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ArgumentInvalid(f"{key} of a fault is a number, not {value!r}")
-    return float(value)
+    return {"id": fault_id, **asdict(fault)}

@@ -228,10 +228,10 @@ def application(broker: BrokerServer, access: MetricsAccess) -> Starlette:
         return Response(exposition(broker), headers={"Content-Type": CONTENT_TYPE})
 
     async def faults(request: Request) -> Response:
-        return await _carry_out(broker, request, respond_faults)
+        return await _answered(broker, request, respond_faults)
 
     async def administration(request: Request) -> Response:
-        return await _carry_out(broker, request, respond)
+        return await _answered(broker, request, respond)
 
     async def amqp(websocket: WebSocket) -> None:
         await amqp_over_websocket.serve(websocket, broker.peer)
@@ -275,7 +275,7 @@ class OriginForm:
 Answer = Callable[[BrokerServer, AdminRequest, Verified], Awaitable[Document]]
 
 
-async def _carry_out(broker: BrokerServer, request: Request, answer: Answer) -> Response:
+async def _answered(broker: BrokerServer, request: Request, answer: Answer) -> Response:
     broker.check_store()
     if broker.gone is not None:
         return Response(render_error(503, broker.gone), 503, media_type=ERROR_CONTENT_TYPE)

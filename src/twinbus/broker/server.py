@@ -100,7 +100,7 @@ class BrokerServer:
         self.policy = AccessPolicy(rules, self.entity_rules, tokens, require_token=require_token)
         self.track = RefusalTracker(name, self.now_ms)
         self.admission = admission or Admission()
-        self._engine_log = None if ledger is None else EngineLog()
+        self.engine_log = None if ledger is None else EngineLog()
         self.engine_failures = 0
         """Unexpected errors that the engine contained; each is in the log."""
         self._to_collect: dict[Peer, None] = {}
@@ -111,24 +111,9 @@ class BrokerServer:
         """Why the disk takes no more sends; checked once a tick."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = 0
-        dispatcher = Dispatcher(self.wake)
-        self._context = BrokerContext(
-            name=name,
-            loop=self.loop,
-            store=store,
-            policy=self.policy,
-            admission=self.admission,
-            faults=self.faults,
-            engine_log=self._engine_log,
-            dispatcher=dispatcher,
-            namespace=self._restore(dispatcher),
-            now_ms=self.now_ms,
-            wake=self.wake,
-            require_space=self.require_space,
-            track=self.track,
-            profile=profile,
-            credits=self.credits,
-        )
+        self.dispatcher = Dispatcher(self.wake)
+        self.namespace = self._restore()
+        """The engine. It and the dispatcher are replaced after a failed commit."""
         idle_s = profile.link_idle_s
         self._sweeping: asyncio.TimerHandle | None = None
         if idle_s is not None:
@@ -139,20 +124,18 @@ class BrokerServer:
             self.view.opened(held)
 
     @property
-    def namespace(self) -> BrokerNamespace:
-        """The engine; a failed commit replaces it."""
-        return self._context.namespace
-
-    @property
     def ledger_unrecorded(self) -> int | None:
         """Records that the ledger could not take, of all this process's namespaces."""
         return None if self.view is None else self.view.unrecorded
+
+    def resolve(self, path: str) -> object:
+        return self.namespace.resolve(path)
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
 
     def peer(self) -> Peer:
-        peer = Peer(self._context, self, EntityLinks(self._context))
+        peer = Peer(self, self, EntityLinks(self))
         if self.gone is not None:
             peer.drop()
         return peer
@@ -224,8 +207,8 @@ class BrokerServer:
             return
         self._no_space = UNKNOWN
         now_ms = self.now_ms()
-        self._context.dispatcher.run(now_ms)
-        if self._engine_log is not None:
+        self.dispatcher.run(now_ms)
+        if self.engine_log is not None:
             self._record_operations()
         peers, self._to_collect = self._to_collect, {}
         for peer in peers:
@@ -239,8 +222,8 @@ class BrokerServer:
 
     def _record_operations(self) -> None:
         """Write this tick's operations to the ledger once they are on disk, before any answer."""
-        if self._engine_log is not None and self.view is not None:
-            operations = self._engine_log.take()
+        if self.engine_log is not None and self.view is not None:
+            operations = self.engine_log.take()
             if operations:
                 self.commit.after_commit(partial(self.view.write, operations))
 
@@ -283,15 +266,15 @@ class BrokerServer:
 
     # The engine
 
-    def _restore(self, dispatcher: Dispatcher) -> BrokerNamespace:
+    def _restore(self) -> BrokerNamespace:
         namespace = BrokerNamespace(
             self.name,
             self.store,
             LockTokens(),
-            notify=dispatcher.ready,
+            notify=self.dispatcher.ready,
             deleted=self._on_deleted,
             in_use=self._in_use,
-            engine_log=self._engine_log,
+            engine_log=self.engine_log,
             failed=self._on_engine_failure,
             profile=self.profile,
         )
@@ -329,13 +312,13 @@ class BrokerServer:
         self._cut_off(
             conditions.RESOURCE_LIMIT, f"what is not acknowledged may not be stored: {error}"
         )
-        if self._engine_log is not None:
+        if self.engine_log is not None:
             # Its operations were never stored.
-            self._engine_log.take()
+            self.engine_log.take()
         self._read_again()
-        self._context.dispatcher = Dispatcher(self.wake)
+        self.dispatcher = Dispatcher(self.wake)
         try:
-            self._context.namespace = self._restore(self._context.dispatcher)
+            self.namespace = self._restore()
         except StoreError as unreadable:
             self._lose(str(unreadable))
             return

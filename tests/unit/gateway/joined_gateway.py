@@ -88,11 +88,11 @@ class JoinedGateway:
         self.front = new_server()
         paired: Any = SimpleNamespace(state=SimpleNamespace(primary=PRIMARY, environment=MACHINE))
         self.pending = PendingSends("gateway", 5.0)
-        context: Any = self.front._context
+        context: Any = self.front
         self._links = GatewayLinks(context, paired, cast("Any", None), self.pending)
 
     def peer(self) -> Peer:
-        return Peer(self.front._context, self.front, self._links)
+        return Peer(self.front, self.front, self._links)
 
     async def close(self, world: OneClient) -> None:
         """End the client's connection, and the one to the primary with it."""

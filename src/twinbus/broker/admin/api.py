@@ -1,7 +1,7 @@
-"""The administration API's door: who asks, may they, carry it out, answer when it is on disk.
+"""Administration API: authenticates, authorizes and performs a request; answers after the commit.
 
 Speaks what Azure's administration clients speak (Atom XML over HTTP), and JSON for `/$faults`. What
-a request means is in `admin_entities`; this shell knows the token, the disk and the status codes.
+a request means is in `entities`; this shell knows the token, the disk and the status codes.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ async def respond(broker: BrokerServer, request: AdminRequest, token: Verified) 
         if broker.credits is not None:
             broker.credits.require(ADMINISTRATION_COST, broker.now_ms())
         if request.method == "GET":
-            document = _carry_out(broker, request, address, grant)
+            document = _perform(broker, request, address, grant)
         else:
             document = await _change(broker, request, address, grant)
     except Refusal as refusal:
@@ -98,7 +98,7 @@ async def respond(broker: BrokerServer, request: AdminRequest, token: Verified) 
 async def _change(
     broker: BrokerServer, request: AdminRequest, address: Address, grant: Grant
 ) -> Document:
-    """Carry out a change; answered when it is on disk and its entity had the time it takes."""
+    """Perform a change; answer when it is on disk and the time of a creation has passed."""
     path, creation_s = address.path.lower(), broker.profile.creation_s
     if path in broker.changing:
         raise ConflictingOperation(
@@ -106,7 +106,7 @@ async def _change(
             " https://aka.ms/sbResourceMgrExceptions."
         )
     rules = broker.entity_rules(address.path)
-    document = _carry_out(broker, request, address, grant)
+    document = _perform(broker, request, address, grant)
     if rules != broker.entity_rules(address.path):
         broker.recheck_grants()
     broker.wake()
@@ -123,7 +123,7 @@ async def _change(
 
 
 async def respond_faults(broker: BrokerServer, request: AdminRequest, token: Verified) -> Document:
-    """Carry out one request on the faults in force: list, add, remove, clear."""
+    """Perform one request on the active faults: list, add, remove, clear."""
     try:
         require_manage(token, f"{broker.name}/", request)
         return _faults(broker, request)
@@ -131,7 +131,7 @@ async def respond_faults(broker: BrokerServer, request: AdminRequest, token: Ver
         return _json(refusal.status, {"error": refusal.description})
 
 
-def _carry_out(
+def _perform(
     broker: BrokerServer, request: AdminRequest, address: Address, grant: Grant
 ) -> Document:
     administration = Administration(

@@ -213,16 +213,15 @@ class Administration:
         namespace, path = self.namespace, render_path(address)
         match address.node:
             case AdminNode.QUEUES:
-                queues = list(namespace.queues())
-                return self._feed("/$Resources/queues", queues, self._queue_entry, page)
+                queues = namespace.queues()
+                return self._feed("/$Resources/queues", queues, self._entity_entry, page)
             case AdminNode.TOPICS:
-                topics = list(namespace.topics())
-                return self._feed("/$Resources/topics", topics, self._topic_entry, page)
+                topics = namespace.topics()
+                return self._feed("/$Resources/topics", topics, self._entity_entry, page)
             case AdminNode.SUBSCRIPTIONS:
-                subscriptions = list(namespace.subscriptions(address.entity))
-                entry_of = partial(self._subscription_entry, address.entity)
-                return self._feed(f"{path}/Subscriptions", subscriptions, entry_of, page)
-        rules = list(namespace.rules(address.entity, address.subscription))
+                subscriptions = namespace.subscriptions(address.entity)
+                return self._feed(f"{path}/Subscriptions", subscriptions, self._entity_entry, page)
+        rules = namespace.rules(address.entity, address.subscription)
         return self._feed(f"{path}/Rules", rules, partial(self._rule_entry, address), page)
 
     def put(self, address: Address, body: bytes, *, update: bool) -> Document:
@@ -242,9 +241,7 @@ class Administration:
 
     def delete(self, address: Address) -> Document:
         match address.node:
-            case AdminNode.ENTITY:
-                self.namespace.delete(address.entity, self.now_ms)
-            case AdminNode.SUBSCRIPTION:
+            case AdminNode.ENTITY | AdminNode.SUBSCRIPTION:
                 self.namespace.delete(address.path, self.now_ms)
             case AdminNode.RULE:
                 self.namespace.delete_rule(
@@ -295,7 +292,7 @@ class Administration:
             namespace.create_subscription(topic, name, wanted, self.now_ms, rule=rule)
 
     def _first_rule(self, element: Element) -> RuleDescription | None:
-        """The rule that a new subscription shall have instead of the one that takes everything."""
+        """The rule that a new subscription gets instead of the one that takes everything."""
         rule = child(element, "DefaultRuleDescription")
         if rule is None:
             return None
@@ -330,46 +327,33 @@ class Administration:
     def _entry(self, address: Address) -> str:
         match address.node:
             case AdminNode.SUBSCRIPTION:
-                return self._subscription_entry(
-                    address.entity,
-                    self.namespace.get_subscription(address.entity, address.subscription),
-                )
+                names = address.entity, address.subscription
+                return self._entity_entry(self.namespace.get_subscription(*names))
             case AdminNode.RULE:
-                return self._rule_entry(
-                    address,
-                    self.namespace.get_rule(address.entity, address.subscription, address.rule),
-                )
-        entity = self.namespace.send_target(address.entity)
-        return self._topic_entry(entity) if isinstance(entity, Topic) else self._queue_entry(entity)
+                names = address.entity, address.subscription
+                return self._rule_entry(address, self.namespace.get_rule(*names, address.rule))
+        return self._entity_entry(self.namespace.send_target(address.entity))
 
-    def _queue_entry(self, queue: Queue) -> str:
-        held = _holdings(queue)
-        content = write_entity(queue.description, held, self.authority)
-        return self._render(queue.path, Address(AdminNode.ENTITY, queue.path), held, content)
-
-    def _topic_entry(self, topic: Topic) -> str:
-        held = _topic_holdings(topic)
-        content = write_entity(topic.description, held, self.authority)
-        return self._render(topic.path, Address(AdminNode.ENTITY, topic.path), held, content)
-
-    def _subscription_entry(self, topic: str, subscription: Subscription) -> str:
-        held = _holdings(subscription)
-        content = write_entity(subscription.description, held, self.authority)
-        address = Address(AdminNode.SUBSCRIPTION, topic, subscription.name)
-        return self._render(subscription.name, address, held, content)
+    def _entity_entry(self, entity: Queue | Topic) -> str:
+        address = Address(AdminNode.ENTITY, entity.path)
+        if isinstance(entity, Subscription):
+            address = Address(AdminNode.SUBSCRIPTION, entity.topic_path, entity.name)
+        runtime = _topic_runtime(entity) if isinstance(entity, Topic) else _queue_runtime(entity)
+        content = write_entity(entity.description, runtime, self.authority)
+        return self._render(address.subscription or entity.path, address, runtime, content)
 
     def _rule_entry(self, address: Address, rule: RuleDescription) -> str:
         where = Address(AdminNode.RULE, address.entity, address.subscription, rule.name)
         return self._render(rule.name, where, _since(rule.created_at_ms), write_rule(rule))
 
-    def _render(self, title: str, address: Address, held: RuntimeInfo, content: str) -> str:
+    def _render(self, title: str, address: Address, times: RuntimeInfo, content: str) -> str:
         is_namespace = address.node is AdminNode.NAMESPACE
         return render_entry(
             title=title,
             url=self._url("/$namespaceinfo" if is_namespace else render_path(address)),
             author=self.namespace.name,
-            created_at_ms=held.created_at_ms,
-            updated_at_ms=held.updated_at_ms,
+            created_at_ms=times.created_at_ms,
+            updated_at_ms=times.updated_at_ms,
             content=content,
         )
 
@@ -417,7 +401,7 @@ def _since(at_ms: int) -> RuntimeInfo:
     return RuntimeInfo(created_at_ms=at_ms, updated_at_ms=at_ms, accessed_at_ms=at_ms)
 
 
-def _holdings(queue: Queue) -> RuntimeInfo:
+def _queue_runtime(queue: Queue) -> RuntimeInfo:
     dead_letters = queue.dead_letter
     dead_letter_count = len(dead_letters.messages) if dead_letters is not None else 0
     return RuntimeInfo(
@@ -432,16 +416,16 @@ def _holdings(queue: Queue) -> RuntimeInfo:
     )
 
 
-def _topic_holdings(topic: Topic) -> RuntimeInfo:
+def _topic_runtime(topic: Topic) -> RuntimeInfo:
     subscriptions = list(topic.subscriptions.values())
     filters = [rule.filter for each in subscriptions for rule in each.rules.values()]
     correlation_count = sum(isinstance(each, CorrelationFilter) for each in filters)
-    held = [_holdings(each) for each in subscriptions]
     return RuntimeInfo(
         created_at_ms=topic.created_at_ms,
         updated_at_ms=topic.updated_at_ms,
         accessed_at_ms=topic.accessed_at_ms,
-        size_bytes=topic.size_bytes + sum(each.size_bytes for each in held),
+        size_bytes=topic.size_bytes
+        + sum(_queue_runtime(each).size_bytes for each in subscriptions),
         scheduled_count=topic.scheduled_count,
         subscription_count=len(subscriptions),
         sql_filter_count=len(filters) - correlation_count,

@@ -39,8 +39,8 @@ class ForwardSource(Protocol):
     def has_dead_letter(self) -> bool: ...
     def is_ready(self, message: StoredMessage) -> bool: ...
     def take_out(self, message: StoredMessage) -> None: ...
-    def let_go(self, message: StoredMessage) -> None: ...
-    def bury(
+    def forget_moved(self, message: StoredMessage) -> None: ...
+    def move_to_dead_letter(
         self,
         message: StoredMessage,
         now_ms: int,
@@ -143,7 +143,7 @@ class Forwarding:
             self._queue.report(f"forward a message to {self._target!r}", error)
             text = f"Forwarding to {self._target!r} failed unexpectedly: {error}"
             return self._give_up(message, CANNOT_FORWARD, text, now_ms, hops)
-        self._queue.let_go(message)
+        self._queue.forget_moved(message)
         return True
 
     def _give_up(
@@ -157,7 +157,7 @@ class Forwarding:
         if not queue.has_dead_letter:
             return True
         try:
-            queue.bury(message, now_ms, reason=reason, description=text, hops=hops)
+            queue.move_to_dead_letter(message, now_ms, reason=reason, description=text, hops=hops)
         except Exception as error:  # noqa: BLE001 - it stays ready, and is tried again
             queue.report("dead-letter a message that cannot be forwarded", error)
             return False

@@ -266,13 +266,15 @@ class MessageStates:
             tries = self.description.max_delivery_count
             if self.dead_letter is not None and message.delivery_count >= tries:
                 text = f"The message was delivered {tries} times without being completed."
-                self.bury(message, now_ms, reason=DELIVERED_TOO_OFTEN, description=text)
+                self.move_to_dead_letter(
+                    message, now_ms, reason=DELIVERED_TOO_OFTEN, description=text
+                )
                 return
             self.journal.amend(self.entity_id, message)
         if message.state is DEFERRED:
             return
         if 0 < message.expires_at_ms <= now_ms:
-            self.perish(message, now_ms)
+            self.expire(message, now_ms)
             return
         self._ready.give_back(message)
         self._offer(message, now_ms, 0)
@@ -311,7 +313,7 @@ class MessageStates:
         """Remove a message from the ready ones; the caller puts it somewhere at once."""
         self._ready.drop(message)
 
-    def let_go(self, message: StoredMessage) -> None:
+    def forget_moved(self, message: StoredMessage) -> None:
         """Drop a ready message that another entity has taken over in the journal too."""
         self.take_out(message)
         self.index.remove(message)
@@ -321,17 +323,17 @@ class MessageStates:
         self.index.remove(message)
         self.journal.remove(self.entity_id, message.sequence_number)
 
-    def perish(self, message: StoredMessage, now_ms: int) -> None:
+    def expire(self, message: StoredMessage, now_ms: int) -> None:
         """End a message whose time to live is over; the caller calls `take_out`."""
         if self.description.dead_letter_on_expiration and self.dead_letter is not None:
             text = "The message expired and was dead lettered."
-            self.bury(message, now_ms, reason=EXPIRED, description=text)
+            self.move_to_dead_letter(message, now_ms, reason=EXPIRED, description=text)
         else:
             self.forget(message)
             if self.engine_log is not None:
                 self.engine_log.note("expire", self.path, [message], now_ms)
 
-    def bury(
+    def move_to_dead_letter(
         self,
         message: StoredMessage,
         now_ms: int,
@@ -394,7 +396,7 @@ class MessageStates:
             # A locked message expires when its lock ends: `put_back` checks the time.
             if message.lock_token is not None:
                 continue
-            if self._attempt("end an expired message", partial(self.perish, message, now_ms)):
+            if self._attempt("end an expired message", partial(self.expire, message, now_ms)):
                 self.take_out(message)
             else:
                 self._try_later(self._expiries, number, now_ms)

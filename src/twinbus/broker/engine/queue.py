@@ -317,7 +317,7 @@ class Queue:
         expired_count = 0
         while len(found) < limit and (message := pop()) is not None:
             if 0 < message.expires_at_ms <= now_ms:
-                states.perish(message, now_ms)
+                states.expire(message, now_ms)
                 expired_count += 1
                 if expired_count == EXPIRED_AT_ONCE:
                     states.announce()
@@ -350,7 +350,7 @@ class Queue:
         if message.lock_token is not None:
             raise MessageNotFound(f"deferred message {number} is locked by a receiver already")
         if 0 < message.expires_at_ms <= now_ms:
-            self.states.perish(message, now_ms)
+            self.states.expire(message, now_ms)
             raise MessageNotFound(f"deferred message {number} has expired")
         return message
 
@@ -443,7 +443,7 @@ class Queue:
         if overrides:
             states.index.override(message, changes)
         if outcome is SettlementOutcome.DEAD_LETTER:
-            states.bury(message, now_ms, reason=reason, description=description)
+            states.move_to_dead_letter(message, now_ms, reason=reason, description=description)
         elif outcome is SettlementOutcome.DEFER:
             states.index.defer(message)
             self._journal.amend(self.entity_id, message)

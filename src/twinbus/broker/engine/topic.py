@@ -101,12 +101,14 @@ class Subscription(Queue):
                 if more_bytes > 0 or len(copies) > 1:
                     self.require_room(more_bytes, MESSAGE_BYTES * (len(copies) - 1))
         except Refusal as failure:
-            self._bury_new(incoming, now_ms, FILTER_FAILED, failure.description, hops, origin)
+            self._dead_letter_new(
+                incoming, now_ms, FILTER_FAILED, failure.description, hops, origin
+            )
             return
         for each in copies:
             if self.requires_session and each.session_id is None:
                 text = "Session enabled entity doesn't allow a message whose session id is null."
-                self._bury_new(each, now_ms, NO_SESSION_ID, text, hops, origin)
+                self._dead_letter_new(each, now_ms, NO_SESSION_ID, text, hops, origin)
             else:
                 self.take(each, now_ms, hops, origin)
 
@@ -133,7 +135,7 @@ class Subscription(Queue):
                     raise FilterError(f"Rule {rule.name!r} failed unexpectedly: {error}") from error
         return copies
 
-    def _bury_new(
+    def _dead_letter_new(
         self,
         incoming: Incoming,
         now_ms: int,
@@ -143,7 +145,7 @@ class Subscription(Queue):
         origin: StoredMessage | None,
     ) -> None:
         message = self.states.store(incoming, now_ms, origin)
-        self.states.bury(message, now_ms, reason=reason, description=text, hops=hops)
+        self.states.move_to_dead_letter(message, now_ms, reason=reason, description=text, hops=hops)
 
 
 class Schedule(Queue):
@@ -317,9 +319,10 @@ class Topic:
         origin: StoredMessage | None = None,
         reached: set[int] | None = None,
     ) -> None:
-        """Offer a message to every subscription but those in `reached`, which grows by who took it.
+        """Offer a message to every subscription that is not in `reached`; add those that took it.
 
-        One that fails does not keep it from the others; its error is raised in the end.
+        A subscription that fails does not keep the message from the others; its error is raised
+        at the end.
         """
         failure: Exception | None = None
         for subscription in list(self.subscriptions.values()):

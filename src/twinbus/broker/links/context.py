@@ -1,9 +1,8 @@
 """What connections and links share: owners of links, turns of receivers, and their context.
 
 A connection calls the `LinkOwner` of each of its links. Receivers of entities also register with
-the `Dispatcher`, which delivers messages to them in turn. The server owns one `BrokerContext` and
-gives it to each connection, which gives it to its links. `LinkClient` is what a link may use of its
-own connection.
+the `Dispatcher`, which delivers messages to them in turn. `BrokerContext` is
+what links may use of the server, `LinkClient` what they may use of their own connection.
 """
 
 from __future__ import annotations
@@ -14,9 +13,8 @@ import os
 import uuid
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from twinbus.amqp.events import DeliveryArrived, DeliveryTooLarge, Disposed
 from twinbus.amqp.link import Link, LinkSession, LinkState, ReceiverLink, SenderLink
@@ -241,34 +239,7 @@ def _places(reply: ReplyLink) -> tuple[tuple[LinkSession, str, str], ...]:
 
 CBS = "$cbs"
 
-
-@dataclass(eq=False, kw_only=True, slots=True)
-class BrokerContext:
-    name: str
-    loop: asyncio.AbstractEventLoop
-    store: Store
-    policy: AccessPolicy
-    admission: Admission
-    faults: FaultPlan
-    engine_log: EngineLog | None
-    """Present if the broker writes a ledger."""
-    dispatcher: Dispatcher
-    namespace: BrokerNamespace
-    """This and the dispatcher are replaced after a failed commit."""
-    now_ms: Callable[[], int]
-    wake: Callable[[], None]
-    """Schedules a tick at the end of this loop iteration."""
-    require_space: Callable[[], None]
-    """Raises `QuotaExceeded` while the disk is nearly full."""
-    track: Callable[[Refusal], None]
-    """Adds a TrackingId to a refusal's text, where it has none."""
-    profile: ServiceProfile
-    credits: CreditAccount | None
-    """Present if the profile limits operations per second."""
-
-    def resolve(self, path: str) -> object:
-        """The entity at `path`; `EntityNotFound` if there is none."""
-        return self.namespace.resolve(path)
+L = TypeVar("L", SenderLink, ReceiverLink)
 
 
 class PeerContext(Protocol):
@@ -282,9 +253,30 @@ class PeerContext(Protocol):
     profile: ServiceProfile
 
     def now_ms(self) -> int: ...
-    def wake(self) -> None: ...
-    def track(self, refusal: Refusal, /) -> None: ...
-    def resolve(self, path: str) -> object: ...
+    def wake(self) -> None:
+        """Schedule a tick at the end of this loop iteration."""
+
+    def track(self, refusal: Refusal, /) -> None:
+        """Add a TrackingId to a refusal's text, where it has none."""
+
+    def resolve(self, path: str) -> object:
+        """The entity at `path`; `EntityNotFound` if there is none."""
+
+
+class BrokerContext(PeerContext, Protocol):
+    """What the links of a broker use of its server."""
+
+    store: Store
+    engine_log: EngineLog | None
+    """Present if the broker writes a ledger."""
+    dispatcher: Dispatcher
+    namespace: BrokerNamespace
+    """This and the dispatcher are replaced after a failed commit."""
+    credits: CreditAccount | None
+    """Present if the profile limits operations per second."""
+
+    def require_space(self) -> None:
+        """Raise `QuotaExceeded` while the disk is nearly full."""
 
 
 class LinkClient(Protocol):
@@ -329,6 +321,33 @@ class LinkOpener(Protocol):
 
     def disconnected(self, client: LinkClient) -> None:
         """The client's connection is gone; its links were closed before."""
+
+
+class EntityLink(LinkOwner, Generic[L]):
+    """A client's link to an entity, which needs a right on it."""
+
+    is_on_entity = True
+    right: str
+
+    def __init__(
+        self,
+        context: BrokerContext,
+        client: LinkClient,
+        link: L,
+        address: str,
+        granted_until_ms: int,
+    ) -> None:
+        self._context = context
+        self._client = client
+        self.link: L = link
+        self.address = address
+        self._granted_until_ms = granted_until_ms
+
+    def granted_until_ms(self, now_ms: int) -> int:
+        """When the right to the link ends; raises `Unauthorized` if it has ended."""
+        if now_ms >= self._granted_until_ms:
+            self._granted_until_ms = self._client.grants.require(self.address, self.right, now_ms)
+        return self._granted_until_ms
 
 
 def rejected(refusal: Refusal) -> Rejected:

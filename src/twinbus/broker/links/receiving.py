@@ -23,7 +23,7 @@ from twinbus.amqp.types import Described, Symbol
 from twinbus.broker.engine.limits import CreditAccount
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import Delivery, SettlementOutcome
-from twinbus.broker.links.context import BrokerContext, LinkClient, LinkOwner, rejected
+from twinbus.broker.links.context import BrokerContext, EntityLink, LinkClient, rejected
 from twinbus.broker.messages.rendering import render
 from twinbus.broker.refusals import (
     ArgumentInvalid,
@@ -55,10 +55,10 @@ SESSION_WAIT_DEFAULT_MS = 60_000
 SESSION_WAIT_MAX_MS = 3_600_000
 
 
-class ReceivingLink(LinkOwner):
+class ReceivingLink(EntityLink[SenderLink]):
     """One receiver of a queue, subscription or dead-letter queue."""
 
-    is_on_entity = True
+    right = LISTEN
 
     def __init__(
         self,
@@ -69,12 +69,8 @@ class ReceivingLink(LinkOwner):
         address: str,
         granted_until_ms: int,
     ) -> None:
-        self._context = context
-        self._client = client
-        self.link = link
+        super().__init__(context, client, link, address, granted_until_ms)
         self.queue = queue
-        self.address = address
-        self._granted_until_ms = granted_until_ms
         self.session_id: str | None = None
         self.settles = link.snd_settle_mode != SETTLED
         """False for receive-and-delete."""
@@ -161,12 +157,6 @@ class ReceivingLink(LinkOwner):
     def _resume(self) -> None:
         self._is_throttled = False
         self._context.dispatcher.ready(self.queue)
-
-    def granted_until_ms(self, now_ms: int) -> int:
-        """When the right to receive ends; raises `Unauthorized` if it has ended."""
-        if now_ms >= self._granted_until_ms:
-            self._granted_until_ms = self._client.grants.require(self.address, LISTEN, now_ms)
-        return self._granted_until_ms
 
     def _may_receive(self, now_ms: int) -> bool:
         """Whether the link may be served now; one whose token expired is detached."""

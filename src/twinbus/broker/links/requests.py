@@ -280,30 +280,30 @@ class RequestLink(LinkOwner):
         self.link.grant(CREDIT)
 
     def take(self, event: DeliveryArrived, now_ms: int) -> None:
-        """Carry out a request, or perform the fault that applies to it."""
+        """Perform a request, or the fault that applies to it."""
         faults = self._context.faults
         fault = None
         if faults and self.address != CBS:
             fault = faults.decide(_stage(event.payload), self._entity_path, now_ms)
         match fault.kind if fault is not None else None:
             case None | "refuse_send" | "throttle":
-                self._carry_out(event, now_ms, fault)
+                self._perform(event, now_ms, fault)
             case "delay":
                 assert fault is not None
-                self._client.later(fault.delay_ms, lambda: self._carry_out_late(event))
+                self._client.later(fault.delay_ms, lambda: self._perform_late(event))
             case "drop_before_commit":
                 self._client.drop()
             case "drop_after_commit":
                 self._client.drop_after_commit()
-                self._carry_out(event, now_ms, None)
+                self._perform(event, now_ms, None)
             case kind:
                 assert kind == "hang", kind
 
-    def _carry_out_late(self, event: DeliveryArrived) -> None:
-        self._carry_out(event, self._context.now_ms(), None)
+    def _perform_late(self, event: DeliveryArrived) -> None:
+        self._perform(event, self._context.now_ms(), None)
         self._client.touch()
 
-    def _carry_out(self, event: DeliveryArrived, now_ms: int, fault: Fault | None) -> None:
+    def _perform(self, event: DeliveryArrived, now_ms: int, fault: Fault | None) -> None:
         """Answer a request; the response leaves when what it changed is on disk."""
         state, is_ended = ACCEPTED_BYTES, True
         try:

@@ -12,8 +12,8 @@ from twinbus.broker.engine.topic import Topic
 from twinbus.broker.faults import Fault
 from twinbus.broker.links.context import (
     BrokerContext,
+    EntityLink,
     LinkClient,
-    LinkOwner,
     new_message_id,
     rejected,
     rejected_with,
@@ -30,8 +30,8 @@ def refuse_transactions(link: ReceiverLink) -> None:
         raise NotSupported("This broker does not support transactions; send without one.")
 
 
-class SendingLink(LinkOwner):
-    is_on_entity = True
+class SendingLink(EntityLink[ReceiverLink]):
+    right = SEND
 
     def __init__(
         self,
@@ -42,12 +42,8 @@ class SendingLink(LinkOwner):
         address: str,
         granted_until_ms: int,
     ) -> None:
-        self._context = context
-        self._client = client
-        self.link = link
+        super().__init__(context, client, link, address, granted_until_ms)
         self.entity = entity
-        self.address = address
-        self._granted_until_ms = granted_until_ms
         self._credit = context.profile.sender_credit
 
     def attach(self) -> None:
@@ -155,12 +151,6 @@ class SendingLink(LinkOwner):
         if not event.settled:
             self.link.session.settle(event.delivery_id, event.delivery_id, state, as_receiver=True)
         self._top_up()
-
-    def granted_until_ms(self, now_ms: int) -> int:
-        """When the right to send ends; raises `Unauthorized` if it has ended."""
-        if now_ms >= self._granted_until_ms:
-            self._granted_until_ms = self._client.grants.require(self.address, SEND, now_ms)
-        return self._granted_until_ms
 
     def _require(self, now_ms: int) -> None:
         """Raise unless the link may still send: tokens expire, and disks fill up."""
