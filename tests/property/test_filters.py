@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinbus.amqp.message import Properties, decode_map, encode_message
-from twinbus.broker.descriptions import RuleDescription, SqlAction, SqlFilter
+from twinbus.broker.descriptions import EXPRESSION_LENGTH_MAX, RuleDescription, SqlAction, SqlFilter
 from twinbus.broker.filters.rules import apply_action, matches, validate
-from twinbus.broker.filters.sql import EXPRESSION_LENGTH_MAX
 from twinbus.broker.filters.values import FilterError, RuleWork, like
 from twinbus.broker.messages.incoming import Incoming, parse
 from twinbus.broker.refusals import ArgumentInvalid, Refusal

@@ -24,6 +24,9 @@ from twinbus.servicebus.names import (
 
 MAX_DELIVERY_COUNT_LIMIT = 2_147_483_647
 
+EXPRESSION_LENGTH_MAX = 1024
+"""Characters of a SQL filter or action; Azure's limit, which also bounds the parser's work."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuthorizationRule:
@@ -131,6 +134,14 @@ class CorrelationFilter:
 CORRELATION_FIELDS = tuple(f.name for f in fields(CorrelationFilter) if f.name != "properties")
 
 Filter = SqlFilter | TrueFilter | FalseFilter | CorrelationFilter
+
+FILTERS: dict[str, type[Filter]] = {
+    "sql": SqlFilter,
+    "true": TrueFilter,
+    "false": FalseFilter,
+    "correlation": CorrelationFilter,
+}
+"""The kinds of filters by their name in the store; XML names a filter by its class."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -241,12 +252,6 @@ Record = dict[str, Any]
 D = TypeVar("D", QueueDescription, TopicDescription, SubscriptionDescription)
 T = TypeVar("T")
 
-_FILTERS: dict[str, type[Any]] = {
-    "sql": SqlFilter,
-    "true": TrueFilter,
-    "false": FalseFilter,
-    "correlation": CorrelationFilter,
-}
 _PAIRS = ("parameters", "properties")
 """Fields that hold named values of any AMQP type."""
 
@@ -271,7 +276,7 @@ def read_description(kind: type[D], record: Record) -> D:
 
 
 def rule_record(rule: RuleDescription) -> Record:
-    name = next(name for name, kind in _FILTERS.items() if isinstance(rule.filter, kind))
+    name = next(name for name, kind in FILTERS.items() if isinstance(rule.filter, kind))
     return {
         "name": rule.name,
         "filter": {"kind": name, **_valued_fields(rule.filter)},
@@ -280,10 +285,10 @@ def rule_record(rule: RuleDescription) -> Record:
     }
 
 
-def read_rule(record: Record) -> RuleDescription:
+def rule_of_record(record: Record) -> RuleDescription:
     kept = record["filter"]
     action = record.get("action")
-    filter_: Filter = _read_valued(_FILTERS[kept["kind"]], kept)
+    filter_: Filter = _read_valued(FILTERS[kept["kind"]], kept)
     return RuleDescription(
         name=record["name"],
         filter=filter_,

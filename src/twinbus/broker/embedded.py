@@ -85,7 +85,7 @@ def parse_token(text: str) -> AcceptedToken:
 
 
 def _access(text: str, what: str, secret: str) -> tuple[str, str, frozenset[str]]:
-    """Who is let in, by which secret, with which rights."""
+    """Name, secret and rights of one rule or token."""
     parts = text.split(":")
     shape = f"give NAME:{secret}:RIGHTS with rights of Send, Listen, Manage, as in a:secret:Send"
     if len(parts) != 3 or not all(parts):
@@ -114,7 +114,7 @@ class BrokerHost:
         ledger: Path | str | None = None,
         profile: ServiceProfile = LAPTOP,
     ) -> None:
-        """`access` says who may connect; None: who has the default key, on loopback."""
+        """`access` says who may connect; None: clients with the default key, on loopback."""
         names = [namespace.name.lower() for namespace in namespaces]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
@@ -344,7 +344,7 @@ class EmbeddedBroker:
         self._change(namespace, create)
 
     def add_fault(self, fault: Fault, namespace: str | None = None) -> int:
-        """Misbehave from now on; returns the number to remove the fault by."""
+        """Add a fault, active from now on; returns its number, for `remove_fault`."""
         return self._call(lambda: self._host.server(namespace).faults.add(fault))
 
     def remove_fault(self, fault_id: int, namespace: str | None = None) -> bool:
@@ -352,7 +352,7 @@ class EmbeddedBroker:
         return self._call(lambda: self._host.server(namespace).faults.remove(fault_id))
 
     def clear_faults(self, namespace: str | None = None) -> None:
-        """Behave again."""
+        """Remove all faults."""
         self._call(self._host.server(namespace).faults.clear)
 
     def cut_off(self, namespace: str | None = None) -> None:

@@ -101,7 +101,7 @@ class Fault:
         object.__setattr__(
             self,
             "description",
-            self.description or f"the broker was told to misbehave: {self.kind}",
+            self.description or f"a fault was injected: {self.kind}",
         )
 
     def applies_to(self, stage: Stage, path: str) -> bool:

@@ -91,14 +91,14 @@ class HttpConnection(H11Protocol):
         self._leave()
 
     def _leave(self) -> None:
-        """Count no more: the connection is gone, or its AMQP peer counts."""
+        """End the count: the connection is closed, or its AMQP peer is counted instead."""
         self._stop_clock()
         if self._host is not None:
             self._admission.leave(self._host)
             self._host = None
 
     def _limit_request(self) -> None:
-        """Let a request that has begun take so long, whatever the pace of its bytes."""
+        """Limit the time that a request takes to arrive, however slowly its bytes come."""
         if self.conn.their_state not in _UNFINISHED:
             self._stop_clock()
         elif self._request_limit is None:
@@ -168,7 +168,7 @@ class MetricsAccess:
     """Who may read `/metrics`, which shows the names of entities."""
 
     def __init__(self, token: str | None, *, is_open: bool) -> None:
-        """Whoever has `token`; without one all if `is_open`, else nobody."""
+        """Clients that send `token` may read; without a token all if `is_open`, else none."""
         self._expected = None if token is None else f"Bearer {token}".encode()
         self._is_open = is_open
 

@@ -109,5 +109,5 @@ class BrokerView:
     def _record_state(
         self, state: str, *, entity: str | None = None, lines: int | None = None
     ) -> None:
-        told: dict[str, Any] = {"namespace": self._namespace, "entity": entity, "lines": lines}
-        self._ledger.record("state", state=state, view="broker", **told)
+        where: dict[str, Any] = {"namespace": self._namespace, "entity": entity, "lines": lines}
+        self._ledger.record("state", state=state, view="broker", **where)

@@ -30,8 +30,8 @@ SNIFF_LIMIT_S = 10.0
 """A connection without a byte for this long is closed."""
 
 SNIFFING_MAX = 512
-"""Silent connections kept at a time; past it the longest silent one goes. As many again may be in
-a TLS handshake; past it new ones are closed."""
+"""Silent connections kept at a time; past it the longest silent one is closed. As many again may be
+in a TLS handshake; past it new ones are closed."""
 
 BACKLOG = 1024
 ACCEPT_RETRY_S = 1.0

@@ -115,7 +115,7 @@ class PortAccess:
 
 
 RELOAD_CHECK_S = 2.0
-"""Time between two looks at the files of a certificate."""
+"""Time between two checks of the files of a certificate."""
 
 
 def server_context(certificate: Path, key: Path) -> ssl.SSLContext:

@@ -187,7 +187,7 @@ class AccessPolicy:
         )
 
     def _accepted(self, token: str, now_s: float) -> Grant | None:
-        """The grant of a token that is accepted as it stands; None: it is none of those."""
+        """The grant of a token that is accepted as it stands; None: it is not in the list."""
         text = token.removeprefix(_BEARER).encode()
         for one in self._tokens():
             if hmac.compare_digest(one.text.encode(), text):

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from twinbus.amqp.events import Disposed
 from twinbus.amqp.link import ReceiverLink, SenderLink
 from twinbus.amqp.message import Sections
 from twinbus.broker.access import Admission
@@ -135,7 +134,7 @@ class BrokerServer:
         return time.time_ns() // 1_000_000
 
     def peer(self) -> Peer:
-        peer = Peer(self, self, EntityLinks(self))
+        peer = Peer(self, EntityLinks(self))
         if self.gone is not None:
             peer.drop()
         return peer
@@ -151,7 +150,7 @@ class BrokerServer:
             self.loop.call_soon(self._tick)
 
     def check_store(self) -> None:
-        """Cut off every client if the store is gone; looks at the disk once a second at most."""
+        """Cut off every client if the store is gone; checks the disk once a second at most."""
         now_s = self.loop.time()
         if self.gone is not None or now_s - self._checked_at_s < STORE_CHECK_S:
             return
@@ -325,7 +324,7 @@ class BrokerServer:
         self._arm_timer()
 
     def _lose(self, why: str) -> None:
-        """Serve nothing more: what clients would be told could not be kept."""
+        """Stop serving: what clients send could not be stored."""
         self.gone = why
         log.error("%s: the store is gone: %s; clients are cut off", self.name, why)
         self.commit.stop(StoreError(why))
@@ -386,8 +385,7 @@ class EntityLinks:
         link.accept()
         return ReplyLink(client.replies, link, address)
 
-    def settle(self, event: Disposed, now_ms: int) -> None:
-        settle(event, now_ms)
+    settle = staticmethod(settle)
 
     def disconnected(self, client: LinkClient) -> None:
         """Nothing is kept for a client beside its links."""

@@ -11,13 +11,14 @@ import asyncio
 import dataclasses
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from uvicorn.protocols.websockets.wsproto_impl import WSProtocol
 from wsproto.events import BytesMessage, CloseConnection, Ping, TextMessage
 
 from twinbus.broker.access import CUT_OFF_S
+from twinbus.broker.links.peer import Peer
 
 SUBPROTOCOLS = ("AMQPWSB10", "amqp")
 """Names of AMQP in a WebSocket handshake: Service Bus's own, which Azure's SDKs ask for, and that
@@ -104,25 +105,10 @@ class AmqpWebSocket(WSProtocol):
             super().handle_message(BytesMessage(data=data, message_finished=True))
 
 
-class AmqpProtocol(Protocol):
-    """An asyncio protocol that also counts what a WebSocket adds to its stream."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None: ...
-    def data_received(self, data: bytes) -> None: ...
-    def pause_writing(self) -> None: ...
-    def resume_writing(self) -> None: ...
-    def connection_lost(self, exc: Exception | None) -> None: ...
-
-    def overhead_received(self, size_bytes: int) -> None:
-        """Count bytes that came with the stream and are not AMQP: pings, headers of frames."""
-
-
 class WebSocketTransport(asyncio.Transport):
     """What the AMQP protocol sees of a WebSocket: an asyncio transport."""
 
-    def __init__(
-        self, protocol: AmqpProtocol, extra: dict[str, Any], connection: AmqpWebSocket
-    ) -> None:
+    def __init__(self, protocol: Peer, extra: dict[str, Any], connection: AmqpWebSocket) -> None:
         super().__init__(extra)
         self._protocol = protocol
         self._connection = connection
@@ -195,7 +181,7 @@ class WebSocketTransport(asyncio.Transport):
         return frame
 
 
-async def serve(websocket: WebSocket, amqp_factory: Callable[[], AmqpProtocol]) -> None:
+async def serve(websocket: WebSocket, amqp_factory: Callable[[], Peer]) -> None:
     """Speak AMQP on a WebSocket until either side ends it."""
     offered = websocket.scope.get("subprotocols", ())
     chosen = next((name for name in SUBPROTOCOLS if name in offered), None)
@@ -229,7 +215,7 @@ async def serve(websocket: WebSocket, amqp_factory: Callable[[], AmqpProtocol]) 
         protocol.connection_lost(failure)
 
 
-def _report(failure: Exception, protocol: AmqpProtocol) -> None:
+def _report(failure: Exception, protocol: Peer) -> None:
     """Make our own mistake known, as asyncio does for a protocol on a socket."""
     asyncio.get_running_loop().call_exception_handler(
         {
@@ -246,9 +232,7 @@ async def _send(websocket: WebSocket, transport: WebSocketTransport) -> None:
     await websocket.close(_NORMAL_CLOSURE)
 
 
-async def _receive(
-    websocket: WebSocket, transport: WebSocketTransport, protocol: AmqpProtocol
-) -> None:
+async def _receive(websocket: WebSocket, transport: WebSocketTransport, protocol: Peer) -> None:
     while True:
         await transport.readable()
         message = await websocket.receive()

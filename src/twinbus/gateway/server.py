@@ -205,7 +205,7 @@ class GatewayServer:
 
     def peer(self) -> Peer:
         """The protocol of one client's connection."""
-        return Peer(self, self, self._links)
+        return Peer(self, self._links)
 
     def collect(self, peer: Peer) -> None:
         self._to_collect[peer] = None

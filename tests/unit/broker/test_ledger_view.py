@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.ledger_reading import read
 from tests.unit.broker.fakes import incoming
 from twinbus.broker.descriptions import QueueDescription
-from twinbus.broker.server import BrokerServer
+from twinbus.broker.server import STORE_CHECK_S, BrokerServer
 from twinbus.broker.storage.lmdb_store import LmdbStore
 from twinbus.broker.storage.store import Batch
 from twinbus.errors import StoreError
 from twinbus.ledger import LedgerWriter, writer
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from twinbus.testing import run_virtual
 
 NEVER_S = 3_600.0
 
@@ -98,3 +97,21 @@ async def test_records_that_there_is_no_room_for_are_counted(
         await server.close()
     (said,) = [record for record in read(tmp_path) if "unrecorded" in record]
     assert said["unrecorded"] == 3
+
+
+def test_a_connection_that_ends_after_the_broker_does_not_look_for_its_store(
+    tmp_path: Path,
+) -> None:
+    failures: list[dict[str, object]] = []
+
+    async def closed_and_woken() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: failures.append(context))
+        server = BrokerServer("contoso", LmdbStore(tmp_path), [])
+        await server.close()
+        await asyncio.sleep(2 * STORE_CHECK_S)
+        server.wake()
+        await asyncio.sleep(0.1)
+
+    run_virtual(closed_and_woken())
+    assert failures == []

@@ -92,7 +92,7 @@ class JoinedGateway:
         self._links = GatewayLinks(context, paired, cast("Any", None), self.pending)
 
     def peer(self) -> Peer:
-        return Peer(self.front, self.front, self._links)
+        return Peer(self.front, self._links)
 
     async def close(self, world: OneClient) -> None:
         """End the client's connection, and the one to the primary with it."""

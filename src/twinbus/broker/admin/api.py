@@ -138,7 +138,9 @@ def _perform(
         namespace=broker.namespace,
         authority=request.headers.get("host", "localhost"),
         now_ms=broker.now_ms(),
-        may_forward_to=lambda path: _require_send(broker, request, grant, path),
+        may_forward_to=lambda path: require_send(
+            broker.policy, broker.name, request, grant, path, broker.now_ms() / 1000
+        ),
     )
     match request.method:
         case "GET":
@@ -163,10 +165,6 @@ def require_manage(token: Verified, resource: str, request: AdminRequest) -> Gra
             f" The rule {token.rule_name!r} does not grant it.",
         )
     return token
-
-
-def _require_send(broker: BrokerServer, request: AdminRequest, grant: Grant, path: str) -> None:
-    require_send(broker.policy, broker.name, request, grant, path, broker.now_ms() / 1000)
 
 
 def require_send(

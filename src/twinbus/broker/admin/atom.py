@@ -71,7 +71,7 @@ def render_entry(
 def render_feed(
     title: str, url: str, updated_at_ms: int, entries: list[str], next_url: str | None = None
 ) -> bytes:
-    """The document that answers a list; clients ask on at `next_url` until there is none.
+    """The document that answers a list; clients request `next_url` for the next page.
 
     An empty feed is also Azure's answer for an entity that does not exist.
     """

@@ -31,10 +31,11 @@ from twinbus.broker.admin.atom import (
 )
 from twinbus.broker.descriptions import (
     CORRELATION_FIELDS,
+    EXPRESSION_LENGTH_MAX,
+    FILTERS,
     AuthorizationRule,
     CorrelationFilter,
     Description,
-    FalseFilter,
     Filter,
     QueueDescription,
     RuleDescription,
@@ -316,10 +317,9 @@ def _write_runtime(runtime: RuntimeInfo) -> str:
     )
 
 
-EXPRESSION_LENGTH_MAX = 1024
-"""Characters of a SQL filter or action, as in Azure."""
-
 _COMPATIBILITY_LEVEL = "20"
+
+_FILTER_TYPES: dict[str, type[Any]] = {each.__name__: each for each in FILTERS.values()}
 
 _CORRELATION_ELEMENTS = [(field.title().replace("_", ""), field) for field in CORRELATION_FIELDS]
 """Name of the element and field: `CorrelationId` for `correlation_id`."""
@@ -349,40 +349,37 @@ def _read_filter(element: Element | None) -> Filter:
     if element is None:
         return TrueFilter()
     match instance_type(element):
-        case "TrueFilter":
-            return TrueFilter()
-        case "FalseFilter":
-            return FalseFilter()
         case "SqlFilter":
-            return SqlFilter(
-                expression=_read_expression(element, "SQL filter"),
-                parameters=_read_pairs(child(element, "Parameters")),
-            )
+            return SqlFilter(**_read_sql(element, "SQL filter"))
         case "CorrelationFilter":
-            fields = {field: child_text(element, name) for name, field in _CORRELATION_ELEMENTS}
-            return CorrelationFilter(**fields, properties=_read_pairs(child(element, "Properties")))
+            named = {field: child_text(element, name) for name, field in _CORRELATION_ELEMENTS}
+            return CorrelationFilter(**named, properties=_read_pairs(child(element, "Properties")))
+        case name if name in _FILTER_TYPES:
+            plain: Filter = _FILTER_TYPES[name]()
+            return plain
         case other:
             raise ArgumentInvalid(
-                f"the filter type {other[:60]!r} is unknown; use SqlFilter, CorrelationFilter, "
-                "TrueFilter or FalseFilter"
+                f"the filter type {other[:60]!r} is unknown; use {', '.join(_FILTER_TYPES)}"
             )
 
 
 def _read_action(element: Element | None) -> SqlAction | None:
-    if element is None:
-        return None
-    match instance_type(element):
+    match "" if element is None else instance_type(element):
         case "" | "EmptyRuleAction":
             return None
         case "SqlRuleAction":
-            return SqlAction(
-                expression=_read_expression(element, "SQL action"),
-                parameters=_read_pairs(child(element, "Parameters")),
-            )
+            assert element is not None
+            return SqlAction(**_read_sql(element, "SQL action"))
         case other:
             raise ArgumentInvalid(
                 f"the action type {other[:60]!r} is unknown; use SqlRuleAction or EmptyRuleAction"
             )
+
+
+def _read_sql(element: Element, what: str) -> dict[str, Any]:
+    """Expression and parameters of a filter or an action."""
+    parameters = _read_pairs(child(element, "Parameters"))
+    return {"expression": _read_expression(element, what), "parameters": parameters}
 
 
 def _read_expression(element: Element, what: str) -> str:
@@ -414,21 +411,18 @@ def _read_pairs(element: Element | None) -> tuple[tuple[str, object], ...]:
 
 
 def _write_filter(rule_filter: Filter) -> str:
-    match rule_filter:
-        case TrueFilter():
-            return _sql("Filter", "TrueFilter", "1=1", ())
-        case FalseFilter():
-            return _sql("Filter", "FalseFilter", "1=0", ())
-        case SqlFilter():
-            return _sql("Filter", "SqlFilter", rule_filter.expression, rule_filter.parameters)
-        case CorrelationFilter():
-            named = "".join(
-                tag(name, value)
-                for name, field in _CORRELATION_ELEMENTS
-                if (value := getattr(rule_filter, field)) is not None
-            )
-            pairs = _write_pairs("Properties", rule_filter.properties)
-            return f'<Filter i:type="CorrelationFilter">{named}{pairs}</Filter>'
+    name = type(rule_filter).__name__
+    if isinstance(rule_filter, SqlFilter):
+        return _sql("Filter", name, rule_filter.expression, rule_filter.parameters)
+    if not isinstance(rule_filter, CorrelationFilter):
+        return _sql("Filter", name, "1=1" if isinstance(rule_filter, TrueFilter) else "1=0", ())
+    named = "".join(
+        tag(name, value)
+        for name, field in _CORRELATION_ELEMENTS
+        if (value := getattr(rule_filter, field)) is not None
+    )
+    pairs = _write_pairs("Properties", rule_filter.properties)
+    return f'<Filter i:type="CorrelationFilter">{named}{pairs}</Filter>'
 
 
 def _write_action(action: SqlAction | None) -> str:

@@ -13,7 +13,7 @@ from twinbus.broker.descriptions import (
     SubscriptionDescription,
     TopicDescription,
     read_description,
-    read_rule,
+    rule_of_record,
 )
 from twinbus.broker.engine.message_states import EngineContext
 from twinbus.broker.engine.queue import Queue
@@ -165,17 +165,14 @@ _NO_ID = 0
 
 class EntityFactory:
     def __init__(self, context: EngineContext) -> None:
-        self._context = context
+        self.context = context
 
     def queue(
         self, path: str, entity_id: int, description: QueueDescription, part_id: int
     ) -> Queue:
         """A queue and its dead-letter queue, which has the id `part_id`."""
         part = self._dead_letter(path, part_id, description)
-        return Queue(path, entity_id, description, self._context, part)
-
-    def topic(self, path: str, entity_id: int, description: TopicDescription) -> Topic:
-        return Topic(path, entity_id, description, self._context)
+        return Queue(path, entity_id, description, self.context, part)
 
     def subscription(
         self,
@@ -187,20 +184,20 @@ class EntityFactory:
     ) -> Subscription:
         """A subscription and its dead-letter queue, which has the id `part_id`."""
         part = self._dead_letter(subscription_path(topic.path, name), part_id, description)
-        found = Subscription(topic.path, name, entity_id, description, self._context, part)
+        found = Subscription(topic.path, name, entity_id, description, self.context, part)
         topic.attach(found)
         return found
 
     def empty_part(self, owner: Queue, path: str) -> Queue:
         """A queue that nothing ever comes into, to answer at a path where Azure has one."""
         description = dead_letter_description(owner.description)
-        return Queue(path, _NO_ID, description, self._context)
+        return Queue(path, _NO_ID, description, self.context)
 
     def _dead_letter(
         self, path: str, part_id: int, owner: QueueDescription | SubscriptionDescription
     ) -> Queue:
         path, description = dead_letter_path(path), dead_letter_description(owner)
-        return Queue(path, part_id, description, self._context)
+        return Queue(path, part_id, description, self.context)
 
     def rebuild(self, images: Sequence[EntityImage]) -> Iterator[Entity]:
         """Every entity that the images from the store show, topics before their subscriptions."""
@@ -210,7 +207,7 @@ class EntityFactory:
             entity: Entity
             if image.kind == "topic":
                 settings = read_description(TopicDescription, image.description)
-                entity = self.topic(image.path, image.entity_id, settings)
+                entity = Topic(image.path, image.entity_id, settings, self.context)
                 topics[address_key(image.path)] = entity
             elif image.kind in ("queue", "subscription"):
                 part = parts[address_key(dead_letter_path(image.path))]
@@ -232,7 +229,7 @@ class EntityFactory:
         settings = read_description(SubscriptionDescription, image.description)
         subscription = self.subscription(topic, name, image.entity_id, settings, part_id)
         for record in sorted(image.rules.values(), key=lambda each: each["number"]):
-            rule = read_rule(record)
+            rule = rule_of_record(record)
             subscription.put_rule(rule)
             subscription.rule_numbers[rule.name.lower()] = record["number"]
         return subscription

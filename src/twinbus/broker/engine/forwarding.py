@@ -102,7 +102,7 @@ class Forwarding:
         assert not self._running, f"forwarding of {self._queue.path} ran into itself"
         outbox, count = self._outbox, 0
         self._running = True
-        # This stands if a message must wait, and if anything goes wrong here.
+        # Stays so if a message must wait, or if this raises.
         self.retry_at_ms = now_ms + RETRY_MS
         try:
             while outbox and count < limit:
@@ -118,7 +118,7 @@ class Forwarding:
         return count
 
     def _move(self, message: StoredMessage, now_ms: int, hops: int) -> bool:
-        """Move one message or settle its fate; false if it must wait."""
+        """Move or dead-letter one message; false if it must wait."""
         if hops >= HOPS_MAX:
             text = f"The message was forwarded {HOPS_MAX} times, the most there may be."
             return self._give_up(message, TOO_MANY_HOPS, text, now_ms, hops)

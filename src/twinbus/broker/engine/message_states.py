@@ -117,7 +117,7 @@ class MessageStates:
         self.wake_ms = NEVER_MS
         """No timer is due before this time; it may be early, never late."""
         self.require_room: Callable[[int], None] = lambda _: None
-        """Raises unless the memory may grow by so many bytes."""
+        """Takes a number of bytes; raises unless the memory may grow by that."""
         self.apply(description)
 
     def share_quota(self, require_room: Callable[[int], None]) -> None:
@@ -191,7 +191,7 @@ class MessageStates:
     def adopt(self, source: ForwardSource, message: StoredMessage, moved: StoredMessage) -> None:
         """Take a message over, as `moved`; if this raises, the message is still with `source`.
 
-        `source` lets go of it in memory, and then `moved` is placed.
+        The caller then removes it from the memory of `source` and places `moved`.
         """
         self.last_sequence_number += 1
         moved.sequence_number = self.last_sequence_number
@@ -314,7 +314,7 @@ class MessageStates:
         self._ready.drop(message)
 
     def forget_moved(self, message: StoredMessage) -> None:
-        """Drop a ready message that another entity has taken over in the journal too."""
+        """Remove a ready message that another entity has taken over; the journal has the move."""
         self.take_out(message)
         self.index.remove(message)
 

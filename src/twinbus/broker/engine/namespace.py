@@ -174,7 +174,7 @@ class BrokerNamespace:
         check_path("topic", path)
         self._check_new(path, description)
         self._check_entity_count()
-        topic = self._factory.topic(path, self._new_ids(1), description)
+        topic = Topic(path, self._new_ids(1), description, self._factory.context)
         self._establish(topic, now_ms)
         return topic
 
@@ -351,7 +351,7 @@ class BrokerNamespace:
     # The store
 
     def restore(self, images: Sequence[EntityImage], now_ms: int = 0) -> None:
-        """Take everything back from the store after a restart; locks are gone, nothing else is."""
+        """Restore every entity from the store after a restart; only locks are lost."""
         for image in images:
             self._last_entity_id = max(self._last_entity_id, image.entity_id)
             if image.entity_id == NAMESPACE_ID:

@@ -25,8 +25,7 @@ from twinbus.broker.engine.message_states import (
     EngineContext,
     MessageStates,
 )
-from twinbus.broker.engine.session_access import SessionAccess
-from twinbus.broker.engine.sessions import MessageSession
+from twinbus.broker.engine.sessions import MessageSession, Sessions
 from twinbus.broker.engine.settlement import (
     Delivery,
     SettlementOutcome,
@@ -43,6 +42,7 @@ from twinbus.broker.refusals import (
     MessageTooLarge,
     NotAllowed,
     QuotaExceeded,
+    SessionLockLost,
     entity_full,
 )
 from twinbus.servicebus.names import STANDARD_MESSAGE_BYTES
@@ -84,7 +84,7 @@ class Queue:
         self.next_deadline_ms = self.states.next_deadline_ms
         self.messages = self.states.messages
         self.states.share_quota(self.require_memory)
-        self.sessions = SessionAccess(self.states, self.catch_up, self.require_receiving)
+        self.sessions = SessionAccess(self)
         self._journal = context.journal
         self._apply(description)
 
@@ -215,14 +215,14 @@ class Queue:
             self.require_memory(MESSAGE_BYTES, reserved_memory_bytes)
 
     def require_memory(self, added_bytes: int, reserved_bytes: int = 0) -> None:
-        """Raise unless the memory may grow by so many bytes, beside what is reserved for others.
+        """Raise unless the memory may grow by `added_bytes`, beside what is reserved for others.
 
         Memory has the same bound as the stored bytes. Only small messages, sessions and remembered
         ids need more memory than disk.
         """
         held_bytes = self.states.memory_bytes + reserved_bytes
         if held_bytes + added_bytes > self.quota_bytes:
-            advice = "its messages, session states, remembered ids and rules take so much memory"
+            advice = "its messages, session states, remembered ids and rules use that much memory"
             raise self._full(held_bytes, advice)
 
     def _full(self, held_bytes: int, advice: str) -> QuotaExceeded:
@@ -497,3 +497,72 @@ class Queue:
             f"the message's lock in {self.path!r} expired, or the message was settled already; "
             "receive it again, and renew the lock if processing takes longer"
         )
+
+
+class SessionAccess:
+    """What receivers may do with the sessions of one queue; `NotAllowed` where it has none."""
+
+    __slots__ = ("_queue", "_states")
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        self._states = queue.states
+
+    def _required(self) -> Sessions:
+        sessions = self._states.sessions
+        if sessions is None:
+            raise NotAllowed(f"{self._states.path!r} has no sessions")
+        return sessions
+
+    def accept(self, session_id: str | None, holder: object, now_ms: int) -> tuple[str, int] | None:
+        """Lock a session, the named one or the next with messages: its id, until when; or None."""
+        self._queue.require_receiving(now_ms)
+        until_ms = now_ms + self._states.description.lock_duration_ms
+        session = self._required().accept(session_id, holder, until_ms)
+        if session is None:
+            return None
+        self._states.wake_by(until_ms)
+        return session.session_id, until_ms
+
+    def renew(self, session_id: str, holder: object | None, now_ms: int) -> int:
+        """Hold a session for another lock duration from now; returns until when."""
+        self._queue.catch_up(now_ms)
+        sessions = self._required()
+        session = sessions.held(session_id, holder, now_ms)
+        sessions.renew(session, now_ms + self._states.description.lock_duration_ms)
+        self._states.wake_by(session.locked_until_ms)
+        return session.locked_until_ms
+
+    def is_held_by(self, session_id: str, holder: object, now_ms: int) -> bool:
+        try:
+            return self._required().held(session_id, holder, now_ms).holder is holder
+        except SessionLockLost:
+            return False
+
+    def release_holder(self, holder: object, now_ms: int) -> None:
+        """Free the sessions of a receiver that left; its other locks run on until they expire."""
+        sessions = self._states.sessions
+        if sessions is not None:
+            try:
+                self._queue.catch_up(now_ms)
+            except EntityNotFound:
+                return
+            for session in sessions.held_by(holder):
+                self._states.free_session(session, now_ms, counted=False)
+
+    def state(self, session_id: str) -> bytes | None:
+        state = self._required().states.get(session_id)
+        return None if state is None else state.content
+
+    def set_state(
+        self, session_id: str, state: bytes | None, now_ms: int, *, holder: object | None = None
+    ) -> None:
+        """Set the state of a held session; None deletes it."""
+        self._queue.catch_up(now_ms)
+        sessions = self._required()
+        sessions.held(session_id, holder, now_ms)
+        sessions.set_state(session_id, state, now_ms, self._states.require_room)
+
+    def ids(self, updated_since_ms: int | None = None) -> list[str]:
+        """Ids of the sessions that have ready messages or a state, or whose state is that new."""
+        return self._required().ids(updated_since_ms)

@@ -65,7 +65,7 @@ class Subscription(Queue):
         self.rules_memory_bytes = 0
         self._compiled: dict[str, object] = {}
         self.require_room: Callable[[int, int], None] = lambda _size, _memory: None
-        """Raises unless the topic may keep so many more bytes, and use so much more memory."""
+        """Takes bytes and memory to add; raises if the topic has no room for them."""
 
     def put_rule(self, rule: RuleDescription) -> None:
         """Add a rule, or replace the one of its name in its place."""
@@ -79,7 +79,7 @@ class Subscription(Queue):
         try:
             self._compiled[key] = compiled_parts(rule)
         except Refusal:
-            # A stored rule of an earlier version. Every message that it is asked about says so.
+            # A stored rule of an earlier version: evaluating it raises, for each message.
             self._compiled[key] = ()
 
     def remove_rule(self, key: str) -> None:
@@ -245,7 +245,7 @@ class Topic:
         )
 
     def require_room(self, added_bytes: int, added_memory_bytes: int) -> None:
-        """Raise unless topic and subscriptions may keep so many more bytes."""
+        """Raise unless topic and subscriptions have room for these bytes and this memory."""
         held_bytes, memory_bytes = self._held()
         held_bytes += self.size_bytes
         if held_bytes + added_bytes > self.schedule.quota_bytes:
@@ -265,7 +265,7 @@ class Topic:
         return size_bytes, memory_bytes
 
     def require_memory(self, added_bytes: int) -> None:
-        """Raise unless the memory of topic and subscriptions may grow by so many bytes."""
+        """Raise unless the memory of topic and subscriptions may grow by `added_bytes`."""
         self.schedule.require_memory(added_bytes, self._held()[1])
 
     def enqueue(self, incoming: Incoming, now_ms: int) -> StoredMessage | None:

@@ -31,10 +31,18 @@ SYSTEM_PROPERTIES = {
 }  # fmt: skip
 """By lower-case name: those a message has when a topic's rules see it."""
 
-SETTABLE_SYSTEM_PROPERTIES = frozenset(
-    ("contenttype", "correlationid", "label", "messageid", "replyto", "replytosessionid",
-     "sessionid", "subject", "to")
-)  # fmt: skip
+PROPERTY_FIELDS = {
+    "contenttype": "content_type",
+    "correlationid": "correlation_id",
+    "label": "subject",
+    "messageid": "message_id",
+    "replyto": "reply_to",
+    "replytosessionid": "reply_to_group_id",
+    "sessionid": "group_id",
+    "subject": "subject",
+    "to": "to",
+}
+"""System properties that are fields of the AMQP properties section: actions may set these."""
 
 
 class FilterScope(Protocol):
@@ -69,29 +77,23 @@ class Property(NamedTuple):
 
 def any_of(terms: Sequence[Condition]) -> Condition:
     """OR."""
-
-    def test(scope: FilterScope) -> bool | None:
-        result: bool | None = False
-        for term in terms:
-            outcome = term(scope)
-            if outcome:
-                return True
-            if outcome is None:
-                result = None
-        return result
-
-    return test
+    return _series(terms, decisive=True)
 
 
 def all_of(terms: Sequence[Condition]) -> Condition:
     """AND."""
+    return _series(terms, decisive=False)
+
+
+def _series(terms: Sequence[Condition], *, decisive: bool) -> Condition:
+    """The first term that is `decisive` decides; else unknown if any term is."""
 
     def test(scope: FilterScope) -> bool | None:
-        result: bool | None = True
+        result: bool | None = not decisive
         for term in terms:
             outcome = term(scope)
-            if outcome is False:
-                return False
+            if outcome is decisive:
+                return decisive
             if outcome is None:
                 result = None
         return result

@@ -31,7 +31,7 @@ from twinbus.broker.descriptions import (
     SqlFilter,
     TrueFilter,
 )
-from twinbus.broker.filters.closures import Property
+from twinbus.broker.filters.closures import PROPERTY_FIELDS, Property
 from twinbus.broker.filters.sql import (
     CompiledAction,
     CompiledFilter,
@@ -51,19 +51,6 @@ from twinbus.broker.filters.values import (
 )
 from twinbus.broker.messages.incoming import Incoming, parse
 from twinbus.broker.refusals import ArgumentInvalid
-
-_PROPERTY_FIELDS = {
-    "contenttype": "content_type",
-    "correlationid": "correlation_id",
-    "label": "subject",
-    "messageid": "message_id",
-    "replyto": "reply_to",
-    "replytosessionid": "reply_to_group_id",
-    "sessionid": "group_id",
-    "subject": "subject",
-    "to": "to",
-}
-"""System properties that are fields of the AMQP properties section."""
 
 _NEW_ID_SPACE = uuid.UUID("5b0c7d5e-4b2f-4a3f-9d0c-6f1d8e9a7b21")
 
@@ -231,7 +218,7 @@ class _Message:
                 return incoming.partition_key
             case "viapartitionkey":
                 return self._annotation("x-opt-via-partition-key")
-        value = to_value(getattr(self.properties, _PROPERTY_FIELDS[name]))
+        value = to_value(getattr(self.properties, PROPERTY_FIELDS[name]))
         if value is None and name == "messageid":
             return incoming.message_id
         if value is None:
@@ -249,7 +236,7 @@ class _Message:
         """SET."""
         if target.is_system:
             text = None if value is None else to_text(value)
-            setattr(self.properties, _PROPERTY_FIELDS[target.name], text)
+            setattr(self.properties, PROPERTY_FIELDS[target.name], text)
             return
         held = self._application_properties()
         key = self._folded.setdefault(target.name.lower(), target.name)
@@ -258,7 +245,7 @@ class _Message:
     def remove(self, target: Property) -> None:
         """REMOVE; a property that is not there is no error."""
         if target.is_system:
-            setattr(self.properties, _PROPERTY_FIELDS[target.name], None)
+            setattr(self.properties, PROPERTY_FIELDS[target.name], None)
             return
         held = self._application_properties()
         key = self._folded.pop(target.name.lower(), None)

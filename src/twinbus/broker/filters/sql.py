@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
+from twinbus.broker.descriptions import EXPRESSION_LENGTH_MAX
 from twinbus.broker.filters.closures import (
-    SETTABLE_SYSTEM_PROPERTIES,
+    PROPERTY_FIELDS,
     SYSTEM_PROPERTIES,
     Condition,
     Expression,
@@ -52,9 +53,6 @@ from twinbus.broker.filters.values import (
     signed,
 )
 from twinbus.broker.refusals import ArgumentInvalid
-
-EXPRESSION_LENGTH_MAX = 1024
-"""Characters of a filter or action; Azure's limit, which also bounds the parser's work."""
 
 KEYWORDS = frozenset("AND OR NOT LIKE ESCAPE IN IS NULL EXISTS TRUE FALSE SET REMOVE".split())
 
@@ -92,7 +90,7 @@ _UNCLOSED = {"'": "a string's closing '", '"': 'a closing "', "[": "a closing ]"
 
 
 def tokenize(expression: str) -> list[SqlToken]:
-    """The tokens of `expression`, the last of kind "end"; `ArgumentInvalid` at what is none."""
+    """The tokens of `expression`, the last of kind "end"; `ArgumentInvalid` at anything else."""
     if len(expression) > EXPRESSION_LENGTH_MAX:
         raise ArgumentInvalid(
             f"The rule expression has {len(expression)} characters, the limit is "
@@ -168,7 +166,7 @@ _actions: WeakValueDictionary[str, CompiledAction] = WeakValueDictionary()
 
 
 def compile_filter(expression: str) -> CompiledFilter:
-    """The condition written in `expression`; `ArgumentInvalid` with the position if it is none."""
+    """The condition in `expression`; `ArgumentInvalid` with the position if it is not valid."""
     found = _filters.get(expression)
     if found is None:
         parser = _Parser(expression)
@@ -179,7 +177,7 @@ def compile_filter(expression: str) -> CompiledFilter:
 
 
 def compile_action(expression: str) -> CompiledAction:
-    """The statements written in `expression`; `ArgumentInvalid` with the position if none."""
+    """The statements in `expression`; `ArgumentInvalid` with the position if not valid."""
     found = _actions.get(expression)
     if found is None:
         parser = _Parser(expression)
@@ -485,10 +483,8 @@ class _Parser:
             raise self.refused("SET or REMOVE")
         at = self.token
         target = self._property()
-        if target.is_system and target.name not in SETTABLE_SYSTEM_PROPERTIES:
-            known = ", ".join(
-                sorted(SYSTEM_PROPERTIES[name] for name in SETTABLE_SYSTEM_PROPERTIES)
-            )
+        if target.is_system and target.name not in PROPERTY_FIELDS:
+            known = ", ".join(sorted(SYSTEM_PROPERTIES[name] for name in PROPERTY_FIELDS))
             raise self.refused(f"a system property that an action may change ({known})", at)
         if verb.text == "REMOVE":
             return Statement(target, None)

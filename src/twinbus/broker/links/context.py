@@ -63,10 +63,10 @@ class LinkOwner:
         return None
 
     def abandon(self) -> None:
-        """Let go of the entity without a word: the engine is being replaced."""
+        """Forget the entity without telling the client: the engine is being replaced."""
 
     def close(self, now_ms: int) -> None:
-        """The link is gone, by the client's wish or ours."""
+        """The link was closed, by the client or by the broker."""
 
 
 log = logging.getLogger("twinbus.broker")
@@ -205,7 +205,7 @@ class ReplyLink(LinkOwner):
 
 
 class ReplyLinks:
-    """The reply links of one connection, found without a look at its other links.
+    """The reply links of one connection, found without searching its other links.
 
     A client may have thousands of links, and each of its requests needs a reply link.
     """
@@ -363,7 +363,7 @@ LOCK_TOKENS_AT_ONCE = 256
 
 
 class LockTokens:
-    """Gives fresh tokens that nobody can guess; who knows one can settle its message.
+    """Gives new tokens that cannot be guessed: a client that knows one can settle its message.
 
     Random bytes are fetched for many tokens at once: a uuid4 for each would cost 2 us.
     """

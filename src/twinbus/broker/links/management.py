@@ -15,8 +15,8 @@ from twinbus.amqp.message import Sections
 from twinbus.amqp.types import Array, Described, Int, Timestamp, ULong
 from twinbus.broker.descriptions import (
     CORRELATION_FIELDS,
+    FILTERS,
     CorrelationFilter,
-    FalseFilter,
     Filter,
     RuleDescription,
     SqlAction,
@@ -52,13 +52,10 @@ from twinbus.broker.refusals import (
 )
 from twinbus.broker.sas import LISTEN, SEND
 
-_RULE_DESCRIPTION = 0x1370_0000_004
-_EMPTY_ACTION = 0x1370_0000_005
-_SQL_ACTION = 0x1370_0000_006
-_SQL_FILTER = 0x13_7000_0006
-_TRUE_FILTER = 0x13_7000_0007
-_FALSE_FILTER = 0x13_7000_0008
-_CORRELATION_FILTER = 0x13_7000_0009
+_RULE_DESCRIPTION = ULong(0x1370_0000_004)
+_ACTION_CODES = ULong(0x1370_0000_005), ULong(0x1370_0000_006)
+"""Of no action, and of a SQL action."""
+_FILTER_CODES = {kind: ULong(0x13_7000_0006 + index) for index, kind in enumerate(FILTERS.values())}
 
 
 def add_rule(request: ManagementRequest, context: ManagementContext, now_ms: int) -> Body:
@@ -133,31 +130,20 @@ def _table(value: object, name: str) -> dict[str, Any]:
 
 
 def _described(rule: RuleDescription) -> Described:
-    action = (
-        _list(_EMPTY_ACTION, [])
-        if rule.action is None
-        else _list(_SQL_ACTION, [rule.action.expression])
-    )
-    return _list(_RULE_DESCRIPTION, [_described_filter(rule.filter), action, rule.name])
+    action = [] if rule.action is None else [rule.action.expression]
+    parts = (_described_filter(rule.filter), Described(_ACTION_CODES[len(action)], action))
+    return Described(_RULE_DESCRIPTION, [*parts, rule.name])
 
 
 def _described_filter(filter_: Filter) -> Described:
-    match filter_:
-        case TrueFilter():
-            return _list(_TRUE_FILTER, [])
-        case FalseFilter():
-            return _list(_FALSE_FILTER, [])
-        case SqlFilter():
-            return _list(_SQL_FILTER, [filter_.expression])
-        case CorrelationFilter():
-            # The order of the described list is that of the fields.
-            fields = [getattr(filter_, field) for field in CORRELATION_FIELDS]
-            properties = {name: to_amqp(to_value(value)) for name, value in filter_.properties}
-            return _list(_CORRELATION_FILTER, [*fields, properties])
-
-
-def _list(descriptor: int, fields: list[Any]) -> Described:
-    return Described(ULong(descriptor), fields)
+    fields: list[Any] = []
+    if isinstance(filter_, SqlFilter):
+        fields = [filter_.expression]
+    elif isinstance(filter_, CorrelationFilter):
+        # The order of the described list is that of the fields.
+        fields = [getattr(filter_, field) for field in CORRELATION_FIELDS]
+        fields.append({name: to_amqp(to_value(value)) for name, value in filter_.properties})
+    return Described(_FILTER_CODES[type(filter_)], fields)
 
 
 PEEK_BYTES_MAX = 1024 * 1024

@@ -58,7 +58,9 @@ NOBODY = LinkOwner()
 """Ignores what concerns a link without an owner."""
 
 
-class PeerOwner(Protocol):
+class PeerServer(PeerContext, Protocol):
+    """The broker or gateway that a client is connected to."""
+
     peers: set[Peer]
 
     def collect(self, peer: Peer) -> None:
@@ -66,9 +68,8 @@ class PeerOwner(Protocol):
 
 
 class Peer(asyncio.Protocol):
-    def __init__(self, context: PeerContext, owner: PeerOwner, opener: LinkOpener) -> None:
+    def __init__(self, context: PeerServer, opener: LinkOpener) -> None:
         self._context = context
-        self._owner = owner
         self._opener = opener
         self.grants = ConnectionGrants()
         self.connection = Connection(
@@ -102,7 +103,7 @@ class Peer(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self._host = str(peer[0]) if isinstance(peer, tuple) else ""
         self.address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "a local client"
-        self._owner.peers.add(self)
+        self._context.peers.add(self)
         context = self._context
         probation = self._probation = Probation(
             self.connection, context.admission, self._host, context.loop, self._give_up
@@ -156,7 +157,7 @@ class Peer(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Close the client's links; its message locks stay until they expire."""
         self._transport = None
-        self._owner.peers.discard(self)
+        self._context.peers.discard(self)
         self.trust()
         self._context.admission.leave(self._host, trusted=True)
         self._expiry.cancel()
@@ -203,7 +204,7 @@ class Peer(asyncio.Protocol):
 
     def touch(self) -> None:
         """Let the server collect this peer's output at the end of the tick."""
-        self._owner.collect(self)
+        self._context.collect(self)
 
     def holder(self, link_name: str) -> LinkOwner | None:
         """The receiver of the client's link of that name, which holds its locks."""
@@ -359,7 +360,7 @@ class Peer(asyncio.Protocol):
         if self._probation is not None:
             self._probation.opened()
         name, limit = self._context.name, self._context.profile.connections_max
-        if limit is None or len(self._owner.peers) <= limit:
+        if limit is None or len(self._context.peers) <= limit:
             log.info("%s: connection from %s", name, self.address)
             return
         refusal = QuotaExceeded(

@@ -98,7 +98,7 @@ class ManagementRequest:
     __slots__ = ("_arguments", "link_name", "operation")
 
     def __init__(self, sections: Sections) -> None:
-        """Read a request; `MalformedMessage` if it is none."""
+        """Read a request; `MalformedMessage` if it cannot be read."""
         try:
             headers = decode_map(sections.application_properties)
             body = decode_value(sections.body) if sections.body else {}
@@ -252,7 +252,7 @@ SCHEDULE = "com.microsoft:schedule-message"
 class RequestLink(LinkOwner):
     """The link on which a client sends requests to one node.
 
-    `respond` answers a request; None: it will be answered and settled by whoever took it on.
+    `respond` returns the response, or None if it answers and settles the request later.
     """
 
     def __init__(

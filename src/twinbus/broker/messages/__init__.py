@@ -1,1 +1,1 @@
-"""Messages as they come, lie in the store and go out: pure."""
+"""Messages: parsed from senders, stored, and rendered for receivers. Pure."""

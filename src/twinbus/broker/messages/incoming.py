@@ -5,7 +5,7 @@
 
 Stored are the header's durable and priority, the sender's annotations without those that are the
 broker's to set, and every byte from the properties on. None of these bytes is ever decoded and
-written anew, so what a receiver gets is what the sender sent.
+encoded again, so a receiver gets what the sender sent.
 """
 
 from __future__ import annotations
@@ -376,7 +376,7 @@ def _with_message_id(raw: bytes, message_id: str) -> bytes:
 
 
 def _check_entries(raw: bytes) -> None:
-    """DecodeError unless a map is made of whole entries: `render` will have to walk it one day."""
+    """DecodeError unless a map is made of whole entries: `render` may have to walk it later."""
     count, offset = entries_at(raw)
     offset = skip_many(raw, offset, count)
     if offset != len(raw):

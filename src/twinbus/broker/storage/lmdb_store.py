@@ -2,7 +2,7 @@
 
 Commits are synchronous, data and metadata, so a batch is wholly there or not at all,
 whenever the process or the machine dies. After an error nothing is trusted: the environment is
-opened anew and what it holds is the truth (`discard`, then `recover`).
+opened again and what it holds is the truth (`discard`, then `recover`).
 
 LMDB reads through a memory map, so a file that is shorter than its pages does not raise: touching
 what is missing kills the process (SIGBUS). A short file is therefore first walked by a child.
@@ -85,7 +85,7 @@ class LmdbStore(RecordJournal, Store):
         """What `payload` reads. It never outlives a commit: it would miss what that wrote, and
         keep LMDB from using pages that were freed since."""
         self._suspect = False
-        """A batch failed: the environment must be opened anew."""
+        """A batch failed: the environment must be opened again."""
         self._directory = DataDirectory(directory)
         try:
             self._environment = open_environment(self._directory, map_size)
@@ -182,7 +182,7 @@ class LmdbStore(RecordJournal, Store):
         self._directory.release()
 
     def _leave_to_parent(self) -> None:
-        """In a forked child: let go without touching what is the parent's."""
+        """In a forked child: drop the references without touching what is the parent's."""
         # The objects are kept, unused, so that nothing is unmapped or unlocked on their behalf.
         _LEFT_TO_PARENT.append((self._environment, self._snapshot))
         self._environment = self._snapshot = None

@@ -218,14 +218,6 @@ def unpack_json(record: Data) -> list[Any]:
     return parts
 
 
-def pack_number(number: int) -> bytes:
-    return _NUMBER.pack(number)
-
-
-def unpack_number(record: Data) -> int:
-    return int(_NUMBER.unpack(record)[0])
-
-
 def pack_session_state(session_id: str, state: SessionState) -> bytes:
     name = session_id.encode()
     return _FORMAT.pack(len(name)) + name + _TIME.pack(state.updated_at_ms) + state.content
@@ -403,7 +395,7 @@ class RecordJournal(ABC):
         assert not self._in_flight, "a batch is still in flight"
         for entity_id in self._raised:
             key = entity_key(COUNTER, entity_id)
-            self._pending[key] = pack_number(self._last_numbers[entity_id])
+            self._pending[key] = _NUMBER.pack(self._last_numbers[entity_id])
         self._raised.clear()
         self._in_flight, self._pending = self._pending, {}
         self._in_flight_size_bytes, self._pending_size_bytes = self._pending_size_bytes, 0
@@ -432,7 +424,7 @@ class RecordJournal(ABC):
             images[entity_id] = EntityImage(entity_id, *unpack_json(record))
         for key, record in scan(COUNTER):
             if image := images.get(key_entity(key)):
-                image.last_sequence_number = unpack_number(record)
+                image.last_sequence_number = _NUMBER.unpack(record)[0]
         self._amended = _read_messages(scan, images)
         for kind, table, unpack in (
             (SESSION, "session_states", unpack_session_state),

@@ -101,7 +101,7 @@ def test_what_is_counted_covers_what_is_used_and_is_no_more_than_four_times_it(h
     description, put = HELD[held]
     world = World()
     namespace = BrokerNamespace(
-        "test", NoDisk(), world.namespace._factory._context.tokens,
+        "test", NoDisk(), world.namespace._factory.context.tokens,
         notify=lambda _: None, deleted=lambda _: None,
     )  # fmt: skip
     queue = namespace.create_queue("q", description, 0)

@@ -156,7 +156,7 @@ def test_rules_count_in_the_topic_s_memory() -> None:
     for number in range(45):
         rule = RuleDescription(name=f"r{number}", filter=large)
         news.namespace.create_rule("news", "s", rule, 0)
-    with pytest.raises(QuotaExceeded, match="and rules take so much memory"):
+    with pytest.raises(QuotaExceeded, match="and rules use that much memory"):
         news.namespace.create_rule("news", "s", RuleDescription(name="x", filter=large), 0)
     with pytest.raises(QuotaExceeded):
         news.namespace.send(news.topic, [incoming() for _ in range(30)], 0)

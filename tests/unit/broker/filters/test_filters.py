@@ -19,6 +19,7 @@ from twinbus.amqp.message import (
 )
 from twinbus.amqp.types import Described, Float32, Int, Symbol, Timestamp, ULong
 from twinbus.broker.descriptions import (
+    EXPRESSION_LENGTH_MAX,
     CorrelationFilter,
     FalseFilter,
     RuleDescription,
@@ -26,7 +27,7 @@ from twinbus.broker.descriptions import (
     SqlFilter,
 )
 from twinbus.broker.filters.rules import apply_action, matches, validate
-from twinbus.broker.filters.sql import EXPRESSION_LENGTH_MAX, NESTING_MAX, STATEMENTS_MAX
+from twinbus.broker.filters.sql import NESTING_MAX, STATEMENTS_MAX
 from twinbus.broker.filters.values import FilterError
 from twinbus.broker.messages.incoming import Incoming, parse
 from twinbus.broker.refusals import ArgumentInvalid

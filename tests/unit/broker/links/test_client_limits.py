@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import cast
 
 import pytest
 
-from tests.unit.broker.fakes import incoming
+from tests.unit.broker.fakes import facts, incoming
 from tests.unit.broker.links.joined import JoinedClient, new_server
+from tests.unit.broker.links.one_client import (
+    EARLY_RECEIVING,
+    EARLY_SENDING,
+    LAST,
+    RECEIVING,
+    SENDING,
+    Action,
+    OneClient,
+    check_before_the_answer,
+    early,
+    outcome_of,
+    pairs,
+)
 from twinbus.amqp.connection import MAX_FRAME_BYTES, Connection, ConnectionPhase
 from twinbus.amqp.events import Attached, Closed, DeliveryArrived, Detached, Event
 from twinbus.amqp.link import LinkSession, ReceiverLink, SenderLink
@@ -30,8 +44,9 @@ from twinbus.broker.links.client_limits import (
     IdleLinks,
     LinkIdle,
 )
-from twinbus.broker.links.context import TURN
+from twinbus.broker.links.context import TURN, RefusalTracker
 from twinbus.broker.links.requests import CBS_REQUEST_BYTES_MAX
+from twinbus.broker.refusals import EntityNotFound, NotAllowed, Unauthorized
 from twinbus.broker.sas import ALL_RIGHTS, Grant
 from twinbus.broker.server import BrokerServer
 from twinbus.broker.storage.store import MemoryStore
@@ -326,3 +341,70 @@ def test_the_text_is_azures() -> None:
         "publisher(link4). Detach origin: AmqpMessagePublisher.IdleTimerExpired: "
         "Idle timeout: 00:10:00."
     )
+
+
+PAIRS = pairs([*RECEIVING, *SENDING, *LAST])
+
+
+async def run(actions: tuple[Action, ...], *, is_one_read: bool) -> object:
+    server = new_server()
+    outcome = await outcome_of(OneClient(server, server), actions, is_one_read=is_one_read)
+    await server.close()
+    return outcome
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=[f"{a.__name__}-{b.__name__}" for a, b in PAIRS])
+def test_two_frames_in_one_read_do_what_they_do_in_two(pair: tuple[Action, Action]) -> None:
+    in_one = asyncio.run(run(pair, is_one_read=True))
+    assert in_one == asyncio.run(run(pair, is_one_read=False))
+
+
+@pytest.mark.parametrize("end", [OneClient.detach_receiver, *LAST])
+async def test_settlements_right_before_the_end_of_their_link_count(end: Action) -> None:
+    """rhea and the .NET SDK settle and close without waiting for an answer."""
+    server = new_server()
+    world = OneClient(server, server)
+    actions = (OneClient.accept, OneClient.release, OneClient.abandon, end)
+    await outcome_of(world, actions, is_one_read=True)
+    left = facts(world.queue, server.now_ms())
+    assert [(number, count) for number, _, _, count in left] == [(2, 0), (3, 1)]
+    assert len(world.queue.states.locks) == 0
+    await server.close()
+
+
+EARLY = early([*EARLY_RECEIVING, *EARLY_SENDING])
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("actions", EARLY, ids=["-".join(a.__name__ for a in e) for e in EARLY])
+async def test_frames_before_the_answer_are_kept_or_refused(actions: tuple[Action, ...]) -> None:
+    server = new_server()
+    await check_before_the_answer(OneClient(server, server), actions)
+    await server.close()
+
+
+TRACK = RefusalTracker("contoso", lambda: 1_700_000_000_000)
+TRACKED = re.compile(
+    r" TrackingId:[0-9a-f-]{36}_B, SystemTracker:contoso, Timestamp:2023-11-14T22:13:20$"
+)
+
+
+def test_a_missing_entity_and_a_missing_right_have_azures_words_and_an_id() -> None:
+    missing = EntityNotFound.of("sb://contoso/orders", "create it first")
+    lacking = Unauthorized.lacking("Send", "orders")
+    for refusal in (missing, lacking):
+        TRACK(refusal)
+        assert TRACKED.search(refusal.description)
+    # The pattern by which the JavaScript SDK tells a missing entity.
+    assert re.match(r"The messaging entity .* could not be found", missing.description)
+    assert lacking.description.startswith("Unauthorized access. 'Send' claim(s) are required")
+
+
+def test_a_refusal_gets_one_id_and_not_every_kind_gets_one() -> None:
+    missing, other = EntityNotFound.of("orders", "it was deleted"), NotAllowed("no")
+    TRACK(missing)
+    once = missing.description
+    TRACK(missing)
+    TRACK(other)
+    assert missing.description == once
+    assert other.description == "no"
