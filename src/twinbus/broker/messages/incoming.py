@@ -14,12 +14,11 @@ import struct
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final
-from uuid import UUID
 
 from twinbus.amqp import encoding
 from twinbus.amqp.decoding import MALFORMED, READERS, WIDTHS, malformed, skip, skip_many
 from twinbus.amqp.message import Sections, decode_header, outline, sections_at, split
-from twinbus.amqp.types import DecodeError, ULong
+from twinbus.amqp.types import DecodeError
 from twinbus.broker.messages.rendering import (
     BROKER_ANNOTATIONS,
     FORMAT,
@@ -250,7 +249,30 @@ def _value(raw: bytes, offset: int) -> Any:
     return READERS[raw[offset]](raw, offset + 1, 0)[0]
 
 
-_FIELD_COUNT_MAX: Final = 13
+_TEXT: Final = frozenset((0xA1, 0xB1, 0xA3, 0xB3))
+_BINARY: Final = frozenset((0xA0, 0xB0))
+_STRING: Final = ("a string", _TEXT)
+_ID: Final = ("a string, ulong, uuid or binary", _TEXT | _BINARY | {0x98, 0x80, 0x53, 0x44})
+_TIME: Final = ("a timestamp", frozenset((0x83,)))
+_FIELDS: Final = (
+    ("message-id", *_ID),
+    ("user-id", "binary", _BINARY),
+    ("to", *_STRING),
+    ("subject", *_STRING),
+    ("reply-to", *_STRING),
+    ("correlation-id", *_ID),
+    ("content-type", *_STRING),
+    ("content-encoding", *_STRING),
+    ("absolute-expiry-time", *_TIME),
+    ("creation-time", *_TIME),
+    ("group-id", *_STRING),
+    ("group-sequence", "a uint", frozenset((0x70, 0x52, 0x43))),
+    ("reply-to-group-id", *_STRING),
+)
+"""Name, kind and format codes of each field of the properties. All are checked: a receiver that
+decodes into types would lose its connection to one bad field, again with each delivery."""
+
+_FIELD_COUNT_MAX: Final = len(_FIELDS)
 _SHORT_TEXTS: Final = frozenset((0xA1, 0xA3))
 _WANTED: Final = frozenset((0, 6, 10))
 _WANTED_FOR_TTL: Final = frozenset((0, 6, 8, 9, 10))
@@ -291,6 +313,10 @@ def _read_fields(
         code = raw[offset]
         if code == 0x40:
             offset += 1
+        elif code not in _FIELDS[index][2]:
+            name, kind, _ = _FIELDS[index]
+            value, _ = READERS[code](raw, offset + 1, 0)
+            raise DecodeError(f"the {name} is {value!r:.80}, not {kind}")
         elif code in _SHORT_TEXTS:
             start = offset + 2
             offset = start + raw[offset + 1]
@@ -306,15 +332,9 @@ def _read_fields(
         raise DecodeError(f"the properties end at byte {offset}, their list at {len(raw)}")
     message_id, content_type, group_id = values[0], values[6], values[10]
     if values[8] is not None and values[9] is not None:
-        expiry = _integer("absolute-expiry-time", values[8])
         # Two times can lie further apart than any time to live: that is unlimited.
-        ttl_ms = min(max(1, expiry - _integer("creation-time", values[9])), FOREVER_MS)
-    return (
-        message_id if type(message_id) is str else _id_text(message_id),
-        content_type if type(content_type) is str else _text("content-type", content_type),
-        ttl_ms,
-        group_id if type(group_id) is str else _text("group-id", group_id),
-    )
+        ttl_ms = min(max(1, values[8] - values[9]), FOREVER_MS)
+    return _id_text(message_id), content_type, ttl_ms, group_id
 
 
 def _list_at(raw: bytes) -> tuple[int, int]:
@@ -338,11 +358,7 @@ def _list_at(raw: bytes) -> tuple[int, int]:
 def _id_text(value: object) -> str | None:
     if value is None or isinstance(value, str):
         return value
-    if isinstance(value, (ULong, UUID)):
-        return str(value)
-    if isinstance(value, bytes):
-        return value.hex()
-    raise DecodeError(f"the message-id is {value!r:.80}, neither string, ulong, uuid nor binary")
+    return value.hex() if isinstance(value, bytes) else str(value)
 
 
 def _text(name: str, value: object) -> str | None:
