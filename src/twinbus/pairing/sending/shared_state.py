@@ -344,6 +344,7 @@ class WaitingCalls:
         # A dict keeps their order.
         self._waiters: dict[asyncio.Future[None], None] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._pass_on_at = float("-inf")
 
     async def wait(self, entity: EntityMonitor, until: float) -> None:
         """Return for a turn, after a success, on a change of the entity, or at `until`."""
@@ -365,7 +366,8 @@ class WaitingCalls:
         """Wake the first call in line at the time of the next turn."""
         self._disarm()
         if self._waiters:
-            due = max(self._secondary.turn_at, self._loop.time())
+            # A call that did not take its turn may wait again at once, alone.
+            due = max(self._secondary.turn_at, self._pass_on_at, self._loop.time())
             self._timer = self._loop.call_at(due, self._give_turn)
 
     def wake_all(self) -> None:
@@ -382,7 +384,8 @@ class WaitingCalls:
         waiter = next((one for one in self._waiters if not one.done()), None)
         if waiter is not None:
             _wake(waiter)
-            self._timer = self._loop.call_at(now + PASS_ON_S, self._give_turn)
+            self._pass_on_at = now + PASS_ON_S
+            self._timer = self._loop.call_at(self._pass_on_at, self._give_turn)
 
     def _disarm(self) -> None:
         if self._timer is not None:

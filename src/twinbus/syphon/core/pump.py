@@ -269,7 +269,7 @@ class Pump:
 
     def settled(self, messages: list[BacklogMessage], now: float) -> list[Action]:
         """Forget these: the backlog queue confirmed what was decided about them."""
-        gone = 0
+        gone, has_room = 0, False
         for message in messages:
             outcome = message.outcome
             if not self._intake.forget(message):
@@ -280,6 +280,7 @@ class Pump:
             elif isinstance(outcome, DeadLetter):
                 self.dead_lettered += 1
                 gone += 1
+                has_room = True
             elif isinstance(outcome, Defer):
                 self.deferred += 1
                 if self._destinations.is_selected(message.path):
@@ -291,6 +292,9 @@ class Pump:
                 self._waiting.was_deferred(message, now)
         self.meter.moved(gone, now)
         actions = self._receiving.grant(now)
+        if has_room:
+            # No accepted message asks for the next of a destination that is given up.
+            actions += self._receiving.fetch_all(now)
         return actions if self._order is None else actions + self._order.settled(messages, now)
 
     def settle_failed(self, messages: list[BacklogMessage], now: float) -> list[Action]:

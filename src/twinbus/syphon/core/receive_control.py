@@ -234,13 +234,15 @@ class ReceiveControl:
         return actions
 
     def fetch(self, destination: Destination, now: float) -> list[Action]:
-        """Receive deferred messages of a destination that takes them again, as room allows."""
-        if not self._waiting.has_deferred(destination) or destination.is_held:
-            return []
-        if not self.is_possible:
+        """Receive deferred messages of a destination, as room allows.
+
+        It takes them again, or was missing for the whole grace period: they are dead-lettered then.
+        """
+        is_given_up = destination.is_given_up(self._destinations.grace_s, now)
+        if not self.is_possible or (destination.is_held and not is_given_up):
             return []
         room = self._intake.fetch_room()
-        if destination.window == 1 and not destination.is_given_up(self._destinations.grace_s, now):
+        if destination.window == 1 and not is_given_up:
             # One message is enough to try the destination.
             is_tried = destination.waiting or destination.sent or self._intake.fetching
             room = min(room, 0 if is_tried else 1)

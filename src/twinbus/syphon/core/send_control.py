@@ -52,11 +52,9 @@ class SendControl:
         actions: list[Action] = []
         if destination.held_until is not None:
             actions += self.defer_waiting(destination, now)
-            if not destination.is_on_trial:
-                return actions
         if self._waiting.has_deferred(destination):
             actions += self._receiving.fetch(destination, now)
-        if not self._destinations.is_primary_up or not destination.waiting:
+        if destination.is_held or not self._destinations.is_primary_up or not destination.waiting:
             return actions
         if not destination.attached:
             if destination.attach_at is None:

@@ -292,3 +292,15 @@ async def test_a_throttled_call_waits_for_the_next_second_and_tells_the_syphon()
     assert 1.0 <= asked[2] - asked[1] <= 2.0
     assert slowed == [asked[1]]
     await pair.client.close()
+
+
+async def test_a_call_that_does_not_take_its_turn_gets_the_next_after_a_pause() -> None:
+    """Without one, the event loop would be busy with giving turns and do nothing else."""
+    pair, _ = failed_over()
+    waiting, entity = pair.client.state.waiting, pair.client.entity("orders")
+    turns, until = 0, pair.now + 1.0
+    while pair.now < until:
+        await waiting.wait(entity, until)
+        turns += 1
+        assert turns < 20
+    assert turns > 5

@@ -239,6 +239,32 @@ def test_a_missing_destination_is_tried_until_the_grace_ends() -> None:
     assert world.queue[1].reason == "DestinationNotFound"
 
 
+def test_what_is_deferred_for_a_missing_destination_is_dead_lettered_without_another_trial() -> (
+    None
+):
+    world = running(grace_s=10.0, limits=IntakeLimits(messages=4))
+    world.tick(0.0)
+    world.answer_look()
+    world.store("orders", 9)
+    for stored in world.queue.values():
+        stored.state = "deferred"
+    found = [PeekedEntry(number, "orders", None, True) for number in world.queue]
+    world.perform(world.pump.found_deferred(found, world.now, is_all=True))
+    while "dead" not in world.states().values():
+        for _ in world.attaching:
+            world.detach("orders", MISSING)
+        world.confirm(10)
+        for _ in list(world.fetches):
+            world.answer_fetch()
+        world.tick(1.0)
+        assert world.now < 100
+    while world.fetches or world.settling:
+        for _ in list(world.fetches):
+            world.answer_fetch()
+        world.confirm(10)
+    assert set(world.states().values()) == {"dead"}
+
+
 def test_deferred_messages_whose_fetch_was_cut_off_are_looked_for_again() -> None:
     world = running()
     world.tick(0.0)
