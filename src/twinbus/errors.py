@@ -139,11 +139,10 @@ class BacklogUnavailableError(PairingError):
         self,
         text: str,
         *,
-        message_ids: Sequence[str] = (),
         primary_error: BaseException | None = None,
         queue_errors: Mapping[str, BaseException | str] | None = None,
     ) -> None:
-        super().__init__(text, message_ids=message_ids)
+        super().__init__(text)
         self.primary_error = primary_error
         self.queue_errors = dict(queue_errors or {})
 
@@ -188,18 +187,10 @@ class BacklogGuardError(PairingError):
 class BacklogMessageTooLargeError(BacklogGuardError):
     """With its aliases the message exceeds the limit of a backlog queue. Send smaller messages."""
 
-    def __init__(
-        self,
-        *,
-        size_bytes: int,
-        overhead_bytes: int,
-        limit_bytes: int,
-        message_ids: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, *, size_bytes: int, overhead_bytes: int, limit_bytes: int) -> None:
         super().__init__(
             f"the message has {size_bytes} bytes and its aliases add up to {overhead_bytes}, but a "
-            f"backlog queue takes {limit_bytes}; send at most {limit_bytes - overhead_bytes} bytes",
-            message_ids=message_ids,
+            f"backlog queue takes {limit_bytes}; send at most {limit_bytes - overhead_bytes} bytes"
         )
         self.size_bytes = size_bytes
         self.overhead_bytes = overhead_bytes
@@ -209,11 +200,10 @@ class BacklogMessageTooLargeError(BacklogGuardError):
 class ReservedPropertyError(BacklogGuardError):
     """An application property has a name that the backlog uses for an alias. Rename it."""
 
-    def __init__(self, name: str, *, message_ids: Sequence[str] = ()) -> None:
+    def __init__(self, name: str) -> None:
         super().__init__(
             f"the application property {name!r} has a name that is reserved for messages in a "
-            "backlog queue; give it another name",
-            message_ids=message_ids,
+            "backlog queue; give it another name"
         )
         self.name = name
 

@@ -53,13 +53,9 @@ def extra_of(error: ModuleNotFoundError) -> str | None:
 def install_command(extra: str) -> str:
     """Return the command that adds an extra, from where this Twinbus was installed.
 
-    Twinbus is not on PyPI: `pip install 'twinbus[broker]'` finds nothing, or another's package.
+    Twinbus is not on PyPI: `pip install 'twinbus[broker]'` finds nothing, or another's package. So
+    this reads the record that pip keeps of a direct installation.
     """
-    return f"pip install {_requirement(extra)}"
-
-
-def _requirement(extra: str) -> str:
-    """Return the argument of pip, by the record that pip keeps of a direct installation."""
     from pathlib import Path
     from shlex import quote
     from urllib.parse import unquote, urlsplit
@@ -68,13 +64,15 @@ def _requirement(extra: str) -> str:
     url, directory = origin.get("url", ""), origin.get("dir_info", {})
     vcs = origin.get("vcs_info", {}).get("vcs")
     if not url:
-        return f"'twinbus[{extra}]'"
+        return f"pip install 'twinbus[{extra}]'"
     if not url.startswith("file://") or vcs:
-        return quote(f"twinbus[{extra}] @ {f'{vcs}+' if vcs else ''}{url}")
+        return "pip install " + quote(f"twinbus[{extra}] @ {f'{vcs}+' if vcs else ''}{url}")
     path = Path(unquote(urlsplit(url).path))
     if not path.exists():
-        return f"'CHECKOUT[{extra}]', with the directory of Twinbus's sources as CHECKOUT"
-    return ("-e " if directory.get("editable") else "") + quote(f"{path}[{extra}]")
+        return (
+            f"pip install 'CHECKOUT[{extra}]', with the directory of Twinbus's sources as CHECKOUT"
+        )
+    return f"pip install {'-e ' if directory.get('editable') else ''}" + quote(f"{path}[{extra}]")
 
 
 def _origin() -> dict[str, Any]:

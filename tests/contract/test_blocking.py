@@ -34,7 +34,7 @@ from twinbus import (
 from twinbus.blocking import EventStream, Namespace, Pair, pair_namespaces
 from twinbus.broker.faults import Fault
 from twinbus.broker.sas import AcceptedToken
-from twinbus.pairing.core.backlog import backlog_paths
+from twinbus.servicebus.names import backlog_paths
 
 pytestmark = pytest.mark.contract
 

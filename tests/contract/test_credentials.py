@@ -39,7 +39,7 @@ from twinbus.client.connection import NamespaceConnection
 from twinbus.namespace.access import endpoint_of
 from twinbus.namespace.tokens import sign
 from twinbus.pair import Pair
-from twinbus.pairing.core.backlog import backlog_paths
+from twinbus.servicebus.names import backlog_paths
 from twinbus.syphon.host import SyphonHost
 
 pytestmark = pytest.mark.contract

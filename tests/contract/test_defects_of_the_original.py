@@ -30,7 +30,7 @@ from twinbus import (
     SendAvailabilityOptions,
 )
 from twinbus.broker.faults import Fault
-from twinbus.pairing.core.backlog import backlog_paths
+from twinbus.servicebus.names import backlog_paths
 
 pytestmark = pytest.mark.contract
 

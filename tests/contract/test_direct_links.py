@@ -24,8 +24,8 @@ from tests.processes import until
 from twinbus import EmbeddedBroker, Fault, PairClosedError, PairingError
 from twinbus.blocking import Namespace, Pair, PairedSender, pair_namespaces
 from twinbus.broker.sas import AcceptedToken
-from twinbus.pairing.core.backlog import backlog_paths
 from twinbus.pairing.sdk import direct_links
+from twinbus.servicebus.names import backlog_paths
 
 pytestmark = pytest.mark.contract
 

@@ -24,8 +24,8 @@ from twinbus import (
 from twinbus.broker.descriptions import AuthorizationRule, QueueDescription
 from twinbus.pair import Pair
 from twinbus.pairing.core import secondary as schedule
-from twinbus.pairing.core.backlog import backlog_paths
 from twinbus.pairing.sdk.administration import LIST_PAGES_MAX
+from twinbus.servicebus.names import backlog_paths
 
 pytestmark = pytest.mark.contract
 

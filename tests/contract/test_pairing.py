@@ -40,8 +40,7 @@ from twinbus import (
     pair_namespaces,
 )
 from twinbus.broker.descriptions import AuthorizationRule, QueueDescription
-from twinbus.pairing.core.backlog import backlog_paths
-from twinbus.servicebus.names import FOREVER_MS
+from twinbus.servicebus.names import FOREVER_MS, backlog_paths
 
 pytestmark = pytest.mark.contract
 

@@ -19,7 +19,7 @@ from twinbus.client.administration import NotAnswered, counts_of, list_backlog_q
 from twinbus.client.connection import NamespaceConnection
 from twinbus.client.request_node import ConnectionLost
 from twinbus.namespace.access import Endpoint, NamespaceAccess, endpoint_of
-from twinbus.pairing.core.backlog import backlog_paths
+from twinbus.servicebus.names import backlog_paths
 
 pytestmark = [
     pytest.mark.contract,

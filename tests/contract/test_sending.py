@@ -19,7 +19,7 @@ from twinbus import (
     BacklogMessageTooLargeError,
     EmbeddedBroker,
 )
-from twinbus.pairing.core.backlog import backlog_paths
+from twinbus.servicebus.names import backlog_paths
 
 pytestmark = pytest.mark.contract
 

@@ -22,8 +22,8 @@ from tests.ledger_reading import read
 from twinbus import EmbeddedBroker
 from twinbus.broker.faults import Fault
 from twinbus.pair import Pair
-from twinbus.pairing.core.backlog import backlog_paths
 from twinbus.pairing.observing.recording import Tracing
+from twinbus.servicebus.names import backlog_paths
 
 pytestmark = pytest.mark.contract
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.official_sdk import administration
 from tests.processes import ServedBroker
-from twinbus.pairing.core.backlog import backlog_paths
+from twinbus.servicebus.names import backlog_paths
 
 ENTITIES = ("orders", "bills")
 RULES = ("--rule", "sender:k:Send", "--rule", "both:k:Send,Listen")

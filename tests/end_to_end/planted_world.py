@@ -25,7 +25,7 @@ from tests.processes import ServedBroker
 from twinbus import Namespace, pair_namespaces
 from twinbus.ledger import LedgerWriter
 from twinbus.pair import Pair
-from twinbus.pairing.core.backlog import backlog_paths
+from twinbus.servicebus.names import backlog_paths
 from twinbus.syphon.host import drain
 
 STRAIGHT, DIVERTED, WAITING = 60, 90, 2

@@ -21,7 +21,7 @@ from twinbus.pairing.core.attempts import (
     WaitForSecondary,
     call_limit_s,
 )
-from twinbus.pairing.core.backlog import KeptChoice, Rotation, backlog_paths
+from twinbus.pairing.core.backlog import KeptChoice, Rotation
 from twinbus.pairing.core.failover import (
     EntityFailover,
     Event,
@@ -38,6 +38,7 @@ from twinbus.pairing.core.failover import (
 )
 from twinbus.pairing.core.secondary import FIRST_PACE_S, DivertFault
 from twinbus.servicebus.failures import FailureMeaning
+from twinbus.servicebus.names import backlog_paths
 
 QUEUES = backlog_paths("contoso", 3)
 TOLERANCE_S = 1e-6

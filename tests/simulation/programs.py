@@ -20,10 +20,10 @@ from tests.simulation.truth import CALL, Call, Original
 from twinbus.errors import MissingRightError, PartialDivertError, TwinbusError
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pair import Pair
-from twinbus.pairing.core.backlog import backlog_paths
 from twinbus.pairing.observing.events import BacklogQueuePulled, EntityChanged, PairEvent
 from twinbus.pairing.sending.client import PairedClient, Pinger
 from twinbus.pairing.sending.entity_monitor import EntityMonitor
+from twinbus.servicebus.names import backlog_paths
 from twinbus.status.document import EntityState
 from twinbus.syphon.core.intake import IntakeLimits
 from twinbus.syphon.host import SyphonHost

@@ -24,7 +24,8 @@ from twinbus.cost.arithmetic import (
 from twinbus.ledger import LedgerWriter
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pair import Pair
-from twinbus.pairing.core.backlog import LEASE_LOCK_S, backlog_paths, lease_path
+from twinbus.pairing.core.backlog import LEASE_LOCK_S, lease_path
+from twinbus.servicebus.names import backlog_paths
 from twinbus.syphon.host import SyphonHost
 
 HOUR_S = 3_600.0

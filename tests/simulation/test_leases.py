@@ -17,7 +17,8 @@ from tests.simulation.world import World
 from twinbus.broker.descriptions import QueueDescription
 from twinbus.ledger import NullLedger
 from twinbus.namespace.access import endpoint_of
-from twinbus.pairing.core.backlog import LEASE_LOCK_S, backlog_paths, lease_path
+from twinbus.pairing.core.backlog import LEASE_LOCK_S, lease_path
+from twinbus.servicebus.names import backlog_paths
 from twinbus.syphon.lease import Leases
 
 QUEUES = backlog_paths("primary", 3)

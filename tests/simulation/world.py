@@ -43,8 +43,9 @@ from twinbus.control.server import ControlServer
 from twinbus.ledger.record import LineForm
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pair import PairParts
-from twinbus.pairing.core.backlog import WANTED, backlog_paths
+from twinbus.pairing.core.backlog import WANTED
 from twinbus.pairing.observing.recording import Recorder
+from twinbus.servicebus.names import backlog_paths
 
 __all__ = ["Result", "World", "simulate"]
 

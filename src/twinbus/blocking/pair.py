@@ -60,20 +60,12 @@ class PairSide:
         return self._core.reason
 
     def close(self) -> None:
-        """Close this side: later calls that need it raise; calls in flight may end.
-
-        Idempotent. Where the syphon runs, the other side must follow within 5 seconds, or it is
-        faulted (docs/observability.md).
-        """
+        """Close this side, as `twinbus.PairSide.close` does; idempotent."""
         self._loop_thread.finish(self._core.close)
         self._on_end()
 
     def fault(self, error: BaseException) -> None:
-        """Declare that this side must not be used: later calls that need it raise.
-
-        `error` is the cause of what they raise; the first fault stays. Where the syphon runs, the
-        other side must follow within 5 seconds, or it is faulted too (docs/observability.md).
-        """
+        """Declare that this side must not be used, as `twinbus.PairSide.fault` does."""
         self._loop_thread.call(lambda: self._core.fault(error))
         self._on_end()
 
@@ -249,9 +241,7 @@ class Pair(BlockingOnly, PairMethods[ServiceBusReceiver, ItemPaged[str]]):
     def collector(self, *, entities_max: int = 1_000, backlog_every: float = 0.0) -> PairCollector:
         """This pair's numbers for Prometheus: `REGISTRY.register(pair.collector())`.
 
-        `entities_max` bounds the entities that have series of their own. With `backlog_every`
-        depth and age of the backlog are measured at that interval in seconds (billed operations).
-        ImportError without the extra `telemetry`.
+        The arguments are those of `twinbus.Pair.collector`.
         """
         return self._loop_thread.call(
             lambda: self._core.collector(entities_max=entities_max, backlog_every=backlog_every)

@@ -44,7 +44,6 @@ class MessageSender(NamedSender, Protocol):
         timeout: float | None = None,
     ) -> list[int]:
         """Schedule messages; return their sequence numbers."""
-        ...
 
     def cancel_scheduled_messages(
         self, sequence_numbers: int | list[int], *, timeout: float | None = None
@@ -53,7 +52,6 @@ class MessageSender(NamedSender, Protocol):
 
     def create_message_batch(self, max_size_in_bytes: int | None = None) -> ServiceBusMessageBatch:
         """Return an empty batch."""
-        ...
 
     def close(self) -> None:
         """Close the sender."""
@@ -155,10 +153,7 @@ class PairedSender(BlockingOnly):
     ) -> list[int]:
         """Schedule messages on the primary; return their sequence numbers.
 
-        ScheduleUnavailableError while the entity is failed over; send messages with
-        `scheduled_enqueue_time_utc` instead, these are diverted. ScheduleUnknownError if no answer
-        came: the call is not repeated, and a copy may be scheduled. After a timeout that error is
-        an OperationTimeoutError too.
+        ScheduleUnavailableError and ScheduleUnknownError as from `twinbus.PairedSender`.
         """
         if unknown:
             warn_of_unknown(unknown)

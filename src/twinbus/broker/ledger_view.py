@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any
 
 from twinbus.errors import BrokerStartError
 from twinbus.ledger import LedgerError, LedgerWriter
+from twinbus.servicebus.names import BACKLOG_MARK
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,9 +46,6 @@ if TYPE_CHECKING:
 
 ERROR_LENGTH_MAX = 300
 """Limit of a reason's text, which a client may have written."""
-
-BACKLOG_MARK = "/x-servicebus-transfer/"
-"""In the path of every backlog queue, which is `<label>/x-servicebus-transfer/<index>`."""
 
 
 def open_view_ledger(directory: Path | str) -> LedgerWriter:

@@ -21,6 +21,7 @@ from twinbus.ledger.requests import BilledRequests
 from twinbus.namespace.access import Endpoint
 from twinbus.namespace.address import bracketed
 from twinbus.namespace.tokens import NamespaceToken, wrong_key_text
+from twinbus.servicebus.names import parse_backlog_path
 
 log = logging.getLogger("twinbus.client")
 
@@ -47,10 +48,6 @@ _COUNT: Final = re.compile(r"<(?:\w+:)?(\w*MessageCount)>(\d+)<")
 _LOCK_DURATION: Final = re.compile(r"<LockDuration>PT(?:(\d+)M)?(?:([\d.]+)S)?</LockDuration>")
 _TITLE: Final = re.compile(r"<title[^>]*>([^<]+)</title>")
 _ENTRY: Final = re.compile(r"<entry[\s>].*?</entry>", re.DOTALL)
-# As `pairing.core.backlog.parse_backlog_path`: "07" is a queue of another application.
-_BACKLOG: Final = re.compile(
-    r"(?P<label>.+)/x-servicebus-transfer/(?P<index>0|[1-9][0-9]*)", re.IGNORECASE
-)
 
 
 class NotAnswered(Exception):
@@ -246,9 +243,9 @@ async def list_backlog_counts(
     queues = await asyncio.to_thread(_listed, endpoint, token)
     found = []
     for name, counts in queues.items():
-        place = _BACKLOG.fullmatch(name)
-        if place and (label is None or place["label"].lower() == label.lower()):
-            found.append((place["label"].lower(), int(place["index"]), name, counts))
+        place = parse_backlog_path(name)
+        if place and (label is None or place[0].lower() == label.lower()):
+            found.append((place[0].lower(), place[1], name, counts))
     return {name: counts for _, _, name, counts in sorted(found, key=lambda one: one[:3])}
 
 

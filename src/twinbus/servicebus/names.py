@@ -55,6 +55,9 @@ TRANSFER_DEAD_LETTER: Final = f"$Transfer/{DEAD_LETTER}"
 MANAGEMENT_SUFFIX: Final = "/$management"
 """Ends the address of an entity's node for requests."""
 
+BACKLOG_MARK: Final = "/x-servicebus-transfer/"
+"""Between label and index in a backlog queue's path, as the retired .NET library named them."""
+
 PING_CONTENT_TYPE: Final = "application/vnd.ms-servicebus-ping"
 """A service that knows pings recognizes them by this and delivers none to a receiver."""
 
@@ -129,3 +132,16 @@ def entity_address(address: str) -> str:
 def address_key(address: str) -> str:
     """The lookup key of an address, in any letter case."""
     return entity_address(address).lower()
+
+
+def backlog_paths(label: str, count: int) -> tuple[str, ...]:
+    """The paths of all backlog queues of a label."""
+    return tuple(f"{label}{BACKLOG_MARK}{index}" for index in range(count))
+
+
+def parse_backlog_path(path: str) -> tuple[str, int] | None:
+    """Label and index of a backlog queue's path; None: it is another path."""
+    label, mark, index = [*path.rsplit("/", 2), "", ""][:3]
+    # Only the form that we write: "07" and "+7" are queues of another application.
+    is_ours = f"/{mark.lower()}/" == BACKLOG_MARK and index.isdecimal() and index == str(int(index))
+    return (label, int(index)) if label and is_ours else None

@@ -25,7 +25,7 @@ from twinbus.broker.faults import Fault
 from twinbus.broker.journal import StoredMessage
 from twinbus.broker.messages.incoming import Incoming
 from twinbus.options import SendAvailabilityOptions
-from twinbus.pairing.core.backlog import MARK
+from twinbus.servicebus.names import BACKLOG_MARK
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +200,7 @@ class LocalNamespace:
 
     def diverted(self, count: int = 0, *, timeout: float = WAIT_S) -> list[SentMessage]:
         """Return the messages that all backlog queues accepted so far, as `sent` does."""
-        return self._log.messages(lambda entity: f"/{MARK}/" in entity, count, timeout)
+        return self._log.messages(lambda entity: BACKLOG_MARK in entity, count, timeout)
 
     @contextmanager
     def outage(self, kind: OutageKind, entity: str | None = None) -> Iterator[None]:

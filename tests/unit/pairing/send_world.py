@@ -12,10 +12,11 @@ from twinbus.pairing.core.attempts import (
     Step,
     call_limit_s,
 )
-from twinbus.pairing.core.backlog import KeptChoice, PullCause, Rotation, backlog_paths
+from twinbus.pairing.core.backlog import KeptChoice, PullCause, Rotation
 from twinbus.pairing.core.failover import EntityFailover, ForceFailover, SendFailed
 from twinbus.pairing.core.secondary import DivertFault
 from twinbus.servicebus.failures import FailureMeaning
+from twinbus.servicebus.names import backlog_paths
 
 POLICY = RetryPolicy(total=3, backoff_factor_s=0.8, backoff_max_s=120, attempt_timeout_s=5)
 LIMIT_S = call_limit_s(POLICY)

@@ -75,14 +75,11 @@ def test_time_never_goes_back() -> None:
 @pytest.mark.parametrize(
     "error",
     [
-        errors.BacklogMessageTooLargeError(
-            size_bytes=300, overhead_bytes=70, limit_bytes=256, message_ids=["a"]
-        ),
-        errors.ReservedPropertyError("x-ms-path", message_ids=["a", "b"]),
+        errors.BacklogMessageTooLargeError(size_bytes=300, overhead_bytes=70, limit_bytes=256),
+        errors.ReservedPropertyError("x-ms-path"),
+        errors.ScheduleUnknownError("lost", message_ids=["a", "b"]),
         errors.PartialDivertError("half", stored_ids=["a"], not_stored_ids=["b"]),
-        errors.BacklogUnavailableError(
-            "none", message_ids=["a"], primary_error=None, queue_errors={"q": "full"}
-        ),
+        errors.BacklogUnavailableError("none", primary_error=None, queue_errors={"q": "full"}),
         errors.EntityUnusableError("gone"),
         errors.AliasTypeError("odd"),
     ],

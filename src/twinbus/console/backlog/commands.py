@@ -22,7 +22,8 @@ from twinbus.console.output import (
     table_lines,
 )
 from twinbus.errors import MissingRightError
-from twinbus.pairing.core.backlog import backlog_paths, lease_path
+from twinbus.pairing.core.backlog import lease_path
+from twinbus.servicebus.names import backlog_paths
 from twinbus.wording import counted, duration, size, visible
 
 if TYPE_CHECKING:

@@ -22,9 +22,10 @@ from twinbus.errors import SyphonError
 from twinbus.namespace.access import endpoint_of
 from twinbus.namespace.namespace import Namespace
 from twinbus.namespace.tokens import refusal_error
-from twinbus.pairing.core.backlog import Drift, backlog_paths, drift_of, parse_backlog_path
+from twinbus.pairing.core.backlog import Drift, drift_of
 from twinbus.pairing.sdk.administration import description_of
 from twinbus.servicebus.conditions import UNAUTHORIZED
+from twinbus.servicebus.names import backlog_paths, parse_backlog_path
 
 QUEUES_PER_CONNECTION: Final = 50
 """A peeked queue takes two links, and a connection to Service Bus has 256 of them."""

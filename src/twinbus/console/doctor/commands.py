@@ -37,7 +37,7 @@ from twinbus.console.output import LiveLine, Output, show
 from twinbus.errors import MissingRightError, TwinbusError
 from twinbus.namespace.namespace import Namespace
 from twinbus.options import SendAvailabilityOptions
-from twinbus.pairing.core.backlog import backlog_paths
+from twinbus.servicebus.names import backlog_paths
 from twinbus.syphon.host import SyphonHost
 from twinbus.transfer.sdk import to_backlog_message
 from twinbus.verify.checks import ping

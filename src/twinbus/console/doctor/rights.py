@@ -27,10 +27,10 @@ from twinbus.console.output import paint
 from twinbus.errors import CredentialError, MissingRightError, TwinbusError
 from twinbus.namespace.namespace import Namespace
 from twinbus.namespace.tokens import is_signing
-from twinbus.pairing.core.backlog import backlog_paths, parse_backlog_path
 from twinbus.pairing.sdk.administration import first_line
 from twinbus.pairing.sdk.pooled_sender import message_limit_bytes
 from twinbus.servicebus.failures import FailureMeaning, of_error
+from twinbus.servicebus.names import backlog_paths, parse_backlog_path
 from twinbus.wording import counted, size, visible
 
 CHECK_WIDTH = 22

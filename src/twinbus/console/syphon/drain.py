@@ -29,7 +29,7 @@ from twinbus.errors import SyphonError
 from twinbus.ledger import open_ledger
 from twinbus.ledger.requests import recording_to
 from twinbus.namespace.access import endpoint_of
-from twinbus.pairing.core.backlog import parse_backlog_path
+from twinbus.servicebus.names import parse_backlog_path
 from twinbus.syphon.core.pacing import DrainMeter, time_to_empty_s
 from twinbus.syphon.host import DrainProgress, drain_host
 from twinbus.wording import duration, visible

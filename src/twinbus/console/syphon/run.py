@@ -23,7 +23,7 @@ from twinbus.errors import SyphonError
 from twinbus.ledger import LedgerWriter, NullLedger, open_ledger
 from twinbus.ledger.requests import recording_to
 from twinbus.namespace.access import endpoint_of
-from twinbus.pairing.core.backlog import backlog_paths
+from twinbus.servicebus.names import backlog_paths
 from twinbus.status.document import SyphonQueueStatus
 from twinbus.syphon.host import SyphonGroup
 from twinbus.wording import counted, duration, visible

@@ -15,9 +15,6 @@ from typing import Final
 from twinbus.pairing.core.secondary import SecondaryHealth, jittered
 from twinbus.servicebus.names import FOREVER_MS
 
-MARK: Final = "x-servicebus-transfer"
-"""The middle of every backlog queue's path, as the retired .NET library named them."""
-
 LEASE_MARK: Final = "x-twinbus-lease"
 LEASE_LOCK_S: Final = 200.0
 """Lock duration of the lease queue: a syphon whose machine died blocks others for this time."""
@@ -41,23 +38,9 @@ PROBES_IN_A_PULL: Final = 6
 """A pulled queue is probed after each sixth of its time: every 5 s at first, then up to 100 s."""
 
 
-def backlog_paths(label: str, count: int) -> tuple[str, ...]:
-    """The paths of all backlog queues of a label."""
-    return tuple(f"{label}/{MARK}/{index}" for index in range(count))
-
-
 def lease_path(label: str) -> str:
     """The queue on whose sessions the pumps of a label hold their leases (docs/guarantees.md)."""
     return f"{label}/{LEASE_MARK}"
-
-
-def parse_backlog_path(path: str) -> tuple[str, int] | None:
-    """Label and index of a backlog queue's path; None: it is another path."""
-    label, mark, index = [*path.rsplit("/", 2), "", ""][:3]
-    # Only the form that we write: "07" and "+7" are queues of another application.
-    if not label or mark.lower() != MARK or not index.isdecimal() or index != str(int(index)):
-        return None
-    return label, int(index)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

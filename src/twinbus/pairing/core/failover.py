@@ -276,7 +276,16 @@ class EntityFailover:
         self.timer_at = now + self._ping_interval_s
         if isinstance(event, PingAnswered):
             self.answered_pings += 1
-            return self._answered(now)
+            # While forced, a person decides when to return; the status shows the answer.
+            if self.forced:
+                return NOTHING
+            if self.answered_pings >= self._healthy_pings:
+                return self._enter(EntityState.HEALTHY, now, "the ping was answered")
+            if self.state is EntityState.UNUSABLE:
+                # It takes messages again, so sends are diverted; too few answers to return yet.
+                reason = "the ping was answered"
+                return self._enter(EntityState.FAILED_OVER, now, reason, StartDiverting())
+            return NOTHING
         self.answered_pings = 0
         self._note_error(event.error, now)
         if self.forced:
@@ -292,19 +301,6 @@ class EntityFailover:
             return self._enter(EntityState.UNUSABLE, now, reason)
         # The error may change, as from disabled to deleted: callers get the latest.
         self.reason = reason
-        return NOTHING
-
-    def _answered(self, now: float) -> Sequence[Action]:
-        # While forced, a person decides when to return; the status shows the answer.
-        if self.forced:
-            return NOTHING
-        if self.answered_pings >= self._healthy_pings:
-            return self._enter(EntityState.HEALTHY, now, "the ping was answered")
-        if self.state is EntityState.UNUSABLE:
-            # It takes messages again, so sends are diverted; too few answers to return yet.
-            return self._enter(
-                EntityState.FAILED_OVER, now, "the ping was answered", StartDiverting()
-            )
         return NOTHING
 
     def _command(self, event: Event, now: float) -> Sequence[Action]:

@@ -39,9 +39,9 @@ from twinbus.pairing.core.backlog import (
     BacklogDescription,
     Drift,
     drift_of,
-    parse_backlog_path,
 )
 from twinbus.servicebus.failures import refused_token
+from twinbus.servicebus.names import parse_backlog_path
 
 if TYPE_CHECKING:
     from azure.servicebus.aio.management import ServiceBusAdministrationClient

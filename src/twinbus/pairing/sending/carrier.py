@@ -28,7 +28,6 @@ class OutgoingMessages(Protocol):
 
     def measured(self) -> Sequence[tuple[str | None, int | None]]:
         """Return the id and the body size of each message, for the ledger."""
-        ...
 
     def diverted(self, limit_bytes: int | None) -> Any:
         """Return copies for a backlog queue with this limit, as `send_messages` takes them.
@@ -38,23 +37,18 @@ class OutgoingMessages(Protocol):
 
     def flaws(self, limit_bytes: int | None) -> list[BacklogGuardError]:
         """Return an error for each suspect that a backlog queue with this limit would not take."""
-        ...
 
     def refused_size(self, limit_bytes: int, *, was_sent: bool) -> int | None:
         """Return the size that a link with this limit refuses; None: it may not refuse it."""
-        ...
 
     def halves(self) -> Sequence[OutgoingMessages]:
         """Return the same messages in two calls, for a batch too large with its aliases."""
-        ...
 
     def by_session(self) -> Mapping[str | None, list[Any]]:
         """Return the messages of each session; under None those without one."""
-        ...
 
     def parts(self) -> Sequence[OutgoingMessages]:
         """Return the same messages in one call for each session."""
-        ...
 
 
 class Carrier(Protocol):

@@ -387,17 +387,14 @@ class NamedSender(Protocol):
     @property
     def client_identifier(self) -> str:
         """Its name for the service."""
-        ...
 
     @property
     def entity_name(self) -> str:
         """The queue or topic."""
-        ...
 
     @property
     def fully_qualified_namespace(self) -> str:
         """The host of the namespace; for a paired sender the primary's."""
-        ...
 
 
 class MessageSender(NamedSender, Protocol):
@@ -420,7 +417,6 @@ class MessageSender(NamedSender, Protocol):
         timeout: float | None = None,
     ) -> list[int]:
         """Schedule messages; return their sequence numbers."""
-        ...
 
     async def cancel_scheduled_messages(
         self, sequence_numbers: int | list[int], *, timeout: float | None = None
@@ -431,7 +427,6 @@ class MessageSender(NamedSender, Protocol):
         self, max_size_in_bytes: int | None = None
     ) -> ServiceBusMessageBatch:
         """Return an empty batch."""
-        ...
 
     async def close(self) -> None:
         """Close the sender."""

@@ -18,7 +18,7 @@ from twinbus.errors import PairClosedError, PairingError, error_text
 from twinbus.namespace.namespace import KEEP_ALIVE_OFF
 from twinbus.options import SendAvailabilityOptions, Verdict, judge
 from twinbus.pairing.core.attempts import RetryPolicy, call_limit_s
-from twinbus.pairing.core.backlog import KeptChoice, PullCause, Rotation, backlog_paths
+from twinbus.pairing.core.backlog import KeptChoice, PullCause, Rotation
 from twinbus.pairing.core.secondary import DivertFault, SecondaryHealth, Verification
 from twinbus.pairing.core.status import DIVERT_BOUNDS_S, DurationHistogram
 from twinbus.pairing.observing.events import (
@@ -43,6 +43,7 @@ from twinbus.servicebus.failures import (
     of_error,
     refusing_setting,
 )
+from twinbus.servicebus.names import backlog_paths
 
 if TYPE_CHECKING:
     from twinbus.namespace.namespace import Namespace

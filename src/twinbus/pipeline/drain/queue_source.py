@@ -38,13 +38,13 @@ from twinbus.pipeline.drain.task import open_side, shipped_side
 from twinbus.pipeline.spark.classic import ship_package
 from twinbus.pipeline.tables.schemas import schema
 from twinbus.servicebus import names
+from twinbus.servicebus.names import BACKLOG_MARK
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
 EVERY_LABEL: Final = "*"
-BACKLOG_MARK: Final = "/x-servicebus-transfer/"
 
 MESSAGES: Final = schema(
     "string: queue",

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from twinbus.ledger.chain import Gap, LedgerFindings
 from twinbus.ledger.facts import FileFacts, WriterNote, facts_of
 from twinbus.ledger.record import LedgerError
+from twinbus.servicebus.names import BACKLOG_MARK
 
 if TYPE_CHECKING:
     from twinbus.pipeline.store.place_files import FoundFile, PlaceFiles
@@ -49,7 +50,7 @@ _WORDS: Final = {
     SYPHON: (b'"cause":"syphon"', b'"cause": "syphon"'),
     CONSUMER: (b'"cause":"consumer"', b'"cause": "consumer"'),
     BROKER: (b'"view":"broker"', b'"view": "broker"'),
-    BACKLOG: (b"/x-servicebus-transfer/",),
+    BACKLOG: (BACKLOG_MARK.encode(),),
 }
 _PAIR: Final = re.compile(rb'"pair": ?"([^"\\]{1,300})"')
 _STATE_LINE: Final = re.compile(rb'^\{[^\n]*"operation": ?"state"[^\n]*\}$', re.MULTILINE)

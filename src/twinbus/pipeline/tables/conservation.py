@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 from twinbus.pipeline.tables.journeys import DELIVERED_FATE, FATES_OF_ACCEPTED
 from twinbus.pipeline.tables.records import LABEL, count_of
 from twinbus.pipeline.tables.schemas import AGES, FATE_SUMS, LINES, SKEWS, day_of, field
+from twinbus.servicebus.names import BACKLOG_MARK
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -21,8 +22,6 @@ AGE_EXACT_S: Final = 3600
 
 ANSWER_MAX_MS: Final = 60_000
 """Maximum duration of one attempt (`attempt_timeout`)."""
-
-BACKLOG_PATH: Final = "%/x-servicebus-transfer/%"
 
 BESIDE_FATES: Final = (
     *("raised", "received_accepted", "moved_unsent", "received_unsent"),
@@ -220,7 +219,7 @@ def unsent_in_backlog(backlog: DataFrame, messages: DataFrame) -> DataFrame:
 
 def in_backlog(path: Column) -> Column:
     """Return whether a path is that of a backlog queue."""
-    return path.like(BACKLOG_PATH)
+    return path.like(f"%{BACKLOG_MARK}%")
 
 
 def ages(journeys: DataFrame) -> DataFrame:

@@ -20,13 +20,13 @@ from pyspark.sql import functions as F
 
 from twinbus.cost.arithmetic import UNIT_BYTES
 from twinbus.pipeline.tables.schemas import bucket_of, field
+from twinbus.servicebus.names import BACKLOG_MARK
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 LABEL: Final = "primary_label"
 
-_BETWEEN: Final = "/x-servicebus-transfer/"
 """Between the label and the number of a backlog queue."""
 
 _HOST_REST: Final = ".servicebus."
@@ -127,7 +127,7 @@ def _with_sure(rows: DataFrame, keys: Sequence[str], is_sure: Column) -> DataFra
 
 def _label_in(column: str) -> Column:
     path = F.lower(column)
-    return F.when(F.contains(path, F.lit(_BETWEEN)), F.substring_index(path, _BETWEEN, 1))
+    return F.when(F.contains(path, F.lit(BACKLOG_MARK)), F.substring_index(path, BACKLOG_MARK, 1))
 
 
 def tallied(records: DataFrame, *, bucket_s: int) -> DataFrame:

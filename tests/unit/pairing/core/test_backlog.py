@@ -13,12 +13,10 @@ from twinbus.pairing.core.backlog import (
     KeptChoice,
     PullCause,
     Rotation,
-    backlog_paths,
     drift_of,
-    parse_backlog_path,
     session_queue,
 )
-from twinbus.servicebus.names import FOREVER_MS
+from twinbus.servicebus.names import FOREVER_MS, backlog_paths, parse_backlog_path
 
 QUEUES = backlog_paths("contoso", 3)
 PINNED = [0, 0, 0, 1, 1, 0, 2, 2, 2, 0]

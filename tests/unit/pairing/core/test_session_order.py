@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from twinbus.pairing.core.backlog import LEASE_LOCK_S, backlog_paths, lease_path, session_queue
+from twinbus.pairing.core.backlog import LEASE_LOCK_S, lease_path, session_queue
 from twinbus.pairing.core.session_order import (
     DOUBT_S,
     SHORT,
@@ -14,6 +14,7 @@ from twinbus.pairing.core.session_order import (
     SessionKey,
     SessionOrder,
 )
+from twinbus.servicebus.names import backlog_paths
 from twinbus.syphon.core import lease_validity
 
 PATHS = backlog_paths("contoso", 3)
