@@ -166,9 +166,7 @@ class RequestNode:
         waiting: list[asyncio.Future[Any]] = [self._ready, *self._pending.values()]
         for answer in waiting:
             if not answer.done():
-                answer.set_exception(error)
-                # Mark it as retrieved: nothing may await it any more.
-                answer.exception()
+                set_error(answer, error)
         for link in (self._sender, self._receiver):
             link.detach()
 
@@ -196,4 +194,10 @@ class RequestNode:
         else:
             condition = headers.get("errorCondition") or headers.get("error-condition") or ""
             refusal = RequestRefused(f"{self.address}: {text}", int(status), str(condition))
-            answer.set_exception(refusal)
+            set_error(answer, refusal)
+
+
+def set_error(answer: asyncio.Future[Any], error: Exception) -> None:
+    """End a future with an error that need not be retrieved: what awaits it may be cancelled."""
+    answer.set_exception(error)
+    answer.exception()
