@@ -62,6 +62,8 @@ def reject(answer: asyncio.Future[Any], error: Exception) -> None:
     """Give an error to whoever still waits for an answer."""
     if not answer.done():
         answer.set_exception(error)
+        # What waits in `asyncio.wait` may be cancelled before it looks at the answer.
+        answer.exception()
 
 
 class Network:

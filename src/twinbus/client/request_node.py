@@ -166,7 +166,9 @@ class RequestNode:
         waiting: list[asyncio.Future[Any]] = [self._ready, *self._pending.values()]
         for answer in waiting:
             if not answer.done():
-                set_error(answer, error)
+                answer.set_exception(error)
+                # Mark it as retrieved: nothing may await it any more.
+                answer.exception()
         for link in (self._sender, self._receiver):
             link.detach()
 
@@ -194,10 +196,4 @@ class RequestNode:
         else:
             condition = headers.get("errorCondition") or headers.get("error-condition") or ""
             refusal = RequestRefused(f"{self.address}: {text}", int(status), str(condition))
-            set_error(answer, refusal)
-
-
-def set_error(answer: asyncio.Future[Any], error: Exception) -> None:
-    """End a future with an error that need not be retrieved: what awaits it may be cancelled."""
-    answer.set_exception(error)
-    answer.exception()
+            answer.set_exception(refusal)
