@@ -2,7 +2,7 @@
 
 From the first failed attempt to the first diverted acknowledgement: at most failover_interval +
 attempt_timeout + 0.2 s. `make soak` measures that by the wall clock; in CI
-tests/unit/pairing/sending/test_outage_times.py has the bound in virtual time. After the answered
+tests/unit/pairing/sending/test_session_routing.py has the bound in virtual time. After the answered
 ping every sender is back on the primary at once.
 """
 

@@ -45,7 +45,7 @@ def test_ten_thousand_entities_cost_little(
     assert figures["memory_mb"] < MEMORY_MAX_MB
 
 
-@pytest.mark.soak  # half a minute of waiting; test_outage_times.py counts wake-ups in CI
+@pytest.mark.soak  # half a minute of waiting; test_session_routing.py counts wake-ups in CI
 def test_ten_thousand_idle_entities_use_no_processor(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

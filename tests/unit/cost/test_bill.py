@@ -1,17 +1,40 @@
-"""Bills of a month, each amount worked out by hand from the book that ships."""
+"""Quantities, counting rules and bills of a month, against figures worked out by hand."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import replace
 from decimal import Decimal
+from fractions import Fraction
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from twinbus.cost import Meter, PriceBook, Tier, standard
+from twinbus.cost.arithmetic import (
+    CountingRule,
+    QuantityError,
+    idle_syphon_operations,
+    message_units,
+    moved_message_units,
+    parse_duration,
+    parse_frequency,
+    parse_rate,
+    parse_size,
+    ping_operations,
+    search_count,
+    search_operations,
+    units,
+)
 from twinbus.cost.bill import MonthUse, ServiceTier, bill, geo_replication_bill
+from twinbus.pairing.core.secondary import search_wait_s
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 M = 1_000_000
 GB = 1_000_000_000
@@ -153,3 +176,182 @@ def test_a_month_in_two_parts_costs_what_it_costs_in_one(
 
 def test_a_meter_knows_its_free_part() -> None:
     assert Meter("m", "1", 1, (Tier(0, Decimal(1)),)).free == 0
+
+
+KB = 1024
+
+HOUR_S, DAY_S = 3_600, 86_400
+
+SETTLED = CountingRule(count_settlement=True)
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "expected"),
+    [
+        (None, 1),
+        (0, 1),
+        (1, 1),
+        (64 * KB, 1),
+        (64 * KB + 1, 2),
+        (96 * KB, 2),
+        (128 * KB, 2),
+        (256 * KB, 4),
+        (100 * KB * KB, 1_600),
+    ],
+)
+def test_a_started_64_kib_is_a_unit_and_nothing_is_one_too(
+    size_bytes: int | None, expected: int
+) -> None:
+    assert units(size_bytes) == expected
+
+
+@given(st.integers(0, 10**9))
+def test_units_are_the_fewest_that_hold_the_message(size_bytes: int) -> None:
+    assert (units(size_bytes) - 1) * 64 * KB < max(size_bytes, 1) <= units(size_bytes) * 64 * KB
+
+
+def test_an_idle_syphon_costs_what_the_documentation_says() -> None:
+    def idle(period_s: float, poll_s: float = 900) -> int:
+        return idle_syphon_operations(queue_count=10, poll_s=poll_s, period_s=period_s)
+
+    assert idle(HOUR_S) == 40
+    assert idle(DAY_S) == 960
+    assert idle(30 * DAY_S) == 28_800
+    # The same with receives of a minute, as an older SDK had them.
+    assert idle(30 * DAY_S, poll_s=60) == 432_000
+
+
+def test_a_moved_message_is_four_stages_and_six_with_settlement() -> None:
+    assert moved_message_units(1_000) == 4
+    assert moved_message_units(1_000, SETTLED) == 6
+    assert moved_message_units(96 * KB) == 8
+    assert moved_message_units(96 * KB, SETTLED) == 10
+    assert message_units(1_000) == 2
+    assert message_units(1_000, SETTLED) == 3
+
+
+def test_pings_of_many_clients_add_up() -> None:
+    # 50 entities, 20 clients, one a minute, an hour.
+    assert (
+        ping_operations(entity_count=50, client_count=20, interval_s=60, outage_s=HOUR_S) == 60_000
+    )
+
+
+@pytest.mark.parametrize("period_s", [HOUR_S, DAY_S, 30 * DAY_S])
+def test_searches_for_a_missing_queue_are_those_of_the_pairs_schedule(period_s: int) -> None:
+    at, count = 0.0, 0
+    while (at := at + search_wait_s(at, answers=True, chance=1.0)) <= period_s:
+        count += 1
+    assert search_count(period_s) == count
+    # By hand: 75 in the first hour, then 15 an hour in the end.
+    assert search_count(HOUR_S) == 75
+    assert search_count(30 * DAY_S) < 11_000
+
+
+def test_a_search_is_a_listing_and_a_call_for_each_missing_queue() -> None:
+    month_s = 30 * DAY_S
+    assert search_operations(missing_count=0, client_count=20, period_s=month_s) == 0
+    found = search_operations(missing_count=10, client_count=2, period_s=HOUR_S)
+    assert found == 2 * 75 * 11
+
+
+@pytest.mark.parametrize(
+    ("text", "per_s"),
+    [
+        ("500/s", 500),
+        ("500", 500),
+        ("30000/min", 500),
+        ("2M/day", Fraction(2_000_000, 86_400)),
+        (" 1.5k / sec ", 1_500),
+        ("0.5/h", Fraction(1, 7_200)),
+        ("1/week", Fraction(1, 604_800)),
+    ],
+)
+def test_a_rate_is_read_exactly(text: str, per_s: int | Fraction) -> None:
+    assert parse_rate(text) == per_s
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [
+        ("2KB", 2_048),
+        ("2kb", 2_048),
+        ("64KiB", 65_536),
+        ("256 KB", 262_144),
+        ("1.5MB", 1_572_864),
+        ("700", 700),
+        ("0", 0),
+        ("0.3 KB", 308),  # 307.2 bytes: a part of a byte is a whole one
+    ],
+)
+def test_a_size_counts_by_1024(text: str, size_bytes: int) -> None:
+    assert parse_size(text) == size_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("60s", 60),
+        ("60", 60),
+        ("40min", 2_400),
+        ("40 m", 2_400),
+        ("1h30min", 5_400),
+        ("1h 30min 5s", 5_405),
+        ("250ms", Fraction(1, 4)),
+        ("2 days", 172_800),
+    ],
+)
+def test_a_duration_is_read_in_seconds(text: str, seconds: int | Fraction) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "per_year"),
+    [("2/year", 2), ("1/month", 12), ("0/year", 0), ("1/day", 365), ("0.5/y", Fraction(1, 2))],
+)
+def test_a_frequency_is_read_by_the_year(text: str, per_year: int | Fraction) -> None:
+    assert parse_frequency(text) == per_year
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "complaint"),
+    [
+        (parse_rate, "-5/s", "--it must not be negative; got '-5/s'"),
+        (parse_rate, "0/s", "--it must be more than 0 and at most 10,000,000 a second; got '0/s'"),
+        (parse_rate, "11M/s", "at most 10,000,000 a second; got '11M/s'"),
+        (parse_rate, "fast", "like 500/s, 30000/min or 2M/day; got 'fast'"),
+        (parse_rate, "5/fortnight", "like 500/s"),
+        (parse_rate, "2m/day", "like 500/s"),
+        (parse_rate, "1,000/s", "like 500/s"),
+        (parse_rate, "", "like 500/s"),
+        (parse_rate, "1e9/s", "like 500/s"),
+        (parse_rate, "9" * 16, "like 500/s"),
+        (parse_size, "101MB", "--it must be at most 104,857,600 bytes; got '101MB'"),
+        (parse_size, "-1", "must not be negative"),
+        (parse_size, "2 TB", "like 2KB or 64KiB; got '2 TB'"),
+        (parse_size, "KB", "like 2KB"),
+        (parse_duration, "2y", "from 0 to 31,536,000 seconds; got '2y'"),
+        (parse_duration, "", "like 60s, 40min or 1h30min; got ''"),
+        (parse_duration, "40 parsec", "like 60s"),
+        (parse_duration, "1h30", "like 60s"),
+        (parse_duration, "-1s", "must not be negative"),
+        (parse_frequency, "2", "like 2/year or 1/month; got '2'"),
+        (parse_frequency, "1/s", "at most 8,760 a year; got '1/s'"),
+        (parse_frequency, "1/eon", "like 2/year"),
+        (parse_frequency, "-1/year", "must not be negative"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line_with_the_option_and_the_form(
+    parse: Callable[[str, str], object], text: str, complaint: str
+) -> None:
+    with pytest.raises(QuantityError) as caught:
+        parse(text, "--it")
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@given(st.text(max_size=30))
+def test_no_text_breaks_a_parser(text: str) -> None:
+    for parse in (parse_rate, parse_size, parse_duration, parse_frequency):
+        with contextlib.suppress(QuantityError):
+            assert parse(text) >= 0

@@ -1,8 +1,15 @@
-"""A delivery as the gateway sends it: the client's own bytes, an id, and the backlog form."""
+"""A delivery as the gateway sends it, its errors, and what it reads of a request."""
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+from unittest.mock import AsyncMock
+
 import pytest
+from azure.servicebus.exceptions import OperationTimeoutError
 
 from twinbus.amqp.message import (
     BATCH_FORMAT,
@@ -14,11 +21,30 @@ from twinbus.amqp.message import (
     split,
 )
 from twinbus.amqp.types import Symbol
-from twinbus.broker.refusals import MalformedMessage
+from twinbus.broker.admin.atom import ATOM, CONNECT
+from twinbus.broker.refusals import ArgumentInvalid, MalformedMessage
+from twinbus.client.connection import NamespaceConnection
 from twinbus.client.links import Wire
-from twinbus.errors import BacklogMessageTooLargeError, ReservedPropertyError
+from twinbus.client.request_node import ConnectionLost, DeliveryRejected, LinkEnded, RequestRefused
+from twinbus.errors import (
+    BacklogGuardError,
+    BacklogMessageTooLargeError,
+    BacklogUnavailableError,
+    EntityUnusableError,
+    ReservedPropertyError,
+)
+from twinbus.gateway.host import RequestThreads, _destinations
 from twinbus.gateway.messages import EncodedMessages
+from twinbus.gateway.relay import refusal_of
+from twinbus.gateway.sending import EACH_BYTES, PendingSends
+from twinbus.namespace.access import Endpoint
+from twinbus.servicebus.conditions import UNAUTHORIZED
+from twinbus.servicebus.failures import CONDITIONS, FailureMeaning, of_error, outcome_of
 from twinbus.transfer.sections import from_backlog_sections
+
+if TYPE_CHECKING:
+    from twinbus.broker.links.context import LinkClient
+
 
 LIMIT = 256 * 1024
 
@@ -152,3 +178,139 @@ def test_a_batch_may_exceed_the_limit_of_its_messages_a_little_until_it_is_refus
 def test_what_cannot_be_read_is_refused(data: bytes, form: int) -> None:
     with pytest.raises(MalformedMessage):
         read(data, form)
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_a_rejection_means_what_its_condition_says_and_reaches_the_client(condition: str) -> None:
+    error = DeliveryRejected("why", condition)
+    assert of_error(error) is CONDITIONS[condition].meaning
+    assert refusal_of(error).condition == condition
+    assert "why" in refusal_of(error).description
+
+
+def test_a_lost_connection_counts_and_one_that_was_never_open_sent_nothing() -> None:
+    never_open = ConnectionLost("refused")
+    for error in (lost := LinkEnded("reset", was_sent=True), never_open):
+        assert of_error(error) is FailureMeaning.UNREACHABLE
+        assert refusal_of(error).condition == "com.microsoft:timeout"
+    assert (outcome_of(lost), outcome_of(never_open)) == ("unknown", "failed")
+
+
+def test_a_detach_for_a_setting_is_no_lost_connection() -> None:
+    disabled = LinkEnded("off", "com.microsoft:entity-disabled")
+    assert of_error(disabled) is FailureMeaning.DISABLED
+    forced = LinkEnded("idle", "amqp:link:detach-forced")
+    assert of_error(forced) is FailureMeaning.UNREACHABLE
+
+
+def test_a_detach_says_nothing_about_what_was_in_flight() -> None:
+    """The ledger must not say "failed" of a message that the primary may have stored."""
+    errors = [LinkEnded("too much", "com.microsoft:server-busy", was_sent=w) for w in (True, False)]
+    assert [of_error(one) for one in errors] == [FailureMeaning.BUSY] * 2
+    assert [outcome_of(one) for one in errors] == ["unknown", "failed"]
+
+
+def test_a_token_for_a_missing_entity_says_so() -> None:
+    missing = RequestRefused("no such queue", 404, "")
+    assert of_error(missing) is FailureMeaning.NOT_FOUND
+    assert refusal_of(missing).condition == "amqp:not-found"
+    assert of_error(RequestRefused("no", 401, "")) is FailureMeaning.UNAUTHORIZED
+    full = RequestRefused("no session", 0, "amqp:resource-limit-exceeded")
+    assert of_error(full) is FailureMeaning.QUOTA
+
+
+async def test_a_broken_namespace_and_a_silent_token_service_count() -> None:
+    assert of_error(RequestRefused("broken", 503, "")) is FailureMeaning.UNREACHABLE
+    for cause, meaning, condition in (
+        (TimeoutError(), FailureMeaning.UNREACHABLE, "com.microsoft:timeout"),
+        (PermissionError("no such secret"), FailureMeaning.UNAUTHORIZED, UNAUTHORIZED),
+    ):
+        tokens = SimpleNamespace(who="the credential")
+        endpoint = SimpleNamespace(
+            label="east", host="east", token=AsyncMock(side_effect=cause), tokens=tokens
+        )
+        connection = NamespaceConnection(cast("Endpoint", endpoint), lambda _: None)
+        with pytest.raises(RequestRefused) as caught:
+            await connection._token("orders")
+        assert of_error(caught.value) is meaning
+        assert refusal_of(caught.value).condition == condition
+
+
+def test_errors_of_the_pair_have_a_condition_that_clients_know() -> None:
+    assert refusal_of(EntityUnusableError("gone")).condition == "amqp:not-found"
+    # After this one an SDK does not retry.
+    assert refusal_of(BacklogGuardError("reserved")).condition == "amqp:not-allowed"
+    full = BacklogUnavailableError("none", primary_error=None, queue_errors={})
+    assert refusal_of(full).condition == "com.microsoft:timeout"
+    assert refusal_of(OperationTimeoutError()).condition == "com.microsoft:timeout"
+
+
+class Client:
+    """A connection that keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def pause_reading(self) -> None:
+        self.told.append("stop")
+
+    def resume_reading(self) -> None:
+        self.told.append("read")
+
+
+async def test_small_messages_count_with_what_their_calls_take() -> None:
+    """A million messages of ten bytes are ten megabytes, and gigabytes of calls."""
+    client = Client()
+    pending = PendingSends("gate", 60.0, bytes_max=100 * EACH_BYTES)
+    for _ in range(1_000):
+        pending.add(cast("LinkClient", client), 10)
+        if client.told:
+            break
+    assert (client.told, pending.count) == (["stop"], 100)
+    while pending.count:
+        pending.release(10)
+    assert (client.told, pending.size_bytes) == (["stop", "read"], 0)
+
+
+def entry(forward_to: str) -> bytes:
+    return (
+        f'<entry xmlns="{ATOM}"><content><QueueDescription xmlns="{CONNECT}">'
+        f"<ForwardTo>{forward_to}</ForwardTo></QueueDescription></content></entry>"
+    ).encode()
+
+
+def test_the_entities_that_a_description_forwards_to() -> None:
+    assert _destinations(b"") == []
+    assert _destinations(entry("")) == []
+    assert _destinations(entry(" sb://contoso/pay<!-- -->ments ")) == ["payments"]
+
+
+def test_a_name_with_an_element_inside_is_refused() -> None:
+    """The right would be that to `payments-archive`, and the primary forward to `payments`."""
+    with pytest.raises(ArgumentInvalid, match="text without elements"):
+        _destinations(entry("payments<x/>-archive"))
+
+
+async def test_work_returns_or_raises_and_so_many_are_under_way_at_once() -> None:
+    threads, go, begun = RequestThreads(2, "test-request"), threading.Event(), []
+
+    def work(number: int) -> int:
+        begun.append((number, threading.current_thread().daemon))
+        go.wait(60)
+        if number == 2:
+            raise OSError("no answer")
+        return number
+
+    tasks = [asyncio.create_task(threads.run(work, number)) for number in range(4)]
+    while len(begun) < 2:  # noqa: ASYNC110  # threads
+        await asyncio.sleep(0.001)
+    # A client that goes away does not free the thread.
+    tasks[0].cancel()
+    await asyncio.sleep(0.01)
+    assert begun == [(0, True), (1, True)]
+    go.set()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(results[0], asyncio.CancelledError)
+    assert results[1::2] == [1, 3]
+    with pytest.raises(OSError, match="no answer"):
+        await tasks[2]

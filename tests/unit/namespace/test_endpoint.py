@@ -1,16 +1,19 @@
-"""Connection strings, and the tokens that are signed with their keys."""
+"""Connection strings, hosts, ports and labels, and the description of how to reach them."""
 
 from __future__ import annotations
 
 import asyncio
+import pickle
 from types import SimpleNamespace
 
 import pytest
 from azure.core.credentials import AccessToken, AzureNamedKeyCredential, AzureSasCredential
+from azure.servicebus import TransportType
 
 from twinbus.broker.descriptions import AuthorizationRule
 from twinbus.broker.sas import AccessPolicy
-from twinbus.namespace.access import Endpoint, endpoint_of
+from twinbus.namespace.access import Endpoint, NamespaceAccess, endpoint_of
+from twinbus.namespace.address import HttpProxy, NetworkRoute, namespace_label
 from twinbus.namespace.namespace import Namespace
 from twinbus.namespace.tokens import SAS_TOKEN, TOKEN_LIFE_S, WEB_TOKEN, NamespaceToken
 
@@ -126,3 +129,192 @@ def test_a_port_of_its_own_with_tls_serves_the_administration_too() -> None:
     assert (endpoint.host, endpoint.port, endpoint.tls) == ("localhost", 5700, True)
     assert endpoint.administration == ("localhost", 5700, True)
     assert endpoint.certificates is side.certificates()
+
+
+CREDENTIALS = "SharedAccessKeyName=Root;SharedAccessKey=k"
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "name", "label"),
+    [
+        ("contoso.servicebus.windows.net", 5671, None, "contoso"),
+        ("Contoso.servicebus.windows.net", 5671, None, "contoso"),
+        ("broker", 5671, None, "broker"),
+        ("localhost", 5672, None, "localhost-5672"),
+        ("LOCALHOST", 7000, None, "localhost-7000"),
+        ("127.0.0.1", 7000, None, "localhost-7000"),
+        ("10.1.2.3", 7000, None, "localhost-7000"),
+        ("::1", 7000, None, "localhost-7000"),
+        ("[::1]", 7000, None, "localhost-7000"),
+        ("localhost", 5672, "shop-1.eu_2", "shop-1.eu_2"),
+    ],
+)
+def test_the_label_comes_from_the_primary(
+    host: str, port: int, name: str | None, label: str
+) -> None:
+    assert namespace_label(host, port, name) == label
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a b", "ü", "x" * 201])
+def test_a_name_that_no_queue_can_have_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="name must be"):
+        namespace_label("localhost", 5672, name)
+
+
+@pytest.mark.parametrize(
+    ("host", "label"),
+    [
+        ("[::1]:5672", "localhost-5672"),
+        ("[fe80::1]:7000", "localhost-7000"),
+        ("127.0.0.1:7000", "localhost-7000"),
+        ("LOCALHOST", "localhost-5672"),
+        ("Contoso.servicebus.windows.net", "contoso"),
+        ("10.contoso.net", "10"),
+    ],
+)
+def test_a_pair_and_its_syphon_agree_on_address_and_label(host: str, label: str) -> None:
+    text = f"Endpoint=sb://{host};{CREDENTIALS};UseDevelopmentEmulator=true"
+    side, endpoint = Namespace.from_connection_string(text), Endpoint.parse(text)
+    assert side.label == endpoint.label == label
+    assert (side.host, side.port) == (endpoint.host, endpoint.port)
+
+
+def test_a_token_for_an_ipv6_address_has_an_audience_that_the_broker_reads() -> None:
+    text = f"Endpoint=sb://[::1]:5672;{CREDENTIALS};UseDevelopmentEmulator=true"
+    token = asyncio.run(Endpoint.parse(text).token("orders", 1_000.0))
+    rule = AuthorizationRule(key_name="Root", primary_key="k", rights=frozenset({"Send"}))
+    assert AccessPolicy([rule]).verify(token.text, 1_001.0).allows("orders", "Send")
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("Endpoint=https://contoso", "needs Endpoint=sb://"),
+        ("Endpoint=sb://contoso:0", "HOST:PORT"),
+        ("Endpoint=sb://contoso:x", "HOST:PORT"),
+        ("Endpoint=sb://", "HOST:PORT"),
+    ],
+)
+def test_a_pair_and_its_syphon_refuse_the_same_strings(text: str, complaint: str) -> None:
+    for read in (Namespace.from_connection_string, Endpoint.parse):
+        with pytest.raises(ValueError, match=complaint):
+            read(f"{text};{CREDENTIALS}")
+
+
+HOST = "contoso.servicebus.windows.net"
+
+KEY = f"Endpoint=sb://{HOST}/;SharedAccessKeyName=Root;SharedAccessKey=s3cret"
+
+
+def test_an_address_names_its_credential_and_its_route() -> None:
+    text = (
+        f"sb://{HOST}?credential=managed-identity:1234&transport=websocket"
+        "&proxy=http://proxy.local:3128&endpoint=sb://gateway.local:8443"
+    )
+    access = NamespaceAccess.parse(text)
+    assert (access.host, access.port, access.credential) == (HOST, 5671, "managed-identity:1234")
+    assert access.route(access.proxy) == NetworkRoute(
+        websocket=True, proxy=HttpProxy("proxy.local", 3128), endpoint=("gateway.local", 8443)
+    )
+    assert repr(access) == (
+        f"NamespaceAccess(sb://{HOST}, credential managed-identity:1234, websocket,"
+        " proxy proxy.local:3128, endpoint gateway.local:8443)"
+    )
+
+
+def test_options_apply_where_the_text_says_nothing() -> None:
+    options = {"credential": "default", "transport": "websocket", "endpoint": "gateway"}
+    plain = NamespaceAccess.parse(f"sb://{HOST}:443/", name="shop", **options)
+    assert (plain.credential, plain.transport, plain.port) == ("default", "websocket", 5671)
+    assert (plain.name, plain.route("").endpoint) == ("shop", ("gateway", 443))
+    own = NamespaceAccess.parse(f"SB://{HOST}?credential=env:TOKEN&transport=amqp", **options)
+    assert (own.credential, own.transport) == ("env:TOKEN", "amqp")
+    # The credential of a connection string is in it.
+    string = NamespaceAccess.parse(KEY, **options)
+    assert (string.credential, string.transport, string.connection_string) == ("", "websocket", KEY)
+
+
+def test_it_travels_without_a_secret_and_shows_none() -> None:
+    access = NamespaceAccess.parse(f"sb://{HOST}", credential="default", proxy="env:PROXY")
+    assert pickle.loads(pickle.dumps(access)) == access
+    assert "env:PROXY" not in repr(access)
+    for shown in (
+        repr(NamespaceAccess.parse(KEY, proxy="http://me:s3cret@proxy:1")),
+        repr(HttpProxy.parse("http://me:s3cret@proxy:1")),
+    ):
+        assert "s3cret" not in shown
+        assert "proxy" in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "complaint"),
+    [
+        (f"sb://{HOST}", {}, "needs a credential: default, managed-identity"),
+        (f"sb://{HOST}", {"credential": "defualt"}, "a credential is default.*got 'defualt'"),
+        (f"sb://{HOST}", {"credential": "env:"}, "a credential is default"),
+        (f"sb://{HOST}?credential", {}, "NAME=VALUE"),
+        (f"sb://{HOST}?user=me", {}, "takes credential, transport, proxy, endpoint; got 'user'"),
+        (f"sb://me@{HOST}", {"credential": "default"}, "has no user"),
+        ("sb://", {"credential": "default"}, "a namespace is HOST"),
+        (f"sb://{HOST}", {"credential": "default", "transport": "tcp"}, "amqp or websocket"),
+        (KEY, {"transport": "amqp", "proxy": "http://p:1"}, "a proxy carries AMQP over WebSocket"),
+        (KEY, {"proxy": "https://p:1"}, "a proxy is http://HOST:PORT"),
+        (KEY, {"proxy": "p"}, "a proxy is http://HOST:PORT"),
+        (KEY, {"proxy": "env:a b"}, "a proxy from a variable is env:NAME"),
+        (KEY, {"endpoint": "gateway:x"}, "HOST:PORT"),
+        ("nonsense", {}, "connection string"),
+    ],
+)
+def test_what_is_no_access_is_refused_in_one_line(
+    text: str, options: dict[str, str], complaint: str
+) -> None:
+    with pytest.raises(ValueError, match=complaint) as caught:
+        NamespaceAccess.parse(text, **options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        (f"sb://{HOST}", {"credential": "SharedAccessSignature sr=x&sig=s3cret&se=1&skn=Root"}),
+        (f"sb://{HOST}", {"credential": "eyJ0.s3cret"}),
+        (f"sb://{HOST}?credential=s3cret.1", {}),
+        (KEY, {"proxy": "ftp://me:s3cret@proxy:1"}),
+        (KEY, {"proxy": "http://me:s3cret@proxy:port"}),
+    ],
+)
+def test_a_secret_in_the_wrong_place_is_not_repeated(text: str, options: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match=r"a (credential|proxy) is") as caught:
+        NamespaceAccess.parse(text, **options)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_proxy_keeps_its_login_for_the_wire() -> None:
+    proxy = HttpProxy.parse("http://me:p%40ss@[::1]:3128")
+    assert (proxy.host, proxy.port, proxy.user, proxy.password) == ("::1", 3128, "me", "p@ss")
+    assert proxy.url == "http://[::1]:3128"
+    assert proxy.headers == {"Proxy-Authorization": "Basic bWU6cEBzcw=="}
+    assert HttpProxy.parse("proxy:3128").headers == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "route"),
+    [
+        ({}, NetworkRoute()),
+        ({"transport_type": TransportType.Amqp}, NetworkRoute()),
+        ({"transport_type": TransportType.AmqpOverWebsocket}, NetworkRoute(websocket=True)),
+        (
+            {"http_proxy": {"proxy_hostname": "http://p", "proxy_port": 1, "username": "me"}},
+            NetworkRoute(websocket=True, proxy=HttpProxy("p", 1, "me")),
+        ),
+        ({"custom_endpoint_address": "sb://g"}, NetworkRoute(websocket=True, endpoint=("g", 443))),
+        (
+            {"custom_endpoint_address": "g:1", "transport_type": TransportType.Amqp},
+            NetworkRoute(endpoint=("g", 1)),
+        ),
+    ],
+)
+def test_keywords_of_the_sdk_make_the_route_that_the_sdk_takes(
+    options: dict[str, object], route: NetworkRoute
+) -> None:
+    assert NetworkRoute.of_sdk_options(options) == route

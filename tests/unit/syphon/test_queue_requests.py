@@ -1,21 +1,35 @@
-"""What is asked of a backlog queue, and how often: by answers that a test makes up."""
+"""What a relay asks of a backlog queue and makes of answers, and what it writes."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID
 
 import pytest
 
+from tests.unit.syphon.core.test_pump import running
 from twinbus.amqp.message import encode_message
 from twinbus.amqp.types import ULong
 from twinbus.client.connection import NamespaceConnection
 from twinbus.client.request_node import ConnectionLost, RequestRefused
-from twinbus.syphon.bookkeeping import Bookkeeper
-from twinbus.syphon.core.actions import Action, Complete
+from twinbus.ledger import NullLedger
+from twinbus.syphon.bookkeeping import SAME_OUTAGE_S, Bookkeeper, OutageLog
+from twinbus.syphon.core.actions import (
+    Action,
+    CloseDestination,
+    Complete,
+    DeadLetter,
+    GrantCredit,
+    Reconnect,
+)
 from twinbus.syphon.core.pump import Pump
 from twinbus.syphon.core.session_lanes import PeekedEntry
+from twinbus.syphon.outbound import DestinationLinks
 from twinbus.syphon.queue_requests import QueueRequests, RequestTasks
 from twinbus.testing import run_virtual
 from twinbus.transfer.unpacking import BacklogMessage
@@ -206,3 +220,170 @@ def test_a_throttled_settlement_is_asked_for_again_while_the_locks_are_valid() -
     pump._intake.add(messages[0], 0.0)
     run_virtual(requests.settle(messages, "completed", []))
     assert (line.requests, pump.completed, ledger.errors) == (3, 1, [None])
+
+
+class FakeSession:
+    def __init__(self, attach_sender: Callable[..., object]) -> None:
+        self.attach_sender = attach_sender
+
+
+class FakeConnection:
+    """A connection whose authorizations end as a test says."""
+
+    def __init__(self, authorize: Callable[[], bool], *, is_lost: bool = False) -> None:
+        self._authorize = authorize
+        self.asked: list[str] = []
+        self.lost = asyncio.get_running_loop().create_future()
+        if is_lost:
+            self.lost.set_result("gone")
+        self.session = FakeSession(self._attach_sender)
+
+    async def authorize(self, path: str) -> bool:
+        return self._authorize()
+
+    async def session_with_room(self) -> object:
+        return self.session
+
+    def _attach_sender(self, name: str, **_: object) -> object:
+        self.asked.append(name.partition("-syphon")[0])
+        return SimpleNamespace(owner=None)
+
+    def flush(self) -> None:
+        """Nothing."""
+
+
+async def attach(
+    authorize: Callable[[], bool],
+    *,
+    heard_s_later: float | None = None,
+    is_lost: bool = False,
+    grace_s: float = 3_600.0,
+) -> tuple[list[Action], list[str]]:
+    """What the pump then wants of one attach to orders, and the links that are asked for.
+
+    `heard_s_later`: the primary answered for another destination meanwhile.
+    """
+    world = running(grace_s=grace_s)
+    world.store("orders")
+    world.deliver()
+    if heard_s_later is not None:
+        world.pump.attached("letters", 0, world.now + heard_s_later)
+    wanted: list[Action] = []
+    books = Bookkeeper(NullLedger(), "contoso", "second", "queue")
+    outbound = DestinationLinks(world.pump, books, wanted.extend, time.monotonic)
+    connection: Any = FakeConnection(authorize, is_lost=is_lost)
+    outbound.connection = connection
+    await outbound.attach("orders")
+    return wanted, connection.asked
+
+
+def refused(status: int) -> Callable[[], bool]:
+    def refuse() -> bool:
+        raise RequestRefused("$cbs: because", status, "")
+
+    return refuse
+
+
+def no_answer() -> bool:
+    raise ConnectionLost("$cbs of contoso did not answer for 15 s")
+
+
+async def test_a_token_that_is_not_answered_ends_the_connection_if_nobody_else_is() -> None:
+    wanted, asked = await attach(no_answer)
+    assert Reconnect("primary", "$cbs of contoso did not answer for 15 s") in wanted
+    assert asked == []
+
+
+async def test_a_token_that_is_not_answered_holds_its_destination_if_others_are() -> None:
+    wanted, _ = await attach(no_answer, heard_s_later=1.0)
+    assert CloseDestination("orders") in wanted
+    assert not any(isinstance(action, Reconnect) for action in wanted)
+
+
+async def test_a_token_for_a_missing_entity_says_that_it_is_missing() -> None:
+    wanted, asked = await attach(refused(404), grace_s=0.0)
+    assert [a.reason for a in wanted if isinstance(a, DeadLetter)] == ["DestinationNotFound"]
+    assert asked == []
+
+
+@pytest.mark.parametrize("status", [0, 401, 403, 500, 503])
+async def test_any_other_refusal_of_a_token_holds_the_destination(status: int) -> None:
+    wanted, asked = await attach(refused(status), grace_s=0.0)
+    assert not any(isinstance(action, DeadLetter) for action in wanted)
+    assert GrantCredit(0) in wanted
+    assert asked == []
+
+
+async def test_a_line_that_is_lost_meanwhile_is_no_fault_of_the_destination() -> None:
+    assert await attach(no_answer, is_lost=True) == ([], [])
+
+
+async def test_a_link_is_asked_for_once_it_is_allowed() -> None:
+    assert await attach(lambda: True) == ([], ["orders"])
+
+
+QUEUES = [f"contoso/x-servicebus-transfer/{index}" for index in range(10)]
+
+
+class Sizes:
+    def __init__(self) -> None:
+        self.by_operation: dict[str, object] = {}
+
+    def record(self, operation: str, *, at_ms: int | None = None, **fields: object) -> None:
+        self.by_operation[operation] = fields["size_bytes"]
+
+
+def test_a_forward_has_the_size_of_what_was_sent_and_a_settlement_none() -> None:
+    ledger = Sizes()
+    books = Bookkeeper(ledger, "contoso", "second", "queue")
+    message = BacklogMessage(b"token", 751)
+    message.path, message.wire = "orders", b"x" * 519
+    books.received([message], 0)
+    books.forwarded([message], 1.0, 0)
+    message.outcome = Complete
+    books.settled([message])
+    assert ledger.by_operation == {"backlog_receive": 751, "forward": 519, "complete": 0}
+    books.not_forwarded(message, "no answer", is_known=False)
+    assert ledger.by_operation["forward"] == 519
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, "twinbus.syphon")
+    return caplog
+
+
+def levels(lines: pytest.LogCaptureFixture) -> list[str]:
+    return [record.levelname for record in lines.records]
+
+
+def lose(outages: OutageLog, at: float, *, tries: int = 5, side: str = "primary") -> None:
+    for attempt in range(tries):
+        for queue in QUEUES:
+            outages.lost(side, queue, "refused", at + attempt)
+
+
+def test_an_outage_is_one_warning_and_its_end_one_line(lines: pytest.LogCaptureFixture) -> None:
+    outages = OutageLog()
+    for began in (0.0, 10.0):
+        lose(outages, began)
+        for queue in QUEUES:
+            outages.back("primary", queue, began + 8.0)
+    assert levels(lines) == ["WARNING"] * 4
+    assert lines.messages[1] == "the primary is back after 8 s"
+
+
+def test_a_long_outage_is_not_warned_of_again(lines: pytest.LogCaptureFixture) -> None:
+    outages = OutageLog()
+    lose(outages, 0.0, tries=round(5 * SAME_OUTAGE_S))
+    assert levels(lines) == ["WARNING"]
+
+
+def test_the_sides_are_apart_and_a_later_loss_beside_a_lasting_one_is_told(
+    lines: pytest.LogCaptureFixture,
+) -> None:
+    outages = OutageLog()
+    outages.lost("secondary", "a queue that is disabled", "disabled", 0.0)
+    outages.lost("primary", QUEUES[0], "refused", 1.0)
+    lose(outages, SAME_OUTAGE_S + 1, side="secondary")
+    assert levels(lines) == ["WARNING"] * 3

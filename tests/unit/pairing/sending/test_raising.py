@@ -1,10 +1,12 @@
-"""Calls that raise: their errors, and senders that were closed."""
+"""Calls that raise, arguments that are refused, and entities that a pair forgets."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,10 +19,15 @@ from azure.servicebus.exceptions import (
     ServiceBusServerBusyError,
 )
 
+import twinbus
+from twinbus import Namespace, blocking
 from twinbus.errors import BacklogUnavailableError, PairClosedError
+from twinbus.namespace.address import ConnectionString
+from twinbus.pairing.core.failover import ForceFailover, Freeze, MarkHealthy
 from twinbus.pairing.core.sides import PairSides
 from twinbus.pairing.core.status import backlog_status
 from twinbus.pairing.observing.metrics import MeasuredPair, PairCollector
+from twinbus.pairing.sending.entity_monitor import UNUSED_MAX, EntityMonitors
 from twinbus.pairing.sending.sender import PairedSender
 from twinbus.status.document import PairStatus, read_status
 from twinbus.status.judgement import judgement_of
@@ -208,4 +215,201 @@ async def test_a_sender_closed_while_a_call_waits_for_its_retry_says_so() -> Non
     with pytest.raises(ValueError, match="the sender to orders was closed") as caught:
         await waiting
     assert caught.value.message_ids == ("1",)  # type: ignore[attr-defined]
+    await world.client.close()
+
+
+STRING = "Endpoint=sb://{}.example/;SharedAccessKeyName=Root;SharedAccessKey=s3cret"
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("name", [None, 7, b"orders", "", "//"])
+async def test_the_name_of_an_entity_is_a_text(name: Any) -> None:
+    world = FakePair()
+    for make in (world.client.get_queue_sender, world.client.get_topic_sender):
+        with pytest.raises(ValueError, match="the name of an entity must be a text that is not"):
+            make(name)
+    await world.client.close()
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("name", ["orders ", "a" * 261, "orders/$management", "$cbs", "a//b"])
+async def test_a_name_that_no_entity_can_have_is_refused(name: str) -> None:
+    world = FakePair()
+    for make in (world.client.get_queue_sender, world.client.get_topic_sender):
+        with pytest.raises(ValueError, match="is not the path of a queue or topic"):
+            make(name)
+    await world.client.close()
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("wrong", ["10", timedelta(seconds=10), [10], Decimal(10)])
+async def test_a_timeout_is_a_number(wrong: Any) -> None:
+    world = FakePair()
+    sender = world.client.get_queue_sender("orders")
+    message, at = ServiceBusMessage("x"), datetime(2030, 1, 1, tzinfo=UTC)
+    for call in (
+        lambda: sender.send_messages(message, timeout=wrong),
+        lambda: sender.send_messages([message], timeout=wrong),
+        lambda: sender.schedule_messages(message, at, timeout=wrong),
+        lambda: sender.cancel_scheduled_messages(1, timeout=wrong),
+    ):
+        with pytest.raises(TypeError, match="the timeout must be a number of seconds or None; got"):
+            await call()
+    assert world.primary.took == []
+    await world.client.close()
+
+
+@pytest.mark.virtual_time
+async def test_unknown_keywords_warn_as_in_the_sdk() -> None:
+    world = FakePair()
+    sender = world.client.get_queue_sender("orders")
+    calls: list[Callable[..., Awaitable[Any]]] = [
+        partial(sender.send_messages, ServiceBusMessage("x")),
+        partial(sender.schedule_messages, [], datetime(2030, 1, 1, tzinfo=UTC)),
+        partial(sender.cancel_scheduled_messages, []),
+    ]
+    for call in calls:
+        with pytest.warns(UserWarning, match="Unsupported keyword args: {'colour': 'red'}") as told:
+            await call(colour="red")
+        assert told[0].filename == __file__
+    assert len(world.primary.took) == 1
+    await world.client.close()
+
+
+@pytest.mark.virtual_time
+async def test_a_connection_string_of_one_entity_has_senders_to_that_entity_only() -> None:
+    world = FakePair()
+    world.client.state.primary.parts = ConnectionString.parse(
+        STRING.format("contoso") + ";EntityPath=orders"
+    )
+    world.client.get_queue_sender("orders")
+    for make in (world.client.get_queue_sender, world.client.get_topic_sender):
+        with pytest.raises(ValueError, match=r"for 'orders' \(EntityPath\).* no sender to 'bills'"):
+            make("bills")
+    assert [entity.path for entity in world.client.state.monitors.all()] == ["orders"]
+    await world.client.close()
+
+
+def test_a_secondary_needs_a_connection_string_of_the_namespace() -> None:
+    primary = Namespace.from_connection_string(STRING.format("a"))
+    for pair_namespaces in (twinbus.pair_namespaces, blocking.pair_namespaces):
+        with pytest.raises(ValueError, match=r"secondary is for 'orders' \(EntityPath\)"):
+            pair_namespaces(primary, STRING.format("b") + ";EntityPath=orders")
+    # What was refused is not in use.
+    primary.claim()
+
+
+@pytest.mark.parametrize("options", [{}, {"ledger": "x"}, "", 0])
+async def test_options_are_of_their_class(options: Any) -> None:
+    primary, secondary = (Namespace.from_connection_string(STRING.format(x)) for x in ("a", "b"))
+    text = "options must be SendAvailabilityOptions or None; got"
+    with pytest.raises(TypeError, match=text):
+        async with twinbus.pair_namespaces(primary, secondary, options):
+            pass
+    with (
+        pytest.raises(TypeError, match=text),
+        blocking.pair_namespaces(primary, secondary, options),
+    ):
+        pass
+    # What was refused is not in use.
+    for side in (primary, secondary):
+        side.claim()
+
+
+KEPT = 3
+
+
+def small_world() -> FakePair:
+    world = FakePair()
+    world.client.state.monitors = EntityMonitors(KEPT)
+    return world
+
+
+async def send_to(world: FakePair, path: str) -> None:
+    async with world.client.get_queue_sender(path) as sender:
+        await sender.send_messages(ServiceBusMessage("x", message_id="1"))
+
+
+def paths(world: FakePair) -> list[str]:
+    return [entity.path for entity in world.client.state.monitors.all()]
+
+
+async def test_reply_queues_are_forgotten_and_their_totals_are_kept() -> None:
+    world = FakePair()
+    for number in range(UNUSED_MAX + 200):
+        await send_to(world, f"reply-{number}")
+    watched = world.client.state.monitors
+    entities, totals = watched.numbers()
+    assert len(entities) == UNUSED_MAX
+    assert (totals.entities, totals.sent) == (200, 200)
+    assert [entities[0].path, entities[-1].path] == ["reply-200", f"reply-{UNUSED_MAX + 199}"]
+    await world.client.close()
+
+
+async def test_an_entity_in_use_held_or_not_healthy_is_kept() -> None:
+    world = small_world()
+    open_sender = world.client.get_queue_sender("open")
+    for path in ("again", "frozen", "forced"):
+        await send_to(world, path)
+    world.client.entity("frozen").tell(Freeze())
+    world.client.entity("forced").tell(ForceFailover())
+    again = world.client.get_queue_sender("again")
+    for number in range(10):
+        await send_to(world, f"other-{number}")
+    kept = {"open", "again", "frozen", "forced"}
+    assert kept < set(paths(world))
+    assert len(paths(world)) == len(kept) + KEPT
+    # When the last one needs them no more, they go too.
+    await open_sender.close()
+    await again.close()
+    world.client.entity("forced").tell(MarkHealthy())
+    for number in range(10, 20):
+        await send_to(world, f"other-{number}")
+    assert set(paths(world)) == {"frozen", "other-17", "other-18", "other-19"}
+    await world.client.close()
+
+
+async def test_an_entity_that_changes_after_it_was_forgotten_does_not_come_back() -> None:
+    """A sender of it may have been closed while an attempt was under way."""
+    world = small_world()
+    late = world.client.entity("late")
+    world.client.state.monitors.release(late)
+    for number in range(KEPT):
+        await send_to(world, f"other-{number}")
+    late.tell(ForceFailover())
+    late.tell(MarkHealthy())
+    for number in range(2 * KEPT):
+        await send_to(world, f"another-{number}")
+    assert paths(world) == ["another-3", "another-4", "another-5"]
+    await late.close()
+    await world.client.close()
+
+
+async def test_an_entity_that_was_used_last_is_forgotten_last() -> None:
+    world = small_world()
+    for path in ("a", "b", "c", "a", "d"):
+        await send_to(world, path)
+    assert paths(world) == ["a", "c", "d"]
+    # It begins anew; nothing is lost of what was counted.
+    await send_to(world, "B")
+    entities, totals = world.client.state.monitors.numbers()
+    assert totals.sent + sum(entity.sent for entity in entities) == 6
+    await world.client.close()
+
+
+async def test_an_entity_that_heals_after_its_sender_was_closed_is_forgotten_in_time() -> None:
+    world = small_world()
+    world.primary.by_entity["late"] = refuses
+    sender = world.client.get_queue_sender("late")
+    await sender.send_messages(ServiceBusMessage("x"), timeout=60)
+    await sender.close()
+    for number in range(10):
+        await send_to(world, f"other-{number}")
+    assert "late" in paths(world)
+    del world.primary.by_entity["late"]
+    await asyncio.sleep(100.0)
+    for number in range(10, 20):
+        await send_to(world, f"other-{number}")
+    assert "late" not in paths(world)
+    assert world.client.state.monitors.forgotten.diverted == 1
     await world.client.close()
