@@ -210,7 +210,7 @@ def test_the_four_stages_of_a_moved_message_beside_the_model(spark: SparkSession
     )
     # As the arithmetic without Spark has it.
     assert (
-        3 * arithmetic.moved_message_units(150) + (arithmetic.message_units(65 * KB))
+        3 * arithmetic.message_units(150, moved=True) + (arithmetic.message_units(65 * KB))
         == 3 + 3 + 5 + 5
     )
 

@@ -20,7 +20,7 @@ from tests.spark.ledgers import (
     received,
     sent,
 )
-from twinbus.cost import standard
+from twinbus.cost.prices import standard
 from twinbus.ledger import LedgerError, LedgerWriter
 from twinbus.pipeline.reports.availability import availability_report
 from twinbus.pipeline.reports.documents import DuplicateMessage, ReportRequest, Sends, Sighting

@@ -183,10 +183,9 @@ CHARGED_THOUGH_FAILED: Final = frozenset({"ping"})
 the service is mostly not known, and an outage has many: the estimate, the report and the page count
 each one, as the upper bound."""
 
-MOVED_STAGES: Final = 4
-MOVED_SETTLEMENTS: Final = 2
-DIRECT_STAGES: Final = 2
-DIRECT_SETTLEMENTS: Final = 1
+MOVED: Final = (4, 2)
+DIRECT: Final = (2, 1)
+"""Stages and settlements of a message by the backlog, and of any other."""
 
 SEARCH_S: Final = 60.0
 SEARCH_LONGEST_S: Final = 300.0
@@ -220,19 +219,14 @@ def units(size_bytes: int | None) -> int:
     return max(1, -(-(size_bytes or 0) // UNIT_BYTES))
 
 
-def moved_message_units(size_bytes: int, rule: CountingRule | None = None) -> int:
-    """Return the units of one message that went through the backlog, from sender to receiver.
+def message_units(size_bytes: int, rule: CountingRule | None = None, *, moved: bool = False) -> int:
+    """Return the units of one message from sender to receiver; `moved`: by the backlog.
 
     A settlement carries no message, so it is one unit.
     """
+    stages, settlements = MOVED if moved else DIRECT
     settled = rule is not None and rule.count_settlement
-    return MOVED_STAGES * units(size_bytes) + (MOVED_SETTLEMENTS if settled else 0)
-
-
-def message_units(size_bytes: int, rule: CountingRule | None = None) -> int:
-    """Return the units of one message that went directly to its entity, from sender to receiver."""
-    settled = rule is not None and rule.count_settlement
-    return DIRECT_STAGES * units(size_bytes) + (DIRECT_SETTLEMENTS if settled else 0)
+    return stages * units(size_bytes) + (settlements if settled else 0)
 
 
 def idle_syphon_operations(

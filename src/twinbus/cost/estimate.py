@@ -35,7 +35,6 @@ from twinbus.cost.arithmetic import (
     idle_syphon_operations,
     lease_operations,
     message_units,
-    moved_message_units,
     ping_operations,
     queue_search_operations,
     search_count,
@@ -321,7 +320,7 @@ def _moved_stages(work: Workload) -> dict[str, int]:
     if work.rule.count_settlement:
         stages |= {"complete in the backlog": 1, "complete in the primary": 1}
     total = sum(stages.values())
-    assert total == moved_message_units(work.size_bytes, work.rule), f"{total} units by stage"
+    assert total == message_units(work.size_bytes, work.rule, moved=True), f"{total} units by stage"
     return stages
 
 

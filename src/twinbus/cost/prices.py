@@ -223,9 +223,6 @@ class PriceDocument:
             text = f"{self.place}{key}{self.about} must be {error}; got {shown:.60}"
             raise PriceBookError(text) from None
 
-    def has(self, key: str) -> bool:
-        return self.content.get(key) is not None
-
     def inner(self, key: str) -> PriceDocument:
         return PriceDocument.of(self.content.get(key), self.place + key)
 
@@ -334,6 +331,8 @@ def _meter(found: PriceDocument, today: date | None) -> Meter:
         unit=found.get("unit", _text),
         per=found.get("per", partial(_whole, least=1)),
         tiers=tiers,
-        source=found.get("source", _text) if found.has("source") else None,
-        retrieved=found.day("retrieved", today) if found.has("retrieved") else None,
+        source=found.get("source", _text) if found.content.get("source") is not None else None,
+        retrieved=found.day("retrieved", today)
+        if found.content.get("retrieved") is not None
+        else None,
     )

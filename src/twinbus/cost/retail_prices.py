@@ -357,13 +357,7 @@ def _newest(found: Sequence[RetailPrice], aside: list[SetAside]) -> list[RetailP
 
 def _meter(key: str, found: Sequence[RetailPrice], like: PriceBook | None) -> Meter:
     meter = found[0].meter
-    tiers = {one.start: one.price for one in found}
-    _check_tiers(key, meter.meter_name, tiers, like)
-    prices = tuple(Tier(start, price) for start, price in tiers.items())
-    return Meter(meter.meter_name, meter.unit, meter.per, prices)
-
-
-def _check_tiers(key: str, name: str, tiers: Mapping[int, Decimal], like: PriceBook | None) -> None:
+    name, tiers = meter.meter_name, {one.start: one.price for one in found}
     starts = list(tiers)
     if starts[0] != 0:
         raise PriceBookError(
@@ -380,6 +374,8 @@ def _check_tiers(key: str, name: str, tiers: Mapping[int, Decimal], like: PriceB
             f"{name} lacks its tier from {lacking}, which {like and like.name} has; import all its"
             " items, or give --fewer-tiers if Azure has fewer now"
         )
+    prices = tuple(Tier(start, price) for start, price in tiers.items())
+    return Meter(name, meter.unit, meter.per, prices)
 
 
 def _check_complete(meters: Mapping[str, object], aside: Sequence[SetAside], where: str) -> None:

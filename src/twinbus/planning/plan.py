@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
-from twinbus.cost.arithmetic import QuantityError, message_units, moved_message_units
+from twinbus.cost.arithmetic import QuantityError, message_units
 from twinbus.cost.bill import MonthlyBill, MonthUse, ServiceTier, bill, exact, geo_replication_bill
 from twinbus.cost.estimate import SYPHON_CONNECTIONS
 from twinbus.planning.question import PROMOTION_S, PROMOTION_SOURCE, sends_in_promotion
@@ -227,7 +227,7 @@ def operations_of(
     direct = max(0.0, question.messages_a_year - moved - outcome.raised_total)
     return {
         "messages": direct * message_units(size, rule),
-        "moved": moved * moved_message_units(size, rule),
+        "moved": moved * message_units(size, rule, moved=True),
         "pings": outcome.pings.mean,
         "polls": float(outcome.polls),
     }
@@ -341,7 +341,7 @@ def _burden(outcome: SettingOutcome, question: PlanQuestion) -> tuple[float, int
     """
     size, setting = question.traffic.size_bytes, outcome.setting
     detours = (outcome.diverted.mean + outcome.refused.mean) * (
-        moved_message_units(size) - message_units(size)
+        message_units(size, moved=True) - message_units(size)
     )
     added = detours + outcome.pings.mean + outcome.polls
     return added, setting.queues, -setting.ping_interval_s

@@ -29,7 +29,6 @@ from twinbus.cost.arithmetic import (
     QuantityError,
     idle_syphon_operations,
     message_units,
-    moved_message_units,
     parse_duration,
     parse_frequency,
 )
@@ -84,7 +83,7 @@ class KnownOutage:
     def added_units(self, rate_per_s: float, failover_s: float, size_bytes: int) -> int:
         """Return the operations that the backlog adds, at this rate, over the whole outage."""
         diverted = rate_per_s * max(0.0, self.length_s - failover_s)
-        each = moved_message_units(size_bytes) - message_units(size_bytes)
+        each = message_units(size_bytes, moved=True) - message_units(size_bytes)
         return round(diverted * each)
 
 

@@ -13,13 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.cost import Meter, PriceBook, Tier, standard
 from twinbus.cost.arithmetic import (
     CountingRule,
     QuantityError,
     idle_syphon_operations,
     message_units,
-    moved_message_units,
     parse_duration,
     parse_frequency,
     parse_rate,
@@ -30,6 +28,7 @@ from twinbus.cost.arithmetic import (
     units,
 )
 from twinbus.cost.bill import MonthUse, ServiceTier, bill, geo_replication_bill
+from twinbus.cost.prices import Meter, PriceBook, Tier, standard
 from twinbus.pairing.core.secondary import search_wait_s
 
 if TYPE_CHECKING:
@@ -222,10 +221,10 @@ def test_an_idle_syphon_costs_what_the_documentation_says() -> None:
 
 
 def test_a_moved_message_is_four_stages_and_six_with_settlement() -> None:
-    assert moved_message_units(1_000) == 4
-    assert moved_message_units(1_000, SETTLED) == 6
-    assert moved_message_units(96 * KB) == 8
-    assert moved_message_units(96 * KB, SETTLED) == 10
+    assert message_units(1_000, moved=True) == 4
+    assert message_units(1_000, SETTLED, moved=True) == 6
+    assert message_units(96 * KB, moved=True) == 8
+    assert message_units(96 * KB, SETTLED, moved=True) == 10
     assert message_units(1_000) == 2
     assert message_units(1_000, SETTLED) == 3
 

@@ -10,15 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.cost import CountingRule, ServiceTier, arithmetic, standard
+from twinbus.cost import arithmetic
 from twinbus.cost.arithmetic import (
+    CountingRule,
     QuantityError,
     deferred_search_operations,
     message_units,
-    moved_message_units,
     search_count,
 )
+from twinbus.cost.bill import ServiceTier
 from twinbus.cost.estimate import CostEstimate, Workload, estimate
+from twinbus.cost.prices import standard
 from twinbus.pairing.core.secondary import LIST_IDLE_S
 from twinbus.syphon.core.destination import VALID_S
 from twinbus.syphon.core.lease_validity import LEASE_LOCK_S, RENEW_SHARE, STANDBY_SHARE
@@ -268,7 +270,7 @@ def test_causes_add_up_to_the_stages_and_to_the_bill(
     units["syphon"] -= deferred_search_operations(queue_count=10, period_s=30 * 86_400)
     assert units["application"] + units["failover"] + units["syphon"] == (
         (found.messages - found.moved) * message_units(size, rule)
-        + found.moved * moved_message_units(size, rule)
+        + found.moved * message_units(size, rule, moved=True)
     )
     amounts = [cause.amount for cause in found.causes if cause.amount is not None]
     assert sum(amounts, Decimal(0)) == found.bill.line("operations").amount

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twinbus.cost import Meter, PriceBookError, Tier, load, standard
-from twinbus.cost.prices import NEEDED_METERS, parse
+from twinbus.cost.prices import NEEDED_METERS, Meter, PriceBookError, Tier, load, parse, standard
 
 if TYPE_CHECKING:
     from collections.abc import Callable

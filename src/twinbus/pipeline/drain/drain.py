@@ -116,7 +116,10 @@ def drain(
     prepare_place(str(place or ""))
     rate_per_s = options.syphon_rate if rate_per_s is None else rate_per_s
     only = options.syphon_only if only is None else only
-    _require_rate(rate_per_s)
+    try:
+        require_rate(LOWEST_PER_S if rate_per_s is None else rate_per_s)
+    except ValueError as error:
+        raise SyphonError(str(error)) from error
     served = None if only is None else destination_keys(only)
     task = DrainTask(
         primary=shipped_side("primary", primary),
@@ -190,8 +193,11 @@ class _Drain:
     def _run_job(self) -> None:
         count = self._slots or self._tasks or classic.slots(self._spark)
         self._slots = None
-        groups = group_queues(self._backlog.queues, self._at_rate(count))
         task = self._task
+        if task.rate_per_s is not None:
+            # Each task gets at least the lowest rate.
+            count = max(1, min(count, int(task.rate_per_s / LOWEST_PER_S)))
+        groups = group_queues(self._backlog.queues, count)
         if task.rate_per_s is not None:
             task = replace(task, rate_per_s=task.rate_per_s / len(groups))
         conf = self._spark.conf
@@ -204,11 +210,6 @@ class _Drain:
             with SparkJob(self._spark, work, words) as job:
                 self._monitor(job, listener)
             job.result()
-
-    def _at_rate(self, count: int) -> int:
-        """Cap the number of tasks so that each gets at least the lowest rate."""
-        rate_per_s = self._task.rate_per_s
-        return count if rate_per_s is None else max(1, min(count, int(rate_per_s / LOWEST_PER_S)))
 
     def _monitor(self, job: SparkJob, listener: DriverListener) -> None:
         """Monitor the job until it ends; report progress and stop it on request."""
@@ -290,14 +291,6 @@ def _require_usable(spark: SparkSession) -> None:
             "spark.speculation is on: a second attempt beside a running one would send the same"
             " messages; set it to false"
         )
-
-
-def _require_rate(rate_per_s: float | None) -> None:
-    """Raise SyphonError for a rate that no syphon can keep."""
-    try:
-        require_rate(LOWEST_PER_S if rate_per_s is None else rate_per_s)
-    except ValueError as error:
-        raise SyphonError(str(error)) from error
 
 
 @contextlib.contextmanager

@@ -1,7 +1,8 @@
 """The four reports as plain data: no Spark in them, and `as_json` for `--output json`.
 
 None means unknown, never 0. The sentences in `unknown` name what is not known and why, those in
-`assumed` what was counted by a rule and not from a record. A renderer shows both.
+`assumed` what was counted by a rule and not from a record. A renderer shows both. A `primary_label`
+is the label of the entity's primary; "": not recorded.
 
     ChargesReport          what was done, in billed units, and what it costs by the price book
     AvailabilityReport     failovers, sends saved and raised, the backlog over time
@@ -138,7 +139,6 @@ class ChargeLine(NamedTuple):
     units: int
     bytes: int
     primary_label: str = ""
-    """Label of the entity's primary; "": not recorded."""
 
 
 class DayUnits(NamedTuple):
@@ -156,7 +156,6 @@ class EntityUnits(NamedTuple):
     operations: int
     units: int
     primary_label: str = ""
-    """Label of the entity's primary; "": not recorded."""
 
 
 class PriceLine(NamedTuple):
@@ -232,7 +231,6 @@ class EntityAvailability(NamedTuple):
     sends_raised: int
     """Messages that were tried and never accepted: their send raised."""
     primary_label: str = ""
-    """Label of the entity's primary; "": not recorded."""
 
 
 class FailoverWindow(NamedTuple):
@@ -360,7 +358,6 @@ class Balance(NamedTuple):
     raised: int
     """Tried and never accepted: the sender got an error; not part of the sum."""
     primary_label: str = ""
-    """Label of the entity's primary; "": not recorded."""
 
 
 class NamedMessage(NamedTuple):
@@ -372,7 +369,6 @@ class NamedMessage(NamedTuple):
     at_ms: int | None
     """When it was accepted."""
     primary_label: str = ""
-    """Label of the entity's primary; "": not recorded."""
 
 
 class DuplicateMessage(NamedTuple):
@@ -383,7 +379,6 @@ class DuplicateMessage(NamedTuple):
     times: int
     window: str
     primary_label: str = ""
-    """Label of the entity's primary; "": not recorded."""
 
 
 class AgedBacklog(NamedTuple):
@@ -394,7 +389,6 @@ class AgedBacklog(NamedTuple):
     oldest_ms: int
     detection_ms: int
     primary_label: str = ""
-    """Label of the entity's primary; "": not recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -448,7 +442,6 @@ class Agreement(NamedTuple):
     explained: int = 0
     """Operations that only the broker recorded and the ledger explains."""
     primary_label: str = ""
-    """Label of the entity's primary; "": not recorded."""
 
 
 class Difference(NamedTuple):
@@ -464,7 +457,6 @@ class Difference(NamedTuple):
     explanation: str
     """The reason, where the ledger shows one: no answer, or a record that was not written."""
     primary_label: str = ""
-    """Label of the entity's primary; "": not recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)

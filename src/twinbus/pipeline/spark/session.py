@@ -122,17 +122,15 @@ def spark_session(
     Errors of Spark in the block are raised as SparkFailed, whose text is one line.
     """
     with spark_failures_in_one_line():
-        running = _active()
-        if running is not None:
-            yield running
-            return
+        is_running = _active() is not None
         session = start_session(
             master=master, announce=announce, settings=settings, record_classes=record_classes
         )
         try:
             yield session
         finally:
-            stop_session(session)
+            if not is_running:
+                stop_session(session)
 
 
 def start_session(

@@ -57,6 +57,7 @@ EARLIER = "of an earlier version"
 """States of a writer, as people read them."""
 
 REASON_MAX: Final = 500
+_GAP_FIELDS: Final = ("process", "from_ms", "to_ms", "closed_by", "sentence")
 
 Known = Mapping[str, KnownFile]
 """Files by their names."""
@@ -124,7 +125,7 @@ class LedgerFolder:
         `removed_unnoted`: the tables are the only copy of some files, which a note should name.
         """
         listing = self._read_unknown(taken, TRIES)
-        found, alive, dead = listing.found, listing.alive, listing.dead
+        found = listing.found
         # Tables hold the records that they took, whether or not the file still exists.
         files = {**taken, **listing.files}
         notes = [self._place.text(name) for name in found if is_note(name)]
@@ -137,15 +138,11 @@ class LedgerFolder:
             facts,
             now_ms=now_ms,
             removed=lacking.removed,
-            alive=alive,
-            dead=dead,
+            alive=listing.alive,
+            dead=listing.dead,
             unread=[*filter(is_unread, found), *self._below(), *listing.broken],
         )
-        findings_of = _Findings(files, taken, findings, lacking)
-        inspected = findings_of.inspection(facts, alive=alive, dead=dead, now_ms=now_ms)
-        # Spark, and with it the whole report, would fail at these.
-        damaged = dict.fromkeys(listing.broken, "not read: it is damaged")
-        return replace(inspected, refused={**inspected.refused, **damaged})
+        return _Findings(files, taken, findings, lacking).inspection(facts, listing, now_ms)
 
     def _writers(self) -> tuple[frozenset[str], frozenset[str]]:
         path = self._ledger.removeprefix("file://").removeprefix("file:")
@@ -221,12 +218,7 @@ class _Findings:
     lacking: MissingFiles
 
     def inspection(
-        self,
-        facts: Iterable[FileFacts],
-        *,
-        alive: frozenset[str],
-        dead: frozenset[str],
-        now_ms: int,
+        self, facts: Iterable[FileFacts], listing: _Listing, now_ms: int
     ) -> InspectedLedger:
         """Return all findings together."""
         refused = self.findings.refused
@@ -243,19 +235,18 @@ class _Findings:
             refused={name: why for name, why in refused.items() if name not in doubtful},
             old_files=self.findings.old_files,
         )
+        # Spark, and with it the whole report, would fail at these.
+        damaged = dict.fromkeys(listing.broken, "not read: it is damaged")
+        places = map(place_of, self.findings.missing_files)
         return InspectedLedger(
             self.files,
-            refused,
+            {**refused, **damaged},
             missing=(*self.lacking.sentences(), *unknown.sentences()),
             remarks=tuple(said.sentences()),
-            gaps=judged_gaps(read.values(), self.findings, alive=alive, now_ms=now_ms),
-            lacking=self._lacking(),
-            torn=sum(_is_torn_by_death(file, dead, now_ms) for file in read.values()),
+            gaps=judged_gaps(read.values(), self.findings, alive=listing.alive, now_ms=now_ms),
+            lacking=frozenset([*self.findings.missing_writers, *(one[0] for one in places if one)]),
+            torn=sum(_is_torn_by_death(file, listing.dead, now_ms) for file in read.values()),
         )
-
-    def _lacking(self) -> frozenset[str]:
-        places = map(place_of, self.findings.missing_files)
-        return frozenset([*self.findings.missing_writers, *(one[0] for one in places if one)])
 
     def _doubtful(self, hashes: Collection[str]) -> dict[str, str]:
         """Return refused files with content that is not read under another name."""
@@ -308,16 +299,7 @@ def writers_document(inspected: InspectedLedger) -> dict[str, Any]:
         "files": len(inspected.files) - len(inspected.refused),
         "writers": dict(sorted(Counter(states.values()).items())),
         "at_work": sorted(process for process, state in states.items() if state == AT_WORK),
-        "gaps": [
-            {
-                "process": gap.process,
-                "from_ms": gap.from_ms,
-                "to_ms": gap.to_ms,
-                "closed_by": gap.closed_by,
-                "sentence": gap.sentence,
-            }
-            for gap in inspected.gaps
-        ],
+        "gaps": [{name: getattr(gap, name) for name in _GAP_FIELDS} for gap in inspected.gaps],
         "missing": list(inspected.missing),
         "remarks": list(inspected.remarks),
     }

@@ -103,7 +103,11 @@ def _opened(
     bronze.location_of(ledger)
     store = TableStore(spark, tables_place(ledger, tables))
     snapshot = store.require_whole()
-    _require_columns(store, snapshot)
+    if snapshot.number >= 0 and snapshot.gold != signature_of(kept_tables()):
+        raise LedgerError(
+            f"the tables at {store.place} were made by another version of Twinbus and have other"
+            f" columns{store.way_out}"
+        )
     _require_same_ledger(store, ledger, snapshot)
     return store
 
@@ -319,12 +323,4 @@ def _require_same_ledger(store: TableStore, ledger: Path | str, snapshot: Snapsh
         raise LedgerError(
             f"the tables at {store.place} belong to another ledger than {ledger}: name other tables"
             " (--tables), or their own ledger"
-        )
-
-
-def _require_columns(store: TableStore, snapshot: Snapshot) -> None:
-    if snapshot.number >= 0 and snapshot.gold != signature_of(kept_tables()):
-        raise LedgerError(
-            f"the tables at {store.place} were made by another version of Twinbus and have other"
-            f" columns{store.way_out}"
         )

@@ -29,9 +29,6 @@ from twinbus.pipeline.tables.schemas import CORRUPT, LEDGER, day_of
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-ENDED_FILES: Final = f"*{FILE_SUFFIX}"
-"""Ended files never change: a stream takes each of them once."""
-
 OPEN_FILES: Final = f"*{FILE_SUFFIX}{OPEN_SUFFIX}"
 ALL_FILES: Final = f"*{FILE_SUFFIX}{{,{OPEN_SUFFIX},.gz}}"
 

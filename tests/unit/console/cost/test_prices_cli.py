@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.console.commands import run
-from twinbus.cost import load, standard
+from twinbus.cost.prices import load, standard
 
 PAGE = Path(__file__).parents[2] / "cost" / "retail_prices_uksouth.json"
 

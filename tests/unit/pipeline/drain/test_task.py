@@ -1,21 +1,37 @@
-"""Sides on their way to a Spark task: what travels, what is opened there, and no secret in it."""
+"""A task on Spark: how sides are shipped and opened, and the ledger that it writes or uploads."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import pickle
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 from azure.core.credentials import AzureNamedKeyCredential
 from azure.servicebus import TransportType
 
+from tests.ledger_reading import read
 from twinbus.errors import SyphonError
+from twinbus.ledger import LedgerError, LedgerFindings, facts_of, verify
 from twinbus.namespace.access import NamespaceAccess
 from twinbus.namespace.namespace import Namespace
-from twinbus.pipeline.drain.task import DrainTask, open_side, shipped_side
+from twinbus.pipeline.drain import task as ledgers
+from twinbus.pipeline.drain.task import (
+    DrainTask,
+    UploadedLedger,
+    open_side,
+    prepare_place,
+    shipped_side,
+    task_ledger,
+)
+from twinbus.pipeline.spark.session import is_url
 
 HOST = "contoso.servicebus.windows.net"
 KEY = f"Endpoint=sb://{HOST}/;SharedAccessKeyName=Root;SharedAccessKey=s3cret"
@@ -88,3 +104,110 @@ def test_a_task_with_a_key_or_a_token_file_needs_neither_the_sdk_nor_certifi(
         [sys.executable, "-c", script, *texts], capture_output=True, text=True, check=False
     )
     assert (done.stdout.split(), done.stderr) == ([HOST, HOST], "")
+
+
+def test_a_directory_is_written_to_as_it_is(tmp_path: Path) -> None:
+    for place in (str(tmp_path / "one"), f"file://{tmp_path}/two"):
+        with task_ledger(place, "spark-1") as ledger:
+            ledger.record("complete", message_id="a")
+    for name in ("one", "two"):
+        assert [path.name for path in (tmp_path / name).glob("*.jsonl*")] == ["spark-1-00000.jsonl"]
+
+
+def test_a_url_gets_closed_files_now_and_then_and_at_the_end(tmp_path: Path) -> None:
+    target = tmp_path / "ledger"
+    with UploadedLedger(f"file://{target}", "spark-1", upload_s=0.05) as ledger:
+        ledger.record("complete", message_id="a")
+        ends = time.monotonic() + 10
+        while not list(target.glob("*.jsonl")):
+            assert time.monotonic() < ends
+            time.sleep(0.01)
+        assert [record["message_id"] for record in read(target)] == ["a"]
+        for number in range(1_000):
+            ledger.record("complete", message_id=str(number))
+        staging = ledger._staging
+        # Its last file says that there is another, which was not carried yet: the task lives.
+        assert read(target).findings == LedgerFindings()
+    reading = read(target)
+    assert [one["message_id"] for one in reading] == ["a", *map(str, range(1_000))]
+    assert reading.findings == LedgerFindings()
+    assert len(list(target.glob("*.jsonl"))) > 1
+    assert not staging.exists()
+    assert not list(target.glob("*.draft"))
+
+
+def test_files_that_the_url_does_not_take_are_kept_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ledgers, "LAST_WAIT_S", 0.01)
+    (tmp_path / "ledger").write_text("a file where the directory should be")
+    with UploadedLedger(f"file://{tmp_path}/ledger", "spark-1") as ledger:
+        ledger.record("complete", message_id="a")
+    assert [record["message_id"] for record in read(ledger._staging)] == ["a"]
+    assert str(ledger._staging) in caplog.text
+    assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.ERROR]
+
+
+def test_a_file_that_is_not_there_whole_is_none_of_the_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledgers, "LAST_WAIT_S", 0.01)
+    with UploadedLedger(f"file://{tmp_path}/ledger", "spark-1") as ledger:
+        ledger._files = mock.Mock(wraps=ledger._files)
+        ledger._files.move.side_effect = OSError("the store is gone")
+        ledger.record("complete", message_id="a")
+    assert list(tmp_path.glob("ledger/.*"))
+    assert list(read(tmp_path / "ledger")) == []
+    shutil.rmtree(ledger._staging)
+
+
+def test_what_is_a_url() -> None:
+    assert is_url("hdfs://namenode/ledger")
+    assert not is_url("/mnt/ledger")
+    assert not is_url("file:///mnt/ledger")
+
+
+def test_a_url_that_nobody_can_write_to_is_one_line() -> None:
+    with pytest.raises(LedgerError, match=r"^tasks cannot write a ledger to ftp://x/y: [^\n]+$"):
+        prepare_place("ftp://x/y")
+    prepare_place("/mnt/ledger")
+    prepare_place(None)
+
+
+def test_the_names_that_hadoop_gives_s3_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    class Files:
+        @staticmethod
+        def from_uri(url: str) -> tuple[Any, str]:
+            asked.append(url)
+            return mock.MagicMock(), "bucket/ledger/"
+
+    monkeypatch.setattr("pyarrow.fs.FileSystem", Files)
+    prepare_place("s3a://bucket/ledger/")
+    assert asked == ["s3://bucket/ledger/"]
+
+
+def test_a_ledger_at_a_url_gets_one_identity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledgers, "is_url", lambda place: True)
+    for _ in range(2):
+        prepare_place(f"file://{tmp_path}/ledger")
+        identity = (tmp_path / "ledger" / "ledger.id").read_text()
+        with UploadedLedger(f"file://{tmp_path}/ledger", "spark-1") as ledger:
+            ledger.record("complete", message_id="a")
+        assert (tmp_path / "ledger" / "ledger.id").read_text() == identity
+
+
+def test_a_task_that_was_killed_leaves_files_that_say_that_there_was_more(tmp_path: Path) -> None:
+    with UploadedLedger(f"file://{tmp_path}/ledger", "spark-1") as ledger:
+        ledger.record("complete", message_id="a")
+        ledger._writer.hand_over()
+        ledger._upload()
+        [path] = (tmp_path / "ledger").glob("*.jsonl")
+        facts = facts_of(path.name, [path.read_bytes()])
+        ledger.record("complete", message_id="b")
+    assert facts.closing == "continued"
+    [gap] = verify([facts], now_ms=1 << 44).gaps
+    assert gap.to_ms is None

@@ -8,7 +8,8 @@ from unittest import mock
 
 import pytest
 
-from twinbus.cost import CountingRule, Meter, Tier, standard
+from twinbus.cost.arithmetic import CountingRule
+from twinbus.cost.prices import Meter, Tier, standard
 from twinbus.pipeline.reports.conservation import BacklogSnapshot, _Sums
 from twinbus.pipeline.reports.values import Charge, MonthlySum, bill, charges_by_kind
 from twinbus.pipeline.tables.journeys import FATES_OF_ACCEPTED
