@@ -34,8 +34,8 @@ from twinbus.settings.keys import KEYS
 P = ParamSpec("P")
 F = TypeVar("F", bound=Callable[..., Any])
 
-KEEP_LINES: Final = "\b\n"
-"""Tells the help formatter not to rewrap the lines of a paragraph."""
+EXAMPLE: Final = "\b\nExample: "
+"""The beginning tells the help formatter not to rewrap the lines of the paragraph."""
 
 
 def command_group(help_text: str, *, default: str | None = None) -> typer.Typer:
@@ -93,7 +93,8 @@ def command(
 
         run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
         run.__annotations__ = {option.name: option.annotation for option in options}
-        app.command(name, epilog=epilog(example, exit_status=exit_status, note=note), cls=cls)(run)
+        ends = [f"Exit status: {exit_status}" if exit_status else "", note, EXAMPLE + example]
+        app.command(name, epilog="\n\n".join(filter(None, ends)), cls=cls)(run)
         return function
 
     return add
@@ -155,13 +156,6 @@ def setting(key: str, *names: str, of: Callable[..., Any] = typer.Option, **more
 def flag(name: str, text: str) -> Any:
     """Return an option that takes no value."""
     return typer.Option(name, help=text)
-
-
-def epilog(example: str, *, exit_status: str = "", note: str = "") -> str:
-    """Return the end of a command's help. The lines of `example` are printed as they are."""
-    paragraphs = [f"Exit status: {exit_status}"] if exit_status else []
-    paragraphs += [note] if note else []
-    return "\n\n".join([*paragraphs, f"{KEEP_LINES}Example: {example}"])
 
 
 def _options(function: Callable[..., Any], hints: dict[str, Any]) -> Iterator[inspect.Parameter]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from twinbus.console.declaration import argument, command, command_group, option, setting
@@ -183,15 +184,12 @@ def _request(
 ) -> tuple[int, str]:
     from twinbus.client.administration import host_header, http_connection
 
-    connection = http_connection(endpoint)
-    try:
-        body = None if document is None else json.dumps(document)
-        headers = {"Authorization": token, **host_header(endpoint)}
+    body = None if document is None else json.dumps(document)
+    headers = {"Authorization": token, **host_header(endpoint)}
+    with closing(http_connection(endpoint)) as connection:
         connection.request(method, f"/{path}", body, headers)
         answer = connection.getresponse()
         return answer.status, answer.read(ANSWER_BYTES_MAX).decode("utf-8", "replace")
-    finally:
-        connection.close()
 
 
 def _refusal(endpoint: Endpoint, status: int, detail: str) -> TwinbusError:

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from twinbus.console.output import UNKNOWN, aligned, cell, paint
 from twinbus.pipeline.reports.documents import ReportVerdict
-from twinbus.wording import visible
+from twinbus.wording import duration, visible
 
 T = TypeVar("T")
 
@@ -37,9 +37,6 @@ _COLOURS: Final = {
     ReportVerdict.BAD: "red",
     ReportVerdict.UNKNOWN: "yellow",
 }
-
-_SECOND_MS, _MINUTE_MS = 1_000, 60_000
-_HOUR_MS, _DAY_MS = 3_600_000, 86_400_000
 
 
 class Tile(NamedTuple):
@@ -168,19 +165,10 @@ def span(length_ms: float | None) -> str:
     """A time span in its two largest units, down to milliseconds."""
     if length_ms is None:
         return UNKNOWN
-    if length_ms < _SECOND_MS:
+    if length_ms < 1_000:
         return f"{length_ms:.0f} ms"
-    if length_ms < _MINUTE_MS:
-        return f"{length_ms / _SECOND_MS:.1f} s"
-    for large, large_ms, small, small_ms in (
-        ("d", _DAY_MS, "h", _HOUR_MS),
-        ("h", _HOUR_MS, "min", _MINUTE_MS),
-        ("min", _MINUTE_MS, "s", _SECOND_MS),
-    ):
-        if length_ms >= large_ms:
-            left = int(length_ms % large_ms // small_ms)
-            return f"{length_ms // large_ms:.0f} {large}" + (f" {left} {small}" if left else "")
-    raise AssertionError(f"a span of {length_ms} ms")
+    seconds = length_ms / 1_000
+    return f"{seconds:.1f} s" if seconds < 60 else re.sub(r" 0 \w+$", "", duration(seconds))
 
 
 def clock(at_ms: int | None) -> str:

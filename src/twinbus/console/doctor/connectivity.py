@@ -12,6 +12,7 @@ import json
 import ssl
 import time
 from collections.abc import AsyncIterator, Mapping
+from contextlib import closing
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
@@ -97,11 +98,8 @@ async def reach(check: str, namespace: Namespace) -> Finding:
 async def _connect(endpoint: Endpoint) -> None:
     """Open a connection on the way that AMQP takes, and close it."""
     if endpoint.route.websocket:
-        connection = http_connection(endpoint, timeout_s=CONNECT_S)
-        try:
+        with closing(http_connection(endpoint, timeout_s=CONNECT_S)) as connection:
             await asyncio.to_thread(connection.connect)
-        finally:
-            connection.close()
         return
     context = endpoint.certificates if endpoint.tls else None
     _, writer = await asyncio.open_connection(*endpoint.amqp, ssl=context)
@@ -132,15 +130,12 @@ async def check_clock(pair: ExaminedPair, role: str) -> Finding:
 
 def _ask_time(endpoint: Endpoint) -> tuple[float, float]:
     """Return how many seconds this machine is behind, and the error; ValueError without a date."""
-    connection = http_connection(endpoint, timeout_s=CONNECT_S)
-    try:
+    with closing(http_connection(endpoint, timeout_s=CONNECT_S)) as connection:
         began = time.time()
         path = "/$Resources/queues?api-version=2021-05"
         connection.request("GET", path, headers=host_header(endpoint))
         date = connection.getresponse().headers.get("Date")
         ended = time.time()
-    finally:
-        connection.close()
     if not date:
         raise ValueError
     # The header has whole seconds and was written between request and answer.
@@ -213,11 +208,9 @@ def _ask_health(endpoint: Endpoint) -> Any:
         connection = http.client.HTTPSConnection(*endpoint.amqp, timeout=CONNECT_S, context=context)
     else:
         connection = http.client.HTTPConnection(*endpoint.amqp, timeout=CONNECT_S)
-    try:
+    with closing(connection):
         connection.request("GET", "/health")
         return json.loads(connection.getresponse().read(ANSWER_BYTES_MAX))
-    finally:
-        connection.close()
 
 
 async def _credential(gateway: Namespace) -> Finding:

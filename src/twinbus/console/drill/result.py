@@ -27,6 +27,8 @@ KNOWN_OUTAGE_SPEED: Final = 1_000
 
 HEALTHY: Final = "healthy"
 
+TOTALS: Final = ("accepted", "delivered", "waiting", "dead_lettered")
+
 
 @dataclass(frozen=True, kw_only=True)
 class DrillPlan:
@@ -187,61 +189,28 @@ class DrillResult:
         return self.report.forwarded / self.drain_s if self.drain_s else None
 
     def as_json(self) -> dict[str, Any]:
-        """The result for `json.dumps`."""
-        charges = self.report.charges.as_json()
-        return {
-            "passed": self.passed,
-            "accepted": self.total.accepted,
-            "delivered": self.total.delivered,
-            "received": self.received,
-            "lost": self.lost,
-            "lost_ids": list(self.lost_ids),
-            "waiting": self.total.waiting,
-            "dead_lettered": self.total.dead_lettered,
-            "duplicates": self.duplicates,
-            "diverted": self.diverted,
-            "caller_errors": self.caller_errors,
-            "failover_s": _rounded(self.failover_s),
-            "recover_s": _rounded(self.recover_s),
-            "drain_s": _rounded(self.drain_s),
-            "drain_rate": _rounded(self.drain_rate),
-            "charges": charges["by_kind"],
-            "operations_by_cause": self.operations_by_cause,
-            "bill": charges["bill"],
-            "doubts": list(self.doubts),
-            "client": self.client or None,
-            "plan": vars(self.plan) | {"rate": _rounded(self.plan.rate)},
-            "moments": vars(self.moments),
-            "took_s": {phase: _rounded(seconds) for phase, seconds in self.took_s.items()},
-            "version": self.version,
-            "tables": self._tables(),
-        }
-
-    def _tables(self) -> dict[str, Any]:
-        """What the reports say of the ledger."""
-        conservation = self.report.conservation.as_json()
-        charges = self.report.charges.as_json()
-        over_time = self.report.availability.as_json()
+        """The result for `json.dumps`; under `tables`, what the reports say of the ledger."""
+        report, charges = self.report, self.report.charges.as_json()
+        conservation, over_time = report.conservation.as_json(), report.availability.as_json()
         scope = conservation["scope"]
-        return {
+        both = {
+            **self._values("received", "duplicates", "diverted", "operations_by_cause"),
+            "charges": charges["by_kind"],
+            "bill": charges["bill"],
+        }
+        tables = {
             **{name: value for name, value in conservation["total"].items() if name != "entity"},
-            "received": self.received,
+            **both,
             "not_received": self.not_received,
-            "not_received_ids": list(self.report.not_received_ids),
+            "not_received_ids": list(report.not_received_ids),
             "lost_at_least": conservation["lost_at_least"],
             "lost_ids": [
-                one.message_id for one in self.report.conservation.messages if one.fate == "lost"
+                one.message_id for one in report.conservation.messages if one.fate == "lost"
             ],
-            "duplicates": self.duplicates,
             "duplicate_windows": conservation["duplicate_windows"],
             "duplicate_ids": conservation["duplicates"],
-            "diverted": self.diverted,
-            "charges": charges["by_kind"],
-            "operations_by_cause": self.operations_by_cause,
-            "bill": charges["bill"],
-            "drain_began_ms": self.report.drain_began_ms,
-            "drain_ended_ms": self.report.drain_ended_ms,
-            "forwarded": self.report.forwarded,
+            **{name: getattr(report, name) for name in ("drain_began_ms", "drain_ended_ms")},
+            "forwarded": report.forwarded,
             **{name: over_time[name] for name in ("windows", "bucket_s", "sends", "backlog")},
             "records": scope["records"],
             "rejected": sum(scope["rejected"].values()),
@@ -249,6 +218,23 @@ class DrillResult:
             "unknown": conservation["unknown"],
             "assumed": charges["assumed"],
         }
+        times = self._values("failover_s", "recover_s", "drain_s", "drain_rate")
+        return {
+            **self._values("passed", "lost", "caller_errors", "version"),
+            **{name: getattr(self.total, name) for name in TOTALS},
+            **both,
+            **{name: _rounded(value) for name, value in times.items()},
+            "lost_ids": list(self.lost_ids),
+            "doubts": list(self.doubts),
+            "client": self.client or None,
+            "plan": vars(self.plan) | {"rate": _rounded(self.plan.rate)},
+            "moments": vars(self.moments),
+            "took_s": {phase: _rounded(seconds) for phase, seconds in self.took_s.items()},
+            "tables": tables,
+        }
+
+    def _values(self, *names: str) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in names}
 
     def _doubts(self) -> Iterator[str]:
         conservation = self.report.conservation

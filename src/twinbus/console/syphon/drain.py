@@ -30,7 +30,7 @@ from twinbus.ledger import open_ledger
 from twinbus.ledger.requests import recording_to
 from twinbus.namespace.access import endpoint_of
 from twinbus.servicebus.names import parse_backlog_path
-from twinbus.syphon.core.pacing import DrainMeter, time_to_empty_s
+from twinbus.syphon.core.pacing import DrainMeter, Rate, time_to_empty_s
 from twinbus.syphon.host import DrainProgress, drain_host
 from twinbus.wording import duration, visible
 
@@ -102,7 +102,7 @@ async def drain_here(
         queues = await _served_queues(request, named)
         await request.have_lease_queue()
         began = time.monotonic()
-        host = request.host(queues, ledger, request.make_rate())
+        host = request.host(queues, ledger, Rate(request.rate_per_s))
         verbs = {
             "status": Verb(lambda: request.status(host, display.waiting, display.per_s).as_dict()),
             **steering_verbs(host),

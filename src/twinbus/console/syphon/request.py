@@ -127,10 +127,6 @@ class SyphonRequest:
             empty_in_s=None if waiting is None else time_to_empty_s(waiting, lasting_per_s),
         )
 
-    def make_rate(self) -> Rate:
-        """Return the rate that all pumps share."""
-        return Rate(self.rate_per_s)
-
 
 def rate_of(text: str | None) -> float | None:
     """Return the messages per second of --rate; None: no limit."""

@@ -25,6 +25,7 @@ from twinbus.ledger.requests import recording_to
 from twinbus.namespace.access import endpoint_of
 from twinbus.servicebus.names import backlog_paths
 from twinbus.status.document import SyphonQueueStatus
+from twinbus.syphon.core.pacing import Rate
 from twinbus.syphon.host import SyphonGroup
 from twinbus.wording import counted, duration, visible
 
@@ -63,7 +64,7 @@ class SyphonProgram:
         self._request = request
         self._ledger = ledger
         self._output = output
-        self._group = SyphonGroup(request.make_rate())
+        self._group = SyphonGroup(Rate(request.rate_per_s))
         self._has_lease_queue = False
         """Whether the lease queue exists, or none is wanted."""
         self._obstacles = ObstacleLog()
