@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from twinbus.pipeline.spark.java import ARCHIVE_SWITCH, ClassArchive, class_archive, find_java
+from twinbus.pipeline.spark.class_archive import SWITCH, ClassArchive, class_archive
+from twinbus.pipeline.spark.java import find_java
 
 pytestmark = pytest.mark.spark
 
@@ -74,7 +75,7 @@ def test_java_starts_from_what_another_one_recorded_and_passes_over_what_is_brok
 @pytest.mark.soak
 def test_the_first_session_records_and_the_second_one_starts_from_it(tmp_path: Path) -> None:
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    environment.pop(ARCHIVE_SWITCH, None)
+    environment.pop(SWITCH, None)
 
     def session() -> int:
         done = subprocess.run(

