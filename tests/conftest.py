@@ -29,7 +29,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SPARK_PROGRAMS = (
     "tests/spark/test_cluster.py",
-    "tests/spark/test_drain_kill.py",
     "tests/spark/test_drain_tokens.py",
     "tests/end_to_end/test_drill.py",
 )
@@ -37,10 +36,7 @@ SPARK_PROGRAMS = (
 
 SPARK_COMMANDS = tuple(
     f"tests/spark/test_{name}.py"
-    for name in (
-        *("drain", "drain_command", "inspection", "ledger_commands", "ledger_maker"),
-        *("missing_records", "outage_report", "planner", "session"),
-    )
+    for name in ("drain", "inspection", "ledger_commands", "missing_records", "session")
 )
 SPARK_TESTS = "tests/spark/"
 """The commands share one session, the others another: about as long as each other."""

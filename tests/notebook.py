@@ -2,7 +2,7 @@
 
     python -m tests.notebook
 
-writes its outputs into the file. `tests/spark/test_frames.py` holds that they are up to date.
+writes its outputs into the file. `tests/spark/test_other_tools.py` holds that they are up to date.
 """
 
 from __future__ import annotations

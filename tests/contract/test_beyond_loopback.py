@@ -1,4 +1,4 @@
-"""A broker that the network can reach: TLS only, and no metrics without a token."""
+"""Who is let in: the network by TLS only, this machine's own pages; and secrets stay secret."""
 
 from __future__ import annotations
 
@@ -10,12 +10,24 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.management import AccessRights
+from azure.servicebus.management import AuthorizationRule as SdkRule
 
 from tests.contract.certificates import client_context, server_context, write_server_files
+from tests.end_to_end.raw_client import ConnectionLost, RawClient, Refused, message
+from tests.official_sdk import administration, client
 from tests.processes import ANSWER_LIMIT_S, ServedBroker, run_twinbus
+from twinbus.broker.admin.atom_entities import entity_path
+from twinbus.broker.descriptions import AuthorizationRule
 from twinbus.broker.embedded import EmbeddedBroker
+from twinbus.broker.links.context import LockTokens
 from twinbus.broker.listener import AMQP_HEADER, TLS_HEADER
+from twinbus.broker.refusals import ArgumentInvalid
+from twinbus.broker.websocket import SUBPROTOCOLS
+from twinbus.console.options import ServeOptions
 from twinbus.errors import BrokerStartError
 
 pytestmark = pytest.mark.contract
@@ -132,3 +144,159 @@ def test_serve_beyond_loopback_needs_a_certificate_and_then_speaks_tls_only(tmp_
         assert get(broker.port(), "/health", tls=True) == 200
         assert get(broker.port(), "/metrics", tls=True) == 403
         assert KEY not in broker.log()
+
+
+PATH = "/$servicebus/websocket"
+
+FOREIGN = [
+    {"Origin": "http://evil.example"},
+    {"Origin": "null"},
+    {"Origin": "http://[not an address"},
+    {"Origin": "http://localhost.evil.example"},
+    {"Host": "evil.example"},
+    {"Host": "evil.example:5672", "Origin": "http://evil.example:5672"},
+    {"Host": "[::1", "Origin": "http://localhost"},
+]
+OWN = [
+    {},
+    {"Origin": "http://localhost:3000"},
+    {"Origin": "https://127.0.0.1"},
+    {"Host": "[::1]:5672", "Origin": "http://[::1]:5672"},
+    {"Host": "contoso.localhost:5672"},
+]
+
+
+async def dial(broker: EmbeddedBroker, headers: dict[str, str]) -> bytes:
+    """What the broker answers to the first bytes of AMQP; the handshake's error if it refuses."""
+    url = f"ws://127.0.0.1:{broker.port()}{PATH}"
+    async with (
+        aiohttp.ClientSession() as session,
+        session.ws_connect(url, protocols=[SUBPROTOCOLS[0]], headers=headers) as client,
+    ):
+        await client.send_bytes(b"AMQP\x00\x01\x00\x00")
+        return await client.receive_bytes()
+
+
+async def status(broker: EmbeddedBroker, path: str, headers: dict[str, str]) -> int:
+    url = f"http://127.0.0.1:{broker.port()}{path}"
+    async with aiohttp.ClientSession() as session, session.get(url, headers=headers) as response:
+        return response.status
+
+
+async def test_pages_of_other_sites_are_refused_with_the_default_key(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with EmbeddedBroker() as broker:
+        for headers in FOREIGN:
+            with pytest.raises(aiohttp.WSServerHandshakeError, match="403"):
+                await dial(broker, headers)
+            assert await status(broker, "/$Resources/queues", headers) == 403
+            assert await status(broker, "/metrics", headers) == 403
+            assert await status(broker, "/health", headers) == 200
+        for headers in OWN:
+            assert await dial(broker, headers) == b"AMQP\x00\x01\x00\x00"
+            assert await status(broker, "/$Resources/queues", headers) == 401
+    assert len(caplog.messages) >= len(FOREIGN)
+    assert all("give it a key of your own (--key)" in line for line in caplog.messages[:3])
+
+
+async def test_a_broker_with_a_key_of_its_own_serves_pages_of_all_sites() -> None:
+    with EmbeddedBroker(key="a key of its own") as broker:
+        for headers in (*FOREIGN[:6], *OWN):
+            assert await dial(broker, headers) == b"AMQP\x00\x01\x00\x00"
+
+
+SECRET_KEY = "c2VjcmV0LWtleQ=="
+
+
+def test_no_repr_shows_a_key() -> None:
+    rule = AuthorizationRule(key_name="a", primary_key=SECRET_KEY, secondary_key=SECRET_KEY)
+    options = ServeOptions(
+        namespaces=["contoso"], key=SECRET_KEY, rule=[f"a:{SECRET_KEY}:Send"], token=[SECRET_KEY]
+    )
+    assert SECRET_KEY not in repr(rule)
+    assert SECRET_KEY not in repr(options)
+
+
+def test_a_key_and_rules_come_from_files_and_the_environment_and_are_not_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key_file, rule_file = tmp_path / "key", tmp_path / "rules"
+    key_file.write_text(f"{SECRET_KEY}\n")
+    rule_file.write_text(
+        "# who may send\nsender:first-secret:Send\n\nreader:second-secret:Listen\n"
+    )
+    monkeypatch.setenv("TWINBUS_RULES", "other:third-secret:Send")
+    options = ("--key-file", str(key_file), "--rule-file", str(rule_file))
+    with ServedBroker(tmp_path, options=options) as broker:
+        assert SECRET_KEY not in broker.connection_string()
+        with administration(broker.connection_string(key=SECRET_KEY)) as admin:
+            admin.create_queue("orders")
+        for rule, key in (("sender", "first-secret"), ("other", "third-secret")):
+            text = broker.connection_string(rule=rule, key=key)
+            with client(text) as sdk, sdk.get_queue_sender("orders") as sender:
+                sender.send_messages(ServiceBusMessage(rule))
+        text = broker.connection_string(rule="reader", key="second-secret")
+        with client(text) as sdk, sdk.get_queue_receiver("orders", max_wait_time=60) as receiver:
+            assert [str(each) for each in receiver.peek_messages(5)] == ["sender", "other"]
+        for secret in (SECRET_KEY, "first-secret", "second-secret", "third-secret"):
+            assert secret not in broker.log()
+
+
+async def test_a_connection_ends_when_its_key_is_changed() -> None:
+    with EmbeddedBroker() as broker:
+        text = broker.connection_string()
+        with administration(text) as admin:
+            queue = admin.create_queue(
+                "orders", authorization_rules=[sdk_rule("writer", "old key"), sdk_rule("other")]
+            )
+            other = await RawClient.open(of_rule(text, "other", "a key"), "orders")
+            writer = await RawClient.open(of_rule(text, "writer", "old key"), "orders")
+            queue.authorization_rules = [sdk_rule("writer", "new key"), sdk_rule("other")]
+            admin.update_queue(queue)
+            with pytest.raises(ConnectionLost, match="the rule 'writer' was changed"):
+                await writer.sender("orders")
+            sender = await other.sender("orders")
+            await sender.room()
+            await sender.send(message("still here"))
+            await other.close()
+            renewed = await RawClient.open(of_rule(text, "writer", "new key"), "orders")
+            await renewed.close()
+
+
+def sdk_rule(name: str, key: str = "a key") -> SdkRule:
+    return SdkRule(
+        type="SharedAccessAuthorizationRule",
+        rights=[AccessRights.SEND],
+        key_name=name,
+        primary_key=key,
+        secondary_key="",
+    )
+
+
+def of_rule(text: str, name: str, key: str) -> str:
+    endpoint, _, _ = text.partition("SharedAccessKeyName=")
+    return f"{endpoint}SharedAccessKeyName={name};SharedAccessKey={key};UseDevelopmentEmulator=true"
+
+
+async def test_an_address_that_is_no_url_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    with EmbeddedBroker() as broker:
+        text = broker.connection_string()
+        connection = await RawClient.open(text)
+        with pytest.raises(Refused, match=r"amqps://\["):
+            await connection.sender("amqps://[x/orders")
+        await connection.close()
+        with pytest.raises(Refused, match="has an empty part"):
+            await RawClient.open(of_rule(text, "nobody", "a key"), "x://[y")
+    with pytest.raises(ArgumentInvalid, match="is no address"):
+        entity_path("sb://[x/orders")
+    assert "Traceback" not in caplog.text
+
+
+def test_no_lock_token_tells_another() -> None:
+    tokens = LockTokens()
+    given = [tokens() for _ in range(1000)]
+    assert {len(token) for token in given} == {16}
+    assert len(set(given)) == 1000
+    # No part of a token is the same in all of them, as that of a counter is.
+    assert all(len({token[place] for token in given}) > 100 for place in range(16))

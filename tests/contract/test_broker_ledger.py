@@ -1,9 +1,11 @@
-"""The broker's own view of the ledger, written while the official SDK is at work."""
+"""What a broker counts while the SDK is at work: its ledger, the requests it bills, its metrics."""
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import time
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,18 +14,32 @@ from typing import Any
 import pytest
 from azure.servicebus import ServiceBusMessage, ServiceBusReceiveMode
 from azure.servicebus.exceptions import ServiceBusError
+from prometheus_client.parser import text_string_to_metric_families
 
+import twinbus.broker.http
+import twinbus.broker.links.management
 from tests.contract.conftest import receive
+from tests.contract.pairs import until
 from tests.ledger_reading import read
-from tests.official_sdk import PING_CONTENT_TYPE, administration, client
+from tests.official_sdk import PATIENCE_S, PING_CONTENT_TYPE, administration, client, receive_count
 from tests.processes import ServedBroker, run_twinbus
 from twinbus import BrokerStartError, EmbeddedBroker
+from twinbus.broker import exposition
 from twinbus.broker.descriptions import QueueDescription
+from twinbus.broker.engine.sessions import Sessions
 from twinbus.broker.faults import Fault
+from twinbus.client.administration import counts_of, list_backlog_queues
+from twinbus.console import namespaces as commands
+from twinbus.exposition import CONTENT_TYPE
+from twinbus.ledger import LedgerWriter
+from twinbus.ledger.requests import recording_to
+from twinbus.namespace.access import endpoint_of
+from twinbus.namespace.namespace import Namespace
+from twinbus.syphon.host import SyphonHost
+from twinbus.syphon.replaying import DeadLetterFilter, dead_letters, replay
+from twinbus.transfer.sdk import to_backlog_message
 
 pytestmark = pytest.mark.contract
-
-PATIENCE_S = 60
 BACKLOG = "contoso/x-servicebus-transfer/3"
 
 
@@ -253,3 +269,166 @@ def test_a_ledger_that_cannot_be_kept_stops_the_start(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "abfss://lake/ledger is a URL: name a directory" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+BACKLOG_QUEUES = [f"contoso/x-servicebus-transfer/{index}" for index in range(2)]
+LEASES = "contoso/x-twinbus-lease"
+LOCK_S = 5.0
+
+
+@pytest.fixture
+def two_namespaces() -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker("contoso", "contoso-dr") as running:
+        with administration(running.connection_string("contoso-dr")) as admin:
+            for queue in BACKLOG_QUEUES:
+                admin.create_queue(queue)
+            lock = timedelta(seconds=LOCK_S)
+            admin.create_queue(LEASES, requires_session=True, lock_duration=lock)
+        yield running
+
+
+@pytest.fixture
+def counted(two_namespaces: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """What the broker is asked for from now on: by AMQP request, by HTTP, for a session."""
+    counts: Counter[str] = Counter()
+
+    def count(place: Any, name: str) -> None:
+        inner = getattr(place, name)
+
+        def counting(*values: Any, **named: Any) -> Any:
+            counts[name] += 1
+            return inner(*values, **named)
+
+        monkeypatch.setattr(place, name, counting)
+
+    count(twinbus.broker.links.management, "handle")
+    count(twinbus.broker.http, "respond")
+    count(Sessions, "accept")
+    return counts
+
+
+async def test_the_ledger_has_the_requests_that_the_broker_counts(
+    two_namespaces: EmbeddedBroker, counted: Counter[str], tmp_path: Path
+) -> None:
+    texts = (
+        two_namespaces.connection_string("contoso"),
+        two_namespaces.connection_string("contoso-dr"),
+    )
+    secondary = endpoint_of(texts[1])
+    with LedgerWriter(tmp_path) as ledger, recording_to(ledger):
+        holder, standby = (
+            SyphonHost(*texts, BACKLOG_QUEUES, None, ledger, lease=True) for _ in range(2)
+        )
+        await holder.start()
+        leases = holder.leases
+        assert leases is not None
+        await until(lambda: all(map(leases.holds, BACKLOG_QUEUES)))
+        await standby.start()
+        for queue in BACKLOG_QUEUES:
+            await counts_of(secondary, queue)
+        assert await list_backlog_queues(secondary) == BACKLOG_QUEUES
+        assert [
+            letter async for letter in dead_letters(secondary, BACKLOG_QUEUES, DeadLetterFilter())
+        ] == []
+        async with commands.administration(
+            Namespace.from_connection_string(texts[1]), "reading"
+        ) as admin:
+            await admin.get_queue(BACKLOG_QUEUES[0])
+        # Long enough that the locks were renewed, and that the standby has tried again.
+        await asyncio.sleep(LOCK_S)
+        await asyncio.gather(holder.close(), standby.close())
+    records = [record for record in read(tmp_path) if record["operation"] in ("manage", "renew")]
+    causes = Counter(str(record["cause"]) for record in records)
+    assert len(records) == counted.total(), (causes, counted)
+    assert counted["accept"] > 4, "the standby tried again"
+    assert causes["administration"] == 2 + 1 + 2 + 1
+    renewals = [record for record in records if record["operation"] == "renew"]
+    assert len(renewals) >= 2
+    assert {record["cause"] for record in renewals} == {"lease"}
+
+
+async def test_a_replay_is_in_the_ledger(two_namespaces: EmbeddedBroker, tmp_path: Path) -> None:
+    text = two_namespaces.connection_string("contoso-dr")
+    with client(text) as sdk:
+        with sdk.get_queue_sender(BACKLOG_QUEUES[0]) as sender:
+            sender.send_messages(to_backlog_message(ServiceBusMessage("x"), "orders", now_ms=0))
+        with sdk.get_queue_receiver(BACKLOG_QUEUES[0]) as receiver:
+            [message] = receiver.receive_messages(max_wait_time=30)
+            receiver.dead_letter_message(message, reason="test")
+    with LedgerWriter(tmp_path) as ledger, recording_to(ledger):
+        result = await replay(endpoint_of(text), BACKLOG_QUEUES[:1], DeadLetterFilter())
+    assert len(result.replayed) == 1
+    places = Counter((record["cause"], record["backlog_queue"]) for record in read(tmp_path))
+    letters = f"{BACKLOG_QUEUES[0]}/$DeadLetterQueue"
+    # Two pages of dead letters, the letter that is received, its copy, and a peek at the end.
+    assert places == {
+        ("administration", letters): 2,
+        ("syphon", letters): 1,
+        ("syphon", BACKLOG_QUEUES[0]): 2,
+    }
+
+
+def scraped(broker: EmbeddedBroker) -> dict[str, float]:
+    http_client = http.client.HTTPConnection("localhost", broker.port(), timeout=PATIENCE_S)
+    try:
+        http_client.request("GET", "/metrics")
+        answer = http_client.getresponse()
+        assert answer.status == 200
+        assert answer.headers["Content-Type"] == CONTENT_TYPE
+        text = answer.read().decode()
+    finally:
+        http_client.close()
+    result = {}
+    for family in text_string_to_metric_families(text):
+        assert family.documentation
+        for sample in family.samples:
+            assert sample.labels.pop("namespace") == "contoso"
+            words = ",".join(f"{k}={v}" for k, v in sorted(sample.labels.items()))
+            result[f"{sample.name.removeprefix('twinbus_broker_')}{{{words}}}"] = sample.value
+    return result
+
+
+def test_depths_connections_and_commits(broker: EmbeddedBroker) -> None:
+    broker.create_queue("orders")
+    broker.create_topic("news", ["all"])
+    before = scraped(broker)
+    assert before["messages{entity=orders,state=active}"] == 0
+    assert before["connections{}"] == 0
+    with (
+        client(broker.connection_string()) as sdk,
+        sdk.get_queue_sender("orders") as sender,
+        sdk.get_topic_sender("news") as topic,
+        sdk.get_queue_receiver("orders") as receiver,
+    ):
+        sender.send_messages([ServiceBusMessage("x" * 100) for _ in range(3)])
+        topic.send_messages(ServiceBusMessage("y"))
+        first, second = receive_count(receiver, 2)
+        receiver.dead_letter_message(first)
+        receiver.defer_message(second)
+        during = scraped(broker)
+    assert during["messages{entity=orders,state=active}"] == 1
+    assert during["messages{entity=orders,state=deferred}"] == 1
+    assert during["messages{entity=orders,state=dead-lettered}"] == 1
+    assert during["messages{entity=news/Subscriptions/all,state=active}"] == 1
+    assert during["bytes{entity=orders}"] > 300
+    assert during["connections{}"] >= 2
+    assert during["commits_total{}"] > before["commits_total{}"]
+    assert during["commit_failures_total{}"] == 0
+
+
+def test_past_the_limit_entities_are_summed(
+    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exposition, "ENTITIES_MAX", 2)
+    for name in "abcd":
+        broker.create_queue(name)
+    with client(broker.connection_string()) as sdk:
+        for name in "acd":
+            with sdk.get_queue_sender(name) as sender:
+                sender.send_messages(ServiceBusMessage("x"))
+    found = {k: v for k, v in scraped(broker).items() if "state=active" in k}
+    assert found == {
+        "messages{entity=a,state=active}": 1,
+        "messages{entity=b,state=active}": 0,
+        "messages{entity=(others),state=active}": 2,
+    }

@@ -1,23 +1,37 @@
-"""Whoever may send to a backlog queue gets no right on the primary, and stops nobody (SPEC 6)."""
+"""Backlog queues: hostile content, spare ones, more destinations than a session has handles."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
+import resource
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus.exceptions import MessagingEntityDisabledError
+from azure.servicebus.management import EntityStatus
 
 from tests.contract.pairs import quick
 from tests.contract.roads import QUEUE, TOPIC, Roads, running_roads
 from tests.end_to_end.raw_client import message as raw_message
-from twinbus import pair_namespaces
+from tests.official_sdk import administration, client
+from twinbus import EmbeddedBroker, Namespace, pair_namespaces
 from twinbus.amqp.message import Properties, decode_map, encode_message, split
 from twinbus.amqp.types import Described, Int, Symbol, Timestamp, ULong
+from twinbus.broker.descriptions import QueueDescription
+from twinbus.broker.profile import AZURE_STANDARD, LAPTOP, ServiceProfile
 from twinbus.client import request_node
+from twinbus.console.backlog import queue_contents as backlog_stock
+from twinbus.namespace.administration_client import administration_client
 from twinbus.options import SendAvailabilityOptions
 from twinbus.syphon.host import DrainStats, drain
+from twinbus.transfer.sdk import to_backlog_message
 
 pytestmark = pytest.mark.contract
 
@@ -196,3 +210,148 @@ def test_a_message_that_cannot_be_restored_does_not_stop_its_neighbours(
 def alternating(good: list[bytes], hostile: list[bytes]) -> list[bytes]:
     """Each hostile message between two good ones."""
     return [*itertools.chain(*zip(good, hostile, strict=False)), *good[len(hostile) :]]
+
+
+SPARE = "contoso/x-servicebus-transfer/7"
+
+
+@pytest.fixture
+def secondary() -> Iterator[str]:
+    with EmbeddedBroker("contoso-dr") as broker:
+        broker.create_queue(SPARE)
+        yield broker.connection_string()
+
+
+def send(secondary: str) -> None:
+    with client(secondary) as sdk, sdk.get_queue_sender(SPARE) as sender:
+        sender.send_messages(ServiceBusMessage("just in time"))
+
+
+def removed(secondary: str) -> str | None:
+    namespace = Namespace.from_connection_string(secondary)
+
+    async def remove() -> str | None:
+        async with administration_client(namespace) as admin:
+            return await backlog_stock.remove_if_empty(admin, namespace, SPARE)
+
+    return asyncio.run(remove())
+
+
+def status(secondary: str) -> Any:
+    with administration(secondary) as admin:
+        return admin.get_queue(SPARE).status
+
+
+def test_an_empty_queue_is_removed_once(secondary: str) -> None:
+    assert removed(secondary) is None
+    assert removed(secondary) == "it is gone already"
+
+
+def test_a_queue_that_holds_a_message_stays_and_takes_more(secondary: str) -> None:
+    send(secondary)
+    assert removed(secondary) == "it holds 1 message"
+    assert status(secondary) == EntityStatus.ACTIVE
+    send(secondary)
+
+
+def test_nothing_slips_in_between_the_last_look_and_the_deletion(
+    secondary: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = backlog_stock._held
+
+    async def look_and_send(*arguments: Any) -> str | None:
+        held = await look(*arguments)
+        with pytest.raises(MessagingEntityDisabledError):
+            await asyncio.to_thread(send, secondary)
+        return held
+
+    monkeypatch.setattr(backlog_stock, "_held", look_and_send)
+    assert removed(secondary) is None
+
+
+def test_a_removal_that_is_cut_short_gives_the_queue_back(
+    secondary: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def interrupted(*_: Any) -> str | None:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(backlog_stock, "_held", interrupted)
+    with pytest.raises(asyncio.CancelledError):
+        removed(secondary)
+    assert status(secondary) == EntityStatus.ACTIVE
+
+
+log = logging.getLogger(__name__)
+
+HANDLE_MAX = 255
+"""What Azure Service Bus announces."""
+
+MANY_PATIENCE_S = 300.0
+BATCH = 100
+MB = 1024
+
+
+@contextmanager
+def served(profile: ServiceProfile) -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker("contoso", "contoso-dr", profile=profile) as broker:
+        yield broker
+
+
+@pytest.fixture
+def broker() -> Iterator[EmbeddedBroker]:
+    with served(replace(LAPTOP, handle_max=HANDLE_MAX)) as broker:
+        yield broker
+
+
+def drain_to(broker: EmbeddedBroker, destinations: int, backlog_queues: int = 1) -> int:
+    """Move one message to each of so many queues; return how many were forwarded."""
+    primary, secondary = (broker.connection_string(name) for name in ("contoso", "contoso-dr"))
+    paths = [f"entity-{number}" for number in range(destinations)]
+    queues = [f"contoso/x-servicebus-transfer/{number}" for number in range(backlog_queues)]
+    for path in paths:
+        broker.create_queue(path, namespace="contoso")
+    for queue in queues:
+        broker.create_queue(queue, QueueDescription(max_size_mb=5120), namespace="contoso-dr")
+    with client(secondary, retry_total=20) as sdk:
+        for number, queue in enumerate(queues):
+            with sdk.get_queue_sender(queue) as sender:
+                mine = paths[number::backlog_queues]
+                for at in range(0, len(mine), BATCH):
+                    part = mine[at : at + BATCH]
+                    copies = [
+                        to_backlog_message(ServiceBusMessage(path), path, now_ms=0) for path in part
+                    ]
+                    sender.send_messages(copies)
+    began, before_mb = time.monotonic(), peak_mb()
+    stats = asyncio.run(asyncio.wait_for(drain(primary, secondary, queues), MANY_PATIENCE_S))
+    took_s, more_mb = time.monotonic() - began, peak_mb() - before_mb
+    log.info(
+        "%d destinations, %d queues: %.1f s, +%.0f MB",
+        destinations, backlog_queues, took_s, more_mb,
+    )  # fmt: skip
+    return stats.completed
+
+
+def peak_mb() -> float:
+    """The most memory that this process ever had, broker and syphon together."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / MB
+
+
+def test_destinations_beyond_handle_max_use_further_sessions(broker: EmbeddedBroker) -> None:
+    assert drain_to(broker, 3 * HANDLE_MAX) == 3 * HANDLE_MAX
+
+
+def test_many_destinations_and_backlog_queues_under_the_limits_of_azure() -> None:
+    with served(AZURE_STANDARD) as broker:
+        assert drain_to(broker, 300, backlog_queues=20) == 300
+
+
+@pytest.mark.soak  # thousands of queues, and a drain at what the credits allow
+def test_two_thousand_destinations_and_20_backlog_queues_under_the_limits_of_azure() -> None:
+    with served(AZURE_STANDARD) as broker:
+        assert drain_to(broker, 2_000, backlog_queues=20) == 2_000
+
+
+@pytest.mark.soak  # a minute of creating queues
+def test_ten_thousand_destinations_are_served(broker: EmbeddedBroker) -> None:
+    assert drain_to(broker, 10_000) == 10_000

@@ -1,19 +1,32 @@
-"""`twinbus verify` against our broker: as it is, and with differences that it must report."""
+"""`twinbus verify`, the doctor's trials and a report's peek notice what is planted, and no more."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+from azure.servicebus import ServiceBusMessage
 
 from tests.contract.pairs import embedded
+from tests.official_sdk import administration, client
 from twinbus import EmbeddedBroker, Namespace
 from twinbus.broker.profile import AZURE_STANDARD
 from twinbus.console import ATTENTION
+from twinbus.console.doctor import commands as doctor_trials
+from twinbus.console.doctor.rights import ExaminedPair, Finding, Level
 from twinbus.console.output import Output
+from twinbus.console.report.backlog_scan import BacklogScan
 from twinbus.console.verify import run
+from twinbus.errors import SyphonError
+from twinbus.pipeline.reports.documents import Sighting
+from twinbus.transfer.sdk import to_backlog_message
+from twinbus.verify import checks
 from twinbus.verify.run import Likeness, VerifyPlan, verify
 from twinbus.verify.scratch import PREFIX, ForeignEntities, clean, entities_of
 
@@ -149,3 +162,120 @@ async def test_a_budget_is_not_exceeded_and_what_a_killed_run_left_is_cleaned(
         f"{PREFIX}killed-topic",
     ]
     assert await entities_of(namespace_of(broker)) == [("queue", "orders")]
+
+
+two_namespaces = embedded(queues=(), scope="module")
+
+
+def tried(two_namespaces: EmbeddedBroker, trial: Callable[..., Any]) -> Finding:
+    """The one finding of a trial, after which no scratch entity is left."""
+    sides = [two_namespaces.connection_string(name) for name in ("contoso", "contoso-dr")]
+
+    async def examine() -> list[Finding]:
+        primary, secondary = map(Namespace.from_connection_string, sides)
+        patient = ExaminedPair(primary, secondary, count=2, entity=None)
+        patient.manages |= {"primary": True, "secondary": True}
+        first, second = map(doctor_trials.scratch_of, (primary, secondary))
+        async with first, second:
+            found: list[Finding] = await trial(patient, {"primary": first, "secondary": second})
+        assert first.left_behind == second.left_behind == []
+        return found
+
+    (finding,) = asyncio.run(examine())
+    for text in sides:
+        with administration(text) as admin:
+            assert [*admin.list_queues(), *admin.list_topics()] == []
+    return finding
+
+
+def test_a_ping_that_is_delivered_is_seen_everywhere(
+    two_namespaces: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def as_any_message(sender: Any) -> None:
+        await sender.send_messages(ServiceBusMessage(b"", time_to_live=timedelta(seconds=1)))
+
+    monkeypatch.setattr(checks, "send_ping", as_any_message)
+    finding = tried(two_namespaces, doctor_trials.try_ping)
+    assert finding.level is Level.WARN
+    assert 'ping_mode="link"' in finding.do
+    for place in ("a peek at the queue", "a receiver of the subscription"):
+        assert place in finding.says
+
+
+def test_a_ping_that_is_kept_and_expires_is_seen_among_the_dead_letters(
+    two_namespaces: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def look_away(name: str, receiver: Any) -> dict[str, int]:
+        return {}
+
+    async def as_any_message(sender: Any) -> None:
+        await sender.send_messages(ServiceBusMessage(b"", time_to_live=timedelta(seconds=1)))
+
+    monkeypatch.setattr(checks, "send_ping", as_any_message)
+    monkeypatch.setattr(checks, "_seen_now", look_away)
+    finding = tried(two_namespaces, doctor_trials.try_ping)
+    assert "the dead-letter queue of the queue" in finding.says
+    assert "the dead-letter queue of the subscription" in finding.says
+    assert "the count of the queue" in finding.says
+
+
+@pytest.mark.parametrize(
+    ("alias", "said"),
+    [
+        ("x-ms-timetolive", "time_to_live"),
+        ("x-ms-scheduledenqueuetimeutc", "scheduled_enqueue_time_utc"),
+        ("x-ms-path", "dead-lettered"),
+    ],
+)
+def test_a_message_that_comes_back_as_another_is_noticed(
+    two_namespaces: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch, alias: str, said: str
+) -> None:
+    def forgetful(message: Any, path: str, *, now_ms: int) -> Any:
+        diverted = to_backlog_message(message, path, now_ms=now_ms)
+        del diverted.application_properties[alias]
+        return diverted
+
+    monkeypatch.setattr(doctor_trials, "to_backlog_message", forgetful)
+    finding = tried(two_namespaces, doctor_trials.try_round_trip)
+    assert finding.level is Level.FAIL
+    assert said in finding.says
+
+
+BACKLOG = "contoso/x-servicebus-transfer/0"
+
+
+def test_what_waits_and_what_is_set_aside_is_seen_and_stays() -> None:
+    with EmbeddedBroker("contoso-dr") as broker:
+        text = broker.connection_string("contoso-dr")
+        with administration(text) as admin:
+            admin.create_queue(BACKLOG)
+            admin.create_queue("other")
+        with client(text) as sdk:
+            with sdk.get_queue_sender(BACKLOG) as sender:
+                for number in range(3):
+                    message = ServiceBusMessage("x", message_id=f"o-{number}")
+                    sender.send_messages(to_backlog_message(message, "Orders", now_ms=0))
+            with sdk.get_queue_sender("other") as sender:
+                sender.send_messages(ServiceBusMessage("x", message_id="not ours"))
+            with sdk.get_queue_receiver(BACKLOG, max_wait_time=60) as receiver:
+                (first,) = receiver.receive_messages(1)
+                receiver.dead_letter_message(first, reason="poison")
+        looking = BacklogScan(text)
+        for _ in range(2):
+            asyncio.run(looking.peek())
+            assert sorted(looking.sightings()) == [
+                Sighting("Orders", "o-0", "dead_lettered", "contoso"),
+                Sighting("Orders", "o-1", "waiting", "contoso"),
+                Sighting("Orders", "o-2", "waiting", "contoso"),
+            ]
+        looking.close()
+
+
+def test_a_secondary_that_is_gone_is_one_line() -> None:
+    with EmbeddedBroker("contoso-dr") as broker:
+        text = broker.connection_string("contoso-dr")
+    looking = BacklogScan(text)
+    with pytest.raises(SyphonError) as error:
+        asyncio.run(looking.peek())
+    looking.close()
+    assert "\n" not in str(error.value)

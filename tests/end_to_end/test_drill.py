@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -18,7 +19,16 @@ import pytest
 from tests.ledger_reading import read
 from tests.processes import ENTRY
 from twinbus.console.drill.traffic import TIMEOUT_MARGIN_S
-from twinbus.console.drill.world import ENTITIES, PRIMARY, SECONDARY
+from twinbus.console.drill.world import (
+    ENTITIES,
+    PRIMARY,
+    SECONDARY,
+    DrillError,
+    NamespaceProcess,
+    World,
+    administration,
+    create_entities,
+)
 from twinbus.planning.question import Traffic
 from twinbus.planning.simulation import effect_of
 
@@ -104,7 +114,7 @@ def test_an_outage_is_survived_and_the_report_says_so(tmp_path: Path) -> None:
     assert list((tmp_path / "tmp").glob("twinbus-drill-*")) == []
 
 
-# In CI tests/gateway/test_commands_drill.py has its senders, without the drill.
+# In CI tests/gateway/test_commands.py has its senders, without the drill.
 @pytest.mark.soak
 def test_a_drill_through_a_gateway_has_the_same_proof(tmp_path: Path) -> None:
     done = drill(tmp_path, *SMALL, "--senders", "3", "--gateway", "--output", "json")
@@ -147,7 +157,7 @@ def agrees_with_the_planner(found: dict[str, Any]) -> None:
     assert found["drain_s"] == pytest.approx(drain_s, abs=error / found["drain_rate"])
 
 
-# A second whole drill. In CI tests/spark/test_truth.py names what is planted in a ledger.
+# A second whole drill. In CI tests/spark/test_pairs.py names what is planted in a ledger.
 @pytest.mark.soak
 def test_a_message_that_the_syphon_drops_is_named(tmp_path: Path) -> None:
     culprit = tmp_path / "dropped"
@@ -248,3 +258,32 @@ def test_wrong_use_gets_one_clear_line_and_starts_nothing(tmp_path: Path) -> Non
         refused = drill(tmp_path, option, value)
         assert refused.status == 2
         assert option in refused.stderr
+
+
+def test_a_killed_namespace_comes_back_on_its_port_with_its_entities() -> None:
+    with World() as world:
+        world.primary.start()
+        first = world.primary.port, world.primary.connection_string
+        asyncio.run(create_entities(world.primary.connection_string))
+        world.primary.kill()
+        world.primary.start()
+        assert (world.primary.port, world.primary.connection_string) == first
+        assert asyncio.run(queues(world.primary.connection_string)) == ["orders", "payments"]
+        directory = world.directory
+    assert not directory.exists()
+    assert world.primary.pid == 0
+
+
+async def queues(connection_string: str) -> list[str]:
+    async with administration(connection_string) as admin:
+        found = [queue.name async for queue in admin.list_queues()]
+    assert [entity.path for entity in ENTITIES if not entity.is_topic] == sorted(found)
+    return sorted(found)
+
+
+def test_a_namespace_that_cannot_start_says_why(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("a file where a directory should be")
+    namespace = NamespaceProcess("contoso", tmp_path, tmp_path / "views")
+    with pytest.raises(DrillError, match=r"contoso did not start: twinbus: .*data"):
+        namespace.start()
+    namespace.stop()

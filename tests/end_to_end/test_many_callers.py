@@ -1,19 +1,20 @@
-"""Many callers without a `timeout` while both namespaces fail: all end within the documented time.
-
-The primary hangs (SIGSTOP), so that each attempt takes its full time; the secondary is down. The
-bound with retry_total=3 is (3 + 1) x attempt_timeout + the back-offs + one attempt: 36.2 s.
-"""
+"""Many callers of one pair, and a pair with ten thousand entities."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
+import subprocess
+import sys
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusError
 
+from tests.end_to_end import many_entities
 from tests.processes import ServedBroker
 from twinbus import SendAvailabilityOptions, pair_namespaces
 from twinbus.errors import BacklogUnavailableError
@@ -84,3 +85,45 @@ async def test_all_callers_without_a_timeout_end_within_the_bound(
     for crowd, (_, kind, _) in zip(ends, kinds, strict=True):
         assert max(took_s for took_s, _ in crowd) < BOUND_S
         assert {isinstance(error, kind) for _, error in crowd} == {True}, crowd[0]
+
+
+MEMORY_MAX_MB = 100
+IDLE_CPU_MAX = 0.03
+"""Of one processor, while nothing is sent and no ping is due."""
+
+
+def figures_of(directory: Path, *arguments: str) -> dict[str, float]:
+    """What the program measured, which is also printed: it is a result."""
+    with ServedBroker(directory, "dr", ephemeral=True) as secondary:
+        ended = subprocess.run(
+            [sys.executable, many_entities.__file__, secondary.connection_string(), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert ended.returncode == 0, ended.stderr
+    sys.stdout.write(f"\n{ended.stdout}")
+    figures: dict[str, float] = json.loads(ended.stdout)
+    return figures
+
+
+def test_ten_thousand_entities_cost_little(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with capsys.disabled():
+        figures = figures_of(tmp_path)
+    assert figures["entities"] == many_entities.ENTITIES
+    assert figures["failed_over"] == figures["diverted"] == many_entities.DOWN
+    assert figures["memory_mb"] < MEMORY_MAX_MB
+
+
+@pytest.mark.soak  # half a minute of waiting; test_session_routing.py counts wake-ups in CI
+def test_ten_thousand_idle_entities_use_no_processor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with capsys.disabled():
+        figures = figures_of(tmp_path, "--idle")
+    assert figures["idle_cpu"] < IDLE_CPU_MAX
+    # None for an entity: each has a timer of the loop and nothing that runs.
+    assert figures["tasks"] < 10

@@ -1,21 +1,23 @@
-"""A tour of two namespaces that refuse keys, with tokens of a managed identity that soon expire.
-
-Each step is a person's: a pair, then the commands in processes of their own. Once straight to the
-brokers, once over WebSocket through a proxy without which their hosts do not even have an address.
-"""
+"""Brokers that refuse keys: tokens from a file, and of a managed identity that soon expire."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from azure.core.exceptions import ClientAuthenticationError
 
+from tests.end_to_end.raw_client import PATIENCE_S, RawClient, Refused, message
 from tests.end_to_end.token_desk import LONG_S, QUEUE, SHORT_S, Desk, token_desk, until
+from tests.official_sdk import administration
+from twinbus import EmbeddedBroker
+from twinbus.broker.port_access import PortAccess
+from twinbus.errors import BrokerStartError
 
-# It starts a dozen processes and waits for tokens to expire: over a minute on an idle machine.
-pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.end_to_end
 
 
 @pytest.fixture(params=[pytest.param("direct", marks=pytest.mark.soak), "proxy"])
@@ -26,6 +28,7 @@ def desk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
         yield made
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.filterwarnings(
     # The SDK's own calls, for the login of a proxy.
     "ignore:BasicAuth is deprecated:DeprecationWarning",
@@ -74,3 +77,73 @@ def test_a_tour_with_tokens_that_expire_and_are_renewed(desk: Desk) -> None:
     drained = desk.json("syphon", "drain", "--timeout", "60s", *sides)
     assert (drained["drained"], drained["forwarded"]) == (True, 1)
     assert desk.counts("contoso", "ghost").active == 1
+
+
+def write(path: Path, *lines: str) -> None:
+    """Replace the file at once, as a program that renews tokens should."""
+    new = path.with_suffix(".new")
+    new.write_text("\n".join(lines))
+    new.replace(path)
+
+
+def test_a_broker_that_nobody_could_use_does_not_start() -> None:
+    with pytest.raises(BrokerStartError, match="nobody could connect"):
+        PortAccess(require_token=True)
+
+
+async def test_signatures_are_refused_and_tokens_of_the_file_taken_as_it_changes(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "tokens"
+    write(path, "app one Send,Listen never", "old gone Send 1700000000")
+    with EmbeddedBroker("contoso", token_file=path, require_token=True) as broker:
+        broker.create_queue("orders")
+        text = broker.connection_string()
+        with pytest.raises(Refused, match="LocalAuthDisabled: Authorization failed because SAS"):
+            await RawClient.open(text)
+        with (
+            administration(text) as admin,
+            pytest.raises(ClientAuthenticationError, match="LocalAuthDisabled"),
+        ):
+            admin.create_queue("more")
+        with pytest.raises(Refused, match="ExpiredToken: The token is expired"):
+            await RawClient.open(text, token="gone")
+        with pytest.raises(Refused, match="not accepted"):
+            await RawClient.open(text, token="eyJ.two")
+        write(path, "app eyJ.two Send never")
+        connection = await RawClient.open(text, token="eyJ.two")
+        sender = await connection.sender("orders")
+        await sender.room()
+        await sender.send(message("1"))
+        await connection.close()
+
+
+async def test_open_links_are_detached_when_their_token_expires_unless_it_was_renewed(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "tokens"
+    # Long enough for a busy machine to open the links.
+    expires = int(time.time()) + 6
+    write(path, f"app one Send,Listen {expires}", "new two Send,Listen never")
+    with EmbeddedBroker("contoso", token_file=path, require_token=True) as broker:
+        broker.create_queue("orders")
+        idle = await RawClient.open(broker.connection_string(), token="one")
+        renewed = await RawClient.open(broker.connection_string(), token="one")
+        kept = await renewed.sender("orders")
+        await renewed.put_token("two")
+        await idle.sender("orders")
+        await idle.receiver("orders", credit=1)
+        async with asyncio.timeout(PATIENCE_S):
+            errors = [await idle.detached.get() for _ in range(2)]
+        assert time.time() >= expires
+        for error in errors:
+            assert error is not None
+            assert error.condition == "amqp:link:detach-forced"
+            assert "Code: RenewToken" in str(error.description)
+        with pytest.raises(Refused, match=r"claim.* The token of rule 'app' for it has expired"):
+            await idle.sender("orders")
+        await kept.room()
+        await kept.send(message("1"))
+        assert renewed.detached.empty()
+        for connection in (idle, renewed):
+            await connection.close()

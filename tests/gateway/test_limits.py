@@ -14,7 +14,7 @@ import pytest
 from tests.contract.pairs import until
 from tests.end_to_end.load_worker import times
 from tests.end_to_end.raw_client import RawClient, message
-from tests.end_to_end.test_deep_queue import anonymous_bytes
+from tests.end_to_end.test_load import anonymous_bytes
 from tests.gateway.gateway_process import GatewayProcess
 from tests.gateway.gateway_world import GatewayWorld, gateway_world
 from tests.official_sdk import administration

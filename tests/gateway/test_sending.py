@@ -1,13 +1,15 @@
-"""Sending through a gateway: acknowledged means stored, in the primary or in the backlog."""
+"""Sending through a gateway: stored when acknowledged, refused for good, in order, on record."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusMessage
+from azure.servicebus.aio import ServiceBusClient
 from azure.servicebus.exceptions import (
     MessageSizeExceededError,
     MessagingEntityDisabledError,
@@ -17,12 +19,16 @@ from azure.servicebus.exceptions import (
 )
 
 from tests.contract.pairs import until
-from tests.end_to_end.raw_client import RawClient, message
-from tests.gateway.gateway_world import gateway_world
+from tests.end_to_end.raw_client import RawClient, Refused, message
+from tests.gateway.gateway_world import PATIENCE_S, gateway_world
+from tests.ledger_reading import read
 from twinbus.amqp.message import Properties, encode_message
+from twinbus.amqp.types import Symbol, Timestamp
+from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.faults import Fault
 from twinbus.client import links
 from twinbus.gateway.sending import CREDIT
+from twinbus.gateway.server import CLIENT_NAME_MAX
 
 pytestmark = pytest.mark.contract
 
@@ -198,3 +204,251 @@ async def test_a_client_that_sends_beyond_its_credit_does_not_cut_off_the_others
         assert server.primary._connection is connection
         assert world.gateway.pair.status().entities["orders"].sent == count + 1
         await raw.close()
+
+
+COUNT = 20
+IDS = [f"m{number:02}" for number in range(COUNT)]
+
+
+async def test_what_the_primary_has_overtaken_is_refused_and_not_sent_later() -> None:
+    async with gateway_world("orders") as world:
+        raw = await RawClient.open(world.connection_string())
+        sender = await raw.sender("orders")
+        await sender.room()
+        await sender.send(message("first", b"first"))
+        world.primary.add_fault(Fault(kind="throttle", entity="orders", count=1))
+        sends = [sender.send(message(name, name.encode())) for name in IDS]
+        results = await asyncio.gather(*sends, return_exceptions=True)
+        # As without a gateway: the client knows that it is not stored, and may send it again.
+        assert isinstance(results[0], Refused)
+        assert results[0].condition == "com.microsoft:server-busy"
+        assert results[1:] == [None] * (COUNT - 1)
+        assert await world.received("orders", COUNT) == ["first", *IDS[1:]]
+        status = world.gateway.pair.status().entities["orders"]
+        assert (status.state, status.sent, status.raised) == ("healthy", COUNT, 1)
+        await raw.close()
+
+
+async def test_what_is_refused_together_is_sent_again_in_order_before_what_comes_later() -> None:
+    async with gateway_world("orders") as world:
+        raw = await RawClient.open(world.connection_string())
+        sender = await raw.sender("orders")
+        await sender.room()
+        await sender.send(message("first", b"first"))
+        world.primary.add_fault(Fault(kind="throttle", entity="orders", count=10))
+        sends = [sender.send(message(name, name.encode())) for name in IDS[:10]]
+        status = world.gateway.pair.status
+        async with asyncio.timeout(30):
+            while not status().entities["orders"].last_error:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        # The first one waits for its retry: these must not overtake it.
+        sends += [sender.send(message(name, name.encode())) for name in IDS[10:]]
+        await asyncio.gather(*sends)
+        assert await world.received("orders", COUNT + 1) == ["first", *IDS]
+        assert status().entities["orders"].diverted == 0
+        await raw.close()
+
+
+async def test_what_waits_for_a_retry_is_diverted_when_the_entity_fails_over() -> None:
+    async with gateway_world("orders") as world:
+        raw = await RawClient.open(world.connection_string())
+        sender = await raw.sender("orders")
+        await sender.room()
+        await sender.send(message("first", b"first"))
+        world.primary.add_fault(Fault(kind="throttle", entity="orders"))
+        sends = [sender.send(message(name, name.encode())) for name in IDS]
+        await asyncio.sleep(0.2)
+        world.gateway.pair.force_failover("orders")
+        await asyncio.gather(*sends)
+        assert world.gateway.pair.status().entities["orders"].diverted == COUNT
+        await raw.close()
+
+
+SCHEDULED = Symbol("x-opt-scheduled-enqueue-time")
+
+
+def scheduled(at: object) -> bytes:
+    return encode_message(
+        message_annotations={SCHEDULED: at}, properties=Properties(message_id="m"), data=b"x"
+    )
+
+
+UNRESTORABLE = {
+    "a session id that is too long": message("m", session="s" * 200),
+    "a schedule after the year 9999": scheduled(Timestamp(253_402_300_800_000)),
+    "a schedule before the year 1": scheduled(Timestamp(-(2**62))),
+    "a schedule that is no time": scheduled("tomorrow"),
+    "a property with the name of an alias": encode_message(
+        properties=Properties(message_id="m"),
+        application_properties={"x-ms-path": "payments"},
+        data=b"x",
+    ),
+}
+
+
+async def test_what_the_syphon_could_not_restore_is_refused_when_it_is_sent() -> None:
+    async with gateway_world("orders") as world:
+        raw = await RawClient.open(world.connection_string())
+        sender = await raw.sender("orders")
+        await sender.room()
+        world.gateway.pair.force_failover("orders")
+        sends = [sender.send(wire) for wire in UNRESTORABLE.values()]
+        results = await asyncio.gather(*sends, return_exceptions=True)
+        conditions = {
+            name: result.condition if isinstance(result, Refused) else repr(result)
+            for name, result in zip(UNRESTORABLE, results, strict=True)
+        }
+        expected = dict.fromkeys(UNRESTORABLE, "amqp:not-allowed")
+        # The backlog queue itself refuses this one.
+        expected["a schedule that is no time"] = "amqp:decode-error"
+        assert conditions == expected
+        assert all(str(result) for result in results)
+        assert world.gateway.pair.status().entities["orders"].diverted == 0
+        await sender.send(message("good"))
+        assert world.gateway.pair.status().entities["orders"].diverted == 1
+        await raw.close()
+
+
+@pytest.mark.parametrize("name", ["orders ", "or//ders", "orders/$management/x", "a" * 300, "é"])
+async def test_a_link_to_what_is_no_name_is_refused(name: str) -> None:
+    async with gateway_world() as world:
+        raw = await RawClient.open(world.connection_string())
+        with pytest.raises(Refused) as caught:
+            await raw.sender(name)
+        assert caught.value.condition == "amqp:not-allowed"
+        await raw.close()
+
+
+SESSIONS = ("a", "b", "c")
+
+
+class SessionSender:
+    """A client that sends one message of a session after the other until it is told to stop."""
+
+    def __init__(self, client: ServiceBusClient, session: str) -> None:
+        self.sent: list[str] = []
+        self.pause_s = 0.05
+        self._client = client
+        self._session = session
+        self._stopping = False
+
+    def stop(self) -> None:
+        self._stopping = True
+
+    async def run(self) -> None:
+        async with self._client.get_queue_sender("talks") as sender:
+            while not self._stopping:
+                name = f"{self._session}-{len(self.sent)}"
+                await sender.send_messages(
+                    ServiceBusMessage(name, message_id=name, session_id=self._session)
+                )
+                self.sent.append(name)
+                await asyncio.sleep(self.pause_s)
+
+
+async def test_sessions_arrive_in_order_when_the_primary_is_cut_off_in_mid_stream() -> None:
+    async with (
+        gateway_world(session_order="strict", enable_syphon=True, syphon_poll=1) as world,
+        world.client() as client,
+    ):
+        world.primary.create_queue("talks", QueueDescription(requires_session=True))
+        senders = [SessionSender(client, session) for session in SESSIONS]
+        tasks = [asyncio.create_task(sender.run()) for sender in senders]
+        pair = world.gateway.pair
+
+        def figures() -> tuple[int, int]:
+            entity = pair.status().entities.get("talks")
+            return (0, 0) if entity is None else (entity.sent, entity.diverted)
+
+        await until(lambda: figures()[0] > 10)
+        world.primary.cut_off()
+        await until(lambda: figures()[1] > 10)
+        world.primary.serve_again()
+        sent = figures()[0]
+        # Sessions return to the primary when their backlog has been moved; they go on meanwhile,
+        # but not so fast that the syphon, with one message of a session under way, falls behind.
+        for sender in senders:
+            sender.pause_s = 0.5
+        await until(lambda: figures()[0] > sent + 3)
+        for sender in senders:
+            sender.stop()
+        await asyncio.gather(*tasks)
+        primary = world.primary.connection_string()
+        orders = [
+            arrived(primary, session, sender.sent)
+            for session, sender in zip(SESSIONS, senders, strict=True)
+        ]
+        assert await asyncio.gather(*orders) == [sender.sent for sender in senders]
+
+
+async def arrived(primary: str, session: str, sent: list[str]) -> list[str]:
+    """The first arrivals of a session, when all that was sent is there."""
+    found: dict[str, None] = {}
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        ServiceBusClient.from_connection_string(primary) as client,
+        client.get_queue_receiver("talks", session_id=session) as receiver,
+    ):
+        while len(found) < len(sent):
+            for one in await receiver.receive_messages(50, max_wait_time=1):
+                found[str(one)] = None
+                await receiver.complete_message(one)
+    return list(found)
+
+
+class NamedClient(RawClient):
+    """A client that calls itself something else."""
+
+    container_id = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._connection.container_id = self.container_id
+
+
+class HostileClient(NamedClient):
+    container_id = "\x1b[2J\nevil\u202e" + "x" * 10_000
+
+
+def records(ledger: Path, operation: str) -> dict[str, dict[str, Any]]:
+    """The records of an operation that succeeded, by message."""
+    found = (one for one in read(ledger) if one["operation"] == operation)
+    return {one["message_id"]: one for one in found if one["outcome"] == "ok"}
+
+
+async def send(client: RawClient, *keys: str) -> None:
+    sender = await client.sender("orders")
+    await sender.room()
+    for key in keys:
+        await sender.send(message(key))
+    await client.close()
+
+
+async def test_sends_and_diverts_name_the_client(tmp_path: Path) -> None:
+    async with gateway_world("orders", ledger=tmp_path) as world:
+        text = world.connection_string()
+        await send(await RawClient.open(text), "a", "b")
+        async with world.client() as client, client.get_queue_sender("orders") as sender:
+            await sender.send_messages(ServiceBusMessage("x", message_id="sdk"))
+        world.primary.add_fault(Fault(kind="hang", entity="orders"))
+        await send(await RawClient.open(text), "diverted")
+    sent, diverted = records(tmp_path, "send"), records(tmp_path, "divert")
+    assert {key: sent[key]["client"] for key in "ab"} == {"a": "raw-client", "b": "raw-client"}
+    # The SDK chooses a name of its own for each connection.
+    assert sent["sdk"]["client"] not in {"", "raw-client"}
+    assert diverted["diverted"]["client"] == "raw-client"
+    failed = [one for one in read(tmp_path) if one.get("outcome") in {"failed", "unknown"}]
+    assert {one["client"] for one in failed if one["operation"] == "send"} == {"raw-client"}
+
+
+async def test_a_name_that_a_client_chose_is_bounded_and_shows_no_control_character(
+    tmp_path: Path,
+) -> None:
+    async with gateway_world("orders", ledger=tmp_path) as world:
+        await send(await HostileClient.open(world.connection_string()), "hostile")
+        await send(await NamedClient.open(world.connection_string()), "nameless")
+    sent = records(tmp_path, "send")
+    name = sent["hostile"]["client"]
+    assert name.startswith("�[2J evil�xxx")
+    assert len(name) == CLIENT_NAME_MAX
+    assert "client" not in sent["nameless"]

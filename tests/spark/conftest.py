@@ -33,7 +33,7 @@ def started() -> Iterator[Started]:
     settings = {
         **QUICK_START,
         "spark.sql.shuffle.partitions": "1",
-        # Any free port for the server of test_connect.py, which may start later.
+        # Any free port for the server of test_other_tools.py, which may start later.
         "spark.connect.grpc.binding.port": "0",
     }
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryFile() as output:

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
-from tests.spark.ledgers import Line, rows
-from twinbus.pipeline.spark.session import session_for_few
+from tests.spark.ledgers import Line, ledger
 from twinbus.pipeline.store.increment import totals
 from twinbus.pipeline.store.lake import Snapshot
 from twinbus.pipeline.store.store import TableStore
 from twinbus.pipeline.tables.gold import BUCKET_S, Sources, kept_tables, merged
 from twinbus.pipeline.tables.journeys import judged, partial_journeys
 from twinbus.pipeline.tables.records import tallied
-from twinbus.pipeline.tables.schemas import LEDGER
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,8 +35,7 @@ def write_lines(directory: Path, name: str, lines: list[Line]) -> None:
 
 def batch_tables(spark: SparkSession, lines: list[Line]) -> Tables:
     """Every kept table of these records at once: no store, no stream."""
-    session = session_for_few(spark)
-    records = session.createDataFrame(rows(lines), LEDGER).coalesce(1)
+    records = ledger(spark, *lines)
     # Kept by Spark as rows: or it would be planned again for each table.
     fates = judged(partial_journeys(records, one_task=True)).localCheckpoint()
     sources = Sources(records, tallied(records, bucket_s=BUCKET_S), fates, fates)

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from twinbus.ledger.record import VERSION
+from twinbus.pipeline.spark.session import session_for_few
 from twinbus.pipeline.tables.journeys import judged, partial_journeys
 from twinbus.pipeline.tables.schemas import LEDGER
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
 Line = dict[str, Any]
@@ -77,6 +78,11 @@ def moved(message_id: str, at_s: float = 0, out_s: float = 10) -> list[Line]:
 def rows(lines: list[Line]) -> list[tuple[Any, ...]]:
     """The lines as rows of the ledger's schema."""
     return [tuple(one.get(name) for name in LEDGER.fieldNames()) for one in lines]
+
+
+def ledger(spark: SparkSession, *lines: Line) -> DataFrame:
+    """The lines as a table of the ledger, in a session that compiles no code for so few."""
+    return session_for_few(spark).createDataFrame(rows(list(lines)), LEDGER).coalesce(1)
 
 
 def at_hand(frame: DataFrame) -> DataFrame:

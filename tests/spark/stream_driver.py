@@ -1,4 +1,4 @@
-"""Processes that keep tables up to date and die at a chosen point, for `test_stream_kill`.
+"""Processes that keep tables up to date and die at a chosen point, for `test_stream`.
 
     python -m tests.spark.stream_driver LEDGER TABLE     with a Spark of its own, which dies with it
     python -m tests.spark.stream_driver PORT SECRET -    with the Spark that listens there

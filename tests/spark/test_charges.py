@@ -1,7 +1,9 @@
-"""The table of charges against rows worked out by hand, and the documented model beside it."""
+"""Lines of a ledger, and the table of charges made of them: by hand, by the model, on the page."""
 
 from __future__ import annotations
 
+import json
+import time
 from collections import Counter
 from datetime import date
 from decimal import Decimal
@@ -12,24 +14,28 @@ from pyspark.sql import functions as fn
 
 from tests.spark.ledgers import (
     LABEL,
-    Line,
     assert_rows,
     at_hand,
     diverted,
     fates,
+    ledger,
     line,
     moved,
     received,
-    rows,
     sent,
 )
+from twinbus.console.page.cost import PageCost
 from twinbus.cost import arithmetic, prices
-from twinbus.cost.arithmetic import CountingRule
+from twinbus.cost.arithmetic import SETTLEMENTS, CountingRule
+from twinbus.ledger import LedgerError
 from twinbus.pipeline.reports.charges import charges_report
 from twinbus.pipeline.reports.documents import ReportRequest
 from twinbus.pipeline.reports.ledger_tables import batch_tables
 from twinbus.pipeline.reports.values import MonthlySum, bill
+from twinbus.pipeline.store.current import current_tables
+from twinbus.pipeline.store.stream import update
 from twinbus.pipeline.tables import charges, schemas
+from twinbus.pipeline.tables.bronze import read_ledger, reason, records_of
 from twinbus.pipeline.tables.records import tallied
 
 if TYPE_CHECKING:
@@ -50,10 +56,6 @@ HOUR_MS = 3_600_000
 MIDNIGHT_MS = 1_760_054_400_000
 """2025-10-10 00:00:00 UTC."""
 POLLED = "polls that found nothing"
-
-
-def ledger(spark: SparkSession, *lines: Line) -> DataFrame:
-    return spark.createDataFrame(rows(list(lines)), schemas.LEDGER)
 
 
 def test_a_row_for_each_kind_of_call_with_its_stage_and_direction(spark: SparkSession) -> None:
@@ -263,3 +265,116 @@ def test_a_month_of_sums_is_priced_by_its_tiers(spark: SparkSession) -> None:
     assert (free.units, free.settlement_units, free.amount) == (8, 1, Decimal(0))
     assert (free.bytes_in, free.bytes_out) == (150 + 100 + 100 + 100, 150 + 150 + 100 + 100)
     assert bill(sums, prices.standard(), CountingRule(count_settlement=True)).units == 9
+
+
+BOOK = prices.standard()
+
+
+def write(place: Path, name: str) -> None:
+    """Write records of now, of every kind that is charged and of some that are not."""
+    now_ms = int(time.time() * 1000)
+    made = [
+        *(sent(f"{name}-a", size_bytes=70_000), received(f"{name}-a", 1)),
+        *(sent(f"{name}-raised", 2, outcome="failed"), *moved(f"{name}-b", 3)),
+        line("backlog_receive", cause="poll", size_bytes=200_000),
+        line("manage", cause="administration"),
+        line("state", entity="orders", state="failed over"),
+        line("ping", cause="ping", entity="orders", outcome="unknown"),
+    ]
+    dated = [{**one, "at_ms": now_ms, "pair": f"{LABEL}+{LABEL}-dr"} for one in made]
+    # As the ledger writes them, and whole at once.
+    draft = place.with_name(f"_{place.name}")
+    draft.write_text("".join(json.dumps(one, separators=(",", ":")) + "\n" for one in dated))
+    draft.rename(place)
+
+
+@pytest.mark.soak  # 80 s of a worker in CI
+def test_the_page_counts_what_the_report_counts(spark: SparkSession, tmp_path: Path) -> None:
+    cost = PageCost(tmp_path, BOOK)
+    write(tmp_path / "app-0.jsonl", "first")
+    alone = by_cause(cost)
+    update(spark, tmp_path)
+    assert by_cause(cost) == alone, "the tables count what the file counted"
+    write(tmp_path / "app-1.jsonl", "second")
+    write(tmp_path / "app-2.jsonl.open", "third")
+    # The page asks first: the report takes the ended file into the tables.
+    found = by_cause(cost)
+    assert found == reported(spark, tmp_path)
+    assert found["failover"] == 3
+    assert by_cause(cost) == found, "the same after it"
+    # The outage counts the pair's own records only.
+    since = time.time() - 3_600
+    outage = cost.document(LABEL, since, 0)["outage"]
+    causes = ("failover", "ping", "syphon")
+    assert outage["operations"] == sum(found[cause] for cause in causes)
+    assert cost.document("fabrikam", since, 0)["outage"]["operations"] == 0
+
+
+def by_cause(cost: PageCost) -> Counter[str]:
+    month = cost.document(LABEL, None, 0)["month"]
+    found = Counter({one["cause"]: one["operations"] for one in month["by_cause"]})
+    assert month["operations"] == found.total()
+    return found
+
+
+def reported(spark: SparkSession, ledger: Path) -> Counter[str]:
+    """Charged units by cause, without the receives that the report assumes."""
+    with current_tables(spark, ledger) as tables:
+        report = charges_report(tables, ReportRequest(), BOOK, CountingRule())
+    found: Counter[str] = Counter()
+    for one in report.by_kind:
+        if not one.assumed and one.operation not in SETTLEMENTS:
+            found[one.cause] += one.units
+    return found
+
+
+GOOD = [sent("a"), {**sent("b"), "news": "a field of a later minor version"}]
+
+BAD = {
+    "torn": [
+        *[json.dumps(sent("a"), separators=(",", ":"))[:end] for end in (1, 4, 5, 30, -1)],
+        # Cut inside of an id that has a brace.
+        '{"v":1,"message_id":"}',
+    ],
+    "newer": [
+        json.dumps({**sent("a"), "v": 2}),
+        # In which a field of ours has another type.
+        json.dumps({**sent("a"), "v": 3, "at_ms": "soon"}),
+    ],
+    "foreign": [
+        *["not json", '["a"]', '"text"', "7", "{}", '{"v":0}', '{"v":"x"}', "\x00\x01"],
+        json.dumps({**sent("a"), "at_ms": "soon"}),
+        json.dumps({**sent("a"), "process": None}),
+        # Numbers that no sum would survive.
+        json.dumps({**sent("a"), "at_ms": -1}),
+        json.dumps({**sent("a"), "at_ms": 2**62}),
+        # The last moment that has a date: its minute ends in the year 10000.
+        json.dumps({**sent("a"), "at_ms": 253_402_300_799_999}),
+        json.dumps({**sent("a"), "size_bytes": 2**62}),
+        json.dumps({**sent("a"), "size_bytes": -5}),
+    ],
+}
+
+
+def test_a_bad_line_costs_itself_and_says_why(spark: SparkSession, tmp_path: Path) -> None:
+    bad = [line for lines in BAD.values() for line in lines]
+    good = [json.dumps(line) for line in GOOD]
+    (tmp_path / "p-0.jsonl").write_text("\n".join([good[0], *bad, good[1], ""]))
+    # Still written, by a process that was killed inside of a line.
+    (tmp_path / "p-1.jsonl.open").write_text(good[0] + "\n" + good[0][:-9])
+    (tmp_path / "p-2.jsonl.other").write_text("not to be read")
+    lines = read_ledger(spark, tmp_path).cache()
+    found = Counter(row[0] for row in lines.select(reason()).collect())
+    assert found == {
+        None: 3,
+        "torn": len(BAD["torn"]) + 1,
+        "newer": len(BAD["newer"]),
+        "foreign": len(BAD["foreign"]),
+    }
+    assert sorted(row["message_id"] for row in records_of(lines).collect()) == ["a", "a", "b"]
+    lines.unpersist()
+
+
+def test_no_ledger_at_a_url_is_one_clear_line(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match="there is no ledger at file:"):
+        read_ledger(spark, f"file://{tmp_path}/nowhere")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import signal
 import threading
 import time
 from collections import Counter
@@ -12,17 +14,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from azure.servicebus import ServiceBusMessage
 
 from tests.end_to_end.bad_pumps import spark_pumped_by
 from tests.ledger_reading import read
+from tests.official_sdk import administration, client
 from tests.processes import ServedBroker
 from tests.spark import drain_world
+from twinbus.console.cli import main
+from twinbus.console.syphon.drain import DrainDisplay
 from twinbus.errors import SyphonError
 from twinbus.ledger import LedgerError
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pipeline.drain.drain import DrainRun, DrainStatistics, _turn_s, drain, group_queues
 from twinbus.syphon.core.actions import Action, Forward
 from twinbus.syphon.core.pump import IntakeLimits, Pump
+from twinbus.transfer.sdk import to_backlog_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -298,3 +305,67 @@ def not_a_pump(**settings: Any) -> Pump:
 def test_queues_are_dealt_evenly() -> None:
     assert group_queues(["a", "b", "c", "a"], 2) == [["a", "c"], ["b"]]
     assert group_queues(["a"], 5) == [["a"]]
+
+
+ATTENTION, STOPPED = 3, 130
+
+
+RATE_PER_S = 40
+PACED = 60
+
+
+def test_a_drain_on_spark_says_what_was_moved_and_what_was_given_up(
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def drains(*more: str) -> tuple[object, dict[str, Any]]:
+        words = "syphon drain --engine spark --label contoso --output json".split()
+        monkeypatch.setattr("sys.argv", ["twinbus", *words, *more])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code, json.loads(capsys.readouterr().out)
+
+    with ServedBroker(tmp_path, "contoso", "contoso-dr", ephemeral=True) as broker:
+        primary = broker.connection_string("contoso")
+        secondary = broker.connection_string("contoso-dr")
+        monkeypatch.setenv("TWINBUS_PRIMARY", primary)
+        monkeypatch.setenv("TWINBUS_SECONDARY", secondary)
+        with administration(primary) as admin:
+            for path in ("orders", "events"):
+                admin.create_queue(path)
+        with administration(secondary) as admin:
+            for queue in QUEUES:
+                admin.create_queue(queue)
+        with client(secondary) as sdk, sdk.get_queue_sender(QUEUES[0]) as sender:
+            for path in ("events", "orders"):
+                sender.send_messages(
+                    [to_backlog_message(ServiceBusMessage("x"), path, now_ms=0)] * PACED
+                )
+            sender.send_messages(ServiceBusMessage("it says no destination"))
+
+        bounds = "--only", "orders", "--rate", str(RATE_PER_S), "--lease"
+        code, done = drains(*bounds, "--ledger", str(tmp_path / "ledger"))
+        assert (code, done["drained"], done["forwarded"]) == (0, True, PACED)
+        assert (done["queues"], done["not_served"]) == ([QUEUES[0]], PACED + 1)
+        sent = [r["at_ms"] for r in read(tmp_path / "ledger") if r["operation"] == "forward"]
+        assert max(sent) - min(sent) >= 1_000 * PACED / RATE_PER_S * 0.8
+
+        with monkeypatch.context() as stopping:
+            stopping.setattr(
+                DrainDisplay, "__call__", lambda *_: os.kill(os.getpid(), signal.SIGTERM)
+            )
+            code, stopped = drains("--queue", QUEUES[0], "--rate", "1")
+        # A scheduler must not take it for drained.
+        assert (code, stopped["drained"], stopped["queues"]) == (STOPPED, False, QUEUES[:1])
+        assert stopped["forwarded"] < PACED
+
+        code, done = drains("--tasks", "1")
+        assert (code, done["drained"]) == (ATTENTION if done["dead_lettered"] else 0, True)
+        assert stopped["forwarded"] + done["forwarded"] == PACED
+        assert stopped["dead_lettered"] + done["dead_lettered"] == 1
+        with administration(primary) as admin:
+            for path in ("orders", "events"):
+                arrived = admin.get_queue_runtime_properties(path).active_message_count
+                assert arrived == PACED

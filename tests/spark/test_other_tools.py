@@ -1,4 +1,4 @@
-"""Polars and DuckDB read the tables without Twinbus: the code is what docs/tables.md shows."""
+"""The tables for others: functions for notebooks and jobs, Spark Connect, Polars and DuckDB."""
 
 from __future__ import annotations
 
@@ -8,21 +8,30 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
 
 import pyspark
 import pytest
+from deltalake import DeltaTable
 
-from tests.spark.kept import write_lines
+from tests import outage_story as story
+from tests.notebook import NOTEBOOK, code_cells, printed_in, run
+from tests.spark.connect_client import told
+from tests.spark.kept import stored_tables, write_lines
 from tests.spark.ledgers import diverted, moved, received, sent
+from twinbus import pipeline
+from twinbus.ledger import LedgerError
 from twinbus.pipeline.reports.conservation import conservation_report
 from twinbus.pipeline.reports.documents import ReportRequest
+from twinbus.pipeline.spark import session
 from twinbus.pipeline.spark.java import find_java
+from twinbus.pipeline.spark.session import session_for_few
 from twinbus.pipeline.store.current import current_tables
 from twinbus.pipeline.store.lake import TableChange
-from twinbus.pipeline.store.stream import open_store, update
-from twinbus.pipeline.tables.gold import BRONZE
+from twinbus.pipeline.store.stream import open_store, rebuild, update
+from twinbus.pipeline.tables.gold import BRONZE, TABLE_COMMENTS, stored_schemas
+from twinbus.pipeline.tables.schemas import LEDGER
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -147,3 +156,117 @@ def test_spark_reads_the_tables_with_the_jars_of_delta(
     )
     # What Ivy says of its downloads comes before.
     assert json.loads(ran.stdout.splitlines()[-1]) == reported
+
+
+FEW_LINES = [*(sent("a"), received("a", 1)), *moved("b", 2), diverted("waits", 4)]
+
+
+def test_the_public_names_load_spark_only_when_they_are_used() -> None:
+    assert sorted(pipeline.__all__) == [
+        *("Frames", "conservation", "read_ledger", "read_tables", "start_session", "update"),
+    ]
+    program = "import sys, twinbus.pipeline; sys.exit('pyspark' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = pipeline.nothing  # type: ignore[attr-defined]
+
+
+def test_tables_are_frames_of_the_callers_session_with_comments(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    ledger = tmp_path / "ledger"
+    write_lines(ledger, "p-0.jsonl", FEW_LINES)
+    session = session_for_few(spark)
+    with pytest.raises(LedgerError, match="there are no tables at"):
+        pipeline.read_tables(session, ledger)
+    tables = pipeline.update(session, ledger)
+    assert tables.keys() == TABLE_COMMENTS.keys()
+    for name, schema in stored_schemas().items():
+        found = [(one.name, one.dataType, one.metadata) for one in tables[name].schema]
+        assert found == [(one.name, one.dataType, one.metadata) for one in schema]
+        stored = DeltaTable(str(ledger / "_tables" / name))
+        assert stored.metadata().description == TABLE_COMMENTS[name]
+        assert all(one.metadata.get("comment") for one in stored.schema().fields), name
+    sets = DeltaTable(str(ledger / "_tables" / "sets"))
+    assert all(one.metadata.get("comment") for one in sets.schema().fields)
+    assert sets.metadata().description
+    # A view of a frame is found by the session that the caller has.
+    tables["fates"].createOrReplaceTempView("fates")
+    [row] = session.sql("SELECT sum(accepted), sum(delivered) FROM fates").collect()
+    assert tuple(row) == (3, 2)
+    [balance] = pipeline.conservation(pipeline.read_tables(session, ledger)).collect()
+    counts = (balance.accepted, balance.delivered, balance.undecided, balance.lost)
+    assert (balance.destination, *counts) == ("orders", 3, 2, 1, 0)
+
+
+def test_records_are_those_of_whole_lines_whatever_is_asked_of_them(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    write_lines(tmp_path, "p-0.jsonl", [*FEW_LINES, sent("odd", size_bytes="many")])
+    records = pipeline.read_ledger(spark, tmp_path)
+    assert records.schema.fieldNames() == LEDGER.fieldNames()
+    # The fault of the last line is in a column that this does not read.
+    assert records.select("operation").count() == len(FEW_LINES)
+    records.unpersist()
+
+
+@pytest.mark.soak  # a quarter of a minute of processor time
+def test_the_notebook_shows_what_it_prints(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TWINBUS_LEDGER", raising=False)
+    document = json.loads(NOTEBOOK.read_text())
+    assert run(document) == printed_in(document), "run: python -m tests.notebook"
+    numbers = [cell["execution_count"] for cell in code_cells(document)]
+    assert numbers == list(range(1, len(numbers) + 1))
+    source = "\n".join("".join(cell["source"]) for cell in code_cells(document))
+    imported = [line for line in source.splitlines() if "import" in line and "twinbus" in line]
+    assert imported == [
+        "from twinbus.pipeline import conservation, read_ledger, start_session, update"
+    ]
+
+
+@pytest.fixture
+def url(spark: SparkSession) -> str:
+    """A Connect server in the JVM that the tests share; it ends with the JVM."""
+    jvm: Any = spark._jvm
+    module = getattr(jvm, "org.apache.spark.sql.connect.service.SparkConnectService$")
+    service = getattr(module, "MODULE$")
+    if not service.started():
+        service.start(spark.sparkContext._jsc.sc())
+    return f"sc://localhost:{service.localPort()}"
+
+
+@pytest.mark.skipif(
+    pyspark.__version__.startswith("4.0."),
+    reason="over Connect this Spark returns no counts of what was written",
+)
+@pytest.mark.soak  # above a minute of processor time: nothing is made for few rows there
+def test_tables_reports_and_plans_are_the_same_over_connect(
+    spark: SparkSession, url: str, tmp_path: Path
+) -> None:
+    ledger = story.write_story(tmp_path)
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.spark.connect_client", url, str(ledger)],
+        cwd=Path(__file__).resolve().parents[2],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    answers = json.loads(ran.stdout)
+    refused = answers.pop("drain")
+    store = open_store(spark, ledger)
+    kept = stored_tables(store, store.latest())
+    classic = rebuild(spark, ledger)
+    assert kept == stored_tables(open_store(spark, ledger), classic)
+    assert answers == told(spark, ledger)
+    assert refused.startswith("this Spark session has no SparkContext (Spark Connect): a drain")
+    assert "\n" not in refused
+
+
+def test_a_connect_server_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "_active", lambda: None)
+    with pytest.raises(session.SparkStartError, match=r"^Spark Connect at sc://127.0.0.1:1 cannot"):
+        session.start_session(master="sc://127.0.0.1:1")
