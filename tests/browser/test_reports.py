@@ -87,7 +87,7 @@ def test_the_outage_of_a_drill_is_drawn_with_its_numbers(browser: Browser, tmp_p
 
 
 STATIC = Path(twinbus.__file__).parent / "page" / "static"
-REPORT = Path(twinbus.__file__).parent / "console" / "sheet" / "page.py"
+REPORT = Path(twinbus.__file__).parent / "console" / "sheet.py"
 FILES = sorted(STATIC.iterdir())
 SCRIPTS = [path for path in FILES if path.suffix == ".js"]
 LINES_MAX = 500

@@ -148,7 +148,9 @@ def agrees_with_the_planner(found: dict[str, Any]) -> None:
         patience_s=failover_s + TIMEOUT_MARGIN_S,
     )
     effect = effect_of(down_s, failover_s, ping_s, traffic)
-    diverted = effect.diverted_s * rate
+    # The restart takes its time on a busy machine: the drill may have sent all before its end.
+    left = found["accepted"] - rate * (moments["killed_ms"] - moments["began_ms"]) / 1000
+    diverted = min(effect.diverted_s * rate, left)
     error = 0.1 * diverted + ping_s * rate
     assert effect.raised_s * rate == pytest.approx(found["caller_errors"], abs=0.01)
     assert found["diverted"] == pytest.approx(diverted, abs=error)
@@ -227,10 +229,12 @@ def test_a_drill_that_is_stopped_leaves_no_process_and_no_file(
 
 
 def read_until(stream: IO[str], begin: str) -> None:
+    seen = []
     for line in stream:
+        seen.append(line)
         if line.startswith(begin):
             return
-    pytest.fail(f"no line begins with {begin}")
+    pytest.fail(f"no line begins with {begin}:\n{''.join(seen)}")
 
 
 def marked(mark: str) -> list[str]:
