@@ -50,7 +50,7 @@ from twinbus.broker.refusals import (
     NotAllowed,
     Refusal,
 )
-from twinbus.broker.sas import LISTEN, AccessPolicy, Grant, covers
+from twinbus.broker.sas import LISTEN, Grant, covers
 from twinbus.servicebus.names import MANAGEMENT_SUFFIX, entity_address
 
 Body = dict[str, Any] | None
@@ -339,16 +339,25 @@ class RequestLink(LinkOwner):
         return reply
 
 
+PUT_TOKEN = "put-token"  # noqa: S105 - an operation's name
+
+
 def put_token(context: PeerContext, client: LinkClient, request: Sections, now_ms: int) -> bytes:
-    """Answer a request on `$cbs`: the connection is granted what its token allows."""
-    answer = answer_token(request, context.policy, now_ms / 1000, context.resolve, context.track)
-    if answer.grant is not None:
+    """Answer a request on `$cbs`: the connection is granted what its token allows.
+
+    `MalformedMessage` if the answer cannot be addressed.
+    """
+    message_id = correlation_id(request)
+    try:
+        audience, token = _read_token(request)
+        grant = context.policy.verify(token, now_ms / 1000)
         client.trust()
-    if answer.refusal is not None:
-        client.log_refusal("a token", answer.refusal)
-    elif answer.grant is not None:
-        client.grants.put(answer.audience, answer.grant)
-    return answer.response
+        _require_entity(audience, grant, context.resolve)
+    except Refusal as refusal:
+        client.log_refusal("a token", refusal)
+        return _token_response(message_id, refusal.status, refusal.description)
+    client.grants.put(audience, grant)
+    return _token_response(message_id, 200, "OK")
 
 
 class _FaultRefusal(Refusal):
@@ -374,48 +383,6 @@ def _read(payload: bytes) -> Sections:
         raise MalformedMessage(f"the request cannot be read: {error}") from error
 
 
-PUT_TOKEN = "put-token"  # noqa: S105 - an operation's name
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CbsAnswer:
-    """The response to send, and what the token is worth."""
-
-    response: bytes
-    audience: str = ""
-    """The name that the client put the token under: a later token of that name replaces it."""
-    grant: Grant | None = None
-    """Present if the token is valid."""
-    refusal: Refusal | None = None
-    """Present if the response is a refusal: the token is not valid, or its entity is missing."""
-
-
-def answer_token(
-    request: Sections,
-    policy: AccessPolicy,
-    now_s: float,
-    resolve: Callable[[str], object],
-    track: Callable[[Refusal], None] = lambda _refusal: None,
-) -> CbsAnswer:
-    """Answer one request on `$cbs`; `MalformedMessage` if the answer cannot be addressed.
-
-    `resolve` raises `EntityNotFound` for the address of a missing entity.
-    """
-    message_id = correlation_id(request)
-    audience, grant = "", None
-    try:
-        audience, token = _put_token(request)
-        grant = policy.verify(token, now_s)
-        _require_entity(audience, grant, resolve)
-    except Refusal as refusal:
-        track(refusal)
-        response = _token_response(message_id, refusal.status, refusal.description)
-        return CbsAnswer(response=response, audience=audience, grant=grant, refusal=refusal)
-    return CbsAnswer(
-        response=_token_response(message_id, 200, "OK"), audience=audience, grant=grant
-    )
-
-
 def _require_entity(audience: str, grant: Grant, resolve: Callable[[str], object]) -> None:
     """Refuse a token for a missing entity, as Azure does; some SDKs expect it here, not at a link.
 
@@ -430,7 +397,7 @@ def _require_entity(audience: str, grant: Grant, resolve: Callable[[str], object
     resolve(path)
 
 
-def _put_token(request: Sections) -> tuple[str, str]:
+def _read_token(request: Sections) -> tuple[str, str]:
     """Audience and token of a put-token request.
 
     `type` is ignored: the Python SDK calls its shared access signatures "jwt".
