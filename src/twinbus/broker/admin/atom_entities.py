@@ -6,9 +6,9 @@ engine checks whether a value is in range.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from enum import Enum, auto
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
 from xml.etree.ElementTree import Element
 
@@ -53,42 +53,49 @@ AUTHORIZATION_RULES_MAX = 12
 """Shared access rules of one entity, as in Azure."""
 
 
-class SettingType(Enum):
-    DURATION = auto()
-    INT = auto()
-    BOOL = auto()
-    WORD = auto()
-    TEXT = auto()
-    PATH = auto()
-    """A path inside, the URI of the entity outside."""
-    RULES = auto()
+class SettingType(NamedTuple):
+    read: Callable[[str, str], object]
+    """Takes the text of an element and its name."""
+    write: Callable[[Any, str], str]
+    """Takes the value and the host:port of forwarding URIs."""
+    is_cleared_when_absent: bool = False
+    """Clients end forwarding by leaving the element out; other kinds then stay as they were."""
 
 
-_CLEARED_WHEN_ABSENT = (SettingType.TEXT, SettingType.PATH)
-"""Clients end forwarding by leaving the element out; other kinds then stay as they were."""
+_DURATION = SettingType(parse_duration, lambda value, _: render_duration(value))
+_INT = SettingType(parse_int, lambda value, _: str(value))
+_BOOL = SettingType(parse_bool, lambda value, _: "true" if value else "false")
+_WORD = SettingType(lambda text, _: text, lambda value, _: str(value))
+_TEXT = SettingType(lambda text, _: text or None, lambda value, _: str(value), True)
+_PATH = SettingType(
+    lambda text, _: entity_path(text) or None, lambda value, at: f"sb://{at}/{value}", True
+)
+"""A path inside, the URI of the entity outside."""
+_RULES = "AuthorizationRules"
+"""Has a reader and a writer of its own, not those of its kind."""
 
 _SETTINGS = {
-    "LockDuration": ("lock_duration_ms", SettingType.DURATION),
-    "MaxSizeInMegabytes": ("max_size_mb", SettingType.INT),
-    "RequiresDuplicateDetection": ("requires_duplicate_detection", SettingType.BOOL),
-    "RequiresSession": ("requires_session", SettingType.BOOL),
-    "DefaultMessageTimeToLive": ("default_ttl_ms", SettingType.DURATION),
-    "DeadLetteringOnMessageExpiration": ("dead_letter_on_expiration", SettingType.BOOL),
-    "DeadLetteringOnFilterEvaluationExceptions": ("dead_letter_on_filter_error", SettingType.BOOL),
-    "DuplicateDetectionHistoryTimeWindow": ("duplicate_detection_window_ms", SettingType.DURATION),
-    "MaxDeliveryCount": ("max_delivery_count", SettingType.INT),
-    "EnableBatchedOperations": ("enable_batched_operations", SettingType.BOOL),
-    "FilteringMessagesBeforePublishing": ("filtering_before_publishing", SettingType.BOOL),
-    "AuthorizationRules": ("authorization_rules", SettingType.RULES),
-    "Status": ("status", SettingType.WORD),
-    "ForwardTo": ("forward_to", SettingType.PATH),
-    "UserMetadata": ("user_metadata", SettingType.TEXT),
-    "SupportOrdering": ("support_ordering", SettingType.BOOL),
-    "AutoDeleteOnIdle": ("auto_delete_on_idle_ms", SettingType.DURATION),
-    "EnablePartitioning": ("enable_partitioning", SettingType.BOOL),
-    "ForwardDeadLetteredMessagesTo": ("forward_dead_letters_to", SettingType.PATH),
-    "EnableExpress": ("enable_express", SettingType.BOOL),
-    "MaxMessageSizeInKilobytes": ("max_message_size_kb", SettingType.INT),
+    "LockDuration": ("lock_duration_ms", _DURATION),
+    "MaxSizeInMegabytes": ("max_size_mb", _INT),
+    "RequiresDuplicateDetection": ("requires_duplicate_detection", _BOOL),
+    "RequiresSession": ("requires_session", _BOOL),
+    "DefaultMessageTimeToLive": ("default_ttl_ms", _DURATION),
+    "DeadLetteringOnMessageExpiration": ("dead_letter_on_expiration", _BOOL),
+    "DeadLetteringOnFilterEvaluationExceptions": ("dead_letter_on_filter_error", _BOOL),
+    "DuplicateDetectionHistoryTimeWindow": ("duplicate_detection_window_ms", _DURATION),
+    "MaxDeliveryCount": ("max_delivery_count", _INT),
+    "EnableBatchedOperations": ("enable_batched_operations", _BOOL),
+    "FilteringMessagesBeforePublishing": ("filtering_before_publishing", _BOOL),
+    _RULES: ("authorization_rules", _WORD),
+    "Status": ("status", _WORD),
+    "ForwardTo": ("forward_to", _PATH),
+    "UserMetadata": ("user_metadata", _TEXT),
+    "SupportOrdering": ("support_ordering", _BOOL),
+    "AutoDeleteOnIdle": ("auto_delete_on_idle_ms", _DURATION),
+    "EnablePartitioning": ("enable_partitioning", _BOOL),
+    "ForwardDeadLetteredMessagesTo": ("forward_dead_letters_to", _PATH),
+    "EnableExpress": ("enable_express", _BOOL),
+    "MaxMessageSizeInKilobytes": ("max_message_size_kb", _INT),
 }
 """Field of the description and kind, by name of the element."""
 
@@ -135,13 +142,13 @@ def read_settings(element: Element, present: _D, now_ms: int, *, is_premium: boo
         field, kind = _SETTINGS[name]
         found = child(element, name)
         if found is None:
-            if kind in _CLEARED_WHEN_ABSENT:
+            if kind.is_cleared_when_absent:
                 wanted[field] = None
-        elif kind is SettingType.RULES:
+        elif name == _RULES:
             known = {rule.key_name: rule for rule in getattr(present, field)}
             wanted[field] = _read_rules(found, known, now_ms)
         else:
-            wanted[field] = _read_value(kind, found.text or "", name)
+            wanted[field] = kind.read(found.text or "", name)
     settings = replace(present, **wanted)
     if not is_premium:
         _refuse_other_tiers(settings)
@@ -183,22 +190,6 @@ def write_namespace(name: str, sku: str, times: RuntimeInfo) -> str:
         + tag("Name", name)
         + tag("NamespaceType", "Messaging"),
     )
-
-
-def _read_value(kind: SettingType, text: str, name: str) -> object:
-    match kind:
-        case SettingType.DURATION:
-            return parse_duration(text, name)
-        case SettingType.INT:
-            return parse_int(text, name)
-        case SettingType.BOOL:
-            return parse_bool(text, name)
-        case SettingType.PATH:
-            return entity_path(text) or None
-        case SettingType.TEXT:
-            return text or None
-        case _:
-            return text
 
 
 def entity_path(address: str) -> str:
@@ -268,23 +259,11 @@ def _write_settings(description: Description, authority: str) -> str:
     for name in _ORDERS[type(description)]:
         field, kind = _SETTINGS[name]
         value = getattr(description, field)
-        if kind is SettingType.RULES:
+        if name == _RULES:
             parts.append(f"<{name}>{''.join(map(_write_rule, value))}</{name}>")
         elif value is not None:
-            parts.append(tag(name, _write_value(kind, value, authority)))
+            parts.append(tag(name, kind.write(value, authority)))
     return "".join(parts)
-
-
-def _write_value(kind: SettingType, value: Any, authority: str) -> str:
-    match kind:
-        case SettingType.DURATION:
-            return render_duration(value)
-        case SettingType.BOOL:
-            return "true" if value else "false"
-        case SettingType.PATH:
-            return f"sb://{authority}/{value}"
-        case _:
-            return str(value)
 
 
 def _write_rule(rule: AuthorizationRule) -> str:
