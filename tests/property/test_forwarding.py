@@ -58,7 +58,7 @@ def test_whatever_forwards_where_each_message_is_in_one_place(
                 forward_dead_letters_to=wanted[name].forward_dead_letters_to,
                 status=status,
             )
-            world.namespace.update_queue(name, description, now_ms)
+            world.namespace.update(name, description, now_ms)
         held: list[str | None] = []
         for each in world.namespace.queues():
             assert each.dead_letter is not None

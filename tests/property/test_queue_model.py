@@ -308,7 +308,7 @@ class QueueMachine(RuleBasedStateMachine):
             lock_duration_ms=lock_ms,
             max_delivery_count=tries,
         )
-        self.world.namespace.update_queue("q", self.description, self.now_ms)
+        self.world.namespace.update("q", self.description, self.now_ms)
         self.model.lock_ms, self.model.tries = lock_ms, tries
         self.model.catch_up(self.now_ms)
 

@@ -15,7 +15,6 @@ from twinbus.broker.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
-from twinbus.broker.engine.queue import Queue
 from twinbus.broker.refusals import (
     EntityAlreadyExists,
     EntityNotFound,
@@ -218,11 +217,7 @@ class Faults:
             entity = engine.resolve(path)
         except EntityNotFound:
             return False
-        if isinstance(entity, Queue):
-            assert isinstance(entity.description, QueueDescription)
-            engine.update_queue(path, replace(entity.description, status=status), now_ms)
-        else:
-            engine.update_topic(path, replace(entity.description, status=status), now_ms)
+        engine.update(path, replace(entity.description, status=status), now_ms)
         namespace.settle()
         return True
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote, unquote
 from xml.etree.ElementTree import Element
 
@@ -227,10 +227,8 @@ class Administration:
     def put(self, address: Address, body: bytes, *, update: bool) -> Document:
         """Create the node, or change it when `update` says that it must exist."""
         match address.node:
-            case AdminNode.ENTITY:
+            case AdminNode.ENTITY | AdminNode.SUBSCRIPTION:
                 self._put_entity(address, parse_entry(body), update)
-            case AdminNode.SUBSCRIPTION:
-                self._put_subscription(address, parse_entry(body), update)
             case AdminNode.RULE:
                 self._put_rule(address, parse_entry(body), update)
             case _:
@@ -254,49 +252,44 @@ class Administration:
     # Writing
 
     def _put_entity(self, address: Address, element: Element, update: bool) -> None:
-        namespace, path = self.namespace, address.entity
-        message_kb = namespace.profile.message_kb
-        read = partial(read_settings, is_premium=namespace.profile.sku == "Premium")
-        match local_name(element):
-            case "QueueDescription":
-                queue = _settings(namespace.get_queue(path)) if update else None
-                queue = queue or QueueDescription(max_message_size_kb=message_kb)
-                wanted = read(element, queue, self.now_ms)
-                self._check_forwarding(path, queue, wanted)
-                change = namespace.update_queue if update else namespace.create_queue
-                change(path, wanted, self.now_ms)
-            case "TopicDescription":
-                topic = namespace.get_topic(path).description if update else None
-                topic = topic or TopicDescription(max_message_size_kb=message_kb)
-                settings = read(element, topic, self.now_ms)
-                alter = namespace.update_topic if update else namespace.create_topic
-                alter(path, settings, self.now_ms)
-            case other:
-                raise ArgumentInvalid(
-                    f"the entry holds {other[:60]!r}; a QueueDescription or a TopicDescription "
-                    "belongs here"
-                )
-
-    def _put_subscription(self, address: Address, element: Element, update: bool) -> None:
-        namespace, topic, name = self.namespace, address.entity, address.subscription
-        _require(element, "SubscriptionDescription")
-        present = SubscriptionDescription()
-        if update:
-            present = namespace.get_subscription(topic, name).description
-        wanted = read_settings(element, present, self.now_ms)
+        namespace, message_kb = self.namespace, self.namespace.profile.message_kb
+        kinds: dict[str, tuple[Any, Callable[..., Any], Callable[..., object]]] = {
+            "QueueDescription": (
+                QueueDescription(max_message_size_kb=message_kb),
+                namespace.get_queue,
+                namespace.create_queue,
+            ),
+            "TopicDescription": (
+                TopicDescription(max_message_size_kb=message_kb),
+                namespace.get_topic,
+                namespace.create_topic,
+            ),
+        }
+        names = [address.entity]
+        if address.node is AdminNode.SUBSCRIPTION:
+            names.append(address.subscription)
+            create_subscription = partial(self._create_subscription, element)
+            found = SubscriptionDescription(), namespace.get_subscription, create_subscription
+            kinds = {"SubscriptionDescription": found}
+        fresh, find, create = kinds[_require(element, *kinds)]
+        present = find(*names).description if update else fresh
+        is_premium = namespace.profile.sku == "Premium"
+        wanted = read_settings(element, present, self.now_ms, is_premium=is_premium)
         self._check_forwarding(address.path, present, wanted)
         if update:
-            namespace.update_subscription(topic, name, wanted, self.now_ms)
+            namespace.update(address.path, wanted, self.now_ms)
         else:
-            rule = self._first_rule(element)
-            namespace.create_subscription(topic, name, wanted, self.now_ms, rule=rule)
+            create(*names, wanted, self.now_ms)
 
-    def _first_rule(self, element: Element) -> RuleDescription | None:
-        """The rule that a new subscription gets instead of the one that takes everything."""
-        rule = child(element, "DefaultRuleDescription")
-        if rule is None:
-            return None
-        return read_rule(rule, child_text(rule, "Name") or DEFAULT_RULE, self.now_ms)
+    def _create_subscription(
+        self, element: Element, topic: str, name: str, wanted: SubscriptionDescription, now_ms: int
+    ) -> None:
+        """With the rule of the request, if it has one, instead of one that takes everything."""
+        found = child(element, "DefaultRuleDescription")
+        rule = None
+        if found is not None:
+            rule = read_rule(found, child_text(found, "Name") or DEFAULT_RULE, now_ms)
+        self.namespace.create_subscription(topic, name, wanted, now_ms, rule=rule)
 
     def _put_rule(self, address: Address, element: Element, update: bool) -> None:
         _require(element, "RuleDescription")
@@ -306,7 +299,7 @@ class Administration:
 
     def _check_forwarding(self, path: str, present: Description, wanted: Description) -> None:
         for field in ("forward_to", "forward_dead_letters_to"):
-            destination = getattr(wanted, field)
+            destination = getattr(wanted, field, None)
             if destination is None or destination == getattr(present, field):
                 continue
             if destination.lower() != path.lower():
@@ -390,12 +383,6 @@ class Administration:
         return f"http://{self.authority}{path}"
 
 
-def _settings(queue: Queue) -> QueueDescription:
-    description = queue.description
-    assert isinstance(description, QueueDescription), f"{queue!r} is a subscription"
-    return description
-
-
 def _since(at_ms: int) -> RuntimeInfo:
     """The times of something that never changes."""
     return RuntimeInfo(created_at_ms=at_ms, updated_at_ms=at_ms, accessed_at_ms=at_ms)
@@ -433,8 +420,9 @@ def _topic_runtime(topic: Topic) -> RuntimeInfo:
     )
 
 
-def _require(element: Element, name: str) -> None:
-    if local_name(element) != name:
-        raise ArgumentInvalid(
-            f"the entry holds {local_name(element)[:60]!r}; a {name} belongs here"
-        )
+def _require(element: Element, *names: str) -> str:
+    found = local_name(element)
+    if found not in names:
+        wanted = " or a ".join(names)
+        raise ArgumentInvalid(f"the entry holds {found[:60]!r}; a {wanted} belongs here")
+    return found

@@ -7,7 +7,7 @@ dead-letter queue are created and deleted in one call, so a crash leaves both or
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from twinbus.broker.descriptions import (
     DEFAULT_RULE,
@@ -44,8 +44,6 @@ from twinbus.broker.messages.incoming import Incoming
 from twinbus.broker.profile import LAPTOP, ServiceProfile
 from twinbus.broker.refusals import EntityAlreadyExists, NotAllowed, QuotaExceeded
 from twinbus.servicebus.names import FOREVER_MS, subscription_path
-
-E = TypeVar("E", bound=Entity)
 
 NAMESPACE_ID = 0
 """Entity id of the namespace's own record, which keeps the last id assigned. No id is used twice:
@@ -204,28 +202,15 @@ class BrokerNamespace:
         self._write_rule(subscription, first.name.lower())
         return subscription
 
-    def update_queue(self, path: str, description: QueueDescription, now_ms: int) -> Queue:
-        """Give a queue new settings, in effect at once."""
-        return self._update(self.get_queue(path), description, now_ms)
-
-    def update_topic(self, path: str, description: TopicDescription, now_ms: int) -> Topic:
-        """Give a topic new settings, in effect at once."""
-        return self._update(self.get_topic(path), description, now_ms)
-
-    def update_subscription(
-        self, topic: str, name: str, description: SubscriptionDescription, now_ms: int
-    ) -> Subscription:
-        """Give a subscription new settings, in effect at once."""
-        return self._update(self.get_subscription(topic, name), description, now_ms)
-
-    def _update(self, entity: E, description: Any, now_ms: int) -> E:
+    def update(self, path: str, description: Description, now_ms: int) -> None:
+        """Give a queue, topic or subscription new settings, in effect at once."""
+        entity: Any = self.resolve(path)
         check_settings(entity.path, description)
         self.profile.check_settings(entity.path, description)
         check_change(entity.path, entity.description, description)
         entity.update(description, now_ms)
         self._write(entity)
         self._watch_idleness(entity)
-        return entity
 
     def delete(self, path: str, now_ms: int) -> None:
         """Delete a queue, topic or subscription with everything in it."""

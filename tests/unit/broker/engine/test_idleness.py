@@ -81,7 +81,7 @@ def test_a_restart_begins_the_count_anew(world: World, queue: Queue, told_ms: in
 
 
 def test_a_new_setting_counts_at_once(world: World, queue: Queue) -> None:
-    world.namespace.update_queue("tmp", QUEUE, 60)
+    world.namespace.update("tmp", QUEUE, 60)
     world.namespace.run_timers(10 * IDLE_MS)
     assert (world.deleted, queue.description) == ([], QUEUE)
     assert world.namespace.next_deadline_ms() == 0

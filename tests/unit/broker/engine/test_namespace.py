@@ -155,7 +155,7 @@ def test_settings_out_of_range_are_refused_with_the_limit(
     with pytest.raises((ArgumentInvalid, ArgumentOutOfRange), match=words):
         world.namespace.create_queue("new", settings, 0)
     with pytest.raises((ArgumentInvalid, ArgumentOutOfRange)):
-        world.namespace.update_queue("orders/open", settings, 0)
+        world.namespace.update("orders/open", settings, 0)
     assert world.namespace.get_queue("orders/open").description == QUEUE
 
 
@@ -167,7 +167,7 @@ def test_what_decides_how_messages_are_kept_cannot_change(
     world: World, change: QueueDescription
 ) -> None:
     with pytest.raises(ArgumentInvalid, match="cannot be changed"):
-        world.namespace.update_queue("orders/open", change, 0)
+        world.namespace.update("orders/open", change, 0)
 
 
 def test_lists_are_in_order_of_names(world: World) -> None:
@@ -202,7 +202,7 @@ class TestSend:
         assert queue.peek(0, 10, 0) == []
         subscription = namespace.get_subscription("news", "all")
         assert [each.message_id for each in subscription.peek(0, 10, 0)] == ["real"]
-        namespace.update_queue("orders/open", replace(QUEUE, status="SendDisabled"), 1)
+        namespace.update("orders/open", replace(QUEUE, status="SendDisabled"), 1)
         with pytest.raises(EntityDisabled):
             namespace.send(queue, [ping], 1)
 
@@ -291,7 +291,7 @@ def test_a_restart_brings_back_every_setting_and_rule(world: World) -> None:
     namespace.create_subscription("t", "s", subscription, 12)
     for rule in EVERY_FILTER:
         namespace.create_rule("t", "s", rule, 13)
-    namespace.update_queue("q", replace(queue, max_delivery_count=8), 20)
+    namespace.update("q", replace(queue, max_delivery_count=8), 20)
     again = world.restarted().namespace
     kept = again.get_queue("q")
     assert kept.description == replace(queue, max_delivery_count=8)

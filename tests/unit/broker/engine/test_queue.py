@@ -265,7 +265,7 @@ class TestRefusals:
         queue.enqueue(incoming(), 0)
         held = acquire_one(queue, 0)
         description = QueueDescription(lock_duration_ms=LOCK_MS, status=status)
-        world.namespace.update_queue("q", description, 1)
+        world.namespace.update("q", description, 1)
         refused = pytest.raises(EntityDisabled, match=status)
         with nullcontext() if sends else refused:
             queue.enqueue(incoming(), 2)
@@ -307,7 +307,7 @@ def test_new_settings_apply_to_the_next_lock_and_the_next_failure(
     queue.enqueue(incoming(message_id="a"), 0)
     queue.settle(acquire_one(queue, 0), SettlementOutcome.ABANDON, 0)
     new = QueueDescription(lock_duration_ms=5_000, max_delivery_count=1)
-    world.namespace.update_queue("orders", new, 1)
+    world.namespace.update("orders", new, 1)
     [delivery] = queue.acquire(ME, 1, 2)
     assert delivery.locked_until_ms == 5_002
     queue.settle(delivery.lock_token, SettlementOutcome.ABANDON, 3)

@@ -205,7 +205,7 @@ class TestDuplicates:
             ),
         )
         queue.enqueue(incoming(message_id="a"), 0)
-        world.namespace.update_queue("q", self.DETECTING, 30_000)
+        world.namespace.update("q", self.DETECTING, 30_000)
         assert queue.enqueue(incoming(message_id="a"), 30_000) is not None
 
     def test_an_id_accepted_again_outlives_its_first_entry(self) -> None:

@@ -149,7 +149,7 @@ def test_a_disabled_subscription_keeps_what_is_published(news: News) -> None:
     news.topic.enqueue(incoming(message_id="1"), 0)
     with pytest.raises(EntityDisabled):
         subscription.acquire(ME, 1, 1)
-    news.namespace.update_subscription("news", "s", SubscriptionDescription(), 2)
+    news.namespace.update("news/Subscriptions/s", SubscriptionDescription(), 2)
     assert [each.message.message_id for each in subscription.acquire(ME, 1, 2)] == ["1"]
 
 
@@ -225,7 +225,7 @@ class TestForwarding:
         target = world.queue("target", QueueDescription(status="SendDisabled"))
         world.namespace.run_timers(1_000)
         assert (ids(source, 1_000), ids(target, 1_000)) == (["1", "2"], [])
-        world.namespace.update_queue("target", QueueDescription(), 1_500)
+        world.namespace.update("target", QueueDescription(), 1_500)
         source.enqueue(incoming(message_id="3"), 1_600)
         assert world.namespace.next_deadline_ms() == 2_000
         world.namespace.run_timers(2_000)
@@ -236,11 +236,11 @@ class TestForwarding:
         source = world.queue("source", QueueDescription())
         world.queue("target", QueueDescription())
         source.enqueue(incoming(message_id="1"), 0)
-        world.namespace.update_queue("source", QueueDescription(forward_to="target"), 1)
+        world.namespace.update("source", QueueDescription(forward_to="target"), 1)
         assert ids(world.namespace.get_queue("target")) == ["1"]
-        world.namespace.update_queue("target", QueueDescription(status="Disabled"), 2)
+        world.namespace.update("target", QueueDescription(status="Disabled"), 2)
         source.enqueue(incoming(message_id="2"), 3)
-        world.namespace.update_queue("target", QueueDescription(), 4)
+        world.namespace.update("target", QueueDescription(), 4)
         again = world.restarted().namespace
         again.run_timers(5)
         assert ids(again.get_queue("target"), 5) == ["1", "2"]
@@ -335,7 +335,7 @@ class TestForwarding:
         source = world.queue("source", QueueDescription(requires_session=True))
         source.enqueue(incoming(message_id="1", session_id="s"), 0)
         forwarding = QueueDescription(requires_session=True, forward_to="target")
-        world.namespace.update_queue("source", forwarding, 1)
+        world.namespace.update("source", forwarding, 1)
         world.namespace.run_timers(2)
         source.enqueue(incoming(message_id="2", session_id="s"), 3)
         assert (ids(source), ids(target)) == ([], ["1", "2"])

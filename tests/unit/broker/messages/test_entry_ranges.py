@@ -241,7 +241,7 @@ def test_what_an_older_broker_let_in_still_moves_on(at: int) -> None:
     source.enqueue(parse(wire("1", at), str, is_new=False), 1)
     world = world.restarted(2)
     forwards = QueueDescription(forward_to="news")
-    world.namespace.update_queue("source", forwards, 3)
+    world.namespace.update("source", forwards, 3)
     for name in ("plain", "acts"):
         subscription = world.namespace.get_subscription("news", name)
         assert [each.message_id for each in subscription.peek(0, 9, 4)] == ["1"]
