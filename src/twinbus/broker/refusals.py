@@ -121,6 +121,12 @@ class MalformedMessage(Refusal):
     condition, status = conditions.DECODE_ERROR, 400
 
 
+def check_count(owner: str, what: str, count: int, limit: int | None, advice: str) -> None:
+    """Refuse one more of what the owner already has as many of as the limit allows."""
+    if limit is not None and count >= limit:
+        raise QuotaExceeded(f"{owner} has {limit} {what}, which is the limit; {advice}")
+
+
 def entity_full(kind: str, path: str, held: int, most: int, advice: str) -> QuotaExceeded:
     """The refusal of an entity that is full, in Azure's words."""
     return QuotaExceeded(

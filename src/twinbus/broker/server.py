@@ -39,7 +39,7 @@ from twinbus.broker.links.receiving import ReceivingLink, settle
 from twinbus.broker.links.requests import ManagementContext, RequestLink
 from twinbus.broker.links.sending import SendingLink, refuse_transactions
 from twinbus.broker.profile import LAPTOP, ServiceProfile
-from twinbus.broker.refusals import EntityNotFound, QuotaExceeded
+from twinbus.broker.refusals import EntityNotFound, QuotaExceeded, check_count
 from twinbus.broker.sas import LISTEN, SEND, AcceptedToken, AccessPolicy
 from twinbus.broker.storage.store import GroupCommit, Store
 from twinbus.errors import StoreError
@@ -352,11 +352,11 @@ class EntityLinks:
         """A receiver of a queue, a subscription or a dead-letter queue."""
         granted_until_ms = client.grants.require(address, LISTEN, now_ms)
         queue = self._context.namespace.receive_source(address)
-        limit = self._context.profile.receivers_max
-        if limit is not None and self._context.dispatcher.receiver_count(queue) >= limit:
-            raise QuotaExceeded(
-                f"{queue.path!r} has {limit} concurrent receives, which is the limit; close some."
-            )
+        count, limit = (
+            self._context.dispatcher.receiver_count(queue),
+            self._context.profile.receivers_max,
+        )
+        check_count(repr(queue.path), "concurrent receives", count, limit, "close some.")
         receiving = ReceivingLink(self._context, client, link, queue, address, granted_until_ms)
         link.owner = receiving
         receiving.attach(now_ms)

@@ -32,17 +32,11 @@ from twinbus.broker.engine.limits import MESSAGE_BYTES, rule_bytes
 from twinbus.broker.engine.message_states import FAILED_RETRY_MS, EngineContext, Failed
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import Timetable
-from twinbus.broker.engine.topic import (
-    Subscription,
-    Topic,
-    check_action_count,
-    check_rule,
-    check_rule_count,
-)
+from twinbus.broker.engine.topic import Subscription, Topic, check_rule, check_rule_counts
 from twinbus.broker.journal import EntityImage, Journal, StoredMessage
 from twinbus.broker.messages.incoming import Incoming
 from twinbus.broker.profile import LAPTOP, ServiceProfile
-from twinbus.broker.refusals import EntityAlreadyExists, NotAllowed, QuotaExceeded
+from twinbus.broker.refusals import EntityAlreadyExists, NotAllowed, check_count
 from twinbus.servicebus.names import FOREVER_MS, subscription_path
 
 NAMESPACE_ID = 0
@@ -191,9 +185,8 @@ class BrokerNamespace:
         self._check_new(subscription_path(owner.path, name), description)
         first = rule or RuleDescription(name=DEFAULT_RULE, created_at_ms=now_ms)
         check_rule(first)
-        _check_count(
-            "subscriptions", owner, len(owner.subscriptions), self.profile.subscriptions_max
-        )
+        count, limit = len(owner.subscriptions), self.profile.subscriptions_max
+        check_count(f"the topic {owner.path!r}", "subscriptions", count, limit, "delete some")
         self._check_filter_count(owner, first)
         first_id = self._new_ids(2)
         subscription = self._factory.subscription(owner, name, first_id, description, first_id + 1)
@@ -259,8 +252,7 @@ class BrokerNamespace:
             raise EntityAlreadyExists(
                 f"the subscription {owner.path!r} has a rule {rule.name!r} already; delete it first"
             )
-        check_rule_count(owner)
-        check_action_count(owner, rule)
+        check_rule_counts(owner, rule)
         self._check_filter_count(self.get_topic(topic), rule)
         self._put_rule(owner, rule, now_ms)
 
@@ -271,8 +263,7 @@ class BrokerNamespace:
         before = self.get_rule(topic, subscription, rule.name)
         check_rule(rule)
         owner = self.get_subscription(topic, subscription)
-        if before.action is None:
-            check_action_count(owner, rule)
+        check_rule_counts(owner, rule, before)
         self._put_rule(owner, rule, now_ms)
 
     def delete_rule(self, topic: str, subscription: str, name: str, now_ms: int) -> None:
@@ -380,12 +371,9 @@ class BrokerNamespace:
         self._directory.require_free(path)
 
     def _check_entity_count(self) -> None:
-        limit = self.profile.entities_max
-        if limit is not None and self._directory.entity_count >= limit:
-            raise QuotaExceeded(
-                f"the namespace {self.name!r} has {limit} queues and topics, which is the limit of "
-                f"{self.profile.name}; delete some"
-            )
+        count, limit = self._directory.entity_count, self.profile.entities_max
+        owner = f"the namespace {self.name!r} ({self.profile.name})"
+        check_count(owner, "queues and topics", count, limit, "delete some")
 
     def _check_filter_count(self, topic: Topic, rule: RuleDescription) -> None:
         limits = {
@@ -397,14 +385,8 @@ class BrokerNamespace:
         if limit is not None:
             owners = topic.subscriptions.values()
             same = (type(each.filter) is kind for owner in owners for each in owner.rules.values())
-            _check_count(f"rules with a {kind.__name__}", topic, sum(same), limit)
-
-
-def _check_count(what: str, topic: Topic, count: int, limit: int | None) -> None:
-    if limit is not None and count >= limit:
-        raise QuotaExceeded(
-            f"the topic {topic.path!r} has {limit} {what}, which is the limit; delete some"
-        )
+            what = f"rules with a {kind.__name__}"
+            check_count(f"the topic {topic.path!r}", what, sum(same), limit, "delete some")
 
 
 def _is_busy(entity: Entity) -> bool:

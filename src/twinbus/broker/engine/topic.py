@@ -36,7 +36,7 @@ from twinbus.broker.filters.values import FilterError
 from twinbus.broker.journal import StoredMessage
 from twinbus.broker.messages.incoming import Incoming, parse
 from twinbus.broker.messages.rendering import render
-from twinbus.broker.refusals import ArgumentOutOfRange, QuotaExceeded, Refusal, entity_full
+from twinbus.broker.refusals import ArgumentOutOfRange, Refusal, check_count, entity_full
 from twinbus.servicebus.names import subscription_path
 
 
@@ -76,11 +76,7 @@ class Subscription(Queue):
             self.rule_numbers[key] = next(reversed(self.rule_numbers.values()), 0) + 1
         self.rules[key] = rule
         self.rules_memory_bytes += rule_bytes(rule)
-        try:
-            self._compiled[key] = compiled_parts(rule)
-        except Refusal:
-            # A stored rule of an earlier version: evaluating it raises, for each message.
-            self._compiled[key] = ()
+        self._compiled[key] = compiled_parts(rule)
 
     def remove_rule(self, key: str) -> None:
         self.rules_memory_bytes -= rule_bytes(self.rules.pop(key))
@@ -357,7 +353,7 @@ class Topic:
 
 def resent(payload: bytes, message: StoredMessage) -> Incoming:
     """A stored message as if its sender sent it again now, with what was added to it since."""
-    incoming = parse(render(payload, message), lambda: message.message_id or "", is_new=False)
+    incoming = parse(render(payload, message), lambda: message.message_id or "")
     incoming.size_bytes = message.size_bytes
     incoming.ttl_ms = message.ttl_ms
     incoming.scheduled_for_ms = 0
@@ -417,23 +413,13 @@ def check_rule(rule: RuleDescription) -> None:
     validate(rule)
 
 
-def check_rule_count(owner: Subscription) -> None:
-    """Refuse one rule more than a subscription can have."""
-    if len(owner.rules) >= RULES_MAX:
-        raise QuotaExceeded(
-            f"the subscription {owner.path!r} has {RULES_MAX} rules, the most it can have;"
-            " delete some, or spread them over several subscriptions"
-        )
-
-
-def check_action_count(owner: Subscription, rule: RuleDescription) -> None:
-    """Refuse one rule with an action more than a subscription can have."""
-    if rule.action is None:
-        return
-    count = sum(each.action is not None for each in owner.rules.values())
-    if count >= ACTION_RULES_MAX:
-        raise QuotaExceeded(
-            f"the subscription {owner.path!r} has {ACTION_RULES_MAX} rules with an action, the most"
-            " it can have: each makes a copy of a message; delete some, or spread them over several"
-            " subscriptions"
-        )
+def check_rule_counts(
+    owner: Subscription, rule: RuleDescription, before: RuleDescription | None = None
+) -> None:
+    """Refuse one rule, or one rule with an action, more than a subscription can have."""
+    path, advice = f"the subscription {owner.path!r}", "delete some, or use several subscriptions"
+    if before is None:
+        check_count(path, "rules", len(owner.rules), RULES_MAX, advice)
+    if rule.action is not None and (before is None or before.action is None):
+        count = sum(each.action is not None for each in owner.rules.values())
+        check_count(path, "rules with an action", count, ACTION_RULES_MAX, advice)

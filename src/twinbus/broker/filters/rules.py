@@ -264,7 +264,7 @@ class _Message:
         except EncodeError as error:
             raise FilterError(f"What the action set cannot be sent: {error}") from error
         changed = replace(sections, properties=properties, application_properties=application)
-        after = parse(join(changed), lambda: before.message_id or "", is_new=False)
+        after = parse(join(changed), lambda: before.message_id or "")
         # The action does not change how long a message lives, nor does it schedule one again.
         after.scheduled_for_ms, after.ttl_ms = before.scheduled_for_ms, before.ttl_ms
         return after

@@ -99,12 +99,11 @@ class Incoming:
         return f"<incoming message {self.message_id!r}, {self.size_bytes} B>"
 
 
-def parse(wire: bytes, new_message_id: Callable[[], str], *, is_new: bool = True) -> Incoming:
+def parse(wire: bytes, new_message_id: Callable[[], str]) -> Incoming:
     """Parse a sender's message; MalformedMessage if it is not one.
 
     A message without an id gets a new one: the JavaScript SDK cannot settle one that has none.
-    Raises ArgumentOutOfRange for a scheduled enqueue time outside the calendar, unless `is_new` is
-    false: a broker of an earlier version may have stored a time that is refused now.
+    Raises ArgumentOutOfRange for a scheduled enqueue time outside the calendar.
     """
     try:
         offsets = outline(wire)
@@ -130,7 +129,7 @@ def parse(wire: bytes, new_message_id: Callable[[], str], *, is_new: bool = True
                         wire,
                         properties,
                     )
-        return _parse_sections(wire, sections_at(wire, offsets), new_message_id, is_new)
+        return _parse_sections(wire, sections_at(wire, offsets), new_message_id)
     except (DecodeError, *MALFORMED) as error:
         raise _malformed(error, wire) from error
 
@@ -140,17 +139,7 @@ def _malformed(error: Exception, wire: bytes) -> MalformedMessage:
     return MalformedMessage(f"the message is not valid AMQP: {reason}")
 
 
-def _check_schedule(at_ms: int) -> None:
-    if not DATE_MIN_MS <= at_ms <= DATE_MAX_MS:
-        raise ArgumentOutOfRange(
-            f"x-opt-scheduled-enqueue-time is {at_ms}; it must be from {DATE_MIN_MS} to "
-            f"{DATE_MAX_MS}, milliseconds since 1970 within the years 1 to 9999"
-        )
-
-
-def _parse_sections(
-    wire: bytes, sections: Sections, new_message_id: Callable[[], str], is_new: bool
-) -> Incoming:
+def _parse_sections(wire: bytes, sections: Sections, new_message_id: Callable[[], str]) -> Incoming:
     durable, priority, ttl_ms = _read_header(sections.header)
     scheduled_for_ms, partition_key, item_count, kept = (
         _read_annotations(sections.message_annotations)
@@ -170,8 +159,11 @@ def _parse_sections(
     mark_count, marks = (
         _read_marks(sections.delivery_annotations) if sections.delivery_annotations else (0, b"")
     )
-    if is_new and scheduled_for_ms:
-        _check_schedule(scheduled_for_ms)
+    if scheduled_for_ms and not DATE_MIN_MS <= scheduled_for_ms <= DATE_MAX_MS:
+        raise ArgumentOutOfRange(
+            f"x-opt-scheduled-enqueue-time is {scheduled_for_ms}; it must be from {DATE_MIN_MS} to "
+            f"{DATE_MAX_MS}, milliseconds since 1970 within the years 1 to 9999"
+        )
     prefix = PREFIX.pack(FORMAT, durable, priority, mark_count, len(marks), item_count, len(kept))
     rest = (properties, application_properties, sections.body, sections.footer)
     return Incoming(
@@ -361,17 +353,13 @@ def _id_text(value: object) -> str | None:
     return value.hex() if isinstance(value, bytes) else str(value)
 
 
-def _text(name: str, value: object) -> str | None:
+def _partition_key(value: object) -> str | None:
     if value is None or isinstance(value, str):
         return value
-    raise DecodeError(f"the {name} is {value!r:.80}, not a string")
-
-
-def _partition_key(value: object) -> str | None:
     # The Python SDK passes on what the application gave it, and that may be bytes.
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
-    return _text(names.PARTITION_KEY, value)
+    raise DecodeError(f"the {names.PARTITION_KEY} is {value!r:.80}, not a string")
 
 
 def _integer(name: str, value: object) -> int:

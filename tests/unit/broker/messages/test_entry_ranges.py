@@ -18,13 +18,8 @@ from twinbus.amqp.types import Timestamp, ULong
 from twinbus.broker.admin.atom import parse_duration
 from twinbus.broker.descriptions import (
     QueueDescription,
-    RuleDescription,
-    SqlAction,
-    SubscriptionDescription,
-    TopicDescription,
 )
 from twinbus.broker.engine.namespace import BrokerNamespace
-from twinbus.broker.engine.queue import Queue
 from twinbus.broker.messages.incoming import Incoming, parse
 from twinbus.broker.refusals import (
     ArgumentOutOfRange,
@@ -227,21 +222,3 @@ def test_the_longest_durations_below_for_ever_are_kept(disk: Disk) -> None:
     assert (first.expires_at_ms, second.expires_at_ms) == (
         NOW_MS + longest_ms, NOW_MS + 5 + longest_ms,
     )  # fmt: skip
-
-
-@pytest.mark.parametrize("at", [Timestamp(-(2**63)), Timestamp(DATE_MIN_MS - 1)])
-def test_what_an_older_broker_let_in_still_moves_on(at: int) -> None:
-    """A message that is stored is not read under the rules of the door again."""
-    world = fakes.World()
-    world.namespace.create_topic("news", TopicDescription(), 0)
-    acts = RuleDescription(name="r", action=SqlAction(expression="SET x = 1"))
-    for name, rule in (("plain", None), ("acts", acts)):
-        world.namespace.create_subscription("news", name, SubscriptionDescription(), 0, rule=rule)
-    source: Queue = world.queue("source", QueueDescription())
-    source.enqueue(parse(wire("1", at), str, is_new=False), 1)
-    world = world.restarted(2)
-    forwards = QueueDescription(forward_to="news")
-    world.namespace.update("source", forwards, 3)
-    for name in ("plain", "acts"):
-        subscription = world.namespace.get_subscription("news", name)
-        assert [each.message_id for each in subscription.peek(0, 9, 4)] == ["1"]
