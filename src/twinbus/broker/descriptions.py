@@ -7,7 +7,7 @@ keeps descriptions as JSON-ready records: unknown keys are ignored, absent ones 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeVar
 
 from twinbus.amqp.decoding import decode
@@ -258,11 +258,10 @@ _PAIRS = ("parameters", "properties")
 _PLAIN = (str, int, float, bool, type(None))
 
 
-def description_record(description: object) -> Record:
-    record = _plain_fields(description)
-    rules = record.get("authorization_rules")
-    if rules is not None:
-        record["authorization_rules"] = [_access_record(rule) for rule in rules]
+def description_record(description: Description) -> Record:
+    record = asdict(description)
+    for rule in record.get("authorization_rules", ()):
+        rule["rights"] = sorted(rule["rights"])
     return record
 
 
@@ -270,7 +269,8 @@ def read_description(kind: type[D], record: Record) -> D:
     known = _known(kind, record)
     if "authorization_rules" in known:
         known["authorization_rules"] = tuple(
-            _read_access(entry) for entry in known["authorization_rules"]
+            AuthorizationRule(**{**entry, "rights": frozenset(entry["rights"])})
+            for entry in known["authorization_rules"]
         )
     return kind(**known)
 
@@ -297,26 +297,12 @@ def rule_of_record(record: Record) -> RuleDescription:
     )
 
 
-def _plain_fields(value: Any) -> Record:
-    return {field.name: getattr(value, field.name) for field in fields(value)}
-
-
 def _known(kind: type[Any], record: Record) -> Record:
     return {field.name: record[field.name] for field in fields(kind) if field.name in record}
 
 
-def _access_record(rule: AuthorizationRule) -> Record:
-    return {**_plain_fields(rule), "rights": sorted(rule.rights)}
-
-
-def _read_access(record: Record) -> AuthorizationRule:
-    known = _known(AuthorizationRule, record)
-    known["rights"] = frozenset(known.get("rights", ()))
-    return AuthorizationRule(**known)
-
-
 def _valued_fields(value: Any) -> Record:
-    record = _plain_fields(value)
+    record = {field.name: getattr(value, field.name) for field in fields(value)}
     for name in _PAIRS:
         if name in record:
             record[name] = [[key, _value_record(each)] for key, each in record[name]]

@@ -6,7 +6,7 @@ each limit with Azure's figure and its source.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from twinbus.amqp.connection import IDLE_TIMEOUT_MS
 from twinbus.amqp.session import HANDLE_MAX
@@ -88,21 +88,16 @@ AZURE_STANDARD = ServiceProfile(
     creation_s=0.2,
 )
 
-AZURE_PREMIUM = ServiceProfile(
+AZURE_PREMIUM = replace(
+    AZURE_STANDARD,
     name="azure-premium",
     sku="Premium",
-    handle_max=255,
-    sender_credit=100,
-    connection_idle_ms=120_000,
-    link_idle_s=600.0,
-    receivers_max=5000,
+    credits_per_s=None,
+    connections_max=None,
     entities_max=1000,
-    subscriptions_max=2000,
-    sql_filters_max=2000,
-    correlation_filters_max=100_000,
     entity_sizes_mb=tuple(n * _GB for n in (1, 2, 3, 4, 5, 10, 20, 40, 80)),
+    message_kb_max=LAPTOP.message_kb_max,
     message_kb=1024,
-    creation_s=0.2,
 )
 """One messaging unit. Azure throttles this tier by CPU, which has no figure; so no credits."""
 

@@ -17,7 +17,6 @@ from twinbus.broker.filters.values import (
     equals,
     kind_of,
     like,
-    like_literal,
     orders,
 )
 
@@ -75,18 +74,8 @@ class Property(NamedTuple):
     name: str
 
 
-def any_of(terms: Sequence[Condition]) -> Condition:
-    """OR."""
-    return _series(terms, decisive=True)
-
-
-def all_of(terms: Sequence[Condition]) -> Condition:
-    """AND."""
-    return _series(terms, decisive=False)
-
-
-def _series(terms: Sequence[Condition], *, decisive: bool) -> Condition:
-    """The first term that is `decisive` decides; else unknown if any term is."""
+def series(terms: Sequence[Condition], *, decisive: bool) -> Condition:
+    """OR (`decisive` is true) or AND: the first such term decides; else unknown if any term is."""
 
     def test(scope: FilterScope) -> bool | None:
         result: bool | None = not decisive
@@ -166,7 +155,16 @@ def likeness(subject: Expression, pattern: Expression, escape: Expression | None
 
 def literal_likeness(subject: Expression, matches: Matcher) -> Condition:
     """LIKE with a pattern that stands in the rule: its matcher is made once."""
-    return lambda scope: like_literal(subject(scope), matches, scope.work)
+
+    def test(scope: FilterScope) -> bool | None:
+        text = subject(scope)
+        if text is None:
+            return None
+        if not isinstance(text, str):
+            raise FilterError(f"LIKE needs strings, not a {kind_of(text)}.")
+        return matches(text, scope.work)
+
+    return test
 
 
 def existence(target: Property) -> Condition:

@@ -30,8 +30,6 @@ from twinbus.broker.filters.closures import (
     Expression,
     FilterScope,
     Property,
-    all_of,
-    any_of,
     comparison,
     existence,
     likeness,
@@ -41,6 +39,7 @@ from twinbus.broker.filters.closures import (
     negation,
     null_test,
     reader,
+    series,
     truth,
 )
 from twinbus.broker.filters.values import (
@@ -251,21 +250,19 @@ class _Parser:
         return self._as_condition(self._or())
 
     def _or(self) -> _Node:
-        return self._series("OR", self._and, any_of)
+        return self._series("OR", self._and)
 
     def _and(self) -> _Node:
-        return self._series("AND", self._not, all_of)
+        return self._series("AND", self._not)
 
-    def _series(
-        self, word: str, part: Callable[[], _Node], combine: Callable[[list[Condition]], Condition]
-    ) -> _Node:
+    def _series(self, word: str, part: Callable[[], _Node]) -> _Node:
         first = part()
         if not self.is_next(word):
             return first
         terms = [self._as_condition(first)]
         while self.take(word):
             terms.append(self._as_condition(part()))
-        return _Node(combine(terms), first.at, "condition")
+        return _Node(series(terms, decisive=word == "OR"), first.at, "condition")
 
     def _not(self) -> _Node:
         token = self.take("NOT")

@@ -272,14 +272,12 @@ def _floating(sign: str, left: float, right: float) -> float:
     if sign == "/":
         if right != 0.0:
             return left / right
-        return math.nan if left == 0.0 or math.isnan(left) else _signed_infinity(left, right)
+        if left == 0.0 or math.isnan(left):
+            return math.nan
+        return math.copysign(math.inf, left) * math.copysign(1.0, right)
     if right == 0.0 or math.isinf(left):
         return math.nan
     return math.fmod(left, right)
-
-
-def _signed_infinity(left: float, right: float) -> float:
-    return math.copysign(math.inf, left) * math.copysign(1.0, right)
 
 
 def _joined(left: str, right: str) -> str:
@@ -335,15 +333,6 @@ def like(text: Value, pattern: Value, escape: Value, work: RuleWork) -> bool | N
     pattern = str(pattern)
     work.spend(COMPILE_WORK * len(pattern))
     return like_pattern(pattern, str(escape))(str(text), work)
-
-
-def like_literal(text: Value, matches: Matcher, work: RuleWork) -> bool | None:
-    """`text LIKE 'pattern'`, whose matcher was made with the rule."""
-    if text is None:
-        return None
-    if not isinstance(text, str):
-        raise FilterError(f"LIKE needs strings, not a {kind_of(text)}.")
-    return matches(text, work)
 
 
 @lru_cache(maxsize=512)
