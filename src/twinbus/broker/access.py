@@ -100,7 +100,6 @@ class Admission:
             del self._strangers[site]
 
     def leave(self, host: str, *, trusted: bool = False) -> None:
-        """Count one connection less."""
         self._connections -= 1
         if not trusted:
             self.trust(host)
@@ -128,7 +127,6 @@ def foreign_origin(headers: Mapping[str, str]) -> str | None:
 
 
 def is_local(url: str) -> bool:
-    """Whether a URL names this machine."""
     try:
         name = urlsplit(url).hostname
     except ValueError:

@@ -100,8 +100,6 @@ class SubscriptionDescription:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SqlFilter:
-    """A SQL condition over a message's properties."""
-
     expression: str
     parameters: tuple[tuple[str, object], ...] = ()
 
@@ -209,7 +207,6 @@ def check_settings(path: str, description: Description) -> None:
 
 
 def check_change(path: str, before: Description, after: Description) -> None:
-    """Refuse a change of what must stay."""
     for name in UNCHANGEABLE:
         old, new = getattr(before, name, None), getattr(after, name, None)
         if old != new:
@@ -224,14 +221,12 @@ _RULE_NAME = re.compile(r"[A-Za-z0-9._$-]+")
 
 
 def check_path(kind: str, path: str) -> None:
-    """Refuse a path that no queue or topic can have."""
     _check_length(f"path of the {kind}", path, ENTITY_NAME_MAX)
     if not is_entity_name(path):
         raise ArgumentInvalid(f"{path!r} cannot be the path of a {kind}: {ENTITY_NAME_RULE}")
 
 
 def check_name(kind: str, name: str) -> None:
-    """Refuse a name that no subscription or rule can have."""
     _check_length(f"name of the {kind}", name, CHILD_NAME_MAX)
     pattern = _RULE_NAME if kind == "rule" else _NAME
     # In a URL, "." and ".." would mean another path.

@@ -85,7 +85,6 @@ def parse_token(text: str) -> AcceptedToken:
 
 
 def _access(text: str, what: str, secret: str) -> tuple[str, str, frozenset[str]]:
-    """Name, secret and rights of one rule or token."""
     parts = text.split(":")
     shape = f"give NAME:{secret}:RIGHTS with rights of Send, Listen, Manage, as in a:secret:Send"
     if len(parts) != 3 or not all(parts):
@@ -181,7 +180,6 @@ class BrokerHost:
         await self._https[place].close()
 
     async def serve_again(self, name: str | None = None) -> None:
-        """Open the port that `cut_off` closed."""
         await self._listeners[name or self.names[0]].start()
 
     def server(self, name: str | None = None) -> BrokerServer:
@@ -192,7 +190,6 @@ class BrokerHost:
         return self._listeners[name or self.names[0]].port
 
     def printable_connection_string(self, name: str | None = None) -> str:
-        """The connection string for a terminal: a key of one's own is a secret."""
         return self._access.printable_connection_string(self.port(name))
 
     def connection_string(self, name: str | None = None, *, tls: bool = False) -> str:

@@ -105,7 +105,6 @@ class Fault:
         )
 
     def applies_to(self, stage: Stage, path: str) -> bool:
-        """Whether this fault applies to an operation on `path`."""
         if stage not in STAGES_BY_KIND[self.kind]:
             return False
         if self.entity is None:
@@ -145,7 +144,6 @@ class FaultPlan:
         return self._faults.pop(fault_id, None) is not None
 
     def clear(self) -> None:
-        """Remove all faults."""
         self._buckets.clear()
         self._faults.clear()
 
@@ -230,5 +228,4 @@ _KINDS: dict[str, tuple[Any, str]] = {
 
 
 def fault_to_json(fault_id: int, fault: Fault) -> dict[str, object]:
-    """The fault as the administrator sees it."""
     return {"id": fault_id, **asdict(fault)}

@@ -276,7 +276,6 @@ class Listener:
         self._uncount(connection)
 
     def _inside(self, peer: str, first: bytes) -> asyncio.Protocol | None:
-        """The protocol for a client's first bytes inside TLS."""
         factory = self._factories.get(recognise(first[:PEEK_BYTES]))
         if factory is None:
             text = f"closed a TLS connection from {peer} that speaks neither AMQP nor HTTP inside"

@@ -93,7 +93,6 @@ class PortAccess:
         )
 
     def accepted_tokens(self) -> tuple[AcceptedToken, ...]:
-        """The bearer tokens that are good now."""
         return self._tokens + (self._token_file() if self._token_file is not None else ())
 
     def printable_connection_string(self, port: int) -> str:

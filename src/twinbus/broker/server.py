@@ -144,7 +144,6 @@ class BrokerServer:
         self.wake()
 
     def wake(self) -> None:
-        """Schedule a tick at the end of this loop iteration."""
         if not self._tick_scheduled:
             self._tick_scheduled = True
             self.loop.call_soon(self._tick)
@@ -349,7 +348,6 @@ class EntityLinks:
     def receiving(
         self, client: LinkClient, link: SenderLink, address: str, now_ms: int
     ) -> ReceivingLink:
-        """A receiver of a queue, a subscription or a dead-letter queue."""
         granted_until_ms = client.grants.require(address, LISTEN, now_ms)
         queue = self._context.namespace.receive_source(address)
         count, limit = (
@@ -365,7 +363,6 @@ class EntityLinks:
     def sending(
         self, client: LinkClient, link: ReceiverLink, address: str, now_ms: int
     ) -> SendingLink:
-        """A sender to a queue or a topic."""
         refuse_transactions(link)
         granted_until_ms = client.grants.require(address, SEND, now_ms)
         entity = self._context.namespace.send_target(address)
@@ -374,14 +371,12 @@ class EntityLinks:
         return sending
 
     def requests(self, client: LinkClient, link: ReceiverLink, address: str) -> RequestLink:
-        """The link on which a client sends requests to a `$management` node."""
         respond = partial(self._respond, client, address.lower())
         node = RequestLink(self._context, client, link, address, respond)
         node.attach()
         return node
 
     def replies(self, client: LinkClient, link: SenderLink, address: str) -> ReplyLink:
-        """The link on which a client reads the answers of a `$management` node."""
         link.accept()
         return ReplyLink(client.replies, link, address)
 

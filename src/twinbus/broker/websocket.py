@@ -163,7 +163,6 @@ class WebSocketTransport(asyncio.Transport):
         return len(self._buffer)
 
     async def readable(self) -> None:
-        """Wait until the protocol takes more."""
         await self._may_read.wait()
 
     async def next_frame(self) -> bytes | None:

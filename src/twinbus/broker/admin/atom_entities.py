@@ -356,7 +356,6 @@ def _read_action(element: Element | None) -> SqlAction | None:
 
 
 def _read_sql(element: Element, what: str) -> dict[str, Any]:
-    """Expression and parameters of a filter or an action."""
     parameters = _read_pairs(child(element, "Parameters"))
     return {"expression": _read_expression(element, what), "parameters": parameters}
 

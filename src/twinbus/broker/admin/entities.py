@@ -63,8 +63,6 @@ PAGE_DEFAULT = 100
 
 
 class AdminNode(Enum):
-    """Kinds of things that have an address."""
-
     ROOT = "the namespace"
     NAMESPACE = "the namespace's properties"
     QUEUES = "the list of queues"
@@ -144,7 +142,6 @@ class ListPage:
 
 
 def parse_page(query: Mapping[str, str]) -> ListPage:
-    """The page that `$skip` and `$top` ask for."""
     return ListPage(
         skip=_count(query, "$skip", 0), top=min(_count(query, "$top", PAGE_DEFAULT), PAGE_MAX)
     )
@@ -195,7 +192,6 @@ class Administration:
     """Raises Unauthorized unless the client may have messages sent to the entity of that path."""
 
     def get(self, address: Address, page: ListPage) -> Document:
-        """Read one node or a page of a list."""
         match address.node:
             case AdminNode.NAMESPACE:
                 return self._namespace()

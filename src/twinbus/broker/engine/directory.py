@@ -46,7 +46,6 @@ class Directory:
         """Queues and topics."""
 
     def require_free(self, path: str) -> None:
-        """Raise unless a new entity can have the path."""
         present = self._entities.get(address_key(path))
         if present is not None:
             raise EntityAlreadyExists(

@@ -77,7 +77,6 @@ def state_bytes(session_id: str, state: SessionState | None) -> int:
 
 
 def rule_bytes(rule: RuleDescription) -> int:
-    """The memory of a rule, compiled."""
     size = RULE_BYTES + getsizeof(rule.name)
     for part in (rule.filter, rule.action):
         for field in fields(part) if part is not None else ():
@@ -129,7 +128,6 @@ class CreditAccount:
         return self._left
 
     def spend(self, cost: int, now_ms: int) -> None:
-        """Subtract the cost of what was done."""
         self._left = self.left(now_ms) - cost
 
     def require(self, cost: int, now_ms: int) -> None:
@@ -141,5 +139,4 @@ class CreditAccount:
 
     @staticmethod
     def wait_ms(now_ms: int) -> int:
-        """Time until the next second begins."""
         return PERIOD_MS - now_ms % PERIOD_MS

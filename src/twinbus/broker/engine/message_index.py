@@ -97,14 +97,12 @@ class MessageIndex:
             self.deferred_count += 1
 
     def override(self, message: StoredMessage, overrides: dict[str, object]) -> None:
-        """Replace the overrides of a message."""
         if not is_plain(message):
             self.extra_bytes -= extra_bytes(message)
         message.overrides = overrides
         self.extra_bytes += extra_bytes(message)
 
     def from_number(self, sequence_number: int) -> Iterator[StoredMessage]:
-        """The messages from that number on, in order."""
         order = self._order
         if order is None or len(order) > 2 * len(self.messages) + ORDER_SLACK:
             order = self._order = list(self.messages)

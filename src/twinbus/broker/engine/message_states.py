@@ -306,7 +306,6 @@ class MessageStates:
         )
 
     def ready(self) -> list[StoredMessage]:
-        """Every ready message, in order of number."""
         return [message for message in self.messages.values() if self.is_ready(message)]
 
     def take_out(self, message: StoredMessage) -> None:

@@ -206,7 +206,6 @@ class BrokerNamespace:
         self._watch_idleness(entity)
 
     def delete(self, path: str, now_ms: int) -> None:
-        """Delete a queue, topic or subscription with everything in it."""
         entity = self.resolve(path)
         if isinstance(entity, Queue) and entity.dead_letter is None:
             raise NotAllowed(f"{entity.path!r} cannot be deleted; its messages can be received")
@@ -259,7 +258,6 @@ class BrokerNamespace:
     def update_rule(
         self, topic: str, subscription: str, rule: RuleDescription, now_ms: int
     ) -> None:
-        """Replace a rule of a subscription by one of the same name."""
         before = self.get_rule(topic, subscription, rule.name)
         check_rule(rule)
         owner = self.get_subscription(topic, subscription)

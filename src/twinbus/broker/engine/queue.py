@@ -105,7 +105,6 @@ class Queue:
             self.quota_bytes = description.max_size_mb * 1024 * 1024
 
     def update(self, description: QueueDescription | SubscriptionDescription, now_ms: int) -> None:
-        """Put new settings into effect at once."""
         before = self.states.forwarding
         self._apply(description)
         forwarding = self.states.forwarding

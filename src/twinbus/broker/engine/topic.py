@@ -335,7 +335,6 @@ class Topic:
             raise failure
 
     def update(self, description: TopicDescription, now_ms: int) -> None:
-        """Put new settings into effect at once."""
         self.description = description
         self.updated_at_ms = now_ms
         self.schedule.update(_schedule_description(description), now_ms)

@@ -117,13 +117,11 @@ class BackPressure:
         return self.is_writable and rendered_bytes + self.unwritten_bytes < OUTPUT_BYTES_MAX
 
     def received(self, size_bytes: int) -> None:
-        """Count what came in this turn."""
         self._turn_bytes += size_bytes
         if self._turn_bytes >= TURN_BYTES_MAX:
             self.apply()
 
     def end_turn(self) -> None:
-        """Let the client send again."""
         was_long, self._turn_bytes = self._turn_bytes >= TURN_BYTES_MAX, 0
         if was_long:
             self.apply()

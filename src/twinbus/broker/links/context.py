@@ -344,7 +344,6 @@ class EntityLink(LinkOwner, Generic[L]):
         self._granted_until_ms = granted_until_ms
 
     def granted_until_ms(self, now_ms: int) -> int:
-        """When the right to the link ends; raises `Unauthorized` if it has ended."""
         if now_ms >= self._granted_until_ms:
             self._granted_until_ms = self._client.grants.require(self.address, self.right, now_ms)
         return self._granted_until_ms

@@ -113,7 +113,6 @@ class ReceivingLink(EntityLink[SenderLink]):
             self._wait_for_session()
 
     def take_next_session(self, now_ms: int) -> bool:
-        """Try to lock the next free session; true when this link no longer waits."""
         try:
             granted = self.queue.sessions.accept(None, self, now_ms)
         except Refusal as refusal:
@@ -127,7 +126,6 @@ class ReceivingLink(EntityLink[SenderLink]):
         return True
 
     def deliver(self, limit: int, now_ms: int) -> int:
-        """Send up to `limit` messages; returns how many."""
         link = self.link
         if not self._may_receive(now_ms):
             return 0

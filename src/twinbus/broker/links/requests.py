@@ -115,7 +115,6 @@ class ManagementRequest:
         return self._arguments.get(name)
 
     def text(self, name: str) -> str:
-        """An argument that must be a string."""
         value = self.optional_text(name)
         if value is None:
             raise self._invalid(name, "a string")
@@ -141,7 +140,6 @@ class ManagementRequest:
         return self._within(name, int(value), minimum)
 
     def integers(self, name: str) -> list[int]:
-        """An argument that must be an array of integers."""
         values = self.items(name)
         if not all(isinstance(value, int) and not isinstance(value, bool) for value in values):
             raise self._invalid(name, "an array of integers")
@@ -271,7 +269,6 @@ class RequestLink(LinkOwner):
         self._entity_path = self.address.removesuffix(MANAGEMENT_SUFFIX)
 
     def attach(self) -> None:
-        """Answer the client's attach and give it credit."""
         if self.address == CBS:
             self.link.limit_bytes = CBS_REQUEST_BYTES_MAX
             self.link.accept(max_message_size=CBS_REQUEST_BYTES_MAX)

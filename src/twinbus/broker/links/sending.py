@@ -47,7 +47,6 @@ class SendingLink(EntityLink[ReceiverLink]):
         self._credit = context.profile.sender_credit
 
     def attach(self) -> None:
-        """Answer the client's attach and give it credit."""
         limit = self.entity.max_message_bytes
         self.link.limit_bytes = limit + BATCH_ALLOWANCE
         self.link.rejects_oversize = True

@@ -170,5 +170,4 @@ def unusable(path: Path, error: OSError) -> StoreError:
 
 
 def out_of_room(code: int | None) -> bool:
-    """Whether an error number means that the disk is full."""
     return code in {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}

@@ -176,7 +176,6 @@ def unpack_message(sequence_number: int, record: Data) -> StoredMessage:
 
 
 def payload_of(record: Data) -> bytes:
-    """A copy of the payload alone."""
     of_id, of_session, of_source, of_overrides = _LENGTHS.unpack_from(record, _LENGTHS_AT)
     at = _HEAD_BYTES
     if of_id:

@@ -227,7 +227,6 @@ class GroupCommit:
 
     @property
     def pending_bytes(self) -> int:
-        """Approximate bytes that were noted and are not durable yet."""
         return self._store.pending_bytes
 
     def after_commit(self, fn: Callable[[], None]) -> None:
