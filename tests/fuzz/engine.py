@@ -33,10 +33,7 @@ class RecordedStore(RecordJournal, Store):
         self.gone: str | None = None
         """Why the disk is gone."""
 
-    def _read(self, key: bytes) -> Data | None:
-        return self._disk.get(key)
-
-    def _read_many(self, keys: list[bytes]) -> Sequence[Data]:
+    def _read(self, keys: list[bytes]) -> Sequence[Data]:
         return [self._disk[key] for key in keys if key in self._disk]
 
     def recover(self) -> list[EntityImage]:

@@ -182,12 +182,17 @@ def _token(fields: list[str], where: str) -> AcceptedToken:
             f"{where}: a token has 4 fields (NAME TOKEN RIGHTS EXPIRES), not {len(fields)}"
         )
     name, text, rights, expires = fields
-    wanted = frozenset(right.capitalize() for right in rights.split(","))
-    if not wanted <= ALL_RIGHTS:
-        raise BrokerStartError(f"{where}: {rights!r} are no rights; give Send, Listen or Manage")
-    return AcceptedToken(
-        name=name, text=text, rights=wanted, expires_at_s=expiry_of(expires, where)
-    )
+    granted, expires_at_s = rights_of(rights, where), expiry_of(expires, where)
+    return AcceptedToken(name=name, text=text, rights=granted, expires_at_s=expires_at_s)
+
+
+def rights_of(text: str, where: str) -> frozenset[str]:
+    """The rights in "Send,Listen"; `where` names them in an error."""
+    rights = frozenset(right.strip().capitalize() for right in text.split(","))
+    if not rights <= ALL_RIGHTS:
+        unknown = ", ".join(sorted(rights - ALL_RIGHTS))
+        raise BrokerStartError(f"{where}: {unknown!r} is no right; give Send, Listen or Manage")
+    return rights
 
 
 def expiry_of(text: str, where: str) -> float:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from twinbus.broker.access import ConnectionLimits, expiry_of
+from twinbus.broker.access import ConnectionLimits, expiry_of, rights_of
 from twinbus.broker.descriptions import (
     AuthorizationRule,
     QueueDescription,
@@ -36,10 +36,10 @@ from twinbus.broker.ledger_view import open_view_ledger
 from twinbus.broker.listener import Listener
 from twinbus.broker.port_access import DEFAULT_KEY, PortAccess
 from twinbus.broker.profile import LAPTOP, ServiceProfile
-from twinbus.broker.sas import ALL_RIGHTS, AcceptedToken
+from twinbus.broker.sas import AcceptedToken
 from twinbus.broker.server import BrokerServer
 from twinbus.broker.storage.lmdb_store import LmdbStore
-from twinbus.broker.storage.store import MemoryStore, Store
+from twinbus.broker.storage.store import MemoryStore
 from twinbus.errors import BrokerStartError
 from twinbus.ledger import LedgerWriter
 
@@ -90,11 +90,7 @@ def _access(text: str, what: str, secret: str) -> tuple[str, str, frozenset[str]
     if len(parts) != 3 or not all(parts):
         raise BrokerStartError(f"{_masked(parts)!r} is no {what}: {shape}")
     name, key, rights = parts
-    wanted = frozenset(right.strip().capitalize() for right in rights.split(","))
-    if not wanted <= ALL_RIGHTS:
-        unknown = ", ".join(sorted(wanted - ALL_RIGHTS))
-        raise BrokerStartError(f"{what} {name!r}: {unknown!r} is no right: {shape}")
-    return name, key, wanted
+    return name, key, rights_of(rights, f"{what} {name!r}")
 
 
 def _masked(parts: list[str]) -> str:
@@ -200,7 +196,7 @@ class BrokerHost:
         access = self._access
         server = BrokerServer(
             namespace.name,
-            self._open_store(namespace.name),
+            MemoryStore() if self._data is None else LmdbStore(self._data / namespace.name),
             access.rules,
             tokens=access.accepted_tokens,
             require_token=access.require_token,
@@ -217,9 +213,6 @@ class BrokerHost:
         listener = access.listener(namespace.port, server.peer, http)
         await listener.start()
         self._listeners[namespace.name] = listener
-
-    def _open_store(self, name: str) -> Store:
-        return MemoryStore() if self._data is None else LmdbStore(self._data / name)
 
 
 T = TypeVar("T")

@@ -38,7 +38,6 @@ FAMILIES: Final[Families] = {
 
 
 def exposition(broker: BrokerServer) -> bytes:
-    """Return the text of every series."""
     return text_of(metrics_of(FAMILIES, "namespace", [(broker.namespace.name, _samples(broker))]))
 
 
@@ -55,8 +54,8 @@ def _samples(broker: BrokerServer) -> Iterator[Sample]:
     yield "twinbus_broker_pending_bytes", commit.pending_bytes
     if broker.credits is not None:
         yield "twinbus_broker_throttled", broker.credits.throttled
-    if broker.ledger_unrecorded is not None:
-        yield "twinbus_broker_ledger_unrecorded", broker.ledger_unrecorded
+    if broker.view is not None:
+        yield "twinbus_broker_ledger_unrecorded", broker.view.unrecorded
 
 
 def _held(namespace: BrokerNamespace) -> dict[str, tuple[list[int], int]]:

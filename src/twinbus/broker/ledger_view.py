@@ -73,7 +73,7 @@ class BrokerView:
 
     @property
     def unrecorded(self) -> int:
-        """Records of this process that could not be written."""
+        """Records that the ledger could not take, of all this process's namespaces."""
         return self._ledger.unrecorded
 
     def opened(self, held: Mapping[str, int]) -> None:

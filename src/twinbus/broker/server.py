@@ -122,11 +122,6 @@ class BrokerServer:
             held = {queue.path: len(queue.messages) for queue in self.namespace.queues()}
             self.view.opened(held)
 
-    @property
-    def ledger_unrecorded(self) -> int | None:
-        """Records that the ledger could not take, of all this process's namespaces."""
-        return None if self.view is None else self.view.unrecorded
-
     def resolve(self, path: str) -> object:
         return self.namespace.resolve(path)
 

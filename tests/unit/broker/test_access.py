@@ -90,7 +90,7 @@ def test_a_token_of_the_command_line_may_have_an_expiry() -> None:
     ("line", "expected"),
     [
         ("app secret Send", "line 1: a token has 4 fields .* not 3"),
-        ("app secret Sent never", "'Sent' are no rights"),
+        ("app secret Sent never", "'Sent' is no right"),
         ("app secret Send tomorrow", "'tomorrow' is no expiry"),
     ],
 )

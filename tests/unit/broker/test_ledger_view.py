@@ -93,7 +93,8 @@ async def test_records_that_there_is_no_room_for_are_counted(
         send(server, "a", "b", "c")
         await asyncio.sleep(0)
         await server.commit.durable()
-        assert server.ledger_unrecorded == 3
+        assert server.view is not None
+        assert server.view.unrecorded == 3
         await server.close()
     (said,) = [record for record in read(tmp_path) if "unrecorded" in record]
     assert said["unrecorded"] == 3

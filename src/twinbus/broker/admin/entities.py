@@ -133,10 +133,6 @@ class ListPage:
     skip: int
     top: int
 
-    @property
-    def next(self) -> ListPage:
-        return ListPage(self.skip + self.top, self.top)
-
     def render(self) -> str:
         return f"$skip={self.skip}&$top={self.top}"
 
@@ -366,7 +362,8 @@ class Administration:
     ) -> Document:
         title = path.rpartition("/")[2].capitalize()
         url, end = self._url(path), page.skip + page.top
-        more = f"{url}?{page.next.render()}" if page.top > 0 and len(items) > end else None
+        following = ListPage(end, page.top).render()
+        more = f"{url}?{following}" if page.top > 0 and len(items) > end else None
         entries = [render(item) for item in items[page.skip : end]]
         url = f"{url}?{page.render()}"
         return Document(200, render_feed(title, url, self.now_ms, entries, more), FEED_CONTENT_TYPE)

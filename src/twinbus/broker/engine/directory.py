@@ -49,7 +49,7 @@ class Directory:
         present = self._entities.get(address_key(path))
         if present is not None:
             raise EntityAlreadyExists(
-                f"{_kind(present)} {present.path!r} exists already in namespace "
+                f"{kind_of(present)} {present.path!r} exists already in namespace "
                 f"{self._namespace!r}; update it, or choose another name"
             )
 
@@ -140,7 +140,7 @@ class Directory:
     def queues(self) -> list[Queue]:
         """All queues in order of their names, subscriptions and dead-letter queues left out."""
         entities = self._sorted()
-        return [each for each in entities if isinstance(each, Queue) and _kind(each) == "queue"]
+        return [each for each in entities if isinstance(each, Queue) and kind_of(each) == "queue"]
 
     def topics(self) -> list[Topic]:
         return [each for each in self._sorted() if isinstance(each, Topic)]
@@ -153,7 +153,7 @@ class Directory:
         return [self._entities[key] for key in sorted(self._entities)]
 
 
-def _kind(entity: Entity) -> str:
+def kind_of(entity: Entity) -> str:
     if isinstance(entity, Topic):
         return "topic"
     return "subscription" if isinstance(entity, Subscription) else "queue"
@@ -216,7 +216,8 @@ class EntityFactory:
             else:
                 continue
             entity.restore(image)
-            _restore_times(entity, image)
+            for name in ("created_at_ms", "updated_at_ms"):
+                setattr(entity, name, image.description[name])
             yield entity
 
     def _rebuilt(self, image: EntityImage, part_id: int, topics: dict[str, Topic]) -> Queue:
@@ -232,10 +233,3 @@ class EntityFactory:
             subscription.put_rule(rule)
             subscription.rule_numbers[rule.name.lower()] = record["number"]
         return subscription
-
-
-def _restore_times(entity: Entity, image: EntityImage) -> None:
-    for name in ("created_at_ms", "updated_at_ms"):
-        at_ms = image.description.get(name, 0)
-        assert isinstance(at_ms, int)
-        setattr(entity, name, at_ms)

@@ -26,7 +26,7 @@ from twinbus.broker.descriptions import (
     description_record,
     rule_record,
 )
-from twinbus.broker.engine.directory import Directory, Entity, EntityFactory
+from twinbus.broker.engine.directory import Directory, Entity, EntityFactory, kind_of
 from twinbus.broker.engine.engine_log import EngineLog
 from twinbus.broker.engine.limits import MESSAGE_BYTES, rule_bytes
 from twinbus.broker.engine.message_states import FAILED_RETRY_MS, EngineContext, Failed
@@ -72,7 +72,7 @@ class BrokerNamespace:
             tokens=tokens,
             notify=notify,
             arm=self._timetable.arm,
-            resolve=self.send_target,
+            resolve=lambda path: self._directory.send_target(path),
             engine_log=engine_log,
             failed=failed,
         )
@@ -82,6 +82,7 @@ class BrokerNamespace:
         self._directory = Directory(name, self._factory.empty_part)
         self.find = self._directory.find
         self.resolve = self._directory.resolve
+        self.send_target = self._directory.send_target
         self.receive_source = self._directory.receive_source
         self.get_queue = self._directory.queue
         self.get_topic = self._directory.topic
@@ -93,9 +94,6 @@ class BrokerNamespace:
 
     def __repr__(self) -> str:
         return f"<namespace {self.name!r}>"
-
-    def send_target(self, address: str) -> Entity:
-        return self._directory.send_target(address)
 
     # Messages
 
@@ -358,10 +356,7 @@ class BrokerNamespace:
         record = description_record(entity.description)
         record["created_at_ms"] = entity.created_at_ms
         record["updated_at_ms"] = entity.updated_at_ms
-        kind = "topic" if isinstance(entity, Topic) else "queue"
-        if isinstance(entity, Subscription):
-            kind = "subscription"
-        self._journal.put_entity(entity.entity_id, kind, entity.path, record)
+        self._journal.put_entity(entity.entity_id, kind_of(entity), entity.path, record)
 
     def _check_new(self, path: str, description: Description) -> None:
         check_settings(path, description)

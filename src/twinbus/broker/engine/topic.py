@@ -157,7 +157,7 @@ class Schedule(Queue):
         description = _schedule_description(topic.description)
         super().__init__(topic.path, topic.entity_id, description, context)
         self.states.activate = self._publish
-        self.states.announce = _announce_nothing
+        self.states.announce = lambda: None  # Clients do not receive from a topic.
 
     def _publish(self, message: StoredMessage, now_ms: int) -> None:
         """Publish a message whose time has come; it stays until every subscription has it."""
@@ -367,10 +367,6 @@ def _schedule_description(topic: TopicDescription) -> QueueDescription:
         status=topic.status,
         max_message_size_kb=topic.max_message_size_kb,
     )
-
-
-def _announce_nothing() -> None:
-    """Clients do not receive from a topic."""
 
 
 RULES_MAX = 2_000

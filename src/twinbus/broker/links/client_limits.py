@@ -53,15 +53,16 @@ class Probation:
 
     def start_clock(self) -> None:
         """From now on the client has to open the connection in time."""
-        limit_s = self._admission.limits.open_s
-        text = f"no OPEN came within {limit_s:g} s (--open-limit)"
-        self._timer = self._loop.call_later(limit_s, self._give_up, CONNECTION_FORCED, text)
+        self._limit(self._admission.limits.open_s, "no OPEN came within {:g} s (--open-limit)")
 
     def opened(self) -> None:
         """From now on the client has to put a token in time."""
         self._stop_clock()
         limit_s = self._admission.limits.token_s
-        text = f"no valid token came within {limit_s:g} s (--token-limit)"
+        self._limit(limit_s, "no valid token came within {:g} s (--token-limit)")
+
+    def _limit(self, limit_s: float, text: str) -> None:
+        text = text.format(limit_s)
         self._timer = self._loop.call_later(limit_s, self._give_up, CONNECTION_FORCED, text)
 
     def takes(self, size_bytes: int) -> bool:

@@ -27,16 +27,15 @@ from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import Delivery, SettlementOutcome
 from twinbus.broker.engine.topic import Subscription
 from twinbus.broker.filters.values import to_amqp, to_value
-from twinbus.broker.journal import StoredMessage
 from twinbus.broker.links.requests import (
     INT_MAX,
     ITEMS_MAX,
+    SCHEDULE,
     Body,
     ManagementContext,
     ManagementRequest,
     correlation_id,
     failure,
-    page,
     success,
     text_of,
 )
@@ -80,12 +79,14 @@ def remove_rule(request: ManagementRequest, context: ManagementContext, now_ms: 
 
 def enumerate_rules(request: ManagementRequest, context: ManagementContext, now_ms: int) -> Body:
     subscription = _subscription(context)
-    rules = page(
-        context.namespace.rules(subscription.topic_path, subscription.name),
-        request.integer("skip", 0, minimum=0),
-        request.integer("top", INT_MAX, minimum=0),
-    )
+    rules = context.namespace.rules(subscription.topic_path, subscription.name)
+    rules = rules[_page(request)]
     return {"rules": [{"rule-description": _described(rule)} for rule in rules]} if rules else None
+
+
+def _page(request: ManagementRequest) -> slice:
+    skip = request.integer("skip", 0, minimum=0)
+    return slice(skip, skip + request.integer("top", INT_MAX, minimum=0))
 
 
 def _subscription(context: ManagementContext) -> Subscription:
@@ -198,16 +199,12 @@ def _peek(request: ManagementRequest, context: ManagementContext, now_ms: int) -
     entries: list[dict[str, Any]] = []
     room = PEEK_BYTES_MAX
     for message in found:
-        wire = render(_payload(context, queue, message), message)
+        wire = render(context.payload(queue.entity_id, message.sequence_number), message)
         room -= len(wire)
         if room < 0 and entries:
             break
         entries.append({"message": wire})
     return {"messages": entries} if entries else None
-
-
-def _payload(context: ManagementContext, queue: Queue, message: StoredMessage) -> bytes:
-    return context.payload(queue.entity_id, message.sequence_number)
 
 
 def _renew_lock(request: ManagementRequest, context: ManagementContext, now_ms: int) -> Body:
@@ -236,7 +233,7 @@ def _entry(
 ) -> dict[str, Any]:
     message, payload = delivery.message, delivery.payload
     if payload is None:
-        payload = _payload(context, queue, message)
+        payload = context.payload(queue.entity_id, message.sequence_number)
     if is_deleted:
         return {"message": render(payload, message)}
     token = UUID(bytes_le=delivery.lock_token)
@@ -353,16 +350,13 @@ def _set_session_state(request: ManagementRequest, context: ManagementContext, n
 
 def _list_sessions(request: ManagementRequest, context: ManagementContext, now_ms: int) -> Body:
     queue = context.queue()
-    skip = request.integer("skip", 0, minimum=0)
     since_ms = request.integer("last-updated-time", ANY_TIME_MS)
-    names = queue.sessions.ids(since_ms if since_ms < ANY_TIME_MS else None)
-    names = page(names, skip, request.integer("top", INT_MAX, minimum=0))
-    return {"skip": Int(skip), "sessions-ids": Array(names)} if names else None
+    page, names = _page(request), queue.sessions.ids(since_ms if since_ms < ANY_TIME_MS else None)
+    found = names[page]
+    return {"skip": Int(page.start), "sessions-ids": Array(found)} if found else None
 
 
-SENDING_OPERATIONS = frozenset(
-    {"com.microsoft:schedule-message", "com.microsoft:cancel-scheduled-message"}
-)
+SENDING_OPERATIONS = frozenset({SCHEDULE, "com.microsoft:cancel-scheduled-message"})
 """Operations that need the right to send; all others need the right to listen."""
 
 OPERATIONS: dict[str, Callable[[ManagementRequest, ManagementContext, int], Body]] = {
@@ -371,7 +365,7 @@ OPERATIONS: dict[str, Callable[[ManagementRequest, ManagementContext, int], Body
     "com.microsoft:receive-by-sequence-number": _receive_by_number,
     "com.microsoft:update-disposition": _update_disposition,
     "com.microsoft:batch-delete-messages": _batch_delete,
-    "com.microsoft:schedule-message": _schedule,
+    SCHEDULE: _schedule,
     "com.microsoft:cancel-scheduled-message": _cancel_scheduled,
     "com.microsoft:renew-session-lock": _renew_session,
     "com.microsoft:get-session-state": _get_session_state,

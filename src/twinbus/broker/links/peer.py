@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol, cast
 
 from twinbus.amqp.connection import Connection, ConnectionPhase
@@ -26,7 +27,6 @@ from twinbus.amqp.events import (
     Opened,
 )
 from twinbus.amqp.link import Link, LinkState, ReceiverLink, SenderLink
-from twinbus.amqp.message import Sections
 from twinbus.broker.access import CUT_OFF_S
 from twinbus.broker.links.client_limits import (
     OUTPUT_BYTES_MAX,
@@ -414,12 +414,10 @@ class Peer(asyncio.Protocol):
         assert isinstance(link, ReceiverLink), link
         if not is_cbs:
             return self._opener.requests(self, link, address)
-        node = RequestLink(self._context, self, link, address, self._put_token)
+        respond = partial(put_token, self._context, self)
+        node = RequestLink(self._context, self, link, address, respond)
         node.attach()
         return node
-
-    def _put_token(self, request: Sections, now_ms: int) -> bytes:
-        return put_token(self._context, self, request, now_ms)
 
     def _close_owners(self, now_ms: int) -> None:
         for link in self._links():

@@ -97,13 +97,14 @@ class ReceivingLink(EntityLink[SenderLink]):
             )
         states = self.queue.states
         # As in Azure. The dead letters of such a queue can be received.
-        if states.forwarding is not None and states.has_dead_letter:
+        if states.forwarding is not None and states.dead_letter is not None:
             raise NotAllowed(
                 f"Cannot create a message receiver on {self.queue.path!r}, an entity with"
                 " auto-forwarding enabled"
             )
         if not wants_session:
-            self._open()
+            self.link.accept()
+            self._start()
             return
         wanted = _plain(filters[SESSION_FILTER])
         granted = self.queue.sessions.accept(wanted, self, now_ms)
@@ -268,10 +269,6 @@ class ReceivingLink(EntityLink[SenderLink]):
         self.stop_waiting()
         self._context.dispatcher.remove(self)
         self.queue.sessions.release_holder(self, now_ms)
-
-    def _open(self) -> None:
-        self.link.accept()
-        self._start()
 
     def _open_session(self, session_id: str, locked_until_ms: int) -> None:
         self.session_id = session_id

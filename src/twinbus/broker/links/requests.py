@@ -11,9 +11,9 @@ response has statusCode, statusDescription and errorCondition; the body of each 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from twinbus.amqp.events import DeliveryArrived
@@ -52,6 +52,8 @@ from twinbus.broker.refusals import (
 )
 from twinbus.broker.sas import LISTEN, Grant, covers
 from twinbus.servicebus.names import MANAGEMENT_SUFFIX, entity_address
+
+T = TypeVar("T")
 
 Body = dict[str, Any] | None
 """The body of a response; None is status 204, no content."""
@@ -99,11 +101,8 @@ class ManagementRequest:
 
     def __init__(self, sections: Sections) -> None:
         """Read a request; `MalformedMessage` if it cannot be read."""
-        try:
-            headers = decode_map(sections.application_properties)
-            body = decode_value(sections.body) if sections.body else {}
-        except DecodeError as error:
-            raise MalformedMessage(f"The request cannot be read: {error}") from error
+        headers = _decoded(decode_map, sections.application_properties)
+        body = _decoded(decode_value, sections.body) if sections.body else {}
         if not isinstance(body, dict):
             raise MalformedMessage("The body of a management request must be a map.")
         self._arguments: dict[str, Any] = {str(name): value for name, value in body.items()}
@@ -191,10 +190,14 @@ class ManagementRequest:
 
 def correlation_id(sections: Sections) -> Any:
     """The id that the response must bear, in the request's own AMQP type."""
+    return _decoded(decode_properties, sections.properties).message_id
+
+
+def _decoded(decode: Callable[[bytes], T], raw: bytes) -> T:
     try:
-        return decode_properties(sections.properties).message_id
+        return decode(raw)
     except DecodeError as error:
-        raise MalformedMessage(f"The properties of the request cannot be read: {error}") from error
+        raise MalformedMessage(f"The request cannot be read: {error}") from error
 
 
 def success(request_id: Any, body: dict[str, Any] | None) -> bytes:
@@ -218,10 +221,6 @@ def failure(request_id: Any, refusal: Refusal) -> bytes:
 def _response(request_id: Any, headers: dict[str, Any], body: dict[str, Any]) -> bytes:
     properties = Properties(correlation_id=request_id)
     return encode_message(properties=properties, application_properties=headers, value=body)
-
-
-def page(values: Iterable[Any], skip: int, top: int) -> list[Any]:
-    return list(values)[skip : skip + top]
 
 
 def text_of(value: object) -> str | None:
@@ -304,7 +303,7 @@ class RequestLink(LinkOwner):
         """Answer a request; the response leaves when what it changed is on disk."""
         state, is_ended = ACCEPTED_BYTES, True
         try:
-            request = _read(event.payload)
+            request = _decoded(split, event.payload)
             reply = self._reply_link(request)
             if fault is None:
                 response = self._respond(request, now_ms)
@@ -325,10 +324,7 @@ class RequestLink(LinkOwner):
             self.link.grant(CREDIT)
 
     def _reply_link(self, request: Sections) -> ReplyLink:
-        try:
-            reply_to = decode_properties(request.properties).reply_to
-        except DecodeError as error:
-            raise MalformedMessage(f"the request cannot be read: {error}") from error
+        reply_to = _decoded(decode_properties, request.properties).reply_to
         wanted = None if reply_to is None else str(reply_to)
         reply = self._client.replies.find(self.link.session, wanted, self.address)
         if reply is None:
@@ -373,13 +369,6 @@ def _stage(payload: bytes) -> Stage:
     return "send" if headers.get("operation") == SCHEDULE else "receive"
 
 
-def _read(payload: bytes) -> Sections:
-    try:
-        return split(payload)
-    except DecodeError as error:
-        raise MalformedMessage(f"the request cannot be read: {error}") from error
-
-
 def _require_entity(audience: str, grant: Grant, resolve: Callable[[str], object]) -> None:
     """Refuse a token for a missing entity, as Azure does; some SDKs expect it here, not at a link.
 
@@ -399,11 +388,8 @@ def _read_token(request: Sections) -> tuple[str, str]:
 
     `type` is ignored: the Python SDK calls its shared access signatures "jwt".
     """
-    try:
-        headers = decode_map(request.application_properties)
-        body = decode_value(request.body) if request.body else None
-    except DecodeError as error:
-        raise MalformedMessage(f"The request cannot be read: {error}") from error
+    headers = _decoded(decode_map, request.application_properties)
+    body = _decoded(decode_value, request.body) if request.body else None
     operation = text_of(headers.get("operation"))
     if operation != PUT_TOKEN:
         raise NotAllowed(f"$cbs knows the operation {PUT_TOKEN!r} only, not {operation!r}.")

@@ -146,10 +146,7 @@ class LmdbStore(RecordJournal, Store):
         self._forget_all()
         self._end_snapshot()
 
-    def _read(self, key: bytes) -> memoryview | None:
-        return next(iter(self._read_many([key])), None)
-
-    def _read_many(self, keys: list[bytes]) -> list[memoryview]:
+    def _read(self, keys: list[bytes]) -> list[memoryview]:
         try:
             if self._snapshot is None:
                 self._snapshot = self._opened().begin(buffers=True)

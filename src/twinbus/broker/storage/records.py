@@ -273,12 +273,8 @@ class RecordJournal(ABC):
         """Entities whose leftovers are still to be swept from the disk."""
 
     @abstractmethod
-    def _read(self, key: bytes) -> Data | None:
-        """The committed record, valid until the next call of any method."""
-
-    @abstractmethod
-    def _read_many(self, keys: list[bytes]) -> Sequence[Data]:
-        """The committed records of those keys that have one, valid as long as of `_read`."""
+    def _read(self, keys: list[bytes]) -> Sequence[Data]:
+        """The committed records of those keys that have one, valid until the next call."""
 
     @property
     def pending_bytes(self) -> int:
@@ -350,7 +346,7 @@ class RecordJournal(ABC):
                 record = uncommitted[key]
                 break
         else:
-            record = self._read(key)
+            record = next(iter(self._read([key])), None)
         if record is None:
             raise LookupError(f"entity {entity_id} has no message {sequence_number} in the store")
         return payload_of(record)
@@ -359,7 +355,7 @@ class RecordJournal(ABC):
         keys = [message_key(entity_id, number) for number in sequence_numbers]
         # Nearly always: all are on disk, or at least nothing of them waits to get there.
         if self._pending.keys().isdisjoint(keys) and self._in_flight.keys().isdisjoint(keys):
-            found = self._read_many(keys)
+            found = self._read(keys)
             if len(found) == len(keys):
                 return [payload_of(record) for record in found]
         return [self.payload(entity_id, number) for number in sequence_numbers]
