@@ -131,7 +131,6 @@ class FaultPlan:
         return bool(self._faults)
 
     def add(self, fault: Fault) -> int:
-        """Add a fault; returns its id."""
         if len(self._faults) >= FAULTS_MAX:
             raise ArgumentOutOfRange(f"{FAULTS_MAX} faults are in force already; remove some first")
         self._last_id += 1

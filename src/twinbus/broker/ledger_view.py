@@ -90,7 +90,6 @@ class BrokerView:
         self._record_state("stopped")
 
     def write(self, operations: Sequence[LoggedOperation]) -> None:
-        """Write operations whose changes are on disk."""
         for at_ms, operation, entity, state, error, is_done, rows in operations:
             shared = (
                 ("namespace", self._namespace),

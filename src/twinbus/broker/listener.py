@@ -423,22 +423,17 @@ def _bind(
         return bound
     for listening in bound:
         listening.close()
-    raise _listen_error(host, port, failure) from failure
+    why_not = _WHY_NOT.get(failure and failure.errno) or str(failure and failure.strerror)
+    raise ListenError(f"cannot listen on {host}:{port}: {why_not}") from failure
 
 
-def _listen_error(host: str, port: int, failure: OSError | None) -> ListenError:
-    where = f"cannot listen on {host}:{port}"
-    if failure is None:
-        return ListenError(f"{where}: the host has no address; use localhost or 127.0.0.1")
-    if failure.errno == errno.EADDRINUSE:
-        return ListenError(f"{where}: another program has the port; stop it or choose another port")
-    if failure.errno == errno.EACCES:
-        return ListenError(f"{where}: this user may not open the port; choose one above 1023")
-    if failure.errno == errno.EADDRNOTAVAIL:
-        return ListenError(
-            f"{where}: the address is not one of this machine; use localhost or 0.0.0.0"
-        )
-    return ListenError(f"{where}: {failure.strerror}")
+_WHY_NOT = {
+    None: "the host has no address; use localhost or 127.0.0.1",
+    errno.EADDRINUSE: "another program has the port; stop it or choose another port",
+    errno.EACCES: "this user may not open the port; choose one above 1023",
+    errno.EADDRNOTAVAIL: "the address is not one of this machine; use localhost or 0.0.0.0",
+}
+"""By the number of the error; None: no address was tried."""
 
 
 def _peer(connection: socket.socket) -> str:

@@ -155,8 +155,7 @@ class AccessPolicy:
         if not candidates:
             raise Unauthorized(
                 f"{INVALID_SIGNATURE} No shared access rule is named {name!r}, neither on the "
-                "namespace nor on "
-                f"{path or 'an entity'!r}; check SharedAccessKeyName."
+                f"namespace nor on {path or 'an entity'!r}; check SharedAccessKeyName."
             )
         signature = _signature(fields["sig"])
         signed = ((rule, _signing_key(rule, fields, signature)) for rule in candidates)
@@ -164,8 +163,7 @@ class AccessPolicy:
         if rule is None:
             raise Unauthorized(
                 f"{INVALID_SIGNATURE} The signature does not match a key of the shared access "
-                f"rule {name!r}; "
-                "check SharedAccessKey."
+                f"rule {name!r}; check SharedAccessKey."
             )
         _require_unexpired(f"of rule {name!r}", expires_at_s, now_s)
         rights = ALL_RIGHTS if MANAGE in rule.rights else rule.rights

@@ -208,21 +208,13 @@ async def serve(websocket: WebSocket, amqp_factory: Callable[[], Peer]) -> None:
         results = await asyncio.gather(sending, receiving, return_exceptions=True)
         failure = next((result for result in results if isinstance(result, Exception)), None)
         if failure is not None and not isinstance(failure, WebSocketDisconnect):
-            _report(failure, protocol)
+            # Make our own mistake known, as asyncio does for a protocol on a socket.
+            text = "AMQP over WebSocket failed and was closed"
+            context = {"message": text, "exception": failure, "protocol": protocol}
+            asyncio.get_running_loop().call_exception_handler(context)
             with suppress(WebSocketDisconnect):
                 await websocket.close(_INTERNAL_ERROR, "the broker failed; its log says how")
         protocol.connection_lost(failure)
-
-
-def _report(failure: Exception, protocol: Peer) -> None:
-    """Make our own mistake known, as asyncio does for a protocol on a socket."""
-    asyncio.get_running_loop().call_exception_handler(
-        {
-            "message": "AMQP over WebSocket failed and was closed",
-            "exception": failure,
-            "protocol": protocol,
-        }
-    )
 
 
 async def _send(websocket: WebSocket, transport: WebSocketTransport) -> None:

@@ -35,20 +35,11 @@ class ForwardSource(Protocol):
     path: str
     entity_id: int
 
-    @property
-    def has_dead_letter(self) -> bool: ...
     def is_ready(self, message: StoredMessage) -> bool: ...
-    def take_out(self, message: StoredMessage) -> None: ...
     def forget_moved(self, message: StoredMessage) -> None: ...
-    def move_to_dead_letter(
-        self,
-        message: StoredMessage,
-        now_ms: int,
-        *,
-        reason: str | None,
-        description: str | None,
-        hops: int,
-    ) -> None: ...
+    def give_up(
+        self, message: StoredMessage, reason: str, text: str, now_ms: int, hops: int
+    ) -> bool: ...
     def report(self, doing: str, error: Exception) -> None: ...
 
 
@@ -59,10 +50,8 @@ class ForwardTarget(Protocol):
     def requires_session(self) -> bool:
         """Whether it takes only messages with a session id."""
 
-    def take_over(
-        self, source: ForwardSource, message: StoredMessage, now_ms: int, hops: int
-    ) -> None:
-        """Move the message here; if this raises, the message is still with `source`.
+    def take_over(self, source_id: int, message: StoredMessage, now_ms: int, hops: int) -> None:
+        """Move the message here; if this raises, the message is still with its source.
 
         After a `Refusal` nothing has changed.
         """
@@ -121,7 +110,7 @@ class Forwarding:
         """Move or dead-letter one message; false if it must wait."""
         if hops >= HOPS_MAX:
             text = f"The message was forwarded {HOPS_MAX} times, the most there may be."
-            return self._give_up(message, TOO_MANY_HOPS, text, now_ms, hops)
+            return self._queue.give_up(message, TOO_MANY_HOPS, text, now_ms, hops)
         if (message.overrides or {}).get(REASON) == TOO_MANY_HOPS:
             return True  # It ended a chain here. Sending it round again would never end.
         try:
@@ -129,37 +118,19 @@ class Forwarding:
         except Refusal:
             return False
         try:
-            destination.take_over(self._queue, message, now_ms, hops + 1)
+            destination.take_over(self._queue.entity_id, message, now_ms, hops + 1)
         except PASSING:
             return False
         except Refusal as refusal:
             no_session = destination.requires_session and message.session_id is None
             reason = NO_SESSION_ID if no_session else CANNOT_FORWARD
-            return self._give_up(message, reason, refusal.description, now_ms, hops)
+            return self._queue.give_up(message, reason, refusal.description, now_ms, hops)
         except StoreError as error:
             self._queue.report(f"read a message to forward to {self._target!r}", error)
             return False
         except Exception as error:  # noqa: BLE001 - the messages behind it must move on
             self._queue.report(f"forward a message to {self._target!r}", error)
             text = f"Forwarding to {self._target!r} failed unexpectedly: {error}"
-            return self._give_up(message, CANNOT_FORWARD, text, now_ms, hops)
+            return self._queue.give_up(message, CANNOT_FORWARD, text, now_ms, hops)
         self._queue.forget_moved(message)
-        return True
-
-    def _give_up(
-        self, message: StoredMessage, reason: str, text: str, now_ms: int, hops: int
-    ) -> bool:
-        """Dead-letter a message that cannot move on; in a dead-letter queue it just stays.
-
-        False if it could not be dead-lettered now and must wait.
-        """
-        queue = self._queue
-        if not queue.has_dead_letter:
-            return True
-        try:
-            queue.move_to_dead_letter(message, now_ms, reason=reason, description=text, hops=hops)
-        except Exception as error:  # noqa: BLE001 - it stays ready, and is tried again
-            queue.report("dead-letter a message that cannot be forwarded", error)
-            return False
-        queue.take_out(message)
         return True

@@ -14,7 +14,7 @@ from typing import Any
 
 from twinbus.broker.descriptions import QueueDescription, SubscriptionDescription
 from twinbus.broker.engine.engine_log import EngineLog
-from twinbus.broker.engine.forwarding import Forwarding, ForwardSource, Resolve
+from twinbus.broker.engine.forwarding import Forwarding, Resolve
 from twinbus.broker.engine.message_index import (
     DuplicateHistory,
     MessageIndex,
@@ -105,6 +105,8 @@ class MessageStates:
             Sessions(path, entity_id, context.journal) if description.requires_session else None
         )
         self._ready = self.ready_messages if self.sessions is None else self.sessions
+        self.take_out = self._ready.drop
+        """Removes a message from the ready ones; the caller puts it somewhere at once."""
         self.locks = Locks()
         self._schedule: Deadlines[int] = Deadlines(self._activation_of)
         self._expiries: Deadlines[int] = Deadlines(self._expiry_of)
@@ -148,10 +150,6 @@ class MessageStates:
             size += self.history.memory_bytes
         return size if self.dead_letter is None else size + self.dead_letter.index.memory_bytes
 
-    @property
-    def has_dead_letter(self) -> bool:
-        return self.dead_letter is not None
-
     # In
 
     def store(
@@ -188,15 +186,15 @@ class MessageStates:
             return ttl_ms
         return default_ms if default_ms < FOREVER_MS else 0
 
-    def adopt(self, source: ForwardSource, message: StoredMessage, moved: StoredMessage) -> None:
-        """Take a message over, as `moved`; if this raises, the message is still with `source`.
+    def adopt(self, source_id: int, message: StoredMessage, moved: StoredMessage) -> None:
+        """Take a message over, as `moved`; if this raises, the message is still with its source.
 
-        The caller then removes it from the memory of `source` and places `moved`.
+        The caller then removes it from the memory of the source and places `moved`.
         """
         self.last_sequence_number += 1
         moved.sequence_number = self.last_sequence_number
         moved.enqueued_sequence_number = first_number(message)
-        self.journal.move(source.entity_id, message.sequence_number, self.entity_id, moved)
+        self.journal.move(source_id, message.sequence_number, self.entity_id, moved)
         self.index.add(moved)
 
     def place(self, message: StoredMessage, now_ms: int, hops: int = 0) -> None:
@@ -308,10 +306,6 @@ class MessageStates:
     def ready(self) -> list[StoredMessage]:
         return [message for message in self.messages.values() if self.is_ready(message)]
 
-    def take_out(self, message: StoredMessage) -> None:
-        """Remove a message from the ready ones; the caller puts it somewhere at once."""
-        self._ready.drop(message)
-
     def forget_moved(self, message: StoredMessage) -> None:
         """Remove a ready message that another entity has taken over; the journal has the move."""
         self.take_out(message)
@@ -356,11 +350,27 @@ class MessageStates:
         dead.state = ACTIVE
         dead.dead_letter_source = self.path
         dead.overrides = overrides or None
-        self.dead_letter.adopt(self, message, dead)
+        self.dead_letter.adopt(self.entity_id, message, dead)
         self.index.remove(message)
         if self.engine_log is not None:
             self.engine_log.note("dead_letter", self.path, [message], now_ms, error=reason)
         self.dead_letter.place(dead, now_ms, hops)
+
+    def give_up(
+        self, message: StoredMessage, reason: str, text: str, now_ms: int, hops: int
+    ) -> bool:
+        """Dead-letter a message that cannot be forwarded; in a dead-letter queue it just stays.
+
+        False if it could not be dead-lettered now and must wait.
+        """
+        if self.dead_letter is None:
+            return True
+        move = partial(self.move_to_dead_letter, reason=reason, description=text, hops=hops)
+        doing = "dead-letter a message that cannot be forwarded"
+        is_moved = self._attempt(doing, partial(move, message, now_ms))
+        if is_moved:
+            self.take_out(message)
+        return is_moved
 
     # Time
 
@@ -438,7 +448,7 @@ class MessageStates:
         active.state = ACTIVE
         active.enqueued_at_ms = now_ms
         active.expires_at_ms = now_ms + message.ttl_ms if message.ttl_ms else 0
-        self.adopt(self, message, active)
+        self.adopt(self.entity_id, message, active)
         self.index.remove(message)
         self.place(active, now_ms)
 

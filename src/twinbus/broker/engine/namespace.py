@@ -72,7 +72,7 @@ class BrokerNamespace:
             tokens=tokens,
             notify=notify,
             arm=self._timetable.arm,
-            resolve=lambda path: self._directory.send_target(path),
+            resolve=self.send_target,
             engine_log=engine_log,
             failed=failed,
         )
@@ -82,7 +82,6 @@ class BrokerNamespace:
         self._directory = Directory(name, self._factory.empty_part)
         self.find = self._directory.find
         self.resolve = self._directory.resolve
-        self.send_target = self._directory.send_target
         self.receive_source = self._directory.receive_source
         self.get_queue = self._directory.queue
         self.get_topic = self._directory.topic
@@ -94,6 +93,9 @@ class BrokerNamespace:
 
     def __repr__(self) -> str:
         return f"<namespace {self.name!r}>"
+
+    def send_target(self, address: str) -> Entity:
+        return self._directory.send_target(address)
 
     # Messages
 

@@ -15,7 +15,6 @@ a session or a message that should have expired.
 from __future__ import annotations
 
 from twinbus.broker.descriptions import QueueDescription, SubscriptionDescription
-from twinbus.broker.engine.forwarding import ForwardSource
 from twinbus.broker.engine.limits import MESSAGE_BYTES, value_bytes
 from twinbus.broker.engine.message_index import copy_of
 from twinbus.broker.engine.message_states import (
@@ -248,14 +247,12 @@ class Queue:
         states.place(message, now_ms, hops)
         return message
 
-    def take_over(
-        self, source: ForwardSource, message: StoredMessage, now_ms: int, hops: int
-    ) -> None:
-        """Take what `source` forwards; if this raises, nothing has changed."""
+    def take_over(self, source_id: int, message: StoredMessage, now_ms: int, hops: int) -> None:
+        """Take what another entity forwards; if this raises, nothing has changed."""
         states, log = self.states, self.states.engine_log
         self.admit(message, now_ms)
         if not states.remember(message.message_id, now_ms):
-            self._journal.remove(source.entity_id, message.sequence_number)
+            self._journal.remove(source_id, message.sequence_number)
             if log is not None:
                 log.note("forward", self.path, [message], now_ms, state="duplicate")
             return
@@ -265,7 +262,7 @@ class Queue:
         moved.ttl_ms = states.ttl_of(message.ttl_ms)
         moved.expires_at_ms = now_ms + moved.ttl_ms if moved.ttl_ms else 0
         try:
-            states.adopt(source, message, moved)
+            states.adopt(source_id, message, moved)
         except Exception:
             # The move is tried again, which must not count as a duplicate.
             states.retract(message.message_id)
@@ -556,12 +553,10 @@ class SessionAccess:
     def set_state(
         self, session_id: str, state: bytes | None, now_ms: int, *, holder: object | None = None
     ) -> None:
-        """Set the state of a held session; None deletes it."""
         self._queue.catch_up(now_ms)
         sessions = self._required()
         sessions.held(session_id, holder, now_ms)
         sessions.set_state(session_id, state, now_ms, self._states.require_room)
 
     def ids(self, updated_since_ms: int | None = None) -> list[str]:
-        """Ids of the sessions that have ready messages or a state, or whose state is that new."""
         return self._required().ids(updated_since_ms)

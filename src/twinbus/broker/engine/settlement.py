@@ -208,7 +208,6 @@ class Locks:
         self.deadlines.add(until_ms, token)
 
     def remove(self, token: bytes) -> StoredMessage:
-        """End a lock; return its message."""
         message = self._deliveries.pop(token).message
         message.lock_token = None
         return message

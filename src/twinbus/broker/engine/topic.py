@@ -20,7 +20,6 @@ from twinbus.broker.descriptions import (
     check_name,
     rule_record,
 )
-from twinbus.broker.engine.forwarding import ForwardSource
 from twinbus.broker.engine.limits import MESSAGE_BYTES, rule_bytes
 from twinbus.broker.engine.message_states import EngineContext
 from twinbus.broker.engine.queue import Queue
@@ -145,8 +144,6 @@ class Subscription(Queue):
 
 
 class Schedule(Queue):
-    """The messages of a topic that wait for their time."""
-
     kind = "Topic"
 
     def __init__(self, topic: Topic, context: EngineContext) -> None:
@@ -277,20 +274,18 @@ class Topic:
             self._fan_out_or_retract(incoming, now_ms)
         return None
 
-    def take_over(
-        self, source: ForwardSource, message: StoredMessage, now_ms: int, hops: int
-    ) -> None:
-        """Publish what `source` forwards; if this raises, the message is still with `source`.
+    def take_over(self, source_id: int, message: StoredMessage, now_ms: int, hops: int) -> None:
+        """Publish what another entity forwards; if this raises, the message is still there.
 
         After a `Refusal` nothing has changed.
         """
         self.admit(message, now_ms)
-        payload = self._journal.payload(source.entity_id, message.sequence_number)
+        payload = self._journal.payload(source_id, message.sequence_number)
         incoming = resent(payload, message)
         is_new = self.schedule.states.remember(message.message_id, now_ms)
         if is_new:
             self._fan_out_or_retract(incoming, now_ms, hops, message)
-        self._journal.remove(source.entity_id, message.sequence_number)
+        self._journal.remove(source_id, message.sequence_number)
         engine_log = self.schedule.states.engine_log
         if engine_log is not None:
             state = None if is_new else "duplicate"

@@ -175,7 +175,6 @@ def existence(target: Property) -> Condition:
 
 
 def reader(target: Property) -> Expression:
-    """The property's value."""
     name = target.name
     if target.is_system:
         return lambda scope: scope.system(name)

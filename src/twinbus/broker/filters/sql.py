@@ -223,7 +223,6 @@ class _Parser:
         return self.advance() if self.is_next(*texts) else None
 
     def expect(self, text: str) -> SqlToken:
-        """Take this operator or keyword, or refuse the expression."""
         token = self.take(text)
         if token is None:
             raise self.refused(text)

@@ -166,7 +166,6 @@ def kind_of(value: Value) -> str:
 
 
 def equals(left: Value, right: Value) -> bool | None:
-    """`left = right`."""
     if left is None or right is None:
         return None
     pair = _matched(left, right)
@@ -324,7 +323,6 @@ def _duration_text(ms: int) -> str:
 
 
 def like(text: Value, pattern: Value, escape: Value, work: RuleWork) -> bool | None:
-    """`text LIKE pattern ESCAPE escape`."""
     if text is None or pattern is None or escape is None:
         return None
     for operand in (text, pattern, escape):

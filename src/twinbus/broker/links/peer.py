@@ -193,7 +193,6 @@ class Peer(asyncio.Protocol):
 
     @property
     def takes_more(self) -> bool:
-        """Whether to render another delivery."""
         return self._pressure.takes_more(self.connection.output.size_bytes)
 
     def trust(self) -> None:

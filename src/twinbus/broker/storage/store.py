@@ -93,7 +93,9 @@ class MemoryStore(Store):
     pending_bytes = 0
 
     def __init__(self) -> None:
-        self._images: defaultdict[int, EntityImage] = defaultdict(_nothing)
+        self._images: defaultdict[int, EntityImage] = defaultdict(
+            lambda: EntityImage(0, "", "", {})
+        )
         """What is kept of each entity, its messages aside."""
         self._messages: defaultdict[int, dict[int, tuple[StoredMessage, bytes]]] = defaultdict(dict)
         """Messages and their payloads, by entity id and sequence number."""
@@ -174,11 +176,6 @@ class MemoryStore(Store):
     def close(self) -> None:
         self._images.clear()
         self._messages.clear()
-
-
-def _nothing() -> EntityImage:
-    """What is kept of an entity before it is put."""
-    return EntityImage(0, "", "", {})
 
 
 def _put(table: dict[str, T], name: str, value: T | None) -> None:
