@@ -294,18 +294,15 @@ class Administration:
             destination = getattr(wanted, field, None)
             if destination is None or destination == getattr(present, field):
                 continue
-            if destination.lower() != path.lower():
-                self._require_destination(destination)
+            try:
+                if destination.lower() != path.lower():
+                    self.namespace.send_target(destination)
+            except EntityNotFound:
+                raise ArgumentInvalid(
+                    f"messages cannot be forwarded to {destination!r}, which does not exist; "
+                    "create it first"
+                ) from None
             self.may_forward_to(destination)
-
-    def _require_destination(self, destination: str) -> None:
-        try:
-            self.namespace.send_target(destination)
-        except EntityNotFound:
-            raise ArgumentInvalid(
-                f"messages cannot be forwarded to {destination!r}, which does not exist; "
-                "create it first"
-            ) from None
 
     # Reading
 

@@ -60,10 +60,13 @@ _FILTER_CODES = {kind: ULong(0x13_7000_0006 + index) for index, kind in enumerat
 def add_rule(request: ManagementRequest, context: ManagementContext, now_ms: int) -> Body:
     subscription = _subscription(context)
     wanted = request.table("rule-description")
+    action = wanted.get("sql-rule-action")
+    if action is not None:
+        action = SqlAction(expression=_expression(action, "sql-rule-action"))
     rule = RuleDescription(
         name=request.text("rule-name"),
         filter=_filter(wanted),
-        action=_action(wanted),
+        action=action,
         created_at_ms=now_ms,
     )
     context.namespace.create_rule(subscription.topic_path, subscription.name, rule, now_ms)
@@ -110,11 +113,6 @@ def _filter(wanted: dict[str, Any]) -> Filter:
     fields = {field: text_of(table.get(field.replace("_", "-"))) for field in CORRELATION_FIELDS}
     properties = _table(table.get("properties") or {}, "properties of the correlation-filter")
     return CorrelationFilter(**fields, properties=tuple(properties.items()))
-
-
-def _action(wanted: dict[str, Any]) -> SqlAction | None:
-    action = wanted.get("sql-rule-action")
-    return None if action is None else SqlAction(expression=_expression(action, "sql-rule-action"))
 
 
 def _expression(entry: object, name: str) -> str:

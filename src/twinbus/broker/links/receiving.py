@@ -7,6 +7,7 @@ next free one within the time that the client gave.
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from twinbus.amqp.events import Disposed
 from twinbus.amqp.link import SETTLED, LinkSession, LinkState, SenderLink
@@ -22,7 +23,12 @@ from twinbus.amqp.performatives import (
 from twinbus.amqp.types import Described, Symbol
 from twinbus.broker.engine.limits import CreditAccount
 from twinbus.broker.engine.queue import Queue
-from twinbus.broker.engine.settlement import Delivery, SettlementOutcome
+from twinbus.broker.engine.settlement import (
+    ERROR_DESCRIPTION,
+    REASON,
+    Delivery,
+    SettlementOutcome,
+)
 from twinbus.broker.links.context import BrokerContext, EntityLink, LinkClient, rejected
 from twinbus.broker.messages.rendering import render
 from twinbus.broker.refusals import (
@@ -209,41 +215,12 @@ class ReceivingLink(EntityLink[SenderLink]):
 
     def settle(self, lock_token: bytes, state: object, now_ms: int) -> bytes | None:
         """Settle with a client's outcome; returns the state to answer with if that failed."""
+        outcome, given = _outcome_of(state)
         try:
-            self._settle(lock_token, state, now_ms)
+            self.queue.settle(lock_token, outcome, now_ms, session_id=self.session_id, **given)
         except Refusal as refusal:
             return encode_state(rejected(refusal))
         return None
-
-    def _settle(self, lock_token: bytes, state: object, now_ms: int) -> None:
-        settle = self.queue.settle
-        session = self.session_id
-        match state:
-            case Released() | None:
-                settle(lock_token, SettlementOutcome.RELEASE, now_ms, session_id=session)
-            case Modified():
-                outcome = (
-                    SettlementOutcome.DEFER
-                    if state.undeliverable_here
-                    else SettlementOutcome.ABANDON
-                )
-                changes = _named(state.message_annotations)
-                settle(lock_token, outcome, now_ms, overrides=changes, session_id=session)
-            case Rejected():
-                info = _named(state.error.info if state.error else None) or {}
-                reason = info.pop("DeadLetterReason", None)
-                text = info.pop("DeadLetterErrorDescription", None)
-                settle(
-                    lock_token,
-                    SettlementOutcome.DEAD_LETTER,
-                    now_ms,
-                    overrides=info or None,
-                    reason=_text(reason),
-                    description=_text(text),
-                    session_id=session,
-                )
-            case _:
-                settle(lock_token, SettlementOutcome.COMPLETE, now_ms, session_id=session)
 
     def complete_all(self, lock_tokens: list[bytes], now_ms: int) -> bool:
         """Complete all of these; false, and nothing done, if they must be settled one by one."""
@@ -345,6 +322,26 @@ def _complete_all(
         return taken
     session.settle(first, last, answer, as_receiver=False)
     return []
+
+
+_COMPLETE: tuple[SettlementOutcome, dict[str, Any]] = (SettlementOutcome.COMPLETE, {})
+
+
+def _outcome_of(state: object) -> tuple[SettlementOutcome, dict[str, Any]]:
+    """What a client's state asks for, and what it gives to the message."""
+    match state:
+        case Released() | None:
+            return SettlementOutcome.RELEASE, {}
+        case Modified():
+            given: dict[str, Any] = {"overrides": _named(state.message_annotations)}
+            is_deferred = state.undeliverable_here
+            return SettlementOutcome.DEFER if is_deferred else SettlementOutcome.ABANDON, given
+        case Rejected():
+            info = _named(state.error.info if state.error else None) or {}
+            reason, text = (_text(info.pop(name, None)) for name in (REASON, ERROR_DESCRIPTION))
+            given = {"overrides": info or None, "reason": reason, "description": text}
+            return SettlementOutcome.DEAD_LETTER, given
+    return _COMPLETE
 
 
 def _echo(state: object) -> DeliveryState:

@@ -131,12 +131,8 @@ def parse(wire: bytes, new_message_id: Callable[[], str]) -> Incoming:
                     )
         return _parse_sections(wire, sections_at(wire, offsets), new_message_id)
     except (DecodeError, *MALFORMED) as error:
-        raise _malformed(error, wire) from error
-
-
-def _malformed(error: Exception, wire: bytes) -> MalformedMessage:
-    reason = error if isinstance(error, DecodeError) else malformed(error, wire)
-    return MalformedMessage(f"the message is not valid AMQP: {reason}")
+        reason = error if isinstance(error, DecodeError) else malformed(error, wire)
+        raise MalformedMessage(f"the message is not valid AMQP: {reason}") from error
 
 
 def _parse_sections(wire: bytes, sections: Sections, new_message_id: Callable[[], str]) -> Incoming:
@@ -156,15 +152,19 @@ def _parse_sections(wire: bytes, sections: Sections, new_message_id: Callable[[]
     application_properties = sections.application_properties
     if application_properties:
         _check_entries(application_properties)
-    mark_count, marks = (
-        _read_marks(sections.delivery_annotations) if sections.delivery_annotations else (0, b"")
-    )
+    marks: list[bytes] = []
+    if sections.delivery_annotations:
+        # Passed on as Azure does. A forwarded message may bring a lock token along, which is the
+        # broker's to set.
+        marks = entries_without(sections.delivery_annotations, {LOCK_TOKEN})
+    marks_bytes = b"".join(marks)
     if scheduled_for_ms and not DATE_MIN_MS <= scheduled_for_ms <= DATE_MAX_MS:
         raise ArgumentOutOfRange(
             f"x-opt-scheduled-enqueue-time is {scheduled_for_ms}; it must be from {DATE_MIN_MS} to "
             f"{DATE_MAX_MS}, milliseconds since 1970 within the years 1 to 9999"
         )
-    prefix = PREFIX.pack(FORMAT, durable, priority, mark_count, len(marks), item_count, len(kept))
+    sizes = 2 * len(marks), len(marks_bytes), item_count, len(kept)
+    prefix = PREFIX.pack(FORMAT, durable, priority, *sizes)
     rest = (properties, application_properties, sections.body, sections.footer)
     return Incoming(
         message_id,
@@ -174,7 +174,7 @@ def _parse_sections(wire: bytes, sections: Sections, new_message_id: Callable[[]
         partition_key,
         content_type,
         len(wire),
-        b"".join((prefix, marks, kept, *rest)),
+        b"".join((prefix, marks_bytes, kept, *rest)),
         wire,
         properties,
     )
@@ -226,15 +226,6 @@ def _read_annotations(raw: bytes) -> tuple[int, str | None, int, bytes]:
     if offset != len(raw):
         raise DecodeError(f"the annotations end at byte {offset}, their map at {len(raw)}")
     return scheduled_for_ms, partition_key, 2 * len(kept), b"".join(kept)
-
-
-def _read_marks(raw: bytes) -> tuple[int, bytes]:
-    """The sender's delivery annotations, which are passed on as Azure does: item count and bytes.
-
-    A forwarded message may bring a lock token along, but that is the broker's to set.
-    """
-    entries = entries_without(raw, {LOCK_TOKEN})
-    return 2 * len(entries), b"".join(entries)
 
 
 def _value(raw: bytes, offset: int) -> Any:
