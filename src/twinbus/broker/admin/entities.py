@@ -31,6 +31,7 @@ from twinbus.broker.admin.atom import (
     child_text,
     local_name,
     parse_entry,
+    parse_int,
     render_entry,
     render_feed,
 )
@@ -147,10 +148,7 @@ def _count(query: Mapping[str, str], name: str, default: int) -> int:
     text = query.get(name)
     if text is None:
         return default
-    try:
-        number = int(text)
-    except ValueError:
-        raise ArgumentInvalid(f"{name} is {text[:40]!r}, which is no whole number") from None
+    number = parse_int(text, name)
     if not 0 <= number < 2**31:
         raise ArgumentOutOfRange(f"{name} is 0..{2**31 - 1}, not {text[:40]}")
     return number

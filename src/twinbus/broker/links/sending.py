@@ -113,25 +113,23 @@ class SendingLink(EntityLink[ReceiverLink]):
             # Nobody waits for a disposition; only a detach tells the client.
             self._client.detach(self.link, refusal)
             return
-        self._client.log_refusal(f"a message to {self.entity.path!r}", refusal)
-        if self._context.engine_log is not None:
-            text = f"{refusal.condition}: {refusal.description}"
-            self._context.engine_log.refused(self.entity.path, [], text, now_ms)
-        state = encode_state(rejected(refusal))
+        state = self._refused(None, refusal, now_ms)
         self.link.session.settle(event.delivery_id, event.delivery_id, state, as_receiver=True)
         self._top_up()
 
-    def _refused(self, event: DeliveryArrived, refusal: Refusal, now_ms: int) -> bytes:
+    def _refused(self, event: DeliveryArrived | None, refusal: Refusal, now_ms: int) -> bytes:
         self._client.log_refusal(f"a message to {self.entity.path!r}", refusal)
         self._note_refused(event, refusal.condition, refusal.description, now_ms)
         return encode_state(rejected(refusal))
 
-    def _note_refused(self, event: DeliveryArrived, condition: str, text: str, now_ms: int) -> None:
+    def _note_refused(
+        self, event: DeliveryArrived | None, condition: str, text: str, now_ms: int
+    ) -> None:
         engine_log = self._context.engine_log
         if engine_log is None:
             return
         try:
-            batch = self._parse(event)
+            batch = [] if event is None else self._parse(event)
         except Refusal:
             batch = []
         engine_log.refused(self.entity.path, batch, f"{condition}: {text}", now_ms)
