@@ -423,7 +423,8 @@ def _bind(
         return bound
     for listening in bound:
         listening.close()
-    why_not = _WHY_NOT.get(failure and failure.errno) or str(failure and failure.strerror)
+    number, text = (failure.errno, failure.strerror) if failure else (None, None)
+    why_not = _WHY_NOT.get(number) or text
     raise ListenError(f"cannot listen on {host}:{port}: {why_not}") from failure
 
 
