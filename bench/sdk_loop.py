@@ -9,7 +9,7 @@ from typing import Any
 
 from azure.servicebus.aio import ServiceBusClient
 
-from twinbus.transfer.sdk import from_backlog_message
+from bench.sdk_restoring import from_backlog_message
 
 BATCH = 100
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from bench.sdk_restoring import from_backlog_message
 from twinbus.errors import TransferError
-from twinbus.transfer.sdk import from_backlog_message
 
 __all__ = ["drain_by_sdk"]
 

@@ -14,6 +14,7 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.sdk_restoring import from_backlog_message
 from twinbus.amqp import types
 from twinbus.amqp.encoding import encode
 from twinbus.amqp.message import (
@@ -43,7 +44,7 @@ from twinbus.servicebus.names import (
     is_entity_name,
 )
 from twinbus.transfer.aliases import RESERVED_NAMES, overhead_bytes
-from twinbus.transfer.sdk import from_backlog_message, to_backlog_message
+from twinbus.transfer.sdk import to_backlog_message
 from twinbus.transfer.sections import (
     aliases_of,
     from_backlog_sections,

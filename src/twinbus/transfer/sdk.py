@@ -1,4 +1,4 @@
-"""Converts message objects of azure-servicebus to the backlog form and back; makes copies.
+"""Converts message objects of azure-servicebus to the backlog form; makes copies.
 
 The code uses the attributes of the objects, not their classes, so that it does not import azure. In
 the SDK a dict of TYPE and VALUE states the AMQP type of a value, and a tuple of descriptor and
@@ -10,7 +10,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from twinbus.amqp.types import Described, Symbol, Timestamp, ULong
+from twinbus.amqp.types import Described, Timestamp, ULong
 from twinbus.errors import ReservedPropertyError
 from twinbus.servicebus.names import PARTITION_KEY, SCHEDULED_TIME
 from twinbus.transfer.aliases import (
@@ -55,33 +55,13 @@ def to_backlog_message(message: Any, path: str, *, now_ms: int, own_id: str | No
 def with_message_id(message: Any, message_id: str) -> Any:
     """Return a copy with this id, an AmqpAnnotatedMessage; the message is not changed."""
     result = _copied(_annotated(message))
-    _properties_of(result).message_id = message_id
+    if result.properties is None:
+        # The class of the message creates the properties.
+        result.properties = type(result)(
+            value_body=None, properties={"message_id": None}
+        ).properties
+    result.properties.message_id = message_id
     return result
-
-
-def from_backlog_message(message: Any) -> tuple[Any, Aliases]:
-    """Return the original message, as an AmqpAnnotatedMessage, and the aliases it had."""
-    source = _annotated(message)
-    custom = source.application_properties or {}
-    aliases = Aliases.read({_text(name): _plain_value(value) for name, value in custom.items()})
-    result = _copied(source)
-    kept = {name: value for name, value in custom.items() if _text(name) not in RESERVED_NAMES}
-    result.application_properties = kept or None
-    annotations = dict(result.annotations or {})
-    if aliases.message_id is not None:
-        _properties_of(result).message_id = aliases.message_id
-    if aliases.session_id is not None:
-        _properties_of(result).group_id = aliases.session_id
-        if aliases.partition_key_is_session:
-            annotations[PARTITION_KEY.encode()] = aliases.session_id
-    if aliases.time_to_live_ms is not None:
-        # The SDK derives the absolute expiry from it when the copy is sent.
-        _header_of(result).time_to_live = aliases.time_to_live_ms
-    if aliases.scheduled_ms is not None:
-        scheduled = EPOCH + timedelta(milliseconds=aliases.scheduled_ms)
-        annotations[SCHEDULED_TIME.encode()] = scheduled
-    result.annotations = annotations or None
-    return result, aliases
 
 
 def _annotated(message: Any) -> Any:
@@ -110,20 +90,6 @@ def _twin(source: Any) -> Any:
     result = object.__new__(type(source))
     result.__dict__.update(source.__dict__)
     return result
-
-
-def _header_of(message: Any) -> Any:
-    if message.header is None:
-        # The class of the message creates the header.
-        message.header = type(message)(value_body=None, header={"durable": None}).header
-    return message.header
-
-
-def _properties_of(message: Any) -> Any:
-    if message.properties is None:
-        empty = type(message)(value_body=None, properties={"message_id": None})
-        message.properties = empty.properties
-    return message.properties
 
 
 def _replace_id(message: Any, own_id: str | None) -> MessageId | None:
@@ -161,7 +127,12 @@ def _take_time_to_live(message: Any, now_ms: int) -> int | None:
 
 def _take_scheduled(message: Any) -> int | None:
     key, value = _annotation(message, SCHEDULED_TIME)
-    value = _plain_value(value)
+    if isinstance(value, dict):
+        value = value.get("VALUE")
+    if isinstance(value, datetime):
+        # A date without a zone is in UTC, as in the SDK.
+        aware = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
+        value = (aware - EPOCH) // timedelta(milliseconds=1)
     if isinstance(value, bool) or not isinstance(value, int):
         return None
     del message.annotations[key]
@@ -194,28 +165,6 @@ def _sdk_value(value: object) -> object:
         return {"TYPE": "TIMESTAMP", "VALUE": int(value)}
     if isinstance(value, ULong):
         return {"TYPE": "ULONG", "VALUE": int(value)}
-    return value
-
-
-def _plain_value(value: Any) -> object:
-    """Return a value as our codec reads it, from any form that the SDK uses."""
-    match value:
-        case bytes():
-            return _text(value)
-        case datetime():
-            # A date without a zone is in UTC, as in the SDK.
-            aware = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
-            return Timestamp((aware - EPOCH) // timedelta(milliseconds=1))
-        case {"TYPE": "TIMESTAMP", "VALUE": datetime() as date}:
-            return _plain_value(date)
-        case {"TYPE": "TIMESTAMP", "VALUE": int(moment)}:
-            return Timestamp(moment)
-        case {"TYPE": "SYMBOL", "VALUE": name}:
-            return Symbol(_text(name))
-        case {"TYPE": _, "VALUE": plain}:
-            return plain
-        case (descriptor, described):
-            return Described(_plain_value(descriptor), _plain_value(described))
     return value
 
 

@@ -193,11 +193,23 @@ def from_backlog_sections(
         ttl = uint(min(aliases.time_to_live_ms, UINT_MAX))
         bounds = fields_of(sections.header)
         result.header = with_fields(sections.header, HEADER, bounds, {TTL: ttl})
-    changes = _restored_properties(aliases, now_ms)
+    changes: dict[int, bytes] = {}
+    if aliases.message_id is not None:
+        changes[MESSAGE_ID_FIELD] = encode(aliases.message_id)
+    if aliases.session_id is not None:
+        changes[GROUP_ID] = string(aliases.session_id)
+    if aliases.time_to_live_ms is not None and aliases.time_to_live_ms > UINT_MAX:
+        expiry = min(now_ms + aliases.time_to_live_ms, DATE_MAX_MS)
+        changes[ABSOLUTE_EXPIRY] = encode(Timestamp(expiry))
+        changes[CREATION] = encode(Timestamp(now_ms))
     if changes:
         bounds = fields_of(sections.properties)
         result.properties = with_fields(sections.properties, PROPERTIES, bounds, changes)
-    annotations = _restored_annotations(aliases)
+    annotations: dict[bytes, bytes] = {}
+    if aliases.scheduled_ms is not None:
+        annotations[_SCHEDULED] = _SCHEDULED_KEY + encode(Timestamp(aliases.scheduled_ms))
+    if aliases.partition_key_is_session and aliases.session_id is not None:
+        annotations[_PARTITION_KEY] = _PARTITION_KEY_KEY + string(aliases.session_id)
     if annotations:
         result.message_annotations = with_entries(
             sections.message_annotations,
@@ -271,29 +283,6 @@ def _time_to_live_ms(ttl: int | None, expiry: int | None, creation: int) -> int 
     if ttl is None:
         return lifetime
     return max(ttl, lifetime) if ttl == UINT_MAX and lifetime is not None else ttl
-
-
-def _restored_properties(aliases: Aliases, now_ms: int) -> dict[int, bytes]:
-    changes = {}
-    if aliases.message_id is not None:
-        changes[MESSAGE_ID_FIELD] = encode(aliases.message_id)
-    if aliases.session_id is not None:
-        changes[GROUP_ID] = string(aliases.session_id)
-    if aliases.time_to_live_ms is not None and aliases.time_to_live_ms > UINT_MAX:
-        expiry = min(now_ms + aliases.time_to_live_ms, DATE_MAX_MS)
-        changes[ABSOLUTE_EXPIRY] = encode(Timestamp(expiry))
-        changes[CREATION] = encode(Timestamp(now_ms))
-    return changes
-
-
-def _restored_annotations(aliases: Aliases) -> dict[bytes, bytes]:
-    """Return key and encoded entry of each annotation to restore."""
-    annotations = {}
-    if aliases.scheduled_ms is not None:
-        annotations[_SCHEDULED] = _SCHEDULED_KEY + encode(Timestamp(aliases.scheduled_ms))
-    if aliases.partition_key_is_session and aliases.session_id is not None:
-        annotations[_PARTITION_KEY] = _PARTITION_KEY_KEY + string(aliases.session_id)
-    return annotations
 
 
 def _number(value: object) -> int | None:

@@ -12,12 +12,13 @@ from azure.servicebus._pyamqp._encode import encode_payload
 from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
+from bench.sdk_restoring import from_backlog_message
 from twinbus.amqp import message as wire
 from twinbus.amqp.message import Properties, Sections, decode_map, split
 from twinbus.amqp.types import Described, Symbol, Timestamp
 from twinbus.errors import ReservedPropertyError
 from twinbus.transfer.aliases import RESERVED_NAMES, Aliases
-from twinbus.transfer.sdk import from_backlog_message, to_backlog_message, with_message_id
+from twinbus.transfer.sdk import to_backlog_message, with_message_id
 from twinbus.transfer.sections import aliases_of, from_backlog_sections
 
 NOW_MS = 1_800_000_000_000
