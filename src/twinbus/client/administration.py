@@ -131,8 +131,6 @@ def host_header(endpoint: Endpoint) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueueCounts:
-    """The message counts of one queue."""
-
     active: int = 0
     """Including locked messages."""
     scheduled: int = 0
@@ -163,11 +161,8 @@ def _ask(endpoint: Endpoint, queue: str, token: NamespaceToken) -> QueueCounts:
             raise NotAnswered(f"{endpoint.label} does not answer: {error}") from error
         wait_s = next(waits_s, None) if status in BUSY else None
         if wait_s is None:
-            return _read(endpoint, queue, status, text)
+            break
         time.sleep(wait_s)
-
-
-def _read(endpoint: Endpoint, queue: str, status: int, text: str) -> QueueCounts:
     if status in (401, 403):
         raise SyphonError(
             wrong_key_text(endpoint.label, text)

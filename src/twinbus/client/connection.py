@@ -228,7 +228,6 @@ class NamespaceConnection:
         self.flush()
 
     def flush(self) -> None:
-        """Write the frames that the owner added to the session."""
         if self._transport is not None:
             self._transport.flush()
 
@@ -239,7 +238,6 @@ class NamespaceConnection:
             self._transport.abort()
 
     async def close(self) -> None:
-        """Close the connection and the socket."""
         self._lose("it was closed here")
         for renewal in list(self._renewals):
             renewal.cancel()
@@ -319,7 +317,7 @@ class NamespaceConnection:
                 session = await self.session_with_room(links=2)
                 node = self._nodes[address] = RequestNode(session, address)
                 self.flush()
-            await node.wait_until_ready()
+            await asyncio.shield(node.ready)
             return node
 
     def _on_deliveries_read(self, run: list[DeliveryArrived]) -> None:
@@ -365,7 +363,7 @@ class NamespaceConnection:
         if self.lost.done():
             return
         self.lost.set_result(reason)
-        self._on_event = _ignored
+        self._on_event = lambda _: None
         self._on_deliveries = None
         for timer in self._timers.values():
             timer.cancel()
@@ -382,10 +380,6 @@ class NamespaceConnection:
             raise ConnectionLost(self.lost.result())
         finally:
             waiting.cancel()
-
-
-def _ignored(_: Event) -> None:
-    """Ignore events after the connection is lost."""
 
 
 def _since_boot() -> float:
@@ -427,7 +421,6 @@ class Environment:
     """Returns an administration client of the SDK, to be entered and left."""
 
     def wall_ms(self) -> int:
-        """Return the milliseconds since 1970."""
         return self.wall_ns() // 1_000_000
 
 

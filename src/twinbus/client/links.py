@@ -53,15 +53,11 @@ _numbers = itertools.count(1)
 
 
 class Wire(NamedTuple):
-    """What one transfer carries."""
-
     data: bytes
     message_format: int
 
 
 class Sent(NamedTuple):
-    """A transfer in flight."""
-
     link: UpstreamLink
     done: Done
     ends_at: float
@@ -448,7 +444,6 @@ class LinkPool:
             raise
 
     def learn(self, limit_bytes: int) -> None:
-        """Remember the limit that a link reported."""
         self.limit_bytes = limit_bytes or self.limit_bytes
         if self._on_open is not None and self.limit_bytes is not None:
             self._on_open(self.limit_bytes, self.limit_bytes)
@@ -464,7 +459,6 @@ class LinkPool:
             self.invalidate()
 
     def forget_links(self, reason: str) -> None:
-        """The connection is lost, and the link with it."""
         if self._link is not None:
             self._link.end(reason)
 

@@ -20,7 +20,6 @@ from twinbus.amqp.message import (
     VALUE,
     Header,
     Properties,
-    Sections,
     data_sections,
     decode_header,
     decode_map,
@@ -65,7 +64,6 @@ class PeekedMessage:
     is_readable: bool = True
 
     def number(self, annotation: str) -> int | None:
-        """The value of an annotation that is a number."""
         value = self.annotations.get(annotation)
         return int(value) if isinstance(value, int) else None
 
@@ -95,12 +93,10 @@ class PeekedMessage:
 
     @property
     def description(self) -> str | None:
-        """The same in a sentence."""
         return _text(self.application_properties.get(DESCRIPTION))
 
     @property
     def replays(self) -> int:
-        """How often it was replayed before."""
         value = self.application_properties.get(REPLAYS)
         return int(value) if isinstance(value, int) and value > 0 else 0
 
@@ -126,11 +122,12 @@ class PeekedMessage:
         """All of it, as JSON; `wire` is the message itself, in base64."""
         aliases = self.aliases
         body = None if self.body is None else base64.b64encode(self.body).decode()
+        scheduled = aliases.scheduled_ms if aliases else self.number(names.SCHEDULED_TIME)
         return {
             **self.summary(),
             "state": self.state,
             "time_to_live_ms": aliases.time_to_live_ms if aliases else self.header.ttl,
-            "scheduled_at": _scheduled(self, aliases),
+            "scheduled_at": None if scheduled is None else iso_time(scheduled),
             "properties": {
                 name: as_json(getattr(self.properties, name))
                 for name in self.properties.__slots__
@@ -146,16 +143,22 @@ class PeekedMessage:
 
 
 def read_peeked(queue: str, wire: bytes) -> PeekedMessage:
-    """The message in the answer to a peek."""
+    number = 0
     try:
         sections = split(wire)
         annotations = decode_map(sections.message_annotations)
-        number = annotations.get(names.SEQUENCE_NUMBER, 0)
+        # First: peeking needs it to go on, also from a message that cannot be read otherwise.
+        found = annotations.get(names.SEQUENCE_NUMBER)
+        number = int(found) if isinstance(found, int) else 0
         kind, body, body_json = _body(sections.body)
-        aliases, problem = _aliases(sections)
+        aliases, problem = None, ""
+        try:
+            aliases = aliases_of(sections)
+        except TransferError as error:
+            problem = str(error)
         return PeekedMessage(
             queue=queue,
-            sequence_number=int(number) if isinstance(number, int) else 0,
+            sequence_number=number,
             wire=wire,
             header=decode_header(sections.header),
             properties=decode_properties(sections.properties),
@@ -170,27 +173,11 @@ def read_peeked(queue: str, wire: bytes) -> PeekedMessage:
     except DecodeError as error:
         return PeekedMessage(
             queue=queue,
-            sequence_number=_number_despite(wire),
+            sequence_number=number,
             wire=wire,
             problem=f"the message cannot be read: {error}",
             is_readable=False,
         )
-
-
-def _number_despite(wire: bytes) -> int:
-    """The sequence number of a message that cannot be read otherwise: peeking needs it to go on."""
-    try:
-        number = decode_map(split(wire).message_annotations).get(names.SEQUENCE_NUMBER, 0)
-    except DecodeError:
-        return 0
-    return int(number) if isinstance(number, int) else 0
-
-
-def _aliases(sections: Sections) -> tuple[Aliases | None, str]:
-    try:
-        return aliases_of(sections), ""
-    except TransferError as error:
-        return None, str(error)
 
 
 def _body(raw: bytes) -> tuple[str, bytes | None, str | None]:
@@ -208,13 +195,6 @@ def _body(raw: bytes) -> tuple[str, bytes | None, str | None]:
     if code == VALUE:
         return "value", None, json.dumps(values[0])
     return "sequence", None, json.dumps(values)
-
-
-def _scheduled(peeked: PeekedMessage, aliases: Aliases | None) -> str | None:
-    scheduled = peeked.number(names.SCHEDULED_TIME)
-    if aliases is not None:
-        scheduled = aliases.scheduled_ms
-    return None if scheduled is None else iso_time(scheduled)
 
 
 def _text(value: object) -> str | None:
@@ -241,7 +221,8 @@ def as_json(value: object) -> Any:
         case list():
             return [as_json(item) for item in value]
         case dict():
-            return {_key(key): as_json(item) for key, item in value.items()}
+            keys = (key if isinstance(key, (str, int)) else as_json(key) for key in value)
+            return {str(key): as_json(item) for key, item in zip(keys, value.values(), strict=True)}
     return repr(value)
 
 
@@ -259,7 +240,3 @@ def as_time(unix_ms: int | None) -> datetime | None:
         return EPOCH + timedelta(milliseconds=unix_ms)
     except OverflowError:
         return None
-
-
-def _key(key: object) -> str:
-    return str(key) if isinstance(key, (str, int)) else str(as_json(key))

@@ -16,14 +16,14 @@ from collections.abc import (
     Awaitable,
     Callable,
     Iterable,
+    Iterator,
     Mapping,
     Sequence,
 )
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from twinbus.amqp.events import Event
 from twinbus.amqp.types import Int
 from twinbus.client.administration import QueueCounts
 from twinbus.client.connection import NamespaceConnection
@@ -44,7 +44,8 @@ class NamespaceUnreachable(SyphonError):
 @asynccontextmanager
 async def open_connection(endpoint: Endpoint) -> AsyncIterator[NamespaceConnection]:
     """Connect to a namespace for a block; raise a SyphonError of one line if anything fails."""
-    connection = NamespaceConnection(endpoint, _ignored)
+    # Answers to peeks come on the connection's own links, so no event matters here.
+    connection = NamespaceConnection(endpoint, lambda _: None)
     with syphon_errors(endpoint):
         try:
             await connection.open()
@@ -53,20 +54,15 @@ async def open_connection(endpoint: Endpoint) -> AsyncIterator[NamespaceConnecti
             await connection.close()
 
 
-class syphon_errors:  # noqa: N801  # reads as a sentence where it is used
-    """Turns the errors of a connection, raised in the block, into SyphonErrors."""
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if isinstance(error, ConnectionLost):
-            raise NamespaceUnreachable(str(error)) from error
-        if isinstance(error, RequestRefused):
-            raise SyphonError(f"{self._endpoint.label} refuses: {error}") from error
+@contextmanager
+def syphon_errors(endpoint: Endpoint) -> Iterator[None]:
+    """Turn the errors of a connection, raised in the block, into SyphonErrors."""
+    try:
+        yield
+    except ConnectionLost as error:
+        raise NamespaceUnreachable(str(error)) from error
+    except RequestRefused as error:
+        raise SyphonError(f"{endpoint.label} refuses: {error}") from error
 
 
 async def peek(
@@ -123,10 +119,6 @@ async def count_matching(
     return found
 
 
-def _ignored(_: Event) -> None:
-    """Answers to peeks come on the connection's own links."""
-
-
 log = logging.getLogger("twinbus.client")
 
 EVERY_MIN_S: Final = 1.0
@@ -138,8 +130,6 @@ STALE_AFTER: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class QueueDepth:
-    """Depth and age of one backlog queue."""
-
     waiting: int
     """Active, locked, scheduled and deferred."""
     dead_lettered: int
@@ -174,7 +164,6 @@ class BacklogMeter:
         loop.call_soon_threadsafe(self._begin)
 
     async def close(self) -> None:
-        """Stop measuring."""
         self._is_closed = True
         if self._task is not None:
             self._task.cancel()
@@ -202,17 +191,14 @@ class BacklogMeter:
 
     async def _measure(self) -> Mapping[str, QueueDepth]:
         counts = await self._counts()
-        if not any(count.waiting for count in counts.values()):
-            return {queue: _depth(count, None) for queue, count in counts.items()}
-        async with open_connection(self._secondary) as connection:
-            return {
-                queue: _depth(count, await _oldest(connection, queue) if count.waiting else None)
-                for queue, count in counts.items()
-            }
-
-
-def _depth(counts: QueueCounts, oldest_unix_s: float | None) -> QueueDepth:
-    return QueueDepth(counts.waiting, counts.dead_lettered, oldest_unix_s)
+        oldest: dict[str, float | None] = {}
+        if waiting := [queue for queue, count in counts.items() if count.waiting]:
+            async with open_connection(self._secondary) as connection:
+                oldest = {queue: await _oldest(connection, queue) for queue in waiting}
+        return {
+            queue: QueueDepth(count.waiting, count.dead_lettered, oldest.get(queue))
+            for queue, count in counts.items()
+        }
 
 
 async def _oldest(connection: NamespaceConnection, queue: str) -> float | None:

@@ -11,7 +11,7 @@ import itertools
 from typing import Any, Final
 from uuid import UUID
 
-from twinbus.amqp.events import Attached, CreditChanged, DeliveryArrived, Detached, Event
+from twinbus.amqp.events import CreditChanged, DeliveryArrived, Detached, Event
 from twinbus.amqp.link import LinkState
 from twinbus.amqp.message import (
     Properties,
@@ -91,7 +91,8 @@ class RequestNode:
         self.address = address
         self._session = session
         self._reply_to = f"{address}-answers-{next(_numbers)}"
-        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when both links are open."""
         self._pending: dict[str, asyncio.Future[dict[str, Any]]] = {}
         self._changed = asyncio.Event()
         """Set when credit, or the number of pending requests, changed."""
@@ -127,10 +128,6 @@ class RequestNode:
         self._sender.send(message, b"q", settled=True)
         return answer
 
-    async def wait_until_ready(self) -> None:
-        """Wait until both links are open."""
-        await asyncio.shield(self._ready)
-
     async def wait_for_credit(self) -> None:
         """Wait until the credit of both links allows one more request."""
         while self._failed is None and (self._sender.credit <= 0 or len(self._pending) >= CREDIT):
@@ -144,26 +141,23 @@ class RequestNode:
         self._changed.set()
 
     def handle(self, event: Event) -> None:
-        """Handle an event of one of the two links."""
         match event:
             case DeliveryArrived():
                 self._handle_answer(event)
             case CreditChanged():
                 self._changed.set()
-                if event.link.credit and not self._ready.done():
-                    self._ready.set_result(None)
+                if event.link.credit and not self.ready.done():
+                    self.ready.set_result(None)
             case Detached():
                 condition = str(event.error.condition) if event.error else ""
                 text = (event.error.description if event.error else "") or "it was closed"
                 self.fail(RequestRefused(f"{self.address}: {text}", 0, condition))
-            case Attached():
-                pass
 
     def fail(self, error: Exception) -> None:
         """End every pending request with an error, and detach."""
         self._failed = self._failed or error
         self._changed.set()
-        waiting: list[asyncio.Future[Any]] = [self._ready, *self._pending.values()]
+        waiting: list[asyncio.Future[Any]] = [self.ready, *self._pending.values()]
         for answer in waiting:
             if not answer.done():
                 answer.set_exception(error)
