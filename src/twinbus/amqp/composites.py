@@ -64,11 +64,6 @@ def _is_symbols(value: object) -> bool:
     return isinstance(value, str)
 
 
-def _write_symbols(value: list[str]) -> bytes:
-    # Always an array, even of one: pyamqp iterates over what it reads here.
-    return encoding.write(Array(value, 0xB3))
-
-
 def _unsigned(name: str, bits: int, write: Callable[[Any], bytes]) -> FieldType:
     limit = 1 << bits
 
@@ -93,7 +88,10 @@ BINARY: Final = FieldType("binary", _instance_of(bytes), encoding.binary)
 # Symbols and strings are taken for each other on reading: peers do mix them up.
 STRING: Final = FieldType("string", _instance_of(str), encoding.string)
 SYMBOL: Final = FieldType("symbol", _instance_of(str), encoding.symbol)
-SYMBOLS: Final = Multiple("symbol or array of symbols", _is_symbols, _write_symbols)
+# Always an array, even of one: pyamqp iterates over what it reads here.
+SYMBOLS: Final = Multiple(
+    "symbol or array of symbols", _is_symbols, lambda value: encoding.write(Array(value, 0xB3))
+)
 FIELDS: Final = FieldType("map", _instance_of(dict), encoding.symbolic_map)
 MAP: Final = FieldType("map", _instance_of(dict), encoding.write)
 

@@ -347,10 +347,17 @@ class Connection:
                 self._take_open(performative, events)
             case Begin():
                 self._take_begin(performative, channel, events)
-            case End():
-                self._take_end(performative, channel, events)
+            case End() if session is not None:
+                del self._by_remote_channel[channel]
+                self._shapes.clear()
+                if session.channel in self.sessions:
+                    self.end_session(session)
+                    events.append(Ended(session, performative.error))
             case Close():
-                self._take_close(performative, events)
+                self.peer_closed = True
+                self.close()
+                self._end()
+                events.append(Closed(performative.error))
             # Anything else is for a channel that is gone: pyamqp detaches after END.
 
     def _learn(self, session: Session, channel: int, body: bytes, event: Event) -> None:
@@ -439,38 +446,17 @@ class Connection:
             session.take_begin(begin, channel)
             self.output.put(encode_frame(session.channel, session.begin()))
         else:
-            found = self._begun_here(begin.remote_channel)
+            found = self.sessions.get(begin.remote_channel)
+            if self._server or (found is not None and found.begun):
+                # Two channels of one session would outlive each other's END, with all their links.
+                text = f"a begin that answers channel {begin.remote_channel}, which waits for none"
+                raise ProtocolViolation(text, NOT_ALLOWED)
             if found is None:
-                return
+                return  # This end has given it up.
             session = found
             session.take_begin(begin, channel)
         self._by_remote_channel[channel] = session
         events.append(Begun(session))
-
-    def _begun_here(self, channel: int) -> Session | None:
-        """The session that a peer's BEGIN answers; None if this end has given it up."""
-        session = self.sessions.get(channel)
-        if self._server or (session is not None and session.begun):
-            # Two channels of one session would outlive each other's END, with all their links.
-            raise ProtocolViolation(
-                f"a begin that answers channel {channel}, which waits for none", NOT_ALLOWED
-            )
-        return session
-
-    def _take_end(self, end: End, channel: int, events: list[Event]) -> None:
-        session = self._by_remote_channel.pop(channel, None)
-        if session is None:
-            return
-        self._shapes.clear()
-        if session.channel in self.sessions:
-            self.end_session(session)
-            events.append(Ended(session, end.error))
-
-    def _take_close(self, close: Close, events: list[Event]) -> None:
-        self.peer_closed = True
-        self.close()
-        self._end()
-        events.append(Closed(close.error))
 
     def _new_session(self) -> Session:
         most = self._channel_max

@@ -170,14 +170,6 @@ def _char(data: Wire, offset: int, depth: int) -> tuple[Any, int]:
     return Char(chr(point)), offset + 4
 
 
-def _extent8(data: Wire, offset: int) -> tuple[int, int]:
-    start = offset + 1
-    end = start + data[offset]
-    if end > len(data):
-        raise _too_long(offset, end, data)
-    return start, end
-
-
 def _extent32(data: Wire, offset: int) -> tuple[int, int]:
     start = offset + 4
     end: int = start + _U32(data, offset)[0]
@@ -238,7 +230,10 @@ def _compound_head(data: Wire, offset: int, wide: bool, depth: int) -> tuple[int
         start, end = _extent32(data, offset)
         (count,), first = _U32(data, start), start + 4
     else:
-        start, end = _extent8(data, offset)
+        start = offset + 1
+        end = start + data[offset]
+        if end > len(data):
+            raise _too_long(offset, end, data)
         count, first = data[start], start + 1
     if first > end:
         raise DecodeError(f"the compound at byte {offset - 1} has no room for its count")

@@ -325,7 +325,10 @@ def encode_disposition_frame(
 ) -> bytes:
     state_size = len(state_bytes)
     if state_size > _STATE_BYTES_MAX:
-        return _long_disposition_frame(channel, role, first, last, settled, state_bytes)
+        fields = [encoding.write(role), encoding.uint(first), encoding.uint(last)]
+        fields += [encoding.write(settled), state_bytes, b"\x42"]
+        body = b"\x00\x53\x15" + encoding.list_of(fields)
+        return _FRAME_HEAD(8 + len(body), 2, 0, channel) + body
     head = _DISPOSITION(
         27 + state_size,
         2,
@@ -342,15 +345,6 @@ def encode_disposition_frame(
         0x41 if settled else 0x42,
     )
     return head + state_bytes + b"\x42"
-
-
-def _long_disposition_frame(
-    channel: int, role: bool, first: int, last: int, settled: bool, state_bytes: bytes
-) -> bytes:
-    fields = [encoding.write(role), encoding.uint(first), encoding.uint(last)]
-    fields += [encoding.write(settled), state_bytes, b"\x42"]
-    body = b"\x00\x53\x15" + encoding.list_of(fields)
-    return _FRAME_HEAD(8 + len(body), 2, 0, channel) + body
 
 
 SMALLEST_MAX_FRAME_BYTES = 512

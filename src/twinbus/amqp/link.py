@@ -148,7 +148,6 @@ class Link:
         self.detach(condition, description)
 
     def detach(self, condition: str | None = None, description: str | None = None) -> None:
-        """Close the link, with an error if one is named."""
         if self.state is LinkState.CLOSED:
             return
         if self.state is LinkState.OFFERED:

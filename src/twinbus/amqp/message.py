@@ -136,7 +136,6 @@ def outline(data: bytes, offset: int = 0) -> tuple[int, int, int, int, int] | No
 
 
 def split(data: bytes) -> Sections:
-    """The sections of an encoded message."""
     return sections_at(data, outline(data))
 
 

@@ -19,8 +19,6 @@ Map = dict[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """Why the peer, or we, gave up on something."""
-
     condition: str = conditions.INTERNAL_ERROR
     description: str | None = None
     info: Map | None = None
@@ -218,8 +216,6 @@ class Close:
 
 @dataclass(slots=True)
 class SaslMechanisms:
-    """The ways to authenticate that the server offers."""
-
     sasl_server_mechanisms: list[str] | None = None
 
 

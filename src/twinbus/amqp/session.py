@@ -460,9 +460,7 @@ class Session:
 
     def _on_detach(self, detach: Detach, payload: bytes, events: list[Event]) -> None:
         link = self._by_remote_handle.pop(detach.handle, None)
-        if link is None:
-            return
-        if link.state is not LinkState.CLOSED:
+        if link is not None and link.state is not LinkState.CLOSED:
             link.detach()
             events.append(Detached(link, detach.error, bool(detach.closed)))
 

@@ -94,7 +94,6 @@ ENTITY_NAME_RULE: Final = (
 
 
 def is_entity_name(path: str) -> bool:
-    """Whether a queue or topic can have this path."""
     return len(path) <= ENTITY_NAME_MAX and _ENTITY.fullmatch(path) is not None
 
 
@@ -135,7 +134,6 @@ def address_key(address: str) -> str:
 
 
 def backlog_paths(label: str, count: int) -> tuple[str, ...]:
-    """The paths of all backlog queues of a label."""
     return tuple(f"{label}{BACKLOG_MARK}{index}" for index in range(count))
 
 
