@@ -83,7 +83,7 @@ class GatewayHost:
         """
         self.name = name.name
         self._port = name.port
-        self._pair = pair
+        self.pair = pair
         self._access = access
         self._patience_s = patience_s
         self._pending_bytes_max = pending_bytes_max
@@ -93,24 +93,18 @@ class GatewayHost:
         self._collector: PairCollector | None = None
 
     @property
-    def pair(self) -> Pair:
-        """The pair that this gateway sends for."""
-        return self._pair
-
-    @property
     def port(self) -> int:
-        """The port in use."""
         assert self._listener is not None
         return self._listener.port
 
     async def start(self) -> None:
         """Pair the namespaces and open the port; on any failure nothing stays open."""
         try:
-            call_program(self._pair, f"gateway {self.name}")
-            await self._pair.start()
+            call_program(self.pair, f"gateway {self.name}")
+            await self.pair.start()
             self._server = server = GatewayServer(
                 self.name,
-                client_of(self._pair),
+                client_of(self.pair),
                 self._access,
                 patience_s=self._patience_s,
                 pending_bytes_max=self._pending_bytes_max,
@@ -143,12 +137,11 @@ class GatewayHost:
             if self._http is not None:
                 await self._http.close()
         finally:
-            await self._pair.close()
+            await self.pair.close()
 
     def _figures(self) -> bytes:
-        """The pair's numbers."""
         if self._collector is None:
-            self._collector = self._pair.collector()
+            self._collector = self.pair.collector()
         return text_of(self._collector.collect())
 
     def connection_string(self, *, tls: bool = False) -> str:

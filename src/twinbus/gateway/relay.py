@@ -190,10 +190,15 @@ class PrimaryRelay:
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, Disposed):
-            if event.by_receiver:
-                self._on_taken(event)
-            else:
+            if not event.by_receiver:
                 self._on_confirmed(event)
+                return
+            # The primary took requests: tell the client with its answers, in the same write. The
+            # Python SDK reads twice, up to 0.2 s apart, what comes in two pieces.
+            state = encoded_state(event.state, ACCEPTED_BYTES)
+            for number, link, _ in event.session.take_unsettled(event.first, event.last):
+                if isinstance(link.owner, Relayed):
+                    link.owner.taken(number, state)
             return
         owner = getattr(getattr(event, "link", None), "owner", None)
         if isinstance(owner, Relayed):
@@ -204,16 +209,6 @@ class PrimaryRelay:
             owner = event.link.owner
             if isinstance(owner, Relayed):
                 owner.handle(event)
-
-    def _on_taken(self, event: Disposed) -> None:
-        """The primary took requests: tell the client with its answers, in the same write.
-
-        The Python SDK reads twice, up to 0.2 s apart, what comes in two pieces.
-        """
-        state = encoded_state(event.state, ACCEPTED_BYTES)
-        for number, link, _ in event.session.take_unsettled(event.first, event.last):
-            if isinstance(link.owner, Relayed):
-                link.owner.taken(number, state)
 
     def _on_confirmed(self, event: Disposed) -> None:
         """The primary settled what the client wanted to settle: tell the client."""

@@ -135,15 +135,12 @@ class GatewaySendingLink(LinkOwner):
             # Opening the link counts like sending; the client may send all the same.
             entity.attempt_failed(error, counts=counts)
             if not counts and not of_error(error).retried:
-                self._refuse(refusal_of(error))
+                if self.link.state is LinkState.OFFERED:
+                    self.link.owner = None
+                    self._client.refuse(self.link, self.address, refusal_of(error))
+                    self.close(0)
                 return
         self._accept()
-
-    def _refuse(self, refusal: Refusal) -> None:
-        if self.link.state is LinkState.OFFERED:
-            self.link.owner = None
-            self._client.refuse(self.link, self.address, refusal)
-            self.close(0)
 
     def _accept(self) -> None:
         if self.link.state is not LinkState.OFFERED:
@@ -208,35 +205,30 @@ class GatewaySendingLink(LinkOwner):
 
     def _start(self, delivery: _Delivery) -> None:
         """Send a delivery: straight to the primary, or by a call."""
-        messages = delivery.messages
+        messages, limit_bytes = delivery.messages, self._pool.limit_bytes
         is_direct = (
             not self._calls
             and self._target.entity.failover.route is Route.PRIMARY
             and self._target.sessions is None
             and self._pool.is_ready
-            and not self._is_too_large(messages)
+            and (limit_bytes is None or len(messages.payload.data) <= limit_bytes)
         )
         if not is_direct:
             self._begin_call(delivery)
             return
-        if messages.suspects and not self._passes_guard(delivery):
-            return
+        if messages.suspects:
+            delivery.is_guarded = True
+            try:
+                SendCall(self._target, messages, None).guard()
+            except Exception as error:  # noqa: BLE001  # the client gets it, whatever it is
+                self._target.entity.call_raised(len(messages), error)
+                self._end(delivery.event, refusal_of(error))
+                return
         self._direct += 1
         self._last_number += 1
         delivery.number = self._last_number
         delivery.sent_at = self._pending.loop.time()
         self._pool.send(messages.payload, partial(self._answered, delivery))
-
-    def _passes_guard(self, delivery: _Delivery) -> bool:
-        """Check messages that the backlog may not take; false: they are refused for it."""
-        delivery.is_guarded = True
-        try:
-            SendCall(self._target, delivery.messages, None).guard()
-        except Exception as error:  # noqa: BLE001  # the client gets it, whatever it is
-            self._target.entity.call_raised(len(delivery.messages), error)
-            self._end(delivery.event, refusal_of(error))
-            return False
-        return True
 
     def _begin_call(self, delivery: _Delivery, failed: Exception | None = None) -> None:
         self._calls += 1
@@ -254,10 +246,6 @@ class GatewaySendingLink(LinkOwner):
             return
         self._client.log_refusal(f"a message to {self.address!r}", refusal)
         self._settle(event.delivery_id, encode_state(rejected(refusal)))
-
-    def _is_too_large(self, messages: EncodedMessages) -> bool:
-        limit_bytes = self._pool.limit_bytes
-        return limit_bytes is not None and len(messages.payload.data) > limit_bytes
 
     def _answered(self, delivery: _Delivery, error: Exception | None) -> None:
         """The primary answered a delivery that was sent directly, or did not in time."""
@@ -434,7 +422,6 @@ class PendingSends:
             await asyncio.wait({self.loop.create_task(self._empty.wait())}, timeout=limit_s)
 
     async def close(self) -> None:
-        """Cancel what is left."""
         self.is_closing = True
         self._empty.set()
         for call in list(self._calls):

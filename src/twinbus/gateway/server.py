@@ -62,7 +62,6 @@ class GatewayLinks:
     def sending(
         self, client: LinkClient, link: ReceiverLink, address: str, now_ms: int
     ) -> LinkOwner:
-        """A sender to a queue or a topic."""
         refuse_transactions(link)
         granted_until_ms = client.grants.require(address, SEND, now_ms)
         if not is_entity_name(address):
@@ -97,7 +96,6 @@ class GatewayLinks:
         return requests
 
     def replies(self, client: LinkClient, link: SenderLink, address: str) -> LinkOwner:
-        """Answers of a `$management` node of the primary."""
         self._require_node(client, address)
         relay = self._relay(client)
         replies = RelayedReplies(relay, link, address)
@@ -105,7 +103,6 @@ class GatewayLinks:
         return replies
 
     def settle(self, event: Disposed, now_ms: int) -> None:
-        """Settle with the primary what the client settled here."""
         if event.state is None and not event.settled:
             return
         settled: dict[RelayedReceiver, list[int]] = {}
@@ -116,7 +113,6 @@ class GatewayLinks:
             receiver.settle(numbers, event)
 
     def disconnected(self, client: LinkClient) -> None:
-        """Close the client's connection to the primary."""
         relay = self._relays.pop(client, None)
         if relay is not None:
             self._pending.spawn(relay.close())
@@ -204,7 +200,6 @@ class GatewayServer:
         return None
 
     def peer(self) -> Peer:
-        """The protocol of one client's connection."""
         return Peer(self, self._links)
 
     def collect(self, peer: Peer) -> None:
