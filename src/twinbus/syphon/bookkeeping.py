@@ -56,7 +56,10 @@ class Bookkeeper:
         if self._keeps:
             for path, some in _by_path(messages):
                 shared = self._shared(path, self._secondary, "secondary")
-                self._record_many("backlog_receive", shared, now_ms, _rows(some))
+                rows: list[Row] = [
+                    (p.message_id, p.size_bytes, p.sequence_number, None) for p in some
+                ]
+                self._record_many("backlog_receive", shared, now_ms, rows)
 
     def polled(self) -> None:
         """Record a poll that found nothing."""
@@ -125,17 +128,12 @@ class Bookkeeper:
 
 
 def _by_path(messages: list[BacklogMessage]) -> Iterable[tuple[str, list[BacklogMessage]]]:
-    """Group the messages by destination, in order."""
     if len({message.path for message in messages}) <= 1:
         return [(messages[0].path, messages)] if messages else []
     found: dict[str, list[BacklogMessage]] = {}
     for message in messages:
         found.setdefault(message.path, []).append(message)
     return found.items()
-
-
-def _rows(messages: list[BacklogMessage]) -> list[Row]:
-    return [(p.message_id, p.size_bytes, p.sequence_number, None) for p in messages]
 
 
 def _settled_rows(messages: list[BacklogMessage]) -> list[Row]:
@@ -167,7 +165,6 @@ class OutageLog:
         log.log(level, "the %s is lost, reconnecting: %s [%s]", side, reason, queue)
 
     def back(self, side: str, queue: str, now: float) -> None:
-        """Note that a relay has a side again."""
         since = self._lost_at[side].pop(queue, None)
         if since is not None and not self._lost_at[side]:
             self._warned_at[side] = float("-inf")

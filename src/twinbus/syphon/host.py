@@ -73,7 +73,6 @@ class SyphonGroup:
             host.pause()
 
     def resume(self) -> None:
-        """Resume after a pause."""
         self.is_paused = False
         for host in self.hosts:
             host.resume()
@@ -90,7 +89,6 @@ class SyphonGroup:
 
     @property
     def in_flight(self) -> int:
-        """Messages received and not yet settled."""
         return sum(host.in_flight for host in self.hosts)
 
     def status(self) -> dict[str, SyphonQueueStatus]:
@@ -190,7 +188,6 @@ class SyphonHost:
             relay.notify(relay.pump.pause)
 
     def resume(self) -> None:
-        """Resume after a pause."""
         for relay in self.relays:
             relay.notify(relay.pump.resume)
 
@@ -215,7 +212,6 @@ class SyphonHost:
 
     @property
     def in_flight(self) -> int:
-        """Messages received and not yet settled."""
         return sum(relay.pump.in_flight for relay in self.relays)
 
     def status(self) -> dict[str, SyphonQueueStatus]:
@@ -251,8 +247,6 @@ class SyphonHost:
 
 @dataclass(frozen=True, slots=True)
 class DrainProgress:
-    """How far a drain has come."""
-
     waiting: int
     """Messages left in all queues: active, locked, scheduled, deferred."""
     forwarded: int

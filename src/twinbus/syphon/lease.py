@@ -292,7 +292,10 @@ class Leases:
                 return ended.result()
             asked_at = self._now()
             if not lease.is_announced and asked_at >= lease.announce_at:
-                self._report_held(lease)
+                lease.is_announced, lease.is_taken = True, False
+                queue, session = lease.address
+                log.info("%s: leased, as session %s of %s", lease.queue, session, queue)
+                self._on_change(lease.queue, True)
             if asked_at < validity.renew_at:
                 continue  # It was announced, or its lock is longer than was known.
             remaining_s = validity.ends_at - asked_at
@@ -317,9 +320,9 @@ class Leases:
         if isinstance(event, Attached):
             lease, link = event.link.owner, event.link
             if isinstance(lease, _Lease) and isinstance(link, ReceiverLink):
-                answered = link.source is not None and lease.answer is not None
-                if answered and lease.answer is not None and not lease.answer.done():
-                    lease.answer.set_result(link)
+                answer = lease.answer
+                if link.source is not None and answer is not None and not answer.done():
+                    answer.set_result(link)
         elif isinstance(event, Detached):
             lease = event.link.owner
             if isinstance(lease, _Lease) and lease.ended is not None and not lease.ended.done():
@@ -329,11 +332,6 @@ class Leases:
                 if lease.is_announced:
                     # At once, not when the task runs: nothing more may be sent.
                     self._lose(lease, text)
-
-    def _report_held(self, lease: _Lease) -> None:
-        lease.is_announced, lease.is_taken = True, False
-        log.info("%s: leased, as session %s of %s", lease.queue, lease.address[1], lease.address[0])
-        self._on_change(lease.queue, True)
 
     def _lose(self, lease: _Lease, reason: str) -> None:
         lease.validity.lost()

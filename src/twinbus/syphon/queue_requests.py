@@ -8,14 +8,12 @@ again. A message is settled by disposition on the link that delivered it, or els
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Final, NamedTuple
 
 from twinbus.amqp.message import decode_map, split
 from twinbus.amqp.performatives import (
-    ACCEPTED_BYTES,
     RELEASED_BYTES,
     Error,
     Modified,
@@ -28,7 +26,7 @@ from twinbus.client.connection import MACHINE, Environment, NamespaceConnection
 from twinbus.client.request_node import ConnectionLost, RequestRefused, uuid_of_token
 from twinbus.servicebus import conditions, names
 from twinbus.syphon.bookkeeping import Bookkeeper
-from twinbus.syphon.core.actions import Action, Complete, DeadLetter, Defer, Release
+from twinbus.syphon.core.actions import Action, DeadLetter, Defer, Release
 from twinbus.syphon.core.pump import Pump
 from twinbus.syphon.core.session_lanes import PeekedEntry
 from twinbus.transfer.unpacking import BacklogMessage, unpack
@@ -80,23 +78,21 @@ class RequestTasks:
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Run something that waits for an answer, in the background."""
-        task = asyncio.create_task(_despite_loss(work))
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        # A task that is cancelled before its first step never awaits `work`: close it, or Python
-        # warns.
-        task.add_done_callback(lambda _: work.close())
         task.add_done_callback(self._log_failure)
 
     async def cancel(self) -> None:
-        """Cancel all tasks and wait until they have ended."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _log_failure(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
+        error = None if task.cancelled() else task.exception()
+        # The relay tells the pump of a lost connection.
+        if error is not None and not isinstance(error, ConnectionLost):
             log.error("%s: a background task failed", self._queue, exc_info=error)
 
     # The requests
@@ -115,10 +111,11 @@ class RequestTasks:
         `arguments` are the reason and the description of a dead letter.
         """
         requests = self._requests
-        named = dict(zip(DEAD_LETTER_ARGUMENTS, arguments, strict=False))
+        named = {"disposition-status": status}
+        named |= zip(DEAD_LETTER_ARGUMENTS, arguments, strict=False)
         waits_s = iter(BUSY_WAITS_S)
         while messages:
-            result = await requests.settle(messages, status, named)
+            result = await requests.request_all(messages, "update-disposition", named)
             self._books.settled(result.done)
             self._books.settled(result.lost, conditions.MESSAGE_LOCK_LOST)
             now = self._now()
@@ -138,8 +135,7 @@ class RequestTasks:
             await asyncio.sleep(wait_s)
 
     async def renew(self, messages: list[BacklogMessage]) -> None:
-        """Renew locks before they end."""
-        result = await self._requests.renew(messages)
+        result = await self._requests.request_all(messages, "renew-lock", {})
         if result.refusal is not None:
             # The locks are still valid, and the pump asks again before they end.
             log.warning("%s: %d not renewed: %s", self._queue, len(result.rest), result.refusal)
@@ -148,7 +144,6 @@ class RequestTasks:
         self._perform(self._pump.lock_lost(result.lost, now))
 
     async def receive_deferred(self, numbers: list[int]) -> None:
-        """Receive deferred messages by sequence number."""
         requests = self._requests
         try:
             received, refused = await requests.receive_deferred(numbers)
@@ -189,11 +184,6 @@ class RequestTasks:
         self._perform(self._pump.found_deferred(found, self._now(), is_all=is_all))
 
 
-async def _despite_loss(work: Coroutine[Any, Any, None]) -> None:
-    with contextlib.suppress(ConnectionLost):
-        await work
-
-
 class SettledRequest(NamedTuple):
     """The result of a request about many messages."""
 
@@ -212,21 +202,10 @@ class QueueRequests:
         self._connection = connection
         self._queue = queue
 
-    async def settle(
-        self, messages: list[BacklogMessage], status: str, arguments: dict[str, Any]
-    ) -> SettledRequest:
-        """Settle messages by lock token."""
-        return await self._for_each_group(
-            messages, "update-disposition", {"disposition-status": status, **arguments}
-        )
-
-    async def renew(self, messages: list[BacklogMessage]) -> SettledRequest:
-        """Renew locks."""
-        return await self._for_each_group(messages, "renew-lock", {})
-
-    async def _for_each_group(
+    async def request_all(
         self, messages: list[BacklogMessage], operation: str, arguments: dict[str, Any]
     ) -> SettledRequest:
+        """Request an operation on the locks of all these messages, in groups."""
         done: list[BacklogMessage] = []
         lost: list[BacklogMessage] = []
         groups = [messages[at : at + TOKENS_MAX] for at in range(0, len(messages), TOKENS_MAX)]
@@ -332,7 +311,7 @@ def _is_deferred(message: bytes) -> bool:
     return marks.get(Symbol(names.MESSAGE_STATE)) == DEFERRED_STATE
 
 
-def disposition_of(outcome: type[Complete] | DeadLetter | Defer | Release) -> bytes:
+def disposition_of(outcome: DeadLetter | Defer | Release) -> bytes:
     """Return the encoded AMQP state that settles a delivery with this outcome."""
     match outcome:
         case DeadLetter():
@@ -346,8 +325,6 @@ def disposition_of(outcome: type[Complete] | DeadLetter | Defer | Release) -> by
             return encode_state(Modified(delivery_failed=False, undeliverable_here=True))
         case Release():
             return RELEASED_BYTES
-        case _:
-            return ACCEPTED_BYTES
 
 
 def disposition_status(outcome: DeadLetter | Defer | Release) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ from twinbus.amqp.events import (
     Event,
 )
 from twinbus.amqp.link import ReceiverLink
-from twinbus.amqp.performatives import Accepted, Rejected, Source, Target
+from twinbus.amqp.performatives import ACCEPTED_BYTES, Accepted, Rejected, Source, Target
 from twinbus.client.connection import ANSWER_S, MACHINE, Environment, NamespaceConnection
 from twinbus.client.request_node import ConnectionLost, RequestRefused
 from twinbus.ledger.requests import BilledRequests
@@ -61,7 +61,6 @@ DRAINED_S: Final = 2.0
 """Time for the queue to answer a drain; the answer comes after the last message."""
 
 LEASE: Final = "the lease is not held"
-COMPLETED: Final = disposition_of(actions.Complete)
 
 _link_numbers = itertools.count(1)
 
@@ -430,7 +429,7 @@ class Relay:
         connection = self._secondary
         if self._completing and connection is not None and self._source is not None:
             for first, last in ranges(self._completing):
-                connection.session.dispose(first, last, COMPLETED)
+                connection.session.dispose(first, last, ACCEPTED_BYTES)
             self._completing.clear()
         decided, self._by_token = self._by_token, {}
         for (status, *arguments), messages in decided.items():

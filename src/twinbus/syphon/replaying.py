@@ -22,7 +22,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 from twinbus.amqp.encoding import encode, string
-from twinbus.amqp.events import Attached, CreditChanged, DeliveryArrived, Detached, Disposed, Event
+from twinbus.amqp.events import CreditChanged, DeliveryArrived, Detached, Disposed, Event
 from twinbus.amqp.link import ReceiverLink, SenderLink
 from twinbus.amqp.message import APPLICATION_PROPERTIES, join, split
 from twinbus.amqp.performatives import (
@@ -68,7 +68,6 @@ class DeadLetterFilter:
     """One of these."""
 
     def matches(self, letter: PeekedMessage) -> bool:
-        """Return whether this dead letter is selected."""
         numbers = self.sequence_numbers
         if numbers is not None and letter.sequence_number not in numbers:
             return False
@@ -331,5 +330,3 @@ class _QueueReplay:
                 if not self._refusal.done():
                     text = event.error.description if event.error else None
                     self._refusal.set_result(text or "the link was closed")
-            case Attached():
-                pass

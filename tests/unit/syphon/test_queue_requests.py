@@ -98,7 +98,7 @@ def requests_to(line: Asked) -> QueueRequests:
 @pytest.mark.parametrize("status", [404, 410])
 def test_a_lock_that_is_lost_is_found_among_the_others(status: int) -> None:
     line, messages = Asked({7}, status, "com.microsoft:message-lock-lost"), locked(100)
-    told = asyncio.run(requests_to(line).renew(messages))
+    told = asyncio.run(requests_to(line).request_all(messages, "renew-lock", {}))
     assert (len(told.done), told.lost, told.rest) == (99, [messages[7]], [])
     assert line.requests <= 15
 
@@ -106,7 +106,7 @@ def test_a_lock_that_is_lost_is_found_among_the_others(status: int) -> None:
 @pytest.mark.parametrize("status", [401, 500, 503])
 def test_a_queue_that_is_busy_is_not_asked_again_for_each_message(status: int) -> None:
     line, messages = Asked({7}, status, "com.microsoft:server-busy"), locked(250)
-    told = asyncio.run(requests_to(line).renew(messages))
+    told = asyncio.run(requests_to(line).request_all(messages, "renew-lock", {}))
     assert line.requests == 3, "groups that were taken before, and the one that was not"
     assert (len(told.done), told.lost, len(told.rest)) == (150, [], 100)
     assert told.refusal is not None
@@ -126,7 +126,7 @@ class CutOff(Asked):
 
 def test_what_was_settled_before_the_connection_was_lost_is_settled() -> None:
     line, messages = CutOff(set(), 0, ""), locked(150)
-    told = asyncio.run(requests_to(line).settle(messages, "completed", {}))
+    told = asyncio.run(requests_to(line).request_all(messages, "update-disposition", {}))
     assert (told.done, told.lost, told.rest) == (messages[100:], [], [])
 
 

@@ -9,8 +9,6 @@ from twinbus.transfer.unpacking import BacklogMessage
 
 
 class Action:
-    """Base of all actions."""
-
     __slots__ = ()
 
 
@@ -37,8 +35,6 @@ class CloseDestination(Action):
 
 @dataclass(slots=True)
 class Forward(Action):
-    """Send a message to its destination."""
-
     message: BacklogMessage
 
 
@@ -51,8 +47,6 @@ class Complete(Action):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter(Action):
-    """Move a message to the backlog queue's dead-letter queue."""
-
     message: BacklogMessage
     reason: str
     description: str
@@ -74,15 +68,11 @@ class Release(Action):
 
 @dataclass(frozen=True, slots=True)
 class Renew(Action):
-    """Renew the locks of messages."""
-
     messages: list[BacklogMessage]
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiveDeferred(Action):
-    """Receive deferred messages by their sequence numbers."""
-
     numbers: list[int]
 
 

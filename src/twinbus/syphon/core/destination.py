@@ -111,20 +111,9 @@ class Destination:
             return 0
         return max(0, min(len(self.waiting), self.credit, self.window - len(self.sent)))
 
-    def size_problem(self, message: BacklogMessage) -> str:
-        """Return what to say of a message that is larger than the link accepts."""
-        return f"the message has {len(message.wire)} bytes; {self.path} accepts {self.limit_bytes}"
-
     def is_given_up(self, grace_s: float, now: float) -> bool:
         """Return whether it has been missing for the whole grace period."""
         return self.missing_since is not None and now - self.missing_since >= grace_s
-
-    def remove_unsendable(self, message: BacklogMessage, *, is_up: bool) -> bool:
-        """Remove a message that cannot be sent; false if it is sent, or will be soon."""
-        if message.lock_token in self.sent or (is_up and not self.is_held):
-            return False
-        self.waiting.remove(message)
-        return True
 
     def due_at(self, answer_s: float) -> float | None:
         """Return when its back-off, or the time for an answer, ends; None: neither is running."""
@@ -147,11 +136,6 @@ class Destination:
             self.is_on_trial = False
         self.reason = reason
         self.window = 1
-
-    def deselect(self) -> None:
-        """Never send it anything: the syphon serves others only."""
-        self.is_selected = False
-        self.held_until = float("inf")
 
     def is_idle(self, now: float) -> bool:
         """Return whether nothing was or is to be sent for a while."""
@@ -210,13 +194,7 @@ class Destination:
         self.credit = 0
         return back
 
-    def return_to_waiting(self, message: BacklogMessage) -> None:
-        """Let a refused message wait again."""
-        self.waiting.appendleft(message)
-        self.unsorted = True
-
     def take_waiting(self) -> list[BacklogMessage]:
-        """Remove and return all waiting messages."""
         taken = list(self.waiting)
         self.waiting.clear()
         return taken
@@ -261,20 +239,15 @@ class Destinations:
         if destination is None:
             destination = self.by_key[path.lower()] = Destination(path)
             if not self.is_selected(path):
-                destination.deselect()
+                destination.is_selected, destination.held_until = False, float("inf")
         return destination
 
     def is_selected(self, path: str) -> bool:
-        """Return whether the syphon serves this path."""
         return self._only is None or path.lower() in self._only
 
     def held_ones(self) -> list[Destination]:
         """Return the destinations that took nothing when last tried."""
         return [self.by_key[key] for key in self.held]
-
-    def any_progress(self, now: float) -> bool:
-        """Return whether some destination takes messages."""
-        return any(destination.is_progressing(now) for destination in self)
 
 
 KNOWN_MAX: Final = 100_000
@@ -342,7 +315,6 @@ class DeferredMessages:
             self.forced_at = now + self._forced_s
 
     def add(self, destination: Destination, number: int, now: float) -> None:
-        """Remember a deferred message of a destination."""
         if len(destination.deferred) < KNOWN_MAX:
             destination.deferred[number] = None
         elif self.search_at is None:
@@ -356,8 +328,6 @@ class DeferredMessages:
 
 
 class WaitingMessages:
-    """The waiting messages of one pump, by destination."""
-
     def __init__(
         self,
         destinations: Destinations,
@@ -372,7 +342,6 @@ class WaitingMessages:
         self._lanes = lanes
 
     def add(self, message: BacklogMessage, destination: Destination) -> None:
-        """Let a received message wait to be sent."""
         if self._lanes is None or message.session is None:
             destination.waiting.append(message)
             return
@@ -402,12 +371,9 @@ class WaitingMessages:
 
     def withdraw_undeliverable(self, message: BacklogMessage, destination: Destination) -> bool:
         """Remove a message that cannot be sent now; return whether it was removed."""
-        is_up = self._destinations.is_primary_up
-        if self._lanes is None or not self._lanes.is_waiting(message):
-            return destination.remove_unsendable(message, is_up=is_up)
-        if is_up and not destination.is_held:
+        if self._destinations.is_primary_up and not destination.is_held:
             return False
-        return self._lanes.withdraw(message)
+        return self.withdraw(message, destination)
 
     # Deferred in the backlog queue
 

@@ -103,7 +103,12 @@ class Intake:
         if message.sequence_number > self._highest:
             self._highest = message.sequence_number
         else:
-            self._remember_accepted(message)
+            # The primary may have an earlier delivery of it, whose lock ended while its completion
+            # was on a slow way, and nothing has said so yet.
+            for other in self._live.values():
+                if other.accepted and other.identity == message.identity:
+                    self.remember(other)
+                    break
         self.size_bytes += size
         return size > expected
 
@@ -150,10 +155,6 @@ class Intake:
 
     # Locks
 
-    def first_renewal_at(self) -> float | None:
-        """Return when the first lock has to be renewed."""
-        return next((message.renew_at for message in self), None)
-
     def due(self, now: float) -> list[BacklogMessage]:
         """Return the messages whose locks have to be renewed now."""
         due: list[BacklogMessage] = []
@@ -175,33 +176,14 @@ class Intake:
 
     # Memory
 
-    def _remember_accepted(self, message: BacklogMessage) -> None:
-        """Remember an earlier delivery of this message that the primary has.
-
-        Its lock ended while its completion was on a slow way, and nothing has said so yet.
-        """
-        for other in self._live.values():
-            if other.accepted and other.identity == message.identity:
-                self.remember(other)
-                return
-
     def remember(self, message: BacklogMessage) -> None:
         """Remember a message that the primary has and that the queue will deliver again."""
         self.remembered[message.identity] = None
         if len(self.remembered) > REMEMBERED_MAX:
             del self.remembered[next(iter(self.remembered))]
 
-    def recall(self, message: BacklogMessage) -> bool:
-        """Return whether the primary already has this message, and forget that."""
-        if not self.remembered or message.identity not in self.remembered:
-            return False
-        del self.remembered[message.identity]
-        return True
-
 
 class Settlements:
-    """The settlements of one pump."""
-
     def __init__(self, intake: Intake) -> None:
         self.is_open = False
         """The backlog queue can be reached."""
@@ -212,13 +194,13 @@ class Settlements:
 
     def complete_known(self, message: BacklogMessage, now: float) -> list[Action] | None:
         """Complete a message that the primary has by an earlier delivery; None: it has it not."""
-        if not self._intake.recall(message):
+        if message.identity not in self.remembered:
             return None
+        del self.remembered[message.identity]
         message.accepted = True
         return self.complete([message], now)
 
     def complete(self, messages: list[BacklogMessage], now: float) -> list[Action]:
-        """Complete messages that the primary has."""
         for message in messages:
             assert message.accepted, message
             message.outcome = Complete
@@ -232,7 +214,6 @@ class Settlements:
     def dead_letter(
         self, message: BacklogMessage, reason: str, description: str, now: float
     ) -> list[Action]:
-        """Dead-letter a message that can never be delivered."""
         return self._decide(message, DeadLetter(message, reason, description), now)
 
     def defer(self, messages: list[BacklogMessage], now: float) -> list[Action]:

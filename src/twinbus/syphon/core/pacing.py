@@ -131,7 +131,6 @@ class Governor:
 
     @property
     def slice_messages(self) -> int:
-        """How many messages a pump may send in one slice."""
         slice_s = RAMP_SLICE_S if self.limited_by is RAMPS else SLICE_S
         return max(1, int(self.per_s * slice_s))
 
@@ -260,10 +259,10 @@ class Rate:
         """`most_per_s` is never exceeded; None: the primary's answers alone decide."""
         self.governor = Governor(most_per_s)
         self._free_at = float("-inf")
-        self._paces: list[Pace] = []
+        self.paces: list[Pace] = []
 
     def __repr__(self) -> str:
-        return f"<{self.governor}, {len(self._paces)} paces, free at {self._free_at:.3f}>"
+        return f"<{self.governor}, {len(self.paces)} paces, free at {self._free_at:.3f}>"
 
     def reserve(self, count: int, now: float) -> float:
         """Reserve a slice for `count` messages; return when it begins."""
@@ -276,17 +275,8 @@ class Rate:
         """Change the highest rate; slices that were reserved at the old one are given up."""
         self.governor.limit_to(most_per_s)
         self._free_at = float("-inf")
-        for pace in self._paces:
+        for pace in self.paces:
             pace.give_up_slice()
-
-    def add(self, pace: Pace) -> None:
-        """Let one more pace share the rate."""
-        self._paces.append(pace)
-
-    def remove(self, pace: Pace) -> None:
-        """Let a pace no longer share the rate."""
-        if pace in self._paces:
-            self._paces.remove(pace)
 
     def share(self, pace: Pace) -> int:
         """Return how many messages a pump may have in memory: what it can send in a short time.
@@ -295,8 +285,8 @@ class Rate:
         """
         if self.governor.is_open:
             return ANY_NUMBER
-        working = sum(other.is_working for other in self._paces)
-        parts = working if pace.is_working else len(self._paces)
+        working = sum(other.is_working for other in self.paces)
+        parts = working if pace.is_working else len(self.paces)
         return max(IN_MEMORY_MIN, ceil(self.governor.per_s * IN_MEMORY_S / max(1, parts)))
 
 
@@ -313,7 +303,7 @@ class Pace:
         self._from = float("-inf")
         self._queue: dict[str, None] = {}
         """The destinations that wait for this pump's next slice, in order."""
-        rate.add(self)
+        rate.paces.append(self)
 
     def __repr__(self) -> str:
         return f"<pace, {self._unused} from {self._from:.3f} on, {list(self._queue)} waiting>"
@@ -329,8 +319,8 @@ class Pace:
         return self._rate.share(self)
 
     def leave(self) -> None:
-        """Give up the share of the rate."""
-        self._rate.remove(self)
+        if self in self._rate.paces:
+            self._rate.paces.remove(self)
 
     def give_up_slice(self) -> None:
         """Make a new reservation at the next request."""
@@ -368,7 +358,6 @@ class Pace:
         return next(iter(self._queue), None)
 
     def remove(self, destination: str) -> None:
-        """Remove a destination that has nothing to send."""
         self._queue.pop(destination, None)
 
 
@@ -388,7 +377,6 @@ class DrainMeter:
         """Each second in which messages left, and how many."""
 
     def moved(self, count: int, now: float) -> None:
-        """Count messages that left now."""
         if self._began_at is None:
             self._began_at = now
         if not count:

@@ -120,10 +120,6 @@ class Pump:
         return len(self._intake)
 
     @property
-    def bytes_in_flight(self) -> int:
-        return self._intake.size_bytes
-
-    @property
     def credit(self) -> int:
         """Messages that the backlog queue may still send."""
         return self._intake.credit
@@ -158,7 +154,8 @@ class Pump:
     def timer_at(self) -> float | None:
         """When to call `tick` next; None: nothing is due."""
         moments = [d.due_at(self.limits.answer_s) for d in self._destinations]
-        moments += [self._intake.first_renewal_at(), self._receiving.find_deferred_at()]
+        moments += [next((message.renew_at for message in self._intake), None)]
+        moments += [self._receiving.find_deferred_at()]
         moments += [self._poll_at] if self.credit else []
         if self._destinations.held:
             moments.append(self._receiving.look_ahead.due_at)
@@ -436,7 +433,6 @@ class Pump:
         return self._advanced(self._receiving.fetch_all(now), now)
 
     def looked_ahead(self, page: list[PeekedEntry], now: float, *, failed: bool) -> list[Action]:
-        """Take the page that a `LookAhead` peeked."""
         look_ahead = self._receiving.look_ahead
         if not look_ahead.is_peeking:
             return []
@@ -453,7 +449,6 @@ class Pump:
     def peeked_for_order(
         self, page: list[PeekedEntry], now: float, *, failed: bool
     ) -> list[Action]:
-        """Take the page that a `PeekForOrder` peeked."""
         return [] if self._order is None else self._order.peeked(page, now, failed=failed)
 
     # Time
@@ -463,7 +458,6 @@ class Pump:
         return [] if self.pace is None else self._sending.woken(self.pace, now)
 
     def tick(self, now: float) -> list[Action]:
-        """Do what is due."""
         actions: list[Action] = []
         for key, destination in self._destinations.by_key.items():
             if destination.is_late(now):

@@ -1,10 +1,9 @@
 """What a pump asks its backlog queue for: credit, deferred messages, peeks, renewals of locks.
 
-A pump receives nothing while nothing can be delivered (docs/guarantees.md).
-
-While nothing can be delivered, a pump receives nothing. If all messages in memory are for held
-destinations, the pump does not know what comes after them. So it peeks there, which locks nothing,
-and defers the messages in between only if it finds one for another destination.
+A pump receives nothing while nothing can be delivered (docs/guarantees.md). If all messages in
+memory are for held destinations, the pump does not know what comes after them. So it peeks there,
+which locks nothing, and defers the messages in between only if it finds one for another
+destination.
 """
 
 from __future__ import annotations
@@ -117,10 +116,6 @@ class LookAheadState:
         if self.target is not None and now >= self._target_until:
             self.cut_off(now)
 
-    def not_needed(self, now: float) -> None:
-        """Put off the next peek: messages arrive, or the queue cannot be asked."""
-        self.peek_at = max(self.peek_at, now + NOT_NEEDED_S)
-
 
 class ReceiveControl:
     """Decides what one pump asks its backlog queue for."""
@@ -147,9 +142,8 @@ class ReceiveControl:
     @property
     def is_possible(self) -> bool:
         """Whether both namespaces can be reached and the pump is not paused."""
-        if not (self._destinations.is_primary_up and self._settlements.is_open):
-            return False
-        return not self.paused
+        is_up = self._destinations.is_primary_up and self._settlements.is_open
+        return is_up and not self.paused
 
     @property
     def is_quiet(self) -> bool:
@@ -197,7 +191,8 @@ class ReceiveControl:
 
     def others_progress(self, now: float) -> bool:
         """Return whether messages arrive, or would if those of held destinations were deferred."""
-        return self.look_ahead.target is not None or self._destinations.any_progress(now)
+        progress = (destination.is_progressing(now) for destination in self._destinations)
+        return self.look_ahead.target is not None or any(progress)
 
     # Peeking ahead
 
@@ -207,10 +202,12 @@ class ReceiveControl:
 
     def peek_ahead(self, now: float) -> list[Action]:
         """If only messages of held destinations are in memory, peek at what comes after them."""
+        look_ahead = self.look_ahead
         if not self.is_stalled(now):
-            self.look_ahead.not_needed(now)
+            # Messages arrive, or the queue cannot be asked.
+            look_ahead.peek_at = max(look_ahead.peek_at, now + NOT_NEEDED_S)
             return []
-        start = self.look_ahead.next_start(now)
+        start = look_ahead.next_start(now)
         return [] if start is None else [LookAhead(start)]
 
     def is_worth_receiving(self, entry: PeekedEntry) -> bool:

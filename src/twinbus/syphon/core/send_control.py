@@ -66,7 +66,11 @@ class SendControl:
         pace = self._receiving.pace
         if pace is not None and pace.governor.is_open:
             pace = None
-        most = ANY_NUMBER if pace is None else _allowed_by(pace, destination, now)
+        most = ANY_NUMBER
+        if pace is not None:
+            most = destination.ready
+            pace.is_working = True
+            most = pace.allowed(destination.path.lower(), most, now) if most else 0
         while destination.waiting and destination.credit > 0 and len(sent) < destination.window:
             if not most:
                 break
@@ -77,8 +81,9 @@ class SendControl:
                 actions += known
                 continue
             if 0 < limit_bytes < len(message.wire):
-                too_large = destination.size_problem(message)
-                actions += self._settlements.dead_letter(message, TOO_LARGE_REASON, too_large, now)
+                size = len(message.wire)
+                text = f"the message has {size} bytes; {destination.path} accepts {limit_bytes}"
+                actions += self._settlements.dead_letter(message, TOO_LARGE_REASON, text, now)
                 continue
             destination.credit -= 1
             message.sent_at = now
@@ -244,7 +249,8 @@ class SendControl:
         self._note_busy(condition, destination, now)
         if meaning is FailureMeaning.MESSAGE:
             return self._dead_letter(message, destination, condition, text, now)
-        destination.return_to_waiting(message)
+        destination.waiting.appendleft(message)
+        destination.unsorted = True
         is_missing = meaning is FailureMeaning.NOT_FOUND
         return self.hold(destination, text, now, is_missing=is_missing)
 
@@ -265,10 +271,3 @@ class SendControl:
         text = f"{destination.path}: {text}"
         actions = self._settlements.dead_letter(message, reason, text, now)
         return actions + self.serve(destination, now)
-
-
-def _allowed_by(pace: Pace, destination: Destination, now: float) -> int:
-    """Return how many messages the rate allows to a destination now."""
-    wanted = destination.ready
-    pace.is_working = True
-    return pace.allowed(destination.path.lower(), wanted, now) if wanted else 0

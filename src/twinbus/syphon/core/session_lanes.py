@@ -185,7 +185,6 @@ class SessionLanes:
         return self._finish(number) or (copy if copy is not message else None)
 
     def was_deferred(self, message: BacklogMessage) -> None:
-        """Note that a message was deferred."""
         lane = self._by_number.get(message.sequence_number)
         if lane is not None:
             self._set_missing(lane, message.sequence_number, MissingMessage.DEFERRED)
@@ -200,14 +199,6 @@ class SessionLanes:
             return False
         self._not_waiting(lane, number)
         return True
-
-    def is_waiting(self, message: BacklogMessage) -> bool:
-        """Return whether a message waits for its turn, or for the end of its other copy."""
-        number = message.sequence_number
-        lane = self._by_number.get(number)
-        if lane is None:
-            return False
-        return lane.waiting.get(number) is message or self._copies.get(number) is message
 
     def take_waiting(self, destination: str) -> list[BacklogMessage]:
         """Remove and return all messages to one destination that wait for their turn."""
@@ -305,7 +296,6 @@ class SessionLanes:
         return min((h for h in heads if h > after), default=min(heads, default=None))
 
     def peek_started(self) -> None:
-        """Note that a peek starts now."""
         self._peeked_up_to = max(self._highest, self.known_up_to)
 
     def peeked(self, start: int, page: Iterable[PeekedEntry]) -> int:
@@ -324,7 +314,6 @@ class SessionLanes:
         return end
 
     def seen(self, entry: PeekedEntry) -> None:
-        """Note a message that a peek showed."""
         number = entry.number
         if entry.session is None:
             return

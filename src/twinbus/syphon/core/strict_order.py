@@ -57,7 +57,11 @@ class StrictOrder:
     def advance(self, now: float) -> list[Action]:
         """Let every session go on as far as it may."""
         if self._receiving.paused:
-            return self._give_back(now)
+            return [
+                action
+                for key in self._destinations.by_key
+                for action in self._settlements.release(self.lanes.take_waiting(key), now)
+            ]
         actions: list[Action] = []
         while lanes := self.lanes.take_changed():
             served: dict[str, Destination] = {}
@@ -74,13 +78,6 @@ class StrictOrder:
         if self.lanes.is_stuck and self.check_at is None:
             self.check_at = now + CHECK_S
         return actions + self._peek(self.lanes.peek_from(), now)
-
-    def _give_back(self, now: float) -> list[Action]:
-        return [
-            action
-            for key in self._destinations.by_key
-            for action in self._settlements.release(self.lanes.take_waiting(key), now)
-        ]
 
     # Settlements
 
