@@ -307,8 +307,7 @@ class Unsettled:
         if span < NARROW:
             ids = [n & SERIAL_MASK for n in range(first, first + span + 1)]
         else:
-            self._note_to(next_id)
-            ids = self._take_between(first, span)
+            ids = self._take_between(first, span, next_id)
         taken = []
         for delivery_id in ids:
             entry = self.by_id.pop(delivery_id, None)
@@ -324,21 +323,17 @@ class Unsettled:
             del self.by_id[delivery_id]
         self._sweep_at = max(SWEEP_FLOOR, 2 * len(self.by_id))
 
-    def _note_to(self, next_id: int) -> None:
-        """Bring the order up to date."""
+    def _take_between(self, first: int, span: int, next_id: int) -> list[int]:
+        """Ids of the order from `first` on, over `span`; none of them is unsettled after this."""
         by_id, order = self.by_id, self._order
         count = (next_id - self._known_to) & SERIAL_MASK if by_id else 0
         if count + len(order) > 2 * len(by_id) + NARROW:
             # Most of them are settled, by narrow ranges: fewer are looked at here.
-            self._order = list(by_id)
+            order = self._order = list(by_id)
         else:
             new = (n & SERIAL_MASK for n in range(self._known_to, self._known_to + count))
             order.extend(n for n in new if n in by_id)
         self._known_to = next_id
-
-    def _take_between(self, first: int, span: int) -> list[int]:
-        """Ids of the order from `first` on, over `span`; none of them is unsettled after this."""
-        order = self._order
         if not order:
             return []
         base = order[0]

@@ -133,6 +133,7 @@ class Leases:
             connection = self._environment.connect(
                 self._endpoint, self._on_event, requests=self._requests
             )
+            reason = GIVEN_BACK
             try:
                 asked_at = self._now()
                 await connection.open()
@@ -146,17 +147,14 @@ class Leases:
                         group.create_task(self._keep_one(connection, lease))
             except* ConnectionLost as errors:
                 reason = str(errors.exceptions[0])
-                for lease in self._leases.values():
-                    self._lose(lease, reason)
             except* Exception as errors:
                 # After any error, keep trying: the pumps stop until the leases are held.
                 log.exception("keeping the leases failed")
-                for lease in self._leases.values():
-                    self._lose(lease, f"{errors.exceptions[0]!r}")
+                reason = f"{errors.exceptions[0]!r}"
             finally:
                 for lease in self._leases.values():
-                    if lease.is_announced:
-                        self._lose(lease, GIVEN_BACK)
+                    if lease.is_announced or reason != GIVEN_BACK:
+                        self._lose(lease, reason)
                 await connection.close()
             await asyncio.sleep(RETRY_S * (0.5 + self._environment.chance()))
 
