@@ -151,7 +151,8 @@ def read_peeked(queue: str, wire: bytes) -> PeekedMessage:
         found = annotations.get(names.SEQUENCE_NUMBER)
         number = int(found) if isinstance(found, int) else 0
         kind, body, body_json = _body(sections.body)
-        aliases, problem = None, ""
+        aliases: Aliases | None = None
+        problem = ""
         try:
             aliases = aliases_of(sections)
         except TransferError as error:
