@@ -120,6 +120,10 @@ class Pump:
         return len(self._intake)
 
     @property
+    def bytes_in_flight(self) -> int:
+        return self._intake.size_bytes
+
+    @property
     def credit(self) -> int:
         """Messages that the backlog queue may still send."""
         return self._intake.credit
