@@ -32,7 +32,6 @@ OUTAGE_MAX_S: Final = 3_600.0
 
 
 def _side(key: str, text: str) -> Any:
-    """Return a namespace that is given by its position."""
     return setting(key, of=typer.Argument, metavar=key.upper(), help=text)
 
 

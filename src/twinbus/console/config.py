@@ -41,8 +41,6 @@ class GivenValue(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ShownValue:
-    """A value as it may be shown."""
-
     key: str
     value: str
     origin: str

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadOptions:
-    """The options that both commands have."""
-
     rate: Annotated[str, option("RATE", "Message rate, like 500/s, 30000/min or 2M/day.")]
     size: Annotated[str, option("SIZE", "Size of one message, like 2KB or 64KiB.")] = "1KB"
     entities: Annotated[int, option("N", "Queues and topics that are sent to.")] = 1
@@ -51,8 +49,6 @@ PlanOutput = Literal["text", "json", "html"]
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions(WorkloadOptions):
-    """The options of `twinbus plan`."""
-
     outages: Annotated[
         list[str],
         option(
@@ -116,8 +112,6 @@ app = command_group("Estimate what a pair costs, by the documented arithmetic.")
 
 @dataclass(frozen=True, kw_only=True)
 class EstimateOptions(WorkloadOptions):
-    """The options of `twinbus cost estimate`."""
-
     queues: Annotated[int, setting("queues")] = 10
     missing_queues: Annotated[
         int, option("N", "Backlog queues that clients search for all month.")

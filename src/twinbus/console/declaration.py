@@ -137,7 +137,6 @@ def option(metavar: str, text: str, *names: str, **more: Any) -> Any:
 
 
 def argument(metavar: str, text: str, **more: Any) -> Any:
-    """Return a parameter that is given by its position."""
     return typer.Argument(metavar=metavar, help=text, **more)
 
 
@@ -154,7 +153,6 @@ def setting(key: str, *names: str, of: Callable[..., Any] = typer.Option, **more
 
 
 def flag(name: str, text: str) -> Any:
-    """Return an option that takes no value."""
     return typer.Option(name, help=text)
 
 
@@ -248,7 +246,6 @@ class PairDefaults(dict[str, Any]):
 
 
 def keys_of(parameters: list[Parameter]) -> dict[str, str]:
-    """Return the keys of the parameters that a settings file can set."""
     return {
         parameter.name: mark.settings_key
         for parameter in parameters

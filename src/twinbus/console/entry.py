@@ -20,7 +20,6 @@ NEAREST: Final = {"✔": "OK", "⚠": "!", "✖": "X", "○": "o", "–": "-", "
 
 
 def main() -> None:
-    """Run the command line."""
     codecs.register_error("twinbus", _nearest)
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="twinbus")

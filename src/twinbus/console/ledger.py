@@ -192,7 +192,6 @@ def _run(verb: str, given: TablesOptions, **more: Any) -> int:
 
 @runs_to_its_end
 async def run_task(task: TablesTask, master: str | None, output: Output) -> int:
-    """Perform the task and print its result; return the exit status."""
     import asyncio
     import signal
     import threading
@@ -230,7 +229,6 @@ def _perform(
 
 
 def _table_lines(result: Document) -> list[str]:
-    """Return how many records the tables hold, and their last commit."""
     rejected = sum(result["rejected"].values())
     return [
         f"{result['records']:,} records, {rejected:,} lines rejected"
@@ -240,7 +238,6 @@ def _table_lines(result: Document) -> list[str]:
 
 
 def _status_lines(result: Document) -> list[str]:
-    """Return a row for each kind of table, then what the ledger's files show."""
     writers = _writer_lines(result["ledger"])
     if result["commit"] < 0:
         place = result["place"]
@@ -252,7 +249,6 @@ def _status_lines(result: Document) -> list[str]:
 
 
 def _writer_lines(ledger: Document) -> list[str]:
-    """Return how many writers there are of each state, and a line for each finding."""
     states = "".join(f", {count:,} {state}" for state, count in ledger["writers"].items())
     writers = counted(sum(ledger["writers"].values()), "writer")
     return [
@@ -264,7 +260,6 @@ def _writer_lines(ledger: Document) -> list[str]:
 
 
 def _compact_lines(result: Document) -> list[str]:
-    """Return the number of files before and after, for each kind of table."""
     after = result["files_after"]
     lines = [
         f"{kind}: {before:,} files -> {after[kind]:,}"
@@ -275,7 +270,6 @@ def _compact_lines(result: Document) -> list[str]:
 
 
 def _retain_lines(result: Document) -> list[str]:
-    """Return what was removed, and which older journeys stay."""
     removed = (
         f"{result['records_removed']:,} records and {result['journeys_removed']:,} settled journeys"
     )
@@ -286,7 +280,6 @@ def _retain_lines(result: Document) -> list[str]:
 
 
 def _erase_lines(result: Document) -> list[str]:
-    """Return how many records and files the message was in."""
     files = result["raw_files_changed"]
     return [f"{result['records_erased']:,} records erased; files of the ledger changed: {files:,}"]
 

@@ -144,8 +144,6 @@ class PortOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class GatewayOptions:
-    """How a gateway sends."""
-
     namespace: Annotated[str, setting("gateway.address", of=typer.Argument)]
     queues: QueuesOption = 10
     failover_interval: Annotated[str, setting("gateway.failover-interval")] = "20s"
@@ -321,8 +319,6 @@ def require_messaging_units(count: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
-    """The options that all reports share."""
-
     ledger: LedgerArgument
     tables: Annotated[
         str | None,
@@ -363,8 +359,6 @@ class ReportOptions:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class PageOptions(SidesOptions):
-    """The options of `twinbus page`."""
-
     port: Annotated[int, option("PORT", "Port to listen on; 0 picks a free one.", min=0)] = 0
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "localhost"
     ledger: Annotated[

@@ -31,8 +31,6 @@ BAR_WIDTH: Final = 24
 
 
 class Output(StrEnum):
-    """Output format of a command."""
-
     TEXT = "text"
     JSON = "json"
 
@@ -191,7 +189,6 @@ def table_lines(
 
 
 def dim_headed(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Return `table_lines` with dim headings."""
     headings, *lines = table_lines(columns, rows)
     return [paint(headings, "dim"), *lines]
 

@@ -55,7 +55,6 @@ def run(
     output: PlanOutput,
     to: Path | None,
 ) -> int:
-    """Simulate and print; returns the exit status."""
     book = book_of(prices)
     rule = counting_rule(given.settlement)
     question, limits = _read(given)
@@ -190,7 +189,6 @@ HEADINGS: Final = (
 
 
 def plan_sheet(plan: Plan, warnings: Sequence[str]) -> Sheet:
-    """The sheet of a plan."""
     misses = plan.advice.misses
     setting = plan.advice.outcome.setting
     return Sheet(
@@ -303,7 +301,6 @@ def _neighbours(plan: Plan) -> Iterator[tuple[str, list[SettingOutcome]]]:
 
 
 def _cells(plan: Plan, outcome: SettingOutcome) -> tuple[str, ...]:
-    """One setting as a row."""
     setting = outcome.setting
     spent = plan.money[plan.outcomes.index(outcome)]
     return (
@@ -380,7 +377,6 @@ def _bar(is_marked: bool, name: str, amount: float, label: str) -> BarRow:
 
 
 def _amount(value: SampledMean) -> str:
-    """A mean with its error."""
     error = f" ± {_plainly(value.error)}" if value.error else ""
     return _plainly(value.mean) + error
 

@@ -80,16 +80,12 @@ class OutageChart(NamedTuple):
 
 
 class Section(NamedTuple):
-    """Lines under a title."""
-
     title: str
     lines: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Rows under a title."""
-
     title: str
     columns: tuple[str, ...] = ()
     """Headings; empty: the table has none."""
@@ -129,7 +125,6 @@ class Sheet:
 
 
 def sections(*titled: tuple[str, Sequence[str]]) -> tuple[Section, ...]:
-    """The sections that have lines."""
     return tuple(Section(title, tuple(lines)) for title, lines in titled if lines)
 
 
@@ -172,14 +167,12 @@ def span(length_ms: float | None) -> str:
 
 
 def clock(at_ms: int | None) -> str:
-    """A time in UTC, to the second."""
     if at_ms is None:
         return "–"
     return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def text_of(sheet: Sheet) -> str:
-    """The sheet as lines, the answer first."""
     return "\n".join(_text(sheet)) + "\n"
 
 

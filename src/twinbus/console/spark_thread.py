@@ -120,7 +120,6 @@ class SparkThread:
         return future
 
     def interrupt(self) -> None:
-        """Cancel the running jobs."""
         session: Any = self._session
         if session is not None:
             # Without its JVM there is no job to cancel.

@@ -209,7 +209,6 @@ def _document(queue: QueueContents) -> dict[str, Any]:
 
 
 def queue_lines(queues: Sequence[QueueContents], endpoint: str) -> list[str]:
-    """Return a row for each queue, and a line with the totals."""
     if not queues:
         return [f"no backlog queues in {endpoint}"]
     rows = [
@@ -287,7 +286,6 @@ def _state(message: Mapping[str, Any]) -> str:
 
 
 def created_row(path: str, findings: Findings) -> tuple[str, str, str]:
-    """Return the path, the outcome and the details of one queue."""
     drift = "; ".join(map(str, findings.drift.get(path, ())))
     if path in findings.created:
         return path, "created", ""
@@ -300,7 +298,6 @@ def created_row(path: str, findings: Findings) -> tuple[str, str, str]:
 def created_lines(
     rows: Sequence[tuple[str, str, str]], findings: Findings, endpoint: str
 ) -> list[str]:
-    """Return a row for each queue, and a line with the totals."""
     lines = aligned([[state, visible(path), visible(detail)] for path, state, detail in rows])
     made, usable = len(findings.created), len(findings.usable)
     wanted = len({*findings.drained, *findings.left_out})
@@ -314,7 +311,6 @@ def created_lines(
 
 
 def fate(queue: QueueContents) -> str:
-    """Return what prune does with a queue."""
     if queue.is_empty:
         return "would be deleted"
     holds = counted(queue.waiting + queue.dead_lettered, "message")
@@ -322,7 +318,6 @@ def fate(queue: QueueContents) -> str:
 
 
 def prune_lines(extra: Sequence[QueueContents], label: str, count: int) -> list[str]:
-    """Return what prune would do with each queue past the count."""
     if not extra:
         return [f"nothing to prune: {label} has no backlog queue with an index of {count} or more"]
     lines = aligned([[visible(queue.path), fate(queue)] for queue in extra])

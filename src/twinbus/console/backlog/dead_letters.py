@@ -34,8 +34,6 @@ app = command_group(
 
 @dataclass(frozen=True, kw_only=True)
 class LettersOptions(SidesOptions):
-    """The options that select dead letters."""
-
     queue: QueueOption = None
     entity: EntityOption = None
     reason: Annotated[str | None, option("REASON", "Only with this dead-letter reason.")] = None
@@ -169,7 +167,6 @@ async def export_letters(
 async def _letters(
     selection: QueueSelection, wanted: DeadLetterFilter
 ) -> AsyncIterator[AsyncGenerator[PeekedMessage, None]]:
-    """Yield the dead letters of the queues that match."""
     from twinbus.syphon.replaying import dead_letters
 
     found = dead_letters(endpoint_of(selection.secondary), await selection.paths(), wanted)

@@ -54,7 +54,6 @@ class QueueContents:
     """None: the queue is empty, or was not peeked."""
 
     def is_of(self, label: str | None) -> bool:
-        """Whether the queue belongs to the label; None: any."""
         return label is None or self.label.lower() == label.lower()
 
     @property
@@ -80,8 +79,6 @@ async def queue_contents(client: ServiceBusAdministrationClient) -> list[QueueCo
 
 @dataclass(frozen=True, slots=True)
 class QueueSelection:
-    """The backlog queues that a command is about."""
-
     secondary: Namespace
     label: str | None
     """None: every pair."""
@@ -274,7 +271,6 @@ async def _held(
 
 
 def _row(message: PeekedMessage) -> dict[str, Any]:
-    """Return a message as `twinbus backlog peek` shows it."""
     aliases = message.aliases
     ttl_ms = None if aliases is None else aliases.time_to_live_ms
     return {

@@ -44,7 +44,6 @@ _LINES: Final = {
 
 
 async def check_sides(pair: ExaminedPair) -> list[Finding]:
-    """Check that there are two namespaces, and that backlog queue names fit."""
     primary, secondary = pair.primary, pair.secondary
     if primary.place == secondary.place:
         return [
@@ -107,7 +106,6 @@ async def _connect(endpoint: Endpoint) -> None:
 
 
 async def check_clock(pair: ExaminedPair, role: str) -> Finding:
-    """Compare the clock of a side with this machine's."""
     check = f"clock {role}"
     endpoint = endpoint_of(pair.roles[role])
     host, port, _ = endpoint.administration
@@ -231,8 +229,6 @@ async def _credential(gateway: Namespace) -> Finding:
 
 
 async def _send(gateway: Namespace, entity: str) -> Finding:
-    """Check that a client may send to an entity through the gateway."""
-
     async def ask(client: Any) -> None:
         async with client.get_queue_sender(entity) as sender:
             await sender.create_message_batch()

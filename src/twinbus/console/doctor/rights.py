@@ -37,8 +37,6 @@ CHECK_WIDTH = 22
 
 
 class Level(StrEnum):
-    """Result of a check."""
-
     OK = "ok"
     WARN = "warn"
     """It works, with something to know or to repair."""
@@ -50,8 +48,6 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One check and its result."""
-
     check: str
     level: Level
     says: str
@@ -95,12 +91,10 @@ class ExaminedPair:
 
 
 def refused(check: str, error: BaseException, level: Level = Level.FAIL) -> Finding:
-    """Return the finding of a check that raised an error."""
     return Finding(check, level, str(error) or type(error).__name__)
 
 
 def line_of(finding: Finding) -> str:
-    """Return the finding as one line."""
     style = {"ok": "green", "warn": "yellow", "fail": "red", "skip": "dim"}[finding.level]
     level = paint(f"{finding.level:<4}", style)
     do = f"; {visible(finding.do)}" if finding.do else ""
@@ -108,7 +102,6 @@ def line_of(finding: Finding) -> str:
 
 
 def verdict(findings: Sequence[Finding], fit: str = "fit to be paired") -> str:
-    """Return the verdict over all findings as one line."""
     count = {level: sum(1 for f in findings if f.level is level) for level in Level}
     failed, warned, skipped = count[Level.FAIL], count[Level.WARN], count[Level.SKIP]
     counts = [f"{failed} failed"] if failed else []
@@ -120,7 +113,6 @@ def verdict(findings: Sequence[Finding], fit: str = "fit to be paired") -> str:
 
 
 def document(findings: Sequence[Finding]) -> dict[str, Any]:
-    """Return all findings as JSON."""
     return {
         "ok": all(finding.level is not Level.FAIL for finding in findings),
         "findings": [asdict(finding) for finding in findings],

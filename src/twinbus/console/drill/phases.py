@@ -63,8 +63,6 @@ RETRIES: Final = 1_000
 
 
 class Drill:
-    """One drill in its own world."""
-
     def __init__(
         self,
         plan: DrillPlan,
@@ -84,7 +82,6 @@ class Drill:
         self._began_ms = self._killed_ms = self._back_ms = 0
 
     async def run(self) -> DrillResult:
-        """Run all phases in order; return the result."""
         sent = asyncio.Event()
         # The pair stays open until everything is received, so that it can be watched.
         async with AsyncExitStack() as opened:

@@ -31,8 +31,6 @@ NOTE_S: Final = 5.0
 
 
 class Phase:
-    """One phase of a drill: a name, a note, and its progress."""
-
     def __init__(self, name: str, note: str, total: float | None) -> None:
         self.name = f"{name:<8}"
         self.note = note
@@ -65,7 +63,6 @@ class DrillScreen(LiveLine):
         self._running: list[Phase] = []
 
     def text(self) -> str:
-        """Return all phases that run, in one line."""
         return "  |  ".join(map(str, self._running.copy()))
 
     @contextmanager
@@ -144,7 +141,6 @@ class DrillPage(Program):
             self._notes.submit(self._post, text)
 
     def prove(self, result: DrillResult, text: str) -> None:
-        """Show the answer of the drill as the proof."""
         unknown = result.report.conservation.unknown
         keep_proof(self._world.ledger, "good" if result.passed else "bad", text, unknown)
 

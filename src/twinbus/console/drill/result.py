@@ -83,8 +83,6 @@ class Moments:
 
 @dataclass(frozen=True, kw_only=True)
 class DrillResult:
-    """The outcome of a drill."""
-
     plan: DrillPlan
     moments: Moments
     report: OutageReport
@@ -100,7 +98,6 @@ class DrillResult:
 
     @property
     def total(self) -> Balance:
-        """The balance of all entities."""
         return self.report.conservation.total
 
     @property
@@ -135,7 +132,6 @@ class DrillResult:
 
     @property
     def diverted(self) -> int:
-        """Messages that went to the backlog."""
         return sum(point.to_backlog for point in self.report.availability.sends)
 
     @property
@@ -145,7 +141,6 @@ class DrillResult:
 
     @property
     def operations_by_cause(self) -> dict[str, int]:
-        """Recorded calls by cause."""
         causes: dict[str, int] = {}
         for kind in self.report.charges.by_kind:
             if not kind.assumed:
@@ -185,7 +180,6 @@ class DrillResult:
 
     @property
     def drain_rate(self) -> float | None:
-        """Messages a second that the syphon forwarded while it drained."""
         return self.report.forwarded / self.drain_s if self.drain_s else None
 
     def as_json(self) -> dict[str, Any]:
@@ -271,7 +265,6 @@ def _until_last(changes: Iterable[tuple[str, int | None]], since_ms: int) -> flo
 
 
 def seconds_between(began_ms: int | None, ended_ms: int | None) -> float | None:
-    """Seconds from one time to another; None if one is unknown."""
     if began_ms is None or ended_ms is None:
         return None
     return (ended_ms - began_ms) / 1000

@@ -31,8 +31,6 @@ TILES: Final = ("accepted", "received", "lost", "duplicates", "diverted", "sends
 
 
 class NumberRow(NamedTuple):
-    """One number of the drill and its meaning."""
-
     name: str
     value: str
     meaning: str
@@ -40,7 +38,6 @@ class NumberRow(NamedTuple):
 
 
 def drill_sheet(result: DrillResult) -> Sheet:
-    """The sheet of a drill."""
     rows = list(_numbers(result))
     return Sheet(
         title="drill",

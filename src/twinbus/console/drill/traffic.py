@@ -56,7 +56,6 @@ BUSY_TRIES: Final = 10
 
 
 def timeout_s(plan: DrillPlan) -> float:
-    """How long a caller of the drill waits for one send."""
     return plan.failover_interval_s + TIMEOUT_MARGIN_S
 
 
@@ -142,7 +141,6 @@ class DrillGateway:
 
     @property
     def port(self) -> int:
-        """The gateway's port."""
         return self._host.port
 
     async def __aenter__(self) -> Self:
@@ -184,7 +182,6 @@ class Consumers:
         return self._count
 
     async def in_primary(self) -> int:
-        """Number of messages in the primary."""
         async with administration(self._connection_string) as self._admin:
             return sum([await self._left(entity) for entity in ENTITIES])
 

@@ -43,8 +43,6 @@ class DrillError(TwinbusError):
 
 @dataclass(frozen=True)
 class Entity:
-    """A queue or topic that the drill sends to."""
-
     path: str
     is_topic: bool = False
     sessions: tuple[str, ...] = ()
@@ -203,5 +201,4 @@ async def create_entities(connection_string: str) -> None:
 
 
 def administration(connection_string: str) -> ServiceBusAdministrationClient:
-    """The SDK's administration client of a namespace of the drill."""
     return administration_client(Namespace.from_connection_string(connection_string))

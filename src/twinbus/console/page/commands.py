@@ -276,11 +276,9 @@ class PageSecondary:
 
     @property
     def count_again_s(self) -> float:
-        """Time between two counts of the same queues."""
         return COUNT_EMULATOR_AGAIN_S if self._namespace.emulator else COUNT_AGAIN_S
 
     def holds(self, secondary: str) -> bool:
-        """Return whether this is the secondary of that endpoint."""
         return secondary == self._namespace.endpoint
 
     async def queues(self, label: str) -> list[dict[str, Any]]:

@@ -41,8 +41,6 @@ ChargeSums = Counter[tuple[str, str]]
 
 
 class PageCost:
-    """Makes the document of the cost of one ledger."""
-
     def __init__(self, ledger: Path, book: PriceBook) -> None:
         self._ledger = ledger
         self._book = book
@@ -127,7 +125,6 @@ def table_sums(ledger: Path, began: datetime) -> tuple[frozenset[str], ChargeSum
 
 
 def day_of(at: float) -> str:
-    """Return the day in UTC of a unix time."""
     return datetime.fromtimestamp(at, UTC).date().isoformat()
 
 
@@ -144,7 +141,6 @@ def charged_units(record: Mapping[str, Any]) -> int:
 
 
 def sums_of(records: Iterable[Mapping[str, Any]]) -> ChargeSums:
-    """Return the units of records by day and cause."""
     sums: ChargeSums = Counter()
     for record in records:
         if count := charged_units(record):

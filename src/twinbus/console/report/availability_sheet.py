@@ -22,7 +22,6 @@ Moment = tuple[float, str]
 
 
 def availability_sheet(report: AvailabilityReport) -> Sheet:
-    """The content of the report."""
     return Sheet(
         title="availability report",
         headline=_headline(report),

@@ -61,13 +61,11 @@ class BacklogScan:
                                     file.write(json.dumps(row._asdict()) + "\n")
 
     def sightings(self) -> Iterator[Sighting]:
-        """Each message that was found."""
         with self._file.open() as file:
             for line in file:
                 yield Sighting(**json.loads(line))
 
     def snapshot(self, spark: SparkSession) -> BacklogSnapshot:
-        """The messages that were found, for Spark."""
         from twinbus.pipeline.reports.conservation import BacklogSnapshot
         from twinbus.pipeline.spark.session import reads_local_files
         from twinbus.pipeline.tables.schemas import SIGHTINGS
@@ -80,7 +78,6 @@ class BacklogScan:
         return BacklogSnapshot(found, self._began_ms, self._labels, self.awaited)
 
     def close(self) -> None:
-        """Remove the file."""
         self._directory.cleanup()
 
 

@@ -31,8 +31,6 @@ DUPLICATE_CAUSES: Final = {
 
 
 class OfEntity(Protocol):
-    """A row of a report about one entity."""
-
     @property
     def entity(self) -> str: ...
 
@@ -51,7 +49,6 @@ def entity_names(rows: Sequence[OfEntity]) -> Callable[[OfEntity], str]:
 
 
 def cause_name(cause: str) -> str:
-    """The name of a cause of the ledger."""
     return CAUSES.get(cause, cause)
 
 
@@ -97,7 +94,6 @@ DAYS_SHOWN: Final = 62
 
 
 def charges_sheet(report: ChargesReport) -> Sheet:
-    """The content of the report."""
     return Sheet(
         title="charges report",
         headline=_headline(report),
@@ -191,7 +187,6 @@ def _tables(report: ChargesReport) -> Iterator[Table]:
 
 
 def by_kind_table(report: ChargesReport) -> Table:
-    """Calls and units by cause and operation."""
     order = {cause: place for place, cause in enumerate(CAUSES)}
     kinds = sorted(
         report.by_kind,

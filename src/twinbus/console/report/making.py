@@ -53,8 +53,6 @@ _STATUS: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class NeededFacts:
-    """What the reports need beside the ledger."""
-
     secondary: Namespace | None = None
     """Whose backlog queues are peeked at, for conservation; None: no peek."""
     detection_s: int = 0

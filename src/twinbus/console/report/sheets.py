@@ -49,7 +49,6 @@ IDS_IN_LINE: Final = 5
 
 
 def conservation_sheet(report: ConservationReport) -> Sheet:
-    """The content of the report."""
     peeked = (
         "no peek into the backlog queues was made"
         if report.peeked_ms is None
@@ -227,7 +226,6 @@ def _charts(report: ConservationReport) -> Iterator[Bars]:
 
 
 def reconciliation_sheet(report: ReconciliationReport) -> Sheet:
-    """The content of the report."""
     return Sheet(
         title="reconciliation report",
         headline=_agreement_headline(report),
@@ -299,7 +297,6 @@ def _agreement_tables(report: ReconciliationReport) -> Iterator[Table]:
 
 
 def sheet_of(report: LedgerReport) -> Sheet:
-    """The sheet of a report of any kind."""
     match report:
         case ChargesReport():
             return charges_sheet(report)

@@ -30,8 +30,6 @@ POLL: str = "15min"
 
 @dataclass(frozen=True, kw_only=True)
 class SyphonOptions(SidesOptions):
-    """The options of `run` and `drain`."""
-
     rate: Annotated[str | None, setting("rate")] = None
     only: Annotated[
         list[str] | None,

@@ -58,7 +58,6 @@ class DrainDisplay:
         self._next_at = 0.0
 
     def __call__(self, progress: DrainProgress) -> None:
-        """Take the progress, and show it if it is time to."""
         now = time.monotonic()
         gone = progress.forwarded + progress.dead_lettered
         if self.last is None:
@@ -84,11 +83,9 @@ class DrainDisplay:
 
     @property
     def per_s(self) -> float:
-        """The current rate."""
         return self._meter.per_s(time.monotonic())
 
     def clear(self) -> None:
-        """Remove the live line."""
         self._line.clear()
 
 
@@ -132,8 +129,6 @@ async def drain_here(
 
 
 class SparkDrain(NamedTuple):
-    """The options that only a drain on Spark has."""
-
     master: str | None
     shared: bool
     tasks: int | None
@@ -207,7 +202,6 @@ def drain_on_spark(
 
 
 async def _counts(request: SyphonRequest, queues: list[str]) -> QueueCounts:
-    """Return the summed counts of the queues."""
     endpoint = endpoint_of(request.secondary)
     try:
         found = await asyncio.gather(*(counts_of(endpoint, queue) for queue in queues))
@@ -308,7 +302,6 @@ def reasons(progress: DrainProgress) -> list[str]:
 
 
 def outcome(done: Mapping[str, Any]) -> str:
-    """Return the result of a drain as one line."""
     forwarded, seconds = done["forwarded"], done["seconds"]
     per_s = f", {forwarded / seconds:,.0f}/s" if seconds >= 1 else ""
     verb = "drained" if done["drained"] else "stopped"

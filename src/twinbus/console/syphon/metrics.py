@@ -43,8 +43,6 @@ CONNECTION_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class HttpAddress:
-    """Where to listen."""
-
     host: str
     port: int
 
@@ -184,8 +182,6 @@ FAMILIES: Final[Families] = {
 
 @dataclass(frozen=True, slots=True)
 class MetricsRequest:
-    """The checked options about metrics."""
-
     address: HttpAddress
     token: str | None
     backlog_every_s: float | None
@@ -244,7 +240,6 @@ class SyphonMetrics:
         return f"http://{self._port.address}"
 
     async def close(self) -> None:
-        """Stop measuring and close the port."""
         if self._meter is not None:
             await self._meter.close()
         await self._port.close()

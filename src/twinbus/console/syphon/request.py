@@ -46,8 +46,6 @@ STANDARD: Final = "standard"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SyphonRequest:
-    """The two sides, and how to move the backlog."""
-
     primary: Namespace
     secondary: Namespace
     options: SendAvailabilityOptions
@@ -91,7 +89,6 @@ class SyphonRequest:
         rate: Rate,
         outages: OutageLog | None = None,
     ) -> SyphonHost:
-        """Return a syphon of these queues, not started."""
         return SyphonHost(
             self.primary,
             self.secondary,
@@ -183,7 +180,6 @@ class QueueSearch:
         self._is_closed = True
 
     def is_due(self) -> bool:
-        """Return whether it is time to search."""
         queues, now = self._group.status(), time.monotonic()
         if self._named is not None and queues:
             return False

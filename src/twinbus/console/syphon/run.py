@@ -40,7 +40,6 @@ COUNTS_S: Final = 2.0
 async def run(
     request: SyphonRequest, count: int | None, output: Output, metrics: MetricsRequest | None = None
 ) -> int:
-    """Run the syphon until a signal; return the exit status."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

@@ -23,7 +23,6 @@ DONE: Final = {
 
 
 def steer(verb: str, name: str | None, output: Output) -> int:
-    """Pause or resume a syphon; return the exit status."""
     hosts = choose_hosts([host for host, _ in _running()[0]], name, "syphon", is_steered=True)
     answers = ask_each(hosts, verb)
     documents = [
@@ -36,7 +35,6 @@ def steer(verb: str, name: str | None, output: Output) -> int:
 
 
 def show_status(name: str | None, output: Output) -> int:
-    """Print the status of each syphon; return the exit status."""
     syphons, silent = _running()
     chosen = choose_hosts([host for host, _ in syphons], name, "syphon")
     syphons = [(host, status) for host, status in syphons if host in chosen]

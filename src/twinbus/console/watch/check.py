@@ -36,8 +36,6 @@ CONCURRENT_REQUESTS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class CheckRequest:
-    """The checked options of `twinbus check`."""
-
     pair: str | None
     secondary: Namespace | None
     """Where to count the backlog; None: only the pairs are asked."""
@@ -67,7 +65,6 @@ def run_check(request: Callable[[], CheckRequest], output: Output) -> int:
 def print_verdict(
     findings: Sequence[CheckFinding], numbers: Sequence[PerfFigure], output: Output = Output.TEXT
 ) -> int:
-    """Print the line or the document; return the exit status."""
     level = worst(findings)
     document = {
         "state": level,
@@ -233,8 +230,6 @@ class CheckFinding:
 
 @dataclass(frozen=True, slots=True)
 class PerfFigure:
-    """A number for graphs."""
-
     name: str
     value: float
     unit: str = ""
@@ -257,8 +252,6 @@ class BacklogFigures:
 
 @dataclass(frozen=True, slots=True)
 class CheckedHost:
-    """One pair or syphon that answered."""
-
     label: str
     process: str
     status: HostStatus

@@ -40,8 +40,6 @@ QUEUES_SHOWN_MAX: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class PairView:
-    """One running pair: its process and its status."""
-
     card: HostCard
     up_s: float | None
     status: PairStatus
@@ -65,12 +63,10 @@ def render(view: PairView, *, show_all: bool = False) -> list[str]:
 
 
 def entity_line(entity: EntityStatus) -> str:
-    """Return one line about an entity that was steered."""
     return f"{visible(entity.path)}: {', '.join(states_of(entity))}"
 
 
 def summary(views: Sequence[PairView]) -> str:
-    """Return one line about all pairs."""
     troubled = sum(1 for view in views if view.judgement.concerns)
     pairs = f"{len(views)} pair{'s' if len(views) > 1 else ''}"
     return f"{pairs}, attention needed in {troubled}" if troubled else f"{pairs}, all healthy"

@@ -104,7 +104,6 @@ class _Top:
         return [pair for pair in self._board.table.pairs.values() if self._is_chosen(pair)], now
 
     def document(self) -> dict[str, Any]:
-        """Return the view of now as JSON."""
         pairs, now = self.look()
         return {
             "now": now,
