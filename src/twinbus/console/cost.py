@@ -106,6 +106,10 @@ class PlanOptions(WorkloadOptions):
 
 
 CONNECTIONS_MAX: Final = 10_000_000
+UNCHANGED: Final = (
+    "entities clients queues missing_queues lease standbys messaging_units connections".split()
+)
+"""The options that the estimate takes as they are."""
 
 app = command_group("Estimate what a pair costs, by the documented arithmetic.")
 
@@ -173,12 +177,6 @@ def _workload(given: EstimateOptions) -> Workload:
         return Workload(
             rate_per_s=parse_rate(given.rate, "--rate"),
             size_bytes=parse_size(given.size, "--size"),
-            entities=given.entities,
-            clients=given.clients,
-            queues=given.queues,
-            missing_queues=given.missing_queues,
-            lease=given.lease,
-            standbys=given.standbys,
             ping_interval_s=parse_duration(
                 given.ping_interval, "--ping-interval", least=1, most=PING_INTERVAL_MAX_S
             ),
@@ -187,8 +185,7 @@ def _workload(given: EstimateOptions) -> Workload:
             outage_s=parse_duration(given.outage_length, "--outage-length"),
             tier=ServiceTier(tier),
             rule=counting_rule(given.settlement),
-            messaging_units=given.messaging_units,
-            connections=given.connections,
+            **{name: getattr(given, name) for name in UNCHANGED},
         )
     except QuantityError as error:
         # A parser knows the option's name; the workload names its field, which is called the same.

@@ -6,18 +6,14 @@ import json
 import time
 from collections.abc import Mapping
 from contextlib import closing
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
 
 from twinbus.console.declaration import argument, command, command_group, option, setting
 from twinbus.console.options import AccessOptions
 from twinbus.console.output import Output, OutputOption, WrongUse, show, table_lines
 from twinbus.console.times import seconds_of
 from twinbus.wording import counted, duration, visible
-
-if TYPE_CHECKING:
-    from twinbus.errors import TwinbusError
-    from twinbus.namespace.access import Endpoint
-    from twinbus.namespace.namespace import Namespace
 
 app = command_group("Have a served broker misbehave, for tests and drills.")
 
@@ -28,10 +24,58 @@ ANSWER_BYTES_MAX: Final = 2_000_000
 
 COLUMNS: Final = (">NUMBER", "KIND", "ENTITY", ">TIMES LEFT", ">TIME LEFT", "DETAILS")
 
-NamespaceOption = Annotated[
-    str | None,
-    setting("primary", help="Connection string of the broker's namespace, as `serve` prints it."),
-]
+
+@dataclass(frozen=True, kw_only=True)
+class BrokerOptions(AccessOptions):
+    namespace: Annotated[
+        str | None,
+        setting(
+            "primary", help="Connection string of the broker's namespace, as `serve` prints it."
+        ),
+    ] = None
+
+    async def ask(
+        self, method: str, path: str = FAULTS, fault: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Return the answer of the broker; a TwinbusError of one line if it refuses."""
+        import asyncio
+        import http.client
+
+        from twinbus.client import administration
+        from twinbus.console.namespaces import FORBIDDEN, UnreachableError
+        from twinbus.namespace.access import endpoint_of
+        from twinbus.namespace.tokens import refusal_error
+
+        endpoint = endpoint_of(self.side(self.namespace, "primary"))
+
+        def exchange(token: str) -> tuple[int, str]:
+            body = None if fault is None else json.dumps(fault)
+            headers = {"Authorization": token, **administration.host_header(endpoint)}
+            with closing(administration.http_connection(endpoint)) as connection:
+                connection.request(method, f"/{path}", body, headers)
+                answer = connection.getresponse()
+                return answer.status, answer.read(ANSWER_BYTES_MAX).decode("utf-8", "replace")
+
+        try:
+            token = await administration.token_for(endpoint, "")
+            status, text = await asyncio.to_thread(exchange, token.header)
+        except (administration.NotAnswered, OSError, http.client.HTTPException) as error:
+            raise UnreachableError(f"{endpoint.label} cannot be reached: {error}") from error
+        try:
+            answer = json.loads(text)
+        except ValueError as error:
+            raise UnreachableError(
+                f"{endpoint.label} takes no faults (status {status}); only an embedded broker does"
+            ) from error
+        if status // 100 == 2:
+            return answer
+        detail = visible(answer["error"])
+        if status in FORBIDDEN:
+            otherwise = f"faults of {endpoint.label} need the Manage right: {detail}"
+            raise refusal_error(endpoint.label, detail, otherwise)
+        if status == BAD_REQUEST:
+            raise WrongUse(detail)
+        raise UnreachableError(f"{endpoint.label}: {detail}")
 
 
 @command(app, "twinbus faults add hang --entity orders --for 60s")
@@ -44,8 +88,7 @@ async def add(
             " or hang.",
         ),
     ],
-    reach: AccessOptions,
-    namespace: NamespaceOption = None,
+    broker: BrokerOptions,
     entity: Annotated[
         str | None, option("PATH", "Only this entity, or PATH/* for all below it.")
     ] = None,
@@ -69,17 +112,15 @@ async def add(
         "condition": condition,
     }
     given = {name: value for name, value in fault.items() if value is not None}
-    added = await _ask(reach.side(namespace, "primary"), "POST", FAULTS, given)
+    added = await broker.ask("POST", fault=given)
     text = f"fault {added['id']}: {_text(added)}; `twinbus faults remove {added['id']}` ends it"
     return show(output, added, [text])
 
 
 @command(app, "twinbus faults list", name="list")
-async def list_faults(
-    reach: AccessOptions, namespace: NamespaceOption = None, output: OutputOption = Output.TEXT
-) -> int:
+async def list_faults(broker: BrokerOptions, output: OutputOption = Output.TEXT) -> int:
     """List the faults in force."""
-    document = await _ask(reach.side(namespace, "primary"), "GET", FAULTS)
+    document = await broker.ask("GET")
     faults = document["faults"]
     rows = [
         (
@@ -98,23 +139,19 @@ async def list_faults(
 @command(app, "twinbus faults remove 3")
 async def remove(
     number: Annotated[int, argument("NUMBER", "Number of the fault.", min=1)],
-    reach: AccessOptions,
-    namespace: NamespaceOption = None,
+    broker: BrokerOptions,
     output: OutputOption = Output.TEXT,
 ) -> int:
     """End one fault."""
-    document = await _ask(reach.side(namespace, "primary"), "DELETE", f"{FAULTS}/{number}")
+    document = await broker.ask("DELETE", f"{FAULTS}/{number}")
     return show(output, document, [f"fault {number} ended"])
 
 
 @command(app, "twinbus faults clear")
-async def clear(
-    reach: AccessOptions, namespace: NamespaceOption = None, output: OutputOption = Output.TEXT
-) -> int:
+async def clear(broker: BrokerOptions, output: OutputOption = Output.TEXT) -> int:
     """End all faults."""
-    side = reach.side(namespace, "primary")
-    before = (await _ask(side, "GET", FAULTS))["faults"]
-    document = await _ask(side, "DELETE", FAULTS)
+    before = (await broker.ask("GET"))["faults"]
+    document = await broker.ask("DELETE")
     return show(output, document, [f"{counted(len(before), 'fault')} ended"])
 
 
@@ -147,58 +184,3 @@ def _details(fault: Mapping[str, Any]) -> str:
     if fault["probability"] < 1:
         parts.append(f"probability {fault['probability']:g}")
     return ", ".join(parts)
-
-
-async def _ask(
-    namespace: Namespace, method: str, path: str, document: Mapping[str, Any] | None = None
-) -> Any:
-    """Return the answer of the broker; a TwinbusError of one line if it refuses."""
-    import asyncio
-    import http.client
-
-    from twinbus.client.administration import NotAnswered, token_for
-    from twinbus.console.namespaces import UnreachableError
-    from twinbus.namespace.access import endpoint_of
-
-    endpoint = endpoint_of(namespace)
-    try:
-        token = await token_for(endpoint, "")
-        status, text = await asyncio.to_thread(
-            _request, endpoint, method, path, token.header, document
-        )
-    except (NotAnswered, OSError, http.client.HTTPException) as error:
-        raise UnreachableError(f"{endpoint.label} cannot be reached: {error}") from error
-    try:
-        answer = json.loads(text)
-    except ValueError as error:
-        raise UnreachableError(
-            f"{endpoint.label} takes no faults (status {status}); only an embedded broker does"
-        ) from error
-    if status // 100 != 2:
-        raise _refusal(endpoint, status, visible(answer["error"]))
-    return answer
-
-
-def _request(
-    endpoint: Endpoint, method: str, path: str, token: str, document: Mapping[str, Any] | None
-) -> tuple[int, str]:
-    from twinbus.client.administration import host_header, http_connection
-
-    body = None if document is None else json.dumps(document)
-    headers = {"Authorization": token, **host_header(endpoint)}
-    with closing(http_connection(endpoint)) as connection:
-        connection.request(method, f"/{path}", body, headers)
-        answer = connection.getresponse()
-        return answer.status, answer.read(ANSWER_BYTES_MAX).decode("utf-8", "replace")
-
-
-def _refusal(endpoint: Endpoint, status: int, detail: str) -> TwinbusError:
-    from twinbus.console.namespaces import FORBIDDEN, UnreachableError
-    from twinbus.namespace.tokens import refusal_error
-
-    if status in FORBIDDEN:
-        otherwise = f"faults of {endpoint.label} need the Manage right: {detail}"
-        return refusal_error(endpoint.label, detail, otherwise)
-    if status == BAD_REQUEST:
-        return WrongUse(detail)
-    return UnreachableError(f"{endpoint.label}: {detail}")

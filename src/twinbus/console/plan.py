@@ -6,6 +6,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -67,10 +68,8 @@ def run(
     if output == "json":
         indent = None if to is None and not sys.stdout.isatty() else 2
         text = json.dumps({**plan.as_json(), "warnings": warnings}, indent=indent) + "\n"
-    elif output == "html":
-        text = page_of(plan_sheet(plan, warnings))
     else:
-        text = text_of(plan_sheet(plan, warnings))
+        text = (page_of if output == "html" else text_of)(plan_sheet(plan, warnings))
     if to is None:
         sys.stdout.write(text)
         return 0
@@ -187,6 +186,12 @@ HEADINGS: Final = (
     *("drain 50 %", "drain 95 %", "pings", "polls", "added a year"),
 )
 
+VIEWS: Final = {
+    "failover_interval_s": "Failover intervals",
+    "ping_interval_s": "Ping intervals",
+    "queues": "Backlog queues",
+}
+
 
 def plan_sheet(plan: Plan, warnings: Sequence[str]) -> Sheet:
     misses = plan.advice.misses
@@ -289,13 +294,9 @@ def _promotion(rate_per_s: float) -> str:
 def _neighbours(plan: Plan) -> Iterator[tuple[str, list[SettingOutcome]]]:
     """The settings that differ from the recommended one in one option only."""
     best = plan.advice.outcome.setting
-    views: tuple[tuple[str, Callable[[Any], Any]], ...] = (
-        ("Failover intervals", lambda one: (one.ping_interval_s, one.queues)),
-        ("Ping intervals", lambda one: (one.failover_interval_s, one.queues)),
-        ("Backlog queues", lambda one: (one.failover_interval_s, one.ping_interval_s)),
-    )
-    for title, others in views:
-        found = [one for one in plan.outcomes if others(one.setting) == others(best)]
+    for option, title in VIEWS.items():
+        here = {option: getattr(best, option)}
+        found = [one for one in plan.outcomes if replace(one.setting, **here) == best]
         if len(found) > 1:
             yield title, found
 
@@ -321,55 +322,40 @@ def _cells(plan: Plan, outcome: SettingOutcome) -> tuple[str, ...]:
 def _charts(plan: Plan) -> Iterator[Bars]:
     views = dict(_neighbours(plan))
     best = plan.advice.outcome
-    charts: tuple[
-        tuple[str, str, bool, Callable[[SettingOutcome], tuple[str, float, str]]], ...
-    ] = (
+    charts: tuple[tuple[str, str, Callable[[Any], float], Callable[[float], str]], ...] = (
         (
             "Sends that raise before the failover in a year, by failover interval",
-            "Failover intervals",
-            True,
-            lambda one: (
-                _interval(one.setting.failover_interval_s),
-                one.raised.mean,
-                _plainly(one.raised.mean),
-            ),
+            "failover_interval_s",
+            lambda one: one.raised.mean,
+            _plainly,
         ),
-        (
-            "Years with a full backlog",
-            "Backlog queues",
-            True,
-            lambda one: (
-                counted(one.setting.queues, "queue"),
-                one.full.mean,
-                f"{one.full.mean:.2%}",
-            ),
-        ),
+        ("Years with a full backlog", "queues", lambda one: one.full.mean, "{:.2%}".format),
         (
             "From the primary's return to the first send, by ping interval",
-            "Ping intervals",
-            False,
-            lambda one: (
-                _interval(one.setting.ping_interval_s),
-                one.recovery_s,
-                _interval(one.recovery_s),
-            ),
+            "ping_interval_s",
+            lambda one: one.recovery_s,
+            _interval,
         ),
     )
-    for title, view, in_text, bar in charts:
-        if found := views.get(view):
-            rows = tuple(_bar(one is best, *bar(one)) for one in found)
-            yield Bars(title, rows, in_text=in_text)
+    for title, option, amount, words in charts:
+        rows = []
+        for one in views.get(VIEWS[option], ()):
+            value = getattr(one.setting, option)
+            name = counted(value, "queue") if option == "queues" else _interval(value)
+            rows.append(_bar(one is best, name, amount(one), words(amount(one))))
+        if rows:
+            yield Bars(title, tuple(rows), in_text=option != "ping_interval_s")
     spent = plan.advised_money
     totals = {
         "namespace alone": spent.alone.total * 12,
         "pair": spent.paired_year,
         "Geo-Replication": spent.geo_replication_year,
     }
-    rows = tuple(
+    bars = (
         _bar(name == "pair", name, float(total), money(total, spent.paired.currency))
         for name, total in totals.items()
     )
-    yield Bars("Money of a year", rows)
+    yield Bars("Money of a year", tuple(bars))
 
 
 def _bar(is_marked: bool, name: str, amount: float, label: str) -> BarRow:

@@ -131,11 +131,8 @@ def _story(result: DrillResult) -> Iterator[str]:
             f" {counted(result.diverted, 'message')} went to"
             f" {counted(plan.backlog_queues, 'backlog queue')} in the secondary."
         )
-    if result.caller_errors:
-        raised = counted(result.caller_errors, "send")
-        yield f"{raised} raised an error, so their callers know."
-    else:
-        yield "No send raised an error: the callers did not notice."
+    raised = f"{counted(result.caller_errors, 'send')} raised an error, so their callers know."
+    yield raised if result.caller_errors else "No send raised an error: the callers did not notice."
     if result.recover_s is not None:
         yield f"The ping found the primary {result.recover_s:.1f} s after it was back."
     if result.drain_s is not None:
@@ -153,38 +150,29 @@ def _story(result: DrillResult) -> Iterator[str]:
 def _numbers(result: DrillResult) -> Iterator[NumberRow]:
     total, plan = result.total, result.plan
     left = result.not_received - result.lost
-    yield NumberRow("accepted", f"{total.accepted:,}", "send_messages returned")
-    yield NumberRow("delivered", f"{total.delivered:,}", "the primary acknowledged it")
-    yield NumberRow(
-        "received",
-        f"{result.received or 0:,}",
-        "a plain SDK receiver got it",
-        is_bad=bool(result.not_received),
+    numbers = (
+        ("accepted", total.accepted, "send_messages returned", 0),
+        ("delivered", total.delivered, "the primary acknowledged it", 0),
+        ("received", result.received or 0, "a plain SDK receiver got it", result.not_received),
+        ("lost", result.lost, "accepted, and nowhere to be found", result.lost),
+        ("in the backlog", left or None, "neither lost nor delivered", left),
+        ("duplicates", result.duplicates, _duplicate_causes(result), 0),
+        ("diverted", result.diverted, "went to a backlog queue first", 0),
+        ("sends that raised", result.caller_errors, "the caller saw an error", 0),
     )
-    yield NumberRow(
-        "lost", f"{result.lost:,}", "accepted, and nowhere to be found", is_bad=bool(result.lost)
+    for name, number, meaning, bad in numbers:
+        if number is not None:
+            yield NumberRow(name, f"{number:,}", meaning, is_bad=bool(bad))
+    speed = f"{result.drain_rate or 0:,.0f} messages a second, by Spark"
+    kill = f"from the kill; the failover interval is {plan.failover_interval_s:g} s"
+    back = f"from the primary's return; a ping every {plan.ping_interval_s:g} s"
+    times = (
+        ("time to fail over", result.failover_s, kill),
+        ("time to recover", result.recover_s, back),
+        ("drain", result.drain_s, "there was no backlog" if result.drain_rate is None else speed),
     )
-    if left:
-        yield NumberRow("in the backlog", f"{left:,}", "neither lost nor delivered", is_bad=True)
-    yield NumberRow("duplicates", f"{result.duplicates:,}", _duplicate_causes(result))
-    yield NumberRow("diverted", f"{result.diverted:,}", "went to a backlog queue first")
-    yield NumberRow("sends that raised", f"{result.caller_errors:,}", "the caller saw an error")
-    yield NumberRow(
-        "time to fail over",
-        _seconds(result.failover_s),
-        f"from the kill; the failover interval is {plan.failover_interval_s:g} s",
-    )
-    yield NumberRow(
-        "time to recover",
-        _seconds(result.recover_s),
-        f"from the primary's return; a ping every {plan.ping_interval_s:g} s",
-    )
-    speed = (
-        "there was no backlog"
-        if result.drain_rate is None
-        else f"{result.drain_rate:,.0f} messages a second, by Spark"
-    )
-    yield NumberRow("drain", _seconds(result.drain_s), speed)
+    for name, seconds, meaning in times:
+        yield NumberRow(name, "–" if seconds is None else f"{seconds:.1f} s", meaning)
     bill = result.report.charges.bill
     settled = "counted" if bill.settlement_counted else "not counted"
     yield NumberRow(
@@ -260,7 +248,3 @@ def _run(result: DrillResult) -> Iterator[str]:
     took = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in result.took_s.items())
     records = result.report.conservation.scope.records
     yield f"Twinbus {result.version}; {records:,} records in the ledger; {took}"
-
-
-def _seconds(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1f} s"

@@ -190,17 +190,17 @@ def pause(pair: PairOption = None, output: OutputOption = Output.TEXT) -> int:
     Messages in flight are finished. Other received messages go back to their queue. A restart ends
     the pause.
     """
-    from twinbus.console.syphon.running import steer
+    from twinbus.console.watch.status import steer
 
-    return steer("pause", pair, output)
+    return steer("pause", None, pair, output)
 
 
 @command(app, "twinbus syphon resume")
 def resume(pair: PairOption = None, output: OutputOption = Output.TEXT) -> int:
     """Let a paused syphon continue."""
-    from twinbus.console.syphon.running import steer
+    from twinbus.console.watch.status import steer
 
-    return steer("resume", pair, output)
+    return steer("resume", None, pair, output)
 
 
 @command(
@@ -212,6 +212,6 @@ def resume(pair: PairOption = None, output: OutputOption = Output.TEXT) -> int:
 )
 def status(pair: PairOption = None, output: OutputOption = Output.TEXT) -> int:
     """Show running syphons: moved, rate, obstacles, forecast."""
-    from twinbus.console.syphon.running import show_status
+    from twinbus.console.watch.status import show_syphons
 
-    return show_status(pair, output)
+    return show_syphons(pair, output)

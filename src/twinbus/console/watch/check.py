@@ -54,10 +54,9 @@ def run_check(request: Callable[[], CheckRequest], output: Output) -> int:
     """
     try:
         findings, numbers = _look(request())
-    except TwinbusError as error:
-        findings, numbers = [CheckFinding(CheckLevel.UNKNOWN, str(error))], []
     except Exception as error:  # noqa: BLE001  # a traceback would exit with 1, which is WARNING
-        text = f"internal error of Twinbus: {type(error).__name__}: {error}"
+        internal = f"internal error of Twinbus: {type(error).__name__}: {error}"
+        text = str(error) if isinstance(error, TwinbusError) else internal
         findings, numbers = [CheckFinding(CheckLevel.UNKNOWN, text)], []
     return print_verdict(findings, numbers, output)
 
@@ -89,11 +88,10 @@ def _look(request: CheckRequest) -> tuple[list[CheckFinding], list[PerfFigure]]:
         labels = labels_of(request, hosts)
         try:
             backlog, unknown = asyncio.run(_counted(request, request.secondary, labels))
-        except TimeoutError:
-            text = f"{request.secondary.endpoint} did not answer within {request.timeout_s:g} s"
+        except (TimeoutError, TwinbusError) as error:
+            silent = f"{request.secondary.endpoint} did not answer within {request.timeout_s:g} s"
+            text = silent if isinstance(error, TimeoutError) else str(error)
             backlog, unknown = BacklogFigures(), [CheckFinding(CheckLevel.UNKNOWN, text)]
-        except TwinbusError as error:
-            backlog, unknown = BacklogFigures(), [CheckFinding(CheckLevel.UNKNOWN, str(error))]
         findings += unknown
     elif backlog.depth is None and thresholds.depth != NO_LIMITS and hosts:
         text = "the depth of the backlog is not known: give --secondary"
@@ -261,14 +259,12 @@ class CheckedHost:
 
 def findings_of(host: CheckedHost, unprotected: CheckLevel) -> list[CheckFinding]:
     """Return the state of one pair with its syphon, or of one syphon."""
-    status = host.status
-    if not isinstance(status, PairStatus):
-        return [_finding(f"syphon of {host.process}", status, host.at, unprotected)]
-    found = [_finding(host.process, status, host.at, unprotected)]
-    if status.own_syphon is not None:
-        syphon = f"syphon of {host.process}"
-        found.append(_finding(syphon, status.own_syphon, host.at, unprotected))
-    return found
+    parts: dict[str, HostStatus] = {}
+    if isinstance(host.status, PairStatus):
+        parts[host.process] = host.status
+    if host.status.own_syphon is not None:
+        parts[f"syphon of {host.process}"] = host.status.own_syphon
+    return [_finding(who, status, host.at, unprotected) for who, status in parts.items()]
 
 
 def known_backlog(hosts: Sequence[CheckedHost]) -> BacklogFigures:
@@ -291,19 +287,24 @@ def known_backlog(hosts: Sequence[CheckedHost]) -> BacklogFigures:
 
 def backlog_findings(backlog: BacklogFigures, thresholds: Thresholds) -> list[CheckFinding]:
     """Return a finding for each known figure of the backlog."""
-    found = []
-    if backlog.depth is not None:
-        level = thresholds.depth.level(backlog.depth)
-        found.append(CheckFinding(level, f"backlog: {counted(backlog.depth, 'message')}"))
-    if backlog.age_s is not None:
-        level = thresholds.age_s.level(backlog.age_s)
-        found.append(
-            CheckFinding(level, f"oldest message in the backlog: {duration(backlog.age_s)}")
-        )
-    if backlog.dead_letters is not None:
-        level = thresholds.dead_letters.level(backlog.dead_letters)
-        found.append(CheckFinding(level, counted(backlog.dead_letters, "dead letter")))
-    return found
+    return [finding for finding, _ in _known_figures(backlog, thresholds)]
+
+
+def _known_figures(
+    backlog: BacklogFigures, thresholds: Thresholds
+) -> list[tuple[CheckFinding, PerfFigure]]:
+    depth, age_s, dead = backlog.depth, backlog.age_s, backlog.dead_letters
+    age = f"oldest message in the backlog: {duration(age_s or 0)}"
+    rows = (
+        ("backlog", depth, "", thresholds.depth, f"backlog: {counted(depth or 0, 'message')}"),
+        ("backlog_age", age_s, "s", thresholds.age_s, age),
+        ("dead_letters", dead, "", thresholds.dead_letters, counted(dead or 0, "dead letter")),
+    )
+    return [
+        (CheckFinding(limits.level(value), text), PerfFigure(name, round(value, 3), unit, limits))
+        for name, value, unit, limits, text in rows
+        if value is not None
+    ]
 
 
 def figures(
@@ -313,7 +314,7 @@ def figures(
     pairs = [(one.status, one.at) for one in hosts if isinstance(one.status, PairStatus)]
     entities = [one for status, _ in pairs for one in status.entities.values()]
     exposed = sum(bool(judgement_of(status, at).exposed) for status, at in pairs)
-    found = [
+    return [
         PerfFigure("pairs", len(pairs)),
         PerfFigure("unprotected", exposed),
         PerfFigure("failed_over", sum(one.state is EntityState.FAILED_OVER for one in entities)),
@@ -322,16 +323,7 @@ def figures(
             PerfFigure(name, sum(getattr(one, name) for one in entities), "c")
             for name in ("sent", "diverted", "raised")
         ),
-    ]
-    known = (
-        ("backlog", backlog.depth, "", thresholds.depth),
-        ("backlog_age", backlog.age_s, "s", thresholds.age_s),
-        ("dead_letters", backlog.dead_letters, "", thresholds.dead_letters),
-    )
-    return found + [
-        PerfFigure(name, round(value, 3), unit, limits)
-        for name, value, unit, limits in known
-        if value is not None
+        *(figure for _, figure in _known_figures(backlog, thresholds)),
     ]
 
 

@@ -11,7 +11,15 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from twinbus.console import ATTENTION, COULD_NOT
-from twinbus.console.output import Output, WrongUse, aligned, dim_headed, paint, show
+from twinbus.console.output import (
+    Output,
+    WrongUse,
+    aligned,
+    dim_headed,
+    paint,
+    show,
+    table_lines,
+)
 from twinbus.control.protocol import HostCard
 from twinbus.control.sockets import RunningHost, SilentHost, ask, find, socket_directories
 from twinbus.errors import ControlError
@@ -22,11 +30,21 @@ from twinbus.status.document import (
     HostStatus,
     PairStatus,
     StatusUnreadable,
+    SyphonStatus,
     read,
     read_status,
     short_queue_list,
 )
-from twinbus.status.judgement import Judgement, is_quiet, judgement_of, rank, states_of
+from twinbus.status.judgement import (
+    PUMP_THEM,
+    Judgement,
+    is_quiet,
+    judgement_of,
+    no_pump_text,
+    obstacles,
+    rank,
+    states_of,
+)
 from twinbus.wording import counted, duration, named, short, visible
 
 HEALTHY: Final = "healthy"
@@ -184,12 +202,12 @@ def _syphon_lines(status: PairStatus) -> list[str]:
         return ["syphon: not running in this process"]
     moved, flying, dead = map(syphon.total, ("completed", "in_flight", "dead_lettered"))
     line = f"syphon: {moved:,} forwarded, {flying:,} in flight, {dead:,} dead-lettered"
-    obstacles = [
+    blocked = [
         f"  {visible(what)}: {short(why)}"
         for queue in syphon.queues.values()
         for what, why in queue.obstacles.items()
     ]
-    return [line, *dict.fromkeys(obstacles)]
+    return [line, *dict.fromkeys(blocked)]
 
 
 REFRESH_S: Final = 1.0
@@ -202,6 +220,9 @@ DONE: Final = {
     "unfreeze": "its routing may change again",
     "force-failover": "its sends are diverted until `twinbus mark-healthy {path}`",
     "mark-healthy": "its sends go to the primary again",
+    "pause": "paused; {in_flight:,} messages in flight are finished, no more are received until"
+    " `twinbus syphon resume`",
+    "resume": "resumed",
 }
 """What each verb did, for the person who ran it."""
 
@@ -224,20 +245,25 @@ def show_status(pair: str | None, output: Output, *, watch: bool, show_all: bool
         return status
 
 
-def steer(verb: str, path: str, pair: str | None, output: Output) -> int:
-    """Run a verb on an entity of a pair; return the exit status."""
-    hosts = choose_hosts(_running()[0], pair, "pair", is_steered=True)
-    answers = ask_each(hosts, verb, {"path": path})
+def steer(verb: str, path: str | None, name: str | None, output: Output) -> int:
+    """Run a verb on an entity of a pair, or without a path on a syphon; return the exit status."""
+    kind = "syphon" if path is None else "pair"
+    running = _running()[0] if path is not None else [host for host, _ in _running_syphons()[0]]
+    hosts = choose_hosts(running, name, kind, is_steered=True)
     documents, lines = [], []
-    for host, document in answers:
-        entity = read(EntityStatus, document)
-        prefix = f"{host.process}: " if len(hosts) > 1 else ""
-        then = DONE[verb].format(path=visible(entity.path))
-        lines.append(f"{prefix}{entity_line(entity)}; {then}")
-        documents.append({"name": host.card.name, "pid": host.card.pid, "entity": document})
-    if answers or output is Output.JSON:
-        show(output, {"pairs": documents}, lines)
-    return COULD_NOT if len(answers) < len(hosts) else 0
+    for host, answer in ask_each(hosts, verb, None if path is None else {"path": path}):
+        if path is None:
+            facts, line = answer, f"{visible(host.process)}: {DONE[verb].format(**answer)}"
+        else:
+            entity = read(EntityStatus, answer)
+            prefix = f"{host.process}: " if len(hosts) > 1 else ""
+            then = DONE[verb].format(path=visible(entity.path))
+            facts, line = {"entity": answer}, f"{prefix}{entity_line(entity)}; {then}"
+        documents.append({"name": host.card.name, "pid": host.card.pid, **facts})
+        lines.append(line)
+    if documents or output is Output.JSON:
+        show(output, {f"{kind}s": documents}, lines)
+    return COULD_NOT if len(documents) < len(hosts) else 0
 
 
 def _show(pair: str | None, output: Output, *, show_all: bool, is_watched: bool = False) -> int:
@@ -356,3 +382,74 @@ def ask_status(hosts: Iterable[RunningHost]) -> list[tuple[RunningHost, HostStat
 
 def _list(hosts: Sequence[RunningHost]) -> str:
     return ", ".join(f"{visible(host.process)} ({visible(host.card.program)})" for host in hosts)
+
+
+def show_syphons(name: str | None, output: Output) -> int:
+    syphons, silent = _running_syphons()
+    chosen = choose_hosts([host for host, _ in syphons], name, "syphon")
+    syphons = [(host, status) for host, status in syphons if host in chosen]
+    lines, documents = [], []
+    for host, status in syphons:
+        card = host.card
+        kind = "in a pair" if card.kind == "pair" else "syphon"
+        title = f"{visible(card.name)}, {kind}, pid {card.pid} ({visible(card.program)})"
+        title, *rest = syphon_lines(title, status)
+        lines += [paint(title, "bold"), *rest]
+        document = {"name": card.name, "pid": card.pid, "kind": card.kind}
+        documents.append({**document, "status": status.as_dict()})
+    show(output, {"syphons": documents}, lines)
+    needs = any(
+        status.total("dead_lettered") or judgement_of(status, time.time()).concerns
+        for _, status in syphons
+    )
+    return ATTENTION if needs or silent else 0
+
+
+def _running_syphons() -> tuple[list[tuple[RunningHost, SyphonStatus]], list[SilentHost]]:
+    """Return the syphons that answer, in pairs or alone; ControlError if there is none."""
+    hosts, silent = find_hosts()
+    found: list[tuple[RunningHost, SyphonStatus]] = []
+    for host, status in ask_status(hosts):
+        if status.own_syphon is not None:
+            found.append((host, status.own_syphon))
+    if not found:
+        raise ControlError(
+            f"no syphon runs here for user {os.getuid()} (searched {socket_directories()});"
+            " start one with enable_syphon=True in a pair, or with `twinbus syphon run`"
+        )
+    return found, silent
+
+
+SYPHON_COLUMNS: Final = ("BACKLOG QUEUE", ">MOVED", ">IN FLIGHT", ">DEAD", ">DEFERRED", ">RATE")
+
+
+def syphon_lines(title: str, status: SyphonStatus) -> list[str]:
+    """Return the lines of one syphon: its queues, and what blocks it."""
+    queues = status.queues
+    lines = [title + (", PAUSED" if status.paused else "")]
+    rows = [
+        (path, one.completed, one.in_flight, one.dead_lettered, one.deferred,
+         f"{one.rate_per_s:,.0f}/s")
+        for path, one in queues.items()
+    ]  # fmt: skip
+    lines += [f"  {line}" for line in table_lines(SYPHON_COLUMNS, rows)]
+    if not queues:
+        lines.append("  no backlog queue found yet")
+    limits = dict.fromkeys(one.limit for one in queues.values() if one.limit)
+    lines += [f"  {visible(limit)}" for limit in limits]
+    lines += [f"  ! {visible(reason)}" for reason in obstacles(queues)]
+    if status.without_pump:
+        lines.append(f"  ! {visible(no_pump_text(status.without_pump))}; {PUMP_THEM}")
+    if status.waiting is not None:
+        lines.append("  " + _forecast(status, status.waiting))
+    return lines
+
+
+def _forecast(status: SyphonStatus, waiting: int) -> str:
+    if not waiting:
+        return "nothing waits in the backlog"
+    if status.paused:
+        return f"{waiting:,} messages wait, paused: `twinbus syphon resume` resumes it"
+    left_s = status.empty_in_s
+    soon = "not moving" if left_s is None else f"empty in {duration(left_s)}"
+    return f"{waiting:,} messages wait, {status.rate_per_s:,.0f}/s, {soon}"

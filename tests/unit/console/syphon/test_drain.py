@@ -11,7 +11,7 @@ import pytest
 from twinbus.console.output import WrongUse
 from twinbus.console.syphon.drain import DrainDisplay, outcome, progress_line
 from twinbus.console.syphon.request import SyphonRequest, rate_of
-from twinbus.console.syphon.running import status_lines
+from twinbus.console.watch.status import syphon_lines
 from twinbus.namespace.namespace import Namespace
 from twinbus.options import SendAvailabilityOptions
 from twinbus.status.document import SyphonQueueStatus, SyphonStatus
@@ -79,7 +79,7 @@ def test_a_status_lists_queues_and_what_is_in_the_way_once() -> None:
     )
     queues = {"a/x-servicebus-transfer/0": state, "a/x-servicebus-transfer/1": state}
     found = SyphonStatus(queues=queues, waiting=600, rate_per_s=10.0, empty_in_s=60.0)
-    lines = status_lines("a, syphon", found)
+    lines = syphon_lines("a, syphon", found)
     assert lines[0] == "a, syphon"
     assert lines[2].split() == ["a/x-servicebus-transfer/0", "1,234", "5", "1", "2", "100/s"]
     assert lines[-3:] == [
@@ -87,13 +87,13 @@ def test_a_status_lists_queues_and_what_is_in_the_way_once() -> None:
         "  ! gone: no such entity (dead-lettered in 1 min 0 s) [2 queues]",
         "  600 messages wait, 10/s, empty in 1 min 0 s",
     ]
-    still = status_lines("a", replace(found, empty_in_s=None, rate_per_s=0.0))
+    still = syphon_lines("a", replace(found, empty_in_s=None, rate_per_s=0.0))
     assert still[-1] == "  600 messages wait, 0/s, not moving"
 
 
 def test_queues_without_a_pump_are_named_and_need_attention() -> None:
     found = SyphonStatus(queues={}, without_pump=["a/6", "a/7"], waiting=5)
-    lines = status_lines("a", found)
+    lines = syphon_lines("a", found)
     assert lines[-2] == (
         "  ! 2 backlog queues have no pump here: a/6, a/7;"
         " start the syphon without --queues, or with a larger number"
@@ -109,7 +109,7 @@ def test_a_paused_syphon_forecasts_no_end() -> None:
     host.pause()
     document = request.status(host, 600, 75.0)
     assert document.empty_in_s is None
-    lines = status_lines("a, syphon", document)
+    lines = syphon_lines("a, syphon", document)
     assert lines[0] == "a, syphon, PAUSED"
     assert lines[-1] == "  600 messages wait, paused: `twinbus syphon resume` resumes it"
     assert request.status(host, 0, 75.0).empty_in_s == 0.0
