@@ -183,7 +183,7 @@ def _text(sheet: Sheet) -> Iterator[str]:
     yield from sheet.lines
     yield from sheet.story
     for table in sheet.tables:
-        if table.in_text:
+        if table.in_text and table.rows:
             yield from _titled(table.title, _table(table))
     for chart in sheet.charts:
         if isinstance(chart, Bars) and chart.in_text:
@@ -250,7 +250,11 @@ def page_of(sheet: Sheet, made: str = "") -> str:
         _tiles(sheet),
         *([_section("What happened", _list(sheet.story, "ol"))] if sheet.story else []),
         *(_section(chart.title, _chart(chart)) for chart in sheet.charts),
-        *(_section(table.title, _html_table(table)) for table in sheet.tables if table.on_page),
+        *(
+            _section(table.title, _html_table(table))
+            for table in sheet.tables
+            if table.on_page and table.rows
+        ),
         *(_section(section.title, _list(section.lines)) for section in sheet.sections),
         *([f'<p class="muted">{escape(made)}</p>'] if made else []),
     ]

@@ -94,39 +94,37 @@ def _tiles(report: AvailabilityReport) -> Iterator[Tile]:
 
 def _tables(report: AvailabilityReport) -> Iterator[Table]:
     name = entity_names(report.entities)
-    if report.entities:
-        yield table(
-            "By entity",
-            ("entity", ">failovers", ">failed over", ">sends saved", ">sends raised", "now"),
-            report.entities,
-            lambda row: (
-                name(row),
-                row.failovers,
-                span(row.failed_over_ms) if row.failovers else "–",
-                row.sends_saved,
-                row.sends_raised,
-                "failed over" if row.is_failed_over else "on the primary",
-            ),
-            is_bad=lambda row: row.is_failed_over,
-            more="more entities",
-        )
-    if report.windows:
-        yield table(
-            "Failovers",
-            ("entity", "from (UTC)", "to", ">detected in", ">lasted", ">saved", "process"),
-            report.windows,
-            lambda window: (
-                name(window),
-                clock(window.failed_over_ms),
-                _until(window),
-                span(window.detect_ms),
-                "–" if window.lasted_ms is None else span(window.lasted_ms),
-                window.sends_saved,
-                window.process,
-            ),
-            is_bad=lambda window: window.ended_ms is None,
-            total=len(report.windows) + report.windows_left_out,
-        )
+    yield table(
+        "By entity",
+        ("entity", ">failovers", ">failed over", ">sends saved", ">sends raised", "now"),
+        report.entities,
+        lambda row: (
+            name(row),
+            row.failovers,
+            span(row.failed_over_ms) if row.failovers else "–",
+            row.sends_saved,
+            row.sends_raised,
+            "failed over" if row.is_failed_over else "on the primary",
+        ),
+        is_bad=lambda row: row.is_failed_over,
+        more="more entities",
+    )
+    yield table(
+        "Failovers",
+        ("entity", "from (UTC)", "to", ">detected in", ">lasted", ">saved", "process"),
+        report.windows,
+        lambda window: (
+            name(window),
+            clock(window.failed_over_ms),
+            _until(window),
+            span(window.detect_ms),
+            "–" if window.lasted_ms is None else span(window.lasted_ms),
+            window.sends_saved,
+            window.process,
+        ),
+        is_bad=lambda window: window.ended_ms is None,
+        total=len(report.windows) + report.windows_left_out,
+    )
 
 
 def _until(window: FailoverWindow) -> str:

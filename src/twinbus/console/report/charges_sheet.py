@@ -152,38 +152,35 @@ def _tiles(report: ChargesReport) -> Iterator[Tile]:
 
 def _tables(report: ChargesReport) -> Iterator[Table]:
     yield by_kind_table(report)
-    if report.prices:
-        yield table(
-            "Money by tier",
-            ("tier", "what", ">quantity", ">amount", ""),
-            report.prices,
-            lambda line: (
-                line.tier,
-                line.meter,
-                line.quantity,
-                money(line.amount, report.bill.currency),
-                line.note,
-            ),
-            limit=len(report.prices),
-        )
-    if report.model:
-        yield table(
-            "The documented arithmetic, and the fact",
-            ("what", ">by the model", ">in the ledger", ""),
-            report.model,
-            lambda line: (line.name, line.model, line.fact, line.note),
-            limit=len(report.model),
-        )
-    if report.by_entity:
-        name = entity_names(report.by_entity)
-        yield table(
-            "By entity",
-            ("entity", ">calls", ">units of 64 KB"),
-            report.by_entity,
-            lambda row: (visible(name(row)) or "(none)", row.operations, row.units),
-            total=report.entities,
-            more="more entities",
-        )
+    yield table(
+        "Money by tier",
+        ("tier", "what", ">quantity", ">amount", ""),
+        report.prices,
+        lambda line: (
+            line.tier,
+            line.meter,
+            line.quantity,
+            money(line.amount, report.bill.currency),
+            line.note,
+        ),
+        limit=len(report.prices),
+    )
+    yield table(
+        "The documented arithmetic, and the fact",
+        ("what", ">by the model", ">in the ledger", ""),
+        report.model,
+        lambda line: (line.name, line.model, line.fact, line.note),
+        limit=len(report.model),
+    )
+    name = entity_names(report.by_entity)
+    yield table(
+        "By entity",
+        ("entity", ">calls", ">units of 64 KB"),
+        report.by_entity,
+        lambda row: (visible(name(row)) or "(none)", row.operations, row.units),
+        total=report.entities,
+        more="more entities",
+    )
 
 
 def by_kind_table(report: ChargesReport) -> Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from typing import Any, Final
 
@@ -42,6 +42,8 @@ FATE_WORDS: Final = {
 }
 """The fates of an accepted message, from the best to the worst known."""
 
+_Rows = Callable[[Any], Iterable[Sequence[Any]]]
+
 NO_VIEW: Final = "the embedded broker writes its view with: twinbus serve ... --ledger DIR"
 
 IDS_IN_LINE: Final = 5
@@ -69,18 +71,14 @@ def conservation_sheet(report: ConservationReport) -> Sheet:
 def _headline(report: ConservationReport) -> str:
     total = report.total
     sum_of = f"{total.accepted:,} accepted = {_sum(total._replace(lost=report.lost_at_least))}"
-    match report.verdict:
-        case ReportVerdict.BAD:
-            least = "" if total.lost is not None else "at least "
-            return f"{least}{report.lost_at_least:,} LOST: {sum_of}"
-        case ReportVerdict.UNKNOWN if not total.accepted:
-            return "not known whether anything is lost: no record of an accepted message was read"
-        case ReportVerdict.UNKNOWN:
-            return f"not known whether anything is lost: {sum_of}"
-        case _ if not total.accepted:
-            return "nothing lost: no message was accepted"
-        case _:
-            return f"nothing lost: {sum_of}"
+    if report.verdict is ReportVerdict.BAD:
+        least = "" if total.lost is not None else "at least "
+        return f"{least}{report.lost_at_least:,} LOST: {sum_of}"
+    known, none = "nothing lost", "no message was accepted"
+    if report.verdict is ReportVerdict.UNKNOWN:
+        known = "not known whether anything is lost"
+        none = "no record of an accepted message was read"
+    return f"{known}: {sum_of if total.accepted else none}"
 
 
 def _sum(total: Balance) -> str:
@@ -157,35 +155,32 @@ def _tiles(report: ConservationReport) -> Iterator[Tile]:
 def _tables(report: ConservationReport) -> Iterator[Table]:
     yield _balances(report)
     name = entity_names(report.entities)
-    if report.messages:
-        yield table(
-            "Not delivered",
-            ("fate", "entity", "message id", "accepted (UTC)"),
-            report.messages,
-            lambda message: (
-                FATE_WORDS.get(message.fate, message.fate),
-                name(message),
-                message.message_id,
-                clock(message.at_ms),
-            ),
-            is_bad=lambda message: message.fate == "lost",
-            total=len(report.messages) + report.messages_left_out,
-        )
-    if report.duplicate_windows:
-        yield table(
-            "Duplicates by window",
-            (">messages", "why"),
-            sorted(report.duplicate_windows.items()),
-            lambda window: (window[1], DUPLICATE_CAUSES.get(window[0], window[0])),
-        )
-    if report.duplicates:
-        yield table(
-            "Duplicates",
-            ("entity", "message id", ">times", "window"),
-            report.duplicates,
-            lambda one: (name(one), one.message_id, one.times, one.window),
-            total=sum(report.duplicate_windows.values()),
-        )
+    yield table(
+        "Not delivered",
+        ("fate", "entity", "message id", "accepted (UTC)"),
+        report.messages,
+        lambda message: (
+            FATE_WORDS.get(message.fate, message.fate),
+            name(message),
+            message.message_id,
+            clock(message.at_ms),
+        ),
+        is_bad=lambda message: message.fate == "lost",
+        total=len(report.messages) + report.messages_left_out,
+    )
+    yield table(
+        "Duplicates by window",
+        (">messages", "why"),
+        sorted(report.duplicate_windows.items()),
+        lambda window: (window[1], DUPLICATE_CAUSES.get(window[0], window[0])),
+    )
+    yield table(
+        "Duplicates",
+        ("entity", "message id", ">times", "window"),
+        report.duplicates,
+        lambda one: (name(one), one.message_id, one.times, one.window),
+        total=sum(report.duplicate_windows.values()),
+    )
 
 
 def _balances(report: ConservationReport) -> Table:
@@ -268,46 +263,34 @@ def _agreement_tiles(report: ReconciliationReport) -> Iterator[Tile]:
 
 def _agreement_tables(report: ReconciliationReport) -> Iterator[Table]:
     name = entity_names(report.rows)
-    if report.rows:
-        yield table(
-            "By place and operation",
-            (
-                *("place", "operation", ">clients", ">broker"),
-                *(">only clients", ">only broker", ">explained"),
-            ),
-            report.rows,
-            lambda row: (name(row), *row[1:-1]),
-            is_bad=lambda row: row.only_clients or row.only_broker,
-        )
-    if report.differences:
-        yield table(
-            "Differences",
-            ("place", "operation", "message id", ">clients ahead by", ">unanswered", "why"),
-            report.differences,
-            lambda one: (
-                name(one),
-                one.operation,
-                one.message_id,
-                f"{one.ahead:+,}",
-                one.unanswered,
-                visible(one.explanation) or "not explained",
-            ),
-            total=len(report.differences) + report.differences_left_out,
-        )
+    yield table(
+        "By place and operation",
+        (
+            *("place", "operation", ">clients", ">broker"),
+            *(">only clients", ">only broker", ">explained"),
+        ),
+        report.rows,
+        lambda row: (name(row), *row[1:-1]),
+        is_bad=lambda row: row.only_clients or row.only_broker,
+    )
+    yield table(
+        "Differences",
+        ("place", "operation", "message id", ">clients ahead by", ">unanswered", "why"),
+        report.differences,
+        lambda one: (
+            name(one),
+            one.operation,
+            one.message_id,
+            f"{one.ahead:+,}",
+            one.unanswered,
+            visible(one.explanation) or "not explained",
+        ),
+        total=len(report.differences) + report.differences_left_out,
+    )
 
 
 def sheet_of(report: LedgerReport) -> Sheet:
-    match report:
-        case ChargesReport():
-            return charges_sheet(report)
-        case AvailabilityReport():
-            return availability_sheet(report)
-        case ConservationReport():
-            return conservation_sheet(report)
-        case ReconciliationReport():
-            return reconciliation_sheet(report)
-        case _:
-            raise AssertionError(f"no sheet for {report.kind}")
+    return _FORMS[type(report)][0](report)
 
 
 def csv_of(report: LedgerReport) -> str:
@@ -315,26 +298,12 @@ def csv_of(report: LedgerReport) -> str:
 
     Numbers are plain, times are ISO 8601 in UTC, and an empty cell means unknown.
     """
-    header, rows = _rows(report)
+    _, header, rows = _FORMS[type(report)]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
-    writer.writerows([_csv_cell(value) for value in row] for row in rows)
+    writer.writerows([_csv_cell(value) for value in row] for row in rows(report))
     return text.getvalue()
-
-
-def _rows(report: LedgerReport) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
-    match report:
-        case ChargesReport():
-            return ChargeLine._fields, report.lines
-        case AvailabilityReport():
-            return _WINDOW_HEADER, map(_window, report.windows)
-        case ConservationReport():
-            return Balance._fields, report.entities
-        case ReconciliationReport():
-            return Agreement._fields, report.rows
-        case _:
-            raise AssertionError(f"no table for {report.kind}")
 
 
 _WINDOW_HEADER: Final = (
@@ -365,3 +334,16 @@ def _csv_cell(value: object) -> object:
             return "'" + value
         case _:
             return value
+
+
+_FORMS: Final[Mapping[type[LedgerReport], tuple[Callable[[Any], Sheet], Sequence[str], _Rows]]] = {
+    ChargesReport: (charges_sheet, ChargeLine._fields, lambda report: report.lines),
+    AvailabilityReport: (
+        availability_sheet,
+        _WINDOW_HEADER,
+        lambda report: map(_window, report.windows),
+    ),
+    ConservationReport: (conservation_sheet, Balance._fields, lambda report: report.entities),
+    ReconciliationReport: (reconciliation_sheet, Agreement._fields, lambda report: report.rows),
+}
+"""Of each report: its sheet, and the header and the rows of its CSV."""
