@@ -106,7 +106,7 @@ def drill(
     The primary is killed with SIGKILL and started again; a Spark job moves the backlog; the plain
     SDK receives everything. It does not use your namespaces, and needs the extra `all`.
     """
-    from twinbus.console.drill.commands import run
+    from twinbus.console.drill.phases import run
     from twinbus.console.drill.result import KNOWN_OUTAGE_SPEED, DrillPlan
     from twinbus.planning.question import known_outage
 

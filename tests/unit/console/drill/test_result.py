@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tests.unit.console.commands import run
 from tests.unit.console.drill.drill_results import PASSED, WINDOWS, drilled, window
 from tests.unit.console.pages import assert_self_contained
-from twinbus.console.drill import commands, world
+from twinbus.console.drill import phases, world
 from twinbus.console.drill.progress import DrillPage, DrillScreen
 from twinbus.console.drill.result import DrillPlan, DrillResult
 from twinbus.console.drill.sheet import drill_sheet
@@ -355,7 +355,7 @@ def planned(
         plans.append(plan)
         return 0
 
-    monkeypatch.setattr(commands, "run", drill)
+    monkeypatch.setattr(phases, "run", drill)
     assert run(capsys, "drill", *words).status == 0
     (plan,) = plans
     return plan
