@@ -21,7 +21,7 @@ from twinbus.console import ATTENTION
 from twinbus.console.doctor import commands as doctor_trials
 from twinbus.console.doctor.rights import ExaminedPair, Finding, Level
 from twinbus.console.output import Output
-from twinbus.console.report.backlog_scan import BacklogScan
+from twinbus.console.report.making import BacklogScan
 from twinbus.console.verify import run
 from twinbus.errors import SyphonError
 from twinbus.pipeline.reports.documents import Sighting

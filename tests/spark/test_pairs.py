@@ -13,7 +13,7 @@ import pytest
 from tests.end_to_end.planted_world import ENTITY, LARGE, Planted, PlantedWorld
 from tests.spark.kept import write_lines
 from tests.spark.ledgers import Line, fates, line, received, rows, sent
-from twinbus.console.report.backlog_scan import BacklogScan
+from twinbus.console.report.making import BacklogScan
 from twinbus.console.report.sheets import sheet_of
 from twinbus.console.sheet import text_of
 from twinbus.cost import prices

@@ -28,19 +28,21 @@ from twinbus import Namespace, SendAvailabilityOptions, pair_namespaces
 from twinbus.client.administration import NotAnswered, counts_of
 from twinbus.console import COULD_NOT
 from twinbus.console.declaration import runs_to_its_end
-from twinbus.console.drill.progress import DrillPage, DrillScreen, Phase
 from twinbus.console.drill.result import HEALTHY, DrillPlan, DrillResult, Moments
 from twinbus.console.drill.sheet import drill_sheet, rate_text
 from twinbus.console.drill.traffic import Consumers, DrillGateway, DrillTraffic
 from twinbus.console.drill.world import (
     ENTITIES,
     DrillError,
+    DrillPage,
+    DrillScreen,
     NamespaceProcess,
+    Phase,
     World,
     create_entities,
 )
 from twinbus.console.output import Output, show
-from twinbus.console.report.backlog_scan import BacklogScan
+from twinbus.console.report.making import BacklogScan
 from twinbus.console.sheet import page_of, text_of
 from twinbus.console.spark_thread import SparkThread, require_spark
 from twinbus.cost import prices

@@ -20,9 +20,9 @@ from tests.unit.console.commands import run
 from tests.unit.console.drill.drill_results import PASSED, WINDOWS, drilled, window
 from tests.unit.console.pages import assert_self_contained
 from twinbus.console.drill import phases, world
-from twinbus.console.drill.progress import DrillPage, DrillScreen
 from twinbus.console.drill.result import DrillPlan, DrillResult
 from twinbus.console.drill.sheet import drill_sheet
+from twinbus.console.drill.world import DrillPage, DrillScreen
 from twinbus.console.sheet import page_of, text_of
 from twinbus.control.sockets import VARIABLE
 from twinbus.pipeline.reports.values import Charge
