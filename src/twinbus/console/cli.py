@@ -5,26 +5,41 @@ Exit status: 0 done, 1 failed (one line on stderr says why), 2 usage error; noth
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
 
 from twinbus import __version__
 from twinbus.console import COULD_NOT, USAGE_ERROR
 from twinbus.console.backlog.commands import app as backlog_app
-from twinbus.console.commands import app as commands_app
 from twinbus.console.config import app as config_app
+from twinbus.console.cost import PlanOptions, PlanOutput
 from twinbus.console.cost import app as cost_app
+from twinbus.console.declaration import command, command_group, flag, option, setting
 from twinbus.console.faults import app as faults_app
 from twinbus.console.ledger import app as ledger_app
-from twinbus.console.output import WrongUse
+from twinbus.console.options import (
+    AccessOptions,
+    GatewayOptions,
+    LabelOption,
+    PortOptions,
+    PricesOption,
+    QueuesOption,
+    ServeOptions,
+    SidesOptions,
+)
+from twinbus.console.output import Output, OutputOption, WrongUse
 from twinbus.console.prices import prices_app
 from twinbus.console.report.commands import app as report_app
 from twinbus.console.syphon.cli import app as syphon_app
+from twinbus.console.times import seconds_of
 from twinbus.console.watch.cli import app as watch_app
 from twinbus.cost.arithmetic import QuantityError
 from twinbus.errors import BrokerStartError, SettingsError, TwinbusError
+from twinbus.options import FAILOVER_INTERVAL_MAX_S, PING_INTERVAL_MAX_S
+from twinbus.settings.keys import EMBEDDED
 
 app = typer.Typer(
     name="twinbus",
@@ -77,6 +92,256 @@ def twinbus(
     ] = False,
 ) -> None:
     """Keep sending while a Service Bus namespace is down."""
+
+
+commands_app = command_group("")
+
+OUTAGE_MAX_S: Final = 3_600.0
+"""Limit of a drill's outage: a person waits for it."""
+
+
+def _side(key: str, text: str) -> Any:
+    return setting(key, of=typer.Argument, metavar=key.upper(), help=text)
+
+
+@command(commands_app, "twinbus serve contoso:5672 contoso-dr:5673 --data ./bus", takes_pair=False)
+def serve(given: ServeOptions) -> int:
+    """Run local namespaces for Service Bus clients.
+
+    It prints a connection string for each namespace, then `ready`, and runs until Ctrl-C or
+    SIGTERM. One port serves AMQP, AMQP over WebSocket, the administration API, /health and
+    /metrics. /health answers `full` while the disk has no room for sends (receiving works on), and
+    503 with `gone` when the data files were removed or cannot be read; the command then ends
+    with 1.
+    """
+    from twinbus.console import servers
+
+    return servers.serve(given)
+
+
+@command(
+    commands_app,
+    "twinbus gateway contoso:5672 --primary ... --secondary ...",
+    exit_status="0 stopped by Ctrl-C or SIGTERM after sends in flight; 1 it could not run.",
+    note="--secondary embedded:DIR keeps the backlog on the local disk.",
+)
+def gateway(given: GatewayOptions, sides: SidesOptions, access: PortOptions) -> int:
+    """Serve a pair of namespaces to clients of other languages.
+
+    The command runs until Ctrl-C or SIGTERM.
+    """
+    from twinbus.console import servers
+
+    return servers.serve_gateway(given, sides, access)
+
+
+@command(
+    commands_app,
+    "twinbus drill --messages 5000 --outage 8s --output json",
+    exit_status="0 no message is lost, 1 one is lost or the drill could not continue, 130 stopped.",
+)
+def drill(
+    messages: Annotated[int, option("N", "Messages to send.", min=1, max=1_000_000)] = 3_000,
+    senders: Annotated[int, option("N", "Concurrent senders.", min=1, max=64)] = 4,
+    outage: Annotated[
+        str,
+        option(
+            "TIME",
+            "Length of the outage, at most 1h; or an outage that happened, west-europe-2025-11,"
+            " 1,000 times faster.",
+        ),
+    ] = "8s",
+    failover_interval: Annotated[
+        str, option("TIME", "Failover interval of an entity, at most 1h.")
+    ] = "2s",
+    ping_interval: Annotated[str, option("TIME", "Time between pings, 1s to 30min.")] = "1s",
+    queues: QueuesOption = 4,
+    gateway: Annotated[
+        bool,
+        flag("--gateway", "Send through a gateway, with the plain SDK instead of a pair."),
+    ] = False,
+    like: Annotated[
+        str | None, option("TIER", "Limits of azure-standard or azure-premium, as of serve.")
+    ] = None,
+    report: Annotated[
+        Path, option("DIR", "Directory for the report, its data and the ledger.")
+    ] = Path("drill-report"),
+    page: Annotated[bool, flag("--page", "Show the drill in a browser, live.")] = False,
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """Kill a primary under load and account for every message.
+
+    Two namespaces run as processes, and senders send to a queue, a queue with sessions and a topic.
+    The primary is killed with SIGKILL and started again; a Spark job moves the backlog; the plain
+    SDK receives everything. It does not use your namespaces, and needs the extra `all`.
+    """
+    from twinbus.console.drill.phases import run
+    from twinbus.console.drill.result import KNOWN_OUTAGE_SPEED, DrillPlan
+    from twinbus.planning.question import known_outage
+
+    known = known_outage(outage)
+    if known:
+        outage = f"{known.length_s / KNOWN_OUTAGE_SPEED}s"
+
+    plan = DrillPlan(
+        messages=messages,
+        senders=senders,
+        outage_s=seconds_of(outage, "--outage", least=0, most=OUTAGE_MAX_S),
+        failover_interval_s=seconds_of(
+            failover_interval, "--failover-interval", least=0, most=FAILOVER_INTERVAL_MAX_S
+        ),
+        ping_interval_s=seconds_of(
+            ping_interval, "--ping-interval", least=1, most=PING_INTERVAL_MAX_S
+        ),
+        backlog_queues=queues,
+        gateway=gateway,
+        like=like,
+        stands_for=known.name if known else None,
+    )
+    return run(plan, report, output, is_page_wanted=page)
+
+
+@command(
+    commands_app,
+    "twinbus plan --rate 500/s --size 2KB --entities 40 --clients 20 \\\n"
+    '  --outages "2/year lognormal 40min" --output html --to plan.html',
+)
+def plan(
+    given: PlanOptions,
+    prices: PricesOption = None,
+    master: Annotated[
+        str | None, option("URL", "Simulate on this Spark. Unset: on this machine.")
+    ] = None,
+    output: Annotated[
+        PlanOutput, typer.Option(help="What to print: text, JSON, or a page.")
+    ] = "text",
+    to: Annotated[Path | None, option("FILE", "Write the plan into this file.")] = None,
+) -> int:
+    """Simulate outages to choose a pair's options.
+
+    From 200,000 years on Spark does it, if it is installed.
+    """
+    from twinbus.console.plan import run
+
+    return run(given, prices, master=master, output=output, to=to)
+
+
+@command(
+    commands_app,
+    "twinbus doctor --entity orders",
+    exit_status="0 fit to be paired, also with warnings; 1 a check failed.",
+    note="Put the connection strings into TWINBUS_PRIMARY and TWINBUS_SECONDARY: other users can"
+    " see a command line.",
+)
+def doctor(
+    reach: AccessOptions,
+    primary: Annotated[
+        str | None, _side("primary", "Connection string of the primary, or sb://HOST.")
+    ] = None,
+    secondary: Annotated[str | None, _side("secondary", "The same of the secondary.")] = None,
+    entity: Annotated[
+        str | None,
+        option(
+            "PATH",
+            "An entity that the application sends to. The doctor checks the Send right there.",
+        ),
+    ] = None,
+    gateway: Annotated[
+        str | None,
+        option(
+            "STRING",
+            "Connection string of a gateway to examine: with the namespaces, or alone.",
+            envvar="TWINBUS_GATEWAY",
+        ),
+    ] = None,
+    label: LabelOption = None,
+    queues: QueuesOption = 10,
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """Check whether two namespaces are fit to be paired.
+
+    Each check prints one line, with what to do about a problem. Your messages are not touched.
+    With the Manage right the doctor creates scratch entities called twinbus-doctor-... and deletes
+    them again; the service deletes them after 5 idle minutes if it is killed.
+
+    It checks that the two namespaces differ and can be reached, the clocks (a difference of 10 s
+    warns, 4 min fails), the credential, the rights Manage, Send and Listen, existing backlog queues
+    and their drift, and the size of messages. It sends a ping that no receiver may see, and moves a
+    message with session, time to live and schedule through a backlog queue and back. Of a gateway
+    it asks /health, puts a token and attaches a sender. It says what it could not check.
+    """
+    from twinbus.console.doctor.commands import run
+    from twinbus.console.doctor.rights import ExaminedPair
+
+    sides = SidesOptions(primary=primary, secondary=secondary, label=label, **asdict(reach))
+    # Not by the route of the namespaces, which may lead through a proxy.
+    examined = None if gateway is None else AccessOptions().side(gateway, "gateway")
+    # A secondary inside a gateway is examined by the gateway's own word.
+    is_alone = (primary is None and secondary is None) or (secondary or "").startswith(EMBEDDED)
+    pair = None
+    if examined is None or not is_alone:
+        pair = ExaminedPair(*sides.both, queues, entity)
+    return run(pair, examined, entity, output)
+
+
+@command(
+    commands_app,
+    "twinbus verify --like azure-standard --facts facts.json",
+    exit_status="0 no difference; 1 it could not run, or left entities behind; 3 differences.",
+    note="It needs the Manage right and the extra broker. It prints what it costs at most.",
+)
+def verify(
+    reach: AccessOptions,
+    primary: Annotated[
+        str | None, _side("primary", "Connection string of a namespace, or sb://HOST.")
+    ] = None,
+    secondary: Annotated[str | None, _side("secondary", "The same of another, if any.")] = None,
+    like: Annotated[
+        str, option("TIER", "Compare with this tier, as of serve: azure-standard, azure-premium.")
+    ] = "azure-standard",
+    budget: Annotated[
+        int, option("N", "Billed operations that the run may make at most.", min=1)
+    ] = 500,
+    intrusive: Annotated[
+        bool,
+        flag(
+            "--intrusive",
+            "Also exceed limits of links, throttle the namespaces and leave links idle for minutes;"
+            " refused if there are entities of others.",
+        ),
+    ] = False,
+    clean: Annotated[
+        bool, flag("--clean", "Only delete what a killed run left, and run no check.")
+    ] = False,
+    facts: Annotated[
+        Path, option("FILE", "File for all facts, with the frames of surprising answers.")
+    ] = Path("facts.json"),
+    label: Annotated[str, option("LABEL", "Part of the names of the scratch entities.")] = "",
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """Compare one or two real namespaces with the embedded broker.
+
+    Each check asks a namespace and a broker of the same tier in this process the same, on scratch
+    entities called twinbus-verify-..., which are deleted again, and prints `same`, `different` with
+    the first difference, or `not checked` with the reason: errors of a missing or disabled entity,
+    a wrong key and a message that is too large, rights of keys, settings of a backlog queue,
+    creations at the same time, pings, deferral, peek, sessions, duplicates, locks, schedules and
+    limits of links. Ids, times and host names are not compared. A check that could exceed
+    --budget is not run. --facts has every answer, without keys and tokens, and for each difference
+    the last 400 frames.
+    """
+    from twinbus.broker.profile import PROFILES
+    from twinbus.console.verify import run
+    from twinbus.verify.run import VerifyPlan
+
+    if like not in PROFILES:
+        raise WrongUse(f"--like is one of {', '.join(PROFILES)}; got {like!r}")
+    plan = VerifyPlan(profile=PROFILES[like], budget=budget, is_intrusive=intrusive, label=label)
+    sides = SidesOptions(primary=primary, secondary=secondary, label=None, **asdict(reach))
+    namespaces = {"primary": sides.side(primary, "primary")}
+    if secondary is not None:
+        namespaces["secondary"] = sides.secondary_side
+    return run(namespaces, plan, facts, output, is_clean=clean)
 
 
 for commands in (commands_app, watch_app):

@@ -228,18 +228,6 @@ def _lines(
         ],
     )
     yield ""
-    yield from _summary(made, work)
-    yield ""
-    yield "Assumed:"
-    yield from (f"  {line}" for line in made.assumptions)
-    for warning in (*made.warnings, *outdated):
-        yield paint(f"warning: {warning}", "yellow")
-
-
-def _summary(made: CostEstimate, work: Workload) -> Iterator[str]:
-    from twinbus.cost.estimate import MONTH_DAYS
-
-    currency = made.bill.currency
     lacking = f", without {', '.join(made.bill.not_priced)}" if made.bill.not_priced else ""
     yield paint(f"the pair adds {money(made.added, currency)} a month{lacking}", "bold")
     yield (
@@ -257,6 +245,11 @@ def _summary(made: CostEstimate, work: Workload) -> Iterator[str]:
         f"a message by the backlog: {sum(stages.values())} units in {len(stages)} stages:"
         f" {', '.join(stages)}"
     )
+    yield ""
+    yield "Assumed:"
+    yield from (f"  {line}" for line in made.assumptions)
+    for warning in (*made.warnings, *outdated):
+        yield paint(f"warning: {warning}", "yellow")
 
 
 def _row(line: BillLine, currency: str) -> tuple[str, str, str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
@@ -213,14 +213,8 @@ class AccessOptions:
                 " reaches; status, top, check and page show the gateway with its backlog"
             )
         try:
-            return NamespaceAccess.parse(
-                text,
-                name=name,
-                credential=self.credential or "",
-                transport=self.transport or "",
-                proxy=self.proxy or "",
-                endpoint=self.endpoint or "",
-            )
+            routes = {one.name: getattr(self, one.name) or "" for one in fields(AccessOptions)}
+            return NamespaceAccess.parse(text, name=name, **routes)
         except ValueError as error:
             raise WrongUse(f"the {role} namespace: {error}") from None
 

@@ -32,11 +32,12 @@ ROWS_SHOWN: Final = 20
 INDENT: Final = "  "
 BAR_LENGTH: Final = 40
 
-_COLOURS: Final = {
-    ReportVerdict.GOOD: "green",
-    ReportVerdict.BAD: "red",
-    ReportVerdict.UNKNOWN: "yellow",
+_LOOKS: Final = {
+    ReportVerdict.GOOD: ("green", "healthy"),
+    ReportVerdict.BAD: ("red", "unprotected"),
+    ReportVerdict.UNKNOWN: ("yellow", "attention"),
 }
+"""Colour of a verdict as text, and its level on a page."""
 
 
 class Tile(NamedTuple):
@@ -177,7 +178,7 @@ def text_of(sheet: Sheet) -> str:
 
 
 def _text(sheet: Sheet) -> Iterator[str]:
-    colour = [_COLOURS[sheet.verdict]] if sheet.judges else []
+    colour = [_LOOKS[sheet.verdict][0]] if sheet.judges else []
     yield paint(sheet.headline, "bold", *colour)
     yield from (paint(alert, "red") for alert in sheet.alerts)
     yield from sheet.lines
@@ -222,11 +223,6 @@ STYLES: Final = ("page.css", "report.css")
 SCRIPTS: Final = ("dom.js", "format.js", "sends.js", "outage.js")
 """The modules of the outage, each after those that it imports."""
 
-_LEVELS: Final = {
-    ReportVerdict.GOOD: "healthy",
-    ReportVerdict.BAD: "unprotected",
-    ReportVerdict.UNKNOWN: "attention",
-}
 _SERIES_COUNT: Final = 8
 """Colours of series in report.css."""
 
@@ -288,7 +284,7 @@ def _static(name: str) -> str:
 
 
 def _answer(sheet: Sheet) -> str:
-    level = _LEVELS[sheet.verdict] if sheet.judges else "none"
+    level = _LOOKS[sheet.verdict][1] if sheet.judges else "none"
     alerts = _list(sheet.alerts) if sheet.alerts else ""
     lines = "".join(f"<p>{escape(line)}</p>" for line in sheet.lines)
     answer = f"<h1>{escape(sheet.headline)}</h1>{alerts}{lines}"

@@ -63,7 +63,7 @@ async def list_queues(sides: SidesOptions, output: OutputOption = Output.TEXT) -
     lines = queue_lines(queues, secondary.endpoint)
     if not queues and all_queues:
         lines.append(other_labels(all_queues))
-    documents = [_document(queue) for queue in queues]
+    documents = [asdict(queue) for queue in queues]
     return show(output, {"secondary": secondary.endpoint, "queues": documents}, lines)
 
 
@@ -184,8 +184,7 @@ async def prune(
             print("nothing was deleted")
     if as_json:
         documents = [
-            {**_document(queue), "outcome": outcomes.get(queue.path, fate(queue))}
-            for queue in extra
+            {**asdict(queue), "outcome": outcomes.get(queue.path, fate(queue))} for queue in extra
         ]
         place = {"secondary": secondary.endpoint, "label": label, "count": queues}
         print_json({**place, "queues": documents})
@@ -197,15 +196,6 @@ def _confirmed(count: int) -> bool:
         raise WrongUse("no terminal to confirm on: add --yes to delete, or --dry-run to only show")
     typed = input(f"type {CONFIRMATION!r} to delete {count} empty queues: ")
     return typed.strip() == CONFIRMATION
-
-
-def _document(queue: QueueContents) -> dict[str, Any]:
-    document = asdict(queue)
-    document["drift"] = [
-        {"setting": one.setting, "found": one.found, "wanted": one.wanted, "danger": one.danger}
-        for one in queue.drift
-    ]
-    return document
 
 
 def queue_lines(queues: Sequence[QueueContents], endpoint: str) -> list[str]:

@@ -17,7 +17,7 @@ from azure.servicebus import ServiceBusMessage
 
 from twinbus.console import COULD_NOT
 from twinbus.console.declaration import runs_to_its_end
-from twinbus.console.doctor.connectivity import check_clock, check_gateway, check_reach, check_sides
+from twinbus.console.doctor.connectivity import check_clock, check_gateway, check_sides, reach
 from twinbus.console.doctor.rights import (
     ExaminedPair,
     Finding,
@@ -95,7 +95,7 @@ async def _examine(
     take(sides)
     if sides[0].level is Level.FAIL:
         return
-    pair.unsound |= await ask_sides("connecting", check_reach)
+    pair.unsound |= await ask_sides("connecting", lambda pair, role: reach(role, pair.roles[role]))
     pair.unsound |= await ask_sides("comparing clocks", check_clock)
     pair.unsound |= await ask_sides("signing in", check_credential)
     if not pair.sound or any(finding.level is Level.FAIL for finding in sides):

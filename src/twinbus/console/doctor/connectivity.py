@@ -60,13 +60,9 @@ async def check_sides(pair: ExaminedPair) -> list[Finding]:
     return [*found, Finding("names", Level.OK, text)]
 
 
-async def check_reach(pair: ExaminedPair, role: str) -> Finding:
-    """Check that a side accepts a connection, with TLS where it must have it."""
-    return await reach(f"reach {role}", pair.roles[role])
-
-
-async def reach(check: str, namespace: Namespace) -> Finding:
-    """Connect as AMQP does, and say how long it took or why it failed."""
+async def reach(role: str, namespace: Namespace) -> Finding:
+    """Connect as AMQP does, with TLS where it must be; say how long it took or why it failed."""
+    check = f"reach {role}"
     began = time.monotonic()
     endpoint = endpoint_of(namespace)
     host, port = endpoint.administration[:2] if endpoint.route.websocket else endpoint.amqp
@@ -143,7 +139,7 @@ def _ask_time(endpoint: Endpoint) -> tuple[float, float]:
 
 async def check_gateway(gateway: Namespace, entity: str | None) -> AsyncIterator[Finding]:
     """Yield the findings about a gateway, up to the first that makes the others useless."""
-    reached = await reach("reach gateway", gateway)
+    reached = await reach("gateway", gateway)
     yield reached
     if reached.level is Level.FAIL:
         return

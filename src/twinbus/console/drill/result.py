@@ -6,7 +6,7 @@ The number of sends that returned is kept only to check the ledger.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -160,18 +160,22 @@ class DrillResult:
     @property
     def failover_s(self) -> float | None:
         """From the kill until the last entity had failed over. None: none did."""
-        windows = self.report.availability.windows
-        began = ((window.entity, window.failed_over_ms) for window in windows)
-        return _until_last(began, self.moments.killed_ms)
+        return self._until_last("failed_over_ms", self.moments.killed_ms)
 
     @property
     def recover_s(self) -> float | None:
         """From the primary's first answer until the last entity was healthy. None: none failed."""
-        if self.failover_s is None:
-            return None
-        windows = self.report.availability.windows
-        ended = ((window.entity, window.recovered_ms) for window in windows)
-        return _until_last(ended, self.moments.back_ms)
+        found = self._until_last("recovered_ms", self.moments.back_ms)
+        return None if self.failover_s is None else found
+
+    def _until_last(self, change: str, since_ms: int) -> float | None:
+        """From `since_ms` until every entity that changed after it had changed once."""
+        first: dict[str, int] = {}
+        for window in self.report.availability.windows:
+            at_ms = getattr(window, change)
+            if at_ms is not None and at_ms >= since_ms:
+                first[window.entity] = min(at_ms, first.get(window.entity, at_ms))
+        return seconds_between(since_ms, max(first.values(), default=None))
 
     @property
     def drain_s(self) -> float | None:
@@ -253,15 +257,6 @@ class DrillResult:
             yield "no message was accepted at all"
         if self.received is None:
             yield "no receiver wrote to the ledger"
-
-
-def _until_last(changes: Iterable[tuple[str, int | None]], since_ms: int) -> float | None:
-    """From `since_ms` until every entity that changed after it had changed once."""
-    first: dict[str, int] = {}
-    for entity, at_ms in changes:
-        if at_ms is not None and at_ms >= since_ms:
-            first[entity] = min(at_ms, first.get(entity, at_ms))
-    return seconds_between(since_ms, max(first.values(), default=None))
 
 
 def seconds_between(began_ms: int | None, ended_ms: int | None) -> float | None:

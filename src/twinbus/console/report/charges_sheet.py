@@ -48,10 +48,6 @@ def entity_names(rows: Sequence[OfEntity]) -> Callable[[OfEntity], str]:
     )
 
 
-def cause_name(cause: str) -> str:
-    return CAUSES.get(cause, cause)
-
-
 def closing_sections(report: LedgerReport, *more_read: str) -> tuple[Section, ...]:
     """What is unknown, what is assumed, and what was read."""
     return sections(
@@ -120,13 +116,9 @@ def _headline(report: ChargesReport) -> str:
 
 def _lines(report: ChargesReport) -> Iterator[str]:
     bill = report.bill
-    settled = (
-        f"{counted(bill.settlement_units, 'settlement')} (complete, defer, dead-letter) counted"
-        if bill.settlement_counted
-        else f"{counted(bill.settlement_units, 'settlement')} (complete, defer, dead-letter) not"
-        " counted: --settlement counted has them in"
-    )
-    yield f"prices: {visible(bill.price_book)}; {settled}"
+    settled = f"{counted(bill.settlement_units, 'settlement')} (complete, defer, dead-letter)"
+    rule = "" if bill.settlement_counted else "not counted: --settlement counted has them in"
+    yield f"prices: {visible(bill.price_book)}; {settled} {rule or 'counted'}"
     if report.recorded_receives and report.broker_receives > report.recorded_receives:
         more = report.broker_receives - report.recorded_receives
         yield (
@@ -191,7 +183,7 @@ def by_kind_table(report: ChargesReport) -> Table:
     )
     rows: list[tuple[str, str, int, int]] = [
         (
-            cause_name(kind.cause),
+            CAUSES.get(kind.cause, kind.cause),
             kind.operation + (" (assumed)" if kind.assumed else ""),
             kind.operations,
             kind.units,
@@ -226,7 +218,7 @@ def cause_bars(title: str, amounts: Mapping[str, int]) -> Bars:
     known = [cause for cause in CAUSES if amounts.get(cause)]
     order = [*known, *sorted(amounts.keys() - CAUSES.keys())]
     rows = [
-        BarRow(cause_name(cause), (("plain", amounts[cause]),), f"{amounts[cause]:,}")
+        BarRow(CAUSES.get(cause, cause), (("plain", amounts[cause]),), f"{amounts[cause]:,}")
         for cause in order
     ]
     return Bars(title, tuple(rows))

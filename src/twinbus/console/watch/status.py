@@ -272,8 +272,10 @@ def _show(pair: str | None, output: Output, *, show_all: bool, is_watched: bool 
     views.sort(key=lambda view: not view.judgement.concerns)
     pairs = [_document(view) for view in views]
     document = {"pairs": pairs, "healthy": not any(pair["attention"] for pair in pairs)}
-    first, *rest = _all_lines(views, show_all=show_all)
-    show(output, document, [(_clear() if is_watched else "") + first, *rest])
+    lines = [line for view in views for line in (*render(view, show_all=show_all), "")]
+    lines.append(f"{datetime.now().astimezone():%H:%M:%S}  {summary(views)}")
+    lines[0] = (_clear() if is_watched else "") + lines[0]
+    show(output, document, lines)
     return ATTENTION if silent or not document["healthy"] else 0
 
 
@@ -295,14 +297,6 @@ def _document(view: PairView) -> dict[str, Any]:
 
 def _clear() -> str:
     return HOME_AND_CLEAR if sys.stdout.isatty() else ""
-
-
-def _all_lines(views: Sequence[PairView], *, show_all: bool) -> list[str]:
-    lines = []
-    for view in views:
-        lines += [*render(view, show_all=show_all), ""]
-
-    return [*lines, f"{datetime.now().astimezone():%H:%M:%S}  {summary(views)}"]
 
 
 def _views(hosts: Sequence[RunningHost]) -> list[PairView]:
