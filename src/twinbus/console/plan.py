@@ -69,7 +69,8 @@ def run(
         indent = None if to is None and not sys.stdout.isatty() else 2
         text = json.dumps({**plan.as_json(), "warnings": warnings}, indent=indent) + "\n"
     else:
-        text = (page_of if output == "html" else text_of)(plan_sheet(plan, warnings))
+        sheet = plan_sheet(plan, warnings)
+        text = page_of(sheet) if output == "html" else text_of(sheet)
     if to is None:
         sys.stdout.write(text)
         return 0
