@@ -226,7 +226,12 @@ def reconciliation_sheet(report: ReconciliationReport) -> Sheet:
         headline=_agreement_headline(report),
         verdict=report.verdict,
         lines=() if report.broker_records else (NO_VIEW,),
-        tiles=tuple(_agreement_tiles(report)),
+        tiles=(
+            Tile("operations, by clients", cell(sum(row.clients for row in report.rows))),
+            Tile("operations, by the broker", cell(sum(row.broker for row in report.rows))),
+            Tile("explained differences", cell(report.explained)),
+            Tile("not explained", cell(report.unexplained), is_bad=bool(report.unexplained)),
+        ),
         tables=tuple(_agreement_tables(report)),
         sections=closing_sections(report),
     )
@@ -252,13 +257,6 @@ def _agreement_headline(report: ReconciliationReport) -> str:
         f"both views agree on {counted(both, 'operation')}; the broker counts {more:,} more ({of}),"
         " explained below"
     )
-
-
-def _agreement_tiles(report: ReconciliationReport) -> Iterator[Tile]:
-    yield Tile("operations, by clients", cell(sum(row.clients for row in report.rows)))
-    yield Tile("operations, by the broker", cell(sum(row.broker for row in report.rows)))
-    yield Tile("explained differences", cell(report.explained))
-    yield Tile("not explained", cell(report.unexplained), is_bad=bool(report.unexplained))
 
 
 def _agreement_tables(report: ReconciliationReport) -> Iterator[Table]:
