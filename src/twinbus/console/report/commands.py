@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from twinbus.console.declaration import command, command_group, setting
 from twinbus.console.options import (
@@ -16,21 +17,27 @@ from twinbus.console.prices import book_of
 from twinbus.cost.arithmetic import parse_duration
 from twinbus.servicebus.names import DETECTION_MAX_S
 
-if TYPE_CHECKING:
-    from twinbus.namespace.namespace import Namespace
-
 app = command_group("Report a ledger's charges, availability and conservation.")
 
-PeekOption = Annotated[
-    str | None,
-    setting(
-        "secondary",
-        help="Connection string of the secondary, or sb://HOST: peek into its backlog queues, which"
-        " changes nothing. `none`: do not peek.",
-    ),
-]
-DETECTION_WINDOW: Final = "10min"
-DetectionOption = Annotated[str, setting("detection-window")]
+
+@dataclass(frozen=True, kw_only=True)
+class PeekOptions(AccessOptions):
+    peek: Annotated[
+        str | None,
+        setting(
+            "secondary",
+            help="Connection string of the secondary, or sb://HOST: peek into its backlog queues,"
+            " which changes nothing. `none`: do not peek.",
+        ),
+    ] = None
+    detection_window: Annotated[str, setting("detection-window")] = "10min"
+
+    def facts(self) -> dict[str, Any]:
+        # Service Bus has no longer window.
+        window_s = parse_duration(self.detection_window, "--detection-window", most=DETECTION_MAX_S)
+        is_none = self.peek in {None, "", "none"}
+        secondary = None if is_none else self.side(self.peek, "secondary")
+        return {"secondary": secondary, "detection_s": int(window_s)}
 
 
 @command(
@@ -65,24 +72,14 @@ def availability(given: ReportOptions) -> int:
     " why), 2 usage error, 3 unknown.",
     note="Put the connection string into TWINBUS_SECONDARY: other users can see a command line.",
 )
-def conservation(
-    given: ReportOptions,
-    reach: AccessOptions,
-    peek: PeekOption = None,
-    detection_window: DetectionOption = DETECTION_WINDOW,
-) -> int:
+def conservation(given: ReportOptions, backlog: PeekOptions) -> int:
     """Prove that no message is lost, or name those that are.
 
     accepted = delivered + waiting + dead-lettered + expired. What cannot be known is called
     unknown: without a peek into the backlog queues, a diverted message without a later record may
     wait there or be lost.
     """
-    return _run(
-        given,
-        "conservation",
-        secondary=_secondary(peek, reach),
-        detection_window=detection_window,
-    )
+    return _run(given, "conservation", **backlog.facts())
 
 
 @command(
@@ -106,9 +103,7 @@ def reconciliation(given: ReportOptions) -> int:
 )
 def all_reports(
     given: ReportOptions,
-    reach: AccessOptions,
-    peek: PeekOption = None,
-    detection_window: DetectionOption = DETECTION_WINDOW,
+    backlog: PeekOptions,
     prices: PricesOption = None,
     settlement: SettlementOption = "free",
 ) -> int:
@@ -116,22 +111,13 @@ def all_reports(
     return _run(
         given,
         *("conservation", "availability", "charges", "reconciliation"),
-        secondary=_secondary(peek, reach),
-        detection_window=detection_window,
+        **backlog.facts(),
         book=book_of(prices),
         rule=counting_rule(settlement),
     )
 
 
-def _run(
-    given: ReportOptions, *kinds: str, detection_window: str = DETECTION_WINDOW, **more: Any
-) -> int:
+def _run(given: ReportOptions, *kinds: str, **facts: Any) -> int:
     from twinbus.console.report.making import NeededFacts, run
 
-    # Service Bus has no longer window.
-    window_s = parse_duration(detection_window, "--detection-window", most=DETECTION_MAX_S)
-    return run(given, kinds, NeededFacts(detection_s=int(window_s), **more))
-
-
-def _secondary(peek: str | None, reach: AccessOptions) -> Namespace | None:
-    return None if peek in {None, "", "none"} else reach.side(peek, "secondary")
+    return run(given, kinds, NeededFacts(**facts))
