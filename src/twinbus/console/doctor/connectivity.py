@@ -154,7 +154,8 @@ async def check_gateway(gateway: Namespace, entity: str | None) -> AsyncIterator
     accepted = await _credential(gateway)
     yield accepted
     if accepted.level is Level.OK and entity is not None:
-        yield await _send(gateway, entity)
+        do = "grant Send to the gateway's rule (--rule), or to its own credential at the primary"
+        yield await right_on("gateway right Send", gateway, "Send", entity, Level.FAIL, do)
 
 
 def upstream_findings(state: Mapping[str, Any]) -> list[Finding]:
@@ -222,12 +223,3 @@ async def _credential(gateway: Namespace) -> Finding:
     finally:
         await connection.close()
     return Finding(check, Level.OK, "accepted")
-
-
-async def _send(gateway: Namespace, entity: str) -> Finding:
-    async def ask(client: Any) -> None:
-        async with client.get_queue_sender(entity) as sender:
-            await sender.create_message_batch()
-
-    do = "grant Send to the gateway's rule (--rule), or to its own credential at the primary"
-    return await right_on("gateway right Send", gateway, "Send", entity, ask, Level.FAIL, do)

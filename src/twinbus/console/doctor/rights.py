@@ -204,25 +204,18 @@ async def _send(pair: ExaminedPair, role: str, missing: str) -> Finding:
         text = "no entity to check: give one that the application sends to with --entity"
         return Finding(check, Level.SKIP, text)
 
-    async def ask(client: Any) -> None:
-        async with client.get_queue_sender(path) as sender:
-            await sender.create_message_batch()
-            pair.sizes[role] = message_limit_bytes(sender) or 0
+    def keep_size(limit_bytes: int) -> None:
+        pair.sizes[role] = limit_bytes
 
-    return await right_on(check, namespace, "Send", path, ask, Level.FAIL, missing)
+    return await right_on(check, namespace, "Send", path, Level.FAIL, missing, keep_size)
 
 
 async def _listen(pair: ExaminedPair) -> Finding:
     check, path = "right Listen secondary", pair.probes.get("secondary")
     if path is None:
         return Finding(check, Level.SKIP, "no backlog queue to check")
-
-    async def ask(client: Any) -> None:
-        async with client.get_queue_receiver(path) as receiver:
-            await receiver.peek_messages(1)
-
     missing = "the syphon cannot drain with this credential: grant Listen where it runs"
-    return await right_on(check, pair.secondary, "Listen", path, ask, Level.WARN, missing)
+    return await right_on(check, pair.secondary, "Listen", path, Level.WARN, missing)
 
 
 async def right_on(
@@ -230,15 +223,21 @@ async def right_on(
     namespace: Namespace,
     right: str,
     path: str,
-    ask: Callable[[Any], Awaitable[None]],
     level: Level,
     missing: str,
+    keep_size: Callable[[int], None] = lambda _: None,
 ) -> Finding:
-    """Attach to an entity and say whether the credential has the right to; `ask` attaches."""
+    """Attach to an entity and say whether the credential has the right to, Send or Listen."""
     try:
         with explained(namespace, f"attaching to {path}", right):
             async with namespace.bounded_client(ATTEMPT_S) as client:
-                await ask(client)
+                if right == "Listen":
+                    async with client.get_queue_receiver(path) as receiver:
+                        await receiver.peek_messages(1)
+                else:
+                    async with client.get_queue_sender(path) as sender:
+                        await sender.create_message_batch()
+                        keep_size(message_limit_bytes(sender) or 0)
     except MissingRightError:
         return Finding(check, level, f"missing on {path}", missing)
     except UnreachableError as error:
