@@ -41,14 +41,12 @@ def short(text: object) -> str:
 
 
 def named(names: Sequence[str], most: int = NAMED_MAX) -> str:
-    """Return the first names and the number of the others."""
     more = len(names) - most
     shown = ", ".join(visible(name) for name in names[:most])
     return shown + (f" and {more:,} more" if more > 0 else "")
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """Return a number with its noun."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 

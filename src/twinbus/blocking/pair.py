@@ -302,5 +302,4 @@ class _Fetched:
         self.token_type = credential.token_type
 
     def get_token(self, *scopes: str, **options: Any) -> Any:
-        """A token for the scopes."""
         return self._loop_thread.run(lambda: self._credential.get_token(*scopes, **options))

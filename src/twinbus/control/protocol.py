@@ -89,7 +89,6 @@ class Answer:
 
 
 def encode_request(request: ControlRequest) -> bytes:
-    """Return the line of a request."""
     return _line({"twinbus": VERSION, "verb": request.verb, "arguments": dict(request.arguments)})
 
 
@@ -127,12 +126,10 @@ def arguments_for(verbs: Mapping[str, Verb], request: ControlRequest) -> dict[st
 
 
 def encode_result(host: HostCard, result: Any) -> bytes:
-    """Return the line of an answer with a result."""
     return _line({"twinbus": VERSION, "ok": True, "host": asdict(host), "result": result})
 
 
 def encode_refusal(host: HostCard, kind: str, text: str) -> bytes:
-    """Return the line of a refusal."""
     error = {"kind": kind, "text": text}
     return _line({"twinbus": VERSION, "ok": False, "host": asdict(host), "error": error})
 
@@ -196,8 +193,6 @@ class SteeredPair(Protocol):
 
 
 def pair_verbs(pair: SteeredPair) -> Mapping[str, Verb]:
-    """Return the verbs of a pair by name."""
-
     def steered(act: Callable[[str], None]) -> Verb:
         def run(path: str) -> dict[str, Any]:
             try:

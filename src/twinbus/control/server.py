@@ -60,7 +60,6 @@ class ControlServer:
     """Answers requests about one host from `start` to `close`."""
 
     def __init__(self, kind: str, name: str, verbs: Mapping[str, Verb]) -> None:
-        """`verbs` are the operations of the host, by name."""
         self.path: Path | None = None
         """The socket, while there is one."""
         self.program = os.path.basename(sys.argv[0] if sys.argv else "")

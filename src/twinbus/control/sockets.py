@@ -136,7 +136,6 @@ def open_socket(directory: Path, label: str, pid: int) -> tuple[socket.socket, P
 
 
 def sockets_in(directory: Path) -> list[Path]:
-    """Return the control sockets in a directory, by name."""
     try:
         return sorted(
             path
@@ -232,7 +231,6 @@ def find_sockets() -> tuple[list[Path], list[SilentHost]]:
 
 
 def socket_directories() -> str:
-    """Return the directories that `find` searches, as text."""
     searched = [str(place.path) for place in socket_directories_of(os.environ)]
     return " and ".join(searched) if searched else f"nowhere: {VARIABLE} is empty"
 

@@ -166,7 +166,6 @@ class ProcessPair:
         )
 
     def receivers(self) -> TaskReceivers:
-        """Return receivers from queues of the primary, for one kombu connection."""
         attempt_s = self.settings.options.attempt_timeout_s
         return TaskReceivers(self.settings.primary, self._loop_thread, attempt_s)
 
@@ -211,7 +210,6 @@ class ProcessPair:
         return self._loop_thread.run(call)
 
     def close(self) -> None:
-        """Close the pair, waiting for what is in flight."""
         with self._lock:
             pair, self._pair = self._pair, None
             self._senders.clear()
@@ -233,8 +231,6 @@ class ProcessPair:
 
 
 class _Pairs:
-    """All pairs of this process."""
-
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.by_key: dict[str, ProcessPair] = {}
@@ -247,7 +243,6 @@ to the parent."""
 
 
 def process_pair(settings: BrokerSettings) -> ProcessPair:
-    """Return the pair of this process for these settings."""
     with _pairs.lock:
         return _pairs.by_key.setdefault(settings.key, ProcessPair(settings))
 

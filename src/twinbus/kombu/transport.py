@@ -84,7 +84,6 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # kombu is untyped
     # Messages
 
     def _put(self, queue: str, message: Any, *, timeout: float | None = None, **_: Any) -> None:
-        """Return when the message is stored, on the primary or in the backlog."""
         try:
             self._pair.send(self._path(queue), dumps(message), timeout)
         except (TwinbusError, AzureError, OSError) as error:
@@ -126,7 +125,6 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # kombu is untyped
         self._resume_at[path] = time.monotonic() + RECONNECT_S
 
     def basic_get(self, queue: str, no_ack: bool = False, **options: Any) -> Any:
-        """Return one message; None: there is none."""
         message = super().basic_get(queue, no_ack=False, **options)
         if message is not None and no_ack:
             self.basic_ack(message.delivery_tag)
@@ -145,7 +143,6 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # kombu is untyped
         super().basic_consume(queue, False, chosen, consumer_tag, **options)
 
     def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:
-        """Complete a message."""
         self._settle(self._deliveries.pop(delivery_tag, None), "complete")
         super().basic_ack(delivery_tag, multiple)
 
@@ -207,7 +204,6 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu is untyped
 
     @property
     def receivers(self) -> TaskReceivers:
-        """The receivers of this connection."""
         if self._opened_receivers is None:
             self._opened_receivers = self.pair.receivers()
         return self._opened_receivers

@@ -190,7 +190,6 @@ class Endpoint:
 
     @property
     def label(self) -> str:
-        """The namespace's label, with which the paths of its backlog queues start."""
         return self.name or namespace_label(self.host, self.port)
 
     @property
@@ -208,7 +207,6 @@ class Endpoint:
         return host, HTTPS_PORT if self.tls and port == TLS_PORT else port, self.tls
 
     def audience(self, path: str) -> str:
-        """Return the audience of a token for the entity at `path`."""
         host = bracketed(self.host)
         return f"sb://{host if self.tls else f'{host}:{self.port}'}/{quote(path)}"
 

@@ -187,7 +187,6 @@ class HttpProxy:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers of a CONNECT request."""
         if not self.user:
             return {}
         login = base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
@@ -195,7 +194,6 @@ class HttpProxy:
 
     @property
     def sdk_option(self) -> dict[str, Any]:
-        """The value of the SDK's `http_proxy`."""
         login = {"username": self.user, "password": self.password} if self.user else {}
         return {"proxy_hostname": self.host, "proxy_port": self.port, **login}
 

@@ -84,7 +84,6 @@ class _Transport(AioHttpTransport):  # type: ignore[misc]  # untyped in azure-co
         await super().open()
 
     async def send(self, request: Any, **config: Any) -> Any:
-        """Send one request."""
         if self._namespace.emulator:
             request.url = request.url.replace("https://", "http://", 1)
         signature = self._namespace.signature
@@ -121,7 +120,6 @@ class _OwnThreads(ThreadedResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        """Return the addresses of a host; OSError: it has none."""
         await LOOKUPS.resolved(host)
         return await super().resolve(host, port, family)
 

@@ -131,7 +131,6 @@ class StoredToken:
 
     @property
     def token_type(self) -> bytes:
-        """The type that the SDK puts the token with."""
         return self._current().kind.encode()
 
     @property
@@ -141,7 +140,6 @@ class StoredToken:
         return token.text if token.kind == SAS_TOKEN else None
 
     def get_token(self, *_: str, **__: Any) -> FetchedToken:
-        """Return the token, whatever the scopes are."""
         token = self._current()
         return FetchedToken(token.text, int(token.expires_at_s))
 

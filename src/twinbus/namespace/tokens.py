@@ -63,7 +63,6 @@ def expiry_of(signature: str) -> float | None:
 
 
 def utc_text(at_s: float) -> str:
-    """Return a unix time as text for people."""
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
@@ -90,7 +89,6 @@ class NamespaceToken:
 
     @property
     def header(self) -> str:
-        """The value of an Authorization header."""
         return f"Bearer {self.text}" if self.kind == WEB_TOKEN else self.text
 
 

@@ -158,7 +158,6 @@ class Guard:
         self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         if scope["type"] != "http":
             return
 
@@ -286,7 +285,6 @@ async def _body(request: Request) -> dict[str, Any]:
 
 
 def refusal(refused: Refused) -> Response:
-    """Return a refusal as one line."""
     headers = {"WWW-Authenticate": "Bearer"} if refused.status == 401 else None
     return PlainTextResponse(f"{refused.text}\n", refused.status, headers)
 

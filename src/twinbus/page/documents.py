@@ -33,8 +33,6 @@ CostOf = Callable[[str, float | None, int], dict[str, Any]]
 
 
 class PageDocuments:
-    """Makes the documents of one page."""
-
     def __init__(
         self, actions: Actions, ledger: Path | None = None, cost: CostOf | None = None
     ) -> None:
@@ -50,7 +48,6 @@ class PageDocuments:
         return [*self.actions.offers, *(("cost",) if self._cost is not None else ())]
 
     async def proof(self, _: Request) -> ShownProof:
-        """Return the verdict of the last conservation report."""
         if self.actions.proof is None:
             raise Unanswerable("start `twinbus page` with --ledger to prove conservation", 409)
         return await asyncio.to_thread(self.actions.proof.document)
@@ -135,7 +132,6 @@ class PageDocuments:
         return {"as_of": time.time(), **found}
 
     async def dead_letter(self, request: Request) -> dict[str, Any]:
-        """Return one dead letter with its body."""
         if not request.state.is_operator:
             raise Unanswerable("bodies of messages need the operator's token", 403)
         pair = self._pair(request)
@@ -152,7 +148,6 @@ class PageDocuments:
         return self.actions.pair(request.query_params.get("pair", ""))
 
     def _syphons(self, label: str) -> list[SyphonStatus]:
-        """Return every syphon of this label on this host."""
         answers = self._board.answers.values()
         found = [one.status for one in answers if one.card is not None and one.card.name == label]
         syphons = [None if one is None else one.own_syphon for one in found]

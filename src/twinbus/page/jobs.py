@@ -55,7 +55,6 @@ class JobRunner:
         self._jobs: dict[str, asyncio.Task[None]] = {}
 
     def is_running(self, name: str) -> bool:
-        """Return whether the command of this name runs."""
         return name in self._jobs
 
     def start(self, name: str, arguments: list[str], ended: Callable[[JobResult], None]) -> bool:
@@ -68,7 +67,6 @@ class JobRunner:
         return True
 
     async def close(self) -> None:
-        """End every command that still runs."""
         tasks = list(self._jobs.values())
         for task in tasks:
             task.cancel()

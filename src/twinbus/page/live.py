@@ -57,7 +57,6 @@ class LiveView:
         return {"now": now, "headline": headline, "peers": self._peers.states}
 
     def view(self) -> dict[str, Any]:
-        """Return the head and all pairs."""
         return {**self.head(), "pairs": list(self.board.table.pairs.values())}
 
     async def stream(self, fixed: Mapping[str, Any]) -> AsyncGenerator[bytes, None]:
@@ -87,7 +86,6 @@ class LiveView:
         self.is_stopping = True
 
     async def close(self) -> None:
-        """End the polling."""
         self.stop()
         if self._task is not None:
             self._task.cancel()

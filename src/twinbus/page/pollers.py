@@ -71,7 +71,6 @@ class HostPoller:
         return found + [HostAnswer(str(one.path), None, None, one.why) for one in unsafe]
 
     def path_of(self, id_: str) -> Path | None:
-        """Return the socket of a host that was polled; None: there is none."""
         return next((path for path in list(self._hosts) if path.stem == id_), None)
 
     def close(self) -> None:

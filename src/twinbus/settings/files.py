@@ -201,7 +201,6 @@ def _require_owner(path: Path, found: os.stat_result, *, may_be_sticky: bool = F
 
 
 def _referred(text: str) -> str:
-    """Return the text of a variable or of a file."""
     if text.startswith(FILE):
         found = read_owned(Path(text.removeprefix(FILE)))[0].strip()
     else:

@@ -204,7 +204,6 @@ class SyphonStatus:
         return self
 
     def total(self, count: str) -> int:
-        """Return the sum of one of the counts over all queues."""
         return sum(getattr(queue, count) for queue in self.queues.values())
 
 

@@ -210,7 +210,6 @@ def _entity_concerns(troubled: Sequence[EntityStatus]) -> Iterator[Concern]:
 
 
 def _verified(status: PairStatus, now: float) -> str:
-    """Return when the protection was last verified."""
     if status.verified_at is None:
         return "not verified yet" if not status.verification_error else "never verified"
     word = "last verified" if status.verification_error else "verified"
@@ -239,7 +238,6 @@ def _dangers(status: PairStatus, troubled: Sequence[EntityStatus], exposed: str)
 
 
 def _ways(status: PairStatus, troubled: Sequence[EntityStatus], now: float) -> str:
-    """Return where safe sends go."""
     parts = []
     if diverted := [one for one in troubled if one.state is EntityState.FAILED_OVER]:
         parts.append(f"those to {_paths(diverted)} go to the backlog")

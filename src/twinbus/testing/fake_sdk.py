@@ -122,7 +122,6 @@ class FakeSender:
         return ServiceBusMessageBatch(limit)
 
     async def send_messages(self, message: Any, **_: Any) -> None:
-        """Return when the link has taken the message, the list or the batch."""
         assert not self._in_use, "two calls on one sender at once"
         self._in_use = True
         try:
@@ -159,7 +158,6 @@ class FakeReceiver:
         return self
 
     async def peek_messages(self, count: int, *, sequence_number: int) -> list[Any]:
-        """Messages from that sequence number on."""
         assert self._prefetch_count == -1, "opening the link would lock a message"
         return await self._link.peek(count, sequence_number)
 

@@ -28,7 +28,6 @@ MARK_LINE = f"{MARK}(*queues, topics={{name: [subscriptions]}}): entities of the
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the mark."""
     config.addinivalue_line("markers", MARK_LINE)
 
 

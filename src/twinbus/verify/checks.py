@@ -56,12 +56,10 @@ MINUTE_S: Final = 60.0
 
 
 async def missing_entity(world: ScratchNamespace) -> Observed:
-    """Send to and receive from an entity that does not exist."""
     return await _both_answers(world, world.path("ghost"))
 
 
 async def disabled_entity(world: ScratchNamespace) -> Observed:
-    """Send to and receive from a queue that is disabled."""
     path = await world.queue("disabled")
     async with world.administration() as admin:
         found = await admin.get_queue(path)
@@ -71,14 +69,12 @@ async def disabled_entity(world: ScratchNamespace) -> Observed:
 
 
 async def wrong_key(world: ScratchNamespace) -> Observed:
-    """Send with a key that is wrong."""
     path = await world.queue("wrong-key")
     stranger = world.with_key(None, WRONG_KEY)
     return {"send": await world.send(path, ServiceBusMessage("x"), namespace=stranger)}
 
 
 async def listen_only_key(world: ScratchNamespace) -> Observed:
-    """Send and receive with a key that has only the right to listen."""
     key, other = (b64encode(token_bytes(KEY_BYTES)).decode() for _ in range(2))
     listener = world.with_key(LISTENER, key)
     rule = AuthorizationRule(
@@ -95,13 +91,11 @@ async def listen_only_key(world: ScratchNamespace) -> Observed:
 
 
 async def too_large(world: ScratchNamespace) -> Observed:
-    """Send a message that is larger than the Standard tier takes."""
     path = await world.queue("too-large")
     return {"send": await world.send(path, ServiceBusMessage(b"x" * TOO_LARGE))}
 
 
 async def backlog_settings(world: ScratchNamespace) -> Observed:
-    """Create a queue with the settings of a backlog queue, and read what became of them."""
     path = world.to_be_deleted("backlog/x-servicebus-transfer/0")
     async with world.administration() as admin:
         await create_backlog_queue(admin, path)
@@ -110,7 +104,6 @@ async def backlog_settings(world: ScratchNamespace) -> Observed:
 
 
 async def racing_creations(world: ScratchNamespace) -> Observed:
-    """Create one queue several times at once."""
     path = world.to_be_deleted("race")
 
     async def create() -> Observed:
@@ -130,7 +123,6 @@ async def racing_creations(world: ScratchNamespace) -> Observed:
 async def _both_answers(
     world: ScratchNamespace, path: str, namespace: Namespace | None = None
 ) -> Observed:
-    """Return the answers to a send and to a receive."""
     sent = await world.send(path, ServiceBusMessage("x"), namespace=namespace)
     async with world.link("receiver", path, namespace) as receiver:
         received = await world.answer(receiver.receive_messages(1, max_wait_time=1))
@@ -185,7 +177,6 @@ async def _seen_later(name: str, receiver: Any) -> dict[str, int]:
 
 
 async def deferral(world: ScratchNamespace) -> Observed:
-    """Defer a message, find it by a peek, and receive it by its number."""
     path = await world.queue("defer")
     await world.send(path, ServiceBusMessage("x"))
     async with world.link("receiver", path) as receiver:
@@ -205,7 +196,6 @@ async def deferral(world: ScratchNamespace) -> Observed:
 
 
 async def peeks(world: ScratchNamespace) -> Observed:
-    """Peek at messages that are active, locked and scheduled."""
     path = await world.queue("peek")
     later = datetime.now(UTC) + timedelta(minutes=10)
     scheduled = ServiceBusMessage("later", scheduled_enqueue_time_utc=later)
@@ -224,7 +214,6 @@ async def peeks(world: ScratchNamespace) -> Observed:
 
 
 async def sessions(world: ScratchNamespace) -> Observed:
-    """Use a queue with sessions rightly and wrongly."""
     path = await world.queue("sessions", requires_session=True)
     without = await world.send(path, ServiceBusMessage("x"))
     await world.send(path, ServiceBusMessage("x", session_id="s"))
@@ -248,7 +237,6 @@ async def sessions(world: ScratchNamespace) -> Observed:
 
 
 async def duplicates(world: ScratchNamespace) -> Observed:
-    """Send one id three times to a queue with duplicate detection."""
     path = await world.queue("duplicates", requires_duplicate_detection=True)
     copies = [ServiceBusMessage(text, message_id=f"{uuid4()}") for text in "abc"]
     for copy in copies:
@@ -260,7 +248,6 @@ async def duplicates(world: ScratchNamespace) -> Observed:
 
 
 async def lost_lock(world: ScratchNamespace) -> Observed:
-    """Complete a message whose lock has expired."""
     path = await world.queue("lock", lock_duration=timedelta(seconds=LOCK_S))
     await world.send(path, ServiceBusMessage("x"))
     async with world.link("receiver", path) as receiver:
@@ -272,7 +259,6 @@ async def lost_lock(world: ScratchNamespace) -> Observed:
 
 
 async def schedules(world: ScratchNamespace) -> Observed:
-    """Cancel a scheduled message twice."""
     path = await world.queue("schedule")
     later = datetime.now(UTC) + timedelta(minutes=10)
     async with world.link("sender", path) as sender:
@@ -283,7 +269,6 @@ async def schedules(world: ScratchNamespace) -> Observed:
 
 
 async def link_limits(world: ScratchNamespace) -> Observed:
-    """Read what the service grants to a session and to a sending link."""
     path = await world.queue("limits")
     connection = world.connection(lambda event: None)
     await connection.open()

@@ -116,11 +116,9 @@ class ScratchNamespace:
         return administration_client(self.namespace, BilledRequests(self.namespace.label))
 
     def path(self, name: str) -> str:
-        """The path of a scratch entity."""
         return f"{self.label}-{name}"
 
     async def queue(self, name: str, **settings: Any) -> str:
-        """Create a queue; return its path."""
         path = self.to_be_deleted(name)
         async with self.administration() as admin:
             await admin.create_queue(path, auto_delete_on_idle=self.idle, **settings)
@@ -299,11 +297,9 @@ class FrameLog(logging.Handler):
             self.keep(text)
 
     def keep(self, text: str) -> None:
-        """Keep a frame."""
         self._lines.append(text)
 
     def take(self) -> tuple[str, ...]:
-        """The frames since the last call."""
         lines = tuple(self._lines)
         self._lines.clear()
         return lines
@@ -325,7 +321,6 @@ class TracedConnection(Connection):
         self._sent, self._heard = FrameText("->"), FrameText("<-")
 
     def receive(self, data: bytes, now_ms: int) -> Iterator[list[Event]]:
-        """Take bytes from the peer, as `Connection` does."""
         for line in self._heard.lines(data):
             self._keep(line)
         for events in super().receive(data, now_ms):
@@ -335,7 +330,6 @@ class TracedConnection(Connection):
             yield events
 
     def take_output(self, now_ms: int) -> bytes:
-        """Everything to send since the last call, as `Connection` does."""
         data = super().take_output(now_ms)
         for line in self._sent.lines(data):
             self._keep(line)

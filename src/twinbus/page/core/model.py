@@ -210,17 +210,14 @@ class PairTable:
         """How many pairs were removed so far."""
 
     def put(self, pair: ShownPair) -> None:
-        """Show a pair, in place of its last document."""
         if self.pairs.get(pair.id) != pair:
             self.version += 1
             self.pairs[pair.id], self.versions[pair.id] = pair, self.version
 
     def remove(self, id_: str) -> None:
-        """Show a pair no longer."""
         if self.pairs.pop(id_, None) is not None:
             self.removals += 1
             del self.versions[id_]
 
     def changed_since(self, version: int) -> Iterable[str]:
-        """Return the ids of the pairs that changed after this version."""
         return [id_ for id_, changed in self.versions.items() if changed > version]

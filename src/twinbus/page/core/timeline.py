@@ -88,7 +88,6 @@ class EntitySpans:
         return list(spans)
 
     def end(self, now: float) -> list[Span]:
-        """Close the last span: the pair is gone."""
         if self._spans and self._spans[-1][1] is None:
             self._spans[-1] = _until(self._spans[-1], now)
         return list(self._spans)
@@ -157,7 +156,6 @@ class SendBuckets:
         self.bucket_s = max(1.0, (self.ends - self.begins) / BUCKETS_MAX)
 
     def stored(self, at: float, message_id: bytes, *, in_backlog: bool) -> None:
-        """Count a message that a namespace accepted."""
         self._failed.pop(message_id, None)
         self._add(at, 1 if in_backlog else 0)
 
@@ -167,7 +165,6 @@ class SendBuckets:
             self._failed[message_id] = at
 
     def rows(self) -> list[SendBucket]:
-        """Return the buckets with messages."""
         for at in self._failed.values():
             self._add(at, 2)
         self._failed.clear()

@@ -103,7 +103,6 @@ class Board:
         self, pair: str, kind: str, text: str, now: float, *,
         path: str | None = None, level: str = "info", who: str | None = None,
     ) -> None:  # fmt: skip
-        """Add what happened at time `now`."""
         self.event_count += 1
         self.events.append(
             ShownEvent(
@@ -203,7 +202,6 @@ class _HostHistory:
     def answered(
         self, answer: HostAnswer, card: HostCard, status: HostStatus, now: float
     ) -> ShownPair:
-        """Return the document of a host that answers."""
         if answer.number != self.number or self.document is None:
             # The times in an answer are relative to when it came, however often it is judged.
             self._answered_at = now
@@ -252,7 +250,6 @@ class _HostHistory:
         return ShownPair(**self._head(card), state="silent", state_since=since, why=answer.why)
 
     def gone(self, last: ShownPair, now: float) -> ShownPair:
-        """Return the document of a host whose process ended."""
         spans = {path: spans.end(now) for path, spans in self._spans.items()}
         entities = [
             replace(one, spans=spans[one.path], fails_over_in_s=None, next_ping_in_s=None)
@@ -305,7 +302,6 @@ class _HostHistory:
 
 
 def syphon_of(status: SyphonStatus) -> ShownSyphon:
-    """Return what a syphon does, summed over its queues."""
     queues = status.queues.values()
     obstacles = dict.fromkeys(
         Obstacle(what, plain(why)) for queue in queues for what, why in queue.obstacles.items()

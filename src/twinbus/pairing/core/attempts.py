@@ -83,7 +83,6 @@ class RetryPolicy:
 
     @property
     def retries(self) -> int:
-        """Retries of what no failover will end."""
         return RETRIES_MIN if self.total is None else self.total
 
 
@@ -223,7 +222,6 @@ class SendDecisions:
         """The last error of each backlog queue that was tried."""
 
     def start(self, now: float) -> list[Step]:
-        """The first step."""
         return self._try_again(now)
 
     @property
@@ -250,7 +248,6 @@ class SendDecisions:
     def primary_failed(
         self, error: BaseException, meaning: FailureMeaning, now: float, *, counts: bool
     ) -> list[Step]:
-        """The attempt on the primary failed; `counts` is the classifier's verdict."""
         self.primary_error = error
         # Neither another namespace nor a later time would repair the caller's own fault.
         if not counts and not meaning.retried:

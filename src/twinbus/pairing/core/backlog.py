@@ -253,7 +253,6 @@ class Rotation:
         return use is None or (use.cause is not PullCause.SILENT and not self.is_in(queue, now))
 
     def available(self, now: float, without: Collection[str] = ()) -> list[str]:
-        """The queues a sender may choose from now."""
         return [q for q in self._queues if q not in without and self.is_in(q, now)]
 
     @property
@@ -270,7 +269,6 @@ class Rotation:
         }
 
     def resting(self, now: float, without: Collection[str] = ()) -> list[str]:
-        """The queues that are pulled now."""
         return [q for q in self._queues if q not in without and not self.is_in(q, now)]
 
     def absences(self, now: float) -> dict[str, str]:
@@ -328,7 +326,6 @@ class KeptChoice:
             self._left, self.kept = queue, None
 
     def answered(self, queue: str) -> None:
-        """The queue answered an attempt of this sender."""
         if queue == self.kept:
             self._cuts = 0
 

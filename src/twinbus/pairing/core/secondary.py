@@ -128,7 +128,6 @@ class SecondaryHealth:
         return now >= self.turn_at
 
     def begin_turn(self, now: float, attempt_s: float) -> None:
-        """A call begins an attempt for all that wait."""
         if self._waiting_since is None:
             self._waiting_since = now
         self.turn_at = now + attempt_s + TURN_GRACE_S
@@ -171,7 +170,6 @@ class Verification:
         self._due_at = now + jittered(VERIFY_EVERY_S, jitter)
 
     def failed(self, reason: str, now: float, jitter: float) -> None:
-        """No backlog queue answered."""
         self.error = reason
         self._due_at = now + jittered(VERIFY_AGAIN_S, jitter)
 
@@ -230,8 +228,6 @@ LIST_IDLE_S: Final = 900.0
 
 
 class ListingTimes:
-    """The time of the next search."""
-
     def __init__(self) -> None:
         self._searched_at = float("-inf")
         self._busy_at = float("-inf")

@@ -42,8 +42,6 @@ class SessionKey(NamedTuple):
 
 
 class Diversion(Enum):
-    """How a divert ended."""
-
     STORED = "the backlog queue has the message"
     DOUBTFUL = "it may have it: the answer was lost"
     REFUSED = "it does not have it"
@@ -88,8 +86,6 @@ class _ScanState(Enum):
 
 
 class SessionOrder:
-    """The bound sessions of one pair."""
-
     def __init__(self, paths: Sequence[str]) -> None:
         """`paths` are all backlog queues of the pair's options, also those that are missing."""
         self._paths = paths
@@ -104,7 +100,6 @@ class SessionOrder:
         return len(self._bound)
 
     def queue_of(self, key: SessionKey) -> str:
-        """The session's backlog queue."""
         bound = self._bound.get(key)
         return session_queue(self._paths, key.path, key.session) if bound is None else bound.queue
 
@@ -126,7 +121,6 @@ class SessionOrder:
         bound.queues.add(bound.queue)
 
     def end_divert(self, key: SessionKey, ended: Diversion, now: float) -> None:
-        """A divert of the session ended."""
         bound = self._bound[key]
         assert bound.diverting > 0, key
         bound.diverting -= 1

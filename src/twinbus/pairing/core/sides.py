@@ -85,8 +85,6 @@ NOTHING: Final[tuple[Action, ...]] = ()
 
 
 class PairSides:
-    """The states of the two sides of one pair."""
-
     def __init__(self, *, syphon: bool) -> None:
         """`syphon`: it runs here, so a side that does not follow is faulted."""
         self._syphon = syphon

@@ -32,7 +32,6 @@ def backlog_status(
     now: float,
     not_verified: Mapping[str, tuple[str, ...]] | None = None,
 ) -> dict[str, BacklogQueueStatus]:
-    """The status of each backlog queue of a pair at time `now`."""
     unknown = not_verified or {}
     pulled, left_out, in_use = rotation.pulled(now), rotation.left_out, frozenset(rotation.queues)
     absences = rotation.absences(now)
@@ -52,7 +51,6 @@ def backlog_status(
 
 
 def side_status(sides: PairSides, endpoints: dict[Side, str]) -> dict[str, SideStatus]:
-    """The status of the two sides of a pair."""
     return {
         str(side): SideStatus(endpoints[side], sides.state(side), sides.reason(side))
         for side in Side

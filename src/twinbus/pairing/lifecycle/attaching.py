@@ -52,8 +52,6 @@ SETTING_TEXTS: Final = {
 
 
 class LinkSearch:
-    """One search by links."""
-
     def __init__(self, state: SharedState, findings: Findings, *, fails_fast: bool) -> None:
         """`fails_fast`: the first missing right ends the search; else it ends with it."""
         self._state = state
@@ -174,13 +172,11 @@ class ProtectionMonitor:
         self._woken = asyncio.Event()
 
     def start(self) -> None:
-        """Check in the background from now on."""
         self._state.verification.begin(self._state.now, self._state.jitter())
         self._state.on_pull = self._woken.set
         self._task = asyncio.create_task(self._run(), name="verify the protection")
 
     async def close(self) -> None:
-        """Stop checking. Idempotent."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()

@@ -31,8 +31,6 @@ log = logging.getLogger("twinbus.pair")
 
 
 class SideKeeper:
-    """Ends the sides of one pair."""
-
     def __init__(
         self,
         *,

@@ -52,8 +52,6 @@ LIMIT_S: Final = 60.0
 
 
 class Discovery:
-    """The search for the backlog queues of one pair."""
-
     def __init__(
         self,
         state: SharedState,
@@ -125,7 +123,6 @@ class Discovery:
         self._task = asyncio.create_task(self._search_on(), name="search for backlog queues")
 
     async def close(self) -> None:
-        """Stop searching."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -177,7 +174,6 @@ class Discovery:
                 log.info("%s: all backlog queues are in use", label)
 
     async def _wait_for_next(self) -> None:
-        """Return when it is time for a search."""
         now, at = self._state.now, None
         if self.searching is not None or self._new:
             since_s = now - self._changed_at
@@ -214,7 +210,6 @@ class Discovery:
         return now >= self._times.due_at(now)
 
     async def _search(self) -> None:
-        """Search once for the queues that are not in use."""
         state, findings = self._state, Findings()
         paths, options, answered = self._missing(), self._state.options, self._answers
         self._searched_at = state.now

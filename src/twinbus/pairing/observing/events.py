@@ -157,8 +157,6 @@ further behind should read the status."""
 
 
 class Listeners:
-    """The streams and callbacks of one pair."""
-
     def __init__(self) -> None:
         # Weak: a stream that its listener has dropped must not be filled for ever.
         self._streams: WeakSet[EventStream] = WeakSet()

@@ -228,7 +228,6 @@ def _pair_samples(pair: MeasuredPair) -> Iterator[Sample]:
 
 
 def syphon_samples(queues: Mapping[str, SyphonQueueStatus]) -> Iterator[Sample]:
-    """Yield what a syphon did, by backlog queue."""
     for queue, status in queues.items():
         yield "twinbus_syphon_in_flight", status.in_flight, queue
         for outcome in OUTCOMES:
@@ -236,7 +235,6 @@ def syphon_samples(queues: Mapping[str, SyphonQueueStatus]) -> Iterator[Sample]:
 
 
 def depth_samples(meter: BacklogMeter | None) -> Iterator[Sample]:
-    """Yield depth and age of each backlog queue that was measured."""
     for queue, depth in ({} if meter is None else meter.depths()).items():
         yield "twinbus_backlog_messages", depth.waiting, queue, "waiting"
         yield "twinbus_backlog_messages", depth.dead_lettered, queue, "dead-lettered"

@@ -80,7 +80,6 @@ class Recorder:
 
     @property
     def unrecorded(self) -> int:
-        """Lines that the ledger could not write so far."""
         return int(getattr(self.ledger, "unrecorded", 0))
 
     def attempted(
@@ -133,7 +132,6 @@ class Recorder:
         error: BaseException | None = None,
         size_bytes: int = 0,
     ) -> None:
-        """Record one ping of this size."""
         self._write(
             "ping", "ping", "primary", began, ended, error, entity=entity, size_bytes=size_bytes
         )
@@ -196,8 +194,6 @@ def tracing_now(primary: Namespace) -> Tracing | None:
 
 
 class Tracing:
-    """The spans of one pair."""
-
     def __init__(self, tracer: Tracer, primary: Namespace) -> None:
         self._tracer = tracer
         self._common: dict[str, Any] = {

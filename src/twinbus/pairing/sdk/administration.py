@@ -282,7 +282,6 @@ def _judge(path: str, found: BacklogDescription, findings: Findings, *, accept_d
 
 
 async def _next_page(pages: Any) -> list[QueueProperties]:
-    """The next page of a listing; there must be one."""
     return [queue async for queue in await anext(pages)]
 
 

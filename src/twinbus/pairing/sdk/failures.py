@@ -26,12 +26,10 @@ from twinbus.servicebus.failures import (
 
 
 def timed_out(text: str) -> OperationTimeoutError:
-    """The error of a call whose time is over."""
     return OperationTimeoutError(message=text)
 
 
 def too_large(path: str, limit_bytes: int, size_bytes: int) -> MessageSizeExceededError:
-    """The error for messages that are larger than a link takes."""
     return MessageSizeExceededError(
         message=f"{path} takes {limit_bytes} bytes and got {size_bytes}; send less at a time"
     )

@@ -50,7 +50,6 @@ class BacklogLimits:
         """The smallest limit of a batch, which on Premium may be below that of a message."""
 
     def learn(self, queue: str, message_bytes: int | None, batch_bytes: int | None) -> None:
-        """Store the limits that the link of a queue reported."""
         if message_bytes is None or batch_bytes is None:
             return
         if (self._messages.get(queue), self._batches.get(queue)) == (message_bytes, batch_bytes):

@@ -159,7 +159,6 @@ class Outgoing:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """The id of each message."""
         return tuple(id_of(message) or "" for message in self.messages)
 
     def measured(self) -> Sequence[tuple[str | None, int | None]]:
@@ -189,16 +188,13 @@ class Outgoing:
         return self._diverted[0] if len(self._diverted) == 1 else self._diverted
 
     def flaws(self, limit_bytes: int | None) -> list[BacklogGuardError]:
-        """An error for each suspect that a backlog queue with this limit would not take."""
         return flaws(self.suspects, self.path, limit_bytes, has_own_ids=self._new_id is not None)
 
     def refused_size(self, limit_bytes: int, *, was_sent: bool) -> int | None:
-        """The size that a link with this limit refuses; None: it may not. See `guards`."""
         sizes = (size for _, size in self.measured())
         return refused_size(self.payload, sizes, limit_bytes, was_sent=was_sent)
 
     def halves(self) -> tuple[Outgoing, Outgoing]:
-        """The same messages in two calls, for a batch that is too large with its aliases."""
         middle = len(self.messages) // 2
         halves = self._part(self.messages[:middle]), self._part(self.messages[middle:])
         if self._own_ids is not None:
@@ -206,7 +202,6 @@ class Outgoing:
         return halves
 
     def by_session(self) -> dict[str | None, list[Any]]:
-        """The messages of each session, in order; under None those without one."""
         if self._by_session is None:
             self._by_session = {}
             for message in self.messages:
@@ -214,7 +209,6 @@ class Outgoing:
         return self._by_session
 
     def parts(self) -> list[Outgoing]:
-        """The same messages in one call for each session."""
         return [self._part(part) for part in self.by_session().values()]
 
     def _part(self, messages: Sequence[Any]) -> Outgoing:

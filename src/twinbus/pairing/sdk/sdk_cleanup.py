@@ -73,7 +73,6 @@ class SdkCleanup:
         setattr(handler, "close_async", collect_and_close)  # noqa: B010
 
     def collect(self) -> None:
-        """Remember what the sender holds now."""
         _remember(self._handlers, getattr(self._sdk, "_handler", None))
         for handler in self._handlers:
             connection = getattr(handler, "_connection", None)

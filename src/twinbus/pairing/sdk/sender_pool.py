@@ -371,7 +371,6 @@ class SenderPool:
             self.on_open(self.limit_bytes, self.batch_limit_bytes)
 
     def give_back(self, pooled: PooledSender) -> None:
-        """Return a sender that is usable to the pool."""
         self._leased.discard(pooled)
         if pooled.epoch == self._epoch and not self.closed:
             pooled.idle_since = self._loop.time()
@@ -388,7 +387,6 @@ class SenderPool:
         self._released()
 
     def invalidate(self) -> None:
-        """Use none of the present senders again: what broke one has broken all."""
         self._epoch += 1
         for pooled in self._idle:
             self._closer.close_later(pooled)
@@ -430,7 +428,6 @@ class SenderPool:
                 self._waiters.remove(waiter)
 
     def wake_all(self) -> None:
-        """Have every call that waits check its route again."""
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)

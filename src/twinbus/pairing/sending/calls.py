@@ -95,7 +95,6 @@ class PairedCall:
 
     @property
     def ends_at(self) -> float:
-        """When the call must have ended."""
         return self.decisions.ends_at
 
     async def run(self) -> Any:
@@ -205,7 +204,6 @@ class PairedCall:
             raise ValueError(f"the sender to {self.entity.path} was closed; get a new one")
 
     def wait_ended(self) -> list[Step]:
-        """The next steps after a wait."""
         return self.decisions.wait_ended(self.loop.time())
 
     async def divert(self, step: DivertTo) -> CallResult:

@@ -74,11 +74,9 @@ class PairedClient:
             self.session_scan = SessionScan(self.state, SessionOrder(self.state.paths))
 
     def get_queue_sender(self, queue_name: str, **sdk_options: Any) -> PairedSender:
-        """A sender to a queue, which survives the loss of the primary."""
         return self._sender(queue_name, self._primary_sdk.get_queue_sender, sdk_options)
 
     def get_topic_sender(self, topic_name: str, **sdk_options: Any) -> PairedSender:
-        """A sender to a topic, which survives the loss of the primary."""
         return self._sender(topic_name, self._primary_sdk.get_topic_sender, sdk_options)
 
     def _sender(
@@ -273,5 +271,4 @@ def _ping_message(session_id: str) -> ServiceBusMessage:
 
 @cache
 def ping_bytes() -> int:
-    """Return the size of a ping; all have the same."""
     return encoded_bytes(_ping_message("0" * 32).raw_amqp_message)

@@ -169,7 +169,6 @@ class EntityMonitor:
 
     @property
     def sent(self) -> int:
-        """Messages that the primary stored."""
         return self._sent + self._sent_elsewhere
 
     def could_not_divert(self, flaws: Sequence[BacklogGuardError]) -> list[BacklogGuardError]:
@@ -238,7 +237,6 @@ class EntityMonitor:
         )
 
     def attempt_failed(self, error: BaseException, *, counts: bool) -> None:
-        """An attempt on the primary failed; `counts` is the classifier's verdict."""
         is_missing = of_error(error).unusable
         self.tell(SendFailed(counts=counts, is_missing=is_missing, error=error_text(error)))
 
@@ -252,7 +250,6 @@ class EntityMonitor:
         return PairingError(text) if text else None
 
     async def close(self) -> None:
-        """Stop the timer and the ping."""
         self.tell(StopWatching())
         if self._stopped:
             await asyncio.wait(set(self._stopped))
@@ -326,7 +323,6 @@ class EntityMonitors:
         return self._entities.get(path.strip("/").lower())
 
     def add(self, entity: EntityMonitor) -> None:
-        """Add one that `find` did not find."""
         self._entities[entity.path.lower()] = entity
 
     def release(self, entity: EntityMonitor) -> None:

@@ -34,8 +34,6 @@ HEALTHY: Final = EntityState.HEALTHY
 
 
 class SendCall(PairedCall):
-    """One call of `send_messages`."""
-
     def __init__(
         self,
         target: SendTarget,
@@ -54,14 +52,12 @@ class SendCall(PairedCall):
         self.outgoing = outgoing
 
     async def run(self) -> None:
-        """Return when the messages are stored, or raise an error."""
         if self._sessions is not None:
             await self._sessions.wait_until_free(self.ends_at)
         await super().run()
 
     @property
     def route(self) -> Route:
-        """Where the last attempt went."""
         return Route.BACKLOG if self.decisions.diverting else Route.PRIMARY
 
     def on_primary(self, sdk: Any) -> Awaitable[None]:

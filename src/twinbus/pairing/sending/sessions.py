@@ -121,12 +121,10 @@ class CallSessions(KeptChoice):
             await self._scan.wait_until_free(self.key, now + wait_s)
 
     def begin_divert(self) -> None:
-        """A divert of the one session begins: from now on it is bound."""
         assert self.key is not None
         self._order.begin_divert(self.key)
 
     def end_divert(self, ended: Diversion) -> None:
-        """The divert ended."""
         assert self.key is not None
         self._order.end_divert(self.key, ended, self._scan.now)
         if self._failover.route is Route.PRIMARY:
@@ -157,8 +155,6 @@ SCANS_AT_ONCE: Final = 8
 
 
 class SessionScan:
-    """The scans of one pair."""
-
     def __init__(self, state: SharedState, order: SessionOrder) -> None:
         self.order = order
         self.rotation = state.rotation
@@ -175,7 +171,6 @@ class SessionScan:
 
     @property
     def now(self) -> float:
-        """The time of the pair's event loop."""
         return self._loop.time()
 
     async def start(self, queues: Iterable[str]) -> None:
@@ -215,7 +210,6 @@ class SessionScan:
         self._woken.set()
 
     async def wait_until_free(self, key: SessionKey, until: float) -> None:
-        """Return when the session is free, or at the time `until`."""
         self.wake()
         while self.order.is_bound(key) and self._loop.time() < until:
             waiter: asyncio.Future[None] = self._loop.create_future()
@@ -325,7 +319,6 @@ class SessionScan:
 
 
 def _path_and_session(message: Any) -> tuple[str, str | None]:
-    """Entity path and session of a message in the backlog."""
     properties = message.application_properties or {}
     path = _text(properties, "x-ms-path")
     return path or "", _text(properties, "x-ms-sessionid")

@@ -148,7 +148,6 @@ class SharedState:
         await self.close_pools([*before.values()])
 
     def sdk_pool(self, queue: str) -> SenderPool:
-        """New senders of the SDK to one backlog queue."""
         make = partial(self.secondary_sdk.get_queue_sender, queue, **KEEP_ALIVE_OFF)
         pool = SenderPool(make, self.secondary.resolve, self.closer)
         pool.on_open = partial(self.limits.learn, queue)
