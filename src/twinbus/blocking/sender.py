@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import time
 from datetime import datetime
-from typing import Any, Never, Protocol, Self
+from typing import Any, Final, Never, Protocol, Self
 
-from azure.servicebus import ServiceBusMessageBatch
+from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 
 from twinbus.blocking.loop_thread import LoopThread
 from twinbus.errors import PairClosedError
 from twinbus.pairing.lifecycle.closing import BlockingOnly
 from twinbus.pairing.sdk.direct_links import DirectLinks
-from twinbus.pairing.sending.send_calls import DirectAttempts
+from twinbus.pairing.sdk.guards import quick_check
+from twinbus.pairing.sending.entity_monitor import HEALTHY
+from twinbus.pairing.sending.send_calls import call_of
 from twinbus.pairing.sending.sender import (
     Messages,
     NamedSender,
@@ -22,6 +24,11 @@ from twinbus.pairing.sending.sender import (
     warn_of_unknown,
 )
 from twinbus.pairing.sending.sender import PairedSender as CoreSender
+from twinbus.servicebus.failures import is_timeout
+
+DIRECT_BYTES: Final = 8 * 1_024
+"""The largest body for the SDK's sync sender: it gives up a write after 0.2 s, in which a distant
+peer may not take a larger message."""
 
 
 class MessageSender(NamedSender, Protocol):
@@ -62,8 +69,8 @@ class PairedSender(BlockingOnly):
 
     def __init__(self, core: CoreSender, loop_thread: LoopThread, links: DirectLinks) -> None:
         self._core = core
+        self._target = core.target
         self._loop_thread = loop_thread
-        self._attempts = DirectAttempts(core.target)
         self._links = links
 
     def __enter__(self) -> Self:
@@ -114,13 +121,13 @@ class PairedSender(BlockingOnly):
 
     def _with_ids(self, error: PairClosedError, messages: Any) -> PairClosedError:
         """The error with the ids of these messages; a loop that has ended does not know them."""
-        error.message_ids = error.message_ids or ids_of(self._core.target, messages)
+        error.message_ids = error.message_ids or ids_of(self._target, messages)
         return error
 
     def _sent_directly(self, message: Any, timeout: float | None) -> bool:
         """Send on the caller's thread, if a link is open for that; the core goes on if it fails."""
-        attempts, loop_thread = self._attempts, self._loop_thread
-        measured = attempts.measured(message, timeout)
+        core, loop_thread = self._core, self._loop_thread
+        measured = self._measured(message, timeout)
         if measured is None or loop_thread.is_forked:
             return False
         began = time.monotonic()
@@ -128,20 +135,60 @@ class PairedSender(BlockingOnly):
         if link is None:
             return False
         try:
-            self._links.send(link, message, attempts.timeout_s)
+            self._links.send(link, message, core.attempt_timeout_s)
         except Exception as error:  # noqa: BLE001  # the core judges it
             failed = error
         except BaseException as error:
-            # Interrupted: the core only takes note.
+            # Interrupted: the core only takes note, because the result is unknown.
             with contextlib.suppress(RuntimeError):
-                loop_thread.loop.call_soon_threadsafe(attempts.interrupted, message, error, began)
+                loop_thread.loop.call_soon_threadsafe(self._interrupted, message, error, began)
             raise
         else:
-            attempts.succeeded(began, measured)
+            if core.record_message is not None:
+                core.record_message(int((self._target.state.now - began) * 1e6), measured)
+            self._target.entity.succeeded_elsewhere()
             return True
         deadline = None if timeout is None else began + timeout
-        loop_thread.run(lambda: attempts.failed(message, failed, began, deadline))
+        loop_thread.run(lambda: self._failed(message, failed, began, deadline))
         return True
+
+    def _measured(self, message: Any, timeout: Any) -> tuple[str, int] | None:
+        """Id and size of a message that may go directly; None: it may not.
+
+        Only what is simple may: one small message, to a healthy entity, with time for a whole
+        attempt.
+        """
+        target = self._target
+        if type(message) is not ServiceBusMessage or not self._core.is_direct:
+            return None
+        if target.entity.failover.state is not HEALTHY or target.pool.closed or target.state.closed:
+            return None
+        if timeout is not None and not (
+            type(timeout) in (int, float) and timeout > self._core.attempt_timeout_s + 1
+        ):
+            return None
+        message_id, size_bytes = quick_check(message, target.state.limits.watched) or (None, None)
+        if message_id is None or size_bytes is None or size_bytes > DIRECT_BYTES:
+            return None
+        return message_id, size_bytes
+
+    def _interrupted(self, message: ServiceBusMessage, error: BaseException, began: float) -> None:
+        call_of(self._target, message, None).record(began, error)
+        self._target.entity.call_raised(1, error)
+
+    async def _failed(
+        self, message: ServiceBusMessage, error: Exception, began: float, deadline: float | None
+    ) -> None:
+        """On the loop: decide what follows a failure, as after any first attempt."""
+        if is_timeout(error):
+            cause, error = error, TimeoutError()
+            error.__cause__ = cause
+        try:
+            call = call_of(self._target, message, deadline)
+            await call.run_after(error, began, self._core.attempt_timeout_s)
+        except BaseException as raised:
+            self._target.entity.call_raised(1, raised)
+            raise
 
     def schedule_messages(
         self,
@@ -182,4 +229,4 @@ class PairedSender(BlockingOnly):
         """Close the sender when calls in flight have ended; idempotent."""
         self._loop_thread.finish(self._core.close)
         if not self._loop_thread.is_forked:
-            self._links.close(self._attempts.timeout_s)
+            self._links.close(self._core.attempt_timeout_s)

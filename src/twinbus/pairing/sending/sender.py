@@ -64,9 +64,9 @@ class PairedSender(AsyncOnly):
         self._loop = state.loop
         self._limits = state.limits
         self._closed = False
-        self._attempt_timeout_s = state.policy.attempt_timeout_s
-        self._record_message = state.recorder.message_recorder(target.entity.path)
-        self._is_direct = target.sessions is None and state.tracing is None
+        self.attempt_timeout_s = state.policy.attempt_timeout_s
+        self.record_message = state.recorder.message_recorder(target.entity.path)
+        self.is_direct = target.sessions is None and state.tracing is None
         """Whether the entity's route alone decides where a message goes, and no span is needed."""
         self.pool.on_open_failed = self._opening_failed
         self.pool.jitter = state.jitter
@@ -121,7 +121,7 @@ class PairedSender(AsyncOnly):
         began = self._loop.time()
         deadline = None if timeout is None else self._deadline(timeout)
         measured = pooled = None
-        if type(message) is ServiceBusMessage and self._is_direct:
+        if type(message) is ServiceBusMessage and self.is_direct:
             # The smaller limit, of the backlog or of the entity's own link.
             watched, limit_bytes = self._limits.watched, self.pool.limit_bytes
             if limit_bytes is not None and limit_bytes < watched:
@@ -135,7 +135,7 @@ class PairedSender(AsyncOnly):
         # Nearly all messages take this road: one message, to an entity that is healthy. It is
         # written out, because every further call shows in the benchmark. A SendCall decides what
         # to do next only if the attempt fails.
-        pool, timeout_s = self.pool, self._attempt_timeout_s
+        pool, timeout_s = self.pool, self.attempt_timeout_s
         if deadline is not None:
             timeout_s = min(timeout_s, deadline - began)
         if measured[0] is None:
@@ -151,8 +151,8 @@ class PairedSender(AsyncOnly):
         else:
             now = self._loop.time()
             is_cancelled = pool.end_success(pooled, now)
-            if self._record_message is not None:
-                self._record_message(int((now - began) * 1e6), measured)
+            if self.record_message is not None:
+                self.record_message(int((now - began) * 1e6), measured)
             self._entity.succeeded(1)
             if is_cancelled:
                 cancelled = asyncio.CancelledError()
@@ -269,7 +269,7 @@ class PairedSender(AsyncOnly):
             batch = await self.pool.attempt(
                 pooled,
                 lambda sdk: sdk.create_message_batch(max_size_in_bytes),
-                self._attempt_timeout_s,
+                self.attempt_timeout_s,
             )
         except Exception as error:
             # Opening the link counts like sending; the batch itself needs no primary.
@@ -299,7 +299,7 @@ class PairedSender(AsyncOnly):
             self._state.require_loop()
             self._closed = True
             self._stop_listening()
-            await self.pool.close(self._attempt_timeout_s)
+            await self.pool.close(self.attempt_timeout_s)
             self._on_close(self)
 
     def _entity_changed(self) -> None:
