@@ -398,9 +398,7 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
         if self._keeper.sides.refusal() is not None:
             client.state.refuse(self._keeper.sides.refusal)
         client.state.listeners.tell(
-            SideChanged(
-                at=time.time(), side=side, before=change.before, after=change.after, reason=reason
-            )
+            SideChanged(side=side, before=change.before, after=change.after, reason=reason)
         )
 
     async def _drain(self, queues: list[str]) -> None:
@@ -449,9 +447,7 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
             if failover.state is before[2]:
                 holds = [name for name in ("forced", "frozen") if getattr(failover, name)]
                 log.warning("%s: %s", entity.path, " and ".join(holds) or "not held any more")
-            client.state.listeners.tell(
-                EntityHeld(at=time.time(), path=entity.path, forced=forced, frozen=frozen)
-            )
+            client.state.listeners.tell(EntityHeld(path=entity.path, forced=forced, frozen=frozen))
 
     def _receiver_client(self) -> ServiceBusClient:
         self._live()

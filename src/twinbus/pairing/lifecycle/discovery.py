@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
@@ -352,5 +351,5 @@ class Discovery:
         if not secondary.is_same_reason(self._missing_right, reason):
             self._changed_at = state.now
             log.warning("%s: %s", state.primary.label, error)
-            state.listeners.tell(RightMissing(at=time.time(), reason=reason))
+            state.listeners.tell(RightMissing(reason=reason))
         self.unreachable = self._missing_right = reason

@@ -16,7 +16,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Self
 from weakref import WeakSet
 
@@ -28,7 +28,7 @@ from twinbus.status.document import EntityState, SideState
 class PairEvent:
     """A change of a pair, and its time."""
 
-    at: float
+    at: float = field(default_factory=time.time)
 
     def as_dict(self) -> dict[str, Any]:
         """The event as plain JSON data, its class under `event`."""
@@ -221,7 +221,7 @@ class EventStream:
         while True:
             if self._missed:
                 missed, self._missed = self._missed, 0
-                return EventsDropped(at=time.time(), count=missed)
+                return EventsDropped(count=missed)
             if self._waiting:
                 return self._waiting.popleft()
             if self._is_over:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import cache, partial
@@ -46,8 +45,6 @@ if TYPE_CHECKING:
 
     from twinbus.namespace.namespace import Namespace
     from twinbus.pairing.sending.carrier import Carrier
-    from twinbus.pairing.sending.entity_monitor import EntityMonitor
-    from twinbus.pairing.sending.shared_state import SharedState
 
 log = logging.getLogger("twinbus.pairing")
 
@@ -153,9 +150,7 @@ class PairedClient:
         log.warning("%s: %s -> %s (%s)%s", entity.path, before, after, reason, consequence)
         state.recorder.changed(entity.path, after.value, reason)
         state.listeners.tell(
-            EntityChanged(
-                at=time.time(), path=entity.path, before=before, after=after, reason=reason
-            )
+            EntityChanged(path=entity.path, before=before, after=after, reason=reason)
         )
         if after is EntityState.HEALTHY:
             state.wake_diverting_calls()
@@ -245,9 +240,7 @@ class Pinger:
         text = "" if error is None else error_text(error)
         log.debug("%s: ping %s", path, f"failed: {text}" if text else "answered")
         self._state.listeners.tell(
-            PingEnded(
-                at=time.time(), path=path, answered=error is None, error=text, seconds=seconds
-            )
+            PingEnded(path=path, answered=error is None, error=text, seconds=seconds)
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Sequence
 from itertools import chain
 from typing import Any
@@ -96,8 +95,7 @@ class SendCall(PairedCall):
             raise with_ids(found[0], self.ids())
         if self.view.route is Route.PRIMARY:
             for flaw in self.entity.could_not_divert(found):
-                warning = GuardWarned(at=time.time(), path=self.entity.path, reason=str(flaw))
-                self.state.listeners.tell(warning)
+                self.state.listeners.tell(GuardWarned(path=self.entity.path, reason=str(flaw)))
 
     async def divert(self, step: DivertTo) -> CallResult:
         if step.queue is SPLIT:

@@ -166,9 +166,7 @@ class SharedState:
             until = self.rotation.pull(queue, reason, now, self.jitter(), cause=cause)
             assert until is not None
             log.warning("%s: pulled for %.0f s (%s)", queue, until - now, reason)
-            self.listeners.tell(
-                BacklogQueuePulled(at=time.time(), queue=queue, reason=reason, rest_s=until - now)
-            )
+            self.listeners.tell(BacklogQueuePulled(queue=queue, reason=reason, rest_s=until - now))
             self._return_timers[queue] = self.loop.call_at(until, self._announce_return, queue)
             # The SDK does not tell a link that ended with its queue from a lost connection.
             self.on_queue_lost(queue, is_refusal=False)
@@ -181,7 +179,7 @@ class SharedState:
         self.rotation.leave_out(queue, reason)
         if is_logged:
             log.warning("%s is left out: %s", queue, reason)
-        self.listeners.tell(BacklogQueueLeftOut(at=time.time(), queue=queue, reason=reason))
+        self.listeners.tell(BacklogQueueLeftOut(queue=queue, reason=reason))
         self.check_protection(f"no backlog queue is left; the last, {queue}: {reason}")
         self.waiting.wake_all()
 
@@ -190,7 +188,7 @@ class SharedState:
         self._stop_return_timer(queue)
         self.rotation.leave_out(queue, "")
         self.rotation.add(queue)
-        self.listeners.tell(BacklogQueueFound(at=time.time(), queue=queue, drift=drift))
+        self.listeners.tell(BacklogQueueFound(queue=queue, drift=drift))
         self.check_protection("backlog queues were found")
         self.waiting.wake_all()
 
@@ -272,7 +270,7 @@ class SharedState:
     def _announce_return(self, queue: str) -> None:
         self._return_timers.pop(queue).cancel()
         log.warning("%s: back in the rotation", queue)
-        self.listeners.tell(BacklogQueueReturned(at=time.time(), queue=queue))
+        self.listeners.tell(BacklogQueueReturned(queue=queue))
         self.waiting.wake_all()
 
     def wake_diverting_calls(self) -> None:
@@ -289,9 +287,7 @@ class SharedState:
         # A closed pair needs no protection; the event would be a false alarm at every shutdown.
         if protected != self._was_protected and not self.closed:
             self._was_protected = protected
-            self.listeners.tell(
-                ProtectionChanged(at=time.time(), protected=protected, reason=reason)
-            )
+            self.listeners.tell(ProtectionChanged(protected=protected, reason=reason))
 
     # The end
 
