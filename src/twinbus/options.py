@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
 from pathlib import PurePath
-from typing import Literal
+from typing import Literal, get_args, get_origin, get_type_hints
 
 from twinbus.errors import error_text
 from twinbus.servicebus.failures import of_error
@@ -187,17 +187,10 @@ _DURATIONS: tuple[tuple[str, float, float], ...] = (
     ("retry_backoff_max", 0.0, BACKOFF_MAX_S),
 )
 
-_SWITCH = (True, False)
-
 _CHOICES: dict[str, tuple[str | bool, ...]] = {
-    "ping_mode": ("message", "link"),
-    "ttl_policy": ("full", "remaining"),
-    "session_order": ("relaxed", "strict"),
-    "enable_syphon": _SWITCH,
-    "create_backlog_queues": _SWITCH,
-    "require_secondary": _SWITCH,
-    "accept_drift": _SWITCH,
-    "strict_guards": _SWITCH,
+    option: get_args(kind) or (True, False)
+    for option, kind in get_type_hints(SendAvailabilityOptions).items()
+    if kind is bool or get_origin(kind) is Literal
 }
 
 

@@ -27,7 +27,6 @@ from twinbus.status.document import SideState
 if TYPE_CHECKING:
     from twinbus.namespace.credentials import AwaitableCredential
     from twinbus.pairing.core.failover import Event
-    from twinbus.pairing.observing.events import PairEvent
     from twinbus.pairing.observing.metrics import PairCollector
     from twinbus.pairing.sending.sender import PairedSender as CoreSender
 

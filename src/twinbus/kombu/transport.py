@@ -213,9 +213,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu is untyped
         try:
             super().close_connection(connection)
         finally:
-            receivers, self._opened_receivers = self._opened_receivers, None
-            if receivers is not None:
-                receivers.close()
+            self._collect(connection)
 
     def _collect(self, connection: Any) -> None:
         """Forget the connection without using it: in a forked process it is the parent's."""

@@ -72,7 +72,8 @@ class LiveView:
                     }
                     frames = [event_frame("view", {**self.view(), **fixed})]
                 else:
-                    frames = [self._pair_frame(id_) for id_ in table.changed_since(version)]
+                    changed = [id_ for id_, at in table.versions.items() if at > version]
+                    frames = [self._pair_frame(id_) for id_ in changed]
                     frames.append(event_frame("head", self.head()))
                 news = [one for one in self.board.events if one.number > events]
                 frames += [event_frame("event", one) for one in news]

@@ -6,7 +6,6 @@ document is replaced as a whole, never changed in place.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any, ClassVar, Final, Literal, cast
@@ -218,6 +217,3 @@ class PairTable:
         if self.pairs.pop(id_, None) is not None:
             self.removals += 1
             del self.versions[id_]
-
-    def changed_since(self, version: int) -> Iterable[str]:
-        return [id_ for id_, changed in self.versions.items() if changed > version]

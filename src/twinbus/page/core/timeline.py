@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -291,7 +291,8 @@ def _row(
             marks.append((change.at, "failover"))
         elif change.state == "healthy" and before in ("failed over", "unusable"):
             marks.append((change.at, "restore"))
-        _extend(spans, _worst(states.values()), change.at)
+        worst = min(states.values(), key=lambda state: rank([state]), default=None)
+        _extend(spans, worst, change.at)
     inside = [
         (max(begins, from_), to, state)
         for from_, to, state in spans
@@ -308,7 +309,3 @@ def _extend(spans: list[Span], state: str | None, at: float) -> None:
         spans[-1] = _until(spans[-1], at)
     if state is not None:
         spans.append((at, None, state))
-
-
-def _worst(states: Collection[str]) -> str | None:
-    return min(states, key=lambda state: rank([state]), default=None)

@@ -200,17 +200,17 @@ class BacklogAdministration:
             return None
 
     async def _create(self, path: str, findings: Findings) -> BacklogDescription:
+        create = partial(create_backlog_queue, self._client, path)
         try:
-            created = await self._call(path, lambda: create_backlog_queue(self._client, path))
-            findings.created.append(path)
+            created = await self._call(path, create)
         except ResourceExistsError:
             # Another process created it first (docs/production.md).
-            try:
-                created = await self._call(path, lambda: _get_queue(self._client, path))
-            except ResourceNotFoundError:
-                # And it was deleted since. If that happens again, the next search creates it.
-                created = await self._call(path, lambda: create_backlog_queue(self._client, path))
-                findings.created.append(path)
+            found = await self._get(path)
+            if found is not None:
+                return found
+            # And it was deleted since. If that happens again, the next search creates it.
+            created = await self._call(path, create)
+        findings.created.append(path)
         return description_of(created)
 
     async def _call(self, path: str | None, call: Callable[[], Awaitable[T]]) -> T:
