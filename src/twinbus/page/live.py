@@ -1,18 +1,33 @@
-"""The view as it is now: polls the hosts while somebody watches, and tells the watchers."""
+"""The view as it is now: polls hosts and peers while somebody watches, and tells the watchers.
+
+The hosts are the pairs and syphons of this host, asked over their control sockets; the peers are
+the pages of other hosts. `HostPoller.poll` blocks: the server calls it on a thread. Every socket
+and every peer is asked on a thread of its own: one that hangs delays no other, and its answer stays
+what it was until the request times out.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import json
 import logging
+import ssl
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final
+from urllib.parse import parse_qs, urlsplit
 
-from twinbus.page.core.model import ShownProof, as_json
-from twinbus.page.core.view import Board, headline_of
-from twinbus.page.pollers import HostPoller, PeerPoller
+from twinbus.control.protocol import HELLO, Answer, ControlRefused, parse_answer
+from twinbus.control.sockets import exchange, find_sockets, why_silent
+from twinbus.namespace.address import is_loopback
+from twinbus.page.core.model import PairTable, ShownPair, ShownProof, as_json, foreign_pairs
+from twinbus.page.core.view import Board, HostAnswer, headline_of
+from twinbus.status.document import StatusUnreadable, read_status
 
 log = logging.getLogger("twinbus.page")
 
@@ -130,3 +145,252 @@ def event_frame(kind: str, document: Any) -> bytes:
     """Return one server-sent event. JSON has no bare line feed, so its data is one line."""
     data = json.dumps(document, separators=(",", ":"), default=as_json)
     return f"event: {kind}\ndata: {data}\n\n".encode()
+
+
+POLL_S: Final = 0.8
+"""How long one poll waits for answers."""
+
+THREADS_MAX: Final = 32
+SILENT_AGAIN_S: Final = 10.0
+"""Pause before a host or a peer that did not answer is asked again: it occupies a thread."""
+
+COUNT_AGAIN_S: Final = 30.0
+"""The status of a syphon counts messages in the secondary, which is billed."""
+
+PEERS_MAX: Final = 50
+ASK_AGAIN_S: Final = 2.0
+READ_S: Final = 3.0
+"""Timeout of one step: connecting, or one piece of the answer."""
+ANSWER_S: Final = 6.0
+"""Timeout of the whole answer, however slowly it comes."""
+ANSWER_BYTES_MAX: Final = 8 * 1024 * 1024
+"""The view of 50 pairs with 40 entities each has about 2 MB."""
+PIECE_BYTES: Final = 64 * 1024
+
+
+class HostPoller:
+    """Polls every control socket of this user."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="twinbus-page-poll")
+        self._hosts: dict[Path, _PolledHost] = {}
+
+    def poll(self) -> list[HostAnswer]:
+        """Ask every host; return the latest answer of each socket that is there."""
+        paths, unsafe = find_sockets()
+        for path in self._hosts.keys() - set(paths):
+            del self._hosts[path]
+        for path in paths:
+            self._hosts.setdefault(path, _PolledHost(path))
+        now = time.monotonic()
+        for host in self._hosts.values():
+            if host.request is None and now >= host.ask_at:
+                host.request = self._pool.submit(host.ask, now)
+        wait([one.request for one in self._hosts.values() if one.request], timeout=POLL_S)
+        answers = [host.take() for host in list(self._hosts.values())]
+        found = [answer for answer in answers if answer is not None]
+        # An unsafe directory is shown like a host that does not answer.
+        return found + [HostAnswer(str(one.path), None, None, one.why) for one in unsafe]
+
+    def path_of(self, id_: str) -> Path | None:
+        return next((path for path in list(self._hosts) if path.stem == id_), None)
+
+    def close(self) -> None:
+        """End the threads once their requests have ended."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+@dataclass(slots=True)
+class _PolledHost:
+    """One socket, the request that is under way, and its last answer."""
+
+    path: Path
+    request: Future[HostAnswer | None] | None = None
+    answer: HostAnswer | None = None
+    ask_at: float = 0.0
+    _line: bytes = b""
+    _kind: str = ""
+    _counted: Mapping[str, Any] | None = None
+    _count_at: float = 0.0
+
+    def take(self) -> HostAnswer | None:
+        """Return the latest answer; None: there is none yet, or the process is gone."""
+        if self.request is not None and self.request.done():
+            self.answer, self.request = self.request.result(), None
+        return self.answer
+
+    def ask(self, now: float) -> HostAnswer | None:
+        """Return the answer to a new request; None: the process is gone."""
+        try:
+            return self._asked(now)
+        except FileNotFoundError:
+            return None
+        except (OSError, ControlRefused) as error:
+            self.ask_at = now + SILENT_AGAIN_S
+            self._line = b""
+            card = None if self.answer is None else self.answer.card
+            return HostAnswer(self.path.stem, card, None, why_silent(error))
+
+    def _asked(self, now: float) -> HostAnswer:
+        if not self._kind:
+            self._kind = parse_answer(exchange(self.path, HELLO)).host.kind
+        is_syphon = self._kind == "syphon"
+        if is_syphon and now >= self._count_at:
+            self._count_at = now + COUNT_AGAIN_S
+            self._counted = _result(parse_answer(exchange(self.path, "status")))
+        line = exchange(self.path, "progress" if is_syphon else "status")
+        last = self.answer
+        if line == self._line and last is not None and last.status is not None:
+            return last
+        answer = parse_answer(line)
+        self._line = line
+        number = 0 if last is None else last.number + 1
+        made = HostAnswer(self.path.stem, answer.host, None, number=number)
+        try:
+            status = read_status({**(self._counted or {}), **_result(answer)})
+        except StatusUnreadable as error:
+            return replace(made, why=str(error))
+        return replace(made, status=status)
+
+
+def _result(answer: Answer) -> Mapping[str, Any]:
+    if answer.error_kind is not None:
+        raise ControlRefused(answer.error_kind, answer.error_text)
+    if not isinstance(answer.result, dict):
+        raise ControlRefused("bad-answer", "its answer is no status")
+    return answer.result
+
+
+class PeerRefused(Exception):
+    """A peer gives no view; the text says why, without the token."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAddress:
+    """Where a peer's page is, and the token for it."""
+
+    host: str
+    port: int
+    is_tls: bool
+    token: str = field(repr=False)
+
+    @classmethod
+    def parse(cls, url: str) -> PeerAddress:
+        """Return the address in a URL like the one a page prints; ValueError if it is none."""
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname or "", parts.port
+        except ValueError:
+            raise ValueError("a peer is a URL like https://HOST:PORT/?token=TOKEN") from None
+        token = parse_qs(parts.query).get("token", [""])[0]
+        if parts.scheme not in ("http", "https") or not host or not token:
+            raise ValueError("a peer is a URL like https://HOST:PORT/?token=TOKEN")
+        is_tls = parts.scheme == "https"
+        if not is_tls and not is_loopback(host):
+            raise ValueError(f"the peer {host} needs https: its token would be sent in plain text")
+        return cls(host, port or (443 if is_tls else 80), is_tls, token)
+
+    @property
+    def place(self) -> str:
+        """The address without the token."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"{'https' if self.is_tls else 'http'}://{self.place}/"
+
+
+class PeerPoller:
+    """Puts the pairs of all peers into a table."""
+
+    def __init__(self, addresses: list[PeerAddress], table: PairTable) -> None:
+        self._peers = [_Peer(address) for address in addresses]
+        self._table = table
+        self._pool = ThreadPoolExecutor(max(1, len(addresses)), "twinbus-page-peer")
+
+    def poll(self, now: float) -> None:
+        """Take the answers that came, and ask again where it is time; returns at once."""
+        for peer in self._peers:
+            if peer.request is not None and peer.request.done():
+                self._take(peer, peer.request, now)
+            if peer.request is None and now >= peer.ask_at:
+                peer.request = self._pool.submit(read_peer, peer.address)
+
+    @property
+    def states(self) -> list[dict[str, Any]]:
+        """For each peer its address, whether it answers, and why not or what is left out."""
+        return [
+            {"url": peer.address.url, "state": peer.state, "why": peer.why, "since": peer.since}
+            for peer in self._peers
+        ]
+
+    def close(self) -> None:
+        """End the threads once their requests have ended."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _take(self, peer: _Peer, request: Future[tuple[list[ShownPair], str]], now: float) -> None:
+        peer.request = None
+        try:
+            (pairs, why), state = request.result(), "ok"
+            peer.ask_at = now + ASK_AGAIN_S
+        except PeerRefused as error:
+            pairs, state, why = peer.silent(str(error)), "unreachable", str(error)
+            peer.ask_at = now + SILENT_AGAIN_S
+        if state != peer.state:
+            peer.state, peer.since = state, now
+        peer.why = why
+        for gone in {pair.id for pair in peer.pairs} - {pair.id for pair in pairs}:
+            self._table.remove(gone)
+        peer.pairs = pairs
+        for pair in pairs:
+            self._table.put(pair)
+
+
+@dataclass(slots=True)
+class _Peer:
+    address: PeerAddress
+    state: str = "unreachable"
+    why: str = "not asked yet"
+    since: float | None = None
+    ask_at: float = 0.0
+    request: Future[tuple[list[ShownPair], str]] | None = None
+    pairs: list[ShownPair] = field(default_factory=list)
+
+    def silent(self, why: str) -> list[ShownPair]:
+        """Return what was known of the peer's pairs, which may not be so any more."""
+        text = f"the peer {self.address.place} cannot be read: {why}"
+        return [replace(pair, state="silent", why=text) for pair in self.pairs]
+
+
+def read_peer(address: PeerAddress) -> tuple[list[ShownPair], str]:
+    """Return the pairs of a peer's page, and what is left out; PeerRefused if it gives none."""
+    try:
+        return foreign_pairs(json.loads(_read(address)), address.place)
+    except (OSError, http.client.HTTPException) as error:
+        raise PeerRefused(str(error) or type(error).__name__) from error
+    except (ValueError, RecursionError) as error:
+        why = str(error) if type(error) is ValueError else "its answer is not JSON"
+        raise PeerRefused(why) from error
+
+
+def _read(address: PeerAddress) -> bytes:
+    deadline = time.monotonic() + ANSWER_S
+    kind = http.client.HTTPSConnection if address.is_tls else http.client.HTTPConnection
+    more: dict[str, Any] = {"context": ssl.create_default_context()} if address.is_tls else {}
+    connection = kind(address.host, address.port, timeout=READ_S, **more)
+    try:
+        connection.request("GET", "/api/view", headers={"Authorization": f"Bearer {address.token}"})
+        answer = connection.getresponse()
+        if answer.status != http.client.OK:
+            raise PeerRefused(f"it answers {answer.status}")
+        body = bytearray()
+        while piece := answer.read1(PIECE_BYTES):
+            body += piece
+            if len(body) > ANSWER_BYTES_MAX:
+                raise PeerRefused(f"its answer has more than {ANSWER_BYTES_MAX:,} bytes")
+            if time.monotonic() > deadline:
+                raise PeerRefused(f"its answer takes longer than {ANSWER_S:g} s")
+        return bytes(body)
+    finally:
+        connection.close()

@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from twinbus.testing.local_namespace import OutageKind as OutageKind
     from twinbus.testing.local_namespace import SentMessage as SentMessage
     from twinbus.testing.local_namespace import SentMessages as SentMessages
-    from twinbus.testing.plain_administration import administration as administration
-    from twinbus.testing.plain_administration import async_administration as async_administration
+    from twinbus.testing.local_namespace import administration as administration
+    from twinbus.testing.local_namespace import async_administration as async_administration
     from twinbus.testing.virtual_time import Machine as Machine
     from twinbus.testing.virtual_time import VirtualClock as VirtualClock
     from twinbus.testing.virtual_time import VirtualLoop as VirtualLoop
     from twinbus.testing.virtual_time import run_virtual as run_virtual
 
 _NAMES = {
-    "local_namespace": "LocalNamespace LocalPair Outage OutageKind SentMessage SentMessages",
-    "plain_administration": "administration async_administration",
+    "local_namespace": "LocalNamespace LocalPair Outage OutageKind SentMessage SentMessages"
+    " administration async_administration",
     "virtual_time": "Machine VirtualClock VirtualLoop run_virtual",
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}

@@ -17,6 +17,12 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, Protocol, Self, get_args
 
+from azure.core.pipeline.transport import AioHttpTransport, RequestsTransport
+from azure.servicebus.aio.management import (
+    ServiceBusAdministrationClient as AsyncAdministrationClient,
+)
+from azure.servicebus.management import ServiceBusAdministrationClient
+
 from twinbus.amqp.decoding import decode
 from twinbus.amqp.message import DATA, data_sections, decode_map, decode_properties, section_at
 from twinbus.broker.embedded import EmbeddedBroker
@@ -240,3 +246,31 @@ class LocalPair:
     def diverted(self, count: int = 0, *, timeout: float = WAIT_S) -> list[SentMessage]:
         """Return the messages that went to a backlog queue, as `LocalNamespace.sent` does."""
         return self.secondary.diverted(count, timeout=timeout)
+
+
+def administration(connection_string: str, **sdk_options: Any) -> ServiceBusAdministrationClient:
+    """Return the SDK's administration client for a broker without TLS.
+
+    It has `https` built in, so its transport sends plain HTTP. Without retries unless
+    `retry_total`.
+    """
+    options = {"retry_total": 0, **sdk_options, "transport": _PlainRequests()}
+    return ServiceBusAdministrationClient.from_connection_string(connection_string, **options)
+
+
+def async_administration(connection_string: str, **sdk_options: Any) -> AsyncAdministrationClient:
+    """Return the same for asyncio."""
+    options = {"retry_total": 0, **sdk_options, "transport": _PlainAioHttp()}
+    return AsyncAdministrationClient.from_connection_string(connection_string, **options)
+
+
+class _PlainRequests(RequestsTransport):  # type: ignore[misc]  # untyped in azure-core
+    def send(self, request: Any, **config: Any) -> Any:
+        request.url = request.url.replace("https://", "http://", 1)
+        return super().send(request, **config)
+
+
+class _PlainAioHttp(AioHttpTransport):  # type: ignore[misc]  # untyped in azure-core
+    async def send(self, request: Any, **config: Any) -> Any:
+        request.url = request.url.replace("https://", "http://", 1)
+        return await super().send(request, **config)

@@ -21,8 +21,7 @@ from twinbus.page.actions import Actions
 from twinbus.page.app import PageAccess, Role, application
 from twinbus.page.core.view import Board, HostAnswer
 from twinbus.page.documents import PageDocuments
-from twinbus.page.live import POLL_EVERY_S, LiveView
-from twinbus.page.pollers import HostPoller, PeerPoller
+from twinbus.page.live import POLL_EVERY_S, HostPoller, LiveView, PeerPoller
 from twinbus.status.document import SyphonQueueStatus
 
 HOST = "localhost:8080"

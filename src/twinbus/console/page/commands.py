@@ -48,8 +48,7 @@ from twinbus.page.app import PageAccess, Role, application
 from twinbus.page.core.view import Board
 from twinbus.page.documents import PageDocuments
 from twinbus.page.jobs import Drains, JobRunner, Proof
-from twinbus.page.live import LiveView
-from twinbus.page.pollers import PEERS_MAX, HostPoller, PeerAddress, PeerPoller
+from twinbus.page.live import PEERS_MAX, HostPoller, LiveView, PeerAddress, PeerPoller
 from twinbus.syphon.replaying import REPLAYS_MAX, DeadLetterFilter, dead_letters, replay
 from twinbus.wording import counted, plain
 

@@ -31,7 +31,7 @@ from twinbus.console.output import Output, print_json
 from twinbus.page.core.model import LEVELS, ShownEntity, ShownPair, ShownSyphon
 from twinbus.page.core.timeline import BUCKET_S
 from twinbus.page.core.view import Board, headline_of
-from twinbus.page.pollers import HostPoller
+from twinbus.page.live import HostPoller
 from twinbus.status.judgement import rank
 from twinbus.wording import duration, visible
 

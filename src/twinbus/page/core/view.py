@@ -1,7 +1,7 @@
 """The pairs of this host as people see them: `Board` turns answers into documents. Pure.
 
     board = Board(host="web-1")
-    board.observe(answers, now)      once for each poll; `answers` come from `pollers`
+    board.observe(answers, now)      once for each poll; `answers` come from `live`
     board.table.pairs                a ShownPair for each pair, by id
     headline_of(board.table.pairs.values(), now)
 

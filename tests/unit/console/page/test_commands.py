@@ -10,7 +10,7 @@ import pytest
 from twinbus.console.options import PageOptions
 from twinbus.console.output import WrongUse
 from twinbus.console.page.commands import run
-from twinbus.page.pollers import PeerAddress
+from twinbus.page.live import PeerAddress
 
 
 @pytest.mark.parametrize(

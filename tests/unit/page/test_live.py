@@ -21,10 +21,10 @@ from tests.unit.status.statuses import QUEUE, entity, status
 from twinbus.control.protocol import Verb, steering_verbs
 from twinbus.control.server import ControlServer
 from twinbus.control.sockets import VARIABLE, open_socket
-from twinbus.page import pollers
+from twinbus.page import live
 from twinbus.page.core.model import PAIRS_MAX, PairTable, as_json, foreign_pairs
 from twinbus.page.core.view import Board, HostAnswer
-from twinbus.page.pollers import HostPoller, PeerAddress, PeerPoller, PeerRefused, read_peer
+from twinbus.page.live import HostPoller, PeerAddress, PeerPoller, PeerRefused, read_peer
 from twinbus.status.document import SyphonQueueStatus, SyphonStatus
 
 
@@ -290,14 +290,14 @@ def test_a_peer_that_misbehaves_is_refused_in_bounded_time(
     answering: Answering, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, limit_s in {"READ_S": 60.0, "ANSWER_S": 60.0, **SHORT_S.get(answering, {})}.items():
-        monkeypatch.setattr(pollers, name, limit_s)
+        monkeypatch.setattr(live, name, limit_s)
     with peer(answering) as address, pytest.raises(PeerRefused, match=why) as refused:
         read_peer(address)
     assert "s3cret" not in str(refused.value)
 
 
 def test_a_peer_that_hangs_delays_and_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pollers, "READ_S", 1.0)
+    monkeypatch.setattr(live, "READ_S", 1.0)
     table = PairTable()
     with peer(hang) as hanging, peer(says(real_view())) as honest:
         poller = PeerPoller([hanging, honest], table)
