@@ -172,24 +172,17 @@ class Pair(BlockingOnly, PairMethods[ServiceBusReceiver, ItemPaged[str]]):
 
     def get_queue_sender(self, queue_name: str, **sdk_options: Any) -> PairedSender:
         """A sender to a queue of the primary, which survives the loss of the primary."""
-        core = self._loop_thread.call(
-            lambda: self._core.get_queue_sender(queue_name, **sdk_options)
-        )
-        return self._sender(core, "get_queue_sender", sdk_options)
+        return self._sender("get_queue_sender", queue_name, sdk_options)
 
     def get_topic_sender(self, topic_name: str, **sdk_options: Any) -> PairedSender:
         """A sender to a topic of the primary, which survives the loss of the primary."""
-        core = self._loop_thread.call(
-            lambda: self._core.get_topic_sender(topic_name, **sdk_options)
-        )
-        return self._sender(core, "get_topic_sender", sdk_options)
+        return self._sender("get_topic_sender", topic_name, sdk_options)
 
-    def _sender(
-        self, core: CoreSender, method: str, sdk_options: Mapping[str, Any]
-    ) -> PairedSender:
-        given = {
-            **KEEP_ALIVE_OFF, **sdk_options, "client_identifier": core.client_identifier
-        }  # fmt: skip
+    def _sender(self, method: str, path: str, sdk_options: Mapping[str, Any]) -> PairedSender:
+        core: CoreSender = self._loop_thread.call(
+            lambda: getattr(self._core, method)(path, **sdk_options)
+        )
+        given = {**KEEP_ALIVE_OFF, **sdk_options, "client_identifier": core.client_identifier}
 
         def make() -> ServiceBusSender:
             with self._lock:

@@ -222,11 +222,14 @@ def endpoint_of(side: object) -> Endpoint:
     if isinstance(side, str):
         return Endpoint.parse(side)
     text = getattr(side, "connection_string", None)
-    name, certificates = str(getattr(side, "label", "")), getattr(side, "certificates", None)
-    trust = certificates() if callable(certificates) else None
-    route = getattr(side, "route", DIRECT)
+    certificates = getattr(side, "certificates", None)
+    more: dict[str, Any] = {
+        "name": str(getattr(side, "label", "")),
+        "certificates": certificates() if callable(certificates) else None,
+        "route": getattr(side, "route", DIRECT),
+    }
     if isinstance(text, str):
-        return replace(Endpoint.parse(text), name=name, certificates=trust, route=route)
+        return replace(Endpoint.parse(text), **more)
     tokens = tokens_of(getattr(side, "credential", None), getattr(side, "token_credential", None))
     if tokens is None:
         raise TypeError(
@@ -234,12 +237,4 @@ def endpoint_of(side: object) -> Endpoint:
             f"got {type(side).__name__}"
         )
     host, port = str(getattr(side, "host", "")), int(getattr(side, "port", TLS_PORT))
-    return Endpoint(
-        host=host,
-        port=port,
-        tls=True,
-        tokens=tokens,
-        name=name,
-        certificates=trust,
-        route=route,
-    )
+    return Endpoint(host=host, port=port, tls=True, tokens=tokens, **more)

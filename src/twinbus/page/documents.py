@@ -218,20 +218,11 @@ def with_observed(found: dict[str, Any], pair: ShownPair) -> dict[str, Any]:
     until = ends if pair.state == "running" else min(ends, pair.state_since)
     rows = {row["path"]: row for row in found["entities"]}
     observed = {one.path: one.spans for one in pair.entities}
-    entities = [
-        {
-            "path": path,
-            "marks": rows[path]["marks"] if path in rows else [],
-            "spans": merged_spans(
-                rows[path]["spans"] if path in rows else [],
-                observed.get(path, []),
-                begins,
-                until,
-                pair.started_at,
-            ),
-        }
-        for path in {**rows, **observed}
-    ]
+    entities = []
+    for path in {**rows, **observed}:
+        row, seen = rows.get(path, {"marks": [], "spans": []}), observed.get(path, [])
+        spans = merged_spans(row["spans"], seen, begins, until, pair.started_at)
+        entities.append({"path": path, "marks": row["marks"], "spans": spans})
     return {**found, "entities": entities}
 
 

@@ -139,18 +139,6 @@ class PooledSender:
         # `at_eof` does not serve: it is false while bytes of the peer's close are left to read.
         return reader is not None and (reader._eof or reader._exception is not None)
 
-    def cancel(self) -> None:
-        """Cancel the attempt on our own behalf."""
-        assert self.task is not None
-        self.own_cancels += 1
-        self.task.cancel()
-
-    @property
-    def is_cancelled(self) -> bool:
-        """Whether other code has cancelled the task since the attempt began."""
-        assert self.task is not None
-        return self.task.cancelling() - self.own_cancels > self.cancelling_before
-
     async def _attach(self) -> int | None:
         await self.resolve()
         # The one call of the SDK that opens the link and sends nothing.
@@ -255,8 +243,12 @@ class AttemptTimer:
         now = self._loop.time()
         due = now + CHECK_INTERVAL_S
         for attempt in self._attempts:
-            if now >= attempt.deadline or attempt.is_cancelled:
-                attempt.cancel()
+            task = attempt.task
+            assert task is not None
+            is_cancelled = task.cancelling() - attempt.own_cancels > attempt.cancelling_before
+            if now >= attempt.deadline or is_cancelled:
+                attempt.own_cancels += 1
+                task.cancel()
                 due = min(due, now + CANCEL_AGAIN_S)
                 continue
             due = min(due, attempt.deadline)

@@ -175,14 +175,12 @@ class EntityMonitor:
         """Count messages that no backlog queue would take; return the first flaw of each kind."""
         first = []
         for flaw in flaws:
-            is_oversize = isinstance(flaw, BacklogMessageTooLargeError)
-            if not (self.oversize if is_oversize else self.reserved):
+            name = "oversize" if isinstance(flaw, BacklogMessageTooLargeError) else "reserved"
+            count = getattr(self, name)
+            if not count:
                 log.warning("%s: in an outage this message could not be sent: %s", self.path, flaw)
                 first.append(flaw)
-            if is_oversize:
-                self.oversize += 1
-            else:
-                self.reserved += 1
+            setattr(self, name, count + 1)
         return first
 
     async def changes(self, until: float | None) -> None:
