@@ -38,7 +38,6 @@ def metrics_of(
 
 
 def text_of(metrics: Iterable[Metric]) -> bytes:
-    """Return the answer to `/metrics`."""
     return generate_latest(_Collected(metrics))
 
 

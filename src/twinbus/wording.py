@@ -70,7 +70,6 @@ def ago(seconds: float) -> str:
 
 
 def size(count_bytes: int) -> str:
-    """Return a size in the largest unit that leaves at least 1."""
     amount = float(count_bytes)
     for unit in ("B", "KB", "MB"):
         if amount < 1_024:

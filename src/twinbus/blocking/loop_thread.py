@@ -76,8 +76,6 @@ class LoopThread:
             self._items.discard(item)
 
     def call(self, function: Callable[[], T]) -> T:
-        """Call a plain function on the loop; return its result."""
-
         async def on_loop() -> T:
             return function()
 

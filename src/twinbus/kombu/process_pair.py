@@ -87,7 +87,6 @@ def broker_settings(url: str, transport_options: Mapping[str, Any]) -> BrokerSet
 
 
 def pair_name(url: str) -> str:
-    """Return the name of a pair in a URL; empty: it has none."""
     return url.rpartition("://")[2].strip("/")
 
 

@@ -147,7 +147,6 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # kombu is untyped
         super().basic_ack(delivery_tag, multiple)
 
     def basic_reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Give a message back to its queue, or move it to the dead-letter queue."""
         how: Settlement = "abandon" if requeue else "dead_letter"
         self._settle(self._deliveries.pop(delivery_tag, None), how)
         super().basic_reject(delivery_tag, requeue=False)

@@ -143,7 +143,6 @@ def require_source(source: str) -> None:
 
 
 def _split(text: str) -> tuple[str, dict[str, str]]:
-    """Return the address of a `sb://HOST?...` text, and what its query says."""
     address, mark, rest = text.strip().partition("?")
     if "@" in address:
         raise ValueError(f"{SCHEME}HOST has no user: give a credential")

@@ -36,7 +36,6 @@ def sign(audience: str, rule_name: str, key: str, expires_at_s: int) -> str:
 
 
 def signature_digest(key: str, resource: str, expiry: str) -> bytes:
-    """Return the HMAC of an encoded audience and an expiry in unix seconds."""
     return hmac.new(key.encode(), f"{resource}\n{expiry}".encode(), hashlib.sha256).digest()
 
 

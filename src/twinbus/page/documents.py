@@ -170,7 +170,6 @@ def backlog_of(
     why: str,
     syphons: Sequence[SyphonStatus],
 ) -> dict[str, Any]:
-    """Return the document of a backlog from the counts and what the syphons of the label do."""
     pumps = [(path, state) for one in syphons for path, state in one.queues.items()]
     rate = round(sum(state.rate_per_s for _, state in pumps), 1)
     is_paused = any(state.paused for _, state in pumps)

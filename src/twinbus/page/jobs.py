@@ -112,7 +112,6 @@ class Proof:
         self._jobs = jobs
 
     def document(self) -> ShownProof:
-        """Return the verdict of the last report, and whether one is being made."""
         known = ShownProof()
         # A file that is no proof is a ValueError too.
         with contextlib.suppress(OSError, ValueError):

@@ -66,7 +66,6 @@ class LiveView:
             self._polled_at = time.monotonic()
 
     def head(self) -> dict[str, Any]:
-        """Return what is said above all pairs."""
         now = time.time()
         headline = headline_of(self.board.table.pairs.values(), now, self.proof())
         return {"now": now, "headline": headline, "peers": self._peers.states}
@@ -196,7 +195,6 @@ class HostPoller:
         return next((path for path in list(self._hosts) if path.stem == id_), None)
 
     def close(self) -> None:
-        """End the threads once their requests have ended."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -292,7 +290,6 @@ class PeerAddress:
 
     @property
     def place(self) -> str:
-        """The address without the token."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 
@@ -326,7 +323,6 @@ class PeerPoller:
         ]
 
     def close(self) -> None:
-        """End the threads once their requests have ended."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _take(self, peer: _Peer, request: Future[tuple[list[ShownPair], str]], now: float) -> None:

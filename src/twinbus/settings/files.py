@@ -312,7 +312,6 @@ def _values(table: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 
 def _known(table: tuple[str, ...]) -> list[str]:
-    """The keys of a pair's own table, or of that of its gateway."""
     if table:
         return [key.removeprefix(f"{GATEWAY}.") for key in KEYS if key.startswith(f"{GATEWAY}.")]
     return [*(key for key in KEYS if "." not in key), GATEWAY]

@@ -141,7 +141,6 @@ def obstacles(
 
 
 def no_pump_text(queues: Sequence[str]) -> str:
-    """Return what to say of backlog queues that a syphon does not pump."""
     verb = "backlog queue has" if len(queues) == 1 else "backlog queues have"
     return f"{len(queues)} {verb} no pump here: {', '.join(queues)}"
 
@@ -256,7 +255,6 @@ def _ways(status: PairStatus, troubled: Sequence[EntityStatus], now: float) -> s
 
 
 def _raised(entities: Sequence[EntityStatus]) -> str:
-    """Return how often these entities raised in the last minute, and the commonest reason."""
     worst = max(entities, key=lambda one: one.raising)
     calls = counted(sum(one.raising for one in entities), "call")
     return f"({calls} in the last minute: {short(worst.raising_reason)})"

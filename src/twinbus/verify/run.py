@@ -127,7 +127,6 @@ async def _fact(
     plan: VerifyPlan,
     report: VerifyReport,
 ) -> Fact:
-    """Run one check on both, if the plan allows it."""
     fact = Fact(side=side, check=check.name, asks=check.asks)
     if check.is_intrusive and not plan.is_intrusive:
         return replace(fact, why="it could disturb others: --intrusive")

@@ -125,7 +125,6 @@ class ScratchNamespace:
         return path
 
     async def topic(self, name: str, subscription: str, **settings: Any) -> str:
-        """Create a topic and a subscription with these settings; return the topic's path."""
         path = self.to_be_deleted(name, "topic")
         async with self.administration() as admin:
             await admin.create_topic(path, auto_delete_on_idle=self.idle)
@@ -199,7 +198,6 @@ class ScratchNamespace:
         return {"error": None}
 
     def refusal(self, error: BaseException) -> Observed:
-        """An error of the SDK: its kind, condition, status and text."""
         inner = getattr(error, "inner_exception", None)
         condition: Any = condition_of(error) or getattr(inner, "condition", None)
         status = error.status_code if isinstance(error, HttpResponseError) else None

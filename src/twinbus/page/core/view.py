@@ -242,7 +242,6 @@ class _HostHistory:
         )
 
     def silent(self, answer: HostAnswer, now: float) -> ShownPair:
-        """Return the document of a host that does not answer: what was known, and why."""
         since = self._state_since("silent", now)
         if self.document is not None:
             return replace(self.document, state="silent", state_since=since, why=answer.why)

@@ -85,7 +85,6 @@ class Drift:
 
 
 def drift_of(found: BacklogDescription) -> tuple[Drift, ...]:
-    """The settings of an existing queue that differ from those we create."""
     return tuple(
         Drift(field.name, wanted, actual, _danger(field.name, found))
         for field in fields(BacklogDescription)
@@ -171,7 +170,6 @@ class Rotation:
         return tuple(self._queues)
 
     def add(self, queue: str) -> None:
-        """Put a queue that was found or created into the rotation."""
         self._left_out.pop(queue, None)
         self._queues.setdefault(queue, _QueueUse())
 
@@ -330,7 +328,6 @@ class KeptChoice:
             self._cuts = 0
 
     def resting(self, now: float, tried: Collection[str] = ()) -> str | None:
-        """A pulled queue to try when none can be used."""
         candidates = self._rotation.resting(now, tried)
         return self._pick(candidates) if candidates else None
 

@@ -404,7 +404,6 @@ class PingTurns:
         self._free_at = 0.0
 
     def take(self, now: float) -> float:
-        """The time at which the next ping may begin."""
         at = max(now, self._free_at)
         self._free_at = at + self._spacing_s
         return at

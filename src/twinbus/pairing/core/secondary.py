@@ -174,7 +174,6 @@ class Verification:
         self._due_at = now + jittered(VERIFY_AGAIN_S, jitter)
 
     def wait_s(self, now: float) -> float:
-        """Time until the next check; 0: now."""
         return max(0.0, self._due_at - now)
 
 

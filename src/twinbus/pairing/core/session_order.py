@@ -48,8 +48,6 @@ class Diversion(Enum):
 
 
 class _BoundSession:
-    """One bound session."""
-
     __slots__ = ("diverting", "queue", "queues", "scan_from", "stored", "waited_at")
 
     def __init__(self, queue: str) -> None:
@@ -167,7 +165,6 @@ class SessionOrder:
         return self._scan_states[queue] is _ScanState.UNSCANNED
 
     def add_page(self, scan: QueueScan, messages: Iterable[tuple[str, str | None]]) -> None:
-        """A scan found messages: path and session of each."""
         for path, session in messages:
             scan.messages += 1
             if session is None:

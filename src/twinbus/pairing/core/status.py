@@ -143,7 +143,6 @@ class RecentErrors:
         self._stored = -1
 
     def raised(self, reason: str, now: float) -> None:
-        """Count a call that raised at time `now`."""
         second = int(now)
         place = second % RECENT_S
         if self._seconds[place] != second:

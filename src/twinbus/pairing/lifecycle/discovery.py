@@ -143,7 +143,6 @@ class Discovery:
         self._woken.set()
 
     def _missing(self) -> list[str]:
-        """The wanted queues to search for."""
         in_use = frozenset(self._state.rotation.queues) - self._lost
         return [path for path in self._state.paths if path not in in_use]
 
@@ -200,7 +199,6 @@ class Discovery:
             at = soon if at is None else min(at, soon)
 
     def _lists_now(self) -> bool:
-        """Whether it is time to list the backlog queues of other applications."""
         if self._times is None:
             return False
         now, entities = self._state.now, self._state.monitors.all()

@@ -248,6 +248,5 @@ class EventStream:
         return dropped
 
     def end(self) -> None:
-        """End the stream after the events in the buffer."""
         self._is_over = True
         self._news.set()

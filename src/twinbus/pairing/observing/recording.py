@@ -141,7 +141,6 @@ class Recorder:
         error: BaseException | None = None, entity: str | None = None, queue: str | None = None,
         cause: str = "administration",
     ) -> None:  # fmt: skip
-        """Record a management call: of a backlog queue, or of scheduled messages."""
         self._write("manage", cause, side, began, ended, error, entity=entity, backlog_queue=queue)
 
     def changed(self, entity: str, state: str, reason: str) -> None:

@@ -295,7 +295,6 @@ class SenderCloser:
         return True
 
     def close_later(self, pooled: PooledSender) -> None:
-        """Close a sender that is not used any more; returns at once."""
         self.run(_close(pooled))
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:

@@ -316,7 +316,6 @@ class SenderPool:
         return OpeningCutShort() if is_cut_short and type(error) is TimeoutError else error
 
     def _leave_opening(self, pooled: PooledSender) -> None:
-        """Let a sender open for the calls to come."""
         self._opening_in_background[pooled] = None
         if not pooled.is_finishing:
             pooled.is_finishing = True

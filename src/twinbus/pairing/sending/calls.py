@@ -226,7 +226,6 @@ class PairedCall:
         """Raise if the call must not be repeated after an attempt that ended with this error."""
 
     def record(self, began: float, error: BaseException | None) -> None:
-        """Write an attempt on the primary to the ledger."""
         raise NotImplementedError
 
     def ids(self) -> tuple[str, ...]:

@@ -178,7 +178,6 @@ class PairedClient:
         await asyncio.gather(*(entity.close() for entity in entities))
 
     async def close_primary(self) -> None:
-        """Let calls to the primary end, within a bound, and close what they used."""
         assert self.state.closed
         await self.state.close_pools([sender.pool for sender in self._senders])
         await close_sdk_client(self._primary_sdk)

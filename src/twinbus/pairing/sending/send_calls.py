@@ -253,7 +253,6 @@ class SendCall(PairedCall):
         )
 
     def record(self, began: float, error: BaseException | None, queue: str | None = None) -> None:
-        """Write an attempt to the ledger: on a backlog queue, or on the primary without one."""
         recorder, tracing = self.state.recorder, self.state.tracing
         if recorder.is_on:
             recorder.attempted(

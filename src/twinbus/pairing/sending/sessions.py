@@ -332,6 +332,5 @@ def _text(properties: dict[Any, Any], name: str) -> str | None:
 
 
 def _log_error(task: asyncio.Task[None]) -> None:
-    """Log an error of a scan that goes on in the background."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.warning("%s", error)

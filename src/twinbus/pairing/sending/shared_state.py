@@ -135,7 +135,6 @@ class SharedState:
     # Backlog queues
 
     def backlog_pool(self, queue: str) -> Carrier:
-        """The senders to one backlog queue, shared by all that divert to it."""
         pool = self._backlog_pools.get(queue)
         if pool is None:
             pool = self._backlog_pools[queue] = self._make_backlog_pool(queue)
@@ -263,7 +262,6 @@ class SharedState:
             self.waiting.wake_all()
 
     def _log_answer(self) -> None:
-        """Log that the secondary is back, if it was lost."""
         if self.rotation.secondary.is_lost:
             log.warning("%s answers again", self.secondary.endpoint)
 
