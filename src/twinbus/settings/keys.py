@@ -16,7 +16,6 @@ from twinbus.cost.arithmetic import parse_duration, parse_rate
 from twinbus.namespace.access import NamespaceAccess, require_source
 from twinbus.namespace.address import namespace_label
 from twinbus.options import (
-    ATTEMPT_TIMEOUT_MAX_S,
     BACKLOG_QUEUE_COUNT_MAX,
     FAILOVER_INTERVAL_MAX_S,
     PING_INTERVAL_MAX_S,
@@ -35,6 +34,7 @@ HOME: Final = "~/"
 ANY_CREDENTIAL: Final = "default"
 """Stands for the credential of a `sb://HOST` text while only the text is of interest."""
 
+ATTEMPT_TIMEOUT_MAX_S: Final = 60.0
 PATIENCE_MAX_S: Final = 3_600.0
 
 
