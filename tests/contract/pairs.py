@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
@@ -95,11 +96,15 @@ async def drain_all(text: str, queues: Iterable[str]) -> list[ServiceBusReceived
     return [message for queue in queues for message in await drain(text, queue)]
 
 
-async def until(condition: Callable[..., Any], patience_s: float = PATIENCE_S) -> None:
-    """Return when it holds; fail when it does not within the patience."""
-    async with asyncio.timeout(patience_s):
-        while not condition():  # noqa: ASYNC110  # the world outside has no event to wait for
-            await asyncio.sleep(0.02)
+async def until(
+    condition: Callable[..., Any], patience_s: float = PATIENCE_S, what: object = "it"
+) -> float:
+    """Wait until it holds and return how long that took; fail when the patience ends first."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() < began + patience_s, f"not within {patience_s:g} s: {what}"
+        await asyncio.sleep(0.01)
+    return time.monotonic() - began
 
 
 def bodies(messages: Iterable[ServiceBusReceivedMessage]) -> list[str]:
@@ -133,6 +138,21 @@ def no_thread_left() -> Iterator[None]:
         time.sleep(0.02)
         left = {*(set(threading.enumerate()) - threads), *(sockets() - before)}
     assert not left
+
+
+@contextmanager
+def interrupted() -> Iterator[None]:
+    """Ctrl-C after half a second in the block: the kernel gives it to the main thread.
+
+    The block begins where the interrupt is caught: elsewhere it would end the run of all tests.
+    """
+    main = threading.main_thread().ident or 0
+    timer = threading.Timer(0.5, signal.pthread_kill, (main, signal.SIGINT))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.join()
 
 
 @asynccontextmanager
