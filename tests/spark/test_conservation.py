@@ -33,6 +33,7 @@ from tests.spark.ledgers import (
     sent,
 )
 from twinbus.console.report.sheets import conservation_sheet
+from twinbus.ledger.record import WRITER, encode
 from twinbus.pipeline.reports.conservation import (
     BacklogSnapshot,
     _is_short,
@@ -370,7 +371,6 @@ def test_what_can_hide_a_loss_is_unknown_and_a_copy_counts_once(
     (tmp_path / "test-00000.jsonl.open").write_bytes(first.read_bytes()[:-40])
     packed = json.dumps(sent("packed")).encode() + b"\n"
     (tmp_path / "test-00001.jsonl.gz").write_bytes(gzip.compress(packed))
-    # A seen that never said that it stopped: its last file is missing.
     seen = [
         line("state", view="broker", namespace="east", state="serving", entity=None),
         *(
@@ -387,6 +387,10 @@ def test_what_can_hide_a_loss_is_unknown_and_a_copy_counts_once(
         stored("send", "waits"),
     ]
     write_lines(tmp_path, "broker-00000.jsonl", seen)
+    # A broker that never said that it stopped.
+    last = tmp_path / "broker-00000.jsonl"
+    begin = encode("broker", EPOCH_MS, WRITER, {"state": "begin", "number": 0, "interval_ms": 0})
+    last.write_bytes(begin + last.read_bytes())
     with tables_of(spark, tmp_path) as tables:
         _assert_unknown(conservation_report(tables, ALL, None, in_brief=True))
         copies = {"test-00000-copy.jsonl", "test-00000.jsonl.open"}

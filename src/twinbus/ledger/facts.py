@@ -8,7 +8,7 @@ Besides records a file holds lines of the operation `writer`; their word is in `
     ended       last line: lines before it, hash; the process ended in order
     closed      a person's word that the process `client` needs no further proof; why: `error`
     erased      a command rewrote the file `client`: `previous` and `hash` are its SHA-256 before
-                and after, `lines` how many lines went
+                and after
 
 A `hash` is the SHA-256 of all bytes of the file before its line. `previous` is the hash of all that
 this writer put into its previous file, but for that file's last line. `before` names other writers
@@ -35,14 +35,13 @@ GZIP_SUFFIX: Final = ".gz"
 """Behind the name of an ended file that was compressed later: readers take it as it was."""
 
 CLOSINGS: Final = frozenset({"continued", "ended"})
-NOTES: Final = frozenset({"closed", "erased", "retained"})
+NOTES: Final = frozenset({"closed", "erased"})
 
 _NOTE_FIELDS: Final = {
     "client": "client",
     "why": "error",
     "hash_before": "previous",
     "hash_after": "hash",
-    "lines": "lines",
 }
 """The field of a note's line for each attribute of a WriterNote."""
 
@@ -72,7 +71,7 @@ _PROCESS: Final = re.compile(_HEAD + rb'[^"]*","process":"([^"]*)"', re.MULTILIN
 
 @dataclass(frozen=True)
 class WriterNote:
-    """A line "closed", "erased" or "retained"."""
+    """A line "closed" or "erased"."""
 
     state: str
     at_ms: int
@@ -81,7 +80,6 @@ class WriterNote:
     why: str = ""
     hash_before: str = ""
     hash_after: str = ""
-    lines: int = 0
 
 
 @dataclass(frozen=True)

@@ -302,7 +302,7 @@ def test_a_file_that_a_command_rewrote_is_as_it_should_be_and_no_other(tmp_path:
         before = hashlib.sha256(first.read_bytes()).hexdigest()
         edit(first, gone, b"")
         after = hashlib.sha256(first.read_bytes()).hexdigest()
-        notes.append(WriterNote("erased", 5, first.stem, "", before, after, 1))
+        notes.append(WriterNote("erased", 5, first.stem, "", before, after))
     carrier = FileFacts("cli-1-00000.jsonl", "cli-1", 0, begins=True, closing="ended", lines=1)
     carrier = FileFacts(**{**vars(carrier), "sha256": "c", "notes": tuple(notes)})
 

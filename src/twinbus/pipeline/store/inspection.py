@@ -243,7 +243,7 @@ class _Findings:
             {**refused, **damaged},
             missing=(*self.lacking.sentences(), *unknown.sentences()),
             remarks=tuple(said.sentences()),
-            gaps=judged_gaps(read.values(), self.findings, alive=listing.alive, now_ms=now_ms),
+            gaps=judged_gaps(read.values(), self.findings),
             lacking=frozenset([*self.findings.missing_writers, *(one[0] for one in places if one)]),
             torn=sum(_is_torn_by_death(file, listing.dead, now_ms) for file in read.values()),
         )

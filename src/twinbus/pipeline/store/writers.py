@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -213,15 +213,12 @@ class WriterGap:
         return self.closed_by is None and bool(self.doubts)
 
 
-def judged_gaps(
-    files: Iterable[KnownFile], findings: LedgerFindings, *, alive: Collection[str], now_ms: int
-) -> tuple[WriterGap, ...]:
+def judged_gaps(files: Iterable[KnownFile], findings: LedgerFindings) -> tuple[WriterGap, ...]:
     """Return the gaps of a ledger with their doubts, closed where other evidence closes them."""
     of_process: dict[str, list[KnownFile]] = {}
     for file in files:
         of_process.setdefault(file.facts.process, []).append(file)
-    found = [*findings.gaps, *_unmarked_broker_gaps(of_process, alive, now_ms)]
-    gaps = [(gap, _Writer(of_process.get(gap.process, []))) for gap in found]
+    gaps = [(gap, _Writer(of_process.get(gap.process, []))) for gap in findings.gaps]
     brokers = [(*_closed_by_successor(gap, writer, of_process), writer) for gap, writer in gaps]
     open_brokers = [
         (gap, writer)
@@ -241,8 +238,6 @@ class _Writer:
         self.roles = frozenset[str]().union(*(file.roles for file in files))
         self.pairs = frozenset[str]().union(*(file.pairs for file in files))
         self.namespaces = {state.namespace for file in files for state in file.states}
-        has_lines = any(file.facts.lines for file in files)
-        self.is_unmarked = has_lines and not any(file.facts.begins for file in files)
 
     @property
     def doubts(self) -> tuple[str, ...]:
@@ -257,30 +252,6 @@ class _Writer:
             }.items()
             if holds
         )
-
-
-def _unmarked_broker_gaps(
-    of_process: dict[str, list[KnownFile]], alive: Collection[str], now_ms: int
-) -> Iterable[Gap]:
-    """Yield gaps of brokers without first lines in their files that started and did not stop."""
-    closed = {
-        note.client: note.why
-        for files in of_process.values()
-        for file in files
-        for note in file.facts.notes
-        if note.state == "closed"
-    }
-    for process, files in sorted(of_process.items()):
-        if any(file.facts.begins for file in files) or process in alive:
-            continue
-        if any(file.facts.is_open and now_ms - file.modified_ms < UNCHANGED_MS for file in files):
-            continue
-        states = sorted(state for file in files for state in file.states)
-        began = sum(state.state == "serving" for state in states)
-        if began > sum(state.state == "stopped" for state in states):
-            last = max(files, key=lambda file: file.facts.number or 0)
-            from_ms = max([state.at_ms for state in states] + [last.facts.last_ms or 0])
-            yield Gap(process, from_ms, None, last.facts.name, closed.get(process))
 
 
 def _closed_by_successor(
@@ -355,15 +326,6 @@ def _writer_gap(gap: Gap, writer: _Writer, recovery: Recovery | None) -> WriterG
         roles=tuple(sorted(writer.roles - {BACKLOG})),
         doubts=writer.doubts,
         closed_by=gap.closed_by,
-        sentence=_unmarked_sentence(gap) if writer.is_unmarked else gap.sentence(),
+        sentence=gap.sentence(),
         recovery=recovery,
     )
-
-
-def _unmarked_sentence(gap: Gap) -> str:
-    """Return the sentence on a broker without first lines in its files."""
-    text = (
-        f"{gap.process} recorded that it serves a namespace and never that it stopped: records"
-        f" after its file {gap.name} may be missing"
-    )
-    return f"{text}; closed: {gap.closed_by}" if gap.closed_by else f"{text} (twinbus ledger close)"
