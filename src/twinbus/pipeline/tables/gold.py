@@ -41,7 +41,6 @@ from twinbus.pipeline.tables.bronze import STORED_RECORDS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import StructType
 
 BUCKET_S: Final = 60
 """Seconds of a bucket in the stored tables: a year of one entity is half a million rows."""
@@ -358,18 +357,12 @@ _COUNTED: Final[Mapping[str, Mapping[str, str]]] = {
 """By table, where the column means something else or is a count of messages."""
 
 
-def comment_of(table: str, column: str) -> str:
-    """The meaning of one column; KeyError where none is written down."""
-    return _COUNTED.get(table, {}).get(column) or _COLUMNS[column]
-
-
 def commented(table: str, schema: StructType) -> StructType:
     """A table's schema with the comment of each column, as Spark and Delta keep it."""
+    comments = {**_COLUMNS, **_COUNTED.get(table, {})}
     return StructType(
         [
-            StructField(
-                one.name, one.dataType, one.nullable, {"comment": comment_of(table, one.name)}
-            )
+            StructField(one.name, one.dataType, one.nullable, {"comment": comments[one.name]})
             for one in schema
         ]
     )

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 LABEL: Final = "primary_label"
 
-"""Between the label and the number of a backlog queue."""
-
 _HOST_REST: Final = ".servicebus."
 """After the label in the host of a namespace, in every cloud of Azure."""
 

@@ -1,7 +1,8 @@
 """The columns of all tables as literal schemas; the ledger's is that of `ledger.record`.
 
-First the ledger and messages, then the gold tables (`gold`), then the tables of reports. At the end
-fields of records as columns; days and shorter spans of time are in UTC, in any session.
+First the ledger and messages, then the gold tables, then the tables of reports. `gold` says what
+each column of a stored table means. At the end fields of records as columns; days and shorter spans
+of time are in UTC, in any session.
 """
 
 from __future__ import annotations
@@ -58,42 +59,29 @@ SIGHTINGS: Final = schema(
 )
 
 JOURNEYS: Final = schema(
-    # The label is that of the primary (`pairs`). The receiver is the subscription that a row of
-    # receipts is about; empty in all other rows.
     "string: primary_label destination message_id receiver",
-    # Any. Tried: a send or divert is recorded, whatever its outcome. Ambiguous: one of them ended
-    # without an answer.
-    "boolean: tried sent diverted ambiguous received",
-    # What the syphon did in the backlog: dead-lettered, completed, received, deferred it.
-    "boolean: set_aside completed came_out deferred",
-    # What the broker says it saw.
+    # Any of the records.
+    "boolean: tried sent diverted ambiguous received set_aside completed came_out deferred",
     "boolean: broker_enqueued broker_received broker_completed broker_expired broker_dead_lettered",
-    # A client named the pair.
     "boolean: labelled",
-    # Sums. Copies are those that the broker stored, and those that ended: completed, set aside or
-    # expired. Accepts are acknowledged sends and diverts: more than one if the id was used again.
+    # Sums.
     "long: failed_sends receipts forwards broker_copies broker_ended accepts diverts",
     # The greatest, and the last times.
     "long: size_bytes last_ms",
     "long?: settled_ms forwarded_ms",
-    # The first times. `tried_ms` is of a divert, whatever its outcome.
+    # The first times.
     "long: first_ms",
     "long?: accepted_ms diverted_ms tried_ms delivered_ms received_ms",
 )
 
 FATES: Final = schema(
     "string: primary_label destination message_id",
-    # As in JOURNEYS. Acknowledged: a delivery to the destination was.
     "boolean: tried accepted diverted ambiguous acknowledged received came_out",
     "boolean: broker_enqueued broker_received broker_completed broker_expired broker_dead_lettered",
     "long: failed_sends forwards broker_copies broker_ended accepts diverts",
-    # Receipts past the first, over all entities that received it; how often the entity received it
-    # that did so most often; and if twice or more, which.
     "long: repeats times",
     "string?: repeated_at",
     "long: size_bytes",
-    # Forwarded: the last time. Left: when it was out of the backlog. First and last are records of
-    # any kind.
     "long?: accepted_ms delivered_ms received_ms entered_ms forwarded_ms left_ms first_ms last_ms",
     # See `journeys.FATES_OF_ACCEPTED`; null where the message was not accepted.
     "string?: fate",
@@ -103,10 +91,7 @@ NOTABLE: Final = T.StructType([*FATES.fields, *schema("long: messages").fields])
 
 CHARGES: Final = schema(
     "date: day",
-    # The stages are in `charges`. The direction is "in" to the namespace, "out" of it, or "none":
-    # the call carries no message. The view is "client", or "broker" for what the broker saw.
     "string: primary_label namespace entity cause operation stage direction outcome view",
-    # Computed from the deliveries and not recorded.
     "boolean: assumed",
     "long: operations units bytes",
 )
@@ -115,7 +100,6 @@ DELIVERIES: Final = schema(
     # Of the delivery.
     "date: day",
     "string: primary_label destination",
-    # It went through the backlog.
     "boolean: moved",
     "long: messages units bytes",
 )
@@ -125,8 +109,6 @@ TRAFFIC: Final = schema(
     "string: primary_label entity",
     # Failed and unanswered are attempts on the primary.
     "long: sent diverted failed unanswered came_out forwarded",
-    # Settled: completed or set aside in a backlog queue. Polls are receives from a backlog queue
-    # that found nothing: about no entity.
     "long: settled received polls",
 )
 
@@ -142,15 +124,12 @@ STATES: Final = schema("long: at_ms", "string: pair entity process state reason"
 LINES: Final = schema(
     "date: day",
     "string: view",
-    # Nameless are accepted messages without an id or an entity: they cannot be followed.
-    # Unrecorded are records that processes say they could not write.
     "long: records nameless unrecorded",
 )
 
 VIEWS: Final = schema(
     "date: day",
-    # The place is the path of the entity or of the backlog queue; operations are as the broker
-    # names them.
+    # Operations are as the broker names them.
     "string: primary_label namespace place operation view outcome",
     "long: operations",
 )
@@ -160,10 +139,8 @@ FATE_SUMS: Final = schema(
     "date: day",
     "string: primary_label destination",
     "long: tried accepted raised diverted ambiguous entered received received_accepted",
-    # Of messages that no record says were tried: moved by the syphon, or only received.
     "long: moved_unsent received_unsent",
-    # Of ids that were accepted more than once; of these, ids with more diverts than forwards: a
-    # message that is not delivered can be behind one that is.
+    # Masked: a message that is not delivered can be behind one that is.
     "long: reused masked",
     # One for each of `journeys.FATES_OF_ACCEPTED`, as known without a peek.
     "long: delivered dead_lettered expired waiting lost undecided",
@@ -172,7 +149,6 @@ FATE_SUMS: Final = schema(
 STAYS: Final = schema(
     "string: primary_label destination",
     "long: entered_s",
-    # Null while it is in the backlog, for all that is known.
     "long?: left_s",
     "long: messages waited_ms",
 )
@@ -185,12 +161,7 @@ AGES: Final = schema(
     "long: age_s messages",
 )
 
-SKEWS: Final = schema(
-    # The step names the two steps whose times are in the wrong order.
-    "string: primary_label destination step",
-    # By so much at most: a power of two.
-    "long: up_to_ms messages",
-)
+SKEWS: Final = schema("string: primary_label destination step", "long: up_to_ms messages")
 
 WINDOWS: Final = schema(
     "string: pair entity process",
