@@ -29,7 +29,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from twinbus.errors import SyphonError
 from twinbus.ledger import LedgerError, LedgerWriter, NullLedger, process_name
@@ -213,12 +213,11 @@ def task_ledger(place: str | None, process: str) -> Iterator[RelayLedger]:
     """Yield a ledger; afterwards it is closed, and its files are at their place."""
     if not place:
         yield NullLedger()
-    elif is_url(place):
-        with UploadedLedger(place, process) as uploaded:
-            yield uploaded
-    else:
-        with LedgerWriter(place, process=process) as writer:
-            yield writer
+        return
+    kept: UploadedLedger | LedgerWriter
+    kept = UploadedLedger(place, process) if is_url(place) else LedgerWriter(place, process=process)
+    with kept as writer:
+        yield writer
 
 
 def prepare_place(place: str | None) -> None:
@@ -240,7 +239,7 @@ def prepare_place(place: str | None) -> None:
 
 
 class UploadedLedger:
-    """Records into closed files at a URL, through this machine's disk."""
+    """A LedgerWriter whose closed files go to a URL, through this machine's disk."""
 
     def __init__(self, url: str, process: str, *, upload_s: float = UPLOAD_S) -> None:
         self._url = url
@@ -252,9 +251,9 @@ class UploadedLedger:
         self._writer = LedgerWriter(self._staging, process=process, heartbeat_s=IDLE_UPLOAD_S)
         self._thread = threading.Thread(target=self._run, name="twinbus-upload", daemon=True)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> LedgerWriter:
         self._thread.start()
-        return self
+        return self._writer
 
     def __exit__(self, *exc: object) -> None:
         self._stop.set()
@@ -271,20 +270,6 @@ class UploadedLedger:
             self._url,
             self._staging,
         )
-
-    def record(self, operation: str, *, at_ms: int | None = None, **fields: object) -> None:
-        """Record one operation; like a LedgerWriter, it returns at once."""
-        self._writer.record(operation, at_ms=at_ms, **fields)
-
-    def record_deliveries(
-        self,
-        operation: str,
-        shared: tuple[tuple[str, object], ...],
-        at_ms: int | None,
-        deliveries: Sequence[tuple[str | None, int, int, int | None]],
-    ) -> None:
-        """Record an operation on many messages, like a LedgerWriter."""
-        self._writer.record_deliveries(operation, shared, at_ms, deliveries)
 
     def _run(self) -> None:
         while not self._stop.wait(self._upload_s):

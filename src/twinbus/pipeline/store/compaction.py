@@ -81,12 +81,8 @@ def compact(store: TableStore, *, announce: Announce | None = None) -> Compacted
         commit_changes(store, sums, sum_parts=1)
     store.lake.sweep()
     after = store.latest()
-    return Compacted(after, files_by_kind(store, before), files_by_kind(store, after))
-
-
-def files_by_kind(store: TableStore, snapshot: Snapshot) -> dict[str, int]:
-    """Return the number of files of records, of journeys, and of all gold tables."""
-    return {kind: len(files) for kind, files in files_of_kinds(store, snapshot).items()}
+    kinds = (files_of_kinds(store, one) for one in (before, after))
+    return Compacted(after, *({kind: len(one[kind]) for kind in one} for one in kinds))
 
 
 def files_of_kinds(store: TableStore, snapshot: Snapshot) -> dict[str, list[DataFile]]:

@@ -19,7 +19,7 @@ import gzip
 import json
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -114,7 +114,8 @@ def _remove_records(store: TableStore, snapshot: Snapshot, first: date) -> int |
 
     None, here and below: another process has replaced the files.
     """
-    if not store.lake.files(BRONZE, snapshot):
+    files = store.lake.files(BRONZE, snapshot)
+    if not files:
         return 0
     is_old = F.col("day") < F.lit(first)
     counts = (
@@ -126,7 +127,8 @@ def _remove_records(store: TableStore, snapshot: Snapshot, first: date) -> int |
     )
     if not counts:
         return 0
-    touched = files_at(store, BRONZE, snapshot, (row["file"] for row in counts))
+    paths = paths_of(row["file"] for row in counts)
+    touched = tuple(file for file in files if file.path in paths)
     kept, new = sum(row["kept"] for row in counts), tuple[DataFile, ...]()
     if kept:
         mixed = paths_of(row["file"] for row in counts if row["kept"])
@@ -138,14 +140,6 @@ def _remove_records(store: TableStore, snapshot: Snapshot, first: date) -> int |
         return None
     removed: int = sum(row["old"] for row in counts)
     return removed
-
-
-def files_at(
-    store: TableStore, table: str, snapshot: Snapshot, addresses: Iterable[str]
-) -> tuple[DataFile, ...]:
-    """Return the files of a table with these addresses of Spark's."""
-    paths = set(paths_of(addresses))
-    return tuple(file for file in store.lake.files(table, snapshot) if file.path in paths)
 
 
 def _remove_journeys(store: TableStore, snapshot: Snapshot, first: date) -> tuple[int, int] | None:

@@ -78,7 +78,7 @@ def tables_place(ledger: Path | str, tables: Path | str | None = None) -> str:
 
 
 def open_store(
-    spark: SparkSession,
+    spark: SparkSession | None,
     ledger: Path | str,
     tables: Path | str | None = None,
     *,
@@ -86,20 +86,11 @@ def open_store(
 ) -> TableStore:
     """Return the store of a ledger's tables; LedgerError without a ledger or usable tables.
 
-    `shared`, here and below: local paths are directories that all machines of the cluster mount.
+    Without Spark it has snapshots and files only. `shared`, here and below: local paths are
+    directories that all machines of the cluster mount.
     """
-    require_shared(master_of(spark), (ledger, tables), shared=shared)
-    return _opened(spark, ledger, tables)
-
-
-def open_without_spark(ledger: Path | str, tables: Path | str | None = None) -> TableStore:
-    """Return the same store for snapshots and files only, without Spark."""
-    return _opened(None, ledger, tables)
-
-
-def _opened(
-    spark: SparkSession | None, ledger: Path | str, tables: Path | str | None
-) -> TableStore:
+    if spark is not None:
+        require_shared(master_of(spark), (ledger, tables), shared=shared)
     bronze.location_of(ledger)
     store = TableStore(spark, tables_place(ledger, tables))
     snapshot = store.require_whole()

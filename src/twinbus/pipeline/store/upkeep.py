@@ -33,7 +33,7 @@ def status(ledger: str, tables: str | None = None) -> Document:
     from twinbus.pipeline.store.compaction import files_of_kinds
     from twinbus.pipeline.store.inspection import LedgerFolder, writers_document
 
-    store = stream.open_without_spark(ledger, tables)
+    store = stream.open_store(None, ledger, tables)
     snapshot = store.latest()
     kinds = {
         kind: {"files": len(files), "bytes": sum(file.size_bytes for file in files)}
@@ -53,7 +53,7 @@ def close(ledger: str, tables: str | None, process: str, reason: str, *, user: s
     from twinbus.pipeline.store import stream
     from twinbus.pipeline.store.inspection import LedgerFolder, close_writer
 
-    store = stream.open_without_spark(ledger, tables)
+    store = stream.open_store(None, ledger, tables)
     inspected = LedgerFolder(ledger).inspect(stream.taken_files(store))
     name = close_writer(ledger, inspected, process, reason, user=user)
     return {"process": process, "reason": reason, "user": user, "file": name}

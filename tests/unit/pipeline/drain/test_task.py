@@ -125,7 +125,7 @@ def test_a_url_gets_closed_files_now_and_then_and_at_the_end(tmp_path: Path) -> 
         assert [record["message_id"] for record in read(target)] == ["a"]
         for number in range(1_000):
             ledger.record("complete", message_id=str(number))
-        staging = ledger._staging
+        staging = ledger.directory
         # Its last file says that there is another, which was not carried yet: the task lives.
         assert read(target).findings == LedgerFindings()
     reading = read(target)
@@ -143,8 +143,8 @@ def test_files_that_the_url_does_not_take_are_kept_and_named(
     (tmp_path / "ledger").write_text("a file where the directory should be")
     with UploadedLedger(f"file://{tmp_path}/ledger", "spark-1") as ledger:
         ledger.record("complete", message_id="a")
-    assert [record["message_id"] for record in read(ledger._staging)] == ["a"]
-    assert str(ledger._staging) in caplog.text
+    assert [record["message_id"] for record in read(ledger.directory)] == ["a"]
+    assert str(ledger.directory) in caplog.text
     assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.ERROR]
 
 
@@ -152,13 +152,14 @@ def test_a_file_that_is_not_there_whole_is_none_of_the_ledger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ledgers, "LAST_WAIT_S", 0.01)
-    with UploadedLedger(f"file://{tmp_path}/ledger", "spark-1") as ledger:
-        ledger._files = mock.Mock(wraps=ledger._files)
-        ledger._files.move.side_effect = OSError("the store is gone")
+    uploaded = UploadedLedger(f"file://{tmp_path}/ledger", "spark-1")
+    uploaded._files = mock.Mock(wraps=uploaded._files)
+    uploaded._files.move.side_effect = OSError("the store is gone")
+    with uploaded as ledger:
         ledger.record("complete", message_id="a")
     assert list(tmp_path.glob("ledger/.*"))
     assert list(read(tmp_path / "ledger")) == []
-    shutil.rmtree(ledger._staging)
+    shutil.rmtree(ledger.directory)
 
 
 def test_what_is_a_url() -> None:
@@ -201,10 +202,11 @@ def test_a_ledger_at_a_url_gets_one_identity(
 
 
 def test_a_task_that_was_killed_leaves_files_that_say_that_there_was_more(tmp_path: Path) -> None:
-    with UploadedLedger(f"file://{tmp_path}/ledger", "spark-1") as ledger:
+    uploaded = UploadedLedger(f"file://{tmp_path}/ledger", "spark-1")
+    with uploaded as ledger:
         ledger.record("complete", message_id="a")
-        ledger._writer.hand_over()
-        ledger._upload()
+        ledger.hand_over()
+        uploaded._upload()
         [path] = (tmp_path / "ledger").glob("*.jsonl")
         facts = facts_of(path.name, [path.read_bytes()])
         ledger.record("complete", message_id="b")

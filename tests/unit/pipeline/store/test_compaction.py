@@ -19,7 +19,7 @@ from twinbus.pipeline.store.compaction import (
 )
 from twinbus.pipeline.store.lake import DataFile, Snapshot
 from twinbus.pipeline.store.store import TableStore
-from twinbus.pipeline.store.stream import open_without_spark, tables_place
+from twinbus.pipeline.store.stream import open_store, tables_place
 from twinbus.pipeline.tables.gold import BRONZE, JOURNEYS
 
 
@@ -34,14 +34,14 @@ def ledger(tmp_path: Path) -> Path:
 
 def test_other_columns_are_to_be_rebuilt_only_where_that_can_be_done(ledger: Path) -> None:
     with pytest.raises(LedgerError, match=r"have other columns: rebuild them \([^\n]+$"):
-        open_without_spark(ledger)
+        open_store(None, ledger)
     TableStore(None, tables_place(ledger)).mark_raw_removed()
     assert "have other columns, and are the only copy" in refusal(ledger)
 
 
 def refusal(ledger: Path) -> str:
     with pytest.raises(LedgerError) as told:
-        open_without_spark(ledger)
+        open_store(None, ledger)
     assert "rebuild" not in str(told.value)
     assert "\n" not in str(told.value)
     return str(told.value)

@@ -24,7 +24,7 @@ from twinbus.pipeline.reports.documents import ReportVerdict
 from twinbus.pipeline.store.inspection import InspectedLedger, LedgerFolder
 from twinbus.pipeline.store.lake import Snapshot
 from twinbus.pipeline.store.store import TableStore
-from twinbus.pipeline.store.stream import open_without_spark
+from twinbus.pipeline.store.stream import open_store
 from twinbus.pipeline.store.writers import MOVES, SENDS, WAITING, known_from_json
 from twinbus.pipeline.tables.gold import kept_tables, signature_of
 
@@ -39,7 +39,7 @@ def inspect_ledger(directory: Path) -> InspectedLedger:
 
 
 def old_file(directory: Path, name: str, *lines: tuple[str, dict[str, Any]]) -> Path:
-    """A file as Twinbus 0.9 wrote it, of the process that its name tells."""
+    """A file without a first line, of the process that its name tells."""
     directory.mkdir(exist_ok=True)
     process = name.rpartition("-")[0]
     path = directory / name
@@ -49,15 +49,6 @@ def old_file(directory: Path, name: str, *lines: tuple[str, dict[str, Any]]) -> 
 
 def sent(message_id: str) -> tuple[str, dict[str, Any]]:
     return "send", {**PAIR, "message_id": message_id, "cause": "application"}
-
-
-def broker_state(state: str, namespace: str = "east") -> tuple[str, dict[str, Any]]:
-    return "state", {"view": "broker", "namespace": namespace, "state": state}
-
-
-def stored() -> tuple[str, dict[str, Any]]:
-    told = {"view": "broker", "namespace": "east", "entity": QUEUE}
-    return "send", {**told, "message_id": "a", "outcome": "ok"}
 
 
 def killed(directory: Path, code: str) -> str:
@@ -217,22 +208,12 @@ def test_a_file_that_changed_after_it_was_taken_is_noticed(tmp_path: Path) -> No
     assert folder.inspect(taken).missing == ()
 
 
-def test_old_files_of_the_dead_are_not_taken_for_whole(tmp_path: Path) -> None:
+def test_an_open_file_of_the_dead_is_not_taken_for_whole(tmp_path: Path) -> None:
     torn = old_file(tmp_path, "elsewhere-77-1-00000.jsonl.open", sent("a"))
     torn.write_bytes(torn.read_bytes() + b'{"v":1,"at_ms":1')
     assert inspect_ledger(tmp_path).torn == 0
     os.utime(torn, (OLD_MS / 1000, OLD_MS / 1000))
     assert inspect_ledger(tmp_path).torn == 1
-    # A broker that served backlog queues and never said that it stopped.
-    old_file(tmp_path, "broker-00000.jsonl", broker_state("serving"), stored())
-    [gap] = inspect_ledger(tmp_path).gaps
-    assert (gap.process, gap.to_ms, gap.doubts) == ("broker", None, (WAITING,))
-    assert "never that it stopped: records after its file broker-00000.jsonl may be" in gap.sentence
-    with LedgerWriter(tmp_path) as person:
-        person.record("writer", state="closed", client="broker", error="looked at by ops")
-    assert [one.closed_by for one in inspect_ledger(tmp_path).gaps] == ["looked at by ops"]
-    old_file(tmp_path, "broker-00001.jsonl", broker_state("stopped"))
-    assert inspect_ledger(tmp_path).gaps == ()
 
 
 def test_tables_belong_to_one_ledger(tmp_path: Path) -> None:
@@ -242,16 +223,16 @@ def test_tables_belong_to_one_ledger(tmp_path: Path) -> None:
     store = TableStore(None, tmp_path / "tables")
     gold = signature_of(kept_tables())
     store.lake.publish(Snapshot(), Snapshot(ledger=f"file:{first}", gold=gold), {}, {})
-    open_without_spark(first, store.place)
+    open_store(None, first, store.place)
     with pytest.raises(LedgerError, match=f"belong to another ledger than {second}"):
-        open_without_spark(second, store.place)
+        open_store(None, second, store.place)
     # It has an id from its next writer on, and tables that know it by its address follow.
     with LedgerWriter(first) as writer:
         writer.record("send", message_id="b")
-    open_without_spark(first, store.place)
+    open_store(None, first, store.place)
     identity = (first / ID_NAME).read_text().strip()
     store.lake.publish(store.latest(), Snapshot(ledger=identity, gold=gold), {}, {})
     moved = first.rename(tmp_path / "moved")
-    open_without_spark(moved, store.place)
+    open_store(None, moved, store.place)
     with pytest.raises(LedgerError, match="belong to another ledger"):
-        open_without_spark(second, store.place)
+        open_store(None, second, store.place)
