@@ -84,7 +84,6 @@ class MonthlyBill:
 
     @property
     def total(self) -> Decimal:
-        """Sum of the priced lines."""
         return sum((line.amount for line in self.lines if line.amount is not None), Decimal(0))
 
     @property
@@ -117,7 +116,6 @@ def exact(amount: Decimal) -> str:
 
 
 def exact_or_none(amount: Decimal | None) -> str | None:
-    """Return all significant digits of an amount; None stays None."""
     return None if amount is None else exact(amount)
 
 

@@ -70,7 +70,6 @@ class Meter:
 
     @property
     def priced(self) -> bool:
-        """Whether the book has a price for this meter."""
         return bool(self.tiers)
 
     @property
@@ -227,7 +226,6 @@ class PriceDocument:
         return PriceDocument.of(self.content.get(key), self.place + key)
 
     def objects(self, key: str) -> list[PriceDocument]:
-        """Return the objects in a list."""
         found = self.get(key, lambda value: required(value, isinstance(value, list), "a list"))
         return [PriceDocument.of(one, f"{self.place}{key}[{at}]") for at, one in enumerate(found)]
 

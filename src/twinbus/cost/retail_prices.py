@@ -312,7 +312,6 @@ def _known(pages: Sequence[PricePage], aside: list[SetAside]) -> Iterator[Retail
 
 
 def _chosen(what: str, wanted: str | None, available: Sequence[str]) -> str:
-    """Return the region or currency of the book."""
     names = sorted(set(available))
     if wanted is not None and wanted not in names:
         raise PriceBookError(

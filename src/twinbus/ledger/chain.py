@@ -110,7 +110,6 @@ class LedgerFindings:
 
     @property
     def open_gaps(self) -> tuple[Gap, ...]:
-        """Gaps that no person has closed."""
         return tuple(gap for gap in self.gaps if gap.closed_by is None)
 
     @property

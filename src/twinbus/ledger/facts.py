@@ -121,7 +121,6 @@ class FileFacts:
 
     @property
     def stem(self) -> str:
-        """The name without the suffixes of open and compressed files."""
         return stem_of(self.name)
 
     @property
@@ -335,7 +334,6 @@ class MissingFiles:
         return MissingFiles(removed, self.unnoted)
 
     def sentences(self) -> Iterator[str]:
-        """A sentence for each kind."""
         if self.removed:
             first, count = self.removed[0], len(self.removed)
             files = f"the file {first}" if count == 1 else f"{count:,} files ({first} and others)"
@@ -350,7 +348,6 @@ def note_name() -> str:
 
 
 def is_note(name: str) -> bool:
-    """Whether a file of a ledger is a note of removed files."""
     return _REMOVED.fullmatch(name) is not None
 
 

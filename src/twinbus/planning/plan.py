@@ -44,7 +44,6 @@ class Plan:
 
     @property
     def advised_money(self) -> YearMoney:
-        """The cost of the recommended setting."""
         return self.money[self.outcomes.index(self.advice.outcome)]
 
     @property
@@ -66,11 +65,9 @@ class Plan:
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """Assumptions behind the figures, a sentence each."""
         return tuple(self._assumptions())
 
     def as_json(self) -> dict[str, Any]:
-        """Return the plan for `json.dumps`."""
         advice, question = self.advice, self.question
         return {
             "recommended": self._setting_json(advice.outcome, self.advised_money),
@@ -169,7 +166,6 @@ def plan_of(
     messaging_units: int = 1,
     rule: CountingRule | None = None,
 ) -> Plan:
-    """Return the plan for simulated outcomes."""
     return Plan(
         question=question,
         outcomes=tuple(outcomes),
@@ -207,7 +203,6 @@ class YearMoney:
         return self.geo_replication.total * MONTHS
 
     def as_json(self) -> dict[str, Any]:
-        """Return the amounts for `json.dumps`, as strings."""
         return {
             "operations": {cause: round(count) for cause, count in self.operations.items()},
             "paired_year": exact(self.paired_year),
@@ -241,7 +236,6 @@ def year_money(
     messaging_units: int = 1,
     rule: CountingRule | None = None,
 ) -> YearMoney:
-    """Return the cost of a year with this outcome."""
     traffic = question.traffic
     counted = operations_of(outcome, question, rule)
     plain = question.messages_a_year * message_units(traffic.size_bytes, rule)
@@ -305,7 +299,6 @@ class Advice:
 def advise(
     outcomes: Sequence[SettingOutcome], question: PlanQuestion, limits: PlanLimits
 ) -> Advice:
-    """Return the best of the outcomes."""
     misses = []
     fit = [one for one in outcomes if one.full.mean <= limits.full_share]
     is_fit = bool(fit)

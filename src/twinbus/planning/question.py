@@ -277,7 +277,6 @@ class PlanQuestion:
 
     @property
     def message_bytes(self) -> int:
-        """Bytes of one message in a backlog queue."""
         return max(1, self.traffic.size_bytes)
 
     @property

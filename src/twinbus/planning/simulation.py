@@ -101,7 +101,6 @@ def block_count(question: PlanQuestion) -> int:
 
 
 def simulate_blocks(question: PlanQuestion, blocks: Iterable[int]) -> BlockTotals:
-    """Return the totals of these blocks."""
     return BlockTotals.joined(
         simulate_years(question, *draw_outages(question, block)) for block in blocks
     )

@@ -280,7 +280,6 @@ def _turn_s(options: SendAvailabilityOptions) -> float:
 
 
 def _require_usable(spark: SparkSession) -> None:
-    """Raise SyphonError for a session that a drain cannot use."""
     if not classic.is_classic(spark):
         raise SyphonError(
             "this Spark session has no SparkContext (Spark Connect): a drain needs a classic one,"
@@ -366,7 +365,6 @@ class DrainBacklog:
             raise NotAnswered(str(error)) from error
 
     def report(self, problems: tuple[str, ...], *, is_over: bool = False) -> None:
-        """Report the progress, with the problems that tasks report."""
         now = time.monotonic()
         if self._on_progress is None or (now < self._report_at and not is_over):
             return

@@ -78,7 +78,6 @@ class DriverListener:
 
     @property
     def attached(self) -> int:
-        """Number of connected tasks."""
         with self._lock:
             return len(self._problems)
 

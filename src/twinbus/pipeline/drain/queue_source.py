@@ -169,7 +169,6 @@ async def _next(rows: AsyncGenerator[tuple[Any, ...], None]) -> tuple[Any, ...] 
 
 
 def row_of(message: PeekedMessage) -> tuple[Any, ...]:
-    """A message as a row of MESSAGES."""
     properties, header = message.properties, message.header
     in_backlog = BACKLOG_MARK in message.queue.lower()
     aliases = message.aliases if in_backlog else None

@@ -58,7 +58,6 @@ ROWS_MAX: Final = 10_000
 
 
 def availability_report(tables: LedgerTables, request: ReportRequest) -> AvailabilityReport:
-    """Failovers, what they saved, and the backlog over time."""
     lines = lines_of(tables, request)
     scope = scope_of(tables, request, lines)
     windows = _windows(tables, request).cache()

@@ -62,7 +62,6 @@ _STAGE_NAMES: Final = {
 def charges_report(
     tables: LedgerTables, request: documents.ReportRequest, prices: PriceBook, rule: CountingRule
 ) -> documents.ChargesReport:
-    """The operations of the requested days and their cost."""
     scope = scope_of(tables, request, lines_of(tables, request))
     counted, deliveries = _counted(tables, request)
     table = counted.cache()
@@ -152,7 +151,6 @@ def _entities(table: DataFrame) -> tuple[tuple[documents.EntityUnits, ...], int]
 
 
 def _days(table: DataFrame, rule: CountingRule) -> tuple[documents.DayUnits, ...]:
-    """Billed units by day and cause."""
     if not rule.count_settlement:
         table = table.where(~F.col("operation").isin(*SETTLEMENTS))
     rows = table.groupBy("day", "cause").agg(F.sum("units").alias("units")).collect()

@@ -70,7 +70,6 @@ class BacklogSnapshot:
     ledger was not read before, and times decide."""
 
     def is_of(self, label: str) -> bool:
-        """Whether the backlog queues of a pair were peeked."""
         return self.labels is None or label in self.labels
 
 
@@ -220,7 +219,6 @@ class _Sums:
     counted: Counts
 
     def balance(self, row: Counts) -> Balance:
-        """Return the balance of one entity."""
         return self._balance(row, is_peeked=self._is_peeked(row))
 
     def _is_peeked(self, row: Counts) -> bool:

@@ -311,7 +311,6 @@ class AvailabilityReport(LedgerReport):
 
     @property
     def drain_per_s(self) -> float | None:
-        """Messages a second while the backlog was drained."""
         if not self.drain_ms or not self.drained:
             return None
         return self.drained * 1000 / self.drain_ms

@@ -122,12 +122,10 @@ def day_of(at_ms: int) -> date:
 
 
 def fields_as_json(whole: Any) -> dict[str, Any]:
-    """Return a dataclass as a JSON object."""
     return {one.name: plain(getattr(whole, one.name)) for one in fields(whole)}
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON."""
     match value:
         case Decimal() | StrEnum():
             return str(value)

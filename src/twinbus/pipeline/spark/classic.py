@@ -85,7 +85,6 @@ def launch(
 
 
 def running_session() -> SparkSession | None:
-    """Return the classic session of this process, or None."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -137,7 +136,6 @@ def reset() -> None:
 
 
 def cancel_all_jobs(spark: SparkSession) -> None:
-    """Cancel every job of the application."""
     spark.sparkContext.cancelAllJobs()
 
 
@@ -238,12 +236,10 @@ class SparkJob:
         return self._over.wait(limit_s)
 
     def result(self) -> None:
-        """Raise JobFailed if the job failed."""
         if self._error is not None:
             raise failure_of(self._error) from self._error
 
     def cancel(self) -> None:
-        """Kill the tasks of the job."""
         with contextlib.suppress(Exception):  # a context that is gone has no jobs
             self._context.cancelJobGroup(self._group)
 
@@ -272,7 +268,6 @@ class SparkJob:
 
 
 def failure_of(error: Exception) -> JobFailed:
-    """Return the failure of a job, from the text of its exception."""
     text = str(error)
     ours = _OURS.findall(text)
     if ours:

@@ -184,7 +184,6 @@ def start_session(
 
 
 def _has_collector(environment: Mapping[str, str]) -> bool:
-    """Return whether the user has chosen a collector."""
     options = [environment.get(name, "") for name in _JAVA_READS]
     if directory := environment.get("SPARK_CONF_DIR"):
         for name in _SPARK_READS:
@@ -288,7 +287,6 @@ def reads_local_files(spark: SparkSession) -> bool:
 
 
 def interrupt_jobs(spark: SparkSession) -> None:
-    """Cancel all jobs of the session's Spark."""
     if classic.is_classic(spark):
         classic.cancel_all_jobs(spark)
     else:

@@ -201,7 +201,6 @@ _WRITERS: Final = {BRONZE: _write_records, JOURNEYS: _write_journeys}
 
 
 def rows_of(files: Sequence[DataFile]) -> int:
-    """Return the number of rows in these files."""
     return sum(file.rows for file in files)
 
 

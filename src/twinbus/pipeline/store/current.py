@@ -114,7 +114,6 @@ class CurrentTables:
 
     @property
     def records(self) -> int:
-        """Number of records."""
         return self._snapshot.records + (self._tail.records if self._tail else 0)
 
     @property

@@ -220,7 +220,6 @@ class _Findings:
     def inspection(
         self, facts: Iterable[FileFacts], listing: _Listing, now_ms: int
     ) -> InspectedLedger:
-        """Return all findings together."""
         refused = self.findings.refused
         read = {name: file for name, file in self.files.items() if name not in refused}
         doubtful = self._doubtful({one.sha256 for one in facts if one.name not in refused})

@@ -172,7 +172,6 @@ class Lake:
         }
 
     def files(self, table: str, snapshot: Snapshot) -> tuple[DataFile, ...]:
-        """Return the files of a table in a snapshot."""
         version = snapshot.versions.get(table)
         if version is None:
             return ()

@@ -59,7 +59,6 @@ class PlaceFiles:
         return {file.name: file.size_bytes for file in self.found()}
 
     def directories(self) -> list[str]:
-        """Return the names of directories at the place."""
         return [info.base_name for info in self._listed("") if not info.is_file]
 
     def below(self, directory: str) -> list[str]:
@@ -71,7 +70,6 @@ class PlaceFiles:
         return [info.path.removeprefix(root) for info in found if info.is_file]
 
     def exists(self, name: str = "") -> bool:
-        """Return whether a file or directory of this name exists."""
         with self._in_words():
             [info] = self._files.get_file_info([self._at(name)])
         return bool(info.type != pa_fs.FileType.NotFound)

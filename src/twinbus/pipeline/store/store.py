@@ -62,7 +62,6 @@ class TableStore:
 
     @property
     def session(self) -> SparkSession:
-        """The session that reads and writes rows."""
         assert self._session is not None, "the store was opened without Spark"
         return self._session
 
@@ -142,11 +141,9 @@ class TableStore:
         return tuple(file for file in files if file.rows)
 
     def read(self, table: str, snapshot: Snapshot) -> DataFrame:
-        """Return all rows of a table in a snapshot."""
         return self.read_files(table, [one.path for one in self.lake.files(table, snapshot)])
 
     def read_files(self, table: str, paths: Sequence[str]) -> DataFrame:
-        """Return the rows of these files of a table."""
         schema = self._schemas[table]
         if not paths:
             # Not `createDataFrame`: it would make this session the active one of the process.

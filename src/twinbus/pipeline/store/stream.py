@@ -201,7 +201,6 @@ class _Batch:
         self._changes: dict[str, TableChange] = {}
 
     def take(self, ledger: str) -> Snapshot:
-        """Write and commit the records of the files."""
         few = self._size_bytes <= FEW_BYTES
         session = self._store.for_few().session if few else self._store.session
         reader = session.read.schema(bronze.LINES).options(**bronze.READING)
@@ -306,7 +305,6 @@ def _identity_of(store: TableStore, ledger: Path | str) -> str:
 
 
 def _require_same_ledger(store: TableStore, ledger: Path | str, snapshot: Snapshot) -> None:
-    """Raise LedgerError if the tables belong to another ledger."""
     identity = _identity_of(store, ledger)
     # The ledger had no id when the tables were made, or they are inside it.
     is_same = snapshot.ledger in {"", identity, address(str(ledger))} or not identity

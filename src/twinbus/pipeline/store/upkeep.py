@@ -60,7 +60,6 @@ def close(ledger: str, tables: str | None, process: str, reason: str, *, user: s
 
 
 def perform(spark: SparkSession, task: TablesTask, say: Callable[[str], None]) -> Document:
-    """Perform the task and return its result as a document."""
     from twinbus.pipeline.store import stream
     from twinbus.pipeline.store.compaction import compact, remove_raw
     from twinbus.pipeline.store.removal import erase, retain

@@ -128,7 +128,6 @@ def reason() -> Column:
 
 
 def records_of(lines: DataFrame) -> DataFrame:
-    """Return the records among the lines, as `schemas.LEDGER`."""
     return lines.where(reason().isNull()).drop(CORRUPT)
 
 

@@ -50,7 +50,6 @@ def lines(tallies: DataFrame) -> DataFrame:
 
 
 def fate_sums(journeys: DataFrame) -> DataFrame:
-    """Count messages by facts and by fate."""
     accepted, received = F.col("accepted"), F.col("received")
     # Taken out of the backlog, settled there, or brought home from it.
     moved = (F.col("forwards") > 0) | F.col("came_out")
@@ -218,7 +217,6 @@ def unsent_in_backlog(backlog: DataFrame, messages: DataFrame) -> DataFrame:
 
 
 def in_backlog(path: Column) -> Column:
-    """Return whether a path is that of a backlog queue."""
     return path.like(f"%{BACKLOG_MARK}%")
 
 

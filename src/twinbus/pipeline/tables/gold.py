@@ -89,11 +89,9 @@ class GoldTable:
 
     @property
     def sums(self) -> tuple[str, ...]:
-        """The columns that are added up."""
         return tuple(self.schema.fieldNames()[len(self.keys) :])
 
     def rows(self, sources: Sources) -> DataFrame:
-        """The rows of the schema."""
         return self.sums_of(getattr(sources, self.source))
 
 

@@ -94,7 +94,6 @@ def is_erased() -> Column:
 
 
 def is_erased_id(message_id: str) -> bool:
-    """Whether a message id is the name of an erased message."""
     return re.search(_ERASED_ID, message_id) is not None
 
 

@@ -84,7 +84,6 @@ def is_labelled() -> Column:
 
 
 def label_of_pair(pair: Column) -> Column:
-    """Return the label of the primary in the name of a pair."""
     return F.lower(F.substring_index(pair, "+", 1)).alias(LABEL)
 
 
