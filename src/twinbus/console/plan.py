@@ -22,7 +22,7 @@ from twinbus.cost.estimate import COUNT_MAX
 from twinbus.options import ATTEMPT_TIMEOUT_MAX_S, SendAvailabilityOptions
 from twinbus.pairing.core.attempts import RETRIES_MIN
 from twinbus.pipeline.reports.documents import ReportVerdict
-from twinbus.planning.plan import Plan, PlanLimits, plan_of
+from twinbus.planning.plan import Plan, PlanLimits, plan_of, raised_per_million
 from twinbus.planning.question import (
     PROMOTION_S,
     PROMOTION_SOURCE,
@@ -258,7 +258,7 @@ def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "raised", f"{_plainly(best.raised_total)} sends a year in all, of which"
     yield (
         "  before failover",
-        f"{_amount(best.raised)}, {plan.raised_per_million(best):.3g} of a million",
+        f"{_amount(best.raised)}, {raised_per_million(best, plan.question):.3g} of a million",
     )
     yield "  backlog full", f"{_amount(best.refused)}; {_chance(best.full)}"
     yield "one queue full", f"{_chance(best.queue_full)}; senders then change to another"

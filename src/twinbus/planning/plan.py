@@ -59,10 +59,6 @@ class Plan:
         )
         return (sparse,)
 
-    def raised_per_million(self, outcome: SettingOutcome) -> float:
-        """Return how many sends of a million raise before the failover."""
-        return raised_per_million(outcome, self.question)
-
     @property
     def assumptions(self) -> tuple[str, ...]:
         return tuple(self._assumptions())
@@ -138,7 +134,7 @@ class Plan:
             "failovers": asdict(outcome.failovers),
             "raised": outcome.raised_total,
             "raised_before_failover": asdict(outcome.raised),
-            "raised_before_failover_per_million": self.raised_per_million(outcome),
+            "raised_before_failover_per_million": raised_per_million(outcome, self.question),
             "raised_backlog_full": asdict(outcome.refused),
             "diverted": asdict(outcome.diverted),
             "chance_full": asdict(outcome.full),

@@ -145,7 +145,7 @@ def _over_time(
         bucket_s=series.bucket_s,
         sends=_sends(series, request),
         backlog=backlog,
-        unknown=(*_unknown(scope, backlog), *unread(scope)),
+        unknown=(*_unknown(backlog), *unread(scope)),
         assumed=(*_assumed(tables, request), *from_sums(scope)),
     )
 
@@ -232,9 +232,7 @@ def _drained(series: _Points, request: ReportRequest) -> tuple[int, int]:
     return row["drained"], row["drain_s"]
 
 
-def _unknown(scope: ReportScope, backlog: Sequence[BacklogPoint]) -> Iterator[str]:
-    if scope.unrecorded:
-        yield f"{scope.unrecorded:,} records could not be written: counts are too low"
+def _unknown(backlog: Sequence[BacklogPoint]) -> Iterator[str]:
     if backlog and backlog[-1].depth:
         yield (
             f"whether all {backlog[-1].depth:,} messages at the end of the backlog's curve are"

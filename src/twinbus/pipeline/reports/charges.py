@@ -124,7 +124,7 @@ def _summary(
         bytes_out=sum(row.bytes_out for row in sums),
         by_kind=charges_by_kind(sums),
         bill=money,
-        unknown=(*_unknown(scope, money), *unread(scope)),
+        unknown=(*_unknown(money), *unread(scope)),
         assumed=(*whole_days(request), *_assumed(sums, prices), *from_sums(scope)),
     )
 
@@ -202,12 +202,10 @@ def _stage(stage: str, row: Any) -> documents.ModelLine:
     return documents.ModelLine(_STAGE_NAMES[stage], row["model_units"], row["units"], note)
 
 
-def _unknown(scope: documents.ReportScope, money: Bill) -> Iterator[str]:
+def _unknown(money: Bill) -> Iterator[str]:
     if money.bytes_out and money.egress_amount is None:
         yield "what traffic out of the region costs: the price book has no price for it"
     yield "connections, and operations of programs that keep no ledger, are in no figure"
-    if scope.unrecorded:
-        yield f"{scope.unrecorded:,} records could not be written: counts are too low"
 
 
 def _assumed(sums: Sequence[MonthlySum], prices: PriceBook) -> Iterator[str]:

@@ -311,8 +311,6 @@ def _unknown(
         yield "expired: one of the lost can have expired, which only the broker's view tells"
     if nameless:
         yield f"{nameless:,} accepted messages have no id or no entity: not followed"
-    if scope.unrecorded:
-        yield f"{scope.unrecorded:,} records could not be written: counts are too low"
     yield from unread(scope)
 
 

@@ -35,10 +35,11 @@ class ReportVerdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ReportRequest:
-    """The window of a report in unix ms, and one entity or all."""
+    """The window of a report in unix ms, and one entity or all. None: no limit."""
 
     since_ms: int | None = None
     until_ms: int | None = None
+    """The window ends before this."""
     entity: str | None = None
 
     @property
@@ -58,14 +59,10 @@ class ReportRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportScope:
-    """What a report was made from: the ledger, the window and the entity."""
+class ReportScope(ReportRequest):
+    """What a report was made from: the ledger, and what was requested of it."""
 
     ledger: str
-    since_ms: int | None = None
-    until_ms: int | None = None
-    """The window ends before this. None, here and in `since_ms`: no limit."""
-    entity: str | None = None
     first_ms: int | None = None
     """Time of the first record in scope; None: no record is in scope."""
     last_ms: int | None = None
@@ -98,7 +95,7 @@ class ReportScope:
     def has_removed_days(self) -> bool:
         """Whether days are in scope whose records were removed."""
         first = self.records_from
-        return first is not None and (self.since_ms is None or day_of(self.since_ms) < first)
+        return first is not None and (self.first_day is None or self.first_day < first)
 
 
 @dataclass(frozen=True, kw_only=True)

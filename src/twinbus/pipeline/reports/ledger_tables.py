@@ -261,9 +261,7 @@ def scope_of(tables: LedgerTables, request: ReportRequest, lines: Lines) -> Repo
     row = traffic.union(changes).agg(F.min("first_ms"), F.max("last_ms")).collect()[0]
     return ReportScope(
         ledger=tables.ledger,
-        since_ms=request.since_ms,
-        until_ms=request.until_ms,
-        entity=request.entity,
+        **vars(request),
         first_ms=row[0],
         last_ms=row[1],
         records=lines.records,
@@ -276,8 +274,13 @@ def scope_of(tables: LedgerTables, request: ReportRequest, lines: Lines) -> Repo
     )
 
 
-def unread(scope: ReportScope) -> Iterator[str]:
-    """Sentences on records that are known to exist, or to have existed, and were not read."""
+def unread(scope: ReportScope, effect: str = "counts are too low") -> Iterator[str]:
+    """Sentences on records that are known to exist, or to have existed, and were not read.
+
+    `effect` is that of records that could not be written.
+    """
+    if scope.unrecorded:
+        yield f"{scope.unrecorded:,} records could not be written: {effect}"
     if any(scope.rejected.values()):
         yield f"{sum(scope.rejected.values()):,} lines were rejected: their content is not known"
     yield from scope.missing

@@ -147,6 +147,4 @@ def _unknown(scope: ReportScope, request: ReportRequest) -> Iterator[str]:
             " cannot be compared"
         )
     yield "entities whose broker keeps no view: what clients did there shows as known to them only"
-    if scope.unrecorded:
-        yield f"{scope.unrecorded:,} records could not be written: they show as differences"
-    yield from unread(scope)
+    yield from unread(scope, "they show as differences")

@@ -86,28 +86,22 @@ class CommitConflict(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """One set: the state of all tables after one commit."""
+    """One set: the state of all tables after one commit. `_SET_COLUMNS` describes the fields."""
 
     number: int = -1
     """Number of the set; -1: no set exists yet."""
     batch: int = -1
-    """Last batch of the ledger's files in the set."""
     versions: Mapping[str, int] = field(default_factory=dict)
     """Version of each table; a table without rows has none."""
     records: int = 0
     rejected: Mapping[str, int] = field(default_factory=dict)
-    """Lines that are no record, by reason (`bronze.REASONS`)."""
     fan_out: bool = False
     """Whether a message can have several journeys: for the subscriptions that received it, or for
     records that do not name the pair."""
     gold: str = ""
-    """Digest of the names and columns of the gold tables."""
     records_from: str = ""
-    """The first day (ISO 8601) whose records are kept; "": all are (`removal.retain`)."""
     ledger: str = ""
-    """Id of the tables' ledger, else its address; "": the tables are inside the ledger."""
     sum_parts: int = 0
-    """Batches whose sums the gold tables hold separately."""
     format: int = FORMAT
 
 

@@ -7,6 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from twinbus.pipeline.store import stream
+from twinbus.pipeline.store.compaction import compact, files_of_kinds, remove_raw
+from twinbus.pipeline.store.inspection import LedgerFolder, close_writer, writers_document
+from twinbus.pipeline.store.lake import Snapshot
+from twinbus.pipeline.store.removal import erase, retain
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -29,10 +35,6 @@ class TablesTask:
 
 def status(ledger: str, tables: str | None = None) -> Document:
     """Return what the tables of a ledger hold, and the findings on its files; without Spark."""
-    from twinbus.pipeline.store import stream
-    from twinbus.pipeline.store.compaction import files_of_kinds
-    from twinbus.pipeline.store.inspection import LedgerFolder, writers_document
-
     store = stream.open_store(None, ledger, tables)
     snapshot = store.latest()
     kinds = {
@@ -50,9 +52,6 @@ def status(ledger: str, tables: str | None = None) -> Document:
 
 def close(ledger: str, tables: str | None, process: str, reason: str, *, user: str) -> Document:
     """Record that nothing is missing where a process stopped without an end; without Spark."""
-    from twinbus.pipeline.store import stream
-    from twinbus.pipeline.store.inspection import LedgerFolder, close_writer
-
     store = stream.open_store(None, ledger, tables)
     inspected = LedgerFolder(ledger).inspect(stream.taken_files(store))
     name = close_writer(ledger, inspected, process, reason, user=user)
@@ -60,10 +59,6 @@ def close(ledger: str, tables: str | None, process: str, reason: str, *, user: s
 
 
 def perform(spark: SparkSession, task: TablesTask, say: Callable[[str], None]) -> Document:
-    from twinbus.pipeline.store import stream
-    from twinbus.pipeline.store.compaction import compact, remove_raw
-    from twinbus.pipeline.store.removal import erase, retain
-
     place, shared = (spark, task.ledger, task.tables), task.shared
     if task.verb == "update":
         return _snapshot_document(stream.update(*place, say=say, shared=shared))
@@ -86,8 +81,6 @@ def follow(
     spark: SparkSession, task: TablesTask, stop: threading.Event, say: Callable[[str], None]
 ) -> Document:
     """Update the tables as files of the ledger end, until `stop` is set; return the last state."""
-    from twinbus.pipeline.store import stream
-
     place, shared = (spark, task.ledger, task.tables), task.shared
     stream.follow(
         *place,
@@ -105,7 +98,7 @@ def _document(done: Any) -> Document:
     return {**_snapshot_document(done.snapshot), **results}
 
 
-def _snapshot_document(snapshot: Any) -> Document:
+def _snapshot_document(snapshot: Snapshot) -> Document:
     return {
         "commit": snapshot.number,
         "batch": snapshot.batch,
