@@ -54,6 +54,17 @@ class Reading(Iterator[dict[str, Any]]):
                 yield record
 
 
+def open_gaps(findings: LedgerFindings) -> list[str]:
+    """Return the processes whose gaps no person has closed."""
+    return [gap.process for gap in findings.gaps if gap.closed_by is None]
+
+
+def is_whole(findings: LedgerFindings) -> bool:
+    """Nothing is missing or changed, and every gap is closed. Refused files cost nothing."""
+    wrong = (findings.missing_files, findings.missing_writers, findings.changed, findings.unread)
+    return not any(wrong) and not open_gaps(findings)
+
+
 def read(directory: Path | str) -> Reading:
     """Return an iterator over the records of a ledger."""
     return Reading(Path(directory))

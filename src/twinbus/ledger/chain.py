@@ -108,16 +108,6 @@ class LedgerFindings:
     old_files: tuple[str, ...] = ()
     """Files without a first line: no end of their writer and no missing last file can be seen."""
 
-    @property
-    def open_gaps(self) -> tuple[Gap, ...]:
-        return tuple(gap for gap in self.gaps if gap.closed_by is None)
-
-    @property
-    def is_whole(self) -> bool:
-        """Nothing is missing or changed, and every gap is closed. Refused files cost nothing."""
-        wrong = (self.missing_files, self.missing_writers, self.changed, self.unread)
-        return not any(wrong) and not self.open_gaps
-
     def sentences(self) -> Iterator[str]:
         """A sentence for each finding; long lists are cut."""
         yield from (gap.sentence() for gap in self.gaps)

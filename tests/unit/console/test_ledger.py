@@ -15,7 +15,7 @@ from unittest import mock
 import pytest
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
-from tests.ledger_reading import read
+from tests.ledger_reading import is_whole, read
 from tests.unit.console.commands import run
 from twinbus.console import COULD_NOT, STOPPED, USAGE_ERROR, spark_thread
 from twinbus.ledger.files import LedgerFiles
@@ -163,7 +163,7 @@ def test_the_status_shows_a_killed_writer_and_a_person_can_close_its_gap(
     done = run(capsys, "ledger", "close", "web-2", ledger, "--reason", "it was\nidle")
     assert done.status == 0
     assert done.out.startswith("web-2 is closed: it was idle (")
-    assert read(tmp_path).findings.is_whole
+    assert is_whole(read(tmp_path).findings)
     told = run(capsys, "ledger", "status", ledger)
     assert "3 files of 3 writers, 1 closed, 2 ended\n" in told.out
     assert "; closed: it was idle (" in told.out

@@ -285,17 +285,10 @@ def _aged(
 ) -> tuple[AgedBacklog, ...]:
     """Return entities with messages older than the duplicate detection of their destination."""
     found = conservation.aged(of_entity(tables.table("ages"), request), detection_s)
-    ordered = found.orderBy(F.col("oldest_s").desc(), "destination", LABEL)
-    return tuple(
-        AgedBacklog(
-            row["destination"],
-            row["messages"],
-            row["oldest_s"] * 1000,
-            detection_s * 1000,
-            row[LABEL],
-        )
-        for row in ordered.limit(ENTITIES_MAX).collect()
-    )
+    ordered = found.orderBy(F.col("oldest_s").desc(), "destination", LABEL).limit(ENTITIES_MAX)
+    oldest_ms, detection_ms = F.col("oldest_s") * 1000, F.lit(detection_s * 1000)
+    rows = ordered.select("destination", "messages", oldest_ms, detection_ms, LABEL).collect()
+    return tuple(AgedBacklog(*row) for row in rows)
 
 
 def _unknown(

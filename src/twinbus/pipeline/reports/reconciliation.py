@@ -117,20 +117,12 @@ def _differences(differing: DataFrame) -> tuple[Difference, ...]:
     rows = (
         named(differing, IDS_MAX)
         .orderBy(unexplained_first, "place", "operation", "message_id", LABEL)
+        .select("place", "operation", "message_id", "ahead", "unanswered", "kind", LABEL)
         .limit(DIFFERENCES_MAX)
         .collect()
     )
     return tuple(
-        Difference(
-            row["place"],
-            row["operation"],
-            row["message_id"],
-            row["ahead"],
-            row["unanswered"],
-            EXPLANATIONS[row["kind"]],
-            row[LABEL],
-        )
-        for row in rows
+        Difference._make((*row[:5], EXPLANATIONS[row["kind"]], row[LABEL])) for row in rows
     )
 
 

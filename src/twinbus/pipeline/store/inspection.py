@@ -144,15 +144,13 @@ class LedgerFolder:
         )
         return _Findings(files, taken, findings, lacking).inspection(facts, listing, now_ms)
 
-    def _writers(self) -> tuple[frozenset[str], frozenset[str]]:
-        path = self._ledger.removeprefix("file://").removeprefix("file:")
-        return (frozenset(), frozenset()) if "://" in path else writers_here(path)
-
     def _read_unknown(self, taken: Known, tries_left: int) -> _Listing:
         """Read the unknown files; again if one ended, and so was renamed, meanwhile."""
         found = {one.name: one for one in self._place.found()}
         # Before the files are read: a writer that ends meanwhile was alive.
-        alive, dead = self._writers()
+        path = self._ledger.removeprefix("file://").removeprefix("file:")
+        nobody = frozenset[str]()
+        alive, dead = (nobody, nobody) if "://" in path else writers_here(path)
         stems = set(map(stem_of, taken))
         wanted = [
             one

@@ -45,7 +45,7 @@ from twinbus.pipeline.tables.gold import (
     signature_of,
 )
 from twinbus.pipeline.tables.journeys import partial_journeys
-from twinbus.pipeline.tables.schemas import CORRUPT
+from twinbus.pipeline.tables.schemas import CORRUPT, day_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -232,8 +232,9 @@ class _Batch:
             .observe(seen, *bronze.line_counts(F.col("reason")))
             .where(F.col("reason").isNull())
             .drop("reason", CORRUPT)
+            .withColumn("day", day_of(F.col("at_ms")))
         )
-        files = self._store.write(bronze.stored(records), BRONZE, self._part)
+        files = self._store.write(records, BRONZE, self._part)
         self._changes[BRONZE] = TableChange(files)
         counts = counts_of(seen, "records", files, self._store.place)
         return {**dict.fromkeys(bronze.REASONS, 0), **counts}

@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DateType, StringType, StructField, StructType
 
 from twinbus.ledger.record import FILE_SUFFIX, OPEN_SUFFIX, REQUIRED, VERSION, WRITER, LedgerError
-from twinbus.pipeline.tables.schemas import CORRUPT, LEDGER, day_of
+from twinbus.pipeline.tables.schemas import CORRUPT, LEDGER
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -39,7 +39,7 @@ LINES: Final = StructType([*LEDGER.fields, StructField(CORRUPT, StringType())])
 """A line as Spark reads it; a line that does not fit the schema is in the column `CORRUPT`."""
 
 STORED_RECORDS: Final = StructType([*LEDGER.fields, StructField("day", DateType())])
-"""Records as they are stored."""
+"""Records as they are stored, with their day."""
 
 READING: Final = {
     "mode": "PERMISSIVE",
@@ -129,11 +129,6 @@ def reason() -> Column:
 
 def records_of(lines: DataFrame) -> DataFrame:
     return lines.where(reason().isNull()).drop(CORRUPT)
-
-
-def stored(records: DataFrame) -> DataFrame:
-    """Return records with their day, as they are stored."""
-    return records.withColumn("day", day_of(F.col("at_ms")))
 
 
 def line_counts(why: Column) -> list[Column]:

