@@ -49,10 +49,7 @@ SIZE_MAX_BYTES: Final = 100 * KB * KB
 """Maximum message size of Service Bus (Premium)."""
 
 DURATION_MAX_S: Final = YEAR_S
-"""One year."""
-
 FREQUENCY_MAX_PER_YEAR: Final = 365 * 24
-"""One an hour."""
 
 _NUMBER: Final = r"(\d{1,15}(?:\.\d{1,15})?|\.\d{1,15})"
 """Plain digits, bounded so that a number cannot exhaust memory."""

@@ -30,8 +30,6 @@ GEO_INSTANCES: Final = 2
 
 
 class ServiceTier(StrEnum):
-    """The tier of a namespace."""
-
     BASIC = "basic"
     STANDARD = "standard"
     PREMIUM = "premium"

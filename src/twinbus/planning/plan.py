@@ -284,8 +284,6 @@ class PlanLimits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advice:
-    """The recommended setting."""
-
     outcome: SettingOutcome
     reason: str
     misses: tuple[str, ...] = ()

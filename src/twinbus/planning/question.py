@@ -68,8 +68,6 @@ DENSE: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class KnownOutage:
-    """One outage of Azure."""
-
     name: str
     when: str
     length_s: float
@@ -106,8 +104,6 @@ FORM: Final = "like '2/year lognormal 40min' or 'exactly 2/year fixed 1h', or on
 
 
 class Lengths(StrEnum):
-    """Distribution of the length of outages."""
-
     LOGNORMAL = "lognormal"
     EXPONENTIAL = "exponential"
     FIXED = "fixed"

@@ -150,25 +150,18 @@ def group_queues(queues: Sequence[str], count: int) -> list[list[str]]:
     return [unique[at::count] for at in range(min(count, len(unique)))]
 
 
+@dataclass(slots=True, repr=False)
 class _Drain:
     """One call of `drain`: runs jobs one after another until none is needed."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        task: DrainTask,
-        backlog: DrainBacklog,
-        tasks: int | None,
-        stop: threading.Event,
-    ) -> None:
-        self._spark = spark
-        self._task = task
-        self._backlog = backlog
-        self._tasks = tasks
-        self._stop = stop
-        self._failures = 0
-        self._slots: int | None = None
-        """Tasks of the last job that really ran; None: as many as Spark has slots."""
+    _spark: SparkSession
+    _task: DrainTask
+    _backlog: DrainBacklog
+    _tasks: int | None
+    _stop: threading.Event
+    _failures: int = 0
+    _slots: int | None = None
+    """Tasks of the last job that really ran; None: as many as Spark has slots."""
 
     @property
     def _is_continuous(self) -> bool:
@@ -320,26 +313,20 @@ def _stopped_by_interrupt(stop: threading.Event) -> Iterator[None]:
         raise KeyboardInterrupt
 
 
+@dataclass(slots=True, repr=False)
 class DrainBacklog:
     """The queues of one drain, and their last counts."""
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        queues: Sequence[str],
-        on_progress: Callable[[DrainProgress], None] | None,
-        only: frozenset[str] | None = None,
-    ) -> None:
-        self.queues = queues
-        self.waiting: int | None = None
-        """Messages left at the last count; None: not counted yet."""
-        self._endpoint = endpoint
-        self._on_progress = on_progress
-        self._only = only
-        self._report_at = float("-inf")
-        self._dead_lettered = 0
-        self._first: tuple[int, int] | None = None
-        """Waiting and dead-lettered at the first count."""
+    _endpoint: Endpoint
+    queues: Sequence[str]
+    _on_progress: Callable[[DrainProgress], None] | None
+    _only: frozenset[str] | None
+    waiting: int | None = None
+    """Messages left at the last count; None: not counted yet."""
+    _report_at: float = float("-inf")
+    _dead_lettered: int = 0
+    _first: tuple[int, int] | None = None
+    """Waiting and dead-lettered at the first count."""
 
     def count(self) -> int:
         """Return the waiting messages; SyphonError, NotAnswered as of `counts_of`.
@@ -401,8 +388,6 @@ class DrainStatistics:
 
 @dataclass(frozen=True, slots=True)
 class DrainRun:
-    """A drain that has ended."""
-
     spark: SparkSession
     name: str
     """Prefix of the names of its ledger files."""

@@ -93,8 +93,6 @@ def register(spark: SparkSession) -> None:
 
 @dataclass
 class QueuePartition(InputPartition):
-    """One queue, or its dead letters."""
-
     queue: str
     dead_letters: bool
 

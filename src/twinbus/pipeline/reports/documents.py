@@ -52,11 +52,6 @@ class ReportRequest:
         """The last day (UTC) of the window."""
         return None if self.until_ms is None else day_of(self.until_ms - 1)
 
-    @property
-    def is_of_whole_days(self) -> bool:
-        """Whether both ends are midnights: tables by day then answer exactly."""
-        return not any((end or 0) % DAY_MS for end in (self.since_ms, self.until_ms))
-
 
 @dataclass(frozen=True, kw_only=True)
 class ReportScope(ReportRequest):
@@ -90,12 +85,6 @@ class ReportScope(ReportRequest):
     def unknown_sends(self) -> tuple[WriterGap, ...]:
         """Writers that may have accepted messages without a record."""
         return tuple(gap for gap in self.gaps if gap.is_open and SENDS in gap.doubts)
-
-    @property
-    def has_removed_days(self) -> bool:
-        """Whether days are in scope whose records were removed."""
-        first = self.records_from
-        return first is not None and (self.first_day is None or self.first_day < first)
 
 
 @dataclass(frozen=True, kw_only=True)

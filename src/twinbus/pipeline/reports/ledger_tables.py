@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 
 from twinbus.errors import TwinbusError
 from twinbus.ledger.record import FILE_SUFFIX, OPEN_SUFFIX
-from twinbus.pipeline.reports.documents import ReportRequest, ReportScope
+from twinbus.pipeline.reports.documents import DAY_MS, ReportRequest, ReportScope
 from twinbus.pipeline.spark.session import (
     master_of,
     require_shared,
@@ -289,15 +289,15 @@ def unread(scope: ReportScope, effect: str = "counts are too low") -> Iterator[s
 
 def from_sums(scope: ReportScope) -> tuple[str, ...]:
     """A sentence where days are in scope whose records were removed."""
-    if not scope.has_removed_days:
-        return ()
     first = scope.records_from
+    if first is None or (scope.first_day is not None and scope.first_day >= first):
+        return ()
     return (f"records of before {first} were removed (retain): sums that were kept tell of them",)
 
 
 def whole_days(request: ReportRequest) -> tuple[str, ...]:
     """A sentence if the window does not begin and end at midnight."""
-    if request.is_of_whole_days:
+    if not any((end or 0) % DAY_MS for end in (request.since_ms, request.until_ms)):
         return ()
     first, last = request.first_day, request.last_day
     since = "" if first is None else f" from {first}"

@@ -43,8 +43,6 @@ class JavaMissingError(TwinbusError):
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java that Spark runs on."""
-
     home: Path
     version: int
     source: str

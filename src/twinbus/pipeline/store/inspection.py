@@ -21,7 +21,6 @@ from typing import Any, Final, NamedTuple
 from twinbus.ledger.chain import LedgerFindings, verify
 from twinbus.ledger.facts import (
     FileFacts,
-    MissingFiles,
     WriterNote,
     is_note,
     is_readable,
@@ -142,7 +141,33 @@ class LedgerFolder:
             dead=listing.dead,
             unread=[*filter(is_unread, found), *self._below(), *listing.broken],
         )
-        return _Findings(files, taken, findings, lacking).inspection(facts, listing, now_ms)
+        refused = findings.refused
+        read = {name: file for name, file in files.items() if name not in refused}
+        hashes = {one.sha256 for one in facts if one.name not in refused}
+        doubtful = dict(_doubtful(files, taken, refused, hashes))
+        unknown = replace(
+            findings,
+            gaps=(),
+            old_files=(),
+            changed={**findings.changed, **dict(_grown(files, taken, read))},
+            refused=doubtful,
+        )
+        said = LedgerFindings(
+            refused={name: why for name, why in refused.items() if name not in doubtful},
+            old_files=findings.old_files,
+        )
+        # Spark, and with it the whole report, would fail at these.
+        damaged = dict.fromkeys(listing.broken, "not read: it is damaged")
+        places = map(place_of, findings.missing_files)
+        return InspectedLedger(
+            files,
+            {**refused, **damaged},
+            missing=(*lacking.sentences(), *unknown.sentences()),
+            remarks=tuple(said.sentences()),
+            gaps=judged_gaps(read.values(), findings),
+            lacking=frozenset([*findings.missing_writers, *(one[0] for one in places if one)]),
+            torn=sum(_is_torn_by_death(file, listing.dead, now_ms) for file in read.values()),
+        )
 
     def _read_unknown(self, taken: Known, tries_left: int) -> _Listing:
         """Read the unknown files; again if one ended, and so was renamed, meanwhile."""
@@ -206,66 +231,28 @@ def _renamed(files: Mapping[str, FileFacts]) -> Iterator[FileFacts]:
         yield facts if is_copy or not facts.foreign else replace(facts, foreign="")
 
 
-@dataclass(frozen=True)
-class _Findings:
-    """Turns findings into sentences, by whether they make an answer unknown."""
+def _doubtful(
+    files: Known, taken: Known, refused: Mapping[str, str], hashes: Collection[str]
+) -> Iterator[tuple[str, str]]:
+    """Yield refused files with content that is not read under another name."""
+    for name, why in refused.items():
+        facts = files[name].facts
+        if name in taken:
+            yield name, f"another file holds more than the tables took from it: {REBUILD}"
+        elif facts.foreign and facts.sha256 not in hashes:
+            yield name, why
 
-    files: Known
-    taken: Known
-    findings: LedgerFindings
-    lacking: MissingFiles
 
-    def inspection(
-        self, facts: Iterable[FileFacts], listing: _Listing, now_ms: int
-    ) -> InspectedLedger:
-        refused = self.findings.refused
-        read = {name: file for name, file in self.files.items() if name not in refused}
-        doubtful = self._doubtful({one.sha256 for one in facts if one.name not in refused})
-        unknown = replace(
-            self.findings,
-            gaps=(),
-            old_files=(),
-            changed={**self.findings.changed, **dict(self._grown(read))},
-            refused=doubtful,
-        )
-        said = LedgerFindings(
-            refused={name: why for name, why in refused.items() if name not in doubtful},
-            old_files=self.findings.old_files,
-        )
-        # Spark, and with it the whole report, would fail at these.
-        damaged = dict.fromkeys(listing.broken, "not read: it is damaged")
-        places = map(place_of, self.findings.missing_files)
-        return InspectedLedger(
-            self.files,
-            {**refused, **damaged},
-            missing=(*self.lacking.sentences(), *unknown.sentences()),
-            remarks=tuple(said.sentences()),
-            gaps=judged_gaps(read.values(), self.findings),
-            lacking=frozenset([*self.findings.missing_writers, *(one[0] for one in places if one)]),
-            torn=sum(_is_torn_by_death(file, listing.dead, now_ms) for file in read.values()),
-        )
-
-    def _doubtful(self, hashes: Collection[str]) -> dict[str, str]:
-        """Return refused files with content that is not read under another name."""
-        found = {}
-        for name, why in self.findings.refused.items():
-            facts = self.files[name].facts
-            if name in self.taken:
-                found[name] = f"another file holds more than the tables took from it: {REBUILD}"
-            elif facts.foreign and facts.sha256 not in hashes:
-                found[name] = why
-        return found
-
-    def _grown(self, read: Known) -> Iterator[tuple[str, str]]:
-        """Yield files that changed since the tables took them."""
-        rewritten = {
-            (note.client, note.hash_after) for one in read.values() for note in one.facts.notes
-        }
-        for name, before in self.taken.items():
-            now = self.files[name].facts
-            if now.sha256 != before.facts.sha256 and (now.stem, now.sha256) not in rewritten:
-                sizes = f"from {before.facts.size_bytes:,} to {now.size_bytes:,} bytes"
-                yield name, f"changed since the tables took it, {sizes}: {REBUILD}"
+def _grown(files: Known, taken: Known, read: Known) -> Iterator[tuple[str, str]]:
+    """Yield files that changed since the tables took them."""
+    rewritten = {
+        (note.client, note.hash_after) for one in read.values() for note in one.facts.notes
+    }
+    for name, before in taken.items():
+        now = files[name].facts
+        if now.sha256 != before.facts.sha256 and (now.stem, now.sha256) not in rewritten:
+            sizes = f"from {before.facts.size_bytes:,} to {now.size_bytes:,} bytes"
+            yield name, f"changed since the tables took it, {sizes}: {REBUILD}"
 
 
 def _is_torn_by_death(file: KnownFile, dead: Collection[str], now_ms: int) -> bool:

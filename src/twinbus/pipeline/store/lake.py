@@ -37,6 +37,7 @@ from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction
 
 from twinbus.ledger.record import FILE_SUFFIX, LedgerError
+from twinbus.pipeline.store.place_files import first_line
 
 FORMAT: Final = 6
 """Increment when old readers would misread new tables."""
@@ -107,8 +108,6 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class DataFile:
-    """One Parquet file of a table."""
-
     path: str
     """Relative to the table."""
     size_bytes: int
@@ -375,10 +374,10 @@ class Lake:
         try:
             yield
         except CommitFailedError as error:
-            raise CommitConflict(f"{table}: {_first_line(error)}") from None
+            raise CommitConflict(f"{table}: {first_line(error)}") from None
         except (DeltaError, OSError, pa.ArrowException) as error:
             raise LedgerError(
-                f"the table {table} at {self._place} cannot be used ({_first_line(error)}): check"
+                f"the table {table} at {self._place} cannot be used ({first_line(error)}): check"
                 f" the place, or {REBUILD}"
             ) from None
 
@@ -409,7 +408,3 @@ def _add(file: DataFile) -> AddAction:
 
 def _remove(file: DataFile) -> RemoveAction:
     return RemoveAction(file.path, True, int(time.time() * 1000), file.size_bytes, {})
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

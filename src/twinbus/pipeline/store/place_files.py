@@ -25,8 +25,6 @@ PIECE_BYTES: Final = 1 << 20
 
 
 class FoundFile(NamedTuple):
-    """A file in a directory."""
-
     name: str
     size_bytes: int
     modified_ms: int
@@ -163,8 +161,11 @@ class PlaceFiles:
         try:
             yield
         except (OSError, ValueError, DeltaError, pa.ArrowException) as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise LedgerError(f"{self.place} cannot be used: {reason}") from error
+            raise LedgerError(f"{self.place} cannot be used: {first_line(error)}") from error
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def address(place: str) -> str:

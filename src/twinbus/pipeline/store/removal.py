@@ -71,8 +71,6 @@ name, or the records of one message would become those of two."""
 
 @dataclass(frozen=True)
 class Retained:
-    """The result of a retention."""
-
     snapshot: Snapshot
     first_day_kept: str
     """In ISO 8601."""
@@ -184,8 +182,6 @@ def _remove_journeys(store: TableStore, snapshot: Snapshot, first: date) -> tupl
 
 @dataclass(frozen=True)
 class Erased:
-    """The result of an erasure."""
-
     snapshot: Snapshot
     records_erased: int
     """Rows of `bronze` that named the message."""

@@ -169,11 +169,7 @@ TABLES: Final = "_tables"
 """The directory of the tables in that of their ledger, unless another place is named."""
 
 BRONZE: Final = "bronze"
-"""Every record."""
-
 JOURNEYS: Final = "journeys"
-"""What each batch says of its messages."""
-
 SUMS: Final = "sums"
 """The word for all gold tables together in texts."""
 
