@@ -172,7 +172,7 @@ def verify(
     ]
     return LedgerFindings(
         gaps=tuple(gaps),
-        missing_files=tuple(sorted(name for name in missing_files if not _is_of(name, closed))),
+        missing_files=tuple(sorted(n for n in missing_files if n.rpartition("-")[0] not in closed)),
         missing_writers=tuple(sorted(missing_writers - closed.keys())),
         changed=dict(sorted(changed.items())),
         refused=dict(sorted(refused.items())),
@@ -315,11 +315,6 @@ def _is_alive(
         return False
     beats = ALIVE_BEATS if gap.process in alive else LATE_BEATS
     return -AHEAD_MAX_MS <= now_ms - gap.from_ms <= beats * _interval_ms(facts) + FLUSH_MS
-
-
-def _is_of(name: str, processes: Collection[str]) -> bool:
-    place = place_of(name)
-    return place is not None and place[0] in processes
 
 
 def _is_old(facts: FileFacts, writers: Mapping[str, Sequence[FileFacts]]) -> bool:

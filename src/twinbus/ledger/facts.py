@@ -96,14 +96,11 @@ class FileFacts:
     """Of the whole content."""
     lines: int = 0
     """Whole lines, all of them."""
-    first_ms: int | None = None
     last_ms: int | None = None
     begins: bool = False
     """Whether the first line is a begin line; False for earlier versions and damaged files."""
     previous: str | None = None
     before: tuple[str, ...] = ()
-    host: str = ""
-    started_ms: int | None = None
     interval_ms: int | None = None
     closing: str | None = None
     """ "continued" or "ended", by the last line; None without one."""
@@ -175,7 +172,6 @@ class _Looking:
         self._size = self._lines = 0
         self._rest = b""
         self._is_long = False
-        self._first_ms: int | None = None
         self._last_ms: int | None = None
         self._begin: dict[str, Any] | None = None
         self._closing: dict[str, Any] | None = None
@@ -237,8 +233,6 @@ class _Looking:
                 self._is_misplaced = True
 
     def _note_times(self, data: bytes) -> None:
-        if self._first_ms is None and (first := _TIME.search(data)):
-            self._first_ms = int(first[1])
         # From a line's beginning on: the pattern wants one.
         tail = data.find(b"\n", len(data) - _TAIL_BYTES - 1) + 1 if len(data) > _TAIL_BYTES else 0
         times = [int(found) for found in _TIME.findall(data, tail)]
@@ -274,13 +268,10 @@ class _Looking:
             size_bytes=self._size,
             sha256=sha256,
             lines=self._lines,
-            first_ms=self._first_ms,
             last_ms=self._last_ms,
             begins=self._begin is not None,
             previous=begin.get("previous"),
             before=tuple(begin.get("before", "").split()),
-            host=begin.get("host", ""),
-            started_ms=begin.get("started_ms"),
             interval_ms=begin.get("interval_ms"),
             closing=closing.get("state"),
             link=closing.get("hash", sha256),

@@ -101,7 +101,8 @@ class Increment:
     def change_of(self, table: GoldTable) -> DataFrame:
         """Return the rows that one table gains."""
         now = table.rows(self._after)
-        if self._before is None or not table.is_of_messages:
+        # Later records of a message change its share of a table of messages only.
+        if self._before is None or table.source in {"records", "tallies"}:
             return now
         # Not summed here: readers of the table sum all its rows.
         taken_back = [(-F.col(name)).alias(name) for name in table.sums]

@@ -77,11 +77,6 @@ class GoldTable:
         assert self.keys, self.name
 
     @property
-    def is_of_messages(self) -> bool:
-        """Whether later records of a message change its share."""
-        return self.source in {"messages", "followed"}
-
-    @property
     def keys(self) -> tuple[str, ...]:
         """The columns that identify rows."""
         names = self.schema.fieldNames()
