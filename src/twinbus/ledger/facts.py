@@ -315,9 +315,6 @@ class MissingFiles:
     unnoted: int = 0
     """Removals without a readable note: their files are not known."""
 
-    def __bool__(self) -> bool:
-        return bool(self.removed or self.unnoted)
-
     def but(self, known: Collection[str]) -> MissingFiles:
         """This without files whose records are known from elsewhere."""
         ended = set(map(_ended, known))

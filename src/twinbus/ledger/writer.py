@@ -326,10 +326,8 @@ class LedgerWriter:
 
     def _refuse(self, count: int) -> None:
         """Count records that came after the close, or did not fit the buffer."""
-        if self._closed:
-            self._miss(count, "they came after the ledger was closed")
-        else:
-            self._miss(count, "the records come faster than the disk takes them")
+        slow = "the records come faster than the disk takes them"
+        self._miss(count, "they came after the ledger was closed" if self._closed else slow)
 
     def _miss(self, count: int, why: str) -> None:
         self.unrecorded += count

@@ -30,11 +30,11 @@ def files(writer: str, *numbers: int) -> list[str]:
 
 def test_a_noted_file_is_removed_once_it_is_not_there() -> None:
     note = new_note([*files("web-1", 0, 1, 2), "odd.jsonl"])
-    assert not missing_files([*files("web-1", 0, 1, 2), "odd.jsonl"], [note])
+    assert missing_files([*files("web-1", 0, 1, 2), "odd.jsonl"], [note]) == MissingFiles()
     found = missing_files(files("web-1", 1, 3), [note])
     assert found == MissingFiles(removed=("odd.jsonl", "web-1-00000.jsonl", "web-1-00002.jsonl"))
     # Tables that took them still have their records.
-    assert not found.but({"odd.jsonl", *files("web-1", 0, 1, 2)})
+    assert found.but({"odd.jsonl", *files("web-1", 0, 1, 2)}) == MissingFiles()
     assert list(found.but(files("web-1", 0, 1, 2)).sentences()) == [
         "records are missing: compact --remove-raw removed the file odd.jsonl"
     ]
@@ -66,7 +66,7 @@ def test_a_writer_numbers_its_files_from_0(tmp_path: Path) -> None:
     with LedgerWriter(tmp_path, process="web-1") as writer:
         writer.record("send", entity="orders")
     there = sorted(path.name for path in tmp_path.iterdir())
-    assert not missing_files(there, [])
+    assert missing_files(there, []) == MissingFiles()
     assert there == ["ledger.id", *files("web-1", 0)]
 
 

@@ -129,8 +129,11 @@ class DriverListener:
             with self._lock:
                 self._problems[writer] = ()
             while line := await reader.readline():
+                problems = json.loads(line)
+                if not isinstance(problems, list):
+                    return
                 with self._lock:
-                    self._problems[writer] = _read_problems(line)
+                    self._problems[writer] = tuple(map(str, problems))
         except (OSError, TimeoutError, ValueError):
             # A task that died, or a connection from elsewhere.
             return
@@ -191,10 +194,3 @@ class DriverLink:
             return
         self._reported = problems
         self._writer.write(json.dumps(problems).encode() + b"\n")
-
-
-def _read_problems(line: bytes) -> tuple[str, ...]:
-    problems = json.loads(line)
-    if not isinstance(problems, list):
-        raise ValueError("not a list of problems")  # noqa: TRY004 - one error for all bad lines
-    return tuple(str(problem) for problem in problems)

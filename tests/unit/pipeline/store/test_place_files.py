@@ -66,7 +66,7 @@ def test_a_draft_that_a_kill_left_is_no_file_of_the_ledger(
         files.put("app-00002.jsonl", line)
     assert sorted(files.names()) == [f"app-{number:05d}.jsonl" for number in range(3)]
     reading = read(tmp_path)
-    assert not reading.missing
+    assert not reading.missing.removed
     assert len(list(reading)) == 3
 
 
