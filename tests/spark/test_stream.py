@@ -24,7 +24,7 @@ from tests.spark.kept import Tables, as_rows, batch_tables, stored_tables, write
 from tests.spark.ledgers import LABEL, Line, diverted, line, moved, received, sent
 from tests.spark.stream_driver import COMMIT, COMMITTED, PUBLISHED, WRITTEN, lake_at
 from twinbus.ledger import LedgerError
-from twinbus.pipeline.store import stream
+from twinbus.pipeline.store import stream, upkeep
 from twinbus.pipeline.store.current import current_tables
 from twinbus.pipeline.store.lake import Lake, Snapshot
 from twinbus.pipeline.tables.gold import kept_tables, stored_schemas
@@ -126,7 +126,8 @@ def test_a_ledger_with_bad_files_is_taken_once_and_wrong_tables_are_told(
     (ledger / "notes.txt").write_text("no part of the ledger")
     (ledger / "folder.jsonl").mkdir()
     stop = threading.Event()
-    stream.follow(spark, ledger, stop=stop, announce=lambda new: stop.set())
+    task = upkeep.TablesTask(verb="follow", ledger=str(ledger))
+    upkeep.follow(spark, task, stop, lambda line: stop.set())
     snapshot = stream.open_store(spark, ledger).latest()
     assert (snapshot.batch, snapshot.records) == (0, 3)
     assert snapshot.rejected == {"torn": 1, "newer": 1, "foreign": 1}

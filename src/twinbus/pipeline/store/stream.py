@@ -1,7 +1,6 @@
 """Keeps the tables up to date: takes every ended file of the ledger once, in batches.
 
     update    take the files that ended since the last update; a report does so first
-    follow    keep updating until stopped
     rebuild   remove the tables and take all files again
 
 A file never changes once it is ended. The row of `sets` that makes a batch count names its files,
@@ -14,7 +13,6 @@ Tables belong to one ledger, by its id; those of another ledger are refused.
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -49,9 +47,6 @@ from twinbus.pipeline.tables.schemas import CORRUPT, day_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-FOLLOW_S: Final = 10.0
-"""Time between two updates of `follow`: a ledger ends a file every few minutes."""
 
 FEW_BYTES: Final = 12_500_000
 """Size of ledger files with about `increment.ONE_TASK_MAX` records."""
@@ -129,23 +124,6 @@ def update(
         f"other processes keep updating the tables at {store.place}: wait for them, or read the"
         " tables as they are"
     )
-
-
-def follow(
-    spark: SparkSession,
-    ledger: Path | str,
-    tables: Path | str | None = None,
-    *,
-    stop: threading.Event,
-    interval_s: float = FOLLOW_S,
-    announce: Announce | None = None,
-    say: Callable[[str], None] | None = None,
-    shared: bool = False,
-) -> None:
-    """Take files as they are ended, every `interval_s`, until `stop` is set."""
-    while not stop.is_set():
-        update(spark, ledger, tables, announce=announce, say=say, shared=shared)
-        stop.wait(interval_s)
 
 
 def rebuild(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from twinbus.pipeline.store import stream
 from twinbus.pipeline.store.compaction import compact, files_of_kinds, remove_raw
@@ -15,6 +15,9 @@ from twinbus.pipeline.store.removal import erase, retain
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+FOLLOW_S: Final = 10.0
+"""Time between two updates of `follow`: a ledger ends a file every few minutes."""
 
 Document = dict[str, Any]
 
@@ -82,13 +85,13 @@ def follow(
 ) -> Document:
     """Update the tables as files of the ledger end, until `stop` is set; return the last state."""
     place, shared = (spark, task.ledger, task.tables), task.shared
-    stream.follow(
-        *place,
-        stop=stop,
-        announce=lambda done: say(f"batch {done.batch}: {done.records:,} records in all"),
-        say=say,
-        shared=shared,
-    )
+
+    def announce(done: Snapshot) -> None:
+        say(f"batch {done.batch}: {done.records:,} records in all")
+
+    while not stop.is_set():
+        stream.update(*place, announce=announce, say=say, shared=shared)
+        stop.wait(FOLLOW_S)
     return _snapshot_document(stream.open_store(*place, shared=shared).latest())
 
 
