@@ -177,7 +177,7 @@ CONFIG_TEXT: Final = (
 
 
 class PairDefaults(dict[str, Any]):
-    """What the parser of the command line asks for the value of an option that nobody gave.
+    """What the parser of the command line asks for the value of an option that was not given.
 
     It reads the file at the first question that concerns it. By then all words of the command line
     have been parsed.

@@ -1,4 +1,4 @@
-"""The view as it is now: polls hosts and peers while somebody watches, and tells the watchers.
+"""The view as it is now: polls hosts and peers while a browser watches, and tells all browsers.
 
 The hosts are the pairs and syphons of this host, asked over their control sockets; the peers are
 the pages of other hosts. `HostPoller.poll` blocks: the server calls it on a thread. Every socket
@@ -55,7 +55,7 @@ class LiveView:
         """The encoded documents, shared by all watchers."""
 
     async def refresh(self) -> None:
-        """Poll, unless somebody did within the last second."""
+        """Poll, unless the last poll is less than a second old."""
         async with self._polling:
             if time.monotonic() - self._polled_at < POLL_EVERY_S / 2:
                 return
@@ -119,7 +119,7 @@ class LiveView:
             self.watchers -= 1
 
     async def _run(self) -> None:
-        """Poll once a second until nobody watches any more."""
+        """Poll once a second until no browser watches."""
         while self.watchers:
             began = time.monotonic()
             try:

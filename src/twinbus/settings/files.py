@@ -140,7 +140,7 @@ def no_file_text(place: SettingsPlace | None) -> str:
 
 
 def read_settings(place: SettingsPlace | None) -> SettingsFile | None:
-    """Return the file; None if nobody named it and it is not there; else SettingsError."""
+    """Return the file; None if it was not named and is not there; else SettingsError."""
     if place is None:
         return None
     path = place.path

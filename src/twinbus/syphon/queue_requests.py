@@ -270,7 +270,7 @@ class QueueRequests:
         """Peek for deferred messages; return them, and whether these are all.
 
         Unless `to_the_end`, stop at the first page without any: what a syphon deferred before it
-        died is in front of the messages that nobody received yet.
+        died is in front of the messages that were not received yet.
         """
         found: list[PeekedEntry] = []
         start = 1

@@ -161,7 +161,7 @@ class DirectLinks:
             link.abort(politely=True)
 
     def _watch(self) -> None:
-        """On the loop: cut off sends that are late, and links that nobody uses."""
+        """On the loop: cut off sends that are late, and links that no sender uses."""
         now = time.monotonic()
         for link, ends in tuple(self._busy.items()):
             if now > ends:

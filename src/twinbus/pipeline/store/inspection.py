@@ -174,8 +174,8 @@ class LedgerFolder:
         found = {one.name: one for one in self._place.found()}
         # Before the files are read: a writer that ends meanwhile was alive.
         path = self._ledger.removeprefix("file://").removeprefix("file:")
-        nobody = frozenset[str]()
-        alive, dead = (nobody, nobody) if "://" in path else writers_here(path)
+        none = frozenset[str]()
+        alive, dead = (none, none) if "://" in path else writers_here(path)
         stems = set(map(stem_of, taken))
         wanted = [
             one
