@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
@@ -88,7 +89,7 @@ class PairParts:
     control: type[ControlServer] = ControlServer
 
 
-class PairMethods(Generic[SdkReceiver, SdkSessions]):
+class PairMethods(ABC, Generic[SdkReceiver, SdkSessions]):
     """Methods of a pair that are the same for asyncio and for `twinbus.blocking`."""
 
     def get_queue_receiver(self, queue_name: str, **sdk_options: Any) -> SdkReceiver:
@@ -129,13 +130,13 @@ class PairMethods(Generic[SdkReceiver, SdkSessions]):
         """Let the entity's routing change again."""
         self._command(path, Unfreeze())
 
+    @abstractmethod
     def _receiver_client(self) -> Any:
         """The SDK's client of the primary, with the SDK's own retries."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _command(self, path: str, event: Event) -> None:
         """Apply a person's command to an entity; announce a change of forced or frozen."""
-        raise NotImplementedError
 
 
 class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
