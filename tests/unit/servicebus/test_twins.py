@@ -1,0 +1,63 @@
+"""The mark of twins, and the mark of messages in them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twinbus.servicebus.twins import (
+    DIVERT_MARK_MAX,
+    DivertMark,
+    is_of_secondary,
+    is_twin_of,
+    own_number,
+    read_divert_mark,
+    secondary_number,
+    twin_mark,
+)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        (None, False),
+        ("", False),
+        (" \n", False),
+        (twin_mark("contoso"), True),
+        (f"  {twin_mark('contoso')}\nowned by the orders team", True),
+        (twin_mark("contoso2"), False),
+        (f"not {twin_mark('contoso')}", False),
+    ],
+)
+def test_only_the_mark_of_this_label_makes_a_twin(metadata: str | None, expected: bool) -> None:
+    assert is_twin_of(metadata, "contoso") is expected
+
+
+@given(st.text("abc;=.-unanswered", min_size=1, max_size=60), st.integers(0, 10**14))
+def test_a_mark_is_read_as_it_was_written(label: str, since: int) -> None:
+    marked = DivertMark(label, since)
+    assert read_divert_mark(marked.text()) == marked
+    assert read_divert_mark(marked.text().encode()) == marked
+
+
+def test_a_mark_without_an_unanswered_attempt() -> None:
+    assert read_divert_mark("contoso") == DivertMark("contoso")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, 7, True, "", b"", "x" * (DIVERT_MARK_MAX + 1), ";unanswered=1", "a;unanswered=",
+     "a;unanswered=-1", "a;unanswered=1e3", "a;unanswered=" + "9" * 16, "a;unanswered=\u0663"],
+)  # fmt: skip
+def test_foreign_values_are_no_mark(value: object) -> None:
+    assert read_divert_mark(value) is None
+
+
+def test_numbers_of_the_secondary_find_their_way_back() -> None:
+    # The sequence numbers of a partitioned entity have the partition in their top 16 bits.
+    for number in (1, 2**48 * 15 + 7, 2**53):
+        assert not is_of_secondary(number)
+        known = secondary_number(number)
+        assert (is_of_secondary(known), own_number(known)) == (True, number)
+        assert known < 2**63
