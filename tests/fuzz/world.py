@@ -30,7 +30,7 @@ from twinbus.amqp.message import Properties, decode_properties, encode_message, 
 from twinbus.amqp.performatives import Accepted, Source, Target
 from twinbus.amqp.types import Symbol
 from twinbus.broker.access import Admission
-from twinbus.broker.links.receiving import ReceivingLink
+from twinbus.broker.links.receiving import DeliveringLink
 from twinbus.broker.sas import AcceptedToken
 from twinbus.broker.server import BrokerServer
 
@@ -131,7 +131,7 @@ class FuzzWorld:
         for table in (dispatcher._consumers, dispatcher._waiting):
             for queue, consumers in table.items():
                 for consumer in consumers:
-                    assert isinstance(consumer, ReceivingLink)
+                    assert isinstance(consumer, DeliveringLink)
                     peer = consumer._client
                     assert peer in self.server.peers, f"{queue.path} has a consumer of nobody"
         for queue in queues_of(self.server.namespace):
@@ -139,7 +139,9 @@ class FuzzWorld:
             holders = [] if sessions is None else list(sessions._sessions.values())
             for session in holders:
                 holder = session.holder
-                gone = isinstance(holder, ReceivingLink) and holder._client not in self.server.peers
+                gone = (
+                    isinstance(holder, DeliveringLink) and holder._client not in self.server.peers
+                )
                 assert not gone, f"{session!r} is held by a client that is gone"
 
     # Neighbours arrive

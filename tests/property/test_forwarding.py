@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.unit.broker.fakes import World, incoming
 from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.engine.queue import Queue
-from twinbus.broker.engine.settlement import Delivery, SettlementOutcome
+from twinbus.broker.engine.settlement import LockedMessage, SettlementOutcome
 from twinbus.broker.refusals import Refusal
 
 ME = object()
@@ -80,7 +80,7 @@ def _tries_to_send(queue: Queue, message_id: str, now_ms: int, step: str) -> boo
     return True
 
 
-def _available(queue: Queue, now_ms: int) -> list[Delivery]:
+def _available(queue: Queue, now_ms: int) -> list[LockedMessage]:
     try:
         return queue.acquire(ME, 2, now_ms)
     except Refusal:

@@ -38,7 +38,7 @@ from twinbus.amqp.performatives import (
 )
 from twinbus.amqp.types import Symbol
 from twinbus.broker.engine.queue import Queue
-from twinbus.broker.engine.settlement import Delivery, SettlementOutcome
+from twinbus.broker.engine.settlement import LockedMessage, SettlementOutcome
 from twinbus.broker.messages.rendering import render
 from twinbus.broker.refusals import EntityNotFound, Refusal
 from twinbus.client.connection import ANSWER_S
@@ -237,7 +237,7 @@ class SimLine:
             raise refusals[0]
         return {}
 
-    def _entry(self, queue: Queue, delivery: Delivery) -> dict[str, Any]:
+    def _entry(self, queue: Queue, delivery: LockedMessage) -> dict[str, Any]:
         self.world.note_lock(queue, delivery, self.wire)
         token = UUID(bytes_le=delivery.lock_token)
         return {"message": self.namespace.rendered(queue, delivery), "lock-token": token}
@@ -403,7 +403,9 @@ class SimSession:
             self._line.namespace.remove_consumer(consumer)
             self._detach(link, _gone(path))
 
-    def _deliver(self, link: ReceiverLink, queue: Queue, delivery: Delivery, wire: bytes) -> None:
+    def _deliver(
+        self, link: ReceiverLink, queue: Queue, delivery: LockedMessage, wire: bytes
+    ) -> None:
         number = next(self._received)
         token = delivery.lock_token
         self._locked[number] = (queue, token)

@@ -16,7 +16,7 @@ from tests.simulation.machine import NOBODY
 from twinbus.broker.engine.limits import ADMINISTRATION_COST, CreditAccount
 from twinbus.broker.engine.namespace import BrokerNamespace
 from twinbus.broker.engine.queue import Queue
-from twinbus.broker.engine.settlement import Delivery
+from twinbus.broker.engine.settlement import LockedMessage
 from twinbus.broker.engine.topic import Topic
 from twinbus.broker.journal import StoredMessage
 from twinbus.broker.messages.incoming import parse
@@ -43,7 +43,7 @@ class Consumer:
     def __init__(
         self,
         queue: Queue,
-        deliver: Callable[[Delivery, bytes], None],
+        deliver: Callable[[LockedMessage, bytes], None],
         detach: Callable[[Refusal], None],
     ) -> None:
         self.queue = queue
@@ -236,7 +236,7 @@ class SimNamespace:
         self._ready[queue] = None
         self.settle()
 
-    def rendered(self, queue: Queue, delivery: Delivery) -> bytes:
+    def rendered(self, queue: Queue, delivery: LockedMessage) -> bytes:
         """A locked message as its receiver gets it."""
         payload = self.store.payload(queue.entity_id, delivery.message.sequence_number)
         return render(

@@ -37,7 +37,7 @@ from tests.simulation.sdk import Encoder, SimAdministration, SimSide
 from tests.simulation.timeline import Timeline
 from tests.simulation.truth import CALL, Deed, Handover, Truth
 from twinbus.broker.engine.queue import Queue
-from twinbus.broker.engine.settlement import Delivery
+from twinbus.broker.engine.settlement import LockedMessage
 from twinbus.client.connection import Environment
 from twinbus.control.server import ControlServer
 from twinbus.ledger.record import LineForm
@@ -265,7 +265,7 @@ class World:
     def options_of(self, **changes: Any) -> SendAvailabilityOptions:
         return options_with(self.options, **changes)
 
-    def note_lock(self, queue: Queue, delivery: Delivery, wire: Wire) -> None:
+    def note_lock(self, queue: Queue, delivery: LockedMessage, wire: Wire) -> None:
         """A message of a backlog queue was given to a syphon."""
         message = delivery.message
         source = (queue.path, message.sequence_number, message.enqueued_at_ms)

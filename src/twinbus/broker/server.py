@@ -35,7 +35,7 @@ from twinbus.broker.links.context import (
     new_message_id,
 )
 from twinbus.broker.links.peer import Peer
-from twinbus.broker.links.receiving import ReceivingLink, settle
+from twinbus.broker.links.receiving import DeliveringLink, settle
 from twinbus.broker.links.requests import ManagementContext, RequestLink
 from twinbus.broker.links.sending import SendingLink, refuse_transactions
 from twinbus.broker.profile import LAPTOP, ServiceProfile
@@ -342,7 +342,7 @@ class EntityLinks:
 
     def receiving(
         self, client: LinkClient, link: SenderLink, address: str, now_ms: int
-    ) -> ReceivingLink:
+    ) -> DeliveringLink:
         granted_until_ms = client.grants.require(address, LISTEN, now_ms)
         queue = self._context.namespace.receive_source(address)
         count, limit = (
@@ -350,7 +350,7 @@ class EntityLinks:
             self._context.profile.receivers_max,
         )
         check_count(repr(queue.path), "concurrent receives", count, limit, "close some.")
-        receiving = ReceivingLink(self._context, client, link, queue, address, granted_until_ms)
+        receiving = DeliveringLink(self._context, client, link, queue, address, granted_until_ms)
         link.owner = receiving
         receiving.attach(now_ms)
         return receiving

@@ -29,7 +29,7 @@ from twinbus.broker.engine.settlement import (
     EXPIRED,
     REASON,
     Deadlines,
-    Delivery,
+    LockedMessage,
     Locks,
 )
 from twinbus.broker.journal import EntityImage, Journal, MessageState, StoredMessage
@@ -239,7 +239,7 @@ class MessageStates:
 
     def lock(
         self, messages: list[StoredMessage], until_ms: int, session: MessageSession | None
-    ) -> list[Delivery]:
+    ) -> list[LockedMessage]:
         """Lock messages, popped or deferred, for a receiver."""
         deliveries = self.locks.add(messages, self.tokens, until_ms, timed=session is None)
         if session is not None:

@@ -26,7 +26,7 @@ from twinbus.broker.engine.message_states import (
 )
 from twinbus.broker.engine.sessions import MessageSession, Sessions
 from twinbus.broker.engine.settlement import (
-    Delivery,
+    LockedMessage,
     SettlementOutcome,
     dead_letter_description,
     require_bounded,
@@ -303,7 +303,7 @@ class Queue:
         *,
         session_id: str | None = None,
         settled: bool = False,
-    ) -> list[Delivery]:
+    ) -> list[LockedMessage]:
         """Up to `limit` ready messages, locked; or removed at once if they are `settled`."""
         self.require_receiving(now_ms)
         states = self.states
@@ -330,7 +330,7 @@ class Queue:
         *,
         session_id: str | None = None,
         settled: bool = False,
-    ) -> list[Delivery]:
+    ) -> list[LockedMessage]:
         """The deferred messages of these numbers, all of them, or `MessageNotFound`."""
         self.require_receiving(now_ms)
         session, until_ms = self._lock_terms(session_id, holder, now_ms)
@@ -358,7 +358,7 @@ class Queue:
         now_ms: int,
         *,
         settled: bool,
-    ) -> list[Delivery]:
+    ) -> list[LockedMessage]:
         log = self.states.engine_log
         if log is not None:
             log.note("receive", self.path, found, now_ms)
@@ -368,10 +368,10 @@ class Queue:
             return [self._hand_over(message) for message in found]
         return self.states.lock(found, until_ms, session)
 
-    def _hand_over(self, message: StoredMessage) -> Delivery:
+    def _hand_over(self, message: StoredMessage) -> LockedMessage:
         payload = self._journal.payload(self.entity_id, message.sequence_number)
         self.states.forget(message)
-        return Delivery(message, self.states.tokens(), 0, payload)
+        return LockedMessage(message, self.states.tokens(), 0, payload)
 
     def _lock_terms(
         self, session_id: str | None, holder: object, now_ms: int
@@ -478,7 +478,9 @@ class Queue:
         self.states.wake_by(until_ms)
         return until_ms
 
-    def _require_lock(self, lock_token: bytes, session_id: str | None, now_ms: int) -> Delivery:
+    def _require_lock(
+        self, lock_token: bytes, session_id: str | None, now_ms: int
+    ) -> LockedMessage:
         delivery, sessions = self.states.locks.get(lock_token), self.states.sessions
         if delivery is not None:
             if sessions is not None:

@@ -148,7 +148,7 @@ class SettlementOutcome(Enum):
     """Ready again, without counting as a failed delivery."""
 
 
-class Delivery(NamedTuple):
+class LockedMessage(NamedTuple):
     message: StoredMessage
     lock_token: bytes
     locked_until_ms: int
@@ -162,7 +162,7 @@ class Locks:
     __slots__ = ("_deliveries", "deadlines")
 
     def __init__(self) -> None:
-        self._deliveries: dict[bytes, Delivery] = {}
+        self._deliveries: dict[bytes, LockedMessage] = {}
         self.deadlines: Deadlines[bytes] = Deadlines(self._expiry_of)
 
     def __len__(self) -> int:
@@ -179,10 +179,10 @@ class Locks:
         until_ms: int,
         *,
         timed: bool,
-    ) -> list[Delivery]:
+    ) -> list[LockedMessage]:
         """Lock messages under fresh tokens; `timed` locks expire by themselves."""
         held = self._deliveries
-        make = Delivery._make  # half the cost of the constructor, and this is the hot path
+        make = LockedMessage._make  # half the cost of the constructor, and this is the hot path
         deliveries = []
         for message in messages:
             message.lock_token = token = fresh()
@@ -192,7 +192,7 @@ class Locks:
             self.deadlines.add_all(until_ms, [delivery.lock_token for delivery in deliveries])
         return deliveries
 
-    def get(self, token: bytes) -> Delivery | None:
+    def get(self, token: bytes) -> LockedMessage | None:
         """The delivery that the token locks, if it still does."""
         return self._deliveries.get(token)
 

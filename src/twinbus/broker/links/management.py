@@ -24,7 +24,7 @@ from twinbus.broker.descriptions import (
     TrueFilter,
 )
 from twinbus.broker.engine.queue import Queue
-from twinbus.broker.engine.settlement import Delivery, SettlementOutcome
+from twinbus.broker.engine.settlement import LockedMessage, SettlementOutcome
 from twinbus.broker.engine.topic import Subscription
 from twinbus.broker.filters.values import to_amqp, to_value
 from twinbus.broker.links.requests import (
@@ -227,7 +227,7 @@ def _receive_by_number(request: ManagementRequest, context: ManagementContext, n
 
 
 def _entry(
-    context: ManagementContext, queue: Queue, delivery: Delivery, is_deleted: bool
+    context: ManagementContext, queue: Queue, delivery: LockedMessage, is_deleted: bool
 ) -> dict[str, Any]:
     message, payload = delivery.message, delivery.payload
     if payload is None:

@@ -26,7 +26,7 @@ from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import (
     ERROR_DESCRIPTION,
     REASON,
-    Delivery,
+    LockedMessage,
     SettlementOutcome,
 )
 from twinbus.broker.links.context import BrokerContext, EntityLink, LinkClient, rejected
@@ -61,7 +61,7 @@ SESSION_WAIT_DEFAULT_MS = 60_000
 SESSION_WAIT_MAX_MS = 3_600_000
 
 
-class ReceivingLink(EntityLink[SenderLink]):
+class DeliveringLink(EntityLink[SenderLink]):
     """One receiver of a queue, subscription or dead-letter queue."""
 
     right = LISTEN
@@ -202,7 +202,7 @@ class ReceivingLink(EntityLink[SenderLink]):
             self._client.touch()
         return len(batch)
 
-    def _acquire(self, limit: int, now_ms: int) -> list[Delivery]:
+    def _acquire(self, limit: int, now_ms: int) -> list[LockedMessage]:
         try:
             return self.queue.acquire(self, limit, now_ms, session_id=self.session_id)
         except SessionLockLost:
@@ -292,7 +292,7 @@ def settle(event: Disposed, now_ms: int) -> None:
         taken = _complete_all(session, taken, answer, now_ms)
     for delivery_id, link, lock_token in taken:
         owner = link.owner
-        if not isinstance(owner, ReceivingLink):
+        if not isinstance(owner, DeliveringLink):
             continue
         failure = owner.settle(lock_token, event.state, now_ms)
         if not event.settled:
@@ -316,7 +316,7 @@ def _complete_all(
         return taken
     first, last = taken[0][0], taken[-1][0]
     owner = taken[0][1].owner
-    if not isinstance(owner, ReceivingLink) or last - first != len(taken) - 1:
+    if not isinstance(owner, DeliveringLink) or last - first != len(taken) - 1:
         return taken
     if not owner.complete_all([token for _, _, token in taken], now_ms):
         return taken
