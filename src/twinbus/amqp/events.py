@@ -64,6 +64,13 @@ class Detached:
 
 
 @dataclass(slots=True)
+class DetachAnswered:
+    """The peer answered the DETACH of a link that this end closed."""
+
+    link: Link
+
+
+@dataclass(slots=True)
 class CreditChanged:
     """The peer's FLOW changed what a sender link may send, or asked it to drain.
 
@@ -77,6 +84,13 @@ class CreditChanged:
 @dataclass(slots=True)
 class Drained:
     """The peer gave back the credit that a receiver link asked it to drain."""
+
+    link: ReceiverLink
+
+
+@dataclass(slots=True)
+class FlowArrived:
+    """The peer's FLOW about a receiver link that did not drain: a sign of life."""
 
     link: ReceiverLink
 
@@ -133,8 +147,10 @@ Event = (
     | Ended
     | Attached
     | Detached
+    | DetachAnswered
     | CreditChanged
     | Drained
+    | FlowArrived
     | DeliveryArrived
     | DeliveryTooLarge
     | Disposed

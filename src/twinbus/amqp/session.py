@@ -15,10 +15,12 @@ from twinbus.amqp.events import (
     CreditChanged,
     DeliveryArrived,
     DeliveryTooLarge,
+    DetachAnswered,
     Detached,
     Disposed,
     Drained,
     Event,
+    FlowArrived,
 )
 from twinbus.amqp.frames import (
     FrameOutput,
@@ -420,6 +422,8 @@ class Session:
                 link.take_flow(flow)
                 if was_draining and not link.is_draining:
                     events.append(Drained(link))
+                elif link.state is OPEN:
+                    events.append(FlowArrived(link))
         if flow.echo:
             self.write_flow()
 
@@ -460,9 +464,13 @@ class Session:
 
     def _on_detach(self, detach: Detach, payload: bytes, events: list[Event]) -> None:
         link = self._by_remote_handle.pop(detach.handle, None)
-        if link is not None and link.state is not LinkState.CLOSED:
-            link.detach()
-            events.append(Detached(link, detach.error, bool(detach.closed)))
+        if link is None:
+            return
+        if link.state is LinkState.CLOSED:
+            events.append(DetachAnswered(link))
+            return
+        link.detach()
+        events.append(Detached(link, detach.error, bool(detach.closed)))
 
     def _attach(
         self, link: Link, source: Source, target: Target, properties: dict[object, object] | None

@@ -14,12 +14,20 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from twinbus.amqp.events import Attached, CreditChanged, Detached, Disposed, Event
+from twinbus.amqp.events import (
+    Attached,
+    CreditChanged,
+    DeliveryArrived,
+    Detached,
+    Disposed,
+    Event,
+)
 from twinbus.amqp.link import LinkSession, LinkState, SenderLink
 from twinbus.amqp.performatives import Accepted, Error, Rejected, Source, Target
 from twinbus.client.connection import NamespaceConnection
@@ -29,6 +37,7 @@ from twinbus.client.request_node import (
     LinkEnded,
     RequestRefused,
 )
+from twinbus.ledger.requests import BilledRequests
 from twinbus.namespace.access import endpoint_of
 from twinbus.namespace.namespace import Namespace
 from twinbus.servicebus import conditions
@@ -63,6 +72,30 @@ class Sent(NamedTuple):
     ends_at: float
 
 
+class IncomingOwner(ABC):
+    """What the connection uses of a link that receives (`client/receiving.py`)."""
+
+    path: str
+    heard_at: float
+    """When the link last brought a delivery or a flow."""
+
+    @abstractmethod
+    def handle(self, event: Event) -> None:
+        """Act on an event of the link."""
+
+    @abstractmethod
+    def take(self, event: DeliveryArrived) -> None:
+        """Take one delivery."""
+
+    @abstractmethod
+    def confirm(self, number: int, state: object) -> None:
+        """The service answered a settlement of the link."""
+
+    @abstractmethod
+    def lost(self, text: str) -> None:
+        """The connection is lost."""
+
+
 class UpstreamConnection:
     """The connection to one namespace; it is opened when needed and again when it was lost."""
 
@@ -71,7 +104,9 @@ class UpstreamConnection:
         namespace: Namespace,
         answer_s: float,
         connect: Callable[..., NamespaceConnection] = NamespaceConnection,
+        requests: BilledRequests | None = None,
     ) -> None:
+        """`requests` records what is billed; None: as a command's."""
         self.label = namespace.label
         self.answer_s = answer_s
         self.loop = asyncio.get_running_loop()
@@ -84,6 +119,11 @@ class UpstreamConnection:
         self._failure: tuple[float, str] | None = None
         self._pools: dict[str, LinkPool] = {}
         self._in_flight: dict[LinkSession, dict[int, Sent]] = {}
+        self._requests = requests
+        self._receiving: set[IncomingOwner] = set()
+        self._settling: dict[LinkSession, dict[int, IncomingOwner]] = {}
+        """Who settles each delivery that the service has not confirmed, by delivery id."""
+        self._before_flush: list[Callable[[], None]] = []
         self._is_flush_due = False
         self._closed = False
 
@@ -124,7 +164,13 @@ class UpstreamConnection:
         return await asyncio.shield(self._opening)
 
     async def _open(self) -> NamespaceConnection:
-        connection = self._connect(self._endpoint, self._on_event, answer_s=self.answer_s)
+        connection = self._connect(
+            self._endpoint,
+            self._on_event,
+            on_deliveries=self._on_deliveries,
+            answer_s=self.answer_s,
+            requests=self._requests,
+        )
         try:
             await connection.open()
         except ConnectionLost as error:
@@ -137,14 +183,19 @@ class UpstreamConnection:
         log.info("%s: connected", self.label)
         return connection
 
-    def flush(self) -> None:
-        """Write what links have added, at the end of this loop iteration."""
+    def flush(self, before: Callable[[], None] | None = None) -> None:
+        """Write what links have added, at the end of this loop iteration; first call `before`."""
+        if before is not None:
+            self._before_flush.append(before)
         if not self._is_flush_due:
             self._is_flush_due = True
             self.loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         self._is_flush_due = False
+        before, self._before_flush = self._before_flush, []
+        for write in before:
+            write()
         if self._connection is not None:
             self._connection.flush()
 
@@ -153,8 +204,29 @@ class UpstreamConnection:
         if not pool.users and self._pools.get(pool.path.lower()) is pool:
             del self._pools[pool.path.lower()]
             pool.invalidate()
-            if self._connection is not None:
-                self._connection.forget_token(pool.path)
+            self._forget_unused_token(pool.path)
+
+    def add(self, link: IncomingOwner, session: LinkSession) -> dict[int, IncomingOwner]:
+        """Remember a receiving link; return the settlements of its session, by delivery id."""
+        self._receiving.add(link)
+        return self._settling.setdefault(session, {})
+
+    def remove(self, link: IncomingOwner) -> None:
+        """Forget a receiving link that has ended."""
+        if link in self._receiving:
+            self._receiving.remove(link)
+            self._forget_unused_token(link.path)
+
+    def forget_token(self, path: str) -> None:
+        """Put another token with the next link: the namespace refused this one."""
+        if self._connection is not None:
+            self._connection.forget_token(path)
+
+    def _forget_unused_token(self, path: str) -> None:
+        """Stop renewing a token that no link needs."""
+        key = path.lower()
+        if key not in self._pools and all(one.path.lower() != key for one in self._receiving):
+            self.forget_token(path)
 
     def in_flight(self, session: LinkSession) -> dict[int, Sent]:
         """The transfers of one session that are not answered, by delivery id."""
@@ -182,11 +254,36 @@ class UpstreamConnection:
         if type(event) is Disposed:
             if event.by_receiver:
                 self._on_disposed(event)
+            else:
+                self._on_confirmed(event)
             return
         link = getattr(event, "link", None)
         owner = getattr(link, "owner", None)
-        if isinstance(owner, UpstreamLink):
+        if isinstance(owner, UpstreamLink | IncomingOwner):
             owner.handle(event)
+
+    def _on_deliveries(self, run: list[DeliveryArrived]) -> None:
+        """Hand the deliveries of one read to their links."""
+        self.heard_at = now = self.loop.time()
+        link, taker = None, None
+        for event in run:
+            if event.link is not link:
+                link, owner = event.link, event.link.owner
+                taker = owner if isinstance(owner, IncomingOwner) else None
+                if taker is not None:
+                    taker.heard_at = now
+            if taker is not None:
+                taker.take(event)
+
+    def _on_confirmed(self, event: Disposed) -> None:
+        """The service answered settlements of receiving links."""
+        settling = self._settling.get(event.session)
+        if not settling or (event.state is None and not event.settled):
+            return
+        for number in event.among(settling):
+            # Its link may have ended by what the one before it caused.
+            if (owner := settling.pop(number, None)) is not None:
+                owner.confirm(number, event.state)
 
     def _on_disposed(self, event: Disposed) -> None:
         sent = self._in_flight.get(event.session)
@@ -214,8 +311,11 @@ class UpstreamConnection:
             log.warning("%s", text)
         self._connection = None
         in_flight, self._in_flight = self._in_flight, {}
+        self._settling = {}
         for pool in self._pools.values():
             pool.forget_links(text)
+        for link in list(self._receiving):
+            link.lost(text)
         for sent in in_flight.values():
             ended = list(sent.values())
             # A retired link has a timer of its own, which must not end them a second time.

@@ -24,6 +24,7 @@ from twinbus.amqp.message import (
 from twinbus.amqp.performatives import ACCEPTED_BYTES, Source, Target
 from twinbus.amqp.session import Session
 from twinbus.amqp.types import DecodeError
+from twinbus.servicebus import conditions
 from twinbus.servicebus.failures import (
     FailureMeaning,
     NamespaceFailure,
@@ -77,6 +78,19 @@ class LinkEnded(NamespaceFailure):
         meaning = of_condition(condition, FailureMeaning.UNREACHABLE)
         may_be_stored = was_sent or meaning is FailureMeaning.UNREACHABLE
         super().__init__(text, meaning, condition, may_be_stored=may_be_stored)
+
+
+class SettlementRefused(NamespaceFailure):
+    """The namespace answered that it does not settle a message; `condition` says why."""
+
+    def __init__(self, text: str, condition: str) -> None:
+        super().__init__(text, of_condition(condition), condition, may_be_stored=False)
+
+
+class LockLost(SettlementRefused):
+    """The lock of a message, or of its session, has ended; others may have the message."""
+
+    CONDITIONS: Final = frozenset({conditions.MESSAGE_LOCK_LOST, conditions.SESSION_LOCK_LOST})
 
 
 def uuid_of_token(lock_token: bytes) -> UUID:

@@ -9,6 +9,7 @@ another namespace. So the rule lists the characters of a name and allows no othe
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
@@ -91,6 +92,18 @@ ENTITY_NAME_RULE: Final = (
     "use letters, digits, '.', '-', '_', '~' and single '/' between parts, no part '.' or '..',"
     f" and no part '{SUBSCRIPTIONS}' after the first"
 )
+
+
+def utc_of_ms(at_ms: object) -> datetime | None:
+    """A time in milliseconds since 1970; None if the value, which a peer sent, is no such time."""
+    if not isinstance(at_ms, int) or not DATE_MIN_MS <= at_ms <= DATE_MAX_MS:
+        return None
+    return datetime.fromtimestamp(at_ms / 1_000, UTC)
+
+
+def utc_of_ticks(ticks: object) -> datetime | None:
+    """A time in ticks since the year 1; None if the value, which a peer sent, is no such time."""
+    return utc_of_ms((ticks - EPOCH_TICKS) // TICKS_PER_MS) if isinstance(ticks, int) else None
 
 
 def is_entity_name(path: str) -> bool:

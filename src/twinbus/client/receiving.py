@@ -1,0 +1,396 @@
+"""Receiving links to the entities of one namespace, on the connection that its links share.
+
+    link = ReceivingLink(connection, "orders", on_delivery=take, on_ended=reopen)
+    await link.open(30.0)
+    link.grant(100)                       # `take` gets up to 100 deliveries
+    link.settle(delivery, COMPLETE, done) # `done` gets None when the service has confirmed it
+    await link.close(5.0)
+
+A link is opened once. When it ends, whatever the reason, each settlement that is not confirmed ends
+with an error, then `on_ended` is called; its owner opens another link. Requests by lock token or
+sequence number are in `client/lock_requests.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from enum import Enum
+from typing import Any, Final
+from uuid import UUID
+
+from twinbus.amqp.events import (
+    Attached,
+    DeliveryArrived,
+    DetachAnswered,
+    Detached,
+    Drained,
+    Event,
+    FlowArrived,
+)
+from twinbus.amqp.link import LinkState, ReceiverLink
+from twinbus.amqp.performatives import Source, Target
+from twinbus.amqp.session import Session
+from twinbus.amqp.types import Described, Symbol, UInt
+from twinbus.client.connection import MACHINE, Environment, NamespaceConnection
+from twinbus.client.links import Done, IncomingOwner, UpstreamConnection
+from twinbus.client.outcomes import RELEASE, SettlingOutcome
+from twinbus.client.request_node import ConnectionLost, LinkEnded, RequestRefused, uuid_of_token
+from twinbus.client.settling import LinkSettlements, Settleable
+from twinbus.servicebus import conditions, names
+from twinbus.servicebus.failures import FailureMeaning, NamespaceFailure, of_condition
+
+SESSION_FILTER: Final = Symbol(names.SESSION_FILTER)
+SESSION_LOCKED_UNTIL: Final = Symbol(names.SESSION_LOCKED_UNTIL)
+SESSION_WAIT: Final = Symbol("com.microsoft:timeout")
+"""Link property: how many milliseconds the service may wait for a free session."""
+
+RECEIVER_NAME: Final = Symbol("com.microsoft:receiver-name")
+"""Link property: the name of a receiver in the service's logs and errors."""
+
+ANSWER_SHARE: Final = 0.1
+ANSWER_MAX_S: Final = 0.5
+"""Part of the time for a session, and its limit, that is kept for the service's answer."""
+
+DRAIN_S: Final = 2.0
+"""Time for an entity to answer a drain when its link is closed."""
+
+LOCK_TOKEN_BYTES: Final = 16
+
+
+class SessionChoice(Enum):
+    """Which session a link receives, other than a named one."""
+
+    NONE = "no session"
+    NEXT = "the next session that is free"
+
+
+NO_SESSION: Final = SessionChoice.NONE
+NEXT_SESSION: Final = SessionChoice.NEXT
+
+
+class Delivery(Settleable):
+    """One message as it arrived; `number` is its delivery id."""
+
+    __slots__ = ("data", "link", "tag")
+
+    def __init__(
+        self, link: ReceivingLink, number: int, tag: bytes, data: bytes, settled: bool
+    ) -> None:
+        super().__init__(number, settled)
+        self.link = link
+        self.tag = tag
+        self.data = data
+        """All sections of the message, as they were on the wire."""
+
+    @property
+    def lock_token(self) -> UUID | None:
+        """The lock token as requests name it; None: the message is not locked."""
+        if self.settled or len(self.tag) != LOCK_TOKEN_BYTES:
+            return None
+        return uuid_of_token(self.tag)
+
+
+class ReceivingLink(IncomingOwner):
+    """One link that receives from a queue, a subscription or a dead-letter queue."""
+
+    def __init__(
+        self,
+        connection: UpstreamConnection,
+        path: str,
+        *,
+        on_delivery: Callable[[Delivery], None],
+        on_ended: Callable[[ReceivingLink, Exception], None],
+        receive_and_delete: bool = False,
+        session: str | SessionChoice = NO_SESSION,
+        client_id: str | None = None,
+        environment: Environment = MACHINE,
+    ) -> None:
+        """`on_ended` gets why an open link ended: LinkEnded or ConnectionLost.
+
+        It is not called if `open` raised, nor after `close` was called. `client_id` names this
+        receiver in the service's logs. Without locks (`receive_and_delete`) the owner must take
+        deliveries until `close` returns: the entity has deleted them.
+        """
+        self.path = path
+        self.name = f"{path}-receiver-{environment.new_id()}"
+        self.session_id: str | None = None
+        self.session_locked_until: datetime | None = None
+        self.heard_at = 0.0
+        """When this link last brought a delivery or a flow, by the clock of the loop."""
+        self._connection = connection
+        self._loop = connection.loop
+        self._on_delivery = on_delivery
+        self._on_ended = on_ended
+        self._receive_and_delete = receive_and_delete
+        self._session = session
+        self._client_id = client_id
+        self._link: ReceiverLink | None = None
+        self._opened: asyncio.Future[None] = self._loop.create_future()
+        self._ended: NamespaceFailure | None = None
+        self._is_closing = False
+        self._largest_grant = 0
+        self._settlements: LinkSettlements | None = None
+        self._drained: asyncio.Future[bool] | None = None
+        self._detached: asyncio.Future[None] = self._loop.create_future()
+
+    def __repr__(self) -> str:
+        state = "open" if self.is_open else "ended" if self._ended is not None else "opening"
+        return f"<{state} receiving link {self.name!r}, credit {self.credit}>"
+
+    @property
+    def is_open(self) -> bool:
+        return self._link is not None and self._link.state is LinkState.OPEN
+
+    @property
+    def credit(self) -> int:
+        """How many more deliveries may come."""
+        return max(0, self._link.credit) if self._link is not None else 0
+
+    # Opening
+
+    async def open(self, timeout_s: float) -> None:
+        """Attach to the entity, and to its session if one was asked for.
+
+        Raise ConnectionLost, RequestRefused, LinkEnded (its condition says why the entity refused)
+        or TimeoutError. The service waits for a free session for nearly as long as `timeout_s`.
+        """
+        assert self._link is None, self
+        ends_at = self._loop.time() + timeout_s
+        try:
+            async with asyncio.timeout_at(ends_at):
+                connection = await self._connection.opened()
+                session = await self._authorized_session(connection)
+                self._attach(session, ends_at - self._loop.time())
+                connection.flush()
+                await asyncio.shield(self._opened)
+        except BaseException:
+            # Also when the caller gives up: a link that opens later would hold a session.
+            self._withdraw()
+            raise
+
+    async def _authorized_session(self, connection: NamespaceConnection) -> Session:
+        try:
+            await connection.authorize(self.path)
+            session = await connection.session_with_room()
+        except RequestRefused:
+            connection.forget_token(self.path)
+            raise
+        if connection.lost.done():
+            raise ConnectionLost(connection.lost.result())
+        return session
+
+    def _attach(self, session: Session, left_s: float) -> None:
+        properties: dict[object, object] = {}
+        if self._client_id is not None:
+            properties[RECEIVER_NAME] = self._client_id
+        filters: dict[Any, Any] | None = None
+        if self._session is not NO_SESSION:
+            wait_s = left_s - min(ANSWER_MAX_S, left_s * ANSWER_SHARE)
+            properties[SESSION_WAIT] = UInt(max(1, int(wait_s * 1_000)))
+            filters = {SESSION_FILTER: None if self._session is NEXT_SESSION else self._session}
+        self._link = session.attach_receiver(
+            self.name,
+            source=Source(address=self.path, filter=filters),
+            target=Target(address=self.name),
+            settled=self._receive_and_delete,
+            confirmed=not self._receive_and_delete,
+            properties=properties or None,
+        )
+        self._link.owner = self
+        owners = self._connection.add(self, session)
+        self._settlements = LinkSettlements(self._connection, self, session, owners)
+
+    def _withdraw(self) -> None:
+        """Give up a link whose opening failed."""
+        if self._link is not None:
+            self._link.detach()
+            self._connection.flush()
+        self._finish(self._ended or LinkEnded(f"{self.path}: the link was not opened"))
+
+    # Credit
+
+    def grant(self, credit: int) -> None:
+        """Let `credit` more deliveries come, those included that were granted before.
+
+        Each call is a frame. Nothing happens if the link has ended.
+        """
+        if not self.is_open or self._is_closing:
+            return
+        assert self._link is not None
+        self._end_drain(False)
+        self._largest_grant = max(self._largest_grant, credit)
+        self._link.grant(credit)
+        self._connection.flush()
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Take all credit back; return whether the entity has answered: nothing more comes then."""
+        if not self.is_open:
+            return False
+        assert self._link is not None
+        self._end_drain(False)
+        self._drained = drained = self._loop.create_future()
+        self._link.grant(0, drain=True)
+        self._connection.flush()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(drained)
+        except TimeoutError:
+            return False
+
+    def _end_drain(self, is_answered: bool) -> None:
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(is_answered)
+
+    # Settlement
+
+    def settle(self, delivery: Delivery, outcome: SettlingOutcome, done: Done) -> None:
+        """Settle a delivery of this link; `done` is called once with the result.
+
+        It gets None (the service has confirmed it), LockLost, SettlementRefused, TimeoutError, or
+        LinkEnded: then the message may be settled (`may_be_stored`) or not. If the link has ended
+        already, `done` is called before this returns. Those of one turn of the event loop leave
+        together.
+        """
+        assert delivery.link is self, delivery
+        assert not delivery.settled, "a message that was received and deleted cannot be settled"
+        assert delivery.outcome is None, "a delivery is settled once"
+        delivery.outcome = outcome
+        settlements = self._settlements
+        if settlements is None or not self.is_open:
+            why = self._ended or LinkEnded(f"{self.path}: the link is not open")
+            done(LinkEnded(str(why), why.condition))
+        else:
+            settlements.add(delivery, done)
+
+    def release_all(self, deliveries: Iterable[Delivery]) -> None:
+        """Give back what was not processed; `close` waits until that is confirmed."""
+        for delivery in deliveries:
+            if not delivery.settled and delivery.outcome is None:
+                self.settle(delivery, RELEASE, _ignore)
+
+    def confirm(self, number: int, state: object) -> None:
+        if self._settlements is not None:
+            self._settlements.confirm(number, state)
+
+    # Events
+
+    def take(self, event: DeliveryArrived) -> None:
+        """Hand one delivery to the owner; while the link is being closed, give it back."""
+        link = self._link
+        if link is None or link.credit < -self._largest_grant:
+            self._refuse_excess()
+            return
+        delivery = Delivery(self, event.delivery_id, event.tag, event.payload, event.settled)
+        if self._is_closing and not event.settled:
+            self.settle(delivery, RELEASE, _ignore)
+        else:
+            self._on_delivery(delivery)
+
+    def _refuse_excess(self) -> None:
+        """End a link whose peer sends more than it may: memory must not depend on the peer."""
+        text = f"{self.path} sent more deliveries than the {self._largest_grant} it was asked for"
+        if self._link is not None:
+            self._link.detach(conditions.TRANSFER_LIMIT, text)
+            self._connection.flush()
+        self._finish(LinkEnded(text, conditions.TRANSFER_LIMIT))
+
+    def handle(self, event: Event) -> None:
+        match event:
+            case DeliveryArrived():
+                self.heard_at = self._loop.time()
+                self.take(event)
+            case Drained():
+                self.heard_at = self._loop.time()
+                self._end_drain(True)
+            case FlowArrived():
+                self.heard_at = self._loop.time()
+            case Attached():
+                self._on_attached()
+            case Detached():
+                text = event.error.description if event.error else None
+                condition = str(event.error.condition) if event.error else ""
+                if of_condition(condition) is FailureMeaning.UNAUTHORIZED:
+                    self._connection.forget_token(self.path)
+                self._finish(LinkEnded(text or "the namespace closed the link", condition))
+            case DetachAnswered():
+                if not self._detached.done():
+                    self._detached.set_result(None)
+
+    def _on_attached(self) -> None:
+        link = self._link
+        if link is None or link.source is None or self._opened.done():
+            return  # A refusal, whose reason follows in a detach.
+        self.heard_at = self._loop.time()
+        if self._session is not NO_SESSION:
+            answered = (link.source.filter or {}).get(SESSION_FILTER)
+            found = answered.value if isinstance(answered, Described) else answered
+            if not isinstance(found, str):
+                text = f"{self.path} did not say which session it gave"
+                self._opened.set_exception(LinkEnded(text, conditions.INVALID_FIELD))
+                self._opened.exception()
+                return
+            self.session_id = found
+            if self._settlements is not None:
+                self._settlements.has_session = True
+            self.session_locked_until = names.utc_of_ticks(
+                link.properties.get(SESSION_LOCKED_UNTIL)
+            )
+        self._opened.set_result(None)
+
+    # Ending
+
+    async def close(self, timeout_s: float) -> None:
+        """Drain, release what comes meanwhile, wait for settlements, detach; raises nothing.
+
+        What the owner holds it gives back with `release_all` before this, or settles: this waits.
+        """
+        if self._is_closing:
+            return
+        self._is_closing = True
+        ends_at = self._loop.time() + timeout_s
+        try:
+            async with asyncio.timeout_at(ends_at):
+                await self.drain(DRAIN_S)
+                if self._settlements is not None:
+                    await self._settlements.wait()
+                if self.is_open:
+                    self._detach()
+                    await asyncio.shield(self._detached)
+        except (TimeoutError, NamespaceFailure):
+            pass  # The link has ended, or its entity does not answer.
+        finally:
+            self._detach()
+            self._finish(LinkEnded(f"{self.path}: the link was closed"))
+
+    def _detach(self) -> None:
+        if self._link is not None and self.is_open:
+            if self._settlements is not None:
+                self._settlements.write()
+            self._link.detach()
+            self._connection.flush()
+
+    def lost(self, text: str) -> None:
+        self._finish(ConnectionLost(text))
+
+    def _finish(self, why: NamespaceFailure) -> None:
+        """The link is gone: end each settlement with an error of its own, and tell the owner."""
+        if self._ended is not None:
+            return
+        self._ended = why
+        was_open = self._opened.done() and self._opened.exception() is None
+        for waiting in (self._opened, self._detached):
+            if not waiting.done():
+                waiting.set_exception(why)
+                waiting.exception()
+        self._connection.remove(self)
+        self._end_drain(False)
+        if self._settlements is not None:
+            self._settlements.end(why)
+        if was_open and not self._is_closing:
+            self._on_ended(self, why)
+
+
+def _ignore(_: Exception | None) -> None:
+    """What is given back may be delivered to others now, or when its lock ends."""

@@ -1,0 +1,174 @@
+"""The settlements of one receiving link: sent in groups, and ended once each by an answer.
+
+A settlement leaves without being settled here: it counts when the service settles it. Those of one
+turn of the event loop leave together, neighbours with the same outcome as one range.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from twinbus.amqp.link import LinkSession
+from twinbus.amqp.performatives import Accepted, Error, Rejected
+from twinbus.client.links import Done, IncomingOwner, UpstreamConnection
+from twinbus.client.outcomes import COMPLETE, SettlingOutcome, ranges
+from twinbus.client.request_node import LinkEnded, LockLost, SettlementRefused
+from twinbus.servicebus import conditions
+from twinbus.servicebus.failures import NamespaceFailure
+
+NOT_SENT: Final = 0.0
+
+
+class Settleable:
+    """A delivery, as far as its settlement goes."""
+
+    __slots__ = ("done", "ends_at", "number", "outcome", "settled")
+
+    def __init__(self, number: int, settled: bool) -> None:
+        self.number = number
+        """The delivery id."""
+        self.settled = settled
+        """True in receive-and-delete mode: there is nothing to settle."""
+        self.outcome: SettlingOutcome | None = None
+        """What was asked for; None: nothing yet."""
+        self.done: Done | None = None
+        self.ends_at = NOT_SENT
+        """When the settlement must be confirmed."""
+
+    def end(self, error: Exception | None) -> None:
+        """Report the result, once."""
+        done, self.done = self.done, None
+        if done is not None:
+            done(error)
+
+
+class LinkSettlements:
+    """What one link settles, until the service has confirmed it."""
+
+    def __init__(
+        self,
+        connection: UpstreamConnection,
+        owner: IncomingOwner,
+        session: LinkSession,
+        owners: dict[int, IncomingOwner],
+    ) -> None:
+        """`owners` has the owner of each unconfirmed settlement on `session`, for all its links."""
+        self.has_session = False
+        """The lock is that of a session of messages."""
+        self._connection = connection
+        self._loop = connection.loop
+        self._owner = owner
+        self._dispose = session.dispose
+        self._owners = owners
+        self._unconfirmed: dict[int, Settleable] = {}
+        """By delivery id, in the order of their settlement."""
+        self._unwritten: list[Settleable] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._all_ended: asyncio.Future[None] | None = None
+
+    def add(self, delivery: Settleable, done: Done) -> None:
+        """Settle with the outcome of `delivery`, at the end of this turn."""
+        number = delivery.number
+        delivery.done = done
+        self._unconfirmed[number] = delivery
+        self._owners[number] = self._owner
+        if not self._unwritten:
+            self._connection.flush(self.write)
+        self._unwritten.append(delivery)
+
+    def write(self) -> None:
+        """Write what was added, as ranges of neighbours with the same outcome."""
+        if not self._unwritten:
+            return
+        unwritten, self._unwritten = self._unwritten, []
+        ends_at = self._loop.time() + self._connection.answer_s
+        by_state: dict[bytes, list[int]] = {}
+        for delivery in unwritten:
+            delivery.ends_at = ends_at
+            assert delivery.outcome is not None
+            state = delivery.outcome.state
+            numbers = by_state.get(state)
+            if numbers is None:
+                by_state[state] = [delivery.number]
+            else:
+                numbers.append(delivery.number)
+        for state, numbers in by_state.items():
+            for first, last in ranges(numbers):
+                self._dispose(first, last, state)
+        if self._timer is None:
+            self._timer = self._loop.call_at(ends_at, self._end_overdue)
+
+    def confirm(self, number: int, state: object) -> None:
+        """Take the service's answer to one settlement."""
+        delivery = self._unconfirmed.pop(number, None)
+        if delivery is not None:
+            is_accepted = type(state) is Accepted
+            delivery.end(None if is_accepted else self._refusal(delivery, state))
+            if self._all_ended is not None and not self._unconfirmed:
+                self._wake()
+
+    async def wait(self) -> None:
+        """Wait until each settlement has ended."""
+        while self._unconfirmed:
+            self._all_ended = self._loop.create_future()
+            await self._all_ended
+
+    def end(self, why: NamespaceFailure) -> None:
+        """The link is gone: end each settlement with an error of its own."""
+        if self._timer is not None:
+            self._timer.cancel()
+        unconfirmed, self._unconfirmed = self._unconfirmed, {}
+        self._unwritten = []
+        for number in unconfirmed:
+            self._owners.pop(number, None)
+        self._wake()
+        for delivery in unconfirmed.values():
+            was_sent = delivery.ends_at != NOT_SENT
+            delivery.end(LinkEnded(str(why), why.condition, was_sent=was_sent))
+
+    def _refusal(self, delivery: Settleable, state: object) -> Exception | None:
+        """Why the service did not settle as asked; None: it did."""
+        error = state.error if isinstance(state, Rejected) else None
+        if error is not None and error.condition != conditions.DEAD_LETTER:
+            return self._refused(error)
+        # A rejection without an error, or with our own, confirms a dead letter.
+        if delivery.outcome is COMPLETE and state is not None:
+            return SettlementRefused(f"answered a completion with {state!r:.60}", "")
+        return None
+
+    def _refused(self, error: Error) -> SettlementRefused:
+        text = error.description or "the namespace gave no reason"
+        condition = str(error.condition)
+        if condition == conditions.NOT_FOUND:  # The service no longer knows the lock.
+            lost = conditions.SESSION_LOCK_LOST, conditions.MESSAGE_LOCK_LOST
+            return LockLost(text, lost[0] if self.has_session else lost[1])
+        kind = LockLost if condition in LockLost.CONDITIONS else SettlementRefused
+        return kind(text, condition)
+
+    def _end_overdue(self) -> None:
+        """End settlements that were not confirmed in time; drop a connection that is silent."""
+        self._timer = None
+        now, answer_s = self._loop.time(), self._connection.answer_s
+        overdue: list[Settleable] = []
+        for delivery in self._unconfirmed.values():
+            # Each later one ends later, and those that were not sent yet come last.
+            if delivery.ends_at == NOT_SENT or delivery.ends_at > now:
+                break
+            overdue.append(delivery)
+        for delivery in overdue:
+            del self._unconfirmed[delivery.number]
+            self._owners.pop(delivery.number, None)
+        first = next(iter(self._unconfirmed.values()), None)
+        if first is not None and first.ends_at != NOT_SENT:
+            self._timer = self._loop.call_at(first.ends_at, self._end_overdue)
+        for delivery in overdue:
+            delivery.end(TimeoutError(f"the settlement was not confirmed for {answer_s:g} s"))
+        if overdue and self._connection.heard_at <= now - answer_s:
+            self._connection.drop(f"it sent nothing for {answer_s:g} s")
+        if not self._unconfirmed:
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._all_ended is not None and not self._all_ended.done():
+            self._all_ended.set_result(None)
