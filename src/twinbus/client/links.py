@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -31,6 +30,7 @@ from twinbus.amqp.events import (
 from twinbus.amqp.link import LinkSession, LinkState, SenderLink
 from twinbus.amqp.performatives import Accepted, Error, Rejected, Source, Target
 from twinbus.client.connection import NamespaceConnection
+from twinbus.client.incoming import IncomingLinks, IncomingOwner
 from twinbus.client.request_node import (
     ConnectionLost,
     DeliveryRejected,
@@ -72,30 +72,6 @@ class Sent(NamedTuple):
     ends_at: float
 
 
-class IncomingOwner(ABC):
-    """What the connection uses of a link that receives (`client/receiving.py`)."""
-
-    path: str
-    heard_at: float
-    """When the link last brought a delivery or a flow."""
-
-    @abstractmethod
-    def handle(self, event: Event) -> None:
-        """Act on an event of the link."""
-
-    @abstractmethod
-    def take(self, event: DeliveryArrived) -> None:
-        """Take one delivery."""
-
-    @abstractmethod
-    def confirm(self, number: int, state: object) -> None:
-        """The service answered a settlement of the link."""
-
-    @abstractmethod
-    def lost(self, text: str) -> None:
-        """The connection is lost."""
-
-
 class UpstreamConnection:
     """The connection to one namespace; it is opened when needed and again when it was lost."""
 
@@ -120,9 +96,7 @@ class UpstreamConnection:
         self._pools: dict[str, LinkPool] = {}
         self._in_flight: dict[LinkSession, dict[int, Sent]] = {}
         self._requests = requests
-        self._receiving: set[IncomingOwner] = set()
-        self._settling: dict[LinkSession, dict[int, IncomingOwner]] = {}
-        """Who settles each delivery that the service has not confirmed, by delivery id."""
+        self._incoming = IncomingLinks()
         self._before_flush: list[Callable[[], None]] = []
         self._is_flush_due = False
         self._closed = False
@@ -206,16 +180,18 @@ class UpstreamConnection:
             pool.invalidate()
             self._forget_unused_token(pool.path)
 
-    def add(self, link: IncomingOwner, session: LinkSession) -> dict[int, IncomingOwner]:
-        """Remember a receiving link; return the settlements of its session, by delivery id."""
-        self._receiving.add(link)
-        return self._settling.setdefault(session, {})
+    def add(self, link: IncomingOwner) -> None:
+        """Remember a receiving link that is being opened; it needs a token."""
+        self._incoming.add(link)
+
+    def settling(self, session: LinkSession) -> dict[int, IncomingOwner]:
+        """The receiving links that wait for answers on one session, by delivery id."""
+        return self._incoming.settling(session)
 
     def remove(self, link: IncomingOwner) -> None:
         """Forget a receiving link that has ended."""
-        if link in self._receiving:
-            self._receiving.remove(link)
-            self._forget_unused_token(link.path)
+        self._incoming.remove(link)
+        self._forget_unused_token(link.path)
 
     def forget_token(self, path: str) -> None:
         """Put another token with the next link: the namespace refused this one."""
@@ -224,8 +200,7 @@ class UpstreamConnection:
 
     def _forget_unused_token(self, path: str) -> None:
         """Stop renewing a token that no link needs."""
-        key = path.lower()
-        if key not in self._pools and all(one.path.lower() != key for one in self._receiving):
+        if path.lower() not in self._pools and not self._incoming.uses(path):
             self.forget_token(path)
 
     def in_flight(self, session: LinkSession) -> dict[int, Sent]:
@@ -255,7 +230,7 @@ class UpstreamConnection:
             if event.by_receiver:
                 self._on_disposed(event)
             else:
-                self._on_confirmed(event)
+                self._incoming.confirm(event)
             return
         link = getattr(event, "link", None)
         owner = getattr(link, "owner", None)
@@ -263,27 +238,8 @@ class UpstreamConnection:
             owner.handle(event)
 
     def _on_deliveries(self, run: list[DeliveryArrived]) -> None:
-        """Hand the deliveries of one read to their links."""
-        self.heard_at = now = self.loop.time()
-        link, taker = None, None
-        for event in run:
-            if event.link is not link:
-                link, owner = event.link, event.link.owner
-                taker = owner if isinstance(owner, IncomingOwner) else None
-                if taker is not None:
-                    taker.heard_at = now
-            if taker is not None:
-                taker.take(event)
-
-    def _on_confirmed(self, event: Disposed) -> None:
-        """The service answered settlements of receiving links."""
-        settling = self._settling.get(event.session)
-        if not settling or (event.state is None and not event.settled):
-            return
-        for number in event.among(settling):
-            # Its link may have ended by what the one before it caused.
-            if (owner := settling.pop(number, None)) is not None:
-                owner.confirm(number, event.state)
+        self.heard_at = self.loop.time()
+        self._incoming.take(run, self.heard_at)
 
     def _on_disposed(self, event: Disposed) -> None:
         sent = self._in_flight.get(event.session)
@@ -311,11 +267,9 @@ class UpstreamConnection:
             log.warning("%s", text)
         self._connection = None
         in_flight, self._in_flight = self._in_flight, {}
-        self._settling = {}
         for pool in self._pools.values():
             pool.forget_links(text)
-        for link in list(self._receiving):
-            link.lost(text)
+        self._incoming.lost(text)
         for sent in in_flight.values():
             ended = list(sent.values())
             # A retired link has a timer of its own, which must not end them a second time.

@@ -18,7 +18,7 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
 from twinbus.amqp.types import Array, Int, UInt
-from twinbus.client.connection import NamespaceConnection
+from twinbus.client.connection import RECEIVE, NamespaceConnection
 from twinbus.client.links import UpstreamConnection
 from twinbus.client.outcomes import SettlingOutcome
 from twinbus.client.request_node import ConnectionLost, LockLost, RequestRefused
@@ -112,8 +112,7 @@ async def settle_by_token(
         "lock-tokens": Array([token]),
         **outcome.arguments,
     }
-    with_lock = _with_session(arguments, session)
-    await _request(connection, path, "update-disposition", with_lock, session)
+    await _request(connection, path, "update-disposition", arguments, session)
 
 
 async def peek(
@@ -130,8 +129,7 @@ async def peek(
 
 async def session_state(connection: UpstreamConnection, session: HeldSession) -> bytes | None:
     """Return the state that the application stored with a session; None: it stored none."""
-    arguments = _with_session({}, session)
-    answer = await _request(connection, session.path, "get-session-state", arguments, session)
+    answer = await _request(connection, session.path, "get-session-state", {}, session)
     state = answer.get("session-state")
     return state if isinstance(state, bytes) else None
 
@@ -140,23 +138,18 @@ async def set_session_state(
     connection: UpstreamConnection, session: HeldSession, state: bytes | None
 ) -> None:
     """Store a state with a session; None removes it."""
-    arguments = _with_session({"session-state": state}, session)
+    arguments = {"session-state": state}
     await _request(connection, session.path, "set-session-state", arguments, session)
 
 
 async def renew_session_lock(connection: UpstreamConnection, session: HeldSession) -> datetime:
     """Renew the lock of a session; return until when it is locked."""
-    arguments = _with_session({}, session)
-    answer = await _request(connection, session.path, "renew-session-lock", arguments, session)
+    answer = await _request(connection, session.path, "renew-session-lock", {}, session)
     until = names.utc_of_ms(answer.get("expiration"))
     if until is None:
         text = f"{session.path} did not say until when session {session.session_id!r} is locked"
         raise RequestRefused(text, 0, conditions.INVALID_FIELD)
     return until
-
-
-def _with_session(arguments: dict[str, Any], session: HeldSession | None) -> dict[str, Any]:
-    return arguments if session is None else {**arguments, "session-id": session.session_id}
 
 
 async def _request(
@@ -166,10 +159,9 @@ async def _request(
     arguments: dict[str, Any],
     session: HeldSession | None,
 ) -> dict[str, Any]:
-    opened = await connection.opened()
-    link_name = None if session is None else session.name
+    """Ask about one lock."""
     try:
-        return await opened.request(path, operation, arguments, link_name=link_name)
+        return await _ask(await connection.opened(), path, operation, arguments, session)
     except RequestRefused as refusal:
         condition = refusal.condition
         if condition not in LockLost.CONDITIONS and refusal.status == LOCK_GONE:
@@ -178,6 +170,19 @@ async def _request(
         if condition in LockLost.CONDITIONS:
             raise LockLost(str(refusal), condition) from refusal
         raise
+
+
+async def _ask(
+    connection: NamespaceConnection,
+    path: str,
+    operation: str,
+    arguments: dict[str, Any],
+    session: HeldSession | None,
+) -> dict[str, Any]:
+    if session is None:
+        return await connection.request(path, operation, arguments)
+    of_session = {**arguments, "session-id": session.session_id}
+    return await connection.request(path, operation, of_session, link_name=session.name)
 
 
 # For receivers and the syphon
@@ -245,12 +250,7 @@ async def receive_by_numbers(
 ) -> list[ReceivedByNumber]:
     """Receive deferred messages with one request, which takes all of them or none."""
     arguments = {"sequence-numbers": Array(numbers), "receiver-settle-mode": mode}
-    answer = await connection.request(
-        path,
-        "receive-by-sequence-number",
-        _with_session(arguments, session),
-        link_name=None if session is None else session.name,
-    )
+    answer = await _ask(connection, path, RECEIVE, arguments, session)
     found = []
     for entry in answer.get("messages") or ():
         token = entry.get("lock-token")

@@ -29,15 +29,16 @@ from twinbus.amqp.events import (
     Event,
     FlowArrived,
 )
-from twinbus.amqp.link import LinkState, ReceiverLink
+from twinbus.amqp.link import ReceiverLink
 from twinbus.amqp.performatives import Source, Target
 from twinbus.amqp.session import Session
 from twinbus.amqp.types import Described, Symbol, UInt
 from twinbus.client.connection import MACHINE, Environment, NamespaceConnection
-from twinbus.client.links import Done, IncomingOwner, UpstreamConnection
+from twinbus.client.incoming import IncomingOwner
+from twinbus.client.links import Done, UpstreamConnection
 from twinbus.client.outcomes import RELEASE, SettlingOutcome
 from twinbus.client.request_node import ConnectionLost, LinkEnded, RequestRefused, uuid_of_token
-from twinbus.client.settling import LinkSettlements, Settleable
+from twinbus.client.settling import NOT_SENT, LinkSettlements, Settleable
 from twinbus.servicebus import conditions, names
 from twinbus.servicebus.failures import FailureMeaning, NamespaceFailure, of_condition
 
@@ -78,7 +79,11 @@ class Delivery(Settleable):
     def __init__(
         self, link: ReceivingLink, number: int, tag: bytes, data: bytes, settled: bool
     ) -> None:
-        super().__init__(number, settled)
+        self.number = number
+        self.settled = settled
+        self.outcome = None
+        self.done = None
+        self.ends_at = NOT_SENT
         self.link = link
         self.tag = tag
         self.data = data
@@ -117,6 +122,7 @@ class ReceivingLink(IncomingOwner):
         self.name = f"{path}-receiver-{environment.new_id()}"
         self.session_id: str | None = None
         self.session_locked_until: datetime | None = None
+        self.is_open = False
         self.heard_at = 0.0
         """When this link last brought a delivery or a flow, by the clock of the loop."""
         self._connection = connection
@@ -140,10 +146,6 @@ class ReceivingLink(IncomingOwner):
         return f"<{state} receiving link {self.name!r}, credit {self.credit}>"
 
     @property
-    def is_open(self) -> bool:
-        return self._link is not None and self._link.state is LinkState.OPEN
-
-    @property
     def credit(self) -> int:
         """How many more deliveries may come."""
         return max(0, self._link.credit) if self._link is not None else 0
@@ -158,6 +160,7 @@ class ReceivingLink(IncomingOwner):
         """
         assert self._link is None, self
         ends_at = self._loop.time() + timeout_s
+        self._connection.add(self)
         try:
             async with asyncio.timeout_at(ends_at):
                 connection = await self._connection.opened()
@@ -199,7 +202,7 @@ class ReceivingLink(IncomingOwner):
             properties=properties or None,
         )
         self._link.owner = self
-        owners = self._connection.add(self, session)
+        owners = self._connection.settling(session)
         self._settlements = LinkSettlements(self._connection, self, session, owners)
 
     def _withdraw(self) -> None:
@@ -265,7 +268,10 @@ class ReceivingLink(IncomingOwner):
             settlements.add(delivery, done)
 
     def release_all(self, deliveries: Iterable[Delivery]) -> None:
-        """Give back what was not processed; `close` waits until that is confirmed."""
+        """Give back what was not processed; `close` waits until that is confirmed.
+
+        Call `close` right after this: while the link has credit, it gets them again.
+        """
         for delivery in deliveries:
             if not delivery.settled and delivery.outcome is None:
                 self.settle(delivery, RELEASE, _ignore)
@@ -321,7 +327,7 @@ class ReceivingLink(IncomingOwner):
     def _on_attached(self) -> None:
         link = self._link
         if link is None or link.source is None or self._opened.done():
-            return  # A refusal, whose reason follows in a detach.
+            return  # A refusal, whose reason follows in a detach; or it came too late.
         self.heard_at = self._loop.time()
         if self._session is not NO_SESSION:
             answered = (link.source.filter or {}).get(SESSION_FILTER)
@@ -337,6 +343,7 @@ class ReceivingLink(IncomingOwner):
             self.session_locked_until = names.utc_of_ticks(
                 link.properties.get(SESSION_LOCKED_UNTIL)
             )
+        self.is_open = True
         self._opened.set_result(None)
 
     # Ending
@@ -365,20 +372,21 @@ class ReceivingLink(IncomingOwner):
             self._finish(LinkEnded(f"{self.path}: the link was closed"))
 
     def _detach(self) -> None:
-        if self._link is not None and self.is_open:
-            if self._settlements is not None:
-                self._settlements.write()
+        if self.is_open and self._link is not None and self._settlements is not None:
+            self.is_open = False
+            self._settlements.write()
             self._link.detach()
             self._connection.flush()
 
     def lost(self, text: str) -> None:
-        self._finish(ConnectionLost(text))
+        if self._link is not None:  # Else it waits for another connection.
+            self._finish(ConnectionLost(text))
 
     def _finish(self, why: NamespaceFailure) -> None:
         """The link is gone: end each settlement with an error of its own, and tell the owner."""
         if self._ended is not None:
             return
-        self._ended = why
+        self._ended, self.is_open = why, False
         was_open = self._opened.done() and self._opened.exception() is None
         for waiting in (self._opened, self._detached):
             if not waiting.done():

@@ -11,7 +11,8 @@ from typing import Final
 
 from twinbus.amqp.link import LinkSession
 from twinbus.amqp.performatives import Accepted, Error, Rejected
-from twinbus.client.links import Done, IncomingOwner, UpstreamConnection
+from twinbus.client.incoming import IncomingOwner
+from twinbus.client.links import Done, UpstreamConnection
 from twinbus.client.outcomes import COMPLETE, SettlingOutcome, ranges
 from twinbus.client.request_node import LinkEnded, LockLost, SettlementRefused
 from twinbus.servicebus import conditions
@@ -25,16 +26,15 @@ class Settleable:
 
     __slots__ = ("done", "ends_at", "number", "outcome", "settled")
 
-    def __init__(self, number: int, settled: bool) -> None:
-        self.number = number
-        """The delivery id."""
-        self.settled = settled
-        """True in receive-and-delete mode: there is nothing to settle."""
-        self.outcome: SettlingOutcome | None = None
-        """What was asked for; None: nothing yet."""
-        self.done: Done | None = None
-        self.ends_at = NOT_SENT
-        """When the settlement must be confirmed."""
+    number: int
+    """The delivery id."""
+    settled: bool
+    """True in receive-and-delete mode: there is nothing to settle."""
+    outcome: SettlingOutcome | None
+    """What was asked for; None: nothing yet."""
+    done: Done | None
+    ends_at: float
+    """When the settlement must be confirmed, or `NOT_SENT`."""
 
     def end(self, error: Exception | None) -> None:
         """Report the result, once."""

@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+from uuid import UUID
 
 from twinbus.amqp.message import decode_map, split
-from twinbus.amqp.performatives import (
-    RELEASED_BYTES,
-    Error,
-    Modified,
-    Rejected,
-    encode_state,
-)
-from twinbus.amqp.types import Array, DecodeError, Int, Symbol, UInt
+from twinbus.amqp.types import DecodeError, Symbol
 from twinbus.client.administration import BUSY, BUSY_WAITS_S
 from twinbus.client.connection import MACHINE, Environment, NamespaceConnection
+from twinbus.client.lock_requests import (
+    ABOUT_ONE,
+    TOKENS_MAX,
+    RequestResult,
+    peek_page,
+    receive_by_numbers,
+    request_by_tokens,
+)
+from twinbus.client.outcomes import RELEASE, SettlingOutcome, dead_letter, defer
 from twinbus.client.request_node import ConnectionLost, RequestRefused, uuid_of_token
 from twinbus.servicebus import conditions, names
 from twinbus.syphon.bookkeeping import Bookkeeper
@@ -33,24 +36,12 @@ from twinbus.transfer.unpacking import BacklogMessage, unpack
 
 log = logging.getLogger("twinbus.syphon")
 
-DEAD_LETTER_ARGUMENTS: Final = ("deadletter-reason", "deadletter-description")
-
-REASON_MAX: Final = 4_096
-"""Characters of a reason or description that Service Bus keeps."""
-
-TOKENS_MAX: Final = 100
-"""Lock tokens or sequence numbers in one request."""
-
 PEEK_COUNT: Final = 250
 PEEKS_MAX: Final = 400
 """Peeks of one search; a later search finds what is further back."""
 
 FOUND_MAX: Final = 10_000
 DEFERRED_STATE: Final = 1
-ABOUT_ONE: Final = (404, 410)
-"""Statuses of a refusal because of one message of the request: it is gone, locked by another
-receiver, or its lock has ended. Any other status (busy, unauthorized, internal error) concerns all
-of them."""
 
 
 class RequestTasks:
@@ -103,16 +94,10 @@ class RequestTasks:
             raise ConnectionLost("there is no connection to the secondary")
         return QueueRequests(self.connection, self._queue)
 
-    async def settle(
-        self, messages: list[BacklogMessage], status: str, arguments: list[str]
-    ) -> None:
-        """Settle by lock token: for messages that came over an earlier link, or by number.
-
-        `arguments` are the reason and the description of a dead letter.
-        """
+    async def settle(self, messages: list[BacklogMessage], outcome: SettlingOutcome) -> None:
+        """Settle by lock token: for messages that came over an earlier link, or by number."""
         requests = self._requests
-        named = {"disposition-status": status}
-        named |= zip(DEAD_LETTER_ARGUMENTS, arguments, strict=False)
+        named = {"disposition-status": outcome.status, **outcome.arguments}
         waits_s = iter(BUSY_WAITS_S)
         while messages:
             result = await requests.request_all(messages, "update-disposition", named)
@@ -121,13 +106,15 @@ class RequestTasks:
             now = self._now()
             self._perform(self._pump.settled(result.done, now))
             self._perform(self._pump.settle_failed(result.lost, now))
-            messages, refusal = result.rest, result.refusal
-            if refusal is None:
+            messages, refusal = result.rest, result.error
+            if not isinstance(refusal, RequestRefused):
+                # All are settled, or the relay tells the pump of the lost connection.
                 return
             wait_s = next(waits_s, None) if refusal.status in BUSY else None
             if wait_s is None:
                 self._books.settled(messages, refusal.condition or f"status {refusal.status}")
-                log.warning("%s: %d not %s: %s", self._queue, len(messages), status, refusal)
+                fields = (self._queue, len(messages), outcome.status, refusal)
+                log.warning("%s: %d not %s: %s", *fields)
                 # They are delivered again when their locks end; nothing is asked for again.
                 self._perform(self._pump.settle_failed(messages, now))
                 return
@@ -136,9 +123,9 @@ class RequestTasks:
 
     async def renew(self, messages: list[BacklogMessage]) -> None:
         result = await self._requests.request_all(messages, "renew-lock", {})
-        if result.refusal is not None:
+        if isinstance(result.error, RequestRefused):
             # The locks are still valid, and the pump asks again before they end.
-            log.warning("%s: %d not renewed: %s", self._queue, len(result.rest), result.refusal)
+            log.warning("%s: %d not renewed: %s", self._queue, len(result.rest), result.error)
         now = self._now()
         self._perform(self._pump.renewed(result.done, now))
         self._perform(self._pump.lock_lost(result.lost, now))
@@ -184,17 +171,6 @@ class RequestTasks:
         self._perform(self._pump.found_deferred(found, self._now(), is_all=is_all))
 
 
-class SettledRequest(NamedTuple):
-    """The result of a request about many messages."""
-
-    done: list[BacklogMessage]
-    lost: list[BacklogMessage]
-    """They lost their locks."""
-    rest: list[BacklogMessage]
-    """Not done; `refusal` says why. What was lost with the connection is in none of the lists."""
-    refusal: RequestRefused | None
-
-
 class QueueRequests:
     """Makes requests to the `$management` node of one backlog queue."""
 
@@ -204,35 +180,11 @@ class QueueRequests:
 
     async def request_all(
         self, messages: list[BacklogMessage], operation: str, arguments: dict[str, Any]
-    ) -> SettledRequest:
+    ) -> RequestResult[BacklogMessage]:
         """Request an operation on the locks of all these messages, in groups."""
-        done: list[BacklogMessage] = []
-        lost: list[BacklogMessage] = []
-        groups = [messages[at : at + TOKENS_MAX] for at in range(0, len(messages), TOKENS_MAX)]
-        while groups:
-            group = groups.pop()
-            tokens = Array([uuid_of_token(message.lock_token) for message in group])
-            try:
-                await self._connection.request(
-                    self._queue, operation, {**arguments, "lock-tokens": tokens}
-                )
-            except ConnectionLost:
-                # What was answered before the loss is known, and must not be asked for again. The
-                # relay tells the pump of the loss.
-                break
-            except RequestRefused as refusal:
-                if refusal.status not in ABOUT_ONE:
-                    rest = [message for each in (group, *groups) for message in each]
-                    return SettledRequest(done, lost, rest, refusal)
-                if len(group) == 1:
-                    lost += group
-                else:
-                    # One bad token fails the whole request: halve it until the token is alone.
-                    middle = len(group) // 2
-                    groups += [group[:middle], group[middle:]]
-            else:
-                done += group
-        return SettledRequest(done, lost, [], None)
+        return await request_by_tokens(
+            self._connection, self._queue, operation, messages, _token_of, arguments
+        )
 
     async def receive_deferred(
         self, numbers: list[int]
@@ -243,11 +195,8 @@ class QueueRequests:
         groups = [numbers[at : at + TOKENS_MAX] for at in range(0, len(numbers), TOKENS_MAX)]
         while groups:
             group = groups.pop(0)
-            arguments = {"sequence-numbers": Array(group), "receiver-settle-mode": UInt(1)}
             try:
-                answer = await self._connection.request(
-                    self._queue, "receive-by-sequence-number", arguments
-                )
+                received = await receive_by_numbers(self._connection, self._queue, group)
             except RequestRefused as refusal:
                 if refusal.status not in ABOUT_ONE:
                     refused += [number for each in (group, *groups) for number in each]
@@ -258,10 +207,7 @@ class QueueRequests:
                 groups = halves + groups
                 refused += [] if halves else group
             else:
-                fetched += [
-                    (entry["message"], entry["lock-token"].bytes_le)
-                    for entry in answer.get("messages", ())
-                ]
+                fetched += [(data, token.bytes_le) for data, token in received if token is not None]
         return fetched, refused
 
     async def find_deferred(
@@ -287,20 +233,19 @@ class QueueRequests:
 
     async def peek(self, start: int, now_ms: int) -> list[PeekedEntry]:
         """Return one page of messages in any state from a number on, in order."""
-        answer = await self._connection.request(
-            self._queue,
-            "peek-message",
-            {"from-sequence-number": start, "message-count": Int(PEEK_COUNT)},
-        )
         page: list[PeekedEntry] = []
-        for entry in answer.get("messages", ()):
-            message = unpack(entry["message"], b"", now_ms)
-            is_deferred = _is_deferred(entry["message"])
+        for data in await peek_page(self._connection, self._queue, start, PEEK_COUNT):
+            message = unpack(data, b"", now_ms)
+            is_deferred = _is_deferred(data)
             page.append(
                 PeekedEntry(message.sequence_number, message.path, message.session, is_deferred)
             )
         # By number alone: the other parts do not compare, and numbers may be missing (0).
         return sorted(page, key=lambda entry: entry.number)
+
+
+def _token_of(message: BacklogMessage) -> UUID:
+    return uuid_of_token(message.lock_token)
 
 
 def _is_deferred(message: bytes) -> bool:
@@ -311,40 +256,12 @@ def _is_deferred(message: bytes) -> bool:
     return marks.get(Symbol(names.MESSAGE_STATE)) == DEFERRED_STATE
 
 
-def disposition_of(outcome: DeadLetter | Defer | Release) -> bytes:
-    """Return the encoded AMQP state that settles a delivery with this outcome."""
-    match outcome:
+def outcome_of(action: DeadLetter | Defer | Release) -> SettlingOutcome:
+    """Return what an action of the pump makes of its message."""
+    match action:
         case DeadLetter():
-            info = {
-                Symbol("DeadLetterReason"): outcome.reason[:REASON_MAX],
-                Symbol("DeadLetterErrorDescription"): outcome.description[:REASON_MAX],
-            }
-            error = Error(condition=Symbol(conditions.DEAD_LETTER), info=info)
-            return encode_state(Rejected(error=error))
+            return dead_letter(action.reason, action.description)
         case Defer():
-            return encode_state(Modified(delivery_failed=False, undeliverable_here=True))
+            return defer()
         case Release():
-            return RELEASED_BYTES
-
-
-def disposition_status(outcome: DeadLetter | Defer | Release) -> tuple[str, ...]:
-    """Return an outcome as a request tells it: the status, then a dead letter's reason and text."""
-    match outcome:
-        case DeadLetter():
-            return "suspended", outcome.reason, outcome.description
-        case Defer():
-            return ("defered",)
-        case _:
-            return ("abandoned",)
-
-
-def ranges(numbers: list[int]) -> Iterator[tuple[int, int]]:
-    """Sort the numbers; yield the first and last of each run without a gap."""
-    numbers.sort()
-    first = last = numbers[0]
-    for number in numbers:
-        if number > last + 1:
-            yield first, last
-            first = number
-        last = number
-    yield first, last
+            return RELEASE

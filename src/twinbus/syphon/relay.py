@@ -27,8 +27,9 @@ from twinbus.amqp.events import (
     Event,
 )
 from twinbus.amqp.link import ReceiverLink
-from twinbus.amqp.performatives import ACCEPTED_BYTES, Accepted, Rejected, Source, Target
+from twinbus.amqp.performatives import Accepted, Rejected, Source, Target
 from twinbus.client.connection import ANSWER_S, MACHINE, Environment, NamespaceConnection
+from twinbus.client.outcomes import COMPLETE, SettlingOutcome, ranges
 from twinbus.client.request_node import ConnectionLost, RequestRefused
 from twinbus.ledger.requests import BilledRequests
 from twinbus.namespace.access import Endpoint
@@ -41,12 +42,7 @@ from twinbus.syphon.core.actions import Action
 from twinbus.syphon.core.pacing import ReconnectBackoff
 from twinbus.syphon.core.pump import Pump
 from twinbus.syphon.outbound import DestinationLinks
-from twinbus.syphon.queue_requests import (
-    RequestTasks,
-    disposition_of,
-    disposition_status,
-    ranges,
-)
+from twinbus.syphon.queue_requests import RequestTasks, outcome_of
 from twinbus.transfer.unpacking import BacklogMessage, Unpacker
 
 log = logging.getLogger("twinbus.syphon")
@@ -127,8 +123,8 @@ class Relay:
         """Received and not settled, by delivery id on the source link of this epoch."""
         self._epoch = 0
         self._completing: list[int] = []
-        self._by_token: dict[tuple[str, ...], list[BacklogMessage]] = {}
-        """Messages to settle by request, by status and dead-letter arguments."""
+        self._by_token: dict[bytes, tuple[SettlingOutcome, list[BacklogMessage]]] = {}
+        """Messages to settle by request, by the encoded state of their outcome."""
         self._flushing = False
         self._wake_timer: asyncio.TimerHandle | None = None
         self._running: list[asyncio.Task[None]] = []
@@ -429,11 +425,11 @@ class Relay:
         connection = self._secondary
         if self._completing and connection is not None and self._source is not None:
             for first, last in ranges(self._completing):
-                connection.session.dispose(first, last, ACCEPTED_BYTES)
+                connection.session.dispose(first, last, COMPLETE.state)
             self._completing.clear()
         decided, self._by_token = self._by_token, {}
-        for (status, *arguments), messages in decided.items():
-            self._requests.start(self._requests.settle(messages, status, arguments))
+        for outcome, messages in decided.values():
+            self._requests.start(self._requests.settle(messages, outcome))
         if self._primary is not None:
             self._primary.flush()
         if connection is not None:
@@ -454,7 +450,7 @@ class Relay:
             if message.epoch == self._epoch and message.delivery_id >= 0:
                 self._completing.append(message.delivery_id)
             else:
-                self._by_token.setdefault(("completed",), []).append(message)
+                self._settle_by_token(message, COMPLETE)
 
     def _settle(self, action: actions.DeadLetter | actions.Defer | actions.Release) -> None:
         message = action.message
@@ -463,10 +459,13 @@ class Relay:
             log.warning("%s: message %s is dead-lettered, %s: %s", *fields)
         if message.epoch == self._epoch and message.delivery_id >= 0:
             assert self._secondary is not None
-            state = disposition_of(action)
+            state = outcome_of(action).state
             self._secondary.session.dispose(message.delivery_id, message.delivery_id, state)
             return
-        self._by_token.setdefault(disposition_status(action), []).append(message)
+        self._settle_by_token(message, outcome_of(action))
+
+    def _settle_by_token(self, message: BacklogMessage, outcome: SettlingOutcome) -> None:
+        self._by_token.setdefault(outcome.state, (outcome, []))[1].append(message)
 
     def _grant(self, action: actions.GrantCredit) -> None:
         if self._source is not None:

@@ -34,6 +34,7 @@ from twinbus.amqp.performatives import (
 )
 from twinbus.amqp.types import AmqpError, Int
 from twinbus.client.connection import ANSWER_S, NamespaceConnection
+from twinbus.client.outcomes import ranges
 from twinbus.client.peeked_message import DESCRIPTION, REASON, PeekedMessage, read_peeked
 from twinbus.client.peeking import open_connection, peek, syphon_errors
 from twinbus.client.request_node import ConnectionLost, RequestRefused
@@ -41,7 +42,6 @@ from twinbus.errors import SyphonError
 from twinbus.ledger.requests import BilledRequests
 from twinbus.namespace.access import Endpoint
 from twinbus.servicebus.names import DEAD_LETTER
-from twinbus.syphon.queue_requests import ranges
 from twinbus.transfer.aliases import REPLAYS
 from twinbus.transfer.sections import entries_of, with_entries, with_own_id, without_delivery_marks
 

@@ -16,6 +16,7 @@ from tests.unit.syphon.core.test_pump import running
 from twinbus.amqp.message import encode_message
 from twinbus.amqp.types import ULong
 from twinbus.client.connection import NamespaceConnection
+from twinbus.client.outcomes import COMPLETE
 from twinbus.client.request_node import ConnectionLost, RequestRefused
 from twinbus.ledger import NullLedger
 from twinbus.syphon.bookkeeping import SAME_OUTAGE_S, Bookkeeper, OutageLog
@@ -109,7 +110,7 @@ def test_a_queue_that_is_busy_is_not_asked_again_for_each_message(status: int) -
     told = asyncio.run(requests_to(line).request_all(messages, "renew-lock", {}))
     assert line.requests == 3, "groups that were taken before, and the one that was not"
     assert (len(told.done), told.lost, len(told.rest)) == (150, [], 100)
-    assert told.refusal is not None
+    assert isinstance(told.error, RequestRefused)
     line = Asked({150}, status, "com.microsoft:server-busy")
     fetched, refused = asyncio.run(requests_to(line).receive_deferred(list(range(250))))
     assert (line.requests, len(fetched), refused) == (2, 100, list(range(100, 250)))
@@ -127,7 +128,8 @@ class CutOff(Asked):
 def test_what_was_settled_before_the_connection_was_lost_is_settled() -> None:
     line, messages = CutOff(set(), 0, ""), locked(150)
     told = asyncio.run(requests_to(line).request_all(messages, "update-disposition", {}))
-    assert (told.done, told.lost, told.rest) == (messages[100:], [], [])
+    assert (told.done, told.lost, told.rest) == (messages[100:], [], messages[:100])
+    assert isinstance(told.error, ConnectionLost)
 
 
 class Peeked:
@@ -195,7 +197,7 @@ def test_the_ledger_has_the_reason_for_which_a_settlement_failed(
     requests.connection = cast("NamespaceConnection", Asked({0}, status, condition))
     messages = locked(1)
     messages[0].outcome = Complete
-    run_virtual(requests.settle(messages, "completed", []))
+    run_virtual(requests.settle(messages, COMPLETE))
     assert [error for error in ledger.errors if error] == [told]
 
 
@@ -218,7 +220,7 @@ def test_a_throttled_settlement_is_asked_for_again_while_the_locks_are_valid() -
     messages = locked(1)
     messages[0].outcome = Complete
     pump._intake.add(messages[0], 0.0)
-    run_virtual(requests.settle(messages, "completed", []))
+    run_virtual(requests.settle(messages, COMPLETE))
     assert (line.requests, pump.completed, ledger.errors) == (3, 1, [None])
 
 
