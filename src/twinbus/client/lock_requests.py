@@ -11,7 +11,7 @@ say why) or, about one lock, LockLost. A session is named with the link that hol
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
@@ -252,7 +252,7 @@ async def receive_by_numbers(
     arguments = {"sequence-numbers": Array(numbers), "receiver-settle-mode": mode}
     answer = await _ask(connection, path, RECEIVE, arguments, session)
     found = []
-    for entry in answer.get("messages") or ():
+    for entry in _entries(answer):
         token = entry.get("lock-token")
         found.append(ReceivedByNumber(entry["message"], token if isinstance(token, UUID) else None))
     return found
@@ -270,7 +270,14 @@ async def peek_page(
     if session_id is not None:
         arguments["session-id"] = session_id
     answer = await connection.request(path, "peek-message", arguments)
-    return [entry["message"] for entry in answer.get("messages") or ()]
+    return [entry["message"] for entry in _entries(answer)]
+
+
+def _entries(answer: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The messages of an answer; what is not a message is left out."""
+    for entry in answer.get("messages") or ():
+        if isinstance(entry, dict) and isinstance(entry.get("message"), bytes):
+            yield entry
 
 
 def _itself(token: UUID) -> UUID:

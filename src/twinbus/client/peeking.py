@@ -24,9 +24,9 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from twinbus.amqp.types import Int
 from twinbus.client.administration import QueueCounts
 from twinbus.client.connection import NamespaceConnection
+from twinbus.client.lock_requests import peek_page
 from twinbus.client.peeked_message import PeekedMessage, read_peeked
 from twinbus.client.request_node import ConnectionLost, RequestRefused
 from twinbus.errors import SyphonError
@@ -79,12 +79,8 @@ async def peek(
     start = 1
     address = f"{queue}/{DEAD_LETTER}" if dead_letters else queue
     while True:
-        answer = await connection.request(
-            address,
-            "peek-message",
-            {"from-sequence-number": start, "message-count": Int(page)},
-        )
-        found = [read_peeked(queue, entry["message"]) for entry in answer.get("messages", ())]
+        messages = await peek_page(connection, address, start, page)
+        found = [read_peeked(queue, message) for message in messages]
         if not found:
             return
         for peeked in found:

@@ -7,6 +7,7 @@ turn of the event loop leave together, neighbours with the same outcome as one r
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Final
 
 from twinbus.amqp.link import LinkSession
@@ -17,6 +18,8 @@ from twinbus.client.outcomes import COMPLETE, SettlingOutcome, ranges
 from twinbus.client.request_node import LinkEnded, LockLost, SettlementRefused
 from twinbus.servicebus import conditions
 from twinbus.servicebus.failures import NamespaceFailure
+
+log = logging.getLogger("twinbus.client")
 
 NOT_SENT: Final = 0.0
 
@@ -40,7 +43,11 @@ class Settleable:
         """Report the result, once."""
         done, self.done = self.done, None
         if done is not None:
-            done(error)
+            try:
+                done(error)
+            except Exception:
+                # The others of the same answer must hear theirs, and the connection must go on.
+                log.exception("the owner of a settlement failed")
 
 
 class LinkSettlements:
