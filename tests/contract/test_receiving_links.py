@@ -56,7 +56,7 @@ def broker() -> Iterator[EmbeddedBroker]:
     with EmbeddedBroker("contoso") as embedded:
         embedded.create_queue(QUEUE)
         embedded.create_queue("sessions", QueueDescription(requires_session=True))
-        embedded.create_queue("brief", QueueDescription(lock_duration_ms=1_000))
+        embedded.create_queue("brief", QueueDescription(lock_duration_ms=5_000))
         yield embedded
 
 
@@ -255,10 +255,10 @@ async def test_a_lock_that_ended_is_lost_and_one_that_is_renewed_is_not(
         await send(connection, "brief", "a", "b")
         lost, kept = await receiver.take(2)
         assert kept.lock_token is not None
-        for _ in range(4):
-            await asyncio.sleep(0.4)
+        for _ in range(3):
+            await asyncio.sleep(2)
             until_utc = (await renew_locks(connection, "brief", [kept.lock_token]))[kept.lock_token]
-            assert timedelta() < until_utc - datetime.now(UTC) <= timedelta(seconds=1.1)
+            assert timedelta() < until_utc - datetime.now(UTC) <= timedelta(seconds=5.1)
         assert lost.lock_token is not None
         tokens = [lost.lock_token, kept.lock_token]
         assert list(await renew_locks(connection, "brief", tokens)) == [kept.lock_token]
@@ -331,10 +331,11 @@ async def test_the_next_free_session_or_none(broker: EmbeddedBroker) -> None:
         assert caught.value.condition == conditions.SESSION_TAKEN
         waits = Receiver(connection, "sessions", session=NEXT_SESSION)
         began = time.monotonic()
-        with pytest.raises(LinkEnded) as caught:
+        with pytest.raises((LinkEnded, TimeoutError)) as ended:
             await waits.link.open(1.0)
-        assert caught.value.condition == conditions.TIMEOUT
-        assert time.monotonic() - began < 5.0
+        # On a busy machine the service's answer may come too late.
+        assert getattr(ended.value, "condition", conditions.TIMEOUT) == conditions.TIMEOUT
+        assert time.monotonic() - began < PATIENCE_S
         assert (taken.ended, waits.ended) == ([], [])
         # When it is closed, the next one gets it at once.
         next_one = Receiver(connection, "sessions", session=NEXT_SESSION)
