@@ -7,10 +7,18 @@ says where it belongs and whether the primary may have a copy.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Final
 
 TWIN_MARK: Final = "twinbus-twin-of:"
+
+UNFINISHED_MARK: Final = "twinbus-unfinished-twin-of:"
+"""Marks a topic or subscription whose rules are still being copied: it takes no message yet."""
+
+USER_METADATA_MAX: Final = 1_024
+"""Characters of UserMetadata that the service keeps."""
 
 DIVERTED: Final = "x-twinbus-diverted"
 """The application property of a message that was diverted to a twin."""
@@ -29,10 +37,50 @@ def twin_mark(label: str) -> str:
     return f"{TWIN_MARK}{label}"
 
 
+def unfinished_mark(label: str) -> str:
+    return f"{UNFINISHED_MARK}{label}"
+
+
 def is_twin_of(metadata: str | None, label: str) -> bool:
     """Whether the UserMetadata of an entity marks it; a person may have added words after it."""
-    words = (metadata or "").split(maxsplit=1)
-    return bool(words) and words[0] == twin_mark(label)
+    return _first_word(metadata) == twin_mark(label)
+
+
+def is_unfinished_twin_of(metadata: str | None, label: str) -> bool:
+    return _first_word(metadata) == unfinished_mark(label)
+
+
+def marked_label(metadata: str | None) -> str | None:
+    """Return the label in the mark of a twin, finished or not; None: it has no mark."""
+    word = _first_word(metadata)
+    for mark in (TWIN_MARK, UNFINISHED_MARK):
+        if word.startswith(mark):
+            return word.removeprefix(mark)
+    return None
+
+
+def _first_word(metadata: str | None) -> str:
+    return next(iter((metadata or "").split(maxsplit=1)), "")
+
+
+PATTERN_CHARACTERS: Final = frozenset("*?[")
+"""No name of an entity has one of them."""
+
+
+def is_listed(twins: Collection[str] | None, path: str) -> bool:
+    """Whether the option `twins` lists an entity, by its name or by a shell pattern."""
+    name = path.strip("/").lower()
+    return any(fnmatchcase(name, listed.strip("/").lower()) for listed in twins or ())
+
+
+def is_named(twins: Collection[str] | None, path: str) -> bool:
+    """Whether the option `twins` has the very name of an entity, not only a pattern."""
+    name = path.strip("/").lower()
+    return any(
+        listed.strip("/").lower() == name
+        for listed in twins or ()
+        if PATTERN_CHARACTERS.isdisjoint(listed)
+    )
 
 
 @dataclass(frozen=True, slots=True)

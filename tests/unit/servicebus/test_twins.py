@@ -11,10 +11,13 @@ from twinbus.servicebus.twins import (
     DivertMark,
     is_of_secondary,
     is_twin_of,
+    is_unfinished_twin_of,
+    marked_label,
     own_number,
     read_divert_mark,
     secondary_number,
     twin_mark,
+    unfinished_mark,
 )
 
 
@@ -32,6 +35,28 @@ from twinbus.servicebus.twins import (
 )
 def test_only_the_mark_of_this_label_makes_a_twin(metadata: str | None, expected: bool) -> None:
     assert is_twin_of(metadata, "contoso") is expected
+
+
+def test_an_unfinished_twin_is_known_and_not_a_twin() -> None:
+    mark = f"{unfinished_mark('contoso')} by Ann"
+    assert is_unfinished_twin_of(mark, "contoso")
+    assert not is_unfinished_twin_of(mark, "fabrikam")
+    assert not is_twin_of(mark, "contoso")
+    assert not is_unfinished_twin_of(twin_mark("contoso"), "contoso")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "label"),
+    [
+        (None, None),
+        ("owned by the orders team", None),
+        (f"see {twin_mark('contoso')}", None),
+        (f"{twin_mark('contoso')} by Ann", "contoso"),
+        (unfinished_mark("fabrikam"), "fabrikam"),
+    ],
+)
+def test_the_label_of_a_mark(metadata: str | None, label: str | None) -> None:
+    assert marked_label(metadata) == label
 
 
 @given(st.text("abc;=.-unanswered", min_size=1, max_size=60), st.integers(0, 10**14))
