@@ -35,6 +35,7 @@ from twinbus.console.prices import prices_app
 from twinbus.console.report.commands import app as report_app
 from twinbus.console.syphon.cli import app as syphon_app
 from twinbus.console.times import seconds_of
+from twinbus.console.twins.commands import app as twins_app
 from twinbus.console.watch.cli import app as watch_app
 from twinbus.cost.arithmetic import QuantityError
 from twinbus.errors import BrokerStartError, SettingsError, TwinbusError
@@ -256,6 +257,10 @@ def doctor(
     ] = None,
     label: LabelOption = None,
     queues: QueuesOption = 10,
+    twin: Annotated[
+        list[str] | None,
+        setting("twins", "--twin", help="An entity that has a twin, or a pattern. Repeatable."),
+    ] = None,
     output: OutputOption = Output.TEXT,
 ) -> int:
     """Check whether two namespaces are fit to be paired.
@@ -266,9 +271,9 @@ def doctor(
 
     It checks that the two namespaces differ and can be reached, the clocks (a difference of 10 s
     warns, 4 min fails), the credential, the rights Manage, Send and Listen, existing backlog queues
-    and their drift, and the size of messages. It sends a ping that no receiver may see, and moves a
-    message with session, time to live and schedule through a backlog queue and back. Of a gateway
-    it asks /health, puts a token and attaches a sender. It says what it could not check.
+    and their drift, twins, and the size of messages. It sends a ping that no receiver may see, and
+    moves a message with session, time to live and schedule through a backlog queue and back. Of a
+    gateway it asks /health, puts a token and attaches a sender. It says what it could not check.
     """
     from twinbus.console.doctor.commands import run
     from twinbus.console.doctor.rights import ExaminedPair
@@ -280,7 +285,7 @@ def doctor(
     is_alone = (primary is None and secondary is None) or (secondary or "").startswith(EMBEDDED)
     pair = None
     if examined is None or not is_alone:
-        pair = ExaminedPair(*sides.both, queues, entity)
+        pair = ExaminedPair(*sides.both, queues, entity, tuple(twin or ()))
     return run(pair, examined, entity, output)
 
 
@@ -347,6 +352,7 @@ def verify(
 for commands in (commands_app, watch_app):
     app.add_typer(commands)
 app.add_typer(backlog_app, name="backlog")
+app.add_typer(twins_app, name="twins")
 app.add_typer(syphon_app, name="syphon")
 app.add_typer(report_app, name="report")
 app.add_typer(prices_app, name="prices")

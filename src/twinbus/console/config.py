@@ -175,4 +175,6 @@ def _text(key: str, value: Any, credential: str) -> str:
     if key == "proxy" and not value.startswith(ENVIRONMENT):
         proxy = HttpProxy.parse(value)
         return f"{proxy.url}, login hidden" if proxy.user else proxy.url
+    if isinstance(value, list):
+        return ", ".join(value)
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -179,6 +179,11 @@ _QUEUES: Final = ValueKind(
     f"a whole number from 1 to {BACKLOG_QUEUE_COUNT_MAX}",
     _that(lambda value: type(value) is int and 1 <= value <= BACKLOG_QUEUE_COUNT_MAX),
 )
+_ENTITIES: Final = ValueKind(
+    "ENTITY",
+    'a list of names and patterns, like ["orders", "billing-*"]',
+    _that(lambda value: isinstance(value, list) and value and all(map(_text, value))),
+)
 _PLACE: Final = ValueKind("DIR", "a path that starts with / or ~/, or a URL", _place)
 _RATE: Final = ValueKind(
     "RATE", "standard, or a rate up to a million a second, like 500 or '30000/min'", _rate
@@ -227,6 +232,7 @@ _DECLARED: Final = (
         "TWINBUS_ENDPOINT",
     ),
     PairKey("queues", _QUEUES, "Backlog queues: the application's backlog_queue_count."),
+    PairKey("twins", _ENTITIES, "Entities that have a twin: the application's option twins."),
     PairKey("ledger", _PLACE, "Ledger to record into.", "TWINBUS_LEDGER"),
     PairKey(
         "rate",

@@ -209,6 +209,7 @@ grace = "6h"
 ttl-policy = "remaining"
 poll = 900
 detection-window = "10min"
+twins = ["orders", "billing-*"]
 
 [pair.eu.gateway]
 address = "contoso:5672"
@@ -246,8 +247,9 @@ def test_every_key_is_taken_with_its_line() -> None:
     assert list(pairs) == ["eu", "us"]
     assert pairs["eu"].keys() == KEYS.keys()
     assert pairs["eu"]["queues"] == (20, 10)
-    assert pairs["eu"]["gateway.patience"] == ("50s", 26)
-    assert pairs["us"]["secondary"] == ("file:/run/secrets/us", 38)
+    assert pairs["eu"]["twins"] == (["orders", "billing-*"], 19)
+    assert pairs["eu"]["gateway.patience"] == ("50s", 27)
+    assert pairs["us"]["secondary"] == ("file:/run/secrets/us", 39)
     assert not any(holds_secret(key, entry.value) for key, entry in pairs["eu"].items())
 
 
@@ -266,6 +268,9 @@ def test_an_empty_file_has_no_pair() -> None:
         ("queues = true", "pair.eu.queues must be a whole number"),
         ("queues = 0", "pair.eu.queues must be a whole number"),
         ("queues = 10.0", "pair.eu.queues must be a whole number"),
+        ("twins = 'orders'", "pair.eu.twins must be a list of names and patterns"),
+        ("twins = []", "pair.eu.twins must be a list of names and patterns"),
+        ("twins = ['']", "pair.eu.twins must be a list of names and patterns"),
         ("lease = 'yes'", "pair.eu.lease must be true or false"),
         ("ttl-policy = []", "pair.eu.ttl-policy must be full or remaining"),
         ("grace = '31d'", "pair.eu.grace must be a duration up to 30d"),

@@ -32,6 +32,7 @@ from twinbus.console.doctor.rights import (
     refused,
     verdict,
 )
+from twinbus.console.doctor.twins import check_twins
 from twinbus.console.namespaces import explained
 from twinbus.console.output import LiveLine, Output, show
 from twinbus.errors import MissingRightError, TwinbusError
@@ -110,10 +111,11 @@ async def _examine(
                 await ask("checking backlog queues", check_queues(pair))
             if pair.unsound:
                 (role,) = pair.unsound
-                text = f"message size, ping, there and back: they need the {role} too"
+                text = f"twins, message size, ping, there and back: they need the {role} too"
                 do = "run the doctor again when it answers"
                 take([Finding("not checked", Level.SKIP, text, do)])
             else:
+                await ask("checking twins", check_twins(pair))
                 await ask("comparing limits", check_limits(pair))
                 line.say("sending scratch messages")
                 trials = try_ping(pair, scratch), try_round_trip(pair, scratch)

@@ -64,6 +64,8 @@ class ExaminedPair:
     count: int
     entity: str | None
     """An entity of the primary that the application sends to; None: the doctor creates one."""
+    twins: tuple[str, ...] = ()
+    """Names and patterns of the entities that have a twin."""
     unsound: set[str] = field(default_factory=set)
     """Roles that do not answer or refuse the credential; the other one is examined further."""
     manages: dict[str, bool] = field(default_factory=dict)
