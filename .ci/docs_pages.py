@@ -31,6 +31,7 @@ import twinbus.pipeline
 import twinbus.testing
 from twinbus import blocking, errors
 from twinbus.console.cli import app
+from twinbus.pairing.core.processing import ProcessSettings
 from twinbus.pipeline.tables.gold import TABLE_COMMENTS, kept_tables, stored_schemas
 from twinbus.status.document import BacklogQueueStatus, EntityStatus
 
@@ -77,6 +78,8 @@ Every command of `twinbus` with its options, as `twinbus COMMAND --help` shows t
 the rights that each command needs.
 """
 
+PROCESSOR: Final = ("run_until_stopped", "stop", "stop_soon")
+
 SHARED_MIN: Final = 4
 """An option that as many commands have is described once."""
 
@@ -93,6 +96,11 @@ def api_page() -> str:
         table("Namespace", twinbus.Namespace, only=("__init__", "from_connection_string")),
         _OPTIONS,
         table("PairedSender", twinbus.PairedSender) + _MESSAGES,
+        function("process", twinbus.process),
+        table(
+            "Processor", twinbus.Processor, "Made by `pair.process` and `process`.", only=PROCESSOR
+        ),
+        attributes("Options of a processor", ProcessSettings, "Keywords of both."),
         attributes("PairStatus", twinbus.PairStatus, "What `pair.status()` returns."),
         attributes("EntityStatus", EntityStatus, "The values of `status.entities`."),
         attributes("BacklogQueueStatus", BacklogQueueStatus, "Those of `status.backlog_queues`."),

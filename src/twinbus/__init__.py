@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from twinbus.errors import BrokerError as BrokerError
     from twinbus.errors import BrokerStartError as BrokerStartError
     from twinbus.errors import CredentialError as CredentialError
+    from twinbus.errors import DeadLetterError as DeadLetterError
     from twinbus.errors import EntityUnusableError as EntityUnusableError
     from twinbus.errors import InvalidDestinationError as InvalidDestinationError
     from twinbus.errors import ListenError as ListenError
@@ -61,6 +62,8 @@ if TYPE_CHECKING:
     from twinbus.pairing.observing.events import ProtectionChanged as ProtectionChanged
     from twinbus.pairing.observing.events import RightMissing as RightMissing
     from twinbus.pairing.observing.events import SideChanged as SideChanged
+    from twinbus.pairing.receiving.processor import Processor as Processor
+    from twinbus.pairing.receiving.sources import process as process
     from twinbus.pairing.sending.sender import MessageSender as MessageSender
     from twinbus.pairing.sending.sender import PairedSender as PairedSender
     from twinbus.status.document import PairStatus as PairStatus
@@ -73,7 +76,7 @@ _NAMES = {
     "twinbus.errors": """
         AliasTypeError AliasValueError BacklogFormatError BacklogGuardError
         BacklogMessageTooLargeError BacklogUnavailableError BrokerError BrokerStartError
-        CredentialError EntityUnusableError InvalidDestinationError ListenError
+        CredentialError DeadLetterError EntityUnusableError InvalidDestinationError ListenError
         MissingDestinationError MissingPackageError MissingRightError NamespaceInUseError
         PairClosedError PairFaultedError PairingError PairNotStartedError PartialDivertError
         ReservedPropertyError SameNamespaceError ScheduleUnavailableError ScheduleUnknownError
@@ -89,6 +92,8 @@ _NAMES = {
     """,
     "twinbus.status.document": "PairStatus",
     "twinbus.pairing.lifecycle.closing": "PairSide",
+    "twinbus.pairing.receiving.processor": "Processor",
+    "twinbus.pairing.receiving.sources": "process",
     "twinbus.pairing.sending.sender": "MessageSender PairedSender",
 }
 """Module and names of each public object; the imports above show the same to type checkers."""

@@ -27,6 +27,7 @@
      +-- CredentialError           a source of credentials cannot be opened or read
      +-- ControlError              a running pair or syphon does not answer, or refuses a command
      +-- SyphonError               a backlog cannot be drained as requested
+     +-- DeadLetterError           a handler raises it: its message is moved to the dead letters
      +-- TransferError             a message that is not in the backlog form
           +-- MissingDestinationError      it has no destination
           +-- InvalidDestinationError      its destination is no queue or topic
@@ -226,6 +227,21 @@ class ControlError(TwinbusError):
 
 class SyphonError(TwinbusError):
     """A backlog cannot be drained as requested: a queue or a right is missing."""
+
+
+class DeadLetterError(TwinbusError):
+    """Raise this in a handler of a processor to move its message to the dead-letter queue.
+
+    The message gets the reason and the description, each cut to 4,096 characters.
+    """
+
+    def __init__(self, reason: str, description: str = "") -> None:
+        super().__init__(reason, description)
+        self.reason = str(reason)
+        self.description = str(description)
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.description}" if self.description else self.reason
 
 
 class TransferError(TwinbusError):

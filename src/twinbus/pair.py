@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
 
 from azure.core.async_paging import AsyncItemPaged
 from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver
@@ -44,13 +44,17 @@ from twinbus.pairing.observing.events import (
     SideChanged,
 )
 from twinbus.pairing.observing.recording import Recorder, open_recorder
+from twinbus.pairing.receiving.processor import Processor
+from twinbus.pairing.receiving.sources import receivers_of
 from twinbus.pairing.sdk.sdk_cleanup import close_sdk_client
 from twinbus.pairing.sending.client import PairedClient
 from twinbus.status.document import PairStatus, SyphonQueueStatus
 
 if TYPE_CHECKING:
     from twinbus.client.peeking import BacklogMeter
+    from twinbus.pairing.core.processing import ProcessOptions
     from twinbus.pairing.observing.metrics import PairCollector
+    from twinbus.pairing.receiving.handling import Handler
     from twinbus.pairing.sending.sender import PairedSender
 
 __all__ = ["Pair", "PairStatus", "pair_namespaces"]
@@ -259,6 +263,23 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
     def get_topic_sender(self, topic_name: str, **sdk_options: Any) -> PairedSender:
         """A sender to a topic of the primary, which survives the loss of the primary."""
         return self._live().get_topic_sender(topic_name, **sdk_options)
+
+    def process(
+        self,
+        entity_name: str,
+        handler: Handler,
+        *,
+        subscription: str | None = None,
+        **options: Unpack[ProcessOptions],
+    ) -> Processor:
+        """A processor that runs `handler` for each message of a queue, or of a subscription.
+
+        It completes a message when the handler returns, abandons it on an exception, and
+        dead-letters it on DeadLetterError. The options are those of `ProcessSettings`.
+        """
+        self._live()
+        name, get_receiver = receivers_of(self, entity_name, subscription)
+        return Processor(get_receiver, handler, name=name, **options)
 
     @property
     def backlog_queues(self) -> tuple[str, ...]:

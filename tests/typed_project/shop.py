@@ -7,11 +7,12 @@ import logging
 from datetime import UTC, datetime, timedelta
 
 from azure.core.credentials import AzureSasCredential
-from azure.servicebus import ServiceBusMessage
-from azure.servicebus.aio import ServiceBusClient
+from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
+from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
 from twinbus import (
+    DeadLetterError,
     EmbeddedBroker,
     EntityChanged,
     EventsDropped,
@@ -23,9 +24,11 @@ from twinbus import (
     PairedSender,
     PairSide,
     PairStatus,
+    Processor,
     SendAvailabilityOptions,
     Verdict,
     pair_namespaces,
+    process,
 )
 from twinbus.testing import LocalNamespace
 
@@ -91,6 +94,32 @@ def summary(status: PairStatus) -> str:
 def judge(error: BaseException) -> Verdict:
     """Count only errors of the network."""
     return Verdict.COUNTS if isinstance(error, OSError) else Verdict.IGNORED
+
+
+async def handle(message: ServiceBusReceivedMessage) -> None:
+    """Handle an order."""
+    if not message.subject:
+        raise DeadLetterError("NoSubject", "an order needs a subject")
+
+
+async def handle_by_hand(message: ServiceBusReceivedMessage, receiver: ServiceBusReceiver) -> None:
+    """Set an order aside."""
+    await receiver.defer_message(message)
+
+
+def note(error: Exception, message: ServiceBusReceivedMessage | None) -> None:
+    """Count failures."""
+    log.info("%s: %s", message, error)
+
+
+async def consume(pair: Pair, connection_string: str) -> None:
+    """Process two queues until one is stopped."""
+    shipping: Processor = process(connection_string, "shipping", handle_by_hand, sessions=4)
+    async with pair.process(
+        "orders", handle, concurrency=8, max_lock_renewal=timedelta(minutes=10), on_error=note
+    ) as orders:
+        await orders.run_until_stopped()
+        await shipping.stop()
 
 
 async def serve(pair: Pair) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from datetime import UTC, datetime
 
-from azure.servicebus import ServiceBusClient, ServiceBusMessage
+from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusReceivedMessage
 
 from twinbus.blocking import (
     EventStream,
@@ -14,8 +14,10 @@ from twinbus.blocking import (
     PairedSender,
     PairSide,
     PairStatus,
+    Processor,
     SendAvailabilityOptions,
     pair_namespaces,
+    process,
 )
 
 log = logging.getLogger("worker")
@@ -44,6 +46,18 @@ def show(side: PairSide, status: PairStatus, events: EventStream) -> None:
     log.info("%s, %s", side.reason, status.protected)
     for event in events:
         log.info("%s", event.at)
+
+
+def handle(message: ServiceBusReceivedMessage) -> None:
+    """Handle an event."""
+    log.info("%s", message)
+
+
+def consume(pair: Pair, connection_string: str) -> None:
+    """Process a subscription and a queue."""
+    orders: Processor = process(connection_string, "orders", handle, concurrency=4)
+    with orders, pair.process("events", handle, subscription="audit") as events:
+        events.run_until_stopped()
 
 
 def serve(pair: Pair) -> None:

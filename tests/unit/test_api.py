@@ -21,8 +21,10 @@ from twinbus import blocking, pipeline, testing
 from twinbus.namespace.namespace import Namespace
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pair import Pair, PairMethods, pair_namespaces
+from twinbus.pairing.core.processing import ProcessOptions, ProcessSettings
 from twinbus.pairing.lifecycle.closing import AsyncOnly, BlockingOnly, PairSide
 from twinbus.pairing.observing.events import EventStream
+from twinbus.pairing.receiving.processor import Processor
 from twinbus.pairing.sending.sender import PairedSender
 
 PAIR = {
@@ -44,6 +46,10 @@ PAIR = {
     ),
     "mark_healthy": "(path: str) -> None",
     "on_event": "(callback: Callable[[PairEvent], None]) -> Callable[[], None]",
+    "process": (
+        "(entity_name: str, handler: Handler, *, subscription: str | None = None,"
+        " **options: Unpack[ProcessOptions]) -> Processor"
+    ),
     "start": "() -> None",
     "status": "() -> PairStatus",
     "unfreeze": "(path: str) -> None",
@@ -76,6 +82,16 @@ SENDER = {
         " **unknown: Never) -> None"
     ),
 }
+
+PROCESSOR = {
+    "run_until_stopped": "() -> None",
+    "stop": "() -> None",
+    "stop_soon": "() -> None",
+}
+
+PROCESS_OPTIONS = (
+    *("concurrency", "sessions", "session_idle", "max_lock_renewal", "stop_timeout", "on_error"),
+)
 
 PAIR_NAMESPACES = (
     "(primary: str | Namespace, secondary: str | Namespace,"
@@ -126,7 +142,7 @@ SYNC_WORDS = {
 }
 
 
-OF_THE_CORE = {(EventStream, "put"), (EventStream, "end")}
+OF_THE_CORE = {(EventStream, "put"), (EventStream, "end"), (Processor, "stop_requested")}
 """What only the core calls."""
 
 
@@ -179,6 +195,15 @@ def test_a_side_offers_exactly_this(kind: type) -> None:
     assert public(kind) == SIDE
 
 
+@pytest.mark.parametrize("kind", [Processor, blocking.Processor])
+def test_a_processor_offers_and_takes_exactly_this(kind: type) -> None:
+    found = without_managers(public(kind))
+    assert {name: found[name] for name in PROCESSOR} == PROCESSOR
+    assert set(found) - set(PROCESSOR) <= {name for _, name in OF_THE_CORE}
+    assert tuple(ProcessOptions.__annotations__) == PROCESS_OPTIONS
+    assert tuple(field.name for field in dataclasses.fields(ProcessSettings)) == PROCESS_OPTIONS
+
+
 @pytest.mark.parametrize(
     ("core", "twin"),
     [
@@ -186,6 +211,7 @@ def test_a_side_offers_exactly_this(kind: type) -> None:
         (PairedSender, blocking.PairedSender),
         (PairSide, blocking.PairSide),
         (EventStream, blocking.EventStream),
+        (Processor, blocking.Processor),
     ],
     ids=lambda kind: str(kind.__name__),
 )
@@ -303,7 +329,9 @@ def test_blocking_exports_these_names() -> None:
         "PairSide",
         "PairStatus",
         "PairedSender",
+        "Processor",
         "SendAvailabilityOptions",
         "Verdict",
         "pair_namespaces",
+        "process",
     ]

@@ -75,14 +75,15 @@ PUBLIC_NAMES = """
     AliasTypeError AliasValueError BacklogFormatError BacklogGuardError
     BacklogMessageTooLargeError BacklogQueueFound BacklogQueueLeftOut BacklogQueuePulled
     BacklogQueueReturned BacklogUnavailableError BrokerError BrokerStartError CredentialError
-    EmbeddedBroker EntityChanged EntityHeld EntityUnusableError EventStream EventsDropped Fault
+    DeadLetterError EmbeddedBroker EntityChanged EntityHeld EntityUnusableError EventStream
+    EventsDropped Fault
     GuardWarned InvalidDestinationError ListenError MessageSender MissingDestinationError
     MissingPackageError MissingRightError Namespace NamespaceInUseError Pair PairClosedError
     PairEvent PairFaultedError PairNotStartedError PairSide PairStatus PairedSender
-    PairingError PartialDivertError PingEnded ProtectionChanged ReservedPropertyError
+    PairingError PartialDivertError PingEnded Processor ProtectionChanged ReservedPropertyError
     RightMissing SameNamespaceError ScheduleUnavailableError ScheduleUnknownError
     SendAvailabilityOptions SideChanged StoreError StoreFull TransferError TwinbusError Verdict
-    WrongKeyError classify pair_namespaces
+    WrongKeyError classify pair_namespaces process
 """.split()
 
 

@@ -19,11 +19,13 @@ interrupted: Ctrl-C ends it in the core too.
   `worker_process_init`).
 - A program that ends without closing its pair still exits at once.
 - Receivers are the sync SDK's own, from the primary; they do not use the pair's thread.
+- The handlers of `pair.process` run on threads of their own.
 """
 
 from __future__ import annotations
 
 from twinbus.blocking.pair import EventStream, Pair, PairSide, pair_namespaces
+from twinbus.blocking.processor import Processor, process
 from twinbus.blocking.sender import MessageSender, PairedSender
 from twinbus.namespace.namespace import Namespace
 from twinbus.options import SendAvailabilityOptions, Verdict
@@ -37,7 +39,9 @@ __all__ = [
     "PairSide",
     "PairStatus",
     "PairedSender",
+    "Processor",
     "SendAvailabilityOptions",
     "Verdict",
     "pair_namespaces",
+    "process",
 ]

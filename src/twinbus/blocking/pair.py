@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack
 from weakref import WeakSet
 
 from azure.core.paging import ItemPaged
 from azure.servicebus import ServiceBusClient, ServiceBusReceiver, ServiceBusSender
 
 from twinbus.blocking.loop_thread import LoopThread
+from twinbus.blocking.processor import Handler, Processor, processor_of
 from twinbus.blocking.sender import PairedSender
 from twinbus.errors import PairClosedError, PairingError
 from twinbus.namespace.namespace import KEEP_ALIVE_OFF, Namespace, both_sides, bounds
@@ -27,6 +28,7 @@ from twinbus.status.document import SideState
 if TYPE_CHECKING:
     from twinbus.namespace.credentials import AwaitableCredential
     from twinbus.pairing.core.failover import Event
+    from twinbus.pairing.core.processing import ProcessOptions
     from twinbus.pairing.observing.metrics import PairCollector
     from twinbus.pairing.sending.sender import PairedSender as CoreSender
 
@@ -195,6 +197,23 @@ class Pair(BlockingOnly, PairMethods[ServiceBusReceiver, ItemPaged[str]]):
         links = DirectLinks(make, self._loop_thread.loop)
         self._links.add(links)
         return PairedSender(core, self._loop_thread, links)
+
+    def process(
+        self,
+        entity_name: str,
+        handler: Handler,
+        *,
+        subscription: str | None = None,
+        **options: Unpack[ProcessOptions],
+    ) -> Processor:
+        """A processor that runs `handler` for each message of a queue, or of a subscription.
+
+        As `twinbus.Pair.process`; the handler is a plain function and runs on a thread.
+        """
+        # Raises if the pair is closed.
+        self._loop_thread.call(lambda: self._core.backlog_queues)
+        names = entity_name, subscription
+        return processor_of(self._core, names, handler, options, self._loop_thread)
 
     @property
     def backlog_queues(self) -> tuple[str, ...]:

@@ -1,0 +1,1 @@
+"""Receiving: the processor, which runs a handler for every message."""
