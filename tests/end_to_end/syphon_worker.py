@@ -38,6 +38,7 @@ async def work(given: dict[str, Any]) -> None:
                 given["primary"],
                 given["secondary"],
                 queues,
+                twins=given.get("twins", ()),
                 idle_s=LOOK_S,
                 limits=IntakeLimits(messages=given["window"]),
                 options=SendAvailabilityOptions(session_order=order),

@@ -35,6 +35,7 @@ class PumpMachine(RuleBasedStateMachine):
     """Every event that a relay can tell, whenever it can happen."""
 
     strict = False
+    home: str | None = None
 
     @initialize(
         messages=st.integers(4, 12),
@@ -43,11 +44,13 @@ class PumpMachine(RuleBasedStateMachine):
     )
     def begin(self, messages: int, size_bytes: int, grace_s: float) -> None:
         limits = IntakeLimits(messages=messages, size_bytes=size_bytes, answer_s=30.0)
-        self.world = World(limits=limits, grace_s=grace_s, poll_s=900.0, strict=self.strict)
+        self.world = World(
+            limits=limits, grace_s=grace_s, poll_s=900.0, strict=self.strict, home=self.home
+        )
 
     @rule(path=PATHS, count=COUNTS, session=SESSIONS)
     def store(self, path: str, count: int, session: str | None) -> None:
-        self.world.store(path, count, session)
+        self.world.store(self.home or path, count, session)
 
     @rule(stored=st.booleans())
     def primary_changes(self, stored: bool) -> None:
@@ -140,3 +143,23 @@ class PumpMachine(RuleBasedStateMachine):
 
 TestPump = PumpMachine.TestCase
 TestPump.settings = settings(stateful_step_count=50)
+
+
+class TwinPumpMachine(PumpMachine):
+    """The same for a twin: all messages go home, and consumers take some of them."""
+
+    home = "orders"
+
+    @precondition(lambda self: self.world.queue)
+    @rule(data=st.data())
+    def consume(self, data: st.DataObject) -> None:
+        self.world.remove(data.draw(st.sampled_from(sorted(self.world.queue))))
+
+    @precondition(lambda self: self.world.queue)
+    @rule(data=st.data())
+    def lock(self, data: st.DataObject) -> None:
+        self.world.steal(data.draw(st.sampled_from(sorted(self.world.queue))))
+
+
+TestTwinPump = TwinPumpMachine.TestCase
+TestTwinPump.settings = settings(stateful_step_count=50)

@@ -36,7 +36,8 @@ from twinbus.transfer.sections import aliases_of
 REASON: Final = "DeadLetterReason"
 DESCRIPTION: Final = "DeadLetterErrorDescription"
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-STATES: Final = {0: "active", 1: "deferred", 2: "scheduled"}
+ACTIVE: Final = "active"
+STATES: Final = {0: ACTIVE, 1: "deferred", 2: "scheduled"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +74,7 @@ class PeekedMessage:
 
     @property
     def state(self) -> str:
-        return STATES.get(self.number(names.MESSAGE_STATE) or 0, "active")
+        return STATES.get(self.number(names.MESSAGE_STATE) or 0, ACTIVE)
 
     @property
     def message_id(self) -> str | None:

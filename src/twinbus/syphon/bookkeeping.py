@@ -164,6 +164,11 @@ class OutageLog:
         lost_at.setdefault(queue, now)
         log.log(level, "the %s is lost, reconnecting: %s [%s]", side, reason, queue)
 
+    def ended(self, queue: str) -> None:
+        """Forget a relay that was closed: it does not get back what it has lost."""
+        for lost_at in self._lost_at.values():
+            lost_at.pop(queue, None)
+
     def back(self, side: str, queue: str, now: float) -> None:
         since = self._lost_at[side].pop(queue, None)
         if since is not None and not self._lost_at[side]:

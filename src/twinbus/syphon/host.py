@@ -12,6 +12,7 @@ from typing import Final
 
 from twinbus.client.administration import NotAnswered, counts_of
 from twinbus.client.connection import MACHINE, Environment
+from twinbus.client.peeked_message import ACTIVE
 from twinbus.client.peeking import (
     NamespaceUnreachable,
     count_matching,
@@ -30,6 +31,8 @@ from twinbus.syphon.core.pacing import Pace, Rate, ReconnectBackoff
 from twinbus.syphon.core.pump import IntakeLimits, Pump
 from twinbus.syphon.lease import Leases
 from twinbus.syphon.relay import Relay
+from twinbus.syphon.twin_relay import twin_relay
+from twinbus.transfer.unpacking import Unpacker
 
 log = logging.getLogger("twinbus.syphon")
 
@@ -66,6 +69,11 @@ class SyphonGroup:
         self.hosts.append(host)
         await host.start()
 
+    async def remove(self, host: SyphonHost) -> None:
+        """Close a host, and forget what it counted."""
+        self.hosts.remove(host)
+        await host.close()
+
     def pause(self) -> None:
         """Receive nothing more and release what was not sent; what was sent is completed."""
         self.is_paused = True
@@ -97,7 +105,7 @@ class SyphonGroup:
 
 
 class SyphonHost:
-    """One relay for each backlog queue, from `start` to `close`."""
+    """One relay for each backlog queue and each twin, from `start` to `close`."""
 
     def __init__(
         self,
@@ -107,6 +115,7 @@ class SyphonHost:
         options: SendAvailabilityOptions | None = None,
         ledger: RelayLedger | None = None,
         *,
+        twins: Sequence[str] = (),
         limits: IntakeLimits | None = None,
         on_delivered: Callable[[str], None] | None = None,
         lease: bool | None = None,
@@ -117,6 +126,8 @@ class SyphonHost:
     ) -> None:
         """A side is a connection string, or an object with a `connection_string`.
 
+        `twins` are queues of the secondary without sessions that are marked as twins. Each is
+        emptied into its namesake in the primary; `limits`, leases and order do not concern them.
         `on_delivered` is called with the path of each entity of the primary that accepted a
         message. `lease`: each queue is pumped only while this host holds its lease; None: if the
         order is strict. `rate` limits all pumps that share it; None: one of its own, by `options`.
@@ -131,14 +142,14 @@ class SyphonHost:
         self.rate = rate or Rate(options.syphon_rate)
         if self.only is not None and limits is None:
             limits = IntakeLimits(messages=SELECTED_IN_MEMORY)
-        queues = list(dict.fromkeys(queues))
+        self.queues = queues = list(dict.fromkeys(queues))
         outages = outages or OutageLog()
         self.environment = environment
         self.primary = endpoint_of(primary)
         self.secondary = endpoint_of(secondary)
         self.ledger = ledger or NullLedger()
         self.leases: Leases | None = None
-        if is_strict if lease is None else lease:
+        if queues and (is_strict if lease is None else lease):
             self.leases = Leases(
                 self.secondary, queues, self._lease_changed, self.ledger, environment
             )
@@ -157,13 +168,28 @@ class SyphonHost:
                     draw=environment.chance,
                 ),
                 ledger=self.ledger,
-                remaining_ttl=options.ttl_policy == "remaining",
+                unpack=Unpacker(remaining_ttl=options.ttl_policy == "remaining").unpack,
                 on_delivered=on_delivered,
                 lease=None if self.leases is None else partial(self.leases.holds, queue),
                 outages=outages,
                 environment=environment,
             )
             for queue in queues
+        ]
+        self.twins = list(dict.fromkeys(twins))
+        self.relays += [
+            twin_relay(
+                self.primary,
+                self.secondary,
+                path,
+                options,
+                self.ledger,
+                rate=self.rate,
+                on_delivered=on_delivered,
+                outages=outages,
+                environment=environment,
+            )
+            for path in self.twins
         ]
 
     async def start(self) -> None:
@@ -236,9 +262,12 @@ class SyphonHost:
         }
 
     def problems(self, relay: Relay) -> dict[str, str]:
-        """Return what stops one relay: a side or the lease, and why."""
-        waits = self.leases and self.leases.problem(relay.queue)
-        return {**relay.problems, **({"lease": waits} if waits else {})}
+        """Return what stops one relay: a side, the lease or a message, and why."""
+        found = dict(relay.problems)
+        if self.leases is not None and relay.queue not in self.twins:
+            waits = self.leases.problem(relay.queue)
+            found |= {"lease": waits} if waits else {}
+        return found | ({"message": relay.pump.left} if relay.pump.left else {})
 
     def _lease_changed(self, queue: str, is_held: bool) -> None:
         for relay in (one for one in self.relays if one.queue == queue):
@@ -277,6 +306,7 @@ async def drain(
     secondary: object,
     queues: Sequence[str],
     *,
+    twins: Sequence[str] = (),
     ledger: RelayLedger | None = None,
     idle_s: float = IDLE_S,
     on_progress: Callable[[DrainProgress], None] | None = None,
@@ -286,8 +316,10 @@ async def drain(
     rate: Rate | None = None,
     only: Collection[str] | None = None,
 ) -> DrainStats:
-    """Move everything out of these backlog queues; return when all are empty.
+    """Move everything out of these backlog queues and twins; return when all are empty.
 
+    A twin is empty when it holds no active message: its scheduled ones are not due, and its
+    deferred ones belong to its consumers.
     It runs on while messages cannot be delivered; cancelling it loses nothing. Raise SyphonError if
     a queue does not exist, if its counts are refused, or if a pump fails. With `only`, return when
     no message to these destinations is left; queues that hold none are not touched.
@@ -304,6 +336,7 @@ async def drain(
         queues,
         options,
         ledger,
+        twins=twins,
         limits=limits,
         lease=lease,
         rate=rate,
@@ -336,7 +369,7 @@ async def drain_host(
     """Run a host until its queues are empty, then close it; otherwise as `drain`."""
     began = host.environment.monotonic()
     with recording_to(host.ledger):
-        await _total(host.secondary, host.relays)
+        await _total(host)
         await host.start()
         try:
             await _until_empty(host, idle_s, on_progress)
@@ -397,17 +430,21 @@ class _RemainingMessages:
     async def is_confirmed(self) -> bool:
         """Return whether a peek finds all queues empty too: the counts of a namespace lag behind.
 
-        With selected destinations the count was made by peeking.
+        With selected destinations the count of backlog queues was made by peeking.
         """
         host = self._host
-        if host.only is not None:
-            return True
+        queues = host.queues if host.only is None else []
         try:
             async with open_connection(host.secondary) as connection:
-                for relay in host.relays:
-                    async with aclosing(peek(connection, relay.queue, page=1)) as messages:
+                for queue in queues:
+                    async with aclosing(peek(connection, queue, page=1)) as messages:
                         if await anext(messages, None) is not None:
                             return False
+                for twin in host.twins:
+                    async with aclosing(peek(connection, twin)) as messages:
+                        async for message in messages:
+                            if message.state == ACTIVE:
+                                return False
         except SyphonError as error:
             log.log(self._level, "peeking whether anything is left: %s", error)
             return False
@@ -416,7 +453,15 @@ class _RemainingMessages:
     async def _count(self) -> int | None:
         host = self._host
         if host.only is None:
-            return await _total(host.secondary, host.relays, self._level)
+            return await _total(host, self._level)
+        in_twins = await _total(host, self._level, queues=())
+        if in_twins is None:
+            return None
+        in_queues = await self._count_selected(host.only)
+        return None if in_queues is None else in_queues + in_twins
+
+    async def _count_selected(self, only: frozenset[str]) -> int | None:
+        host = self._host
         expected = self._found - (host.moved - self._moved)
         now = host.environment.monotonic()
         if host.moved > self._moved_before:
@@ -425,7 +470,7 @@ class _RemainingMessages:
         if expected > 0 and now < self._peek_at:
             return expected
         try:
-            found = await count_matching(host.secondary, [r.queue for r in host.relays], host.only)
+            found = await count_matching(host.secondary, host.queues, only)
         except SyphonError as error:
             log.log(self._level, "counting what is left: %s", error)
             return None
@@ -460,12 +505,15 @@ def _progress(host: SyphonHost, waiting: int) -> DrainProgress:
 
 
 async def _total(
-    secondary: Endpoint, relays: Sequence[Relay], level: int = logging.WARNING
+    host: SyphonHost, level: int = logging.WARNING, queues: Sequence[str] | None = None
 ) -> int | None:
-    """Count the messages in all queues; None while the secondary does not answer."""
+    """Count the messages in all twins and queues, or these; None while there is no answer."""
+    queues = host.queues if queues is None else queues
+    paths = [*queues, *host.twins]
     try:
-        counts = await asyncio.gather(*(counts_of(secondary, relay.queue) for relay in relays))
+        counts = await asyncio.gather(*(counts_of(host.secondary, path) for path in paths))
     except NotAnswered as error:
         log.log(level, "counting what is left: %s", error)
         return None
-    return sum(each.waiting for each in counts)
+    in_queues, in_twins = counts[: len(queues)], counts[len(queues) :]
+    return sum(one.waiting for one in in_queues) + sum(one.active for one in in_twins)

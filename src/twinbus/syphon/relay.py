@@ -1,4 +1,4 @@
-"""Moves the messages of one backlog queue to the primary, as its pump decides.
+"""Moves the messages of one backlog queue, or of one twin, to the primary, as its pump decides.
 
     secondary --deliveries--> pump --Forward--> primary
         ^                                          |
@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
@@ -62,7 +62,7 @@ _link_numbers = itertools.count(1)
 
 
 class QueueMissing(ConnectionLost):
-    """The backlog queue does not exist: it was deleted, and may be gone for good."""
+    """The queue does not exist or must be left alone, and that may last."""
 
 
 class Relay:
@@ -76,13 +76,17 @@ class Relay:
         *,
         pump: Pump,
         ledger: RelayLedger,
-        remaining_ttl: bool = False,
+        unpack: Callable[[bytes, bytes, int], BacklogMessage] | None = None,
+        refusal: Callable[[], Awaitable[str | None]] | None = None,
         on_delivered: Callable[[str], None] | None = None,
         lease: Callable[[], bool] | None = None,
         outages: OutageLog | None = None,
         environment: Environment = MACHINE,
     ) -> None:
-        """`on_delivered` is called with the path of each destination that accepted a message.
+        """`unpack` makes the message of a delivery: its bytes, its tag, the time; None: by aliases.
+
+        `refusal` returns why the queue must not be received from, before each attach; None: it may.
+        `on_delivered` is called with the path of each destination that accepted a message.
 
         With a `lease`, messages are forwarded only while it returns true; call `lease_changed`
         when it changes. The relays of a host share `outages`.
@@ -101,7 +105,8 @@ class Relay:
         self._billed = BilledRequests(
             secondary.label, cause="syphon", side="secondary", ledger=ledger
         )
-        self._unpacker = Unpacker(remaining_ttl=remaining_ttl)
+        self._unpack = unpack or Unpacker().unpack
+        self._refusal = refusal
         self._on_delivered = on_delivered
         self._lease = lease
         self._leased = asyncio.Event()
@@ -116,7 +121,7 @@ class Relay:
         self._is_missing = False
         """The link ended because the queue does not exist."""
         self._requests = RequestTasks(
-            pump, self._books, self._perform, self._unpacker.unpack, queue, environment
+            pump, self._books, self._perform, self._unpack, queue, environment
         )
         self._outbound = DestinationLinks(pump, self._books, self._perform, self._now)
         self._deliveries: dict[int, BacklogMessage] = {}
@@ -200,6 +205,7 @@ class Relay:
         await self._requests.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
         self._running = []
+        self._outages.ended(self.queue)
 
     # Sides
 
@@ -267,6 +273,8 @@ class Relay:
             self._secondary = connection
             self._requests.connection = connection
             while not connection.lost.done():
+                if self._refusal is not None and (why := await self._refusal()) is not None:
+                    raise QueueMissing(why)
                 reason = await self._serve_source(connection)
                 if not connection.lost.done():
                     # Detached for idleness: re-attached inside the same poll (docs/costs.md).
@@ -346,7 +354,7 @@ class Relay:
     def _on_deliveries(self, run: list[DeliveryArrived]) -> None:
         """Unpack the deliveries of one read and hand them to the pump."""
         now_ms = self._environment.wall_ms()
-        unpack, epoch, deliveries = self._unpacker.unpack, self._epoch, self._deliveries
+        unpack, epoch, deliveries = self._unpack, self._epoch, self._deliveries
         messages: list[BacklogMessage] = []
         for event in run:
             message = unpack(event.payload, event.tag, now_ms)

@@ -221,6 +221,21 @@ def from_backlog_sections(
     return result, aliases
 
 
+def time_to_live_ms(
+    sections: Sections, header: list[int], properties: list[int], enqueued_ms: int
+) -> tuple[int | None, bool]:
+    """Return the time to live of a delivered message, and whether dates in its properties say it.
+
+    `header` and `properties` are the `fields_of` these sections. An expiry without a creation time
+    counts from `enqueued_ms`.
+    """
+    ttl = _number(field_value(sections.header, header, TTL))
+    expiry = _number(field_value(sections.properties, properties, ABSOLUTE_EXPIRY))
+    creation = _number(field_value(sections.properties, properties, CREATION))
+    began = enqueued_ms if creation is None else creation
+    return _time_to_live_ms(ttl, expiry, began), expiry is not None
+
+
 def without_delivery_marks(sections: Sections) -> Sections:
     """Return a delivered message without what the delivering broker added."""
     result = _copied(sections)

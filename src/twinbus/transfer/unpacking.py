@@ -61,6 +61,8 @@ class BacklogMessage:
     """The restored message, encoded; emptied once the primary has it."""
     fault: tuple[str, str] | None = None
     """Dead-letter reason and description if the message cannot be restored."""
+    is_left: bool = False
+    """It must not be forwarded and not be dead-lettered: the consumers of its twin have it."""
     lock_s: float = LOCK_UNKNOWN_S
     is_deferred: bool = False
     """It was received by sequence number; if released, it is deferred again."""
@@ -146,7 +148,7 @@ def _fill(
     """Unpack step by step; return the delivery's sections, or None if it cannot be forwarded."""
     try:
         sections = split(payload)
-        _read_broker_annotations(message, sections.message_annotations, now_ms)
+        read_broker_annotations(message, sections.message_annotations, now_ms)
         message.message_id = _id_before(sections)
         shortened = _shortened(message, aliases_of(sections), now_ms) if remaining_ttl else None
         restored, aliases = from_backlog_sections(
@@ -233,7 +235,7 @@ class Unpacker:
             if properties[6] == 0xA1 and properties[3] == 0xC0:
                 message_id = properties[8 : 8 + properties[7]].decode("utf-8", "replace")
             else:
-                message_id = _message_id(properties)
+                message_id = message_id_in(properties)
         except (DecodeError, struct.error, IndexError):
             return False
         message.sequence_number, message.enqueued_ms, locked_ms = found
@@ -430,10 +432,11 @@ class _KnownHeader:
 def _id_before(sections: Sections) -> str | None:
     """The id of the message before it was diverted, which an id of the copy may have replaced."""
     original = original_id(sections)
-    return _message_id(sections.properties) if original is None else str(original)
+    return message_id_in(sections.properties) if original is None else str(original)
 
 
-def _message_id(properties: bytes) -> str | None:
+def message_id_in(properties: bytes) -> str | None:
+    """Return the message id in a raw properties section as text; None: there is none."""
     # Nearly always: a list with sizes of one byte, whose first field is a short string.
     if properties[:4] == _SHORT_PROPERTIES and properties[6:7] == b"\xa1" and properties[7:]:
         return properties[8 : 8 + properties[7]].decode("utf-8", "replace")
@@ -443,7 +446,7 @@ def _message_id(properties: bytes) -> str | None:
     return None if found is None else str(found)
 
 
-def _read_broker_annotations(message: BacklogMessage, raw: bytes, now_ms: int) -> None:
+def read_broker_annotations(message: BacklogMessage, raw: bytes, now_ms: int) -> None:
     """Read what the broker wrote on the delivery: its number, its age, the end of its lock."""
     for key, _, value_at, _ in entries_of(raw):
         if key not in (_SEQUENCE, _ENQUEUED, _LOCKED):

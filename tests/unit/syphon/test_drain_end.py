@@ -42,7 +42,14 @@ async def test_a_drain_ends_when_a_peek_finds_nothing_though_the_counts_said_so_
     monkeypatch.setattr(host_module, "peek", peek)
     relay: Any = SimpleNamespace(queue="q", fault=None)
     host = SimpleNamespace(
-        relays=[relay], only=None, secondary=None, in_flight=0, moved=0, environment=MACHINE
+        relays=[relay],
+        queues=["q"],
+        twins=[],
+        only=None,
+        secondary=None,
+        in_flight=0,
+        moved=0,
+        environment=MACHINE,
     )
     await _until_empty(cast("SyphonHost", host), 0.01, None)
     assert peeks == []

@@ -222,6 +222,8 @@ class Destinations:
         self.draw = draw
         """Random numbers from 0 to 1."""
         self._only = only
+        self.home: Destination | None = None
+        """The one destination of a twin's messages; None: the messages name their destinations."""
         self.is_primary_up = False
         self.primary_answered_at = float("-inf")
         """When the primary last answered anything, for any destination."""
@@ -241,6 +243,19 @@ class Destinations:
             if not self.is_selected(path):
                 destination.is_selected, destination.held_until = False, float("inf")
         return destination
+
+    def set_home(self, path: str) -> None:
+        """Let all messages go to one destination, which is on trial whenever it is not busy."""
+        self.home = self.add(path)
+        self.doubt_home()
+
+    def doubt_home(self) -> None:
+        """Try the home with one message before more are received for it."""
+        assert self.home is not None
+        if self.home.held_until is None:
+            self.home.held_until, self.home.reason = 0.0, ""
+            self.home.start_trial()
+            self.held.add(self.home.path.lower())
 
     def is_selected(self, path: str) -> bool:
         return self._only is None or path.lower() in self._only

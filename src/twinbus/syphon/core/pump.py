@@ -19,6 +19,11 @@ returns, and calls `tick` at `timer_at`. The parts of a pump:
     WaitingMessages             what waits to be sent, in memory or deferred
     ReceiveControl, SendControl       what is asked of the backlog queue, and what is sent
     StrictOrder                 if the order of sessions is strict: whose turn it is
+
+The pump of a twin has a home: one destination for all messages. Consumers receive from the twin
+too, so the pump keeps nothing from them that it cannot deliver. It receives only while the link to
+its home is open, one message until that was accepted, and releases what its home does not take. It
+defers nothing, and never touches what consumers deferred.
 """
 
 from __future__ import annotations
@@ -54,6 +59,12 @@ __all__ = ["IntakeLimits", "Pump"]
 ASKED: Final = "a person asked for it"
 """The usual reason for a pause."""
 
+LEFT: Final = "a message in front is left to the consumers"
+
+LEFT_S: Final = 900.0
+"""Pause of a twin's pump after a message that it must not move. The queue would deliver it again at
+once."""
+
 
 class Pump:
     """Takes the events of one backlog queue and returns the actions that follow."""
@@ -65,12 +76,14 @@ class Pump:
         undeliverable_grace_s: float = 21_600.0,
         poll_s: float = 900.0,
         is_strict: bool = False,
+        home: str | None = None,
         only: frozenset[str] | None = None,
         pace: Pace | None = None,
         draw: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """`is_strict`: the messages of each session are sent in order, one by one.
 
+        `home` is the destination of all messages, if the queue is a twin. It is never given up.
         `only` are the destinations to serve, in lower case; None: all. `pace` is the pump's part in
         a rate that it shares with others. `draw` returns random numbers from 0 to 1, by which
         back-offs vary.
@@ -87,7 +100,13 @@ class Pump:
         self._intake = Intake(self.limits)
         self._settlements = Settlements(self._intake)
         self._deferred = DeferredMessages()
-        self._destinations = Destinations(undeliverable_grace_s, only, draw)
+        grace_s = undeliverable_grace_s if home is None else float("inf")
+        self._destinations = Destinations(grace_s, only, draw)
+        if home is not None:
+            self._destinations.set_home(home)
+        self.left = ""
+        """Why a message in a twin is not moved; empty: none is in the way."""
+        self._left_until = float("inf")
         self._waiting = WaitingMessages(self._destinations, self._intake, self._deferred, lanes)
         self.pace = pace
         self._receiving = ReceiveControl(
@@ -133,7 +152,7 @@ class Pump:
         """The destinations that take nothing now, and why."""
         # One on trial that has no message to be tried with may have recovered: leave it out.
         held = self._destinations.held_ones()
-        return {d.path: d.reason for d in held if d.is_held or d.sent or d.waiting}
+        return {d.path: d.reason for d in held if d.reason and (d.is_held or d.sent or d.waiting)}
 
     @property
     def given_up_at(self) -> dict[str, float]:
@@ -141,7 +160,7 @@ class Pump:
         return {
             destination.path: destination.missing_since + self._destinations.grace_s
             for destination in self._destinations
-            if destination.missing_since is not None
+            if destination.missing_since is not None and destination is not self._destinations.home
         }
 
     def attaches_to(self, path: str) -> bool:
@@ -161,6 +180,7 @@ class Pump:
         moments += [next((message.renew_at for message in self._intake), None)]
         moments += [self._receiving.find_deferred_at()]
         moments += [self._poll_at] if self.credit else []
+        moments += [self._left_until] if self.left else []
         if self._destinations.held:
             moments.append(self._receiving.look_ahead.due_at)
         if self._order is not None:
@@ -177,7 +197,7 @@ class Pump:
             self.pace.governor.restart(now)
         actions: list[Action] = []
         for destination in self._destinations:
-            if destination.waiting:
+            if destination.waiting or destination is self._destinations.home:
                 actions += self._sending.serve(destination, now)
         return actions + self._receiving.grant(now)
 
@@ -186,7 +206,11 @@ class Pump:
         self._destinations.is_primary_up = False
         for destination in self._destinations:
             destination.drop_link()
-        return self._receiving.grant(now)
+        actions: list[Action] = []
+        if self._destinations.home is not None:
+            self._destinations.doubt_home()
+            actions = self._release_waiting(now)
+        return actions + self._receiving.grant(now)
 
     def secondary_up(self, now: float) -> list[Action]:
         """Receive, and settle what was decided meanwhile: the backlog queue can be reached."""
@@ -240,7 +264,7 @@ class Pump:
         self._deferred.message_arrived(now)
         actions: list[Action] = []
         served: dict[str, Destination] = {}
-        is_unexpectedly_large = False
+        is_unexpectedly_large = is_left = False
         for message in messages:
             if order is not None:
                 order.lanes.delivered(message.sequence_number)
@@ -248,6 +272,10 @@ class Pump:
                 is_unexpectedly_large = True
             if look_ahead.target is not None and not message.is_deferred:
                 look_ahead.delivered(message.sequence_number, now)
+            if message.is_left:
+                is_left = True
+                actions += self._leave(message, now)
+                continue
             if message.fault is not None and destinations.is_selected(message.path):
                 actions += settlements.dead_letter(message, *message.fault, now)
                 continue
@@ -264,9 +292,18 @@ class Pump:
             served[message.destination] = destination
         for destination in served.values():
             actions += self._sending.serve(destination, now)
+        if is_left:
+            actions += self.pause(now, LEFT)
         if is_unexpectedly_large:
             actions += self._receiving.grant(now)
         return self._advanced(actions, now)
+
+    def _leave(self, message: BacklogMessage, now: float) -> list[Action]:
+        """Give a message of a twin back to the consumers, and say why."""
+        assert message.fault is not None, message
+        self.left = message.fault[1]
+        self._left_until = now + LEFT_S
+        return self._settlements.release([message], now)
 
     def settled(self, messages: list[BacklogMessage], now: float) -> list[Action]:
         """Forget these: the backlog queue confirmed what was decided about them."""
@@ -363,7 +400,7 @@ class Pump:
         if destination is None or not destination.attached:
             return []
         destination.credit = credit
-        return self._sending.serve(destination, now)
+        return self._home_changed(self._sending.serve(destination, now), now)
 
     def detached(self, path: str, condition: str | None, text: str, now: float) -> list[Action]:
         """Handle the end of a link: refused, or closed with messages that may have arrived."""
@@ -371,7 +408,12 @@ class Pump:
         destination = self._destinations.find(path)
         if destination is None or not (destination.attached or destination.attach_at is not None):
             return []
-        return self._sending.detached(destination, condition, text, now)
+        return self._home_changed(self._sending.detached(destination, condition, text, now), now)
+
+    def _home_changed(self, actions: list[Action], now: float) -> list[Action]:
+        """Return the actions and, for a twin, the credit that the state of its home allows."""
+        is_twin = self._destinations.home is not None
+        return actions + self._receiving.grant(now) if is_twin else actions
 
     def accepted(self, messages: list[BacklogMessage], now: float) -> list[Action]:
         """Complete these: the primary has them."""
@@ -463,10 +505,18 @@ class Pump:
 
     def tick(self, now: float) -> list[Action]:
         actions: list[Action] = []
+        if self.left and now >= self._left_until:
+            self.left = ""
+            actions += self.resume(now, LEFT)
+        if self._destinations.home is not None and not self._destinations.home.is_progressing(now):
+            # It was idle: an outage may have begun meanwhile.
+            self._destinations.doubt_home()
         for key, destination in self._destinations.by_key.items():
             if destination.is_late(now):
                 destination.doubt(now)
                 self._destinations.held.add(key)
+                if destination is self._destinations.home:
+                    actions += self._release_waiting(now)
         for destination in self._destinations:
             actions += self._sending.tick(destination, self.limits.answer_s, now)
         actions += self._receiving.renew_locks(self.limits.answer_s, now)

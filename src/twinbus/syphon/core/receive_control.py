@@ -175,6 +175,9 @@ class ReceiveControl:
         if not self.is_possible:
             return 0
         destinations = self._destinations
+        home = destinations.home
+        if home is not None and not (home.attached and home.credit):
+            return 0
         if not destinations.held or self.others_progress(now):
             return ANY_NUMBER
         waited_for = [
@@ -197,7 +200,12 @@ class ReceiveControl:
     # Peeking ahead
 
     def is_stalled(self, now: float) -> bool:
-        """Return whether held destinations are the only reason to receive nothing."""
+        """Return whether held destinations are the only reason to receive nothing.
+
+        Never for a twin: behind a message for its home are only more of them.
+        """
+        if self._destinations.home is not None:
+            return False
         return self.is_possible and bool(self._destinations.held) and not self.allowed(now)
 
     def peek_ahead(self, now: float) -> list[Action]:
@@ -248,8 +256,11 @@ class ReceiveControl:
         return [ReceiveDeferred(numbers)] if numbers else []
 
     def find_deferred_at(self) -> float | None:
-        """Return when to search for deferred messages; None: not in the present state."""
-        if not self.is_possible:
+        """Return when to search for deferred messages; None: not in the present state.
+
+        Never in a twin: its consumers deferred them, and receive them by number.
+        """
+        if not self.is_possible or self._destinations.home is not None:
             return None
         return self._deferred.due_at if self.is_quiet else self._deferred.forced_at
 

@@ -54,7 +54,9 @@ class SendControl:
             actions += self.defer_waiting(destination, now)
         if self._waiting.has_deferred(destination):
             actions += self._receiving.fetch(destination, now)
-        if destination.is_held or not self._destinations.is_primary_up or not destination.waiting:
+        # Nothing is received from a twin before its home can be reached.
+        is_wanted = destination.waiting or destination is self._destinations.home
+        if destination.is_held or not self._destinations.is_primary_up or not is_wanted:
             return actions
         if not destination.attached:
             if destination.attach_at is None:
@@ -137,6 +139,11 @@ class SendControl:
                 for message in self._waiting.take_all(destination)
                 for action in self._settlements.dead_letter(message, MISSING, text, now)
             ]
+        if destination is self._destinations.home:
+            # Its consumers may take them meanwhile.
+            if destination.is_on_trial:
+                return []
+            return self._settlements.release(self._waiting.take_all(destination), now)
         if not self._receiving.others_progress(now):
             return self._receiving.grant(now)
         is_to_try = destination.is_on_trial and destination.waiting and not destination.sent
@@ -193,6 +200,7 @@ class SendControl:
             key
             for key, each in by_key.items()
             if each.is_idle(now)
+            and each is not self._destinations.home
             and not (self._waiting.has_any(each) or self._waiting.has_deferred(each))
         ]
         if idle:
@@ -233,7 +241,8 @@ class SendControl:
             return self.serve(destination, now)
         if was_attached and (progressed or not back):
             # An idle link that the service closed is no failure (docs/guarantees.md).
-            return self.serve(destination, now) if destination.waiting else []
+            is_home = destination is self._destinations.home
+            return self.serve(destination, now) if destination.waiting or is_home else []
         return self.hold(destination, text, now)
 
     def refused(

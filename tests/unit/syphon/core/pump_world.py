@@ -63,6 +63,8 @@ class World:
     poll_s: float = 900.0
     size_bytes: int = 100
     strict: bool = False
+    home: str | None = None
+    """The path of the queue, if it is a twin."""
     lock_s: float = LOCK_S
     """How long a lock lasts by the pump's clock."""
     only: frozenset[str] | None = None
@@ -88,6 +90,7 @@ class World:
             undeliverable_grace_s=self.grace_s,
             poll_s=self.poll_s,
             is_strict=self.strict,
+            home=self.home,
             only=self.only,
             pace=self.pace,
             draw=lambda: self.chance,
@@ -348,6 +351,7 @@ class World:
                 self.queue[action.message.sequence_number].reason = action.reason
                 self._settle("dead", action.message)
             case Defer():
+                assert self.home is None, "consumers cannot find it"
                 self._settle("deferred", action.message)
             case Release():
                 back = "deferred" if action.message.is_deferred else "active"
@@ -355,8 +359,10 @@ class World:
             case Renew():
                 self.renewing += action.messages
             case ReceiveDeferred():
+                assert self.home is None, "its consumers deferred them"
                 self.fetches.append(action.numbers)
             case FindDeferred():
+                assert self.home is None
                 self.looks += 1
             case PeekForOrder():
                 assert self.is_secondary_up
@@ -364,6 +370,7 @@ class World:
                 self.surveyed_from.append(action.start)
             case LookAhead():
                 assert self.is_secondary_up
+                assert self.home is None
                 self.looks_ahead.append(action.start)
             case EmptyPoll():
                 self.polls += 1
@@ -382,6 +389,15 @@ class World:
         assert self.pump.bytes_in_flight <= max(self.limits.size_bytes, 2 * self.size_bytes)
         for stored in self.queue.values():
             assert stored.state != "gone" or stored.number in self.in_primary, "lost"
+        if self.home is not None:
+            self._check_twin(self.home)
+
+    def _check_twin(self, home: str) -> None:
+        """What is kept from the consumers of a twin can be delivered."""
+        assert not self.credit or home in self.attached, "received although its home is away"
+        if self.pump.held and not self.sent:
+            kept = [one for one in self.pump._intake if one.outcome is None]
+            assert len(kept) <= 1, "kept although its home takes nothing"
 
     def _check_turn(self, message: BacklogMessage) -> None:
         """Nothing of its session that the primary does not have was stored before it."""
@@ -425,6 +441,7 @@ class World:
         message.lock_s = self.lock_s
         if not stored.path:
             message.fault = ("MissingDestination", "no path")
+            message.is_left = self.home is not None
         return message
 
 
