@@ -11,6 +11,7 @@ import logging
 import re
 import ssl
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote, unquote
@@ -41,6 +42,8 @@ BUSY: Final = (429, 503)
 BUSY_WAITS_S: Final = (2.0, 2.0, 4.0)
 """Azure asks to wait 2 seconds."""
 
+QUEUES: Final = "$Resources/queues"
+TOPICS: Final = "$Resources/topics"
 LIST_PAGE: Final = 100
 PAGE_BYTES_MAX: Final = 16 << 20
 
@@ -224,53 +227,72 @@ async def list_backlog_queues(endpoint: Endpoint, label: str | None = None) -> l
 
     Raise SyphonError if listing them is refused or not answered.
     """
-    return list(await list_backlog_counts(endpoint, label))
+    return list(backlog_counts_in(await list_entries(endpoint, QUEUES), label))
 
 
-async def list_backlog_counts(
-    endpoint: Endpoint, label: str | None = None
+def backlog_counts_in(
+    entries: Mapping[str, str], label: str | None = None
 ) -> dict[str, QueueCounts | None]:
-    """Return the backlog queues as `list_backlog_queues`, with the counts that the list has."""
+    """Return the backlog queues among the entries of a listing, with their counts, in order."""
+    found = []
+    for name, entry in entries.items():
+        place = parse_backlog_path(name)
+        if place and (label is None or place[0].lower() == label.lower()):
+            found.append((place[0].lower(), place[1], name, counts_in(entry)))
+    return {name: counts for _, _, name, counts in sorted(found, key=lambda one: one[:3])}
+
+
+async def list_entries(
+    endpoint: Endpoint, resource: str, requests: BilledRequests | None = None
+) -> dict[str, str]:
+    """Return the descriptions of all entities of a resource such as QUEUES, by name.
+
+    Raise SyphonError if listing them is refused or not answered.
+    """
     try:
         token = await token_for(endpoint, "")
     except NotAnswered as error:
         raise SyphonError(str(error)) from error
-    queues = await asyncio.to_thread(_listed, endpoint, token)
-    found = []
-    for name, counts in queues.items():
-        place = parse_backlog_path(name)
-        if place and (label is None or place[0].lower() == label.lower()):
-            found.append((place[0].lower(), place[1], name, counts))
-    return {name: counts for _, _, name, counts in sorted(found, key=lambda one: one[:3])}
+    return await asyncio.to_thread(_listed, endpoint, resource, token, requests)
 
 
-def _listed(endpoint: Endpoint, token: NamespaceToken) -> dict[str, QueueCounts | None]:
-    queues: dict[str, QueueCounts | None] = {}
+def _listed(
+    endpoint: Endpoint, resource: str, token: NamespaceToken, requests: BilledRequests | None
+) -> dict[str, str]:
+    found: dict[str, str] = {}
     listed = 0
     while True:
-        entries = _ENTRY.findall(_page(endpoint, token, listed))
+        entries = _ENTRY.findall(_page(endpoint, resource, token, listed, requests))
         for entry in entries:
             if (title := _TITLE.search(entry)) is not None:
-                queues[unescape(title[1])] = counts_in(entry)
+                found[unescape(title[1])] = entry
         listed += len(entries)
         if len(entries) < LIST_PAGE:
-            return queues
+            return found
 
 
-def _page(endpoint: Endpoint, token: NamespaceToken, skip: int) -> str:
+def _page(
+    endpoint: Endpoint,
+    resource: str,
+    token: NamespaceToken,
+    skip: int,
+    requests: BilledRequests | None,
+) -> str:
     query = f"$skip={skip}&$top={LIST_PAGE}&"
-    queues = quote("$Resources/queues")
+    path, what = quote(resource), resource.rpartition("/")[2].lower()
     try:
-        status, text = get(endpoint, queues, token, query=query, bytes_max=PAGE_BYTES_MAX)
+        status, text = get(
+            endpoint, path, token, query=query, bytes_max=PAGE_BYTES_MAX, requests=requests
+        )
     except NotAnswered as error:
         raise SyphonError(f"{endpoint.label} cannot be reached: {error}") from error
     if wrong := wrong_key_text(endpoint.label, text) if status == 401 else None:
         raise KeyRefused(wrong)
     if status in (401, 403):
         raise ListingRefused(
-            f"listing the queues of {endpoint.label} needs the Manage right, and "
-            f"{endpoint.tokens.who} does not have it: name the queues"
+            f"listing the {what} of {endpoint.label} needs the Manage right, and "
+            f"{endpoint.tokens.who} does not have it: name the {what}"
         )
     if status != 200:
-        raise SyphonError(f"{endpoint.label} answers {status} to the listing of its queues")
+        raise SyphonError(f"{endpoint.label} answers {status} to the listing of its {what}")
     return text

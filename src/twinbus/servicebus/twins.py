@@ -125,3 +125,17 @@ def is_of_secondary(number: int) -> bool:
 def own_number(number: int) -> int:
     """Return the sequence number in the namespace that has the message."""
     return number & ~SECONDARY_BIT
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTwin:
+    """A twin of a queue, or a subscription of the twin of a topic, and what it holds."""
+
+    path: str
+    topic: str = ""
+    """The topic of a subscription; empty: it is a queue."""
+    requires_session: bool = False
+    active: int = 0
+    """Messages that can be received, and those that are locked."""
+    waiting: int = 0
+    """All messages: active, scheduled and deferred."""

@@ -175,6 +175,20 @@ class SyphonQueueStatus:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TwinContents:
+    """What a twin of a queue, or a subscription of a twin, held at the last listing."""
+
+    topic: str = ""
+    """The topic of a subscription; empty: it is a queue."""
+    waiting: int = 0
+    """Active, locked, scheduled and deferred messages."""
+    waits_s: float | None = None
+    """Seconds since a listing, and each one after it, found messages there; None: it is empty."""
+    consumers_only: str = ""
+    """Why no syphon empties it; empty: the syphon does, beside its consumers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SyphonStatus:
     """A syphon at one moment: a program of its own, or the one inside a pair."""
 
@@ -187,6 +201,8 @@ class SyphonStatus:
     """Destinations that it serves; empty: all."""
     without_pump: list[str] = field(default_factory=list)
     """Backlog queues of its label that it does not pump."""
+    twins: dict[str, TwinContents] = field(default_factory=dict)
+    """What the twins of its label held at the last listing."""
     waiting: int | None = None
     """Messages in the backlog queues; None: not counted."""
     rate_per_s: float = 0.0
@@ -240,6 +256,8 @@ class PairStatus:
     """When a backlog queue last answered, in unix seconds; None: not yet."""
     verification_error: str = ""
     """Why no backlog queue answered at the last look; empty: one did, or there was none yet."""
+    twins: dict[str, TwinContents] = field(default_factory=dict)
+    """What twins held at the last listing of the syphon in this pair; empty: nothing is known."""
     version: int = VERSION
 
     @property
@@ -253,6 +271,7 @@ class PairStatus:
             paused=is_paused,
             primary=self.primary,
             secondary=self.secondary,
+            twins=self.twins,
         )
 
     def as_dict(self) -> dict[str, Any]:

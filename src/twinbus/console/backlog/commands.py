@@ -22,6 +22,7 @@ from twinbus.console.output import (
     table_lines,
 )
 from twinbus.errors import MissingRightError
+from twinbus.namespace.access import endpoint_of
 from twinbus.pairing.core.backlog import lease_path
 from twinbus.servicebus.names import backlog_paths
 from twinbus.wording import counted, duration, size, visible
@@ -29,6 +30,7 @@ from twinbus.wording import counted, duration, size, visible
 if TYPE_CHECKING:
     from twinbus.console.backlog.queue_contents import QueueContents
     from twinbus.pairing.sdk.administration import Findings
+    from twinbus.servicebus.twins import FoundTwin
 
 app = command_group("Inspect, create and prune backlog queues.")
 app.add_typer(letters_app, name="dead-letters")
@@ -41,11 +43,13 @@ TEXT_LENGTH_MAX: Final = 40
 
 @command(app, "twinbus backlog list --output json", name="list", note=SECRETS)
 async def list_queues(sides: SidesOptions, output: OutputOption = Output.TEXT) -> int:
-    """Show each backlog queue: message counts, oldest age, drift.
+    """Show each backlog queue: message counts, oldest age, drift; and what twins hold.
 
-    Without a primary or a label it shows the backlog queues of every pair in the secondary. The
-    count of deferred messages is the total minus all other counts: Service Bus reports none.
+    Without a primary or a label it shows the backlog queues of every pair in the secondary, and no
+    twins. The count of deferred messages is the total minus all other counts: Service Bus reports
+    none.
     """
+    from twinbus.client.twin_contents import found_twins
     from twinbus.console.backlog.queue_contents import queue_contents, with_ages
     from twinbus.console.namespaces import administration
 
@@ -60,11 +64,17 @@ async def list_queues(sides: SidesOptions, output: OutputOption = Output.TEXT) -
         except MissingRightError as error:
             line.clear()
             print(f"twinbus: the oldest ages are left out: {error}", file=sys.stderr)
+        twins = [] if label is None else await found_twins(endpoint_of(secondary), label)
     lines = queue_lines(queues, secondary.endpoint)
     if not queues and all_queues:
         lines.append(other_labels(all_queues))
-    documents = [asdict(queue) for queue in queues]
-    return show(output, {"secondary": secondary.endpoint, "queues": documents}, lines)
+    lines += twin_lines(twins)
+    document = {
+        "secondary": secondary.endpoint,
+        "queues": [asdict(queue) for queue in queues],
+        "twins": [asdict(twin) for twin in twins],
+    }
+    return show(output, document, lines)
 
 
 @command(app, "twinbus backlog peek --queue 3 --entity orders --max 5")
@@ -220,6 +230,23 @@ def queue_lines(queues: Sequence[QueueContents], endpoint: str) -> list[str]:
     for queue in queues:
         lines += [f"drift of {visible(queue.path)}: {visible(one)}" for one in queue.drift]
     return lines
+
+
+def twin_lines(twins: Sequence[FoundTwin]) -> list[str]:
+    if not twins:
+        return []
+    rows = [
+        [twin.path, twin.active, twin.waiting - twin.active, _emptied_by(twin)] for twin in twins
+    ]
+    columns = ("TWIN", ">ACTIVE", ">SCHEDULED, DEFERRED", "EMPTIED BY")
+    waiting = counted(sum(twin.waiting for twin in twins), "message")
+    return ["", *table_lines(columns, rows), "", f"{waiting} in {counted(len(twins), 'twin')}"]
+
+
+def _emptied_by(twin: FoundTwin) -> str:
+    if twin.topic or twin.requires_session:
+        return "its consumers"
+    return "its consumers and the syphon"
 
 
 def other_labels(queues: Sequence[QueueContents]) -> str:

@@ -18,6 +18,7 @@ from twinbus.console.output import Output, OutputOption, WrongUse, aligned, show
 from twinbus.console.times import window_of
 from twinbus.errors import SyphonError
 from twinbus.namespace.access import endpoint_of
+from twinbus.servicebus.names import parse_backlog_path
 from twinbus.wording import counted, plain, visible
 
 if TYPE_CHECKING:
@@ -58,7 +59,10 @@ async def list_letters(
     count: Annotated[int, option("N", "Messages to show.", "--max", min=1, max=100_000)] = 20,
     output: OutputOption = Output.TEXT,
 ) -> int:
-    """List dead letters with their reasons; nothing is locked."""
+    """List dead letters with their reasons; nothing is locked.
+
+    Without --queue those of all backlog queues. --queue takes the path of a twin too.
+    """
     selection, wanted = given.selected()
     found: list[PeekedMessage] = []
     more = False
@@ -130,8 +134,13 @@ async def replay_letters(
             "which dead letters? Give --queue, --entity, --reason, --since, --number, or --all"
         )
     selection, wanted = given.selected(number)
-    endpoint = endpoint_of(selection.secondary)
-    result = await replay(endpoint, await selection.paths(), wanted, force=force)
+    endpoint, paths = endpoint_of(selection.secondary), await selection.paths()
+    if any(parse_backlog_path(path) is None for path in paths):
+        raise WrongUse(
+            f"{selection.queue} is a twin, and its own consumers may have dead-lettered messages"
+            " there; replay is for backlog queues: receive from its dead-letter queue instead"
+        )
+    result = await replay(endpoint, paths, wanted, force=force)
     document = {
         "replayed": [letter.summary() for letter in result.replayed],
         "refused": [letter.summary() for letter in result.refused],

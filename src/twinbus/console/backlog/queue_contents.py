@@ -12,10 +12,12 @@ from azure.core.exceptions import ResourceNotFoundError
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
 from azure.servicebus.management import EntityStatus, QueueProperties, QueueRuntimeProperties
 
+from twinbus.client.administration import NotAnswered
 from twinbus.client.connection import NamespaceConnection
 from twinbus.client.peeked_message import PeekedMessage, as_time
 from twinbus.client.peeking import NamespaceUnreachable, open_connection, peek
 from twinbus.client.request_node import RequestRefused
+from twinbus.client.twins import is_marked
 from twinbus.console.namespaces import FORBIDDEN, UnreachableError, administration
 from twinbus.console.output import WrongUse
 from twinbus.errors import SyphonError
@@ -89,10 +91,10 @@ class QueueSelection:
         """Return the paths of the queues; one that was given as a path is not checked."""
         label, queue = self.label, self.queue
         if queue is not None and not queue.isdecimal():
-            if parse_backlog_path(queue) is None:
+            if parse_backlog_path(queue) is None and not await self._is_twin(queue):
                 raise WrongUse(
                     f"{queue!r} is not a backlog queue: give an index like 3, or"
-                    " LABEL/x-servicebus-transfer/3"
+                    " LABEL/x-servicebus-transfer/3, or with a label the path of a twin"
                 )
             return [queue]
         if queue is not None and label is not None:
@@ -109,6 +111,15 @@ class QueueSelection:
                 " backlog list` shows all of them"
             )
         return [one.path for one in found]
+
+    async def _is_twin(self, path: str) -> bool:
+        if self.label is None:
+            return False
+        try:
+            return bool(await is_marked(endpoint_of(self.secondary), path, self.label))
+        except NotAnswered as error:
+            endpoint = self.secondary.endpoint
+            raise UnreachableError(f"{endpoint} cannot be reached: {error}") from error
 
 
 async def prunable(
@@ -176,7 +187,8 @@ async def backlog_rows(
                 peeked += 1
                 if peeked % REPORT_EVERY == 0:
                     on_peeked(peeked)
-                if wanted is None or (message.path or "").lower() == wanted:
+                path = queue if parse_backlog_path(queue) is None else message.path
+                if wanted is None or (path or "").lower() == wanted:
                     rows.append(_row(message))
                 if len(rows) == count:
                     return False
@@ -273,21 +285,26 @@ async def _held(
 def _row(message: PeekedMessage) -> dict[str, Any]:
     aliases = message.aliases
     ttl_ms = None if aliases is None else aliases.time_to_live_ms
+    # A message of a twin needs no alias: it belongs to the namesake.
+    is_in_twin = parse_backlog_path(message.queue) is None and message.is_readable
+    session_id = None if aliases is None else aliases.session_id
+    if is_in_twin:
+        session_id = message.properties.group_id
     return {
         "queue": message.queue,
         "sequence_number": message.sequence_number,
         "state": message.state,
         # None: there is no valid destination, and `problem` says why.
-        "path": message.path,
+        "path": message.queue if is_in_twin else message.path,
         "message_id": message.message_id,
-        "session_id": None if aliases is None else aliases.session_id,
+        "session_id": session_id,
         "time_to_live_s": None if ttl_ms is None else ttl_ms / 1_000,
         "scheduled_at": _iso(None if aliases is None else aliases.scheduled_ms),
         "enqueued_at": _iso(message.enqueued_ms),
         "age_s": _age_s(message),
         "body_bytes": None if message.body is None else len(message.body),
         "delivery_count": message.header.delivery_count or 0,
-        "problem": message.problem,
+        "problem": "" if is_in_twin else message.problem,
     }
 
 

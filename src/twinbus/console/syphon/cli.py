@@ -119,7 +119,8 @@ def run(
     Control it with `twinbus syphon pause`, `resume` and `status`. Give it the values of the
     application: --label for `name`, --grace, --ttl-policy, --strict, --poll. Without --queues it
     lists the backlog queues, to find new ones: every 15 minutes, every minute while the primary is
-    down or messages move and for 15 minutes after that, every 30 seconds while there is none.
+    down or messages move and for 15 minutes after that, every 30 seconds while there is none. The
+    same listing finds marked twins of queues that hold messages, and the syphon empties them.
 
     --rate limits one process; two syphons send twice as much. With --lease a second syphon waits
     and takes over within 70 s when the first ends; syphons without --lease ignore leases. The
@@ -163,6 +164,9 @@ def drain(
     and a peek finds nothing. While a destination is down, disabled, full or missing the command
     keeps running, and the live line says why; messages for a missing destination are dead-lettered
     after --grace, with --grace 0 at once.
+
+    Marked twins of queues are emptied too, until they hold no active message. Twins with sessions,
+    and subscriptions, are left to their consumers.
 
     --only peeks first and skips queues without such messages. In the others it defers messages of
     other destinations, up to 200 behind the last one for PATH. Every syphon without --only finds

@@ -12,12 +12,15 @@ from dataclasses import replace
 from typing import IO, Any, Final, NamedTuple
 
 from twinbus.client.administration import (
+    QUEUES,
     NotAnswered,
     QueueCounts,
+    backlog_counts_in,
     counts_of,
-    list_backlog_queues,
+    list_entries,
 )
 from twinbus.client.peeking import count_matching, destination_keys
+from twinbus.client.twin_contents import twins_in
 from twinbus.console import ATTENTION, COULD_NOT, STOPPED
 from twinbus.console.declaration import runs_to_its_end
 from twinbus.console.options import require_shared_places
@@ -32,7 +35,7 @@ from twinbus.namespace.access import endpoint_of
 from twinbus.servicebus.names import parse_backlog_path
 from twinbus.syphon.core.pacing import DrainMeter, Rate, time_to_empty_s
 from twinbus.syphon.host import DrainProgress, drain_host
-from twinbus.wording import duration, visible
+from twinbus.wording import counted, duration, visible
 
 LINE_EVERY_S: Final = 10.0
 """Time between two lines of a log, which should show that the drain goes on."""
@@ -96,10 +99,10 @@ async def drain_here(
     """Drain in this process and print the result; return the exit status."""
     display = DrainDisplay(sys.stderr, is_quiet=output is Output.JSON)
     with open_ledger(request.ledger) as ledger, recording_to(ledger):
-        queues = await _served_queues(request, named)
+        queues, twins = await _served_queues(request, named)
         await request.have_lease_queue()
         began = time.monotonic()
-        host = request.host(queues, ledger, Rate(request.rate_per_s))
+        host = request.host(queues, ledger, Rate(request.rate_per_s), twins=twins)
         verbs = {
             "status": Verb(lambda: request.status(host, display.waiting, display.per_s).as_dict()),
             **steering_verbs(host),
@@ -120,6 +123,7 @@ async def drain_here(
     done = {
         "drained": is_drained,
         "queues": queues,
+        "twins": twins,
         "forwarded": sum(pump.forwarded for pump in pumps),
         "dead_lettered": sum(pump.dead_lettered for pump in pumps),
         "not_served": sum(pump.not_served for pump in pumps),
@@ -146,7 +150,10 @@ def drain_on_spark(
     from twinbus.pipeline.spark.session import LOCAL_MASTER, spark_session
 
     require_shared_places(job.master, request.ledger, shared=job.shared)
-    queues = asyncio.run(_served_queues(request, named))
+    queues, twins = asyncio.run(_served_queues(request, named))
+    if twins:
+        text = f"{counted(len(twins), 'twin')} with messages: --engine relay empties them"
+        print(f"twinbus: {text}", file=sys.stderr)
     asyncio.run(request.have_lease_queue())
     before = asyncio.run(_counts(request, queues))
     display = DrainDisplay(sys.stderr, is_quiet=output is Output.JSON)
@@ -215,8 +222,13 @@ def _deferred(counts: QueueCounts) -> int:
     return counts.waiting - counts.active - counts.scheduled
 
 
-async def _served_queues(request: SyphonRequest, named: Sequence[str] | None) -> list[str]:
-    """Return the queues to drain. With --only these are the queues that hold such messages."""
+async def _served_queues(
+    request: SyphonRequest, named: Sequence[str] | None
+) -> tuple[list[str], list[str]]:
+    """Return the backlog queues and the twins to drain: with --only, those that hold such messages.
+
+    A twin with sessions, and one without messages, is left alone.
+    """
     endpoint = endpoint_of(request.secondary)
     for queue in named or ():
         # A syphon dead-letters what it cannot restore: all of a queue that has no backlog.
@@ -226,16 +238,25 @@ async def _served_queues(request: SyphonRequest, named: Sequence[str] | None) ->
                 f"--queue must be a backlog queue of {request.label}, like"
                 f" {request.label}/x-servicebus-transfer/0; got {queue!r:.280}"
             )
-    queues = list(dict.fromkeys(named or ())) or await list_backlog_queues(endpoint, request.label)
+    queues, twins = list(dict.fromkeys(named or ())), list[str]()
     if not queues:
+        entries = await list_entries(endpoint, QUEUES)
+        queues = list(backlog_counts_in(entries, request.label))
+        found = twins_in(entries, request.label)
+        twins = [one.path for one in found if one.active and not one.requires_session]
+    if not queues and not twins:
         raise SyphonError(
             f"there is no backlog queue of {request.label} in {request.secondary.endpoint}; if the"
             " application gives the primary a `name`, give --label NAME"
         )
     if not request.only:
-        return queues
-    found = await count_matching(endpoint, queues, destination_keys(request.only))
-    return [queue for queue, count in found.items() if count]
+        return queues, twins
+    only = destination_keys(request.only)
+    counts = await count_matching(endpoint, queues, only)
+    return (
+        [queue for queue, count in counts.items() if count],
+        [twin for twin in twins if twin.lower() in only],
+    )
 
 
 def _print_result(

@@ -9,13 +9,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from twinbus.client.administration import (
+    QUEUES,
     ListingRefused,
     NotAnswered,
     QueueCounts,
+    backlog_counts_in,
     counts_of,
-    list_backlog_counts,
+    list_entries,
 )
 from twinbus.client.peeking import destination_keys
+from twinbus.client.twin_contents import twins_in
 from twinbus.console.namespaces import creating
 from twinbus.console.output import WrongUse
 from twinbus.cost.arithmetic import QuantityError, parse_rate
@@ -25,7 +28,7 @@ from twinbus.namespace.namespace import Namespace
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.core.backlog import lease_path
 from twinbus.pairing.core.secondary import ListingTimes
-from twinbus.status.document import SyphonStatus
+from twinbus.status.document import SyphonStatus, TwinContents
 from twinbus.syphon.bookkeeping import OutageLog
 from twinbus.syphon.core.pacing import (
     HIGHEST_PER_S,
@@ -38,7 +41,7 @@ from twinbus.syphon.host import SyphonGroup, SyphonHost
 
 if TYPE_CHECKING:
     from twinbus.namespace.access import Endpoint
-    from twinbus.syphon.host import SyphonGroup
+    from twinbus.syphon.twin_search import TwinSearch
 
 STANDARD: Final = "standard"
 """The rate that leaves an application half of a Standard namespace."""
@@ -88,6 +91,7 @@ class SyphonRequest:
         ledger: LedgerWriter | NullLedger,
         rate: Rate,
         outages: OutageLog | None = None,
+        twins: Sequence[str] = (),
     ) -> SyphonHost:
         return SyphonHost(
             self.primary,
@@ -95,6 +99,7 @@ class SyphonRequest:
             queues,
             self.options,
             ledger,
+            twins=twins,
             lease=self.lease,
             rate=rate,
             only=self.only or None,
@@ -107,6 +112,7 @@ class SyphonRequest:
         waiting: int | None,
         per_s: float,
         without_pump: Sequence[str] = (),
+        twins: Mapping[str, TwinContents] | None = None,
     ) -> SyphonStatus:
         """Return the status of this syphon for its control socket, with a forecast."""
         # The rate is a mean of the last seconds, and a pause ends it at once.
@@ -119,6 +125,7 @@ class SyphonRequest:
             only=sorted(self.only),
             queues=host.status(),
             without_pump=list(without_pump),
+            twins=dict(twins or {}),
             waiting=waiting,
             rate_per_s=round(per_s, 1),
             empty_in_s=None if waiting is None else time_to_empty_s(waiting, lasting_per_s),
@@ -147,8 +154,9 @@ def rate_of(text: str | None) -> float | None:
 class QueueSearch:
     """Finds the backlog queues of a label as long as a program runs, and starts their pumps.
 
-    One listing tells which queues exist and what they hold. It is made at the times of
-    `ListingTimes` and whenever the messages are counted, so that a count never leaves out a queue.
+    One listing tells which queues exist, which are twins, and what they hold. It is made at the
+    times of `ListingTimes` and whenever the messages are counted, so that a count never leaves out
+    a queue.
     """
 
     def __init__(
@@ -158,8 +166,9 @@ class QueueSearch:
         group: SyphonGroup,
         start: Callable[[list[str]], Awaitable[None]],
         named: Sequence[str] | None = None,
+        twins: TwinSearch | None = None,
     ) -> None:
-        """`start` is called with queues that have no pump yet.
+        """`start` is called with queues that have no pump yet, `twins` with each listing.
 
         `named` queues are started without a listing, which needs the Manage right, and no others.
         """
@@ -170,6 +179,7 @@ class QueueSearch:
         self._group = group
         self._start = start
         self._named = named
+        self._twins = twins
         self._times = ListingTimes()
         self._is_closed = False
         self._starting = asyncio.Lock()
@@ -178,6 +188,8 @@ class QueueSearch:
     def close(self) -> None:
         """Start no more pumps."""
         self._is_closed = True
+        if self._twins is not None:
+            self._twins.close()
 
     def is_due(self) -> bool:
         queues, now = self._group.status(), time.monotonic()
@@ -203,13 +215,16 @@ class QueueSearch:
         """
         self._times.searched(time.monotonic())
         try:
-            found = await list_backlog_counts(self._secondary, self._label)
+            entries = await list_entries(self._secondary, QUEUES)
         except ListingRefused:
             if self._named is None:
                 raise
             return await self._counts_by_name(self._named)
+        found = backlog_counts_in(entries, self._label)
         if self._named is None:
             await self._start_new(list(found))
+            if self._twins is not None:
+                await self._twins.listed(twins_in(entries, self._label))
         pumped = {queue.lower() for queue in self._group.status()}
         self.without_pump = [queue for queue in found if queue.lower() not in pumped]
         counts = {queue: one for queue, one in found.items() if one is not None}

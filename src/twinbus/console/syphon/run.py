@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -26,7 +26,8 @@ from twinbus.namespace.access import endpoint_of
 from twinbus.servicebus.names import backlog_paths
 from twinbus.status.document import SyphonQueueStatus
 from twinbus.syphon.core.pacing import Rate
-from twinbus.syphon.host import SyphonGroup
+from twinbus.syphon.host import SyphonGroup, SyphonHost
+from twinbus.syphon.twin_search import TwinSearch
 from twinbus.wording import counted, duration, visible
 
 CHECK_EVERY_S: Final = 1.0
@@ -71,7 +72,16 @@ class SyphonProgram:
         """The last text about queues that were not found: each is printed once."""
         secondary = endpoint_of(request.secondary)
         named = None if count is None else backlog_paths(request.label, count)
-        self._search = QueueSearch(secondary, request.label, self._group, self._start_host, named)
+        self._twins = TwinSearch(
+            secondary,
+            request.label,
+            self._group,
+            lambda path: self._make_host([], [path]),
+            only=request.only or None,
+        )
+        self._search = QueueSearch(
+            secondary, request.label, self._group, self._start_host, named, self._twins
+        )
         self._metrics: SyphonMetrics | None = None
         if metrics is not None:
             self._metrics = SyphonMetrics(
@@ -118,7 +128,7 @@ class SyphonProgram:
                 counts = await self._search.counts()
             waiting = sum(count.waiting for count in counts.values())
         return self._request.status(
-            self._group, waiting, per_s, self._search.without_pump
+            self._group, waiting, per_s, self._search.without_pump, self._twins.contents
         ).as_dict()
 
     async def _find(self) -> None:
@@ -146,11 +156,14 @@ class SyphonProgram:
                 # The secondary is away: wait for it, as for its backlog queues.
                 raise SyphonError(f"the lease queue: {error}") from error
             self._has_lease_queue = True
-        group = self._group
-        await group.add(self._request.host(queues, self._ledger, group.rate, group.outages))
+        await self._group.add(self._make_host(queues))
         counted = f"{len(queues)} backlog queue{'s' if len(queues) > 1 else ''}"
         text = f"{counted} of {self._request.label}, {self._settings()}"
         self._say("running", text, queues=queues)
+
+    def _make_host(self, queues: Sequence[str], twins: Sequence[str] = ()) -> SyphonHost:
+        group = self._group
+        return self._request.host(queues, self._ledger, group.rate, group.outages, twins)
 
     def _settings(self) -> str:
         request = self._request

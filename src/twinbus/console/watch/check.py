@@ -28,7 +28,7 @@ from twinbus.status.document import (
     StatusUnreadable,
     read_status,
 )
-from twinbus.status.judgement import Severity, judgement_of
+from twinbus.status.judgement import Severity, judgement_of, twins_text
 from twinbus.wording import counted, duration, visible
 
 CONCURRENT_REQUESTS: Final = 16
@@ -264,7 +264,10 @@ def findings_of(host: CheckedHost, unprotected: CheckLevel) -> list[CheckFinding
         parts[host.process] = host.status
     if host.status.own_syphon is not None:
         parts[f"syphon of {host.process}"] = host.status.own_syphon
-    return [_finding(who, status, host.at, unprotected) for who, status in parts.items()]
+    found = [_finding(who, status, host.at, unprotected) for who, status in parts.items()]
+    if text := twins_text(host.status.twins):
+        found.append(CheckFinding(CheckLevel.OK, f"{host.process}: {text}"))
+    return found
 
 
 def known_backlog(hosts: Sequence[CheckedHost]) -> BacklogFigures:
@@ -324,7 +327,18 @@ def figures(
             for name in ("sent", "diverted", "raised")
         ),
         *(figure for _, figure in _known_figures(backlog, thresholds)),
+        *_twin_figures(hosts),
     ]
+
+
+def _twin_figures(hosts: Sequence[CheckedHost]) -> list[PerfFigure]:
+    """Return what twins hold; the processes of one pair count the same twins."""
+    held: dict[str, int] = {}
+    for host in hosts:
+        if host.status.twins:
+            waiting = sum(one.waiting for one in host.status.twins.values())
+            held[host.label] = max(waiting, held.get(host.label, 0))
+    return [PerfFigure("twins", sum(held.values()))] if held else []
 
 
 def worst(findings: Sequence[CheckFinding]) -> CheckLevel:

@@ -44,6 +44,7 @@ from twinbus.status.judgement import (
     obstacles,
     rank,
     states_of,
+    twins_text,
 )
 from twinbus.wording import counted, duration, named, short, visible
 
@@ -207,7 +208,8 @@ def _syphon_lines(status: PairStatus) -> list[str]:
         for queue in syphon.queues.values()
         for what, why in queue.obstacles.items()
     ]
-    return [line, *dict.fromkeys(blocked)]
+    twins = [f"  {visible(text)}"] if (text := twins_text(status.twins)) else []
+    return [line, *dict.fromkeys(blocked), *twins]
 
 
 REFRESH_S: Final = 1.0
@@ -436,6 +438,8 @@ def syphon_lines(title: str, status: SyphonStatus) -> list[str]:
         lines.append(f"  ! {visible(no_pump_text(status.without_pump))}; {PUMP_THEM}")
     if status.waiting is not None:
         lines.append("  " + _forecast(status, status.waiting))
+    if text := twins_text(status.twins):
+        lines.append(f"  {visible(text)}")
     return lines
 
 

@@ -241,6 +241,8 @@ def _syphon(syphon: ShownSyphon | None) -> str:
         parts.append(f"empty in {duration(syphon.forecast_s)}")
     if syphon.dead_lettered:
         parts.append(f"{syphon.dead_lettered:,} dead")
+    if syphon.twins:
+        parts.append(syphon.twins)
     return ", ".join(parts)
 
 

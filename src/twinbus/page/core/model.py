@@ -60,6 +60,8 @@ class ShownSyphon:
     forecast_s: float | None
     limit: str
     obstacles: list[Obstacle]
+    twins: str = ""
+    """How many messages wait in twins; empty: none, or it is not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -37,7 +37,7 @@ from twinbus.status.document import (
     PairStatus,
     SyphonStatus,
 )
-from twinbus.status.judgement import Judgement, judgement_of
+from twinbus.status.judgement import Judgement, judgement_of, twins_text
 from twinbus.wording import counted, duration, named, plain, visible
 
 GONE_SHOWN_S: Final = 3_600.0
@@ -314,6 +314,7 @@ def syphon_of(status: SyphonStatus) -> ShownSyphon:
         forecast_s=status.empty_in_s,
         limit=next((queue.limit for queue in queues if queue.limit), ""),
         obstacles=[*obstacles],
+        twins=twins_text(status.twins),
     )
 
 

@@ -115,9 +115,10 @@ function drawHeld(pair, backlog) {
   const held = backlog?.held?.length
     ? backlog.held.map(({ path, why }) => ({ what: path, why }))
     : syphonsOf(pair).flatMap(({ obstacles }) => obstacles);
+  const twins = syphonsOf(pair).find((one) => one.twins)?.twins;
   keyed(
     byId("held"),
-    held,
+    twins ? [...held, { what: "Twins", why: twins }] : held,
     ({ what }) => what,
     () => ({ node: el("li") }),
     ({ node }, { what, why }) => setText(node, `${what}: ${why}`),

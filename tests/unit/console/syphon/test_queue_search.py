@@ -32,15 +32,15 @@ def searching(
 ) -> tuple[FakeGroup, QueueSearch]:
     """Return a search in a namespace whose backlog queues hold `listing` messages."""
 
-    async def listed(*_: object) -> dict[str, QueueCounts]:
+    async def listed(*_: object) -> dict[str, str]:
         if listing is REFUSED:
             raise ListingRefused("no Manage right")
-        return {queue: QueueCounts(active=held, total=held) for queue, held in listing.items()}
+        return {queue: f"<MessageCount>{held}</MessageCount>" for queue, held in listing.items()}
 
     async def counted(_: Endpoint, __: str) -> QueueCounts:
         return QueueCounts(active=1, total=1)
 
-    monkeypatch.setattr(queue_search, "list_backlog_counts", listed)
+    monkeypatch.setattr(queue_search, "list_entries", listed)
     monkeypatch.setattr(queue_search, "counts_of", counted)
     group = FakeGroup()
     endpoint = cast("Endpoint", None)
