@@ -48,6 +48,8 @@ from twinbus.pairing.receiving.processor import Processor
 from twinbus.pairing.receiving.sources import receivers_of
 from twinbus.pairing.sdk.sdk_cleanup import close_sdk_client
 from twinbus.pairing.sending.client import PairedClient
+from twinbus.servicebus.names import subscription_path
+from twinbus.servicebus.twins import is_listed
 from twinbus.status.document import PairStatus, SyphonQueueStatus
 
 if TYPE_CHECKING:
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
     from twinbus.pairing.core.processing import ProcessOptions
     from twinbus.pairing.observing.metrics import PairCollector
     from twinbus.pairing.receiving.handling import Handler
+    from twinbus.pairing.receiving.receivers import PairedReceivers
     from twinbus.pairing.sending.sender import PairedSender
 
 __all__ = ["Pair", "PairStatus", "pair_namespaces"]
@@ -96,14 +99,29 @@ class PairParts:
 class PairMethods(ABC, Generic[SdkReceiver, SdkSessions]):
     """Methods of a pair that are the same for asyncio and for `twinbus.blocking`."""
 
-    def get_queue_receiver(self, queue_name: str, **sdk_options: Any) -> SdkReceiver:
-        """The SDK's own receiver from the primary, with the SDK's own retries."""
+    options: SendAvailabilityOptions
+
+    def get_queue_receiver(
+        self, queue_name: str, *, guard: bool = False, **sdk_options: Any
+    ) -> SdkReceiver:
+        """A receiver from a queue, with the interface of the SDK's receiver.
+
+        For an entity of the option `twins` it reads the primary and the twin, on our own links.
+        With `guard` it reads the primary on our own links: it connects again for as long as it
+        lives, and finds a link that fell silent. Otherwise it is the SDK's own receiver from the
+        primary, with the SDK's own retries.
+        """
+        if guard or is_listed(getattr(self.options, "twins", None), queue_name):
+            return self._paired_receiver(queue_name, queue_name, sdk_options)
         return self._receiver_client().get_queue_receiver(queue_name, **sdk_options)  # type: ignore[no-any-return]
 
     def get_subscription_receiver(
-        self, topic_name: str, subscription_name: str, **sdk_options: Any
+        self, topic_name: str, subscription_name: str, *, guard: bool = False, **sdk_options: Any
     ) -> SdkReceiver:
-        """The SDK's own receiver from the primary, with the SDK's own retries."""
+        """A receiver from a subscription, as `get_queue_receiver`; the topic is the entity."""
+        if guard or is_listed(getattr(self.options, "twins", None), topic_name):
+            path = subscription_path(topic_name, subscription_name)
+            return self._paired_receiver(topic_name, path, sdk_options)
         get = self._receiver_client().get_subscription_receiver
         return get(topic_name, subscription_name, **sdk_options)  # type: ignore[no-any-return]
 
@@ -133,6 +151,10 @@ class PairMethods(ABC, Generic[SdkReceiver, SdkSessions]):
     def unfreeze(self, path: str) -> None:
         """Let the entity's routing change again."""
         self._command(path, Unfreeze())
+
+    @abstractmethod
+    def _paired_receiver(self, entity: str, path: str, sdk_options: dict[str, Any]) -> SdkReceiver:
+        """A receiver on our own links from `path`, which is the entity or its subscription."""
 
     @abstractmethod
     def _receiver_client(self) -> Any:
@@ -184,6 +206,7 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
         self._discovery: Discovery | None = None
         self._protection: ProtectionMonitor | None = None
         self._receiving: ServiceBusClient | None = None
+        self._receivers: PairedReceivers | None = None
         self._syphon: Any = None
         verbs = pair_verbs(self)
         if options.enable_syphon:
@@ -315,6 +338,7 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
             ledger_unrecorded=state.recorder.unrecorded,
             verified_at=state.verification.verified_at,
             verification_error=state.verification.error,
+            receivers={} if self._receivers is None else self._receivers.status(),
         )
 
     def events(self, *, buffer: int = BUFFER_MAX) -> EventStream:
@@ -387,8 +411,12 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
         # The two sides share the task, so neither may cancel it.
         await asyncio.wait({self._stopping})
         if side is Side.SECONDARY:
+            if self._receivers is not None:
+                await self._receivers.close_side(side)
             await client.close_secondary(f"the secondary is {self.secondary.state}")
             return
+        if self._receivers is not None:
+            await self._receivers.close()
         await client.close_primary()
         if self._receiving is not None:
             await close_sdk_client(self._receiving)
@@ -470,6 +498,17 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
                 holds = [name for name in ("forced", "frozen") if getattr(failover, name)]
                 log.warning("%s: %s", entity.path, " and ".join(holds) or "not held any more")
             client.state.listeners.tell(EntityHeld(path=entity.path, forced=forced, frozen=frozen))
+
+    def _paired_receiver(self, entity: str, path: str, sdk_options: dict[str, Any]) -> Any:
+        self._live()
+        assert self._recorder is not None
+        if self._receivers is None:
+            from twinbus.pairing.receiving.receivers import PairedReceivers
+
+            sides, parts = (self._primary, self._secondary), self._parts
+            ledger = self._recorder.ledger
+            self._receivers = PairedReceivers(*sides, self.options, ledger, parts.environment)
+        return self._receivers.make(entity, path, sdk_options)
 
     def _receiver_client(self) -> ServiceBusClient:
         self._live()

@@ -34,10 +34,13 @@ PAIR = {
     "events": "(*, buffer: int = 1000) -> EventStream",
     "force_failover": "(path: str) -> None",
     "freeze": "(path: str) -> None",
-    "get_queue_receiver": "(queue_name: str, **sdk_options: Any) -> SdkReceiver",
+    "get_queue_receiver": (
+        "(queue_name: str, *, guard: bool = False, **sdk_options: Any) -> SdkReceiver"
+    ),
     "get_queue_sender": "(queue_name: str, **sdk_options: Any) -> PairedSender",
     "get_subscription_receiver": (
-        "(topic_name: str, subscription_name: str, **sdk_options: Any) -> SdkReceiver"
+        "(topic_name: str, subscription_name: str, *, guard: bool = False, **sdk_options: Any)"
+        " -> SdkReceiver"
     ),
     "get_topic_sender": "(topic_name: str, **sdk_options: Any) -> PairedSender",
     "list_queue_sessions": "(queue_name: str, **sdk_options: Any) -> SdkSessions",

@@ -12,6 +12,7 @@ from azure.servicebus import ServiceBusClient, ServiceBusReceiver, ServiceBusSen
 
 from twinbus.blocking.loop_thread import LoopThread
 from twinbus.blocking.processor import Handler, Processor, processor_of
+from twinbus.blocking.receiver import PairedReceiver
 from twinbus.blocking.sender import PairedSender
 from twinbus.errors import PairClosedError, PairingError
 from twinbus.namespace.namespace import KEEP_ALIVE_OFF, Namespace, both_sides, bounds
@@ -274,6 +275,13 @@ class Pair(BlockingOnly, PairMethods[ServiceBusReceiver, ItemPaged[str]]):
 
     def _command(self, path: str, event: Event) -> None:
         self._loop_thread.call(lambda: self._core._command(path, event))
+
+    def _paired_receiver(self, entity: str, path: str, sdk_options: dict[str, Any]) -> Any:
+        options = dict(sdk_options)
+        # It renews on threads of its own, through the receiver that the application has.
+        renewer = options.pop("auto_lock_renewer", None)
+        core = self._loop_thread.call(lambda: self._core._paired_receiver(entity, path, options))
+        return PairedReceiver(core, self._loop_thread, renewer)
 
     def _receiver_client(self) -> ServiceBusClient:
         # Raises if the pair is closed.

@@ -115,6 +115,33 @@ class EntityStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class ReceivingSideStatus:
+    """One side of a receiver."""
+
+    state: str
+    """`open`, `opening`, `down` or `closed`."""
+    error: str
+    """Why it is down; empty while it is not."""
+    delivered: int
+    """Messages that this side has brought."""
+    reopened: int
+    """Links that ended or fell silent, and were followed by another."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverStatus:
+    """A receiver of both sides, or a guarded one of the primary."""
+
+    path: str
+    sides: dict[str, ReceivingSideStatus]
+    """By `primary` and `secondary`; only those that it reads."""
+    buffered: int
+    """Messages that were received ahead."""
+    second_copies: int
+    """Messages that were completed without being handed out (docs/twins.md)."""
+
+
+@dataclass(frozen=True, slots=True)
 class SideStatus:
     """One namespace of the pair."""
 
@@ -258,6 +285,8 @@ class PairStatus:
     """Why no backlog queue answered at the last look; empty: one did, or there was none yet."""
     twins: dict[str, TwinContents] = field(default_factory=dict)
     """What twins held at the last listing of the syphon in this pair; empty: nothing is known."""
+    receivers: dict[str, ReceiverStatus] = field(default_factory=dict)
+    """The paired and guarded receivers, by client identifier."""
     version: int = VERSION
 
     @property
@@ -300,10 +329,25 @@ class PairStatus:
             yield f"  {gone.entities} more entities that have no sender any more: {counts}"
         for queue, status in self.backlog_queues.items():
             yield f"  {queue}: {status}"
+        for receiver in self.receivers.values():
+            yield "  " + _receiver_line(receiver)
         for queue, moved in (self.syphon or {}).items():
             yield f"  syphon {queue}: " + _syphon_line(moved)
         if self.ledger_unrecorded:
             yield f"  the ledger could not take {self.ledger_unrecorded} lines"
+
+
+def _receiver_line(receiver: ReceiverStatus) -> str:
+    sides = (
+        f"{name} {side.state}, {side.delivered} received"
+        + (f", opened again {side.reopened} times" if side.reopened else "")
+        + (f" ({side.error})" if side.error and side.state != "open" else "")
+        for name, side in receiver.sides.items()
+    )
+    copies = receiver.second_copies
+    return f"receiver of {receiver.path}: {'; '.join(sides)}" + (
+        f"; {copies} second copies not handed out" if copies else ""
+    )
 
 
 HostStatus = PairStatus | SyphonStatus

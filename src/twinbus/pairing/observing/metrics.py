@@ -39,6 +39,7 @@ from twinbus.status.document import (
     QUEUE_STATES,
     EntityState,
     PairStatus,
+    ReceiverStatus,
     SideState,
     SyphonQueueStatus,
 )
@@ -97,6 +98,18 @@ FAMILIES: Final[Families] = {
     "twinbus_backlog_queues": (GAUGE, "Backlog queues by state", "state"),
     "twinbus_pings": (COUNTER, "Pings by how they ended", "result"),
     "twinbus_events_dropped": (COUNTER, "Events dropped for slow listeners"),
+    "twinbus_receiver_side_open": (
+        GAUGE, "1 while a guarded or twin receiver has a link to a side", "receiver", "side",
+    ),
+    "twinbus_receiver_messages": (
+        COUNTER, "Messages that an open receiver got from a side", "receiver", "side",
+    ),
+    "twinbus_receiver_reopened": (
+        COUNTER, "Links of an open receiver that ended or fell silent", "receiver", "side",
+    ),
+    "twinbus_receiver_second_copies": (
+        COUNTER, "Messages completed by an open receiver without being handed out", "receiver",
+    ),
 }  # fmt: skip
 
 
@@ -225,6 +238,16 @@ def _pair_samples(pair: MeasuredPair) -> Iterator[Sample]:
         yield "twinbus_pings", count, result
     yield "twinbus_ledger_unrecorded", state.recorder.unrecorded
     yield "twinbus_events_dropped", state.listeners.dropped
+    yield from receiver_samples(status.receivers)
+
+
+def receiver_samples(receivers: Mapping[str, ReceiverStatus]) -> Iterator[Sample]:
+    for name, receiver in receivers.items():
+        yield "twinbus_receiver_second_copies", receiver.second_copies, name
+        for side, status in receiver.sides.items():
+            yield "twinbus_receiver_side_open", int(status.state == "open"), name, side
+            yield "twinbus_receiver_messages", status.delivered, name, side
+            yield "twinbus_receiver_reopened", status.reopened, name, side
 
 
 def syphon_samples(queues: Mapping[str, SyphonQueueStatus]) -> Iterator[Sample]:

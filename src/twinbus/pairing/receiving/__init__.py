@@ -1,1 +1,1 @@
-"""Receiving: the processor, which runs a handler for every message."""
+"""Receiving: receivers of both sides, guards, and the processor, which runs a handler."""

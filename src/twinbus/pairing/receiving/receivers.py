@@ -1,0 +1,157 @@
+"""The paired and guarded receivers of a pair, and the two connections that they share.
+
+The twin of an entity is read only if it has the mark of `twinbus twins create | adopt` for this
+primary: a namesake without it may be the live queue of somebody else. Reading the mark needs the
+right Manage on the twin. Without that right the twin is read if the option `twins` has the very
+name of the entity: the application that names it vouches for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from twinbus.client.administration import NotAnswered
+from twinbus.client.connection import MACHINE, Environment
+from twinbus.client.links import UpstreamConnection
+from twinbus.client.request_node import ConnectionLost
+from twinbus.client.twins import is_marked
+from twinbus.ledger.requests import BilledRequests, RequestLedger
+from twinbus.namespace.access import endpoint_of
+from twinbus.namespace.namespace import Namespace
+from twinbus.options import SendAvailabilityOptions
+from twinbus.pairing.core.sides import Side
+from twinbus.pairing.receiving.receiver import PairedReceiver
+from twinbus.pairing.receiving.settings import receiver_settings
+from twinbus.pairing.receiving.side import NotReadable, ReceivingSide, SideOwner
+from twinbus.servicebus.twins import is_listed, is_named, twin_mark
+from twinbus.status.document import ReceiverStatus
+
+log = logging.getLogger("twinbus.receiving")
+
+ANSWER_LEAST_S: Final = 5.0
+"""Time for an answer on the connections of receivers, if the attempt timeout is not longer: a
+receiver has no caller who waits for a failover."""
+
+
+class PairedReceivers:
+    """Makes the receivers of one pair that read on our own links."""
+
+    def __init__(
+        self,
+        primary: Namespace,
+        secondary: Namespace,
+        options: SendAvailabilityOptions,
+        ledger: RequestLedger | None = None,
+        environment: Environment = MACHINE,
+    ) -> None:
+        """Belongs to the running event loop."""
+        self._namespaces = {Side.PRIMARY: primary, Side.SECONDARY: secondary}
+        self._options = options
+        self._twins = getattr(options, "twins", None)
+        self._ledger = ledger
+        self._environment = environment
+        self._connections: dict[Side, UpstreamConnection] = {}
+        self._receivers: set[PairedReceiver] = set()
+
+    def has_twin(self, entity: str) -> bool:
+        """Whether the options say that an entity has a twin."""
+        return is_listed(self._twins, entity)
+
+    def make(self, entity: str, path: str, sdk_options: dict[str, Any]) -> PairedReceiver:
+        """Make a receiver of a queue, or of the subscription `path` of the topic `entity`."""
+        primary = self._namespaces[Side.PRIMARY]
+        if primary.entity_path is not None and entity != primary.entity_path:
+            raise ValueError(
+                f"the connection string of the primary is for {primary.entity_path!r} (EntityPath),"
+                f" so it has no receiver from {entity!r}"
+            )
+        settings = receiver_settings(path, **sdk_options)
+        has_twin = self.has_twin(entity)
+        is_readable = partial(self._require_mark, entity)
+
+        def sides(owner: SideOwner) -> list[ReceivingSide]:
+            make = partial(self._side, settings.for_link(), owner)
+            twins = [make(Side.SECONDARY, is_readable)] if has_twin else []
+            return [make(Side.PRIMARY, None), *twins]
+
+        receiver = PairedReceiver(
+            settings,
+            sides,
+            namespace=primary.fully_qualified_namespace,
+            label=primary.label,
+            has_twin=has_twin,
+            on_close=self._receivers.discard,
+        )
+        self._receivers.add(receiver)
+        return receiver
+
+    def status(self) -> dict[str, ReceiverStatus]:
+        """The open receivers, by client identifier."""
+        return {receiver.client_identifier: receiver.status() for receiver in self._receivers}
+
+    async def close(self) -> None:
+        """Close every receiver, then the connections."""
+        await asyncio.gather(*(receiver.close() for receiver in tuple(self._receivers)))
+        await asyncio.gather(*(one.close() for one in self._connections.values()))
+
+    async def close_side(self, side: Side) -> None:
+        """Read one side no more."""
+        await asyncio.gather(*(one.close_side(side) for one in tuple(self._receivers)))
+        if side in self._connections:
+            await self._connections[side].close()
+
+    def _side(
+        self,
+        settings: Any,
+        owner: SideOwner,
+        side: Side,
+        may_read: Callable[[], Any] | None,
+    ) -> ReceivingSide:
+        return ReceivingSide(
+            side,
+            self._connection(side),
+            settings,
+            owner,
+            may_read=may_read,
+            environment=self._environment,
+        )
+
+    def _connection(self, side: Side) -> UpstreamConnection:
+        connection = self._connections.get(side)
+        if connection is None:
+            connection = self._connections[side] = UpstreamConnection(
+                self._namespaces[side],
+                max(ANSWER_LEAST_S, self._options.attempt_timeout_s),
+                self._environment.connect,
+                self._billed(side),
+            )
+        return connection
+
+    def _billed(self, side: Side) -> BilledRequests:
+        label = self._namespaces[side].label
+        return BilledRequests(label, cause="application", side=side.value, ledger=self._ledger)
+
+    async def _require_mark(self, entity: str) -> None:
+        """Raise NotReadable if the secondary's namesake of an entity must not be read."""
+        label = self._namespaces[Side.PRIMARY].label
+        endpoint = endpoint_of(self._namespaces[Side.SECONDARY])
+        billed = self._billed(Side.SECONDARY)
+        try:
+            marked = await is_marked(endpoint, entity, label, billed)
+        except NotAnswered as error:
+            raise ConnectionLost(str(error)) from error
+        if marked or (marked is None and is_named(self._twins, entity)):
+            return
+        if marked is None:
+            raise NotReadable(
+                f"{entity!r} of the secondary is not read: whether it is a twin needs the right"
+                " Manage there, or its very name in the option twins"
+            )
+        raise NotReadable(
+            f"{entity!r} of the secondary is not read: it is missing, or its UserMetadata is not"
+            f" {twin_mark(label)!r}; make it with `twinbus twins create` or `twinbus twins adopt`"
+        )

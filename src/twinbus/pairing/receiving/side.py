@@ -1,0 +1,436 @@
+"""One side of a receiver: keeps a link to its entity open for as long as the receiver lives.
+
+    side = ReceivingSide(Side.PRIMARY, connection, LinkSettings("orders"), owner)
+    side.start()
+    await side.first_result()   # None, or why the first link was not opened
+    side.want(10)               # up to 10 deliveries go to owner.on_delivery
+    await side.settle(delivery, token, COMPLETE, confirmed)
+    await side.close(5.0)
+
+A link that ends, or falls silent (watchdog.py), is opened again with a growing, jittered pause.
+A session is opened again under its own id, and only if the application holds no unsettled message
+of it: otherwise its lock is lost, and the side ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Final, Protocol, TypeVar
+from uuid import UUID
+
+from twinbus.client.connection import MACHINE, Environment
+from twinbus.client.links import UpstreamConnection
+from twinbus.client.lock_requests import settle_by_token
+from twinbus.client.outcomes import SettlingOutcome
+from twinbus.client.receiving import NO_SESSION, Delivery, ReceivingLink, SessionChoice
+from twinbus.client.request_node import ConnectionLost, LinkEnded
+from twinbus.errors import error_text
+from twinbus.pairing.core.sides import Side
+from twinbus.pairing.receiving.watchdog import DRAIN_ANSWER_S, UNSETTLED_S, LinkCheck, Watchdog
+from twinbus.servicebus import conditions
+from twinbus.servicebus.failures import FailureMeaning, NamespaceFailure
+
+log = logging.getLogger("twinbus.receiving")
+
+T = TypeVar("T")
+
+PAUSE_FIRST_S: Final = 0.2
+PAUSE_MAX_S: Final = 15.0
+"""Pause after a link that was not opened: it doubles, and half of it is chance. A message that
+waits in a namespace that is back is received within this time and one attach."""
+
+LINGER_S: Final = 0.05
+"""How long credit stays after the last receive call: the next call of a loop finds it there."""
+
+LOOK_S: Final = 5.0
+"""How often a side looks at its link: credit that was granted meanwhile may be due for a check."""
+
+CLOSE_S: Final = 5.0
+GIVE_UP_S: Final = 0.5
+"""Time for a link to drain, release and detach, and for one that does not answer."""
+
+SESSION_WAIT_S: Final = 60.0
+"""How long a receiver of the next session waits for one, unless its max_wait_time says so."""
+
+REQUEST_WAITS_S: Final = (0.2, 0.8, 1.6)
+"""Pauses between the attempts of a request that a lost connection ended, as the SDK makes them."""
+
+
+NOT_READABLE_S: Final = 300.0
+"""Pause after an entity that must not be read: whether that has changed is a billed request."""
+
+
+class NotReadable(NamespaceFailure):
+    """An entity of the secondary is not a twin, and is not read."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, FailureMeaning.NOT_FOUND, may_be_stored=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinkSettings:
+    """What a link receives, and how."""
+
+    path: str
+    receive_and_delete: bool = False
+    session: str | SessionChoice = NO_SESSION
+    session_wait_s: float = SESSION_WAIT_S
+    client_id: str | None = None
+
+
+class SideOwner(Protocol):
+    """The receiver that a side belongs to."""
+
+    def on_delivery(self, side: ReceivingSide, delivery: Delivery) -> None: ...
+
+    def on_opened(self, side: ReceivingSide, link: ReceivingLink) -> None: ...
+
+    def on_failed(self, side: ReceivingSide) -> None:
+        """The link was not opened, or it ended."""
+
+
+class ReceivingSide:
+    """The links of one receiver to one namespace, one after another."""
+
+    def __init__(
+        self,
+        side: Side,
+        connection: UpstreamConnection,
+        settings: LinkSettings,
+        owner: SideOwner,
+        *,
+        may_read: Callable[[], Awaitable[None]] | None = None,
+        environment: Environment = MACHINE,
+    ) -> None:
+        """`may_read` is awaited before the first link, and raises why the entity is not read."""
+        self.side = side
+        self.connection = connection
+        self.settings = settings
+        self.link: ReceivingLink | None = None
+        self.error: Exception | None = None
+        """Why there is no link now; None: one is open, or the first one is being opened."""
+        self.has_ended = False
+        """No other link is opened: the side was closed, or the lock of its session is lost."""
+        self.delivered = 0
+        self.reopened = 0
+        """Links that ended or fell silent and were followed by another."""
+        self._owner = owner
+        self._may_read = may_read
+        self._environment = environment
+        self._loop = connection.loop
+        self._watchdog = Watchdog(environment.chance())
+        self._wanted = 0
+        self._idle_since = 0.0
+        self._is_draining = False
+        self._unsettled: dict[Delivery, float] = {}
+        """What the application holds, and since when."""
+        self._settling = 0
+        self._settled = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._first: asyncio.Future[Exception | None] = self._loop.create_future()
+        self._task: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<{self.side} side of {self.settings.path}: {self.state}>"
+
+    @property
+    def state(self) -> str:
+        """`open`, `opening`, `down` or `closed`."""
+        if self.has_ended:
+            return "closed"
+        if self.link is not None and self.link.is_open:
+            return "open"
+        return "opening" if self.error is None else "down"
+
+    @property
+    def is_session(self) -> bool:
+        return self.settings.session is not NO_SESSION
+
+    def start(self) -> None:
+        name = f"receive from the {self.side}'s {self.settings.path}"
+        self._task = asyncio.create_task(self._run(), name=name)
+
+    async def first_result(self) -> Exception | None:
+        """Wait for the first attempt to open a link; return why it failed."""
+        return await asyncio.shield(self._first)
+
+    # Credit
+
+    @property
+    def credit(self) -> int:
+        return 0 if self.link is None else self.link.credit
+
+    def want(self, credit: int) -> None:
+        """Let up to `credit` deliveries come; 0 takes back what was granted before."""
+        link, self._wanted = self.link, credit
+        if link is None or not link.is_open or self._is_draining:
+            return  # Then it is granted afterwards.
+        if credit:
+            self._grant(link)
+        elif link.credit:
+            self._idle_since = self._loop.time()
+            self._changed.set()
+
+    def _grant(self, link: ReceivingLink) -> None:
+        if self._wanted > link.credit:
+            link.grant(self._wanted)
+        self._watchdog.credit_changed(self._loop.time(), is_out=link.credit > 0)
+
+    # The links
+
+    async def _run(self) -> None:
+        try:
+            while not self.has_ended:
+                await self._open_until_it_works()
+                if self.link is not None:
+                    await self._attend(self.link)
+        except Exception:
+            log.exception("%r: stopped by a fault of Twinbus", self)
+            raise
+        finally:
+            if not self._first.done():
+                self._first.set_result(self.error or ConnectionLost("the receiver was closed"))
+
+    async def _open_until_it_works(self) -> None:
+        pause_s = PAUSE_FIRST_S
+        while not self.has_ended:
+            try:
+                if self._may_read is not None:
+                    await self._may_read()
+                    self._may_read = None
+                await self._open()
+            except (NamespaceFailure, TimeoutError) as error:
+                if self._ends_session(error):
+                    self.has_ended = True
+                self._failed(error)
+                if self.has_ended:
+                    return
+                wait_s = NOT_READABLE_S if isinstance(error, NotReadable) else pause_s
+                await asyncio.sleep(wait_s * (0.5 + 0.5 * self._environment.chance()))
+                pause_s = min(2 * pause_s, PAUSE_MAX_S)
+            else:
+                return
+
+    async def _open(self) -> None:
+        settings = self.settings
+        link = ReceivingLink(
+            self.connection,
+            settings.path,
+            on_delivery=self._on_delivery,
+            on_ended=self._on_ended,
+            receive_and_delete=settings.receive_and_delete,
+            session=settings.session,
+            client_id=settings.client_id,
+            environment=self._environment,
+        )
+        await link.open(settings.session_wait_s if self.is_session else self.connection.answer_s)
+        self.link, self.error = link, None
+        if link.session_id is not None:
+            # Another session than this one would surprise the application.
+            self.settings = replace(settings, session=link.session_id)
+        self._watchdog.heard(self._loop.time())
+        self._owner.on_opened(self, link)
+        if not self._first.done():
+            self._first.set_result(None)
+
+    def _failed(self, error: Exception) -> None:
+        if type(error) is not type(self.error) or str(error) != str(self.error):
+            # Once for each reason: a namespace that is down for a day must not fill the log.
+            log.warning("%s: %s: %s", self.settings.path, self.side, error_text(error))
+        self.error = error
+        if not self._first.done():
+            self._first.set_result(error)
+        self._owner.on_failed(self)
+
+    def _ends_session(self, error: Exception) -> bool:
+        """Whether a session is not opened again: it is not free, or nothing was ever received."""
+        if not self.is_session:
+            return False
+        condition = getattr(error, "condition", "")
+        is_taken = condition in (conditions.SESSION_TAKEN, conditions.SESSION_LOCK_LOST)
+        return is_taken or bool(self._held) or isinstance(self.settings.session, SessionChoice)
+
+    async def _attend(self, link: ReceivingLink) -> None:
+        """Grant, drain and check one link until it ends or is replaced."""
+        while self.link is link and link.is_open and not self.has_ended:
+            now = self._loop.time()
+            if self._wanted:
+                self._grant(link)
+            elif link.credit and now >= self._idle_since + LINGER_S:
+                if await self._checked(link, LinkCheck.DRAIN):
+                    return
+                continue
+            check = self._watchdog.check(now, unsettled=self._held, is_session=self.is_session)
+            if check is not LinkCheck.NOTHING and await self._checked(link, check):
+                return
+            await self._wait(link)
+        if self.link is link:
+            self.link = None
+
+    async def _wait(self, link: ReceivingLink) -> None:
+        """Wait until something is to be done: credit, a check, or the end of the link."""
+        until = self._loop.time() + LOOK_S
+        if self._watchdog.check_at is not None:
+            until = min(until, self._watchdog.check_at)
+        if not self._wanted and link.credit:
+            until = min(until, self._idle_since + LINGER_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(until):
+                await self._changed.wait()
+        self._changed.clear()
+
+    async def _checked(self, link: ReceivingLink, check: LinkCheck) -> bool:
+        """Drain a link, and replace it if it does not answer; return whether it is gone."""
+        self._is_draining = True
+        is_answered = await link.drain(DRAIN_ANSWER_S)
+        self._is_draining = False
+        now = self._loop.time()
+        self._watchdog.credit_changed(now, is_out=False)
+        if not is_answered and link.is_open:
+            if self.connection.heard_at < now - DRAIN_ANSWER_S:
+                self.connection.drop(f"it sent nothing for {DRAIN_ANSWER_S:g} s")
+            check = self._watchdog.not_answered(unsettled=self._held, is_session=self.is_session)
+        if check is LinkCheck.DRAIN and not self._wanted:
+            return not link.is_open
+        self._watchdog.heard(now)
+        if check is LinkCheck.REPLACE and link.is_open:
+            if not is_answered:
+                log.warning("%s: %s: the link fell silent", self.settings.path, self.side)
+                self.reopened += 1
+            await link.close(CLOSE_S if is_answered else GIVE_UP_S)
+            if self.link is link:
+                self.link = None
+        return not link.is_open
+
+    def _on_delivery(self, delivery: Delivery) -> None:
+        self.delivered += 1
+        self._wanted = max(0, self._wanted - 1)
+        now = self._loop.time()
+        self._watchdog.heard(now)
+        link = delivery.link
+        if not link.credit:
+            self._watchdog.credit_changed(now, is_out=False)
+        self._owner.on_delivery(self, delivery)
+
+    def _on_ended(self, link: ReceivingLink, error: Exception) -> None:
+        if link is not self.link:
+            return
+        self.link = None
+        self.reopened += 1
+        self._watchdog.credit_changed(self._loop.time(), is_out=False)
+        # The messages that the application holds cannot be settled any more, nor their order kept.
+        self.has_ended = self.has_ended or (self.is_session and self._held > 0)
+        self._failed(error)
+        self._changed.set()
+
+    # Settlement
+
+    @property
+    def _held(self) -> int:
+        """Messages that the application holds; those beyond the longest lock do not count."""
+        since = self._loop.time() - UNSETTLED_S
+        for delivery in [one for one, at in self._unsettled.items() if at < since]:
+            del self._unsettled[delivery]
+        return len(self._unsettled)
+
+    def release(self, delivery: Delivery) -> None:
+        """Give back what is not handed out: others get it at once."""
+        delivery.link.release_all([delivery])
+
+    def handed_out(self, delivery: Delivery) -> None:
+        """The application got this message and will settle it."""
+        if not delivery.settled:
+            self._unsettled[delivery] = self._loop.time()
+
+    async def settle(
+        self,
+        delivery: Delivery | None,
+        token: UUID,
+        outcome: SettlingOutcome,
+        confirmed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Settle on the link that delivered, or else by lock token; `confirmed`: it is settled.
+
+        Raise LockLost, RequestRefused or ConnectionLost. `confirmed` is called also if the caller
+        gave up waiting.
+        """
+        self._settling += 1
+        try:
+            if delivery is not None and delivery.outcome is None and delivery.link.is_open:
+                try:
+                    await self._settle_on_link(delivery, outcome, confirmed)
+                except (LinkEnded, TimeoutError) as error:
+                    log.debug("%s: settled by lock token: %s", self.settings.path, error)
+                else:
+                    return
+            held = None if not self.is_session else self.link if delivery is None else delivery.link
+            await self.request(
+                lambda: settle_by_token(
+                    self.connection, self.settings.path, token, outcome, session=held
+                )
+            )
+            confirmed()
+        finally:
+            self._settling -= 1
+            self._settled.set()
+            if delivery is not None:
+                self._unsettled.pop(delivery, None)
+
+    async def _settle_on_link(
+        self, delivery: Delivery, outcome: SettlingOutcome, confirmed: Callable[[], None]
+    ) -> None:
+        answer: asyncio.Future[None] = self._loop.create_future()
+
+        def done(error: Exception | None) -> None:
+            if error is None:
+                confirmed()
+            if answer.done():
+                return
+            if error is None:
+                answer.set_result(None)
+            else:
+                answer.set_exception(error)
+
+        delivery.link.settle(delivery, outcome, done)
+        await answer
+
+    async def request(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Make a request to the namespace; try again if the connection was lost meanwhile."""
+        for wait_s in REQUEST_WAITS_S:
+            try:
+                return await ask()
+            except ConnectionLost:
+                if self.has_ended:
+                    raise
+                await asyncio.sleep(wait_s * (0.5 + 0.5 * self._environment.chance()))
+        return await ask()
+
+    # The end
+
+    async def close(self, buffered: list[Delivery], timeout_s: float = CLOSE_S) -> None:
+        """Release what was not handed out, let settlements end, drain and detach. Idempotent."""
+        for delivery in buffered:
+            self.release(delivery)
+        if self._closing is None:
+            self.has_ended = True
+            self._changed.set()
+            self._closing = asyncio.create_task(self._close(timeout_s))
+        await asyncio.shield(self._closing)
+
+    async def _close(self, timeout_s: float) -> None:
+        link, self.link = self.link, None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._settling:
+                    self._settled.clear()
+                    await self._settled.wait()
+        if link is not None:
+            await link.close(timeout_s)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})

@@ -1,0 +1,267 @@
+"""Messages, sessions and errors of a paired receiver, as the SDK's own receiver gives them.
+
+The one file of the receiving side that touches internals of the SDK: it decodes a delivery with the
+SDK's decoder, so that an application gets `ServiceBusReceivedMessage` objects that behave alike
+whichever client carried them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from datetime import UTC, datetime
+from typing import Any, Final, Protocol
+from uuid import UUID
+
+from azure.servicebus import ServiceBusReceivedMessage, ServiceBusReceiveMode
+from azure.servicebus._pyamqp._decode import decode_payload
+from azure.servicebus.aio import ServiceBusSession
+from azure.servicebus.exceptions import (
+    MessageAlreadySettled,
+    MessageLockLostError,
+    MessageNotFoundError,
+    MessagingEntityDisabledError,
+    MessagingEntityNotFoundError,
+    OperationTimeoutError,
+    ServiceBusAuthenticationError,
+    ServiceBusAuthorizationError,
+    ServiceBusConnectionError,
+    ServiceBusError,
+    ServiceBusQuotaExceededError,
+    ServiceBusServerBusyError,
+    SessionCannotBeLockedError,
+    SessionLockLostError,
+)
+
+from twinbus.client.request_node import RequestRefused
+from twinbus.pairing.core.sides import Side
+from twinbus.servicebus import conditions
+from twinbus.servicebus.failures import MISSING_STATUS, FailureMeaning, NamespaceFailure
+from twinbus.servicebus.names import SEQUENCE_NUMBER
+from twinbus.servicebus.twins import secondary_number
+
+_SEQUENCE: Final = SEQUENCE_NUMBER.encode()
+
+UNAUTHORIZED_STATUS: Final = 401
+
+
+class Undecodable(ValueError):
+    """The SDK cannot decode a message."""
+
+
+def received_message(
+    receiver: Any,
+    side: Side,
+    data: bytes,
+    *,
+    tag: bytes | None = None,
+    number: int | None = None,
+    mode: ServiceBusReceiveMode = ServiceBusReceiveMode.PEEK_LOCK,
+    **how: Any,
+) -> ServiceBusReceivedMessage:
+    """Return the SDK's message object of a delivery, or of an answer with messages.
+
+    `how` are the SDK's own: lock_token, is_deferred_message, is_peeked_message.
+    """
+    try:
+        decoded = decode_payload(memoryview(data))
+    except Exception as error:
+        # Its decoder raises whatever its own code meets: foreign bytes, written by any client.
+        raise Undecodable(f"the SDK cannot decode the message: {error!r:.200}") from error
+    frame: Any = None if tag is None else (None, number, tag)
+    message = ServiceBusReceivedMessage(
+        decoded, receive_mode=mode, frame=frame, receiver=receiver, **how
+    )
+    if side is Side.SECONDARY:
+        annotations: Any = message.raw_amqp_message.annotations
+        if annotations and isinstance(annotations.get(_SEQUENCE), int):
+            annotations[_SEQUENCE] = secondary_number(annotations[_SEQUENCE])
+    return message
+
+
+class Origin:
+    """Where a message came from; kept on the message object, and dropped when that is pickled."""
+
+    __slots__ = ("delivery", "side")
+
+    def __init__(self, side: Any = None, delivery: Any = None) -> None:
+        self.side = side
+        """The ReceivingSide; None: not known."""
+        self.delivery = delivery
+        """None: it was received by its sequence number, and is settled by its lock token."""
+
+    def __reduce__(self) -> tuple[type[Origin], tuple[()]]:
+        return Origin, ()
+
+
+def set_origin(message: ServiceBusReceivedMessage, side: Any, delivery: Any) -> None:
+    message._twinbus_origin = Origin(side, delivery)  # type: ignore[attr-defined]
+
+
+def origin_of(message: ServiceBusReceivedMessage) -> Origin:
+    """Where a message came from; an empty Origin for a message of another receiver."""
+    return getattr(message, "_twinbus_origin", None) or Origin()
+
+
+def require_settleable(message: Any, action: str, mode: ServiceBusReceiveMode) -> None:
+    """Raise what the SDK's receiver raises for a message that cannot be settled or renewed."""
+    if not isinstance(message, ServiceBusReceivedMessage):
+        raise TypeError("Parameter 'message' must be of type ServiceBusReceivedMessage")
+    if message._is_peeked_message:
+        raise ValueError(
+            f"The operation {action} is not supported for peeked messages."
+            "Only messages received using receive methods in PEEK_LOCK mode can be settled."
+        )
+    if mode == ServiceBusReceiveMode.RECEIVE_AND_DELETE:
+        raise ValueError(
+            f"The operation {action} is not supported in 'RECEIVE_AND_DELETE' receive mode."
+        )
+    if message._settled:
+        raise MessageAlreadySettled(action=action)
+
+
+def require_unexpired(message: ServiceBusReceivedMessage) -> None:
+    """Raise MessageLockLostError if the lock of a message without a session has ended."""
+    if message._lock_expired:
+        raise MessageLockLostError(
+            message="The lock on the message lock has expired.", error=message.auto_renew_error
+        )
+
+
+def mark_settled(message: ServiceBusReceivedMessage) -> None:
+    message._settled = True
+
+
+def mark_renewed(message: ServiceBusReceivedMessage, until: datetime) -> None:
+    message._expiry = until
+
+
+def lock_token_of(message: ServiceBusReceivedMessage) -> UUID | None:
+    token = message.lock_token
+    return token if isinstance(token, UUID) or token is None else UUID(str(token))
+
+
+class SessionOwner(Protocol):
+    """What a session asks its receiver for."""
+
+    def require_live(self) -> None: ...
+
+    async def get_session_state(self, timeout_s: float | None) -> bytes | None: ...
+
+    async def set_session_state(self, state: bytes | None, timeout_s: float | None) -> None: ...
+
+    async def renew_session_lock(self, timeout_s: float | None) -> datetime: ...
+
+
+class PairedSession(ServiceBusSession):
+    """The session of a paired receiver; an AutoLockRenewer of the SDK takes it."""
+
+    def __init__(self, session_id: Any, receiver: Any) -> None:
+        super().__init__(session_id, receiver)
+        self._owner: SessionOwner = receiver
+
+    async def get_state(
+        self,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109  # the SDK's signature
+        **kwargs: Any,
+    ) -> bytes:
+        self._require(timeout, kwargs)
+        return await self._owner.get_session_state(timeout)  # type: ignore[return-value]
+
+    async def set_state(
+        self,
+        state: str | bytes | bytearray | None,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109
+        **kwargs: Any,
+    ) -> None:
+        self._require(timeout, kwargs)
+        raw = state.encode() if isinstance(state, str) else state
+        await self._owner.set_session_state(None if raw is None else bytes(raw), timeout)
+
+    async def renew_lock(
+        self,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109
+        **kwargs: Any,
+    ) -> datetime:
+        self._require(timeout, kwargs)
+        until = await self._owner.renew_session_lock(timeout)
+        self.locked(until)
+        return until
+
+    def _require(self, timeout: float | None, unknown: dict[str, Any]) -> None:
+        self._owner.require_live()
+        require_timeout(timeout, unknown)
+
+    def opened(self, session_id: str, until: datetime | None) -> None:
+        """A link got the lock of this session."""
+        self._session_id = session_id
+        self._lock_lost = False
+        self.locked(until)
+
+    def locked(self, until: datetime | None) -> None:
+        self._locked_until_utc = until  # type: ignore[assignment]
+        if self._session_start is None:
+            self._session_start = datetime.now(UTC)  # type: ignore[assignment]
+
+    @property
+    def is_lost(self) -> bool:
+        return self._lock_lost or self._lock_expired
+
+    def lose(self) -> None:
+        self._lock_lost = True
+
+
+def require_timeout(timeout: float | None, unknown: dict[str, Any]) -> None:
+    """Check the arguments that all requests of the SDK's receiver have."""
+    if unknown:
+        warnings.warn(f"Unsupported keyword args: {unknown}", stacklevel=4)
+    if timeout is not None and timeout <= 0:
+        raise ValueError("The timeout must be greater than 0.")
+
+
+_CLASSES: Final[dict[str, type[ServiceBusError]]] = {
+    conditions.NOT_FOUND: MessagingEntityNotFoundError,
+    conditions.RESOURCE_DELETED: MessagingEntityNotFoundError,
+    conditions.UNAUTHORIZED: ServiceBusAuthorizationError,
+    conditions.AUTH_FAILED: ServiceBusAuthorizationError,
+    conditions.ENTITY_DISABLED: MessagingEntityDisabledError,
+    conditions.RESOURCE_LIMIT: ServiceBusQuotaExceededError,
+    conditions.SERVER_BUSY: ServiceBusServerBusyError,
+    conditions.MESSAGE_LOCK_LOST: MessageLockLostError,
+    conditions.MESSAGE_NOT_FOUND: MessageNotFoundError,
+    conditions.SESSION_LOCK_LOST: SessionLockLostError,
+    conditions.SESSION_TAKEN: SessionCannotBeLockedError,
+    conditions.TIMEOUT: OperationTimeoutError,
+    conditions.DETACH_FORCED: ServiceBusConnectionError,
+}
+"""The SDK's exception for each condition; every other one is a plain ServiceBusError."""
+
+
+def sdk_error(error: Exception, path: str) -> Exception:
+    """Return a failure of our own client as the SDK would raise it, with the same condition."""
+    if isinstance(error, TimeoutError):
+        return _caused(OperationTimeoutError(message=f"{path} did not answer in time"), error)
+    if not isinstance(error, NamespaceFailure):
+        return error
+    text, condition = str(error), error.condition or None
+    if isinstance(error, RequestRefused) and error.status == UNAUTHORIZED_STATUS:
+        kind: type[ServiceBusError] = ServiceBusAuthenticationError
+        if error.meaning is FailureMeaning.UNREACHABLE:
+            kind = ServiceBusConnectionError
+    elif isinstance(error, RequestRefused) and error.status == MISSING_STATUS and not condition:
+        kind = MessagingEntityNotFoundError
+    elif condition in _CLASSES:
+        kind = _CLASSES[condition]
+    else:
+        is_lost = error.meaning is FailureMeaning.UNREACHABLE
+        kind = ServiceBusConnectionError if is_lost else ServiceBusError
+    if kind is ServiceBusError:
+        return _caused(ServiceBusError(text, condition=condition), error)
+    return _caused(kind(message=text, condition=condition), error)
+
+
+def _caused(raised: Exception, cause: Exception) -> Exception:
+    raised.__cause__ = cause
+    return raised

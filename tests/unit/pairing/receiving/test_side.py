@@ -1,0 +1,321 @@
+"""One side of a receiver in virtual time: opening again, credit, checks, settlement, closing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from twinbus.client.connection import Environment
+from twinbus.client.outcomes import COMPLETE, RELEASE
+from twinbus.client.receiving import NO_SESSION
+from twinbus.client.request_node import ConnectionLost, LinkEnded, LockLost
+from twinbus.pairing.core.sides import Side
+from twinbus.pairing.receiving import side as side_module
+from twinbus.pairing.receiving.side import LinkSettings, NotReadable, ReceivingSide
+from twinbus.servicebus import conditions
+from twinbus.testing.virtual_time import run_virtual
+
+ENVIRONMENT = Environment(chance=lambda: 1.0)
+TOKEN = UUID(int=7)
+
+
+class Delivered:
+    """A delivery, as far as a side uses it."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.settled = False
+        self.outcome: Any = None
+
+
+class Link:
+    """A link whose peer does what the test says."""
+
+    def __init__(self, world: World, on_delivery: Any, on_ended: Any, session: Any) -> None:
+        self.world, self.on_delivery, self.on_ended = world, on_delivery, on_ended
+        self.is_open = False
+        self.credit = 0
+        self.session_id = None if session is NO_SESSION else str(session)
+        self.session_locked_until = None
+        self.settles: Callable[..., None] = lambda done: done(None)
+        self.answers_drains = True
+        self.drains = 0
+
+    async def open(self, timeout_s: float) -> None:
+        self.world.opened_at.append(self.world.now)
+        if self.world.failures:
+            raise self.world.failures.pop(0)
+        self.is_open = True
+
+    def grant(self, credit: int) -> None:
+        self.credit = credit
+        self.world.connection.heard_at = self.world.now
+
+    async def drain(self, timeout_s: float) -> bool:
+        self.drains += 1
+        self.credit = 0
+        if not self.answers_drains:
+            await asyncio.sleep(timeout_s)
+        return self.answers_drains
+
+    def bring(self) -> Delivered:
+        self.credit -= 1
+        delivery = Delivered(self)
+        self.on_delivery(delivery)
+        return delivery
+
+    def settle(self, delivery: Delivered, outcome: Any, done: Any) -> None:
+        delivery.outcome = outcome
+        self.settles(done)
+
+    def release_all(self, deliveries: list[Delivered]) -> None:
+        for delivery in deliveries:
+            delivery.outcome = RELEASE
+
+    async def close(self, timeout_s: float) -> None:
+        self.is_open = False
+
+    def end(self, error: Exception) -> None:
+        self.is_open = False
+        self.on_ended(self, error)
+
+
+class Connection:
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.answer_s = 5.0
+        self.heard_at = 0.0
+        self.dropped: list[str] = []
+
+    def drop(self, reason: str) -> None:
+        self.dropped.append(reason)
+
+
+class World:
+    """The owner of a side, and its links."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, session: Any = NO_SESSION) -> None:
+        self.connection = Connection()
+        self.links: list[Link] = []
+        self.opened_at: list[float] = []
+        self.failures: list[Exception] = []
+        self.deliveries: list[Any] = []
+        self.by_token: list[UUID] = []
+        self.began = self.connection.loop.time()
+        monkeypatch.setattr(side_module, "ReceivingLink", self.make)
+        monkeypatch.setattr(side_module, "settle_by_token", self.settle_by_token)
+        settings = LinkSettings(path="orders", session=session)
+        self.side = ReceivingSide(
+            Side.PRIMARY,
+            self.connection,  # type: ignore[arg-type]
+            settings,
+            self,
+            environment=ENVIRONMENT,
+        )
+
+    @property
+    def now(self) -> float:
+        return self.connection.loop.time() - getattr(self, "began", 0.0)
+
+    @property
+    def link(self) -> Link:
+        return self.links[-1]
+
+    def make(self, connection: Any, path: str, **given: Any) -> Link:
+        self.links.append(Link(self, given["on_delivery"], given["on_ended"], given["session"]))
+        return self.link
+
+    async def settle_by_token(
+        self, connection: Any, path: str, token: UUID, *_: Any, **__: Any
+    ) -> None:
+        self.by_token.append(token)
+
+    def on_delivery(self, side: Any, delivery: Any) -> None:
+        self.deliveries.append(delivery)
+
+    def on_opened(self, side: Any, link: Any) -> None: ...
+
+    def on_failed(self, side: Any) -> None: ...
+
+    async def started(self) -> World:
+        self.side.start()
+        await self.side.first_result()
+        return self
+
+    async def passes(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+LOST = ConnectionLost("the connection is lost")
+
+
+def test_a_lost_link_is_opened_again_with_growing_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        world = await World(monkeypatch).started()
+        world.failures = [LOST] * 9
+        world.side.want(5)
+        world.link.end(LOST)
+        await world.passes(200)
+        gaps = [b - a for a, b in zip(world.opened_at[1:], world.opened_at[2:], strict=False)]
+        assert gaps == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 15, 15, *gaps[9:]])
+        assert world.side.state == "open"
+        assert world.side.reopened == 1
+        assert world.link.credit == 5
+        await world.side.close([])
+        assert world.side.state == "closed"
+
+    run_virtual(story())
+
+
+def test_a_side_that_is_down_at_the_start_says_why_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        world = World(monkeypatch)
+        world.failures = [LOST]
+        world.side.start()
+        assert await world.side.first_result() is LOST
+        assert world.side.state == "down"
+        await world.passes(1)
+        assert world.side.state == "open"
+        await world.side.close([])
+
+    run_virtual(story())
+
+
+def test_a_silent_link_is_replaced_in_time_without_a_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        world = await World(monkeypatch).started()
+        world.side.want(1)
+        await world.passes(39)
+        assert len(world.links) == 1
+        await world.passes(2)
+        assert len(world.links) == 2
+        assert world.link.credit == 1
+        assert world.side.reopened == 0, "a healthy link that was replaced is no news"
+        await world.side.close([])
+
+    run_virtual(story())
+
+
+def test_a_link_that_does_not_answer_is_replaced_and_a_silent_connection_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        world = await World(monkeypatch).started()
+        world.side.want(1)
+        world.link.answers_drains = False
+        await world.passes(46)
+        assert len(world.links) == 2
+        assert world.side.reopened == 1
+        assert world.connection.dropped == ["it sent nothing for 5 s"]
+        await world.side.close([])
+
+    run_virtual(story())
+
+
+def test_a_session_with_unsettled_messages_is_only_drained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        world = await World(monkeypatch, session="s").started()
+        world.side.want(2)
+        await world.passes(0.1)
+        world.side.handed_out(world.link.bring())  # type: ignore[arg-type]
+        world.link.answers_drains = False
+        world.connection.heard_at = 1e9
+        await world.passes(200)
+        assert len(world.links) == 1
+        assert world.link.drains > 2
+        await world.side.close([])
+
+    run_virtual(story())
+
+
+def test_credit_is_taken_back_when_no_call_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        world = await World(monkeypatch).started()
+        world.side.want(5)
+        await world.passes(0)
+        assert world.link.credit == 5
+        world.side.want(0)
+        await world.passes(0.01)
+        world.side.want(5)  # The next call of a loop.
+        await world.passes(0.1)
+        assert (world.link.credit, world.link.drains) == (5, 0)
+        world.side.want(0)
+        await world.passes(0.1)
+        assert (world.link.credit, world.link.drains) == (0, 1)
+        world.side.want(2)
+        await world.passes(0)
+        assert world.link.credit == 2
+        await world.side.close([])
+
+    run_virtual(story())
+
+
+def test_a_message_is_settled_on_its_link_and_else_by_its_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        world = await World(monkeypatch).started()
+        world.side.want(3)
+        await world.passes(0)
+        confirmed: list[int] = []
+        first, second, third = (world.link.bring() for _ in range(3))
+        settle: Any = world.side.settle
+        await settle(first, TOKEN, COMPLETE, lambda: confirmed.append(1))
+        assert (confirmed, world.by_token) == ([1], [])
+        ended = LinkEnded("the link ended", was_sent=True)
+        world.link.settles = lambda done: done(ended)
+        await settle(second, TOKEN, COMPLETE, lambda: confirmed.append(2))
+        assert (confirmed, world.by_token) == ([1, 2], [TOKEN])
+        lost = LockLost("too late", conditions.MESSAGE_LOCK_LOST)
+        world.link.settles = lambda done: done(lost)
+        with pytest.raises(LockLost):
+            await settle(third, TOKEN, COMPLETE, lambda: confirmed.append(3))
+        assert confirmed == [1, 2]
+        await world.side.close([])
+
+    run_virtual(story())
+
+
+def test_what_was_not_handed_out_is_released_at_the_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        world = await World(monkeypatch).started()
+        world.side.want(2)
+        await world.passes(0)
+        buffered = [world.link.bring(), world.link.bring()]
+        await world.side.close(buffered)  # type: ignore[arg-type]
+        assert [one.outcome for one in buffered] == [RELEASE, RELEASE]
+
+    run_virtual(story())
+
+
+def test_an_entity_that_must_not_be_read_is_asked_for_again_after_minutes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        world = World(monkeypatch)
+        asked: list[float] = []
+
+        async def may_read() -> None:
+            asked.append(world.now)
+            if len(asked) < 3:
+                raise NotReadable("'orders' is not a twin")
+
+        world.side._may_read = may_read
+        world.side.start()
+        assert isinstance(await world.side.first_result(), NotReadable)
+        await world.passes(1_000)
+        assert asked == pytest.approx([0, 300, 600])
+        assert world.opened_at == pytest.approx([600])
+        await world.side.close([])
+
+    run_virtual(story())

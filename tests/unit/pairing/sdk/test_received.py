@@ -1,0 +1,139 @@
+"""Deliveries of our own links as the SDK's message objects, and failures as its errors."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+from uuid import UUID
+
+import pytest
+from azure.servicebus import ServiceBusReceiveMode
+from azure.servicebus.exceptions import (
+    MessageAlreadySettled,
+    MessageLockLostError,
+    MessageNotFoundError,
+    MessagingEntityDisabledError,
+    MessagingEntityNotFoundError,
+    OperationTimeoutError,
+    ServiceBusAuthenticationError,
+    ServiceBusAuthorizationError,
+    ServiceBusConnectionError,
+    ServiceBusError,
+    ServiceBusServerBusyError,
+    SessionCannotBeLockedError,
+    SessionLockLostError,
+)
+
+from twinbus.amqp.message import Properties, encode_message
+from twinbus.client.request_node import ConnectionLost, LinkEnded, LockLost, RequestRefused
+from twinbus.pairing.core.sides import Side
+from twinbus.pairing.sdk.received import (
+    Undecodable,
+    lock_token_of,
+    mark_settled,
+    origin_of,
+    received_message,
+    require_settleable,
+    sdk_error,
+    set_origin,
+)
+from twinbus.servicebus import conditions
+from twinbus.servicebus.names import SEQUENCE_NUMBER
+from twinbus.servicebus.twins import SECONDARY_BIT
+
+TOKEN = UUID(int=9)
+
+
+class Receiver:
+    session = None
+    _running = True
+
+
+def message(side: Side = Side.PRIMARY, **how: Any) -> Any:
+    data = encode_message(
+        message_annotations={SEQUENCE_NUMBER: 5},
+        properties=Properties(message_id="a"),
+        data=b"body",
+    )
+    how.setdefault("tag", TOKEN.bytes_le)
+    return received_message(Receiver(), side, data, number=3, **how)
+
+
+def test_a_message_of_the_primary_is_as_the_sdk_decodes_it() -> None:
+    one = message()
+    assert (str(one), one.message_id, one.sequence_number) == ("body", "a", 5)
+    assert one.lock_token == lock_token_of(one) == TOKEN
+
+
+def test_a_number_of_the_secondary_has_its_bit() -> None:
+    assert message(Side.SECONDARY).sequence_number == 5 | SECONDARY_BIT
+
+
+def test_a_message_that_the_sdk_cannot_decode() -> None:
+    with pytest.raises(Undecodable):
+        received_message(Receiver(), Side.PRIMARY, b"\x00\x53\x75")
+
+
+def test_what_a_message_came_from_is_not_pickled() -> None:
+    one = message()
+    set_origin(one, "a side", lambda: "cannot be pickled")
+    again = pickle.loads(pickle.dumps(one))  # our own
+    assert str(again) == "body"
+    assert origin_of(again).side is None
+    assert origin_of(one).side == "a side"
+
+
+@pytest.mark.parametrize(
+    ("given", "mode", "expected"),
+    [
+        ("no message", ServiceBusReceiveMode.PEEK_LOCK, TypeError),
+        (message(is_peeked_message=True), ServiceBusReceiveMode.PEEK_LOCK, ValueError),
+        (message(), ServiceBusReceiveMode.RECEIVE_AND_DELETE, ValueError),
+    ],
+)
+def test_what_cannot_be_settled(given: Any, mode: Any, expected: type[Exception]) -> None:
+    with pytest.raises(expected):
+        require_settleable(given, "complete", mode)
+
+
+def test_a_message_is_settled_once() -> None:
+    one = message()
+    require_settleable(one, "complete", ServiceBusReceiveMode.PEEK_LOCK)
+    mark_settled(one)
+    with pytest.raises(MessageAlreadySettled):
+        require_settleable(one, "complete", ServiceBusReceiveMode.PEEK_LOCK)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (TimeoutError(), OperationTimeoutError),
+        (ConnectionLost("gone"), ServiceBusConnectionError),
+        (LinkEnded("no reason"), ServiceBusConnectionError),
+        (LinkEnded("idle", conditions.DETACH_FORCED), ServiceBusConnectionError),
+        (LinkEnded("?", "vendor:unknown"), ServiceBusConnectionError),
+        (LinkEnded("sessions", conditions.NOT_ALLOWED), ServiceBusError),
+        (LinkEnded("none free", conditions.TIMEOUT), OperationTimeoutError),
+        (LinkEnded("taken", conditions.SESSION_TAKEN), SessionCannotBeLockedError),
+        (LinkEnded("off", conditions.ENTITY_DISABLED), MessagingEntityDisabledError),
+        (LinkEnded("no", conditions.UNAUTHORIZED), ServiceBusAuthorizationError),
+        (LockLost("late", conditions.MESSAGE_LOCK_LOST), MessageLockLostError),
+        (LockLost("late", conditions.SESSION_LOCK_LOST), SessionLockLostError),
+        (RequestRefused("?", 404, ""), MessagingEntityNotFoundError),
+        (RequestRefused("?", 404, conditions.MESSAGE_NOT_FOUND), MessageNotFoundError),
+        (RequestRefused("bad key", 401, ""), ServiceBusAuthenticationError),
+        (RequestRefused("slow", 503, conditions.SERVER_BUSY), ServiceBusServerBusyError),
+    ],
+)
+def test_a_failure_is_the_sdks_error_with_the_same_condition(
+    error: Exception, expected: type[Exception]
+) -> None:
+    raised = sdk_error(error, "orders")
+    assert type(raised) is expected
+    assert raised.__cause__ is error
+    assert (getattr(error, "condition", "") or None) == raised._condition  # type: ignore[attr-defined]
+
+
+def test_another_error_stays_what_it_is() -> None:
+    error = ValueError("an argument")
+    assert sdk_error(error, "orders") is error
