@@ -32,8 +32,10 @@ from tests.contract.twin_world import (
     states,
     terminal,
 )
-from tests.official_sdk import client, receive_count
+from tests.official_sdk import administration, client, receive_count
 from tests.processes import ENTRY, started, with_key
+from twinbus import EmbeddedBroker
+from twinbus.broker.profile import PROFILES
 from twinbus.client.twins import MarkedTwin, is_marked, marked_twins
 from twinbus.namespace.access import endpoint_of
 from twinbus.servicebus.twins import UNFINISHED_MARK
@@ -168,6 +170,42 @@ def test_a_namesake_is_adopted_after_asking(typed: Terminal, texts: tuple[str, s
         assert "is a twin already" in typed("twins", "adopt", "orders", "--yes").out
         checked = typed("twins", "check", "--output", "json")
         assert (checked.status, states(checked)) == (ATTENTION, {"orders": "differs"})
+
+
+@pytest.mark.parametrize("answer", ["no", "adopt"])
+def test_a_person_confirms_at_a_terminal(
+    typed: Terminal, texts: tuple[str, str], monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda _: answer)
+    with both(texts) as (primary, secondary):
+        for admin in (primary, secondary):
+            admin.create_topic("events")
+        done = typed("twins", "adopt", "events")
+        is_yes = answer == "adopt"
+        assert done.status == (0 if is_yes else COULD_NOT)
+        assert ("nothing was changed" in done.out) is not is_yes
+        assert (secondary.get_topic("events").user_metadata == MARK) is is_yes
+
+
+def test_a_secondary_of_a_smaller_tier_gets_what_it_takes(
+    typed: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        EmbeddedBroker("contoso", profile=PROFILES["azure-premium"]) as large,
+        EmbeddedBroker("contoso-dr", profile=PROFILES["azure-standard"]) as small,
+        administration(large.connection_string()) as primary,
+    ):
+        sides = large.connection_string(), small.connection_string()
+        words = ("--primary", sides[0], "--secondary", sides[1])
+        primary.create_queue(
+            "orders", max_size_in_megabytes=81_920, max_message_size_in_kilobytes=2_048
+        )
+        for verb in ("create", "check"):
+            done = typed("twins", verb, "orders", *words)
+            assert done.status == 0, done
+            assert "is 5,120 in the twin and 81,920 in the primary" in done.out
+            assert "larger messages are refused (the tier of the secondary allows" in done.out
 
 
 def test_what_must_not_be_adopted(typed: Terminal, texts: tuple[str, str]) -> None:

@@ -28,7 +28,7 @@ EntitiesArgument = Annotated[
     setting(
         "twins",
         of=typer.Argument,
-        metavar="[ENTITY]...",
+        metavar="ENTITY",
         help="Queues and topics of the primary: names, or patterns like 'orders-*'.",
     ),
 ]
@@ -106,7 +106,8 @@ async def check(
             await survey.read(listed)
             found = await survey.check(listed)
     well = sum(one.state is TwinState.OK for one in found)
-    last = f"{survey.secondary.endpoint}: {well} of {counted(len(found), 'twin')} are well"
+    wanted = sum(one.state is not TwinState.LEFT_OUT for one in found)
+    last = f"{survey.secondary.endpoint}: {well} of {counted(wanted, 'twin')} are well"
     if not found:
         last = f"{survey.secondary.endpoint}: no twin of {visible(survey.label)} is marked"
     show(output, _document(survey, found), [*state_lines(found), "", last] if found else [last])

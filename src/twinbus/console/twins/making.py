@@ -19,7 +19,7 @@ from azure.servicebus.management import RuleProperties
 
 from twinbus.console.twins.reading import patiently, read_rules, read_subscriptions, rule_text
 from twinbus.errors import TwinbusError
-from twinbus.pairing.core.twin_plan import to_create
+from twinbus.pairing.core.twin_plan import PREMIUM, to_create
 from twinbus.pairing.core.twin_settings import UNREADABLE, Kind, TwinSettings
 from twinbus.pairing.sdk.administration import FOREVER
 from twinbus.servicebus.names import FOREVER_MS
@@ -65,12 +65,12 @@ class TwinMaker:
         wanted = to_create(entity, twins, self.sku)
         try:
             if wanted.kind is Kind.QUEUE:
-                settings = _received(wanted) | _stored(wanted)
+                settings = _received(wanted) | _stored(wanted, self.sku)
                 create = partial(self._secondary.create_queue, user_metadata=self.mark)
                 await patiently(partial(create, wanted.name, **settings))
                 return
             mark = unfinished_mark(self._label)
-            settings = _common(wanted) | _stored(wanted)
+            settings = _common(wanted) | _stored(wanted, self.sku)
             await patiently(
                 partial(self._secondary.create_topic, wanted.name, user_metadata=mark, **settings)
             )
@@ -233,7 +233,7 @@ def _received(wanted: TwinSettings) -> dict[str, Any]:
     }
 
 
-def _stored(wanted: TwinSettings) -> dict[str, Any]:
+def _stored(wanted: TwinSettings, sku: str | None) -> dict[str, Any]:
     """Settings of what has a quota of its own: queues and topics."""
     detects = wanted.requires_duplicate_detection
     return {
@@ -242,7 +242,8 @@ def _stored(wanted: TwinSettings) -> dict[str, Any]:
         if detects
         else None,
         "max_size_in_megabytes": wanted.max_size_mb,
-        "max_message_size_in_kilobytes": wanted.max_message_size_kb,
+        # Other tiers refuse any value.
+        "max_message_size_in_kilobytes": wanted.max_message_size_kb if sku == PREMIUM else None,
         "enable_partitioning": wanted.enable_partitioning,
     }
 

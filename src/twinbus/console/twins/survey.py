@@ -30,6 +30,7 @@ from twinbus.namespace.namespace import Namespace
 from twinbus.pairing.core.twin_plan import (
     PlannedTwin,
     Step,
+    differences_that_matter,
     is_of_twinbus,
     missing,
     plan_twins,
@@ -38,7 +39,7 @@ from twinbus.pairing.core.twin_plan import (
     twins_of,
     unusable,
 )
-from twinbus.pairing.core.twin_settings import TwinSettings, twin_differences
+from twinbus.pairing.core.twin_settings import TwinSettings
 from twinbus.pairing.sdk.administration import SERVER_FAULTS, first_line
 from twinbus.servicebus.twins import (
     is_named,
@@ -60,6 +61,15 @@ class _Side:
     """By path in lower case."""
 
 
+async def _tier(client: ServiceBusAdministrationClient) -> str | None:
+    """Return the tier of a namespace; None: it does not say."""
+    try:
+        sku = (await client.get_namespace_properties()).messaging_sku
+    except AzureError:
+        return None
+    return None if sku is None else str(getattr(sku, "value", sku))
+
+
 class TwinSurvey:
     """Two namespaces and their entities; an async context manager, then `read`."""
 
@@ -76,6 +86,7 @@ class TwinSurvey:
         self._stack = AsyncExitStack()
         self._ours = _Side(primary)
         self._there = _Side(secondary)
+        self._sku: str | None = None
 
     async def __aenter__(self) -> Self:
         for side in (self._ours, self._there):
@@ -93,6 +104,7 @@ class TwinSurvey:
             self._say(f"reading the entities of {side.namespace.endpoint}")
             with explained(side.namespace, READING, "Manage"):
                 side.entities = await read_entities(side.client)
+        self._sku = await _tier(self._there.client)
         keys = self._chosen_keys(listed)
         for side in (self._ours, self._there):
             self._say(f"reading subscriptions and rules of {side.namespace.endpoint}")
@@ -157,7 +169,7 @@ class TwinSurvey:
         return self._compared(entity, there)
 
     def _compared(self, entity: TwinSettings, there: TwinSettings) -> TwinReport:
-        found = tuple(twin_differences(entity, there, self.twins))
+        found = tuple(differences_that_matter(entity, there, self.twins, self._sku))
         errors = [one for one in found if one.is_error]
         state = TwinState.DIFFERS if errors else TwinState.OK
         return TwinReport(entity.name, state, entity.kind, mend(entity.name, errors), found)
@@ -179,7 +191,7 @@ class TwinSurvey:
             secondary_label=self.secondary.label,
             with_sessions=with_sessions,
         )
-        maker = TwinMaker(self._primary_rules, self._there.client, self.label, await self._sku())
+        maker = TwinMaker(self._primary_rules, self._there.client, self.label, self._sku)
         for number, plan in enumerate(plans, 1):
             self._say(f"creating {plan.path}, {number} of {len(plans)}")
             found.append(await self._carried_out(plan, maker, with_sessions=with_sessions))
@@ -215,8 +227,7 @@ class TwinSurvey:
             to_create(entity, self.twins, maker.sku), user_metadata=maker.mark, status="Active"
         )
         self._there.entities[key] = made
-        differences = tuple(twin_differences(entity, made, self.twins))
-        return report(state=TwinState.CREATED, differences=differences)
+        return replace(self._compared(entity, made), state=TwinState.CREATED)
 
     async def _completed(
         self, plan: PlannedTwin, maker: TwinMaker, *, with_sessions: bool
@@ -236,15 +247,6 @@ class TwinSurvey:
     async def _primary_rules(self, topic: str, subscription: str) -> list[RuleProperties]:
         with explained(self.primary, "reading rules", "Manage"):
             return await read_rules(self._ours.client, topic, subscription)
-
-    async def _sku(self) -> str | None:
-        """Return the tier of the secondary; None: it does not say."""
-        try:
-            found = await self._there.client.get_namespace_properties()
-        except AzureError:
-            return None
-        sku = found.messaging_sku
-        return None if sku is None else str(getattr(sku, "value", sku))
 
     async def adoptable(self, path: str) -> Adoption:
         """Return the entity of this path to adopt; TwinNotMade if it must not be adopted."""

@@ -12,8 +12,13 @@ from enum import StrEnum
 from typing import Final
 
 from twinbus.pairing.core.backlog import LEASE_MARK
-from twinbus.pairing.core.twin_settings import Kind, TwinSettings
-from twinbus.servicebus.names import FOREVER_MS, parse_backlog_path
+from twinbus.pairing.core.twin_settings import (
+    Kind,
+    TwinDifference,
+    TwinSettings,
+    twin_differences,
+)
+from twinbus.servicebus.names import FOREVER_MS, STANDARD_MESSAGE_BYTES, parse_backlog_path
 from twinbus.servicebus.twins import (
     PATTERN_CHARACTERS,
     is_listed,
@@ -25,6 +30,7 @@ from twinbus.servicebus.twins import (
 
 PREMIUM: Final = "Premium"
 
+STANDARD_MESSAGE_KB: Final = STANDARD_MESSAGE_BYTES // 1_024
 STANDARD_SIZE_MAX_MB: Final = 5_120
 STANDARD_PARTITIONS: Final = 16
 """A Standard namespace reports the size of a partitioned entity times this, and takes it without.
@@ -139,8 +145,8 @@ def _planned(
             return PlannedTwin(entity, Step.CHECK, there=there)
     if entity.has_sessions and not with_sessions:
         where = "it" if entity.requires_session else "a subscription of it"
-        do = "a session may then be open on both sides; if that is fine, add --with-sessions"
-        return refused(f"{where} has sessions, and with a twin {do}")
+        do = "which may then be open on both sides; if that is fine, add --with-sessions"
+        return refused(f"{where} has sessions, {do}")
     return PlannedTwin(entity, Step.CREATE if there is None else Step.FINISH, there=there)
 
 
@@ -179,6 +185,21 @@ def _destinations_first(chosen: Entities) -> Iterator[str]:
         yield from visit(key)
 
 
+def differences_that_matter(
+    entity: TwinSettings, twin: TwinSettings, twins: Collection[str], sku: str | None
+) -> list[TwinDifference]:
+    """Return the differences; what the tier of the secondary does not allow is only a remark."""
+    best = to_create(entity, twins, sku)
+    unavoidable = {one.says for one in twin_differences(entity, best, twins)}
+    found = [
+        replace(one, is_error=False, says=f"{one.says} (the tier of the secondary allows no more)")
+        if one.is_error and one.says in unavoidable
+        else one
+        for one in twin_differences(entity, twin, twins)
+    ]
+    return sorted(found, key=lambda one: not one.is_error)
+
+
 def to_create(entity: TwinSettings, twins: Collection[str], sku: str | None) -> TwinSettings:
     """Return the settings that an entity's twin gets in a namespace of a tier; None: not known.
 
@@ -198,11 +219,11 @@ def to_create(entity: TwinSettings, twins: Collection[str], sku: str | None) -> 
         return changed
     if sku == PREMIUM:
         return replace(changed, enable_partitioning=False)
-    size_mb = entity.max_size_mb or 0
+    size_mb, largest_kb = entity.max_size_mb or 0, entity.max_message_size_kb
     if entity.enable_partitioning and size_mb > STANDARD_SIZE_MAX_MB:
         size_mb //= STANDARD_PARTITIONS
     return replace(
         changed,
-        max_message_size_kb=None,
+        max_message_size_kb=None if largest_kb is None else min(largest_kb, STANDARD_MESSAGE_KB),
         max_size_mb=min(size_mb, STANDARD_SIZE_MAX_MB) or None,
     )

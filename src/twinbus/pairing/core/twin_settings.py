@@ -17,6 +17,9 @@ from twinbus.wording import counted, duration
 
 ACTIVE: Final = "Active"
 
+WINDOW: Final = "duplicate_detection_window_ms"
+"""The setting that means nothing without duplicate detection."""
+
 UNREADABLE: Final = "of an unknown kind"
 """The text of a filter that the SDK cannot read."""
 
@@ -142,7 +145,7 @@ _SETTINGS: Final = (
         _Effect("a message whose id was used before is dropped"),
     ),
     _Setting(
-        "duplicate_detection_window_ms",
+        WINDOW,
         "the window of duplicate detection",
         _time,
         _Effect("later duplicates are delivered", False),
@@ -265,7 +268,7 @@ def _effect(setting: _Setting, primary: TwinSettings, twin: TwinSettings) -> _Ef
         return None
     if setting.name.endswith("_ms") and _is_forever(wanted) and _is_forever(there):
         return None
-    is_window = setting.name == "duplicate_detection_window_ms"
+    is_window = setting.name == WINDOW
     if is_window and not (
         primary.requires_duplicate_detection and twin.requires_duplicate_detection
     ):
@@ -322,10 +325,13 @@ def _of_rules(primary: TwinSettings, twin: TwinSettings, place: str) -> Iterator
 
 def summary(settings: TwinSettings) -> str:
     """Return kind and settings of an entity in one line, for a person who decides."""
+    has_window = settings.requires_duplicate_detection
     shown = [
         f"{one.words} {one.shown(value)}"
         for one in _SETTINGS
-        if (value := getattr(settings, one.name)) is not None and value is not False
+        if (value := getattr(settings, one.name)) is not None
+        and value is not False
+        and (has_window or one.name != WINDOW)
     ]
     shown += [f"forwards to {settings.forward_to}"] if settings.forward_to else []
     shown += [f"status {settings.status}"] if settings.status != ACTIVE else []

@@ -10,6 +10,7 @@ import pytest
 from twinbus.pairing.core.twin_plan import (
     PlannedTwin,
     Step,
+    differences_that_matter,
     missing,
     plan_twins,
     selected,
@@ -152,11 +153,23 @@ def test_a_twin_never_deletes_itself_and_forwards_dead_letters_to_twins_only() -
     assert one.auto_delete_on_idle_ms == FOREVER_MS
 
 
+def test_what_the_tier_does_not_allow_is_a_remark() -> None:
+    source = queue(max_size_mb=81_920, max_message_size_kb=1_024, max_delivery_count=10)
+    twin = queue(max_size_mb=5_120, max_message_size_kb=256, max_delivery_count=9)
+    found = differences_that_matter(source, twin, set(), "Standard")
+    assert [one.is_error for one in found] == [True, False, False]
+    assert "maximum delivery count" in str(found[0])
+    assert str(found[1]).endswith("are refused (the tier of the secondary allows no more)")
+    # A twin that could take larger messages, and does not.
+    found = differences_that_matter(source, twin, set(), "Premium")
+    assert [one.is_error for one in found] == [True, True, False]
+
+
 @pytest.mark.parametrize(
     ("settings", "sku", "expected"),
     [
-        ({"max_size_mb": 81_920, "max_message_size_kb": 1_024}, "Standard", (5_120, None, None)),
-        ({"max_size_mb": 2_048, "max_message_size_kb": 256}, "Standard", (2_048, None, None)),
+        ({"max_size_mb": 81_920, "max_message_size_kb": 1_024}, "Standard", (5_120, 256, None)),
+        ({"max_size_mb": 2_048, "max_message_size_kb": 256}, "Standard", (2_048, 256, None)),
         ({"max_size_mb": 16_384, "enable_partitioning": True}, "Standard", (1_024, None, True)),
         ({"max_size_mb": 81_920, "max_message_size_kb": 1_024}, "Premium", (81_920, 1_024, False)),
         ({"max_size_mb": 1_024, "enable_partitioning": True}, "Premium", (1_024, None, False)),
