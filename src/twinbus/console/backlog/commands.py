@@ -43,11 +43,11 @@ TEXT_LENGTH_MAX: Final = 40
 
 @command(app, "twinbus backlog list --output json", name="list", note=SECRETS)
 async def list_queues(sides: SidesOptions, output: OutputOption = Output.TEXT) -> int:
-    """Show each backlog queue: message counts, oldest age, drift; and what twins hold.
+    """Show each backlog queue: message counts, oldest age, drift.
 
-    Without a primary or a label it shows the backlog queues of every pair in the secondary, and no
-    twins. The count of deferred messages is the total minus all other counts: Service Bus reports
-    none.
+    It also shows what twins hold. Without a primary or a label it shows the backlog queues of every
+    pair in the secondary, and no twins. The count of deferred messages is the total minus all other
+    counts: Service Bus reports none.
     """
     from twinbus.client.twin_contents import found_twins
     from twinbus.console.backlog.queue_contents import queue_contents, with_ages
