@@ -28,6 +28,7 @@ from tests.contract import pairs
 from tests.contract.pairs import bodies, drain, embedded, nothing_left, until
 from tests.official_sdk import administration, async_administration, async_client
 from twinbus import EmbeddedBroker, SendAvailabilityOptions
+from twinbus.pairing.receiving import watchdog
 from twinbus.pairing.receiving.receiver import PairedReceiver
 from twinbus.servicebus.twins import DIVERTED, SECONDARY_BIT, DivertMark
 
@@ -79,6 +80,13 @@ async def receiving(
         options.setdefault("guard", make is paired)
         async with pair.get_queue_receiver(queue, **options) as receiver:
             yield receiver
+
+
+async def lock_for(broker: EmbeddedBroker, side: str, seconds: int) -> None:
+    async with async_administration(broker.connection_string(side)) as admin:
+        queue = await admin.get_queue("orders")
+        queue.lock_duration = timedelta(seconds=seconds)
+        await admin.update_queue(queue)
 
 
 async def taken(receiver: Any, count: int) -> list[ServiceBusReceivedMessage]:
@@ -288,6 +296,88 @@ async def test_without_prefetch_what_arrives_after_a_call_is_free_for_others(
         assert sorted(await left(broker, PRIMARY)) == ["a", "b"]
 
 
+class SilentProxy:
+    """Passes bytes to the primary, until it swallows those of its open connections."""
+
+    def __init__(self, port: int) -> None:
+        self.connections = 0
+        self._port = port
+        self._dead: set[int] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> SilentProxy:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def fall_silent(self) -> None:
+        self._dead.update(range(self.connections))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        number, self.connections = self.connections, self.connections + 1
+        there, back = await asyncio.open_connection("127.0.0.1", self._port)
+        for source, target in ((reader, back), (there, writer)):
+            task = asyncio.create_task(self._pass_on(number, source, target))
+            self._tasks.add(task)
+
+    async def _pass_on(
+        self, number: int, source: asyncio.StreamReader, target: asyncio.StreamWriter
+    ) -> None:
+        while data := await source.read(65_536):
+            if number not in self._dead:
+                target.write(data)
+        if number not in self._dead:
+            target.close()
+
+
+@pytest.mark.parametrize("prefetch", [0, 10])
+async def test_a_connection_that_is_half_open_is_found_and_replaced(
+    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch, prefetch: int
+) -> None:
+    monkeypatch.setattr(watchdog, "SILENT_LEAST_S", 1.0)
+    monkeypatch.setattr(watchdog, "SPREAD_S", 0.0)
+    # The broker may give the message to the dead connection first, until its lock ends.
+    await lock_for(broker, PRIMARY, 5)
+    port = broker.port(PRIMARY)
+    async with SilentProxy(port) as proxy:
+        through = broker.connection_string(PRIMARY).replace(f":{port}", f":{proxy.port}")
+        make = partial(paired, primary=through)
+        async with receiving(broker, make, guard=True, prefetch_count=prefetch) as receiver:
+            await put(broker, PRIMARY, "before")
+            await complete(receiver, await taken(receiver, 1))
+            proxy.fall_silent()
+            await put(broker, PRIMARY, "after")
+            found = await taken(receiver, 1)
+            assert bodies(found) == ["after"]
+            await complete(receiver, found)
+            assert receiver.status().sides["primary"].reopened == 1
+
+
+async def test_a_processor_reads_both_sides_through_an_outage(broker: EmbeddedBroker) -> None:
+    handled: list[str] = []
+
+    async def handle(message: ServiceBusReceivedMessage) -> None:
+        handled.append(str(message))
+
+    async with twinned(broker) as pair, pair.process("orders", handle, concurrency=4):
+        await put(broker, PRIMARY, "a", "b")
+        await until(lambda: len(handled) == 2)
+        broker.cut_off(PRIMARY)
+        await put(broker, SECONDARY, "c", "d")
+        await until(lambda: len(handled) == 4)
+        broker.serve_again(PRIMARY)
+        await put(broker, PRIMARY, "e")
+        await until(lambda: len(handled) == 5)
+    assert sorted(handled) == ["a", "b", "c", "d", "e"]
+    assert await left(broker, PRIMARY) == await left(broker, SECONDARY) == []
+
+
 async def test_a_cancelled_call_loses_nothing(broker: EmbeddedBroker) -> None:
     async with receiving(broker, paired) as receiver:
         for _ in range(5):
@@ -338,10 +428,7 @@ async def test_peeking_shows_both_sides_and_goes_on_where_it_was(broker: Embedde
 
 async def test_the_sdks_lock_renewer_keeps_the_locks_of_both_sides(broker: EmbeddedBroker) -> None:
     for side in (PRIMARY, SECONDARY):
-        async with async_administration(broker.connection_string(side)) as admin:
-            queue = await admin.get_queue("orders")
-            queue.lock_duration = timedelta(seconds=5)
-            await admin.update_queue(queue)
+        await lock_for(broker, side, 5)
         await put(broker, side, side)
     async with AutoLockRenewer() as renewer, receiving(broker, auto_lock_renewer=renewer) as one:
         found = await taken(one, 2)
@@ -350,10 +437,7 @@ async def test_the_sdks_lock_renewer_keeps_the_locks_of_both_sides(broker: Embed
 
 
 async def test_a_lost_lock_is_the_sdks_error(broker: EmbeddedBroker) -> None:
-    async with async_administration(broker.connection_string(PRIMARY)) as admin:
-        queue = await admin.get_queue("orders")
-        queue.lock_duration = timedelta(seconds=5)
-        await admin.update_queue(queue)
+    await lock_for(broker, PRIMARY, 5)
     await put(broker, PRIMARY, "a")
     async with receiving(broker, paired) as receiver:
         (found,) = await taken(receiver, 1)

@@ -17,6 +17,7 @@ from typing import Any, Final
 from twinbus.client.administration import NotAnswered
 from twinbus.client.connection import MACHINE, Environment
 from twinbus.client.links import UpstreamConnection
+from twinbus.client.receiving import NO_SESSION
 from twinbus.client.request_node import ConnectionLost
 from twinbus.client.twins import is_marked
 from twinbus.ledger.requests import BilledRequests, RequestLedger
@@ -52,6 +53,7 @@ class PairedReceivers:
         self._namespaces = {Side.PRIMARY: primary, Side.SECONDARY: secondary}
         self._options = options
         self._twins = getattr(options, "twins", None)
+        self._with_sessions = getattr(options, "twins_with_sessions", False)
         self._ledger = ledger
         self._environment = environment
         self._connections: dict[Side, UpstreamConnection] = {}
@@ -71,6 +73,8 @@ class PairedReceivers:
             )
         settings = receiver_settings(path, **sdk_options)
         has_twin = self.has_twin(entity)
+        if settings.session is not NO_SESSION and not self._with_sessions:
+            has_twin = False  # Senders divert its messages to the backlog, not to the twin.
         is_readable = partial(self._require_mark, entity)
 
         def sides(owner: SideOwner) -> list[ReceivingSide]:
@@ -91,7 +95,8 @@ class PairedReceivers:
 
     def status(self) -> dict[str, ReceiverStatus]:
         """The open receivers, by client identifier."""
-        return {receiver.client_identifier: receiver.status() for receiver in self._receivers}
+        # A copy: a collector reads on another thread.
+        return {one.client_identifier: one.status() for one in tuple(self._receivers)}
 
     async def close(self) -> None:
         """Close every receiver, then the connections."""
