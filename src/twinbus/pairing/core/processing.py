@@ -50,6 +50,11 @@ FRESH_AFTER: Final = 2
 the SDK's receiver and a paired one reconnect by themselves."""
 
 
+SILENT_S: Final = 120.0
+"""After this time without a message a plain receiver of the SDK is replaced. It can fall silent
+without an error, and then looks like one of an empty queue. A new link is not billed."""
+
+
 class ProcessOptions(TypedDict, total=False):
     """The options of a processor, for type checkers; `ProcessSettings` has the defaults."""
 
@@ -246,10 +251,19 @@ class Reconnection:
     def __init__(self) -> None:
         self.failures = 0
         """In a row."""
+        self._heard_at: float | None = None
 
     @property
     def needs_fresh_receiver(self) -> bool:
         return self.failures >= FRESH_AFTER
+
+    def heard(self, now: float) -> None:
+        """The receiver was opened, or brought a message."""
+        self._heard_at = now
+
+    def is_silent(self, now: float) -> bool:
+        """Whether the receiver has brought nothing for long."""
+        return self._heard_at is not None and now - self._heard_at >= SILENT_S
 
     def failed(self, chance: float) -> float:
         """Count a failed receive; return the seconds to wait. `chance` is from 0 to 1."""

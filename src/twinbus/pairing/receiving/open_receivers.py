@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 from twinbus.pairing.receiving.handling import Receiver, line_of
-from twinbus.pairing.sdk.sdk_cleanup import cancel_until_done
+from twinbus.pairing.sdk.sdk_cleanup import SdkCleanup, cancel_until_done
 
 log = logging.getLogger("twinbus.processor")
 
@@ -35,14 +35,14 @@ class OpenReceivers:
     def __init__(self, name: str, get_receiver: Callable[..., Any]) -> None:
         self._name = name
         self._get_receiver = get_receiver
-        self._open: set[Receiver] = set()
+        self._open: dict[Receiver, SdkCleanup] = {}
         self._calls: set[asyncio.Task[Any]] = set()
         self._stopped = False
 
     async def open(self, options: dict[str, Any], limit_s: float) -> Receiver:
         """Return a new receiver whose link is open."""
         receiver: Receiver = self._get_receiver(**options)
-        self._open.add(receiver)
+        self._open[receiver] = SdkCleanup(receiver)
         try:
             await self.call(receiver.__aenter__(), limit_s)
         except BaseException:
@@ -77,12 +77,16 @@ class OpenReceivers:
         await asyncio.gather(*(cancel_until_done(call) for call in tuple(self._calls)))
 
     async def close(self, receiver: Receiver) -> None:
-        self._open.discard(receiver)
+        """Close a receiver, and what one of the SDK leaves behind when its connection was lost."""
+        cleanup = self._open.pop(receiver)
+        await cleanup.stop_keep_alive()
         try:
             async with asyncio.timeout(CLOSE_S):
                 await receiver.close()
         except Exception as error:  # noqa: BLE001  # the service notices that it is gone
             log.debug("%s: closing a receiver: %s", self._name, line_of(error))
+        await cleanup.stop_keep_alive()
+        cleanup.abort_sockets()
 
     async def close_all(self) -> None:
         await asyncio.gather(*(self.close(receiver) for receiver in tuple(self._open)))

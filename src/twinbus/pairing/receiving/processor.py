@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from azure.servicebus import NEXT_AVAILABLE_SESSION
+from azure.servicebus.aio import ServiceBusReceiver
 from azure.servicebus.exceptions import OperationTimeoutError, SessionLockLostError
 
 from twinbus.errors import PairClosedError, PairFaultedError, PairNotStartedError
@@ -41,6 +42,7 @@ from twinbus.pairing.receiving.handling import (
 )
 from twinbus.pairing.receiving.open_receivers import OpenReceivers, StopRequested
 from twinbus.pairing.sdk.sdk_cleanup import cancel_until_done
+from twinbus.wording import counted
 
 if TYPE_CHECKING:
     from azure.servicebus import ServiceBusReceivedMessage
@@ -182,6 +184,7 @@ class Processor(AsyncOnly):
             try:
                 if receiver is None:
                     receiver = await self._receivers.open({}, RECEIVE_LIMIT_S)
+                    reconnection.heard(self._now)
                 waiting = receiver.receive_messages(wanted, max_wait_time=size.wait_s(wanted))
                 messages = await self._receivers.call(waiting, RECEIVE_LIMIT_S)
             except StopRequested:
@@ -197,6 +200,12 @@ class Processor(AsyncOnly):
             size.received(len(messages), wanted)
             for message in messages:
                 self._begin(receiver, message)
+            if messages:
+                reconnection.heard(self._now)
+            elif reconnection.is_silent(self._now) and isinstance(receiver, ServiceBusReceiver):
+                # A paired receiver finds a silent link by itself, and remembers what it completed.
+                self._retire(receiver)
+                receiver = None
 
     async def _accept(self) -> None:
         """Accept one session after another."""
@@ -328,7 +337,8 @@ class Processor(AsyncOnly):
             hurried.cancel()
         cancelled = tuple(self._handling.in_handlers)
         if cancelled:
-            log.warning("%s: stopping cancels %d handlers", self._name, len(cancelled))
+            handlers = counted(len(cancelled), "handler")
+            log.warning("%s: stopping cancels %s", self._name, handlers)
         for task in cancelled:
             task.cancel()
 

@@ -16,6 +16,7 @@ from twinbus.pairing.core.processing import (
     LOCK_MAX_S,
     LOCK_MIN_S,
     RECONNECT_MAX_S,
+    SILENT_S,
     SINGLE_WAIT_S,
     LockRenewal,
     ProcessSettings,
@@ -162,6 +163,16 @@ def test_the_second_failure_in_a_row_wants_a_fresh_receiver() -> None:
     assert not reconnection.needs_fresh_receiver
     reconnection.failed(0.0)
     assert reconnection.needs_fresh_receiver
+
+
+def test_a_receiver_is_silent_when_it_has_brought_nothing_for_long() -> None:
+    reconnection = Reconnection()
+    assert not reconnection.is_silent(1_000.0)
+    reconnection.heard(100.0)
+    assert not reconnection.is_silent(100.0 + SILENT_S - 1)
+    assert reconnection.is_silent(100.0 + SILENT_S)
+    reconnection.heard(300.0)
+    assert not reconnection.is_silent(300.0)
 
 
 def test_durations_are_seconds_or_a_timedelta() -> None:

@@ -15,6 +15,7 @@ from azure.servicebus.exceptions import (
 
 from tests.unit.pairing.receiving.fake_queue import FakeMessage, FakeQueue, FakeReceiver
 from twinbus.errors import DeadLetterError, PairClosedError
+from twinbus.pairing.core.processing import SILENT_S
 from twinbus.pairing.receiving.open_receivers import LAST_RECEIVE_S
 from twinbus.pairing.receiving.processor import (
     ACCEPT_WAIT_S,
@@ -241,6 +242,28 @@ async def test_a_receive_that_hangs_is_ended_and_its_receiver_replaced() -> None
         await until(lambda: queue.settled)
         assert 2 * RECEIVE_LIMIT_S < queue.now < 2 * RECEIVE_LIMIT_S + 5
         assert len(queue.receivers) == 2
+
+
+async def test_a_plain_receiver_that_brings_nothing_for_long_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Silently: an idle queue is no failure."""
+
+    async def handle(message: FakeMessage) -> None:
+        pass
+
+    for plain, made in ((True, 5), (False, 1)):
+        monkeypatch.setattr(
+            "twinbus.pairing.receiving.processor.ServiceBusReceiver",
+            FakeReceiver if plain else FakeQueue,
+        )
+        queue = FakeQueue()
+        async with processor_of(queue, handle):
+            await asyncio.sleep(4.9 * SILENT_S)
+            assert len(queue.receivers) == made
+            assert [one for one in queue.receivers if one.closed_at is None] == queue.receivers[-1:]
+            queue.put("late")
+            await until(lambda: queue.settled)  # noqa: B023
 
 
 async def test_a_stop_waits_for_running_handlers_and_receives_no_more() -> None:
