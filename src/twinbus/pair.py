@@ -298,10 +298,11 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
         """A processor that runs `handler` for each message of a queue, or of a subscription.
 
         It completes a message when the handler returns, abandons it on an exception, and
-        dead-letters it on DeadLetterError. The options are those of `ProcessSettings`.
+        dead-letters it on DeadLetterError. Its receivers are guarded, and read the twin of an
+        entity that has one. The options are those of `ProcessSettings`.
         """
         self._live()
-        name, get_receiver = receivers_of(self, entity_name, subscription)
+        name, get_receiver = receivers_of(self, entity_name, subscription, guard=True)
         return Processor(get_receiver, handler, name=name, **options)
 
     @property

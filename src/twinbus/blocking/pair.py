@@ -214,7 +214,7 @@ class Pair(BlockingOnly, PairMethods[ServiceBusReceiver, ItemPaged[str]]):
         # Raises if the pair is closed.
         self._loop_thread.call(lambda: self._core.backlog_queues)
         names = entity_name, subscription
-        return processor_of(self._core, names, handler, options, self._loop_thread)
+        return processor_of(self._core, names, handler, options, self._loop_thread, guard=True)
 
     @property
     def backlog_queues(self) -> tuple[str, ...]:

@@ -76,6 +76,7 @@ def processor_of(
     *,
     on_stopped: Callable[[], Awaitable[None]] | None = None,
     owns_thread: bool = False,
+    **receiver_options: Any,
 ) -> Processor:
     """Return a processor on this thread; `source` has the methods of the asyncio client."""
     called = getattr(type(handler), "__call__", None)  # noqa: B004
@@ -91,7 +92,7 @@ def processor_of(
     async def on_thread(message: ServiceBusReceivedMessage, receiver: Any) -> None:
         await threads.run(partial(run, message, OnLoop(receiver, loop_thread)))
 
-    name, get_receiver = receivers_of(source, *names)
+    name, get_receiver = receivers_of(source, *names, **receiver_options)
     core = CoreProcessor(get_receiver, on_thread, name=name, on_stopped=on_stopped, **options)
     return Processor(core, loop_thread, threads, owns_thread=owns_thread)
 

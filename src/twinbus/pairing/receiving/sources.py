@@ -49,17 +49,17 @@ def namespace_of(given: Any) -> Namespace:
 
 
 def receivers_of(
-    source: Any, entity_name: str, subscription: str | None
+    source: Any, entity_name: str, subscription: str | None, **options: Any
 ) -> tuple[str, Callable[..., Any]]:
     """Return the name of a queue or subscription, and the function that makes its receivers.
 
-    `source` has the methods of `ServiceBusClient`.
+    `source` has the methods of `ServiceBusClient`; `options` are for these methods.
     """
     _require_name("queue or topic", entity_name)
     if subscription is None:
-        return entity_name, partial(source.get_queue_receiver, entity_name)
+        return entity_name, partial(source.get_queue_receiver, entity_name, **options)
     _require_name("subscription", subscription)
-    get_receiver = partial(source.get_subscription_receiver, entity_name, subscription)
+    get_receiver = partial(source.get_subscription_receiver, entity_name, subscription, **options)
     return f"{entity_name}/{subscription}", get_receiver
 
 
