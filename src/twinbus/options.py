@@ -102,6 +102,18 @@ class SendAvailabilityOptions:
     ttl_policy: Literal["full", "remaining"] = "full"
     """What the syphon restores: the whole original time to live, or what is left of it."""
 
+    twins: Collection[str] | None = None
+    """Entities whose namesake in the secondary takes their diverted messages as they are: names,
+    or shell patterns such as `orders-*`; "*" is all. None: no twins, only backlog queues.
+    The namesake must have the mark of `twinbus twins create`. The pair reads it when a sender is
+    made and every 5 minutes. Reading needs the Manage right: without it an entity uses its twin
+    only if this option has its very name, not a pattern, and the status says "not verified". A
+    message that the twin cannot take goes to a backlog queue. Not with session_order="strict"."""
+
+    twins_with_sessions: bool = False
+    """True: messages with a session id are diverted to the twin too. A session may then be open on
+    both sides, and its state is kept on each. False: they are diverted to the backlog queues."""
+
     session_order: Literal["relaxed", "strict"] = "relaxed"
     """strict: a session's messages keep their order across a failover (docs/guarantees.md)."""
 
@@ -159,6 +171,14 @@ class SendAvailabilityOptions:
             _require_rate(self.syphon_rate)
         if self.syphon_only is not None:
             _require_names("syphon_only", self.syphon_only)
+        if self.twins is not None:
+            if self.twins != "*":
+                _require_names("twins", self.twins)
+            if self.session_order == "strict":
+                raise ValueError(
+                    'twins and session_order="strict" exclude each other: a session may be open in'
+                    f" both namespaces; leave out one of them; got twins={self.twins!r}"
+                )
         for option, low, high in _DURATIONS:
             _require_duration(option, getattr(self, option), low, high)
         for option, choices in _CHOICES.items():

@@ -121,6 +121,8 @@ OPTIONS = [
     "syphon_poll",
     "undeliverable_grace",
     "ttl_policy",
+    "twins",
+    "twins_with_sessions",
     "session_order",
     "attempt_timeout",
     "retry_total",

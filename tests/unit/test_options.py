@@ -19,6 +19,8 @@ DOCUMENTED = {
     "enable_syphon": False,
     "syphon_rate": None,
     "syphon_only": None,
+    "twins": None,
+    "twins_with_sessions": False,
     "syphon_poll": 900,
     "undeliverable_grace": 6 * 3600,
     "ttl_policy": "full",
@@ -114,6 +116,19 @@ def test_the_entities_of_a_syphon_are_names(names: object) -> None:
     with pytest.raises(ValueError, match="syphon_only must be names of queues and topics"):
         made(syphon_only=names)
     assert made(syphon_only=["orders"]).syphon_only == ["orders"]
+
+
+@pytest.mark.parametrize("names", ["orders", "**", [], [""], [1], 5])
+def test_twins_are_names_or_patterns(names: object) -> None:
+    with pytest.raises(ValueError, match="twins must be names of queues and topics"):
+        made(twins=names)
+    for listed in (["orders", "audit-*"], "*", ["*"]):
+        assert made(twins=listed).twins == listed
+
+
+def test_twins_and_strict_order_exclude_each_other() -> None:
+    with pytest.raises(ValueError, match=r"exclude each other.*got twins=\['orders'\]"):
+        made(twins=["orders"], session_order="strict")
 
 
 def test_a_timedelta_out_of_range_is_refused_with_its_range() -> None:

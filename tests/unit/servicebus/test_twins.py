@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from twinbus.servicebus.twins import (
     DIVERT_MARK_MAX,
     DivertMark,
+    is_listed,
+    is_named,
     is_of_secondary,
     is_twin_of,
     is_unfinished_twin_of,
@@ -86,3 +88,25 @@ def test_numbers_of_the_secondary_find_their_way_back() -> None:
         known = secondary_number(number)
         assert (is_of_secondary(known), own_number(known)) == (True, number)
         assert known < 2**63
+
+
+@pytest.mark.parametrize(
+    ("twins", "path", "listed", "named"),
+    [
+        (None, "orders", False, False),
+        (["orders"], "orders", True, True),
+        (["Orders"], "orders", True, True),
+        (["orders"], "ORDERS/", True, True),
+        (["orders"], "orders2", False, False),
+        (["orders*"], "orders2", True, False),
+        (["orders?"], "orders", False, False),
+        (["shop/*"], "shop/eu/orders", True, False),
+        (["*", "orders"], "orders", True, True),
+        ("*", "orders", True, False),
+    ],
+)
+def test_an_entity_is_listed_by_its_name_or_by_a_pattern(
+    twins: list[str] | str | None, path: str, listed: bool, named: bool
+) -> None:
+    assert is_listed(twins, path) is listed
+    assert is_named(twins, path) is named
