@@ -150,6 +150,15 @@ class GatewayOptions:
     ping_interval: Annotated[str, setting("gateway.ping-interval")] = "60s"
     attempt_timeout: Annotated[str, setting("gateway.attempt-timeout")] = "5s"
     patience: Annotated[str, setting("gateway.patience")] = "55s"
+    twins: Annotated[
+        list[str] | None,
+        setting(
+            "twins", "--twin", help="Divert this entity to its twin, or a pattern. Repeatable."
+        ),
+    ] = None
+    twins_with_sessions: Annotated[
+        bool, setting("twins-with-sessions", "--twins-with-sessions")
+    ] = False
     strict: StrictOption = False
     syphon: Annotated[bool, setting("gateway.syphon", "--syphon/--no-syphon")] = True
     ledger: RecordingOption = None

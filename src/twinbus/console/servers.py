@@ -198,6 +198,8 @@ def embedded_directory(secondary: str | None) -> Path | None:
 
 
 def _options(given: GatewayOptions, interval_s: float) -> SendAvailabilityOptions:
+    if given.twins and given.strict:
+        raise WrongUse("--twin and --strict exclude each other; leave out one of them")
     return SendAvailabilityOptions(
         backlog_queue_count=given.queues,
         failover_interval=interval_s,
@@ -207,6 +209,8 @@ def _options(given: GatewayOptions, interval_s: float) -> SendAvailabilityOption
         attempt_timeout=seconds_of(
             given.attempt_timeout, "--attempt-timeout", least=1, most=ATTEMPT_TIMEOUT_MAX_S
         ),
+        twins=given.twins or None,
+        twins_with_sessions=given.twins_with_sessions,
         session_order="strict" if given.strict else "relaxed",
         enable_syphon=given.syphon,
         ledger=given.ledger,

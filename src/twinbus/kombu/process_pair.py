@@ -110,7 +110,12 @@ def _named_pair(name: str) -> tuple[tuple[NamespaceAccess, NamespaceAccess], dic
         )
     route = {key: values[key] for key in _ROUTE if key in values}
     primary = NamespaceAccess.parse(values["primary"], name=values.get("label"), **route)
-    options = {"backlog_queue_count": values.get("queues"), "ledger": values.get("ledger")}
+    options = {
+        "backlog_queue_count": values.get("queues"),
+        "ledger": values.get("ledger"),
+        "twins": values.get("twins"),
+        "twins_with_sessions": values.get("twins-with-sessions"),
+    }
     return (
         (primary, NamespaceAccess.parse(values["secondary"], **route)),
         {key: value for key, value in options.items() if value is not None},

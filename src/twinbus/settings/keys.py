@@ -233,6 +233,9 @@ _DECLARED: Final = (
     ),
     PairKey("queues", _QUEUES, "Backlog queues: the application's backlog_queue_count."),
     PairKey("twins", _ENTITIES, "Entities that have a twin: the application's option twins."),
+    PairKey(
+        "twins-with-sessions", _SWITCH, "Divert messages with a session id to the twin as well."
+    ),
     PairKey("ledger", _PLACE, "Ledger to record into.", "TWINBUS_LEDGER"),
     PairKey(
         "rate",

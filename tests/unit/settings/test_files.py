@@ -210,6 +210,7 @@ ttl-policy = "remaining"
 poll = 900
 detection-window = "10min"
 twins = ["orders", "billing-*"]
+twins-with-sessions = true
 
 [pair.eu.gateway]
 address = "contoso:5672"
@@ -248,8 +249,8 @@ def test_every_key_is_taken_with_its_line() -> None:
     assert pairs["eu"].keys() == KEYS.keys()
     assert pairs["eu"]["queues"] == (20, 10)
     assert pairs["eu"]["twins"] == (["orders", "billing-*"], 19)
-    assert pairs["eu"]["gateway.patience"] == ("50s", 27)
-    assert pairs["us"]["secondary"] == ("file:/run/secrets/us", 39)
+    assert pairs["eu"]["gateway.patience"] == ("50s", 28)
+    assert pairs["us"]["secondary"] == ("file:/run/secrets/us", 40)
     assert not any(holds_secret(key, entry.value) for key, entry in pairs["eu"].items())
 
 
@@ -272,6 +273,7 @@ def test_an_empty_file_has_no_pair() -> None:
         ("twins = []", "pair.eu.twins must be a list of names and patterns"),
         ("twins = ['']", "pair.eu.twins must be a list of names and patterns"),
         ("lease = 'yes'", "pair.eu.lease must be true or false"),
+        ("twins-with-sessions = 1", "pair.eu.twins-with-sessions must be true or false"),
         ("ttl-policy = []", "pair.eu.ttl-policy must be full or remaining"),
         ("grace = '31d'", "pair.eu.grace must be a duration up to 30d"),
         ("grace = inf", "pair.eu.grace must be a duration"),
