@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from twinbus.pairing.observing.events import ProtectionChanged as ProtectionChanged
     from twinbus.pairing.observing.events import RightMissing as RightMissing
     from twinbus.pairing.observing.events import SideChanged as SideChanged
+    from twinbus.pairing.observing.events import TwinChanged as TwinChanged
     from twinbus.pairing.receiving.processor import Processor as Processor
     from twinbus.pairing.receiving.sources import process as process
     from twinbus.pairing.sending.sender import MessageSender as MessageSender
@@ -88,7 +89,7 @@ _NAMES = {
     "twinbus.pairing.observing.events": """
         BacklogQueueFound BacklogQueueLeftOut BacklogQueuePulled BacklogQueueReturned
         EntityChanged EntityHeld EventStream EventsDropped GuardWarned PairEvent PingEnded
-        ProtectionChanged RightMissing SideChanged
+        ProtectionChanged RightMissing SideChanged TwinChanged
     """,
     "twinbus.status.document": "PairStatus",
     "twinbus.pairing.lifecycle.closing": "PairSide",

@@ -36,6 +36,7 @@ from twinbus.pairing.core.status import backlog_status, side_status
 from twinbus.pairing.lifecycle.attaching import ProtectionMonitor
 from twinbus.pairing.lifecycle.closing import AsyncOnly, PairSide, SideKeeper
 from twinbus.pairing.lifecycle.discovery import Discovery
+from twinbus.pairing.lifecycle.twin_marks import TwinMarks
 from twinbus.pairing.observing.events import (
     BUFFER_MAX,
     EntityHeld,
@@ -205,6 +206,7 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
         self._client: PairedClient | None = None
         self._discovery: Discovery | None = None
         self._protection: ProtectionMonitor | None = None
+        self._twin_marks: TwinMarks | None = None
         self._receiving: ServiceBusClient | None = None
         self._receivers: PairedReceivers | None = None
         self._syphon: Any = None
@@ -261,6 +263,7 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
             self._client.state.on_busy = self._syphon.yield_to_callers
         self._discovery = Discovery(self._client.state, self._drain)
         self._protection = ProtectionMonitor(self._client.state)
+        self._twin_marks = TwinMarks(self._client.state)
         # A task of its own, because closing a side meanwhile must end it.
         self._starting = asyncio.create_task(self._discover(self._discovery), name="pairing")
         try:
@@ -278,6 +281,8 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
         await discovery.start()
         assert self._protection is not None
         self._protection.start()
+        assert self._twin_marks is not None
+        self._twin_marks.start()
 
     def get_queue_sender(self, queue_name: str, **sdk_options: Any) -> PairedSender:
         """A sender to a queue of the primary, which survives the loss of the primary."""
@@ -327,7 +332,10 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
             secondary=self.secondary.endpoint,
             protected=state.rotation.protected,
             searching=discovery.searching if self._stopping is None else None,
-            entities={entity.path: entity.status() for entity in state.monitors.all()},
+            entities={
+                entity.path: entity.status(state.twins.status(entity.path, now))
+                for entity in state.monitors.all()
+            },
             backlog_queues=backlog_status(state.rotation, state.paths, now, discovery.not_verified),
             sides=side_status(sides, endpoints),
             faulted=sides.fault,
@@ -427,7 +435,7 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
         if self._starting is not None and not self._starting.done():
             self._starting.cancel()
             await asyncio.wait({self._starting})
-        for part in (self._discovery, self._protection):
+        for part in (self._discovery, self._protection, self._twin_marks):
             if part is not None:
                 await part.close()
         parts = [part.close() for part in (*self._meters, *self._hosts)]

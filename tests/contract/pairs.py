@@ -107,6 +107,12 @@ async def until(
     return time.monotonic() - began
 
 
+def is_twin_used(pair: Any, path: str) -> bool:
+    """Whether the pair diverts to the twin of an entity, and not to the backlog."""
+    twin = pair.status().entities[path].twin
+    return twin is not None and twin.is_used
+
+
 def bodies(messages: Iterable[ServiceBusReceivedMessage]) -> list[str]:
     return [str(message) for message in messages]
 

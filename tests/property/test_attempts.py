@@ -37,10 +37,12 @@ from twinbus.pairing.core.failover import (
     Unfreeze,
 )
 from twinbus.pairing.core.secondary import FIRST_PACE_S, DivertFault
+from twinbus.pairing.core.twins import TwinFirst
 from twinbus.servicebus.failures import FailureMeaning
 from twinbus.servicebus.names import backlog_paths
 
 QUEUES = backlog_paths("contoso", 3)
+TWIN = "orders"
 TOLERANCE_S = 1e-6
 """Sums of floats that should meet exactly may miss by this."""
 
@@ -114,7 +116,7 @@ class World:
     def perform(self, step: Step) -> list[Step]:
         match step:
             case TryPrimary(timeout_s):
-                assert self.entity.route is Route.PRIMARY or not self.rotation.protected
+                assert self.entity.route is Route.PRIMARY or not self.call._backlog.protected
                 self.primaries += 1
                 return self.attempt(timeout_s, queue=None)
             case DivertTo(queue, timeout_s, is_turn):
@@ -233,10 +235,14 @@ def world(
     *,
     failover_interval_s: float = 5.0,
     queues: tuple[str, ...] = QUEUES,
+    has_twin: bool = False,
 ) -> World:
     entity = EntityFailover(failover_interval_s=failover_interval_s, ping_interval_s=3.0)
     rotation = Rotation(queues)
     choice = KeptChoice(rotation, lambda queues: queues[0])
+    if has_twin:
+        rotation.add_twin(TWIN)
+        choice = TwinFirst(TWIN, rotation, choice)
     ends_at = call_limit_s(policy) if deadline is None else deadline
     call = SendDecisions(entity, choice, policy, ends_at=ends_at, is_patient=deadline is not None)
     script = sorted(meddling, key=lambda step: step[0])
@@ -251,6 +257,7 @@ def world(
     MEDDLING,
     st.sampled_from([0.0, 1.0, 5.0, 60.0]),
     st.sampled_from([(), QUEUES[:1], QUEUES]),
+    st.booleans(),
 )
 def test_a_call_ends_exactly_once_in_time_and_after_bounded_attempts(
     policy: RetryPolicy,
@@ -259,6 +266,7 @@ def test_a_call_ends_exactly_once_in_time_and_after_bounded_attempts(
     meddling: list[tuple[float, Event]],
     failover_interval_s: float,
     queues: tuple[str, ...],
+    has_twin: bool,
 ) -> None:
     it = world(
         policy,
@@ -267,8 +275,11 @@ def test_a_call_ends_exactly_once_in_time_and_after_bounded_attempts(
         meddling,
         failover_interval_s=failover_interval_s,
         queues=queues,
+        has_twin=has_twin,
     )
     ending = it.run()
+    # Every bound holds for a twin as for one more queue.
+    queues = (TWIN, *queues) if has_twin else queues
     assert ending in {"primary", *queues, *CallEnding.__members__}
     assert it.in_time(it.now)
     # Each divert may end in a return to the primary; without a turn a queue is tried once, once

@@ -82,8 +82,8 @@ PUBLIC_NAMES = """
     PairEvent PairFaultedError PairNotStartedError PairSide PairStatus PairedSender
     PairingError PartialDivertError PingEnded Processor ProtectionChanged ReservedPropertyError
     RightMissing SameNamespaceError ScheduleUnavailableError ScheduleUnknownError
-    SendAvailabilityOptions SideChanged StoreError StoreFull TransferError TwinbusError Verdict
-    WrongKeyError classify pair_namespaces process
+    SendAvailabilityOptions SideChanged StoreError StoreFull TransferError TwinChanged TwinbusError
+    Verdict WrongKeyError classify pair_namespaces process
 """.split()
 
 

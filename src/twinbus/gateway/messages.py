@@ -33,6 +33,7 @@ from twinbus.broker.refusals import MalformedMessage
 from twinbus.client.links import Wire
 from twinbus.errors import BacklogGuardError, BacklogMessageTooLargeError
 from twinbus.servicebus.names import BATCH_ALLOWANCE, PARTITION_KEY, SESSION_ID_MAX
+from twinbus.servicebus.twins import DIVERTED, DivertMark
 from twinbus.transfer.aliases import RESERVED_NAMES, overhead_bytes
 from twinbus.transfer.sections import (
     GROUP_ID,
@@ -41,6 +42,7 @@ from twinbus.transfer.sections import (
     fields_of,
     to_backlog_sections,
     with_fields,
+    with_property,
 )
 
 _has_reserved: Final = re.compile("|".join(map(re.escape, RESERVED_NAMES)).encode()).search
@@ -129,15 +131,28 @@ class EncodedMessages:
                 for message, own_id in zip(self._messages, self._own_ids, strict=True)
             ]
         for message, copy in zip(self._messages, self._diverted, strict=True):
-            if limit_bytes is not None and len(copy) > limit_bytes:
-                raise BacklogMessageTooLargeError(
-                    size_bytes=message.size_bytes,
-                    overhead_bytes=max(0, len(copy) - message.size_bytes),
-                    limit_bytes=limit_bytes,
-                )
+            self._require_size(message, copy, limit_bytes)
         if len(self._diverted) == 1:
             return Wire(self._diverted[0], 0)
         return _batch(Sections(), self._diverted)
+
+    def twinned(self, limit_bytes: int | None, mark: DivertMark) -> Wire:
+        """The messages as they are, with this mark; BacklogGuardError if one is too large."""
+        copies = [_marked(message, mark) for message in self._messages]
+        for message, copy in zip(self._messages, copies, strict=True):
+            self._require_size(message, copy, limit_bytes)
+        if len(copies) == 1:
+            return Wire(copies[0], 0)
+        return _batch(_envelope(self._messages), copies)
+
+    @staticmethod
+    def _require_size(message: EncodedMessage, copy: bytes, limit_bytes: int | None) -> None:
+        if limit_bytes is not None and len(copy) > limit_bytes:
+            raise BacklogMessageTooLargeError(
+                size_bytes=message.size_bytes,
+                overhead_bytes=max(0, len(copy) - message.size_bytes),
+                limit_bytes=limit_bytes,
+            )
 
     def flaws(self, limit_bytes: int | None) -> list[BacklogGuardError]:
         """An error for each suspect that a backlog queue with this limit would not take."""
@@ -259,6 +274,15 @@ def _is_suspect(
 def _overhead_max(path: str) -> int:
     """More than any message to that entity grows by, if its session id is a valid one."""
     return overhead_bytes(path, session_id=_LONGEST_SESSION_ID)
+
+
+def _marked(message: EncodedMessage, mark: DivertMark) -> bytes:
+    try:
+        return join(with_property(message.sections, DIVERTED, mark.text()))
+    except DecodeError as error:
+        raise BacklogGuardError(
+            f"the message cannot be copied for a twin ({error}); send one that is valid AMQP 1.0"
+        ) from error
 
 
 def _backlog_form(message: EncodedMessage, path: str, own_id: str | None) -> bytes:

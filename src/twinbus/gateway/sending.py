@@ -367,7 +367,7 @@ class GatewaySendingLink(LinkOwner):
     def _entity_changed(self) -> None:
         """Open a link to the backlog before a failover needs it."""
         if self._target.entity.failover.state is EntityState.SUSPECT:
-            self._target.state.warm(self._target.backlog)
+            self._target.state.warm(self._target.first)
         self._go_on()
 
 

@@ -222,7 +222,7 @@ class GatewayServer:
                 write()
 
     def _backlog_pool(self, queue: str) -> LinkPool:
-        learn = partial(self.client.state.limits.learn, queue)
+        learn = partial(self.client.state.limits_of(queue).learn, queue)
         return self.secondary.pool(queue, learn, splits=True)
 
     async def drain(self, limit_s: float) -> None:

@@ -73,13 +73,13 @@ FIELDS: Final[Mapping[str, type]] = {
     "interval_ms": int,
 }
 """Every field with its type, the four that each line has first. `entity` is where the message
-belongs, as a path in the primary. `client` is the container id of the connection that a message
-came by to a gateway. `view` is the recording end: `client`, which is left out, or `broker`,
-whose fields `twinbus.broker.ledger_view` describes. `unrecorded`, on a `state` line,
-is how many records before it this process could not write: reports must say so. There is no
-field for billing units: they are the size, and how it is counted is the reader's rule. From
-`number` on, fields are those of `writer` lines, which `chain` describes; a broker's `state` line
-"recovered" has `lines` too (`twinbus.broker.ledger_view`)."""
+belongs, as a path in the primary. `backlog_queue` of a divert to a twin is that path too.
+`client` is the container id of the connection that a message came by to a gateway. `view` is the
+recording end: `client`, which is left out, or `broker`, whose fields `twinbus.broker.ledger_view`
+describes. `unrecorded`, on a `state` line, is how many records before it this process could not
+write: reports must say so. There is no field for billing units: they are the size, and how it is
+counted is the reader's rule. From `number` on, fields are those of `writer` lines, which `chain`
+describes; a broker's `state` line "recovered" has `lines` too (`twinbus.broker.ledger_view`)."""
 
 REQUIRED: Final = ("v", "at_ms", "operation", "process")
 

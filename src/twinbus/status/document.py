@@ -27,6 +27,12 @@ LEFT_OUT: Final = "left out"
 NOT_FOUND: Final = "not found yet"
 QUEUE_STATES: Final = (IN_ROTATION, PULLED, LEFT_OUT, NOT_FOUND)
 
+TwinState = Literal["in use", "pulled", "not used", "not checked yet"]
+TWIN_USED: Final = "in use"
+TWIN_PULLED: Final = "pulled"
+TWIN_NOT_USED: Final = "not used"
+TWIN_UNKNOWN: Final = "not checked yet"
+
 LEASED: Final = "another syphon has the lease"
 LEASE_GONE: Final = "the lease is gone"
 """How problems begin that need no attention: another syphon serves the queue, this one waits."""
@@ -68,13 +74,39 @@ class EntityTotals:
     raised: int = 0
     oversize: int = 0
     reserved: int = 0
+    twinned: int = 0
 
     def add(self, entity: Any) -> None:
         """Add the numbers of one more, which are attributes of the same names."""
-        for name in ("sent", "diverted", "raised", "oversize", "reserved"):
+        for name in ("sent", "diverted", "raised", "oversize", "reserved", "twinned"):
             setattr(self, name, getattr(self, name) + getattr(entity, name))
         # Last: who reads on another thread compares it, to learn whether the rest has changed.
         self.entities += 1
+
+
+@dataclass(frozen=True, slots=True)
+class TwinStatus:
+    """The twin of one entity: its marked namesake in the secondary."""
+
+    state: TwinState
+    """in use, pulled, not used, or not checked yet; diverts go to it only while it is in use."""
+    reason: str = ""
+    """Why it is not in use."""
+    returns_in_s: float | None = None
+    """Seconds until a pulled twin is used again."""
+    verified: bool = False
+    """Whether its mark was read; one in use that was not read is named in the option `twins`."""
+
+    @property
+    def is_used(self) -> bool:
+        return self.state == TWIN_USED
+
+    def __str__(self) -> str:
+        reason = f" ({self.reason})" if self.reason else ""
+        if self.is_used:
+            return "diverts to its twin" + ("" if self.verified else ", not verified")
+        until = "" if self.returns_in_s is None else f", back in {self.returns_in_s:.0f} s"
+        return f"diverts to the backlog: its twin is {self.state}{until}{reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +123,7 @@ class EntityStatus:
     frozen: bool
     sent: int
     diverted: int
-    """Messages stored on the primary, and in backlog queues, through this pair."""
+    """Messages stored on the primary, and in backlog queues or the twin, through this pair."""
     raised: int
     """Messages whose call raised or was cancelled: they may not be stored."""
     answered_pings: int
@@ -112,6 +144,10 @@ class EntityStatus:
     """The error of the latest of them."""
     held_at: float | None = None
     """When a person last forced, froze or released it, in unix seconds; None: never."""
+    twinned: int = 0
+    """How many of the diverted messages are in the twin, not in backlog queues."""
+    twin: TwinStatus | None = None
+    """Its twin; None: it is to have none, and is diverted to backlog queues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,14 +394,16 @@ def _entity_line(entity: EntityStatus) -> str:
     since = "" if entity.since_s is None else f" for {entity.since_s:.0f} s"
     why = f" ({entity.reason})" if entity.reason else ""
     holds = "".join(f", {h}" for h in ("forced", "frozen") if getattr(entity, h))
-    counts = f"{entity.sent} sent, {entity.diverted} diverted, {entity.raised} raised"
+    to_twin = f" ({entity.twinned} to its twin)" if entity.twinned else ""
+    counts = f"{entity.sent} sent, {entity.diverted} diverted{to_twin}, {entity.raised} raised"
     if entity.oversize or entity.reserved:
         counts += f", {entity.oversize + entity.reserved} that no backlog queue would take"
     shows_error = entity.last_error and entity.state != "healthy"
     error = f"; last error: {entity.last_error}" if shows_error else ""
     if entity.raising:
         error = f"; RAISING, {entity.raising} calls in the last minute: {entity.raising_reason}"
-    return f"{entity.path}: {entity.state}{since}{why}{holds}; {counts}{error}"
+    twin = "" if entity.twin is None else f"; {entity.twin}"
+    return f"{entity.path}: {entity.state}{since}{why}{holds}; {counts}{twin}{error}"
 
 
 def _syphon_line(moved: SyphonQueueStatus) -> str:

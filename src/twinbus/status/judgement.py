@@ -288,7 +288,11 @@ def _dangers(status: PairStatus, troubled: Sequence[EntityStatus], exposed: str)
 def _ways(status: PairStatus, troubled: Sequence[EntityStatus], now: float) -> str:
     parts = []
     if diverted := [one for one in troubled if one.state is EntityState.FAILED_OVER]:
-        parts.append(f"those to {_paths(diverted)} go to the backlog")
+        to_twin = [one for one in diverted if one.twin is not None and one.twin.is_used]
+        if to_twin:
+            parts.append(f"those to {_paths(to_twin)} go to their twins")
+        if to_backlog := [one for one in diverted if one not in to_twin]:
+            parts.append(f"those to {_paths(to_backlog)} go to the backlog")
     if suspects := [one for one in troubled if one.state is EntityState.SUSPECT]:
         left_s = max(one.fails_over_in_s or 0.0 for one in suspects)
         parts.append(

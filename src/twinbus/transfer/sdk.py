@@ -64,6 +64,19 @@ def with_message_id(message: Any, message_id: str) -> Any:
     return result
 
 
+def with_property(message: Any, name: str, value: str) -> Any:
+    """Return a copy with this application property, an AmqpAnnotatedMessage.
+
+    It replaces a property of the same name; the message is not changed.
+    """
+    source = _annotated(message)
+    result = _copied(source)
+    custom = source.application_properties or {}
+    result.application_properties = {key: one for key, one in custom.items() if _text(key) != name}
+    result.application_properties[name] = value
+    return result
+
+
 def _annotated(message: Any) -> Any:
     raw = getattr(message, "raw_amqp_message", message)
     if not hasattr(raw, "delivery_annotations"):

@@ -139,6 +139,20 @@ def to_backlog_sections(
     return result
 
 
+def with_property(sections: Sections, name: str, value: str) -> Sections:
+    """Return a copy with this application property; it replaces one of the same name."""
+    raw = sections.application_properties
+    result = _copied(sections)
+    result.application_properties = with_entries(
+        raw,
+        APPLICATION_PROPERTIES,
+        entries_of(raw),
+        without=(name.encode(),),
+        added=(string(name) + string(value),),
+    )
+    return result
+
+
 def aliases_of(sections: Sections) -> Aliases:
     """Return the aliases of a backlog message; raise TransferError if they cannot be read."""
     return _aliases_among(

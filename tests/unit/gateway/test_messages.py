@@ -40,6 +40,7 @@ from twinbus.gateway.sending import EACH_BYTES, PendingSends
 from twinbus.namespace.access import Endpoint
 from twinbus.servicebus.conditions import UNAUTHORIZED
 from twinbus.servicebus.failures import CONDITIONS, FailureMeaning, of_error, outcome_of
+from twinbus.servicebus.twins import DIVERTED, DivertMark
 from twinbus.transfer.sections import from_backlog_sections
 
 if TYPE_CHECKING:
@@ -314,3 +315,37 @@ async def test_work_returns_or_raises_and_so_many_are_under_way_at_once() -> Non
     assert results[1::2] == [1, 3]
     with pytest.raises(OSError, match="no answer"):
         await tasks[2]
+
+
+def test_a_message_for_a_twin_keeps_every_byte_and_gains_one_property() -> None:
+    data = encode_message(
+        properties=Properties(message_id="1", group_id="s"),
+        application_properties={"color": "red", DIVERTED: "old"},
+        data=b"x",
+    )
+    wire = read(data).twinned(LIMIT, DivertMark("contoso", 7))
+    assert wire.message_format == 0
+    before, after = split(data), split(wire.data)
+    assert decode_map(after.application_properties) == {
+        "color": "red",
+        DIVERTED: "contoso;unanswered=7",
+    }
+    for name in ("header", "message_annotations", "properties", "body", "footer"):
+        assert getattr(after, name) == getattr(before, name)
+
+
+def test_a_batch_for_a_twin_stays_a_batch_with_its_session() -> None:
+    data = batch_of(encoded("1", group_id="s"), encoded("2", group_id="s"))
+    wire = read(data, BATCH_FORMAT).twinned(LIMIT, DivertMark("contoso"))
+    assert wire.message_format == BATCH_FORMAT
+    envelope = split(wire.data)
+    assert decode_properties(envelope.properties).group_id == "s"
+    parts = [bytes(part) for part in data_sections(envelope.body)]
+    assert [message_id(part) for part in parts] == ["1", "2"]
+    for part in parts:
+        assert decode_map(split(part).application_properties) == {DIVERTED: "contoso"}
+
+
+def test_a_message_too_large_for_its_twin_is_refused_before_it_is_sent() -> None:
+    with pytest.raises(BacklogMessageTooLargeError):
+        read(encoded("1", b"x" * 1_000)).twinned(1_000, DivertMark("contoso"))

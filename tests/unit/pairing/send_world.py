@@ -15,6 +15,7 @@ from twinbus.pairing.core.attempts import (
 from twinbus.pairing.core.backlog import KeptChoice, PullCause, Rotation
 from twinbus.pairing.core.failover import EntityFailover, ForceFailover, SendFailed
 from twinbus.pairing.core.secondary import DivertFault
+from twinbus.pairing.core.twins import TwinFirst
 from twinbus.servicebus.failures import FailureMeaning
 from twinbus.servicebus.names import backlog_paths
 
@@ -37,10 +38,14 @@ class World:
         policy: RetryPolicy = POLICY,
         queues: tuple[str, ...] = QUEUES,
         jitter: Callable[[], float] = lambda: 0.0,
+        twin: str | None = None,
     ) -> None:
         self.entity = EntityFailover(failover_interval_s=failover_interval_s, ping_interval_s=60)
         self.rotation = Rotation(queues)
         self.choice = KeptChoice(self.rotation, lambda queues: queues[0])
+        if twin is not None:
+            self.rotation.add_twin(twin)
+            self.choice = TwinFirst(twin, self.rotation, self.choice)
         self.policy = policy
         self.call = SendDecisions(
             self.entity,

@@ -14,12 +14,14 @@ from twinbus.status.document import (
     HostStatus,
     StatusUnreadable,
     SyphonQueueStatus,
+    TwinStatus,
     read_status,
 )
 
 WHOLE = status(
     entity("orders", "failed over", since_s=5.5, next_ping_in_s=0),
     entity("events", last_error="refused", last_error_at=1.0),
+    entity("audit", twinned=2, twin=TwinStatus("pulled", "full", 3.0, verified=True)),
     backlog_queues={"q/0": queue("pulled", reason="full", returns_in_s=3.0, not_verified=["ttl"])},
     sides=side("faulted", "by hand"),
     syphon={"q/0": SyphonQueueStatus(held={"orders": "full"}, gives_up_in_s={"orders": 9.5})},

@@ -26,6 +26,7 @@ from twinbus.errors import ControlError
 from twinbus.status.document import (
     IN_ROTATION,
     BacklogQueueStatus,
+    EntityState,
     EntityStatus,
     HostStatus,
     PairStatus,
@@ -145,8 +146,13 @@ def _entity_row(entity: EntityStatus) -> list[object]:
         ", ".join(state if state == HEALTHY else state.upper() for state in states_of(entity)),
         "" if entity.since_s is None else duration(entity.since_s),
         *(entity.sent, entity.diverted, entity.raised),
-        "" if is_quiet(entity) else ", ".join(filter(None, (_why(entity), _next(entity)))),
+        "" if is_quiet(entity) else ", ".join(filter(None, _remarks(entity))),
     ]
+
+
+def _remarks(entity: EntityStatus) -> tuple[str, ...]:
+    is_diverted = entity.twin is not None and entity.state is EntityState.FAILED_OVER
+    return _why(entity), _next(entity), short(str(entity.twin)) if is_diverted else ""
 
 
 def _why(entity: EntityStatus) -> str:

@@ -126,7 +126,7 @@ class WaitForRetry:
 
 @dataclass(frozen=True, slots=True)
 class DivertTo:
-    """Send to this backlog queue, once, for at most this long."""
+    """Send to this backlog queue, or to the entity's twin, once, for at most this long."""
 
     queue: str
     timeout_s: float
@@ -346,12 +346,16 @@ class SendDecisions:
     def divert_failed(
         self, error: BaseException, meaning: FailureMeaning, fault: DivertFault, now: float
     ) -> list[Step]:
-        """The backlog queue of the last `DivertTo` did not take the message."""
+        """The place of the last `DivertTo` did not take the message."""
         queue = self._queue
         self.queue_errors[queue] = error
         # Neither an error about the message nor a short timeout pulls a queue.
         if meaning is FailureMeaning.MESSAGE:
-            return [Raise(CallEnding.MESSAGE, error)]
+            if queue != self._backlog.twin:
+                return [Raise(CallEnding.MESSAGE, error)]
+            # Its settings may differ from those of the primary, which the message was made for.
+            self._tried.add(queue)
+            return self._try_again(now)
         match fault:
             case DivertFault.CALLER:
                 return [Raise(CallEnding.BACKLOG, self.primary_error)]

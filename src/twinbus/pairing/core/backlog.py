@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
+from itertools import chain
 from typing import Final
 
 from twinbus.pairing.core.secondary import SecondaryHealth, jittered
@@ -154,6 +155,8 @@ class Rotation:
         self.secondary = SecondaryHealth()
         """The namespace that has these queues."""
         self._queues: dict[str, _QueueUse] = {queue: _QueueUse() for queue in queues}
+        self._twins: dict[str, _QueueUse] = {}
+        """Twins that may be used, by path: each is for its own entity only (`core.twins`)."""
         self._left_out: dict[str, str] = {}
 
     def __repr__(self) -> str:
@@ -168,6 +171,29 @@ class Rotation:
     def queues(self) -> tuple[str, ...]:
         """All available queues, pulled or not."""
         return tuple(self._queues)
+
+    def has(self, place: str) -> bool:
+        """Whether a backlog queue or a twin is available, pulled or not."""
+        return place in self._queues or place in self._twins
+
+    def is_twin(self, place: str) -> bool:
+        return place in self._twins
+
+    @property
+    def twins(self) -> tuple[str, ...]:
+        return tuple(self._twins)
+
+    def add_twin(self, path: str) -> None:
+        assert path not in self._queues, f"{path} is a backlog queue"
+        self._twins.setdefault(path, _QueueUse())
+
+    def drop_twin(self, path: str) -> None:
+        """Use this twin no more."""
+        self._twins.pop(path, None)
+        self.secondary.forget(path)
+
+    def _use(self, place: str) -> _QueueUse | None:
+        return self._queues.get(place) or self._twins.get(place)
 
     def add(self, queue: str) -> None:
         self._left_out.pop(queue, None)
@@ -191,7 +217,7 @@ class Rotation:
 
         `jitter`, from 0 to 1, makes the rest shorter by chance.
         """
-        use = self._queues.get(queue)
+        use = self._use(queue)
         if use is None:
             return None
         # Attempts that began before the pull fail after it; one outage counts once.
@@ -209,7 +235,7 @@ class Rotation:
         """The pulled queue to attach a link to next, and when; None: there is none."""
         probes = [
             (use.probe_at, queue)
-            for queue, use in self._queues.items()
+            for queue, use in chain(self._queues.items(), self._twins.items())
             if use.probe_at < math.inf and not self.is_in(queue, now)
         ]
         if not probes:
@@ -219,7 +245,7 @@ class Rotation:
 
     def probe_ended(self, queue: str, now: float, jitter: float) -> None:
         """A probe ended: unless it returns the queue, the next one follows after a pause."""
-        use = self._queues.get(queue)
+        use = self._use(queue)
         if use is not None and use.probe_at < math.inf:
             use.probe_at = now + jittered(use.probe_every_s, jitter)
 
@@ -228,7 +254,7 @@ class Rotation:
 
         The next failure counts as one right after a return: only a stored message is a success.
         """
-        use = self._queues.get(queue)
+        use = self._use(queue)
         if use is None or use.probe_at == math.inf or self.is_in(queue, now):
             return False
         use.pulled_until, use.probe_at, use.is_on_trial = None, math.inf, True
@@ -236,18 +262,18 @@ class Rotation:
 
     def succeeded(self, queue: str) -> None:
         """The queue stored a message: it returns, and its next failure counts as the first."""
-        use = self._queues.get(queue)
+        use = self._use(queue)
         if use is not None and use.pulls:
-            self._queues[queue] = _QueueUse()
+            (self._twins if queue in self._twins else self._queues)[queue] = _QueueUse()
 
     def is_in(self, queue: str, now: float) -> bool:
         """Whether a sender may use the queue now; a pulled one returns without another event."""
-        use = self._queues.get(queue)
+        use = self._use(queue)
         return use is not None and (use.pulled_until is None or now >= use.pulled_until)
 
     def is_refusing(self, queue: str, now: float) -> bool:
         """Whether the queue is left out, or is pulled now because it refused messages."""
-        use = self._queues.get(queue)
+        use = self._use(queue)
         return use is None or (use.cause is not PullCause.SILENT and not self.is_in(queue, now))
 
     def available(self, now: float, without: Collection[str] = ()) -> list[str]:
@@ -259,21 +285,22 @@ class Rotation:
         return dict(self._left_out)
 
     def pulled(self, now: float) -> dict[str, tuple[str, float]]:
-        """Queues that are pulled now: why, and for how many more seconds. Thread-safe."""
+        """Queues and twins that are pulled now: why, and for how many more seconds. Thread-safe."""
         return {
             queue: (use.reason, use.pulled_until - now)
-            for queue, use in list(self._queues.items())
+            for queue, use in [*self._queues.items(), *self._twins.items()]
             if use.pulled_until is not None and now < use.pulled_until
         }
 
     def resting(self, now: float, without: Collection[str] = ()) -> list[str]:
         return [q for q in self._queues if q not in without and not self.is_in(q, now)]
 
-    def absences(self, now: float) -> dict[str, str]:
-        """Every queue that is not in use now, and why, for errors."""
+    def absences(self, now: float, twin: str | None = None) -> dict[str, str]:
+        """Every queue that is not in use now, and why, for errors; also this twin."""
         pulled = {
             queue: f"{reason} (back in {rest_s:.0f} s)"
             for queue, (reason, rest_s) in self.pulled(now).items()
+            if queue == twin or queue in self._queues
         }
         lost: dict[str, str] = {}
         if self.secondary.is_lost:
@@ -289,6 +316,9 @@ class KeptChoice:
     """
 
     __slots__ = ("_cuts", "_left", "_pick", "_rotation", "kept")
+
+    twin: str | None = None
+    """The twin among the places to choose from; None: they are all backlog queues."""
 
     def __init__(self, rotation: Rotation, pick: Callable[[Sequence[str]], str]) -> None:
         self._rotation = rotation
@@ -312,7 +342,7 @@ class KeptChoice:
             self._cuts = 0
         return self.kept
 
-    def cut_short(self, queue: str) -> None:
+    def cut_short(self, queue: str, now: float) -> None:
         """A caller's own timeout ended an attempt; after two in a row the sender leaves the queue.
 
         Callers that are hastier than an attempt would never prove that the queue hangs.

@@ -100,6 +100,11 @@ class SecondaryHealth:
         self._silent.pop(queue, None)
         self.reason = ""
 
+    def forget(self, queue: str) -> None:
+        """Nothing will be sent to this queue any more."""
+        self._answered.pop(queue, None)
+        self._silent.pop(queue, None)
+
     def stored(self, queue: str, now: float) -> None:
         """A queue stored a message: no call needs to wait any more."""
         self._waiting_since = None

@@ -64,6 +64,7 @@ def consequence_of(
     failover_interval_s: float,
     rotation: Rotation,
     now: float,
+    path: str = "",
 ) -> str:
     """The end of the log line of a change of state; empty: the states say it all."""
     match transition.after:
@@ -76,6 +77,8 @@ def consequence_of(
             return ", sending to the primary again"
         case EntityState.HEALTHY:
             return ""
+    if rotation.is_twin(path) and rotation.is_in(path, now) and not rotation.secondary.is_lost:
+        return ", diverting to its twin"
     if not rotation.protected:
         return ", and there is no backlog queue: sends still go to the primary"
     if rotation.secondary.is_lost:

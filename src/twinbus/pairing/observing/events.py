@@ -119,6 +119,20 @@ class BacklogQueueReturned(PairEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TwinChanged(PairEvent):
+    """The twin of an entity is used from now on, or is not: diverts go to the backlog then.
+
+    It is used when its mark was read, or came back after a failure; it is not used when it has no
+    mark, or failed and is pulled. `is_verified`: its mark was read.
+    """
+
+    path: str
+    is_used: bool
+    is_verified: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProtectionChanged(PairEvent):
     """The pair has its first backlog queue, or has lost its last one (UNPROTECTED)."""
 

@@ -83,7 +83,7 @@ FAMILIES: Final[Families] = {
     ),
     "twinbus_safe": (GAUGE, "1 while `twinbus status` says that sends are safe"),
     "twinbus_messages_stored": (
-        COUNTER, "Messages stored, by where: on the primary, or in the backlog", "entity", "route",
+        COUNTER, "Messages stored, by where: primary, backlog, or twin", "entity", "route",
     ),
     "twinbus_messages_raised": (COUNTER, "Messages whose call raised or was cancelled", "entity"),
     "twinbus_messages_unprotected": (
@@ -128,13 +128,14 @@ class MeasuredPair:
         return self.state.recorder.pair
 
 
+NO_TRAFFIC: Final[tuple[int, ...]] = (0, 0, 0, 0)
+
+
 class _Series:
-    """Messages sent, diverted and raised of one entity; they stay when the pair forgets it."""
+    """The numbers of `_numbers_of` of one entity; they stay when the pair forgets it."""
 
     def __init__(self) -> None:
-        self.values: tuple[int, ...] = (0, 0, 0)
-        self._before: tuple[int, ...] = (0, 0, 0)
-        self._seen: tuple[int, ...] = (0, 0, 0)
+        self.values = self._before = self._seen = NO_TRAFFIC
 
     def update(self, numbers: tuple[int, ...]) -> None:
         """Take the numbers of now; smaller ones are those of an entity that was made again."""
@@ -188,9 +189,11 @@ class PairCollector(Collector):
         for path, count in raising[: self._entities_max]:
             yield "twinbus_entity_raising", count, path
         traffic = self._traffic(pair.name, watched, totals)
-        for path, (sent, diverted, raised) in traffic.items():
+        for path, (sent, diverted, raised, twinned) in traffic.items():
             yield "twinbus_messages_stored", sent, path, "primary"
-            yield "twinbus_messages_stored", diverted, path, "backlog"
+            yield "twinbus_messages_stored", diverted - twinned, path, "backlog"
+            if pair.state.options.twins is not None:
+                yield "twinbus_messages_stored", twinned, path, "twin"
             yield "twinbus_messages_raised", raised, path
         for entity in watched:
             totals.add(entity)
@@ -204,9 +207,9 @@ class PairCollector(Collector):
         self, pair: str, watched: Iterable[EntityMonitor], forgotten: EntityTotals
     ) -> dict[str, tuple[int, ...]]:
         named = self._named.setdefault(pair, {})
-        total = [forgotten.sent, forgotten.diverted, forgotten.raised]
+        total = [*_numbers_of(forgotten)]
         for entity in watched:
-            numbers = entity.sent, entity.diverted, entity.raised
+            numbers = _numbers_of(entity)
             if not any(numbers):
                 continue
             total = [sum(pair) for pair in zip(total, numbers, strict=True)]
@@ -215,9 +218,15 @@ class PairCollector(Collector):
             if entity.path in named:
                 named[entity.path].update(numbers)
         result = {path: series.values for path, series in named.items()}
-        shown = [sum(values) for values in zip(*result.values(), strict=True)] or [0, 0, 0]
+        shown = [sum(values) for values in zip(*result.values(), strict=True)] or [*NO_TRAFFIC]
         others = tuple(every - own for every, own in zip(total, shown, strict=True))
         return {**result, OTHERS: others} if any(others) else result
+
+
+def _numbers_of(entity: EntityMonitor | EntityTotals) -> tuple[int, ...]:
+    # The smaller number first: another thread counts meanwhile, and their difference is shown.
+    twinned = entity.twinned
+    return entity.sent, entity.diverted, entity.raised, twinned
 
 
 def _pair_samples(pair: MeasuredPair) -> Iterator[Sample]:

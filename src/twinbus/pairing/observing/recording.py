@@ -89,6 +89,8 @@ class Recorder:
     ) -> None:  # fmt: skip
         """Record one attempt on a backlog queue, or on the primary without one, message by message.
 
+        The queue of a divert to the entity's twin is the path of the entity.
+
         Successful attempts share the fixed part of their lines. `client` is the client of a
         gateway that the messages came from.
         """

@@ -46,6 +46,14 @@ def is_refusal(error: Exception) -> bool:
     return is_answer(error) and not isinstance(error, ServiceBusConnectionError)
 
 
+def is_unanswered(error: Exception) -> bool:
+    """Whether a message that was sent may be stored: this is no answer to it."""
+    if outcome_of(error) != "unknown":
+        return False
+    # Our own client knows whether an answer was one to the message.
+    return isinstance(error, NamespaceFailure) or not is_refusal(error)
+
+
 class ScheduleTimedOutError(ScheduleUnknownError, OperationTimeoutError):
     """No answer came in time: also the SDK's error, which callers of its sender catch."""
 

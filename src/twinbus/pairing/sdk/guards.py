@@ -20,8 +20,9 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageBodyType
 
 from twinbus.errors import BacklogGuardError, BacklogMessageTooLargeError, error_text
 from twinbus.servicebus.names import BATCH_ALLOWANCE, PROPERTIES_BYTES_MAX, STANDARD_MESSAGE_BYTES
+from twinbus.servicebus.twins import DIVERTED, DivertMark
 from twinbus.transfer.aliases import OWN_ID_BYTES, RESERVED_KEYS
-from twinbus.transfer.sdk import to_backlog_message
+from twinbus.transfer.sdk import to_backlog_message, with_property
 
 ALIASES_MAX: Final = 2 * 1_024
 """More than all aliases together: a path has 260 characters at most, a session id and a message
@@ -185,6 +186,21 @@ def diverted_copy(message: Any, path: str, own_id: str | None = None) -> AmqpAnn
         raise BacklogGuardError(
             "the message cannot be copied for a backlog queue"
             f" ({error_text(error)}); send one that the SDK can encode"
+        ) from error
+    return copy
+
+
+def twinned_copy(message: Any, mark: DivertMark) -> AmqpAnnotatedMessage:
+    """The copy for a twin: the message as it is, with the property that says it was diverted.
+
+    A mark that it has already, because it was received from a twin and is sent on, is replaced.
+    """
+    try:
+        copy: AmqpAnnotatedMessage = with_property(message, DIVERTED, mark.text())
+    except Exception as error:
+        raise BacklogGuardError(
+            f"the message cannot be copied for a twin ({error_text(error)}); send one that the SDK"
+            " can encode"
         ) from error
     return copy
 

@@ -27,7 +27,9 @@ from twinbus.pairing.sdk.guards import (
     quick_check,
     refused_size,
     too_large,
+    twinned_copy,
 )
+from twinbus.servicebus.twins import DivertMark
 from twinbus.transfer.aliases import overhead_bytes
 from twinbus.transfer.sdk import with_message_id
 
@@ -186,6 +188,19 @@ class Outgoing:
             if refusal is not None:
                 raise refusal
         return self._diverted[0] if len(self._diverted) == 1 else self._diverted
+
+    def twinned(self, limit_bytes: int | None, mark: DivertMark) -> Any:
+        """The messages as they are, with this mark, for a twin with this limit.
+
+        BacklogGuardError, before anything is sent, if the twin would not take one of them.
+        """
+        copies = []
+        for message in self.messages:
+            copies.append(copy := twinned_copy(message, mark))
+            refusal = too_large(message, copy, limit_bytes)
+            if refusal is not None:
+                raise refusal
+        return copies[0] if len(copies) == 1 else copies
 
     def flaws(self, limit_bytes: int | None) -> list[BacklogGuardError]:
         return flaws(self.suspects, self.path, limit_bytes, has_own_ids=self._new_id is not None)

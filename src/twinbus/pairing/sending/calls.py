@@ -32,7 +32,14 @@ from twinbus.pairing.core.attempts import (
     WaitForSecondary,
 )
 from twinbus.pairing.core.backlog import KeptChoice, Rotation
-from twinbus.pairing.sdk.failures import ScheduleTimedOutError, is_refusal, timed_out, translated
+from twinbus.pairing.core.twins import TwinFirst
+from twinbus.pairing.sdk.failures import (
+    ScheduleTimedOutError,
+    is_refusal,
+    is_unanswered,
+    timed_out,
+    translated,
+)
 from twinbus.pairing.sdk.sender_pool import OpeningFailed, was_carried_out
 from twinbus.pairing.sending.carrier import Carrier
 from twinbus.servicebus.failures import CutShort, FailureMeaning, is_timeout, of_error
@@ -58,6 +65,13 @@ class SendTarget:
     """Knows the bound sessions under strict order; None: the order is relaxed."""
     client: str | None = None
     """The client of a gateway for whom this sends, for the ledger; None: the application itself."""
+    twin: TwinFirst | None = None
+    """The entity's twin, then `backlog`; None: the entity is to have no twin."""
+
+    @property
+    def first(self) -> KeptChoice:
+        """Where its messages are diverted to first, unless they have sessions."""
+        return self.backlog if self.twin is None else self.twin
 
 
 class PairedCall:
@@ -80,6 +94,11 @@ class PairedCall:
         self.target, self.view, self.deadline = target, view, deadline
         self.state, self.entity, self.pool = target.state, target.entity, target.pool
         self.loop = self.state.loop
+        self.unanswered_since_ms: int | None = None
+        """When the first attempt on the primary began that sent the messages and ended without an
+        answer, in milliseconds since 1970; None: the primary has no copy."""
+        self._was_sent = False
+        """Whether the messages of the present attempt may have gone out."""
         if deadline is not None:
             ends_at = deadline
         elif ends_at is None:
@@ -108,6 +127,7 @@ class PairedCall:
             raise failed
         if self.deadline is None:
             self.decisions.ends_at = began + self.state.call_limit_s
+        self._was_sent = True
         return await self._perform(self._primary_failed(failed, began, timeout_s))
 
     async def _perform(self, steps: list[Step]) -> Any:
@@ -143,6 +163,7 @@ class PairedCall:
     async def _try_primary(self, timeout_s: float) -> CallResult:
         began = self.loop.time()
         self._require_open_pool()
+        self._was_sent = False
         pooled = self.pool.take()
         is_late = pooled is None or self.decisions.primary_error is not None
         try:
@@ -170,6 +191,9 @@ class PairedCall:
         """Report a failed attempt on the primary to ledger and entity; return the next steps."""
         error = self.explained(translated(caught, self.entity.path, timeout_s))
         self.record(began, error)
+        if self.unanswered_since_ms is None and self._was_sent and is_unanswered(error):
+            ago_s = self.loop.time() - began
+            self.unanswered_since_ms = self.state.environment.wall_ms() - int(ago_s * 1_000)
         if self.state.tracing is not None:
             self.state.tracing.failed(self.entity.path, error, diverting=False)
         # The caller's own short timeout is no evidence if the link's opening used it up. If

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from twinbus.errors import BacklogGuardError
+from twinbus.servicebus.twins import DivertMark
 
 
 class OutgoingMessages(Protocol):
@@ -33,6 +34,12 @@ class OutgoingMessages(Protocol):
         """Return copies for a backlog queue with this limit, as `send_messages` takes them.
 
         BacklogGuardError, before anything is sent, if the queue could not store one of them.
+        """
+
+    def twinned(self, limit_bytes: int | None, mark: DivertMark) -> Any:
+        """Return the messages as they are, with this mark, for a twin with this limit.
+
+        BacklogGuardError, before anything is sent, if the twin would not take one of them.
         """
 
     def flaws(self, limit_bytes: int | None) -> list[BacklogGuardError]:

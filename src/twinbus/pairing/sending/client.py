@@ -109,8 +109,10 @@ class PairedClient:
         """
         if self.session_scan is not None:
             self.session_scan.wake()
-        choice = KeptChoice(self.state.rotation, self.state.environment.choose)
-        return SendTarget(self.state, self.entity(path), pool, choice, self.session_scan, client)
+        state, entity = self.state, self.entity(path)
+        choice = KeptChoice(state.rotation, state.environment.choose)
+        twin = state.first_choice(entity.path, choice)
+        return SendTarget(state, entity, pool, choice, self.session_scan, client, twin)
 
     def _sender_closed(self, sender: PairedSender) -> None:
         self._senders.discard(sender)
@@ -145,6 +147,7 @@ class PairedClient:
             failover_interval_s=state.options.failover_interval_s,
             rotation=state.rotation,
             now=state.now,
+            path=entity.path,
         )
         # A recovery too: under default logging the last line would else be the failover.
         log.warning("%s: %s -> %s (%s)%s", entity.path, before, after, reason, consequence)
@@ -154,6 +157,7 @@ class PairedClient:
         )
         if after is EntityState.HEALTHY:
             state.wake_diverting_calls()
+            state.rest_twin(entity.path)
             if entity.is_unused:
                 state.monitors.release(entity)
             if self.session_scan is not None:

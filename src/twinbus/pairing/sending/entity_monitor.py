@@ -40,7 +40,7 @@ from twinbus.pairing.core.failover import (
 )
 from twinbus.pairing.core.status import CANCELLED, RecentErrors
 from twinbus.servicebus.failures import MESSAGE, of_error
-from twinbus.status.document import EntityState, EntityStatus, EntityTotals
+from twinbus.status.document import EntityState, EntityStatus, EntityTotals, TwinStatus
 
 log = logging.getLogger("twinbus.pairing")
 
@@ -78,6 +78,7 @@ class EntityMonitor:
         "path",
         "raised",
         "reserved",
+        "twinned",
     )  # fmt: skip
 
     def __init__(
@@ -97,6 +98,7 @@ class EntityMonitor:
         )
         self._sent = self._sent_elsewhere = 0
         self.diverted = 0
+        self.twinned = 0
         self.oversize = 0
         self.reserved = 0
         self.raised = 0
@@ -206,7 +208,7 @@ class EntityMonitor:
         is_held = failover.forced or failover.frozen or self._listeners or self._waiters
         return failover.state is HEALTHY and not is_held
 
-    def status(self) -> EntityStatus:
+    def status(self, twin: TwinStatus | None = None) -> EntityStatus:
         failover, now = self.failover, self._loop.time()
         timer_at, error_at = failover.timer_at, failover.last_error_at
         left_s = None if timer_at is None else max(0.0, timer_at - now)
@@ -232,6 +234,8 @@ class EntityMonitor:
             raising=raising,
             raising_reason=raising_reason,
             held_at=self.held_at,
+            twinned=self.twinned,
+            twin=twin,
         )
 
     def attempt_failed(self, error: BaseException, *, counts: bool) -> None:
@@ -298,8 +302,12 @@ class EntityMonitors:
     ever: without an end the pair would grow by two kilobytes a request.
     """
 
-    def __init__(self, unused_max: int = UNUSED_MAX) -> None:
+    def __init__(
+        self, unused_max: int = UNUSED_MAX, forgotten: Callable[[str], None] = lambda path: None
+    ) -> None:
+        """`forgotten` is called with the path of each entity that is forgotten."""
         self._unused_max = unused_max
+        self._on_forgotten = forgotten
         self._entities: dict[str, EntityMonitor] = {}
         self._unused: dict[str, None] = {}
         self.forgotten = EntityTotals()
@@ -335,4 +343,6 @@ class EntityMonitors:
             del self._unused[oldest]
             # One that is in use again, or not healthy, comes back when a sender is closed.
             if self._entities[oldest].is_unused:
-                self.forgotten.add(self._entities.pop(oldest))
+                gone = self._entities.pop(oldest)
+                self.forgotten.add(gone)
+                self._on_forgotten(gone.path)

@@ -19,7 +19,8 @@ from twinbus.pairing.sdk.sender_pool import OpeningFailed, was_carried_out
 from twinbus.pairing.sending.calls import CallResult, PairedCall, SendTarget, with_ids
 from twinbus.pairing.sending.carrier import OutgoingMessages
 from twinbus.pairing.sending.sessions import SPLIT, CallSessions
-from twinbus.servicebus.failures import is_too_large, of_error, outcome_of
+from twinbus.servicebus.failures import MESSAGE, is_too_large, of_error, outcome_of
+from twinbus.servicebus.twins import DivertMark
 
 
 class SendCall(PairedCall):
@@ -30,9 +31,12 @@ class SendCall(PairedCall):
         deadline: float | None,
         ends_at: float | None = None,
     ) -> None:
+        self.places = target.backlog
+        if target.twin is not None and may_use_twin(target, outgoing):
+            self.places = target.twin
         if target.sessions is None:
             self._sessions = None
-            super().__init__(target, target.entity.failover, target.backlog, deadline, ends_at)
+            super().__init__(target, target.entity.failover, self.places, deadline, ends_at)
         else:
             self._sessions = sessions = CallSessions(
                 target.sessions, target.entity, outgoing.by_session(), target.backlog
@@ -55,6 +59,7 @@ class SendCall(PairedCall):
         refusal = self._too_large()
         if refusal is not None:
             raise refusal
+        self._was_sent = True
         sending: Awaitable[None] = sdk.send_messages(self.outgoing.payload)
         return sending
 
@@ -137,7 +142,12 @@ class SendCall(PairedCall):
     async def _divert(self, step: DivertTo) -> CallResult:
         queue, began = step.queue, self.loop.time()
         # Before a sender is leased: only the application can repair a message with a flaw.
-        copies = self._copies_for(queue)
+        try:
+            copies = self._copies_for(queue)
+        except BacklogGuardError as refusal:
+            if queue != self.places.twin:
+                raise
+            return False, self._twin_refused(refusal)
         pool = self.state.backlog_pool(queue)
         try:
             pooled = pool.take() or await self.lease(pool, lambda: self._is_usable(step))
@@ -161,7 +171,8 @@ class SendCall(PairedCall):
             if is_too_large(caught) and len(self.outgoing) > 1:
                 # A batch that is too large with its aliases goes as two (docs/failures.md).
                 self._record_failure(queue, caught, began)
-                self._copies_for(queue)
+                if queue != self.places.twin:
+                    self._copies_for(queue)
                 await self._send_parts(self.outgoing.halves())
                 return True, None
             return False, self._divert_failed(queue, caught, began, timeout_s)
@@ -169,25 +180,35 @@ class SendCall(PairedCall):
         return True, None
 
     def _copies_for(self, queue: str) -> Any:
-        """The copies for a backlog queue; BacklogGuardError if it could not store one of them."""
+        """The copies for a place; BacklogGuardError if it could not store one of them."""
         try:
+            if queue == self.places.twin:
+                mark = DivertMark(self.state.primary.label, self.unanswered_since_ms)
+                return self.outgoing.twinned(self.state.twin_limits.of(queue), mark)
             return self.outgoing.diverted(self.state.limits.of(queue))
         except BacklogGuardError as refusal:
             refusal.__cause__ = refusal.__cause__ or self.decisions.primary_error
             raise
 
+    def _twin_refused(self, refusal: BacklogGuardError) -> list[Step]:
+        """The twin would not take one of the messages: the backlog does, or says why not."""
+        now = self.loop.time()
+        return self.decisions.divert_failed(refusal, MESSAGE, DivertFault.QUEUE, now)
+
     def _diverted(self, queue: str, began: float) -> None:
         self.record(began, None, queue)
         self.state.divert_succeeded(queue)
-        self.target.backlog.answered(queue)
+        self.places.answered(queue)
         self.state.diverts.observe(self.loop.time() - began)
         self.entity.diverted += len(self.outgoing)
+        if queue == self.places.twin:
+            self.entity.twinned += len(self.outgoing)
 
     def _without_sender(self, queue: str) -> list[Step]:
         """No attempt was made: time is over, the entity is back, or the queue cannot be used."""
         if self.state.rotation.is_in(queue, self.loop.time()) or not self.decisions.stays:
             return self.wait_ended()
-        reason = self.state.rotation.absences(self.loop.time()).get(queue)
+        reason = self.state.rotation.absences(self.loop.time(), self.places.twin).get(queue)
         error = timed_out(f"{queue} was pulled meanwhile: {reason}")
         now = self.loop.time()
         is_refusing = self.state.rotation.is_refusing(queue, now)
@@ -199,7 +220,7 @@ class SendCall(PairedCall):
         state, queue = self.state, step.queue
         if step.is_turn:
             # Not a queue that was left out meanwhile, as all are when the secondary is closed.
-            return queue in state.rotation.queues
+            return state.rotation.has(queue)
         return state.rotation.is_in(queue, state.now) and not state.rotation.secondary.is_lost
 
     def _divert_failed(
@@ -207,13 +228,13 @@ class SendCall(PairedCall):
     ) -> list[Step]:
         """Report a failed divert to ledger and secondary; return the next steps."""
         error = self._record_failure(queue, translated(caught, queue, timeout_s), began)
-        if is_too_large(error):
+        if is_too_large(error) and queue != self.places.twin:
             # The link has reported its limit by now, so this can name the message at fault.
             self._copies_for(queue)
         meaning = self.state.divert_meaning(queue, error)
         fault = self.state.divert_failed(queue, error, began, timeout_s)
         if fault is DivertFault.CALLER:
-            self.target.backlog.cut_short(queue)
+            self.places.cut_short(queue, self.loop.time())
         return self.decisions.divert_failed(error, meaning, fault, self.loop.time())
 
     def _record_failure(self, queue: str, error: Exception, began: float) -> Exception:
@@ -226,8 +247,10 @@ class SendCall(PairedCall):
         """Send the messages part by part, in order; after a failure the rest is not tried."""
         ids = [part.ids for part in parts]
         for number, part in enumerate(parts):
+            call = SendCall(self.target, part, self.deadline, self.ends_at)
+            call.unanswered_since_ms = self.unanswered_since_ms
             try:
-                await SendCall(self.target, part, self.deadline, self.ends_at).run()
+                await call.run()
             except PartialDivertError as error:
                 raise self._partial(ids, number, error.stored_ids, error.not_stored_ids) from error
             except Exception as error:
@@ -271,7 +294,7 @@ class SendCall(PairedCall):
 
     def unavailable(self) -> BacklogUnavailableError:
         errors: dict[str, BaseException | str] = {
-            **self.state.rotation.absences(self.loop.time()),
+            **self.state.rotation.absences(self.loop.time(), self.places.twin),
             **self.decisions.queue_errors,
         }
         tried = "; ".join(f"{queue}: {error}" for queue, error in sorted(errors.items()))
@@ -283,6 +306,13 @@ class SendCall(PairedCall):
             primary_error=primary_error,
             queue_errors=errors,
         )
+
+
+def may_use_twin(target: SendTarget, outgoing: OutgoingMessages) -> bool:
+    """Whether the twin may take these messages: they have no sessions, or the options allow it."""
+    return target.state.options.twins_with_sessions or not any(
+        session is not None for session in outgoing.by_session()
+    )
 
 
 def call_of(target: SendTarget, message: Any, deadline: float | None) -> SendCall:

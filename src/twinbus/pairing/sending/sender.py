@@ -317,8 +317,8 @@ class PairedSender(AsyncOnly):
         self._entity.attempt_failed(error, counts=counts)
 
     def _warm_backlog(self) -> None:
-        """Open a link to this sender's backlog queue before a failover needs it."""
-        self._state.warm(self.target.backlog)
+        """Open a link to this sender's twin or backlog queue before a failover needs it."""
+        self._state.warm(self.target.first)
 
     def _deadline(self, timeout: float | None) -> float | None:
         if timeout is None:

@@ -21,6 +21,7 @@ from twinbus.pairing.core.attempts import RetryPolicy, call_limit_s
 from twinbus.pairing.core.backlog import KeptChoice, PullCause, Rotation
 from twinbus.pairing.core.secondary import DivertFault, SecondaryHealth, Verification
 from twinbus.pairing.core.status import DIVERT_BOUNDS_S, DurationHistogram
+from twinbus.pairing.core.twins import TwinFirst, Twins
 from twinbus.pairing.observing.events import (
     BacklogQueueFound,
     BacklogQueueLeftOut,
@@ -28,6 +29,7 @@ from twinbus.pairing.observing.events import (
     BacklogQueueReturned,
     Listeners,
     ProtectionChanged,
+    TwinChanged,
 )
 from twinbus.pairing.observing.recording import tracing_now
 from twinbus.pairing.sdk.guards import BacklogLimits
@@ -87,6 +89,8 @@ class SharedState:
         may_detect = not options.create_backlog_queues or options.accept_drift
         self.message_ids = MessageIds(own_in_backlog=may_detect, new_id=environment.new_id)
         self.limits = BacklogLimits(options.message_size_limit)
+        self.twins = Twins(options.twins, primary.label, self.rotation, self.paths)
+        self.twin_limits = BacklogLimits(None)
         self.listeners = Listeners()
         self.diverts = DurationHistogram(DIVERT_BOUNDS_S)
         """Seconds of each attempt on a backlog queue that stored something."""
@@ -100,7 +104,7 @@ class SharedState:
         self.secondary_sdk = secondary.bounded_client(options.attempt_timeout_s)
         self.closed = False
         self._refusal: Callable[[], PairingError | None] = lambda: None
-        self.monitors = EntityMonitors()
+        self.monitors = EntityMonitors(forgotten=self._forget_twin)
         """Every entity that has a sender, had one lately, or that a person has commanded."""
         self._make_backlog_pool: Callable[[str], Carrier] = self.sdk_pool
         self._backlog_pools: dict[str, Carrier] = {}
@@ -114,6 +118,8 @@ class SharedState:
         self.on_queue_lost: Callable[..., None] = lambda queue, *, is_refusal: None
         """Called when a queue may be lost: a divert found it missing, disabled or closed to this
         application, it was pulled, or it refuses every message."""
+        self.on_twins: Callable[[], None] = lambda: None
+        """Called when the mark of a twin may have to be read."""
         self.on_pull: Callable[[], None] = lambda: None
         """Called when a queue was pulled: it may have to be probed."""
         self._has_complained = False
@@ -149,8 +155,12 @@ class SharedState:
     def sdk_pool(self, queue: str) -> SenderPool:
         make = partial(self.secondary_sdk.get_queue_sender, queue, **KEEP_ALIVE_OFF)
         pool = SenderPool(make, self.secondary.resolve, self.closer)
-        pool.on_open = partial(self.limits.learn, queue)
+        pool.on_open = partial(self.limits_of(queue).learn, queue)
         return pool
+
+    def limits_of(self, place: str) -> BacklogLimits:
+        """The limits of backlog queues, or of twins: a twin's holds for its own entity only."""
+        return self.twin_limits if self.rotation.is_twin(place) else self.limits
 
     def warm(self, choice: KeptChoice) -> None:
         """Open a link to a sender's backlog queue before its first message is diverted."""
@@ -164,13 +174,28 @@ class SharedState:
         if self.rotation.is_in(queue, now):
             until = self.rotation.pull(queue, reason, now, self.jitter(), cause=cause)
             assert until is not None
-            log.warning("%s: pulled for %.0f s (%s)", queue, until - now, reason)
-            self.listeners.tell(BacklogQueuePulled(queue=queue, reason=reason, rest_s=until - now))
+            self._announce_pull(queue, reason, until - now)
             self._return_timers[queue] = self.loop.call_at(until, self._announce_return, queue)
             # The SDK does not tell a link that ended with its queue from a lost connection.
-            self.on_queue_lost(queue, is_refusal=False)
+            self._lost(queue)
             self.on_pull()
         self.backlog_pool(queue).wake_all()
+
+    def _announce_pull(self, queue: str, reason: str, rest_s: float) -> None:
+        if self.rotation.is_twin(queue):
+            log.warning("%s: its twin is pulled for %.0f s (%s)", queue, rest_s, reason)
+            self.listeners.tell(TwinChanged(path=queue, is_used=False, reason=reason))
+        else:
+            log.warning("%s: pulled for %.0f s (%s)", queue, rest_s, reason)
+            self.listeners.tell(BacklogQueuePulled(queue=queue, reason=reason, rest_s=rest_s))
+
+    def _lost(self, place: str) -> None:
+        """A backlog queue or a twin may be missing or disabled: look for it."""
+        if self.rotation.is_twin(place):
+            self.twins.failed(place, self.now)
+            self.on_twins()
+        else:
+            self.on_queue_lost(place, is_refusal=False)
 
     def leave_out(self, queue: str, reason: str, *, is_logged: bool = True) -> None:
         """Keep a queue out of the rotation until `put_in`, and report it."""
@@ -195,13 +220,14 @@ class SharedState:
         """What a failed divert says about its queue; discovery searches for one that is lost."""
         meaning = of_error(error)
         # No message has a session in the backlog: this is no fault of the message.
-        if refusing_setting(error, queue) == "sessions":
+        is_twin = self.rotation.is_twin(queue)
+        if not is_twin and refusing_setting(error, queue) == "sessions":
             if queue in self.rotation.queues:
                 self.leave_out(queue, f"it requires sessions and refused a message: {error}")
             self.on_queue_lost(queue, is_refusal=True)
             return FailureMeaning.DISABLED
         if meaning.unusable or meaning is FailureMeaning.UNAUTHORIZED:
-            self.on_queue_lost(queue, is_refusal=False)
+            self._lost(queue)
         return meaning
 
     def _stop_return_timer(self, queue: str) -> None:
@@ -212,7 +238,8 @@ class SharedState:
     def divert_succeeded(self, queue: str) -> None:
         """A backlog queue stored a message: if it was pulled, it returns at once."""
         self.rotation.succeeded(queue)
-        self.verification.succeeded(self.now, time.time())
+        if not self.rotation.is_twin(queue):
+            self.verification.succeeded(self.now, time.time())
         if queue in self._return_timers:
             self._announce_return(queue)
         self._log_answer()
@@ -253,11 +280,12 @@ class SharedState:
         self._log_answer()
         self.rotation.secondary.answered(queue, self.now)
         if error is None:
-            self.verification.succeeded(self.now, time.time(), self.jitter())
+            if not self.rotation.is_twin(queue):
+                self.verification.succeeded(self.now, time.time(), self.jitter())
             if self.rotation.attached(queue, self.now) and queue in self._return_timers:
                 self._announce_return(queue)
         elif of_error(error).unusable:
-            self.on_queue_lost(queue, is_refusal=False)
+            self._lost(queue)
         if was_lost:
             self.waiting.wake_all()
 
@@ -267,14 +295,61 @@ class SharedState:
 
     def _announce_return(self, queue: str) -> None:
         self._return_timers.pop(queue).cancel()
-        log.warning("%s: back in the rotation", queue)
-        self.listeners.tell(BacklogQueueReturned(queue=queue))
+        if self.rotation.is_twin(queue):
+            log.warning("%s: its twin is used again", queue)
+            is_verified = self.twins.is_verified(queue)
+            self.listeners.tell(TwinChanged(path=queue, is_used=True, is_verified=is_verified))
+        else:
+            log.warning("%s: back in the rotation", queue)
+            self.listeners.tell(BacklogQueueReturned(queue=queue))
         self.waiting.wake_all()
 
     def wake_diverting_calls(self) -> None:
         """Have calls that wait for a sender to the backlog check their entity's route again."""
         for pool in self._backlog_pools.values():
             pool.wake_all()
+
+    # Twins
+
+    def first_choice(self, path: str, backlog: KeptChoice) -> TwinFirst | None:
+        """The twin of an entity, then `backlog`, for a new sender; None: it is to have no twin."""
+        if not self.twins.want(path, self.now):
+            return None
+        self.on_twins()
+        return TwinFirst(path, self.rotation, backlog)
+
+    def twin_was_read(self, path: str, is_marked: bool | None) -> None:
+        """Learn from the mark of a twin; None: there is no right to read it."""
+        news = self.twins.was_read(path, is_marked, self.now, self.jitter())
+        if news is None:
+            return
+        if news.is_used:
+            unsure = "" if news.is_verified else ", not verified: its mark cannot be read"
+            log.info("%s: has a twin in %s%s", path, self.secondary.endpoint, unsure)
+        else:
+            self._stop_return_timer(path)
+            log.warning("%s: its twin is not used: %s", path, news.reason)
+        self.listeners.tell(
+            TwinChanged(
+                path=path,
+                is_used=news.is_used,
+                is_verified=news.is_verified,
+                reason=news.reason,
+            )
+        )
+        self.waiting.wake_all()
+
+    def rest_twin(self, path: str) -> None:
+        """The entity is back: keep no idle connection to its twin."""
+        if self.rotation.is_twin(path) and path in self._backlog_pools:
+            self._backlog_pools[path].invalidate()
+
+    def _forget_twin(self, path: str) -> None:
+        self._stop_return_timer(path)
+        self.twins.forget(path)
+        pool = self._backlog_pools.pop(path, None)
+        if pool is not None:
+            self.closer.run(pool.close(0.0))
 
     def check_protection(self, reason: str) -> None:
         """Announce that the pair has its first backlog queue, or has lost its last.
@@ -313,6 +388,7 @@ class SharedState:
         """Close everything that leads to the backlog queues; none is left to divert to."""
         for path in self.paths:
             self.rotation.leave_out(path, reason)
+        self.twins.close()
         for timer in self._return_timers.values():
             timer.cancel()
         self._return_timers.clear()

@@ -11,7 +11,7 @@ from tests.unit.status.statuses import NOW, QUEUE, entity, queue, side, status
 from twinbus.console.output import aligned
 from twinbus.console.watch.status import PairView, entity_line, render, summary
 from twinbus.control.protocol import HostCard
-from twinbus.status.document import PairStatus, SyphonQueueStatus
+from twinbus.status.document import PairStatus, SyphonQueueStatus, TwinStatus
 from twinbus.status.judgement import Severity, judgement_of
 from twinbus.wording import duration, size, visible
 
@@ -223,6 +223,14 @@ LOST = {"one": queue(reason="the secondary cannot be reached: refused")}
         (status(verified_at=NOW - 7_300), True, "can take over, verified 2 h 1 min ago"),
         (status(verification_error="refused"), False, "no backlog queue can be used now"),
         (status(entity("x", "failed over", frozen=True)), True, "those to x go to the backlog"),
+        (
+            status(
+                entity("x", "failed over", twin=TwinStatus("in use", verified=True)),
+                entity("y", "failed over", twin=TwinStatus("not used", "no mark")),
+            ),
+            True,
+            "those to x go to their twins; those to y go to the backlog",
+        ),
         (
             status(entity("x", "suspect", fails_over_in_s=42.0)),
             True,

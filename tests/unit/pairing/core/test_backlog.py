@@ -278,13 +278,13 @@ def test_a_queue_that_cut_attempts_short_is_left_only_for_another() -> None:
     choice = KeptChoice(rotation, lambda queues: queues[0])
     first = choice.choose(0.0)
     assert first == QUEUES[0]
-    choice.cut_short(first)
+    choice.cut_short(first, 0.0)
     choice.answered(first)
-    choice.cut_short(first)
+    choice.cut_short(first, 0.0)
     assert choice.choose(0.0) == first, "not twice in a row"
-    choice.cut_short(first)
+    choice.cut_short(first, 0.0)
     assert choice.choose(0.0) == QUEUES[1]
-    choice.cut_short(first)
+    choice.cut_short(first, 0.0)
     assert choice.choose(0.0) == QUEUES[1], "it says nothing about the queue of today"
     rotation.pull(QUEUES[1], "full", 0.0)
     assert choice.choose(0.0) == first, "better than none"

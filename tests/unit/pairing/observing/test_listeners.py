@@ -399,6 +399,36 @@ def stored(collector: PairCollector) -> dict[str, float]:
     }
 
 
+async def test_messages_in_twins_have_a_route_of_their_own() -> None:
+    world = FakePair(twins=["orders"])
+    state = world.client.state
+    measured = MeasuredPair(state, PairSides(syphon=False), dict, lambda: status_of(world))
+    collector = PairCollector(measured)
+
+    def by_route() -> dict[str, float]:
+        [family] = [each for each in collector.collect() if each.name == "twinbus_messages_stored"]
+        return {sample.labels["route"]: sample.value for sample in family.samples}
+
+    sender = world.client.get_queue_sender("orders")
+    await sender.send_messages(ServiceBusMessage("x"))
+    state.twin_was_read("orders", True)
+    world.client.entity("orders").tell(ForceFailover())
+    await sender.send_messages(ServiceBusMessage("x"))
+    await sender.send_messages(ServiceBusMessage("x", session_id="s"))
+    await sender.send_messages(ServiceBusMessage("x"))
+    assert by_route() == {"primary": 1, "backlog": 1, "twin": 2}
+    await world.client.close()
+
+
+async def test_a_failover_to_a_twin_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    world = FakePair(twins=["orders"])
+    world.client.get_queue_sender("orders")
+    world.client.state.twin_was_read("orders", True)
+    world.client.entity("orders").tell(ForceFailover())
+    assert "orders: healthy -> failed over (forced), diverting to its twin" in caplog.text
+    await world.client.close()
+
+
 async def test_a_forgotten_entity_keeps_its_series_and_the_total_is_right() -> None:
     world = FakePair()
     state = world.client.state
