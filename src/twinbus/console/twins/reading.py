@@ -218,7 +218,8 @@ def _filter_text(found: object) -> str:
     if isinstance(found, CorrelationRuleFilter):
         fields = {name: getattr(found, name) for name in _CORRELATED}
         given = {name: value for name, value in fields.items() if value is not None}
-        return f"correlation{_values(given)}{_values(found.properties)}"
+        properties = _values(found.properties)
+        return f"correlation{_values(given)}{' properties' if properties else ''}{properties}"
     return UNREADABLE
 
 
