@@ -255,6 +255,7 @@ async def test_nothing_is_lost_when_the_broker_is_gone_while_handlers_run(
         await until(lambda: set(handled) == set(numbers(20)))
     # What was handled and could not be completed is delivered again.
     assert max(Counter(handled).values()) <= 3
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 async def test_an_idle_receiver_is_replaced_without_a_word(
@@ -352,6 +353,51 @@ async def test_a_subscription_is_processed_like_a_queue(broker: EmbeddedBroker) 
         async with pair.process("news", handle, subscription="audit"):
             await until(lambda: len(handled) == 2)
     assert handled == ["one", "two"]
+
+
+async def test_a_pair_processes_on_when_its_primary_was_gone(
+    broker: EmbeddedBroker, queue: str
+) -> None:
+    handled: list[str] = []
+    await send(broker, queue, *texts(*numbers(20)))
+
+    async def handle(message: ServiceBusReceivedMessage) -> None:
+        await asyncio.sleep(0.5)
+        handled.append(str(message))
+
+    async with paired(broker) as pair, pair.process(queue, handle, concurrency=4):
+        await until(lambda: len(handled) >= 4)
+        await asyncio.to_thread(broker.cut_off)
+        await asyncio.sleep(1.5)
+        await asyncio.to_thread(broker.serve_again)
+        await until(lambda: set(handled) == set(numbers(20)), 2 * PATIENCE_S)
+    assert max(Counter(handled).values()) <= 3
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_sessions_of_a_pair_are_processed_in_order(
+    broker: EmbeddedBroker, session_queue: str
+) -> None:
+    handled: list[str] = []
+    messages = [
+        ServiceBusMessage(f"{name}{number}", session_id=name)
+        for number in range(5)
+        for name in "abc"
+    ]
+    await send(broker, session_queue, *messages)
+
+    async def handle(message: ServiceBusReceivedMessage) -> None:
+        await asyncio.sleep(0.02)
+        handled.append(str(message))
+
+    async with (
+        paired(broker) as pair,
+        pair.process(session_queue, handle, sessions=2, session_idle=0.5),
+    ):
+        await until(lambda: len(handled) == 15)
+    for name in "abc":
+        own = [one for one in handled if one.startswith(name)]
+        assert own == [f"{name}{number}" for number in range(5)]
 
 
 async def test_a_processor_ends_with_its_pair(broker: EmbeddedBroker, queue: str) -> None:
