@@ -112,7 +112,7 @@ class PairMethods(ABC, Generic[SdkReceiver, SdkSessions]):
         lives, and finds a link that fell silent. Otherwise it is the SDK's own receiver from the
         primary, with the SDK's own retries.
         """
-        if guard or is_listed(getattr(self.options, "twins", None), queue_name):
+        if guard or is_listed(self.options.twins, queue_name):
             return self._paired_receiver(queue_name, queue_name, sdk_options)
         return self._receiver_client().get_queue_receiver(queue_name, **sdk_options)  # type: ignore[no-any-return]
 
@@ -120,7 +120,7 @@ class PairMethods(ABC, Generic[SdkReceiver, SdkSessions]):
         self, topic_name: str, subscription_name: str, *, guard: bool = False, **sdk_options: Any
     ) -> SdkReceiver:
         """A receiver from a subscription, as `get_queue_receiver`; the topic is the entity."""
-        if guard or is_listed(getattr(self.options, "twins", None), topic_name):
+        if guard or is_listed(self.options.twins, topic_name):
             path = subscription_path(topic_name, subscription_name)
             return self._paired_receiver(topic_name, path, sdk_options)
         get = self._receiver_client().get_subscription_receiver

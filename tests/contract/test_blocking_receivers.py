@@ -13,7 +13,7 @@ from azure.servicebus.exceptions import MessageAlreadySettled
 
 from tests.contract.pairs import bodies, embedded, no_thread_left, quick, sides
 from tests.official_sdk import administration, client
-from twinbus import EmbeddedBroker, SendAvailabilityOptions, blocking
+from twinbus import EmbeddedBroker, blocking
 from twinbus.blocking.receiver import PairedReceiver
 
 pytestmark = pytest.mark.contract
@@ -53,8 +53,6 @@ def taken(receiver: Any, count: int) -> list[Any]:
 
 
 def twinned(broker: EmbeddedBroker) -> blocking.Pair:
-    if not hasattr(SendAvailabilityOptions, "twins"):
-        pytest.skip("the option twins is not there yet")
     return blocking.pair_namespaces(*sides(broker), quick(twins=["orders"]))
 
 

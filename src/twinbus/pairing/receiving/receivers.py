@@ -52,8 +52,6 @@ class PairedReceivers:
         """Belongs to the running event loop."""
         self._namespaces = {Side.PRIMARY: primary, Side.SECONDARY: secondary}
         self._options = options
-        self._twins = getattr(options, "twins", None)
-        self._with_sessions = getattr(options, "twins_with_sessions", False)
         self._ledger = ledger
         self._environment = environment
         self._connections: dict[Side, UpstreamConnection] = {}
@@ -61,7 +59,7 @@ class PairedReceivers:
 
     def has_twin(self, entity: str) -> bool:
         """Whether the options say that an entity has a twin."""
-        return is_listed(self._twins, entity)
+        return is_listed(self._options.twins, entity)
 
     def make(self, entity: str, path: str, sdk_options: dict[str, Any]) -> PairedReceiver:
         """Make a receiver of a queue, or of the subscription `path` of the topic `entity`."""
@@ -73,7 +71,7 @@ class PairedReceivers:
             )
         settings = receiver_settings(path, **sdk_options)
         has_twin = self.has_twin(entity)
-        if settings.session is not NO_SESSION and not self._with_sessions:
+        if settings.session is not NO_SESSION and not self._options.twins_with_sessions:
             has_twin = False  # Senders divert its messages to the backlog, not to the twin.
         is_readable = partial(self._require_mark, entity)
 
@@ -149,7 +147,7 @@ class PairedReceivers:
             marked = await is_marked(endpoint, entity, label, billed)
         except NotAnswered as error:
             raise ConnectionLost(str(error)) from error
-        if marked or (marked is None and is_named(self._twins, entity)):
+        if marked or (marked is None and is_named(self._options.twins, entity)):
             return
         if marked is None:
             raise NotReadable(
