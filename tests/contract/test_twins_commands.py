@@ -330,6 +330,11 @@ def test_the_settings_file_names_the_entities(
         assert {one.name for one in secondary.list_queues()} == {"orders", "billing-eu"}
         checked = typed("twins", "check", "--output", "json", *pair)
         assert states(checked) == {"orders": "ok", "billing-eu": "ok"}
+        primary.create_queue("billing-by-session", requires_session=True)
+        assert "left out" in typed("twins", "create", *pair).out
+        file.write_text(file.read_text() + "twins-with-sessions = true\n")
+        assert typed("twins", "create", *pair).status == 0
+        assert secondary.get_queue("billing-by-session").requires_session
 
 
 def test_forwarding_stays_between_twins(typed: Terminal, texts: tuple[str, str]) -> None:

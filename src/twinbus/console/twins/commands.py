@@ -48,7 +48,11 @@ async def create(
     all_entities: AllOption = False,
     with_sessions: Annotated[
         bool,
-        flag("--with-sessions", "Also entities with sessions, which may be open on both sides."),
+        setting(
+            "twins-with-sessions",
+            "--with-sessions",
+            help="Also entities with sessions, which may be open on both sides.",
+        ),
     ] = False,
     output: OutputOption = Output.TEXT,
 ) -> int:
