@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
 
@@ -28,6 +28,8 @@ from twinbus.errors import (
     SameNamespaceError,
     error_text,
 )
+from twinbus.ledger.requests import BilledRequests
+from twinbus.namespace.access import endpoint_of
 from twinbus.namespace.namespace import Namespace, both_sides
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.core.failover import Event, ForceFailover, Freeze, MarkHealthy, Unfreeze
@@ -36,6 +38,7 @@ from twinbus.pairing.core.status import backlog_status, side_status
 from twinbus.pairing.lifecycle.attaching import ProtectionMonitor
 from twinbus.pairing.lifecycle.closing import AsyncOnly, PairSide, SideKeeper
 from twinbus.pairing.lifecycle.discovery import Discovery
+from twinbus.pairing.lifecycle.twin_listing import TwinListing
 from twinbus.pairing.lifecycle.twin_marks import TwinMarks
 from twinbus.pairing.observing.events import (
     BUFFER_MAX,
@@ -50,7 +53,7 @@ from twinbus.pairing.receiving.sources import receivers_of
 from twinbus.pairing.sdk.sdk_cleanup import close_sdk_client
 from twinbus.pairing.sending.client import PairedClient
 from twinbus.servicebus.names import subscription_path
-from twinbus.servicebus.twins import is_listed
+from twinbus.servicebus.twins import PATTERN_CHARACTERS, is_listed
 from twinbus.status.document import PairStatus, SyphonQueueStatus
 
 if TYPE_CHECKING:
@@ -60,6 +63,7 @@ if TYPE_CHECKING:
     from twinbus.pairing.receiving.handling import Handler
     from twinbus.pairing.receiving.receivers import PairedReceivers
     from twinbus.pairing.sending.sender import PairedSender
+    from twinbus.pairing.sending.shared_state import SharedState
 
 __all__ = ["Pair", "PairStatus", "pair_namespaces"]
 
@@ -210,6 +214,8 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
         self._receiving: ServiceBusClient | None = None
         self._receivers: PairedReceivers | None = None
         self._syphon: Any = None
+        self._twin_search: Any = None
+        self._twin_listing: TwinListing | None = None
         verbs = pair_verbs(self)
         if options.enable_syphon:
             from twinbus.syphon.core.pacing import Rate
@@ -264,6 +270,8 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
         self._discovery = Discovery(self._client.state, self._drain)
         self._protection = ProtectionMonitor(self._client.state)
         self._twin_marks = TwinMarks(self._client.state)
+        if self._syphon is not None and self.options.twins is not None:
+            self._twin_listing = self._listing_of_twins(self._client.state)
         # A task of its own, because closing a side meanwhile must end it.
         self._starting = asyncio.create_task(self._discover(self._discovery), name="pairing")
         try:
@@ -283,6 +291,8 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
         self._protection.start()
         assert self._twin_marks is not None
         self._twin_marks.start()
+        if self._twin_listing is not None:
+            self._twin_listing.start()
 
     def get_queue_sender(self, queue_name: str, **sdk_options: Any) -> PairedSender:
         """A sender to a queue of the primary, which survives the loss of the primary."""
@@ -348,6 +358,7 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
             verified_at=state.verification.verified_at,
             verification_error=state.verification.error,
             receivers={} if self._receivers is None else self._receivers.status(),
+            twins={} if self._twin_search is None else self._twin_search.contents,
         )
 
     def events(self, *, buffer: int = BUFFER_MAX) -> EventStream:
@@ -435,7 +446,8 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
         if self._starting is not None and not self._starting.done():
             self._starting.cancel()
             await asyncio.wait({self._starting})
-        for part in (self._discovery, self._protection, self._twin_marks):
+        listings = self._twin_marks, self._twin_listing
+        for part in (self._discovery, self._protection, *listings):
             if part is not None:
                 await part.close()
         parts = [part.close() for part in (*self._meters, *self._hosts)]
@@ -465,23 +477,45 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
         assert self._client is not None
         if self._client.session_scan is not None:
             await self._client.session_scan.start(queues)
-        if not self.options.enable_syphon:
-            return
+        if self.options.enable_syphon:
+            await self._syphon.add(self._syphon_host(queues))
+
+    def _syphon_host(self, queues: list[str], twins: Sequence[str] = ()) -> Any:
         from twinbus.syphon.host import SyphonHost
 
         assert self._recorder is not None
-        host = SyphonHost(
+        assert self._client is not None
+        return SyphonHost(
             self._primary,
             self._secondary,
             queues,
             self.options,
             self._recorder.ledger,
+            twins=twins,
             on_delivered=self._client.forwarded,
             rate=self._syphon.rate,
             outages=self._syphon.outages,
             environment=self._parts.environment,
         )
-        await self._syphon.add(host)
+
+    def _listing_of_twins(self, state: SharedState) -> TwinListing:
+        """Return what looks for twins, and pumps those of queues that hold messages."""
+        from twinbus.syphon.twin_search import TwinSearch
+
+        secondary = endpoint_of(self._secondary)
+        ledger = state.recorder.ledger
+        self._twin_search = search = TwinSearch(
+            secondary,
+            self._primary.label,
+            self._syphon,
+            lambda path: self._syphon_host([], [path]),
+            only=self.options.syphon_only,
+            requests=BilledRequests(
+                secondary.label, cause="syphon", side="secondary", ledger=ledger
+            ),
+        )
+        named = [one for one in self.options.twins or () if PATTERN_CHARACTERS.isdisjoint(one)]
+        return TwinListing(state, lambda: search.search(named))
 
     @property
     def _hosts(self) -> list[Any]:

@@ -15,14 +15,14 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 
 from tests.contract.corpus import raw_messages, sdk_messages
-from tests.contract.pairs import until
+from tests.contract.pairs import quick, until
 from tests.contract.roads import Roads
 from tests.contract.test_fidelity import DUE_S, facts
 from tests.end_to_end import syphon_worker
 from tests.ledger_reading import read
 from tests.official_sdk import administration, async_client, client, receive_all
 from tests.processes import ServedBroker, line_of, started
-from twinbus import EmbeddedBroker
+from twinbus import EmbeddedBroker, pair_namespaces
 from twinbus.amqp.encoding import string
 from twinbus.amqp.message import APPLICATION_PROPERTIES, join, split
 from twinbus.client.twin_contents import found_twins
@@ -391,3 +391,23 @@ def test_a_drain_moves_backlog_queues_and_twins_with_their_own_rules(sides: Side
     assert stats.completed == 10
     assert sides.ids(sides.primary) == each_once(5) + each_once(5, "b")
     assert (sides.twins()[TWIN].active, sides.twins()[TWIN].waiting) == (0, 1)
+
+
+async def test_the_syphon_of_an_application_brings_its_twin_home(sides: Sides) -> None:
+    """An outage without consumers: what was diverted to the twin is home soon after it."""
+    options = quick(twins=["orders"], enable_syphon=True, attempt_timeout=2.0)
+    async with (
+        pair_namespaces(sides.primary, sides.secondary, options) as pair,
+        pair.get_queue_sender(TWIN) as sender,
+    ):
+        await sender.send_messages(numbered(5, "before"))
+        await until(lambda: "diverts to its twin" in str(pair.status()))
+        sides.broker.cut_off("contoso")
+        await sender.send_messages(numbered(20))
+        assert (await asyncio.to_thread(sides.twins))[TWIN].active == 20
+        assert pair.status().entities[TWIN].twinned == 20
+        sides.broker.serve_again("contoso")
+        await until(lambda: f"syphon {TWIN}: 20 moved" in str(pair.status()))
+        assert pair.status().twins.keys() == {TWIN}
+    home = await asyncio.to_thread(sides.ids, sides.primary)
+    assert home == each_once(5, "before") + each_once(20)
