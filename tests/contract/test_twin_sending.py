@@ -322,6 +322,31 @@ async def test_many_marks_are_read_by_listing(broker: EmbeddedBroker) -> None:
         await asyncio.gather(*(sender.close() for sender in senders))
 
 
+async def test_a_paired_receiver_gets_what_a_paired_sender_diverts_while_the_primary_is_down(
+    broker: EmbeddedBroker,
+) -> None:
+    make_twin(broker)
+    async with (
+        paired(broker, twins=["orders"]) as pair,
+        pair.get_queue_sender("orders") as sender,
+        pair.get_queue_receiver("orders") as receiver,
+    ):
+        await sender.send_messages(ServiceBusMessage("before"))
+        await until(lambda: is_twin_used(pair, "orders"))
+        broker.cut_off("contoso")
+        await sender.send_messages(ServiceBusMessage("during"), timeout=30)
+        found: list[str] = []
+        async with asyncio.timeout(30):
+            while "during" not in found:
+                for message in await receiver.receive_messages(10, max_wait_time=1):
+                    found.append(str(message))
+                    # What came before the outage belongs to the primary, which is down.
+                    if str(message) == "during":
+                        await receiver.complete_message(message)
+        broker.serve_again("contoso")
+    assert await in_twin(broker) == []
+
+
 def test_a_blocking_pair_diverts_to_twins_too(broker: EmbeddedBroker) -> None:
     make_twin(broker)
     with blocking.pair_namespaces(*sides(broker), quick(twins=["orders"])) as pair:
