@@ -31,6 +31,7 @@ from tests.contract.pairs import (
 from tests.official_sdk import async_client
 from twinbus import DeadLetterError, EmbeddedBroker, PairClosedError, blocking
 from twinbus.broker.descriptions import QueueDescription
+from twinbus.servicebus.twins import twin_mark
 
 pytestmark = pytest.mark.contract
 
@@ -373,6 +374,33 @@ async def test_a_pair_processes_on_when_its_primary_was_gone(
         await until(lambda: set(handled) == set(numbers(20)), 2 * PATIENCE_S)
     assert max(Counter(handled).values()) <= 3
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_messages_are_processed_while_the_primary_is_gone_if_the_entity_has_a_twin(
+    broker: EmbeddedBroker, queue: str
+) -> None:
+    handled: list[str] = []
+    broker.create_queue(
+        queue, QueueDescription(user_metadata=twin_mark("contoso")), namespace="contoso-dr"
+    )
+
+    async def handle(message: ServiceBusReceivedMessage) -> None:
+        handled.append(str(message))
+
+    async with (
+        paired(broker, twins=[queue], attempt_timeout=2.0) as pair,
+        pair.get_queue_sender(queue) as sender,
+        pair.process(queue, handle, concurrency=4),
+    ):
+        await sender.send_messages(texts("before"))
+        await until(lambda: handled == ["before"])
+        await asyncio.to_thread(broker.cut_off)
+        try:
+            await sender.send_messages(texts("during"), timeout=PATIENCE_S)
+            await until(lambda: handled == ["before", "during"])
+        finally:
+            await asyncio.to_thread(broker.serve_again)
+    assert handled == ["before", "during"]
 
 
 async def test_sessions_of_a_pair_are_processed_in_order(
