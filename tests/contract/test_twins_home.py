@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -21,7 +22,7 @@ from tests.contract.test_fidelity import DUE_S, facts
 from tests.end_to_end import syphon_worker
 from tests.ledger_reading import read
 from tests.official_sdk import administration, async_client, client, receive_all
-from tests.processes import ServedBroker, line_of, started
+from tests.processes import ENTRY, ServedBroker, line_of, run_twinbus, started
 from twinbus import EmbeddedBroker, pair_namespaces
 from twinbus.amqp.encoding import string
 from twinbus.amqp.message import APPLICATION_PROPERTIES, join, split
@@ -411,3 +412,41 @@ async def test_the_syphon_of_an_application_brings_its_twin_home(sides: Sides) -
         assert pair.status().twins.keys() == {TWIN}
     home = await asyncio.to_thread(sides.ids, sides.primary)
     assert home == each_once(5, "before") + each_once(20)
+
+
+def test_the_commands_show_drain_and_run_twins(sides: Sides, tmp_path: Path) -> None:
+    sides.create_twin("sessions", requires_session=True)
+    with administration(sides.secondary) as admin:
+        admin.create_queue(f"{sides.label}/x-servicebus-transfer/0", max_delivery_count=2**31 - 1)
+        admin.create_queue("live")
+    sides.send(sides.secondary, numbered(4), "live")
+    both = "--primary", sides.primary, "--secondary", sides.secondary
+    environment = {"TWINBUS_RUN_DIR": str(tmp_path)}
+
+    def done(*arguments: str) -> dict[str, Any]:
+        ended = run_twinbus(*arguments, *both, "--output", "json", environment=environment)
+        assert ended.returncode == 0, ended.stderr
+        found: dict[str, Any] = json.loads(ended.stdout)
+        return found
+
+    sides.divert(numbered(30))
+    twins = done("backlog", "list")["twins"]
+    assert [(one["path"], one["active"]) for one in twins] == [(TWIN, 30), ("sessions", 0)]
+    peeked = done("backlog", "peek", "--queue", TWIN, "--max", "1")["messages"][0]
+    assert (peeked["path"], peeked["problem"]) == (TWIN, "")
+    drained = done("syphon", "drain")
+    assert (drained["twins"], drained["forwarded"]) == ([TWIN], 30)
+    refused = run_twinbus("backlog", "dead-letters", "list", "--queue", "live", *both)
+    assert "is not a backlog queue" in refused.stderr
+    sides.divert(numbered(30, "r"))
+    command = "-c", ENTRY, "syphon", "run", *both
+    with started(*command, environment=environment) as syphon:
+        ends = time.monotonic() + PATIENCE_S
+        while sides.twins()[TWIN].waiting:
+            assert time.monotonic() < ends
+            time.sleep(0.2)
+        syphon.send_signal(signal.SIGTERM)
+        output, _ = syphon.communicate(timeout=PATIENCE_S)
+    assert "30 messages moved" in output
+    assert sides.ids(sides.primary) == each_once(30) + each_once(30, "r")
+    assert sides.ids(sides.secondary, "live") == each_once(4)
