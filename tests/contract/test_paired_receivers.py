@@ -272,14 +272,16 @@ async def test_a_closed_receiver_leaves_nothing_locked(
 ) -> None:
     await put(broker, PRIMARY, *(f"p{number}" for number in range(20)))
     await put(broker, SECONDARY, *(f"t{number}" for number in range(20)))
-    async with receiving(broker, prefetch_count=prefetch) as receiver:
-        await complete(receiver, await taken(receiver, 2))
-        if prefetch:
-            await until(lambda: receiver.status().buffered >= 30)
-    began = time.monotonic()
-    counts = [await left(broker, side) for side in (PRIMARY, SECONDARY)]
-    assert sum(len(one) for one in counts) == 38
-    assert time.monotonic() - began < 10, "they were locked until their locks ended"
+    async with twinned(broker) as pair:
+        made: Any = pair.get_queue_receiver("orders", prefetch_count=prefetch)
+        async with made as receiver:
+            await complete(receiver, await taken(receiver, 2))
+            if prefetch:
+                await until(lambda: receiver.status().buffered >= 30)
+        began = time.monotonic()
+        counts = [len(await left(broker, side)) for side in (PRIMARY, SECONDARY)]
+        assert sum(counts) == 38
+        assert time.monotonic() - began < 10, "they were locked until their locks ended"
 
 
 async def test_without_prefetch_what_arrives_after_a_call_is_free_for_others(
@@ -551,6 +553,29 @@ async def test_a_session_is_lost_with_unsettled_messages_and_opened_again_withou
                 await receiver.receive_messages(max_wait_time=1)
         async with pair.get_queue_receiver("sessions", guard=True, session_id="s") as receiver:
             assert bodies(await taken(receiver, 1)) == ["b"]
+
+
+async def test_sessions_of_an_entity_with_a_twin(broker: EmbeddedBroker) -> None:
+    await put(broker, SECONDARY, "t", queue="sessions", session_id="s")
+    make = partial(paired, twins=["sessions"], twins_with_sessions=True)
+    async with make(broker) as pair:
+        next_one: dict[str, Any] = {"session_id": NEXT_AVAILABLE_SESSION, "max_wait_time": 10}
+        async with cast("Any", pair.get_queue_receiver("sessions", **next_one)) as receiver:
+            assert receiver.session.session_id == "s"
+            assert list(receiver.status().sides) == ["secondary"]
+            (first,) = await taken(receiver, 1)
+            await receiver.complete_message(first)
+        await put(broker, PRIMARY, "p", queue="sessions", session_id="s")
+        await put(broker, SECONDARY, "u", queue="sessions", session_id="s")
+        async with cast("Any", pair.get_queue_receiver("sessions", session_id="s")) as receiver:
+            found = await taken(receiver, 2)
+            assert sorted(bodies(found)) == ["p", "u"]
+            await receiver.session.renew_lock()
+            await complete(receiver, found)
+    async with twinned(broker) as pair:
+        guarded: Any = pair.get_queue_receiver("sessions", guard=True, session_id="s")
+        async with guarded as receiver:
+            assert list(receiver.status().sides) == ["primary"]
 
 
 async def test_subscriptions_of_a_topic_with_a_twin(broker: EmbeddedBroker) -> None:

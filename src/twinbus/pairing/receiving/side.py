@@ -269,7 +269,7 @@ class ReceivingSide:
             if check is not LinkCheck.NOTHING and await self._checked(link, check):
                 return
             await self._wait(link)
-        if self.link is link:
+        if self.link is link and not self.has_ended:  # At the end, `close` needs the link.
             self.link = None
 
     async def _wait(self, link: ReceivingLink) -> None:
@@ -423,14 +423,15 @@ class ReceivingSide:
         await asyncio.shield(self._closing)
 
     async def _close(self, timeout_s: float) -> None:
-        link, self.link = self.link, None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self._settling:
                     self._settled.clear()
                     await self._settled.wait()
-        if link is not None:
-            await link.close(timeout_s)
         if self._task is not None:
+            # It may be opening a link; one that is open by then is closed with the others.
             self._task.cancel()
             await asyncio.wait({self._task})
+        link, self.link = self.link, None
+        if link is not None:
+            await link.close(timeout_s)

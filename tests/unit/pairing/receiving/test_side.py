@@ -294,6 +294,7 @@ def test_what_was_not_handed_out_is_released_at_the_close(monkeypatch: pytest.Mo
         buffered = [world.link.bring(), world.link.bring()]
         await world.side.close(buffered)  # type: ignore[arg-type]
         assert [one.outcome for one in buffered] == [RELEASE, RELEASE]
+        assert not world.link.is_open, "the link was left open"
 
     run_virtual(story())
 
