@@ -10,7 +10,7 @@ from typing import Any, cast
 from aiohttp import ClientSession
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.unit.syphon.core.test_health import QUEUE, states
+from tests.unit.syphon.core.test_links_and_locks import QUEUE, states
 from twinbus.client.peeking import BacklogMeter, QueueDepth
 from twinbus.console.syphon.metrics import HttpAddress, MetricsRequest, SyphonMetrics
 from twinbus.exposition import metrics_of, text_of
