@@ -154,7 +154,6 @@ async def test_a_ping_without_an_answer_has_a_reason() -> None:
     world.primary.behaviour = hangs
     await asyncio.sleep(300)
     assert world.client.entity("orders").status().last_error == "TimeoutError: no answer in time"
-    await world.client.close()
 
 
 async def test_the_status_counts_down_to_what_happens_next() -> None:
@@ -181,7 +180,6 @@ async def test_the_status_counts_down_to_what_happens_next() -> None:
     assert times() == [None, 0.0]
     entity.tell(MarkHealthy())
     assert times() == [None, None]
-    await world.client.close()
 
 
 async def test_a_pulled_queue_tells_of_its_return_when_its_rest_is_over() -> None:
@@ -218,7 +216,6 @@ async def test_a_pulled_queue_that_takes_a_late_message_returns_at_once_and_once
     world.client.state.divert_succeeded(QUEUE + "1")
     await asyncio.sleep(100)
     assert [type(event) for event in told] == [BacklogQueuePulled, BacklogQueueReturned]
-    await world.client.close()
 
 
 async def test_a_pair_that_closes_while_a_queue_rests_leaves_no_timer() -> None:
@@ -250,7 +247,6 @@ async def test_a_closed_secondary_leaves_the_pair_unprotected_and_sends_use_the_
     assert [name for name, _ in world.primary.took] == ["orders"]
     assert len(world.secondary.took) == 1
     assert world.client.entity("orders").raised == 1
-    await world.client.close()
 
 
 async def test_a_divert_that_waits_for_a_sender_is_rerouted_when_the_secondary_closes() -> None:
@@ -268,7 +264,6 @@ async def test_a_divert_that_waits_for_a_sender_is_rerouted_when_the_secondary_c
     await calls
     # 2 were under way, opening a link, and may end; the others never had a sender.
     assert (len(world.secondary.took), len(world.primary.took)) == (2, 10)
-    await world.client.close()
 
 
 async def test_calls_that_wait_carry_their_ids_when_the_pair_closes() -> None:
@@ -425,4 +420,3 @@ async def test_a_forgotten_entity_keeps_its_series_and_the_total_is_right() -> N
     await send_to("c")
     assert stored(collector) == {"a": 3, "b": 1, OTHERS: 4}
     assert len(state.monitors.all()) == 1
-    await world.client.close()

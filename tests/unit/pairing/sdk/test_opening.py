@@ -50,7 +50,6 @@ async def test_a_short_timeout_while_the_link_opens_does_not_count() -> None:
     assert world.ledger.of("send", "outcome") == [("failed",)]
     await asyncio.sleep(100.0)
     assert world.ledger.of("state", "state") == []
-    await world.client.close()
 
 
 async def test_a_short_timeout_on_an_open_link_counts() -> None:
@@ -62,7 +61,6 @@ async def test_a_short_timeout_on_an_open_link_counts() -> None:
         await sender.send_messages(message(), timeout=0.3)
     assert world.ledger.of("send", "outcome") == [("unknown",)]
     assert world.state() == "suspect"
-    await world.client.close()
 
 
 class LateAnswers:
@@ -88,7 +86,6 @@ async def test_a_timeout_that_the_opening_used_up_does_not_count() -> None:
     assert world.state() == "healthy"
     # A link was opened ahead for the next call.
     await sender.send_messages(message(), timeout=0.3)
-    await world.client.close()
 
 
 async def test_hasty_callers_find_out_that_the_primary_takes_links_and_no_messages() -> None:
@@ -100,7 +97,6 @@ async def test_hasty_callers_find_out_that_the_primary_takes_links_and_no_messag
             await sender.send_messages(message(), timeout=0.3)
         assert world.state() == state
         await asyncio.sleep(0.3)
-    await world.client.close()
 
 
 async def test_a_timeout_that_the_wait_for_a_sender_used_up_does_not_count() -> None:
@@ -113,7 +109,6 @@ async def test_a_timeout_that_the_wait_for_a_sender_used_up_does_not_count() -> 
     assert {type(end) for end in ends} == {type(None), OperationTimeoutError}
     assert world.state() == "healthy"
     assert world.ledger.of("state", "state") == []
-    await world.client.close()
 
 
 async def test_hasty_callers_alone_find_out_that_the_primary_hangs() -> None:
@@ -132,7 +127,6 @@ async def test_hasty_callers_alone_find_out_that_the_primary_hangs() -> None:
     await asyncio.sleep(10.0)
     assert world.state() == "failed over"
     await sender.send_messages(message(), timeout=0.1)
-    await world.client.close()
 
 
 async def test_a_call_that_waits_for_an_opening_ends_with_it() -> None:
@@ -145,7 +139,6 @@ async def test_a_call_that_waits_for_an_opening_ends_with_it() -> None:
     with pytest.raises(OperationTimeoutError):
         await sender.send_messages(message())
     assert (world.elapsed, world.state()) == (2.0, "suspect")
-    await world.client.close()
 
 
 async def test_enter_opens_the_link_and_the_first_call_waits_for_that() -> None:
@@ -170,7 +163,6 @@ async def test_a_link_that_no_call_waits_for_may_fail(behaviour: Any) -> None:
         assert world.state() == "healthy"
         world.primary.behaviour = accepts
         await sender.send_messages(message(), timeout=0.2)
-    await world.client.close()
 
 
 async def test_a_sender_closed_at_once_leaves_nothing() -> None:
@@ -193,7 +185,6 @@ async def test_a_cancelled_caller_leaves_the_link_to_the_next() -> None:
     await sender.send_messages(message())
     assert (world.elapsed, world.primary.opened) == (OPENING_S, 2)
     assert world.ledger.of("state", "state") == []
-    await world.client.close()
 
 
 async def test_a_call_after_a_cancelled_one_opens_a_link_of_its_own() -> None:
@@ -220,7 +211,6 @@ async def test_an_opening_of_before_a_failover_serves_no_call() -> None:
     world.primary.behaviour = accepts
     await sender.send_messages(message(), timeout=0.1)
     assert world.primary.opened == 2
-    await world.client.close()
 
 
 async def test_an_opening_whose_error_comes_after_its_end_is_not_logged() -> None:
@@ -269,7 +259,6 @@ async def test_a_call_with_a_short_timeout_finds_an_open_link_whenever_it_comes(
         await asyncio.sleep(idle_s)
         await sender.send_messages(message(), timeout=0.1)
     assert world.primary.opened - world.primary.closed == 1
-    await world.client.close()
 
 
 @pytest.mark.parametrize("jitter", [0.0, 1.0])
@@ -288,7 +277,6 @@ async def test_an_idle_link_is_reopened_once_before_it_is_too_old(jitter: float)
     assert 10 <= opened[-1] <= 1 + 1_000 / 55
     await asyncio.sleep(HOUR_S)
     assert world.primary.opened == world.primary.closed == opened[-1]
-    await world.client.close()
 
 
 async def test_a_busy_sender_is_not_reopened() -> None:
@@ -298,7 +286,6 @@ async def test_a_busy_sender_is_not_reopened() -> None:
         await sender.send_messages(message(), timeout=0.1)
         await asyncio.sleep(5.0)
     assert world.primary.opened == 1
-    await world.client.close()
 
 
 async def test_spare_links_are_closed_when_they_are_idle() -> None:
@@ -313,7 +300,6 @@ async def test_spare_links_are_closed_when_they_are_idle() -> None:
     assert world.primary.opened > 1
     await asyncio.sleep(200.0)
     assert world.primary.opened - world.primary.closed == 1
-    await world.client.close()
 
 
 async def test_a_sender_that_nobody_uses_for_an_hour_lets_its_link_go() -> None:
@@ -326,7 +312,6 @@ async def test_a_sender_that_nobody_uses_for_an_hour_lets_its_link_go() -> None:
     await sender.send_messages(message())
     await asyncio.sleep(HOUR_S / 2 + 1.0)
     assert world.primary.opened - world.primary.closed == 1
-    await world.client.close()
 
 
 @pytest.mark.parametrize("behaviour", [refuses, hangs])
@@ -341,7 +326,6 @@ async def test_a_reopening_that_fails_is_no_evidence(behaviour: Any) -> None:
     assert world.primary.opened <= 4
     world.primary.behaviour = accepts
     await sender.send_messages(message(), timeout=0.1)
-    await world.client.close()
 
 
 async def test_nothing_is_reopened_while_the_entity_is_failed_over() -> None:
@@ -351,7 +335,6 @@ async def test_nothing_is_reopened_while_the_entity_is_failed_over() -> None:
     world.client.entity("orders").tell(ForceFailover())
     await asyncio.sleep(1_000.0)
     assert world.primary.opened == world.primary.closed == 1
-    await world.client.close()
 
 
 async def test_many_idle_senders_reopen_a_few_links_at_a_time() -> None:

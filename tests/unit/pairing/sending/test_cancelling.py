@@ -21,7 +21,7 @@ from twinbus.pairing.core.attempts import (
     WaitForSecondary,
 )
 from twinbus.pairing.core.backlog import KeptChoice, PullCause
-from twinbus.pairing.core.failover import ForceFailover, SendSucceeded
+from twinbus.pairing.core.failover import ForceFailover
 from twinbus.pairing.core.secondary import DivertFault
 from twinbus.pairing.sdk.pooled_sender import CHECK_INTERVAL_S
 from twinbus.servicebus.failures import FailureMeaning
@@ -163,7 +163,6 @@ async def test_a_swallowed_cancellation_of_a_stored_message_is_recorded_as_store
     assert world.ledger.of("divert", "message_id", "outcome") == [("3", "ok"), ("4", "ok")]
     status = world.client.entity("orders").status()
     assert (status.sent, status.diverted) == (3, 2)
-    await world.client.close()
 
 
 async def test_the_callers_own_timeout_block_gets_its_timeout() -> None:
@@ -180,7 +179,6 @@ async def test_the_callers_own_timeout_block_gets_its_timeout() -> None:
     task = asyncio.current_task()
     assert task is not None
     assert task.cancelling() == 0
-    await world.client.close()
 
 
 async def test_a_task_that_was_cancelled_and_lives_on_may_still_send() -> None:
@@ -201,7 +199,6 @@ async def test_a_task_that_was_cancelled_and_lives_on_may_still_send() -> None:
     await asyncio.wait({task})
     assert len(world.primary.took) == 2
     assert task.cancelled()
-    await world.client.close()
 
 
 async def test_a_swallowed_cancellation_is_repeated_within_a_look() -> None:
@@ -216,7 +213,6 @@ async def test_a_swallowed_cancellation_is_repeated_within_a_look() -> None:
     with pytest.raises(asyncio.CancelledError):
         await call
     assert world.now - asked <= CHECK_INTERVAL_S + 0.001
-    await world.client.close()
 
 
 async def test_attempts_of_different_bounds_share_one_timer_and_each_ends_in_time() -> None:
@@ -242,32 +238,32 @@ async def test_attempts_of_different_bounds_share_one_timer_and_each_ends_in_tim
     assert len([t for t in timers if "AttemptTimer._check" in repr(t)]) == 1
     await asyncio.gather(*sends)
     assert ended == {bound: bound for bound in bounds}
-    await world.client.close()
 
 
 FULL = PullCause.FULL
 
 
 @pytest.mark.parametrize(
-    "meaning",
+    ("meaning", "timed_out", "cause"),
     [
-        FailureMeaning.UNREACHABLE,
-        FailureMeaning.QUOTA,
-        FailureMeaning.DISABLED,
-        FailureMeaning.NOT_FOUND,
+        (FailureMeaning.UNREACHABLE, False, PullCause.REFUSED),
+        (FailureMeaning.UNREACHABLE, True, PullCause.SILENT),
+        (FailureMeaning.QUOTA, False, FULL),
+        (FailureMeaning.DISABLED, False, PullCause.REFUSED),
+        (FailureMeaning.NOT_FOUND, False, PullCause.REFUSED),
     ],
 )
-def test_a_queue_that_answers_with_a_failure_is_pulled_and_another_takes_the_message(
-    meaning: FailureMeaning,
+def test_a_queue_that_fails_is_pulled_and_another_takes_the_message(
+    meaning: FailureMeaning, timed_out: bool, cause: PullCause
 ) -> None:
     world = World(timeout=60)
     world.fail_over(0.0)
     world.start(0.0)
-    steps = world.divert_fails(1.0, meaning, is_answer=True)
-    cause = FULL if meaning is FailureMeaning.QUOTA else PullCause.REFUSED
+    world.stores(QUEUES[2], 3.0)
+    steps = world.divert_fails(5.0, meaning, timed_out=timed_out, is_answer=not timed_out)
     assert steps == [pulled(0, cause), DivertTo(QUEUES[1], 5)]
     # Another sender learns of it.
-    assert KeptChoice(world.rotation, lambda queues: queues[0]).choose(1.0) == QUEUES[1]
+    assert KeptChoice(world.rotation, lambda queues: queues[0]).choose(5.0) == QUEUES[1]
 
 
 def test_when_no_queue_takes_it_in_time_the_error_has_the_primarys_and_each_queues() -> None:
@@ -318,112 +314,6 @@ def test_a_queue_that_was_silent_alone_is_not_pulled_when_another_answers_after_
     assert world.rotation.available(5.1) == [*QUEUES]
 
 
-def test_an_error_of_the_message_itself_pulls_no_queue() -> None:
-    world = World()
-    world.fail_over(0.0)
-    world.start(0.0)
-    assert world.divert_fails(1.0, FailureMeaning.MESSAGE) == [Raise(CallEnding.MESSAGE, REFUSED)]
-    assert world.rotation.available(1.0) == [*QUEUES]
-
-
-def test_the_callers_short_time_pulls_no_queue() -> None:
-    world = World(timeout=2)
-    world.fail_over(0.0)
-    assert world.start(0.0) == [DivertTo(QUEUES[0], 2)]
-    assert world.divert_fails(2.0, timed_out=True) == [Raise(CallEnding.BACKLOG, None)]
-    assert world.rotation.available(2.0) == [*QUEUES]
-
-
-def test_a_refusal_pulls_a_queue_however_short_the_callers_time() -> None:
-    world = World(timeout=2)
-    world.fail_over(0.0)
-    world.start(0.0)
-    full = FailureMeaning.QUOTA
-    assert world.divert_fails(0.5, full) == [pulled(0, FULL), DivertTo(QUEUES[1], 1.5)]
-
-
-def test_a_queue_that_hangs_for_the_full_time_while_another_answers_is_pulled() -> None:
-    world = World(timeout=7)
-    world.fail_over(0.0)
-    world.start(0.0)
-    world.stores(QUEUES[2], 3.0)
-    silent = pulled(0, PullCause.SILENT)
-    assert world.divert_fails(5.0, timed_out=True) == [silent, DivertTo(QUEUES[1], 2)]
-
-
-def test_the_callers_time_ends_the_search_for_a_queue() -> None:
-    world = World(timeout=5)
-    world.fail_over(0.0)
-    world.start(0.0)
-    full = FailureMeaning.QUOTA
-    assert world.divert_fails(5.0, full) == [pulled(0, FULL), Raise(CallEnding.BACKLOG, None)]
-
-
-def test_a_queue_that_lets_us_not_in_is_passed_over_and_not_pulled() -> None:
-    world = World()
-    world.fail_over(0.0)
-    world.start(0.0)
-    assert world.divert_fails(0.1, FailureMeaning.UNAUTHORIZED) == [DivertTo(QUEUES[1], 5)]
-    assert world.divert_fails(0.2, FailureMeaning.OTHER) == [DivertTo(QUEUES[2], 5)]
-    assert world.divert_fails(0.3, FailureMeaning.UNAUTHORIZED) == [Raise(CallEnding.BACKLOG, None)]
-    assert world.rotation.available(0.3) == [*QUEUES]
-
-
-def test_a_throttled_queue_is_tried_again_then_the_others_until_the_callers_time_ends() -> None:
-    world = World(timeout=60)
-    world.fail_over(0.0)
-    world.start(0.0)
-    now = 0.0
-    for _ in range(3):
-        [wait] = world.divert_fails(now, FailureMeaning.BUSY)
-        assert isinstance(wait, WaitForRetry)
-        assert world.woken(wait.until - 0.1) == [wait]
-        now = wait.until
-        assert world.woken(now) == [DivertTo(QUEUES[0], 5)]
-    others = []
-    while isinstance(wait := world.divert_fails(now, FailureMeaning.BUSY)[-1], WaitForRetry):
-        now = wait.until
-        [divert] = world.woken(now)
-        assert isinstance(divert, DivertTo)
-        others.append(divert.queue)
-    assert others[:4] == [QUEUES[1], QUEUES[2], QUEUES[0], QUEUES[1]]
-    assert now == pytest.approx(60, abs=0.5)
-    assert isinstance(wait, DivertTo)
-    assert world.divert_fails(60.0, FailureMeaning.BUSY) == [Raise(CallEnding.BACKLOG, None)]
-    assert world.rotation.available(now) == [*QUEUES]
-
-
-def test_throttling_that_outlasts_the_caller_goes_to_another_queue_at_once() -> None:
-    world = World(timeout=0.8)
-    world.fail_over(0.0)
-    world.start(0.0)
-    [divert] = world.divert_fails(0.5, FailureMeaning.BUSY)
-    assert isinstance(divert, DivertTo)
-    assert divert.queue == QUEUES[1]
-    assert divert.timeout_s == pytest.approx(0.3)
-
-
-def test_an_entity_that_recovers_takes_back_a_call_whose_queue_failed() -> None:
-    world = World()
-    world.fail_over(0.0)
-    world.entity.forced = False
-    world.start(0.0)
-    world.entity.handle(SendSucceeded(), 1.0)
-    assert world.divert_fails(2.0, FailureMeaning.QUOTA) == [pulled(0, FULL), TryPrimary(5)]
-    assert world.primary_fails(3.0) == [WaitForRetry(4.6)]
-    assert world.woken(4.0) == [WaitForRetry(4.6)]
-
-
-def test_an_entity_that_recovers_takes_back_a_call_that_waits_for_a_throttled_queue() -> None:
-    world = World()
-    world.fail_over(0.0)
-    world.entity.forced = False
-    world.start(0.0)
-    assert world.divert_fails(0.0, FailureMeaning.BUSY) == [WaitForRetry(1.6)]
-    world.entity.handle(SendSucceeded(), 1.0)
-    assert world.woken(1.0) == [TryPrimary(5)]
-
-
 def test_unprotected_sends_use_the_primary_even_when_it_failed_over() -> None:
     world = World(queues=())
     world.fail_over(0.0)
@@ -431,13 +321,6 @@ def test_unprotected_sends_use_the_primary_even_when_it_failed_over() -> None:
     assert world.primary_fails(0.0) == [WaitForRetry(1.6)]
     world.rotation.add(QUEUES[1])
     assert world.woken(1.0) == [DivertTo(QUEUES[1], 5)]
-
-
-def test_a_call_gives_up_in_the_back_off_when_its_time_is_over() -> None:
-    world = World(timeout=2)
-    world.start(0.0)
-    assert world.primary_fails(0.0) == [WaitForRetry(1.6)]
-    assert world.woken(2.0) == [Raise(CallEnding.PRIMARY, REFUSED)]
 
 
 def test_a_slow_attempt_on_a_queue_that_answers_others_is_tried_again_and_pulls_nothing() -> None:
