@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 from unittest.mock import AsyncMock
 
 import pytest
@@ -22,6 +22,7 @@ from twinbus.amqp.message import (
 )
 from twinbus.amqp.types import Symbol
 from twinbus.broker.admin.atom import ATOM, CONNECT
+from twinbus.broker.links.context import LinkClient
 from twinbus.broker.refusals import ArgumentInvalid, MalformedMessage
 from twinbus.client.connection import NamespaceConnection
 from twinbus.client.links import Wire
@@ -41,10 +42,6 @@ from twinbus.namespace.access import Endpoint
 from twinbus.servicebus.conditions import UNAUTHORIZED
 from twinbus.servicebus.failures import CONDITIONS, FailureMeaning, of_error, outcome_of
 from twinbus.transfer.sections import from_backlog_sections
-
-if TYPE_CHECKING:
-    from twinbus.broker.links.context import LinkClient
-
 
 LIMIT = 256 * 1024
 

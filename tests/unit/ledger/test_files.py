@@ -12,7 +12,8 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -37,9 +38,6 @@ from twinbus.ledger.facts import (
     noted_files,
 )
 from twinbus.ledger.open_file import HOST, OpenFile
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NEVER_S = 3_600.0
 LINE_BYTES = 80
@@ -236,9 +234,6 @@ def test_the_share_can_be_set_from_outside(tmp_path: Path, monkeypatch: pytest.M
         LedgerWriter(tmp_path)
 
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 WRITER = """
 import os, sys
 from twinbus.ledger import LedgerWriter
@@ -383,10 +378,6 @@ def test_a_writer_at_full_speed_loses_nothing_to_adopters(
 def test_a_directory_that_is_not_there_is_said_to_be_so(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match=r"no ledger at .*nowhere"):
         adopt(tmp_path / "nowhere")
-
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def named(writer: str, *numbers: int) -> list[str]:

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,9 +25,6 @@ from twinbus.ledger import (
     writer,
 )
 from twinbus.ledger.record import encode
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NEVER_S = 3_600.0
 """A flush interval that no test lives to see: only `flush` and `close` write."""
@@ -327,9 +325,6 @@ def test_one_message_of_the_wrong_kind_or_past_the_buffer_is_counted(
     assert ids(tmp_path) == [None, "a"]
     assert ledger.unrecorded == 2
 
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WRITER = """
 import os, sys

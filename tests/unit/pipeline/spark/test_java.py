@@ -6,9 +6,10 @@ import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]
@@ -27,9 +28,6 @@ from twinbus.pipeline.spark.classic import (
 )
 from twinbus.pipeline.spark.java import Java, JavaMissingError, find_java, java_version, shim
 from twinbus.pipeline.spark.session import SparkStartError, require_tried
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def fake_java(home: Path, script: str) -> Path:
