@@ -195,11 +195,6 @@ ASKED = (
 ).split()
 
 
-@pytest.fixture(autouse=True)
-def _books_that_ship(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TWINBUS_PRICES", raising=False)
-
-
 def test_the_month_by_cause_the_bill_and_the_documented_figures(capsys: Capsys) -> None:
     shown = run(capsys, *ASKED)
     assert (shown.status, shown.err) == (0, "")
