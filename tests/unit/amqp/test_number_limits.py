@@ -374,11 +374,6 @@ def test_a_handle_is_free_again_after_a_detach_of_either_end(server: Connection)
     assert isinstance(attached, Attached)
 
 
-def test_a_handle_past_the_announced_most_is_refused(server: Connection) -> None:
-    events = take(server, (0, begin()), (0, attach(HANDLE_MAX + 1)))
-    assert condition(events) == "amqp:connection:framing-error"
-
-
 def test_transfers_that_wait_for_the_window_end_with_their_link() -> None:
     """Another link gets their handle: they would reach another entity."""
     pair = Pair()
