@@ -477,8 +477,6 @@ async def test_pairs_that_failed_over_together_ping_at_different_times() -> None
     # At 60, 63 and 66 s, once each.
     expected = [[0, 0, 0]] * 59 + [[1, 0, 0]] * 3 + [[1, 1, 0]] * 3 + [[1, 1, 1]] * 5
     assert pinged == expected
-    for world in worlds:
-        await world.client.close()
 
 
 def test_the_size_of_a_ping_is_known() -> None:

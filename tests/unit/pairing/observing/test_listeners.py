@@ -342,8 +342,8 @@ async def test_an_unprotected_failover_says_where_sends_go(
     await world.client.close()
     assert lines(caplog) == [
         (
-            "orders: healthy -> failed over (forced), and there is no backlog queue: sends still go to"
-            " the primary"
+            "orders: healthy -> failed over (forced), and there is no backlog queue: sends still"
+            " go to the primary"
         )
     ]
 
