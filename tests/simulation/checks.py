@@ -32,8 +32,6 @@ from twinbus.pairing.core.secondary import FIRST_PACE_S, LONGEST_PACE_S
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-__all__ = ["check_all"]
-
 Stored = tuple[StoredMessage, bytes]
 
 EXPIRED: Final = "TTLExpiredException"

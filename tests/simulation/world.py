@@ -47,8 +47,6 @@ from twinbus.pairing.core.backlog import WANTED
 from twinbus.pairing.observing.recording import Recorder
 from twinbus.servicebus.names import backlog_paths
 
-__all__ = ["Result", "World", "simulate"]
-
 QUIET_LIMIT_S: Final = 900.0
 """After the faults. The longest honest wait is a lock of 60 s, a back-off of 60 s and a look for
 deferred messages after each other; what moves after this is stuck."""

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from tests.simulation.programs import Application
     from tests.simulation.world import World
 
-__all__ = ["check_patience", "require_cause", "require_protection", "require_queue_fault"]
-
 LOST_CONNECTION: Final = "ServiceBusConnectionError"
 
 OWN_FAULT: Final = "MessageSizeExceededError"

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
     from twinbus.syphon.core.pacing import Governor
 
-__all__ = ["check_drain", "watch_governor"]
-
 CUT_S: Final = 1.0
 """After the first refusal: what was in flight is answered, and the governor has cut its rate."""
 
