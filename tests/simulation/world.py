@@ -27,8 +27,7 @@ from tests.simulation.line import SimLine
 from tests.simulation.machine import Process, SimLoop
 from tests.simulation.namespace import EPOCH_MS, SimNamespace
 from tests.simulation.network import Network, Wire
-from tests.simulation.night.checks import require_protection
-from tests.simulation.night.drain import watch_governor
+from tests.simulation.night.checks import require_protection, watch_governor
 from tests.simulation.night.plan import draw_world
 from tests.simulation.plan import Plan
 from tests.simulation.programs import Application, Program, Syphon, client_class, options_with
