@@ -1,7 +1,7 @@
 """Backlog queues that come late: made, or enabled, after the pair was started.
 
 Real processes: `twinbus serve` has both namespaces. The waits of the search are the product's own,
-shortened; tests/unit/pairing/core/test_schedules.py holds their true lengths in virtual time.
+shortened; tests/unit/pairing/core/test_backlog.py holds their true lengths in virtual time.
 """
 
 from __future__ import annotations

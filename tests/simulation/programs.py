@@ -31,8 +31,6 @@ from twinbus.syphon.host import SyphonHost
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-__all__ = ["Application", "Program", "Syphon", "client_class"]
-
 BURSTS: Final = (1, 1, 1, 3)
 LATE_S: Final = 1e-6
 """What a call may take beyond its timeout: nothing but the rounding of virtual time."""

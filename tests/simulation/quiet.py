@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from tests.simulation.programs import Application
     from tests.simulation.world import World
 
-__all__ = ["is_quiet", "what_is_left"]
-
 
 def is_quiet(world: World) -> bool:
     """Nothing is left to be done."""

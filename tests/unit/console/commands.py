@@ -10,8 +10,6 @@ import pytest
 
 from twinbus.console import cli
 
-__all__ = ["Ran", "run"]
-
 
 class Ran(NamedTuple):
     status: int | str | None

@@ -1,22 +1,45 @@
-"""A client's links to the primary: what the gateway keeps for a client, and what it passes on."""
+"""A client's links and frames through a gateway: what it keeps, passes on, and holds back."""
 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from tests.unit.broker.fakes import facts
+from tests.unit.broker.links.joined import JoinedTransport, new_server
+from tests.unit.broker.links.one_client import (
+    BODY,
+    EARLY_RECEIVING,
+    LAST,
+    RECEIVING,
+    Action,
+    OneClient,
+    check_before_the_answer,
+    early,
+    outcome_of,
+    pairs,
+)
 from twinbus.amqp.events import Attached, CreditChanged, DeliveryArrived, Disposed, Event
 from twinbus.amqp.frames import FrameOutput, decode_performative
-from twinbus.amqp.link import LinkState, ReceiverLink, SenderLink
+from twinbus.amqp.link import MAX_MESSAGE_BYTES, LinkState, ReceiverLink, SenderLink
 from twinbus.amqp.message import Sections
 from twinbus.amqp.performatives import Accepted, Attach, Flow, Source, Target
 from twinbus.amqp.session import Session
+from twinbus.amqp.transport import ClientTransport
 from twinbus.amqp.types import UInt
+from twinbus.broker.descriptions import AuthorizationRule, QueueDescription
 from twinbus.broker.links.context import REPLIES_MAX, ReplyLinks
-from twinbus.broker.refusals import QuotaExceeded
+from twinbus.broker.links.peer import Peer
+from twinbus.broker.refusals import EntityNotFound, QuotaExceeded
+from twinbus.broker.sas import ALL_RIGHTS
+from twinbus.broker.server import BrokerServer
+from twinbus.broker.storage.store import MemoryStore
+from twinbus.client.connection import MACHINE, NamespaceConnection
+from twinbus.client.links import UpstreamConnection, Wire
 from twinbus.client.request_node import RequestRefused
 from twinbus.gateway.relay import PrimaryRelay, Relayed
 from twinbus.gateway.relayed_links import (
@@ -27,7 +50,13 @@ from twinbus.gateway.relayed_links import (
     RelayedReplies,
     RelayedRequests,
 )
+from twinbus.gateway.sending import UNKNOWN_LIMIT_BYTES, GatewaySendingLink, PendingSends
+from twinbus.gateway.server import GatewayLinks
+from twinbus.namespace.namespace import Namespace
 from twinbus.servicebus.failures import FailureMeaning
+from twinbus.servicebus.names import BATCH_ALLOWANCE
+
+pytestmark = pytest.mark.virtual_time
 
 ADDRESS = "orders/$management"
 
@@ -237,3 +266,178 @@ async def test_a_node_can_be_opened_while_the_token_service_cannot_be_reached(
     relay.begin(replies)
     await relay._begin(replies)
     assert (link.state is LinkState.OPEN) == is_open
+
+
+PAIRS = pairs([*RECEIVING, *LAST])
+EARLY = early(EARLY_RECEIVING)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=[f"{a.__name__}-{b.__name__}" for a, b in PAIRS])
+async def test_two_frames_in_one_read_do_what_they_do_in_two(
+    pair: tuple[Action, Action], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes = []
+    for is_one_read in (True, False):
+        primary = new_primary()
+        gateway = JoinedGateway(primary, monkeypatch)
+        world = OneClient(primary, gateway, sends=False)
+        outcomes.append(await outcome_of(world, pair, is_one_read=is_one_read))
+        await gateway.close(world)
+        await primary.close()
+    assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize("end", [OneClient.detach_receiver, *LAST])
+async def test_settlements_right_before_the_end_of_their_link_count(
+    end: Action, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    primary = new_primary()
+    gateway = JoinedGateway(primary, monkeypatch)
+    world = OneClient(primary, gateway, sends=False)
+    actions = (OneClient.accept, OneClient.release, OneClient.abandon, end)
+    await outcome_of(world, actions, is_one_read=True)
+    left = facts(world.queue, primary.now_ms())
+    assert [(number, count) for number, _, _, count in left] == [(2, 0), (3, 1)]
+    assert len(world.queue.states.locks) == 0
+    await gateway.close(world)
+    await primary.close()
+
+
+@pytest.mark.parametrize("end", ["detach", "end", "close"])
+async def test_our_own_client_hears_an_acceptance_right_before_the_end_of_its_link(
+    end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would send the same message again."""
+    primary = new_primary()
+    queue = primary.namespace.create_queue("orders", QueueDescription(), primary.now_ms())
+    ends = join(primary, monkeypatch)
+    upstream = UpstreamConnection(Namespace.from_connection_string(PRIMARY), 60.0)
+    pool = upstream.pool("orders")
+    await pool.open()
+    ((peer, wire),) = ends
+    wire.is_held = True
+    answers: list[Exception | None] = []
+    pool.send(Wire(BODY, 0), answers.append)
+    await asyncio.sleep(0.01)
+    (link,) = peer.links_on("orders")
+    match end:
+        case "detach":
+            peer.detach(link, EntityNotFound.of("orders", "it was deleted"))
+        case "end":
+            peer.connection.end_session(link.session)
+            peer.touch()
+        case _:
+            peer.expel("amqp:connection:forced", "the broker is shutting down")
+    await asyncio.sleep(0.01)
+    assert answers == []
+    wire.release()
+    await asyncio.sleep(0.01)
+    assert answers == [None]
+    assert len(facts(queue, primary.now_ms())) == 1
+    await upstream.close()
+    await primary.close()
+
+
+@pytest.mark.parametrize("actions", EARLY, ids=["-".join(a.__name__ for a in e) for e in EARLY])
+async def test_frames_before_the_answer_are_kept(
+    actions: tuple[Action, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    primary = new_primary()
+    gateway = JoinedGateway(primary, monkeypatch)
+    world = OneClient(primary, gateway, sends=False)
+    await check_before_the_answer(world, actions)
+    await gateway.close(world)
+    await primary.close()
+
+
+@pytest.mark.parametrize("said_bytes", [None, 1, 262_144, MAX_MESSAGE_BYTES, (1 << 64) - 1])
+async def test_a_sender_is_told_no_larger_message_than_the_gateway_keeps(
+    said_bytes: int | None,
+) -> None:
+    link = ReceiverLink(Session(FrameOutput(), 0), "out", 0)
+    sending = SimpleNamespace(
+        link=link, _pool=SimpleNamespace(limit_bytes=said_bytes), _client=SimpleNamespace(touch=int)
+    )
+    GatewaySendingLink._accept(cast("GatewaySendingLink", sending))
+    most_bytes = MAX_MESSAGE_BYTES if said_bytes is not None else UNKNOWN_LIMIT_BYTES
+    assert link.limit_bytes - BATCH_ALLOWANCE == min(said_bytes or most_bytes, most_bytes)
+
+
+PRIMARY = (
+    "Endpoint=sb://localhost:1;SharedAccessKeyName=root;SharedAccessKey=a2V5;"
+    "UseDevelopmentEmulator=true;"
+)
+
+
+def new_primary() -> BrokerServer:
+    rule = AuthorizationRule(key_name="root", primary_key="a2V5", rights=ALL_RIGHTS)
+    return BrokerServer("primary", MemoryStore(), [rule])
+
+
+class Pipe(JoinedTransport):
+    """One direction: what is written in a turn of the loop is read at once in the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reader: asyncio.Protocol
+        self.is_held = False
+        """Whether what is written waits until `release`."""
+
+    def write(self, data: bytes) -> None:
+        if not self.written and not self.is_held:
+            asyncio.get_running_loop().call_soon(self.release)
+        super().write(data)
+
+    def release(self) -> None:
+        self.is_held = False
+        data, self.written = self.written, b""
+        if data and not self.is_closed:
+            self.reader.data_received(data)
+
+    def close(self) -> None:
+        if not self.is_closed:
+            self.release()
+            self.is_closed = True
+            asyncio.get_running_loop().call_soon(self.reader.connection_lost, None)
+
+    abort = close
+
+
+def join(primary: BrokerServer, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Peer, Pipe]]:
+    """Connect each `NamespaceConnection` to this broker; return its ends and what they write to."""
+    made: list[tuple[Peer, Pipe]] = []
+
+    async def connect(self: NamespaceConnection, tls: ssl.SSLContext | None) -> ClientTransport:
+        client = ClientTransport(
+            self._connection, self._on_transport_event, self._on_deliveries_read
+        )
+        peer, up, down = primary.peer(), Pipe(), Pipe()
+        up.reader, down.reader = peer, client
+        peer.connection_made(cast("asyncio.Transport", down))
+        client.connection_made(cast("asyncio.Transport", up))
+        made.append((peer, down))
+        return client
+
+    monkeypatch.setattr(NamespaceConnection, "_connect", connect)
+    return made
+
+
+class JoinedGateway:
+    """The gateway's part for receivers; it sends nothing."""
+
+    def __init__(self, primary: BrokerServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        join(primary, monkeypatch)
+        self.front = new_server()
+        paired: Any = SimpleNamespace(state=SimpleNamespace(primary=PRIMARY, environment=MACHINE))
+        self.pending = PendingSends("gateway", 5.0)
+        context: Any = self.front
+        self._links = GatewayLinks(context, paired, cast("Any", None), self.pending)
+
+    def peer(self) -> Peer:
+        return Peer(self.front, self._links)
+
+    async def close(self, world: OneClient) -> None:
+        """End the client's connection, and the one to the primary with it."""
+        world.client.peer.connection_lost(None)
+        await asyncio.gather(*self.pending._calls)
+        await self.front.close()

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.page.pairs import answer
+from tests.unit.page.asgi import answer
 from tests.unit.status.statuses import QUEUE, entity, status
 from twinbus.control.protocol import Verb, steering_verbs
 from twinbus.control.server import ControlServer

@@ -125,7 +125,6 @@ async def test_a_mapping_keeps_its_id_for_the_callers_own_retry() -> None:
     # Sent: what it says next is another message, though the words may be the same.
     await sender.send_messages(order)
     assert id_of(world.primary.took[-1][1]) not in seen
-    await world.client.close()
 
 
 def test_a_mapping_that_says_something_else_is_another_message() -> None:
@@ -157,7 +156,6 @@ async def test_ids_in_an_error_can_be_put_in_by_the_caller() -> None:
     world.primary.behaviour = accepts
     await sender.send_messages({"body": "x", "message_id": message_id})
     assert id_of(world.primary.took[-1][1]) == message_id
-    await world.client.close()
 
 
 def sdk_batch(*messages: Any, size: int = 262_144) -> ServiceBusMessageBatch:
@@ -219,7 +217,6 @@ async def test_where_a_queue_may_detect_duplicates_every_accepted_copy_has_an_id
     assert not {"7", None} & set(own)
     # The ledger counts messages by the id that the application knows.
     assert world.ledger.of("divert", "message_id")[:3] == [("7",)] * 3
-    await world.client.close()
 
 
 async def test_with_the_descriptions_a_copy_keeps_its_id() -> None:
@@ -228,7 +225,6 @@ async def test_with_the_descriptions_a_copy_keeps_its_id() -> None:
     sender = world.client.get_queue_sender("orders")
     await sender.send_messages(ServiceBusMessage("x", message_id="7"))
     assert [found[1:] for found in stored_ids(world)] == [("7", None)]
-    await world.client.close()
 
 
 async def test_every_retry_of_a_call_has_the_same_id_of_its_own_on_whatever_queue() -> None:
@@ -252,7 +248,6 @@ async def test_every_retry_of_a_call_has_the_same_id_of_its_own_on_whatever_queu
     first, second = seen[0]
     assert first != second
     assert seen == [(first, second)] * 3 + [(first,), (second,)]
-    await world.client.close()
 
 
 async def test_a_message_that_met_the_outage_on_the_primary_has_an_id_of_its_own_too() -> None:
@@ -263,7 +258,6 @@ async def test_a_message_that_met_the_outage_on_the_primary_has_an_id_of_its_own
     await sender.send_messages(ServiceBusMessage("x", message_id="2"))
     ((_, own, original),) = stored_ids(world)
     assert original == "2" != own
-    await world.client.close()
 
 
 def paired_batch(
@@ -339,7 +333,6 @@ async def test_a_batch_is_diverted_whole_to_one_place() -> None:
     ((queue, stored),) = world.secondary.took
     assert queue == QUEUE + "0"
     assert [id_of(message) for message in stored] == [id_of(m) for m in batch._messages]
-    await world.client.close()
 
 
 IDS = ("1", "2", "2", "4")
@@ -391,7 +384,6 @@ async def test_a_split_batch_tells_what_is_stored_whatever_fails_when(
             assert error.not_stored_ids == IDS[len(stored) :]
     assert len(world.secondary.took) == (len(stored) if stored else 0)
     assert world.elapsed <= 12
-    await world.client.close()
 
 
 async def test_a_split_batch_that_is_cancelled_is_cancelled() -> None:
@@ -414,7 +406,6 @@ async def test_a_split_batch_that_is_cancelled_is_cancelled() -> None:
         await call
     outcomes = dict(world.ledger.of("divert", "message_id", "outcome"))
     assert outcomes == {"a": "ok", "b": "ok", "c": "unknown", "d": "failed"}
-    await world.client.close()
 
 
 async def test_an_oversize_message_keeps_its_whole_batch_out_before_a_part_is_stored() -> None:
@@ -426,4 +417,3 @@ async def test_an_oversize_message_keeps_its_whole_batch_out_before_a_part_is_st
         await sender.send_messages(batch)
     assert caught.value.message_ids == ("10", "20", "1990")
     assert world.secondary.took == []
-    await world.client.close()

@@ -320,7 +320,6 @@ async def test_a_backlog_that_cannot_be_looked_into_at_the_start_is_looked_into_
     await asyncio.sleep(30.0)
     await world.sender.send_messages(message("a2"))
     assert world.ids("secondary")[-1] == (world.queue("a"), ["a2"])
-    await world.client.close()
 
 
 def _properties(given: Any) -> Any:
@@ -400,7 +399,6 @@ async def test_callers_are_diverted_in_time_and_all_return_after_the_ping(
     assert [line for line in after if line["operation"] == "divert"] == []
     back = {line["message_id"].partition("-")[0] for line in after if "message_id" in line}
     assert back == {str(task) for task in range(TASKS)}
-    await pair.client.close()
 
 
 async def test_a_pair_of_many_entities_sleeps_while_nothing_is_sent() -> None:
@@ -419,7 +417,6 @@ async def test_a_pair_of_many_entities_sleeps_while_nothing_is_sent() -> None:
     await asyncio.sleep(ends - loop.time())
     assert loop.jumps - jumps < 10
     assert len(asyncio.all_tasks()) < 10
-    await pair.client.close()
 
 
 def busy_counts(error: BaseException) -> Verdict:
@@ -503,4 +500,3 @@ async def test_ones_own_judgement_decides_over_the_failover() -> None:
     with pytest.raises(ConnectionRefusedError):
         await sender.send_messages(ServiceBusMessage("x"), timeout=60)
     assert world.state() == "healthy"
-    await world.client.close()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -16,9 +17,6 @@ from twinbus.pipeline.spark import classic, session
 from twinbus.pipeline.spark.class_archive import KEPT, RECORDING_S, SWITCH, ClassArchive
 from twinbus.pipeline.spark.class_archive import class_archive as found
 from twinbus.pipeline.spark.java import Java
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 HOTSPOT = """echo 'openjdk version "17.0.9"\nOpenJDK 64-Bit Server VM (build {build})' >&2"""
 MEMORY_BYTES = archives_module._memory_bytes
