@@ -9,11 +9,13 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
+from tests.processes import short_directory
 from twinbus.testing import run_virtual
 
 # No deadline: it measures the machine's mood, not the code; a hang meets pytest's timeout.
@@ -85,6 +87,13 @@ def _run_directory() -> Iterator[None]:
         # Nor may a settings file of the user have a say.
         os.environ["TWINBUS_CONFIG"] = ""
         yield
+
+
+@pytest.fixture
+def run_directory() -> Iterator[Path]:
+    """A directory for the control sockets of one test."""
+    with short_directory() as directory:
+        yield directory
 
 
 @pytest.hookimpl(tryfirst=True)

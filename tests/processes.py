@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -56,6 +59,53 @@ def run_twinbus(
         timeout=timeout_s,
         check=False,
     )
+
+
+@contextmanager
+def started(
+    *arguments: str, environment: Mapping[str, str] | None = None, stderr: int | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """Python with these arguments in a process, killed at the end of the block.
+
+    It finds the modules that the test finds; `environment` is added to that of the test.
+    """
+    with subprocess.Popen(
+        [sys.executable, *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **(environment or {})},
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    """The next line that a process prints."""
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+@contextmanager
+def short_directory() -> Iterator[Path]:
+    """A directory for control sockets: pytest's own are too long for the address of a socket."""
+    directory = Path(tempfile.mkdtemp(prefix="tb-"))
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory)
+
+
+def with_key(connection_string: str, rule: str | None = None, key: str | None = None) -> str:
+    """The same namespace, by another rule or key."""
+    parts = dict(part.split("=", 1) for part in connection_string.rstrip(";").split(";"))
+    if rule is not None:
+        parts["SharedAccessKeyName"] = rule
+    if key is not None:
+        parts["SharedAccessKey"] = key
+    return "".join(f"{word}={value};" for word, value in parts.items())
 
 
 class ServedBroker:
@@ -174,13 +224,16 @@ class ServedBroker:
         self, name: str | None = None, *, rule: str | None = None, key: str | None = None
     ) -> str:
         """The printed connection string, or one of another rule and key."""
-        text = self._strings[name or self._namespaces[0]]
-        parts = dict(part.split("=", 1) for part in text.rstrip(";").split(";"))
-        if rule is not None:
-            parts["SharedAccessKeyName"] = rule
-        if key is not None:
-            parts["SharedAccessKey"] = key
-        return "".join(f"{word}={value};" for word, value in parts.items())
+        return with_key(self._strings[name or self._namespaces[0]], rule, key)
+
+    def environment(self, run_directory: Path) -> dict[str, str]:
+        """What commands about a pair of its first two namespaces read."""
+        primary, secondary = (self.connection_string(name) for name in self._namespaces[:2])
+        return {
+            "TWINBUS_PRIMARY": primary,
+            "TWINBUS_SECONDARY": secondary,
+            "TWINBUS_RUN_DIR": str(run_directory),
+        }
 
     def health(self, name: str | None = None) -> dict[str, Any]:
         """What /health answers."""

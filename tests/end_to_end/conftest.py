@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.hand_made_world import Sides, served
+from tests.end_to_end.hand_made_world import ENTITIES, KEY, Sides
 from tests.official_sdk import administration
 from tests.processes import ServedBroker
 
@@ -27,13 +27,20 @@ def two_brokers(tmp_path: Path) -> Iterator[tuple[ServedBroker, ServedBroker]]:
 
 
 @pytest.fixture(scope="module")
-def hand_made_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
-    """Both namespaces in one process, which the tests of a module share."""
-    with served(tmp_path_factory.mktemp("broker")) as running:
-        yield running
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
+    """Both namespaces in one process, which the tests of a module share; the first has entities."""
+    rules = {"sender": "Send", "listener": "Listen", "both": "Send,Listen"}
+    options = [word for rule, to in rules.items() for word in ("--rule", f"{rule}:{KEY}:{to}")]
+    names = ("contoso", "contoso-dr")
+    directory = tmp_path_factory.mktemp("broker")
+    with ServedBroker(directory, *names, ephemeral=True, options=tuple(options)) as served:
+        with administration(served.connection_string("contoso")) as admin:
+            for entity in ENTITIES:
+                admin.create_queue(entity)
+        yield served
 
 
 @pytest.fixture
-def sides(hand_made_broker: ServedBroker, request: pytest.FixtureRequest) -> Sides:
-    """The namespaces of `hand_made_broker`, under a label of the test's own."""
-    return Sides(hand_made_broker, request.node.name)
+def sides(broker: ServedBroker, request: pytest.FixtureRequest) -> Sides:
+    """The namespaces of `broker`, under a label of the test's own."""
+    return Sides(broker, request.node.name)

@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
-from tests.official_sdk import administration
 from tests.processes import ServedBroker
 from twinbus.servicebus.names import backlog_paths
 
-ENTITIES = ("orders", "bills")
-RULES = ("--rule", "sender:k:Send", "--rule", "both:k:Send,Listen")
-
-
-@contextmanager
-def served(directory: Path) -> Iterator[ServedBroker]:
-    """`twinbus serve` with a primary that has entities, and a secondary with rules."""
-    with ServedBroker(directory, "contoso", "contoso-dr", ephemeral=True, options=RULES) as broker:
-        with administration(broker.connection_string("contoso")) as admin:
-            for entity in ENTITIES:
-                admin.create_queue(entity)
-        yield broker
+ENTITIES = ("orders", "payments")
+KEY = "s3cret"
+"""Of the rules `sender`, `listener` and `both`."""
 
 
 class Sides:
@@ -40,4 +27,4 @@ class Sides:
 
     def weak(self, rule: str) -> str:
         """The secondary, with a rule that has fewer rights: `sender` or `both`."""
-        return self._broker.connection_string("contoso-dr", rule=rule, key="k")
+        return self._broker.connection_string("contoso-dr", rule=rule, key=KEY)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from typing import Any
 
 from azure.servicebus import ServiceBusMessage
 
+from tests.processes import line_of, started
 from twinbus import Namespace, SendAvailabilityOptions, TwinbusError, pair_namespaces
 
 INTERVAL_S = 0.05
@@ -56,19 +56,12 @@ def running(
     run_directory: Path, primary: str, secondary: str, names: str, *queues: str
 ) -> Iterator[subprocess.Popen[str]]:
     """The program in a process of its own for the block; ready when the block begins."""
-    with subprocess.Popen(
-        [sys.executable, __file__, primary, secondary, names, *queues],
-        env={**os.environ, "TWINBUS_RUN_DIR": str(run_directory)},
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        try:
-            for _ in names.split("+"):
-                assert process.stdout.readline() == "ready\n"
-            yield process
-        finally:
-            process.kill()
+    arguments = (__file__, primary, secondary, names, *queues)
+    environment = {"TWINBUS_RUN_DIR": str(run_directory)}
+    with started(*arguments, environment=environment) as process:
+        for _ in names.split("+"):
+            assert line_of(process) == "ready\n"
+        yield process
 
 
 if __name__ == "__main__":

@@ -1,45 +1,35 @@
 """`twinbus backlog` and `twinbus doctor` as a person types them, against a broker in a process.
 
-Most run in the test's own process: what a command of its own adds is a second of imports.
+Most run in the test's own process: a process of their own would add a second of imports.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import subprocess
-import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusMessage
 
+from tests.end_to_end.hand_made_world import KEY
 from tests.official_sdk import administration, client, receive_count
-from tests.processes import ENTRY, ServedBroker, run_twinbus
+from tests.processes import ENTRY, ServedBroker, started, until, with_key
+from tests.unit.console.commands import Ran, run
 from twinbus import SendAvailabilityOptions, WrongKeyError, pair_namespaces
-from twinbus.console.cli import main
 from twinbus.transfer.sdk import to_backlog_message
 
 pytestmark = pytest.mark.end_to_end
 
 COULD_NOT, ASKED_WRONGLY, ATTENTION = 1, 2, 3
-RULES = ("--rule", "sender:s3cret:Send", "--rule", "listener:s3cret:Listen")
 NOWHERE = (
     "Endpoint=sb://localhost:1;SharedAccessKeyName=a;SharedAccessKey=s3cret;"
     "UseDevelopmentEmulator=true"
 )
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
-    directory = tmp_path_factory.mktemp("broker")
-    with ServedBroker(directory, "contoso", "contoso-dr", ephemeral=True, options=RULES) as served:
-        yield served
 
 
 @pytest.fixture
@@ -57,57 +47,28 @@ def secondary(broker: ServedBroker) -> str:
     return text
 
 
-Done = subprocess.CompletedProcess[str]
-
-
-class Terminal:
-    """Where a person types commands, in the environment of two namespaces."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self._monkeypatch = monkeypatch
-        self._capsys = capsys
-
-    def __call__(
-        self, primary: str | None, secondary: str | None, *arguments: str, process: bool = False
-    ) -> Done:
-        """What a command printed, and its exit status."""
-        sides = {"TWINBUS_PRIMARY": primary or "", "TWINBUS_SECONDARY": secondary or ""}
-        if process:
-            done = run_twinbus(*arguments, environment=sides, timeout_s=40.0)
-        else:
-            done = self._in_process(sides, arguments)
-        assert "Traceback" not in done.stderr
-        assert "s3cret" not in done.stdout + done.stderr
-        assert "SAS_KEY_VALUE" not in done.stdout + done.stderr
-        return done
-
-    def _in_process(self, sides: dict[str, str], arguments: tuple[str, ...]) -> Done:
-        with self._monkeypatch.context() as patch:
-            for name, value in sides.items():
-                patch.setenv(name, value)
-            patch.setattr(sys, "argv", ["twinbus", *arguments])
-            with pytest.raises(SystemExit) as ended:
-                main()
-        said = self._capsys.readouterr()
-        return Done(arguments, int(ended.value.code or 0), said.out, said.err)
+Terminal = Callable[..., Ran]
 
 
 @pytest.fixture
 def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Terminal:
-    return Terminal(monkeypatch, capsys)
+    """Types a command in the environment of two namespaces, and returns what it printed."""
+
+    def in_this_process(primary: str | None, secondary: str | None, *words: str) -> Ran:
+        monkeypatch.setenv("TWINBUS_PRIMARY", primary or "")
+        monkeypatch.setenv("TWINBUS_SECONDARY", secondary or "")
+        done = run(capsys, *words)
+        assert "Traceback" not in done.err
+        assert not any(key in done.out + done.err for key in (KEY, "SAS_KEY_VALUE"))
+        return done
+
+    return in_this_process
 
 
-def one_line(done: Done) -> str:
-    (line,) = done.stderr.splitlines()
+def one_line(done: Ran) -> str:
+    (line,) = done.err.splitlines()
     assert line.startswith("twinbus: ")
     return line
-
-
-def by_rule(text: str, name: str) -> str:
-    """The same namespace, by a key with fewer rights."""
-    parts = dict(part.split("=", 1) for part in text.rstrip(";").split(";"))
-    parts |= {"SharedAccessKeyName": name, "SharedAccessKey": "s3cret"}
-    return ";".join(f"{name}={value}" for name, value in parts.items())
 
 
 def divert(secondary: str, queue: str, *messages: tuple[str, ServiceBusMessage]) -> None:
@@ -122,17 +83,15 @@ def names(text: str) -> list[str]:
 
 
 def test_create_list_peek_and_prune(typed: Terminal, primary: str, secondary: str) -> None:
-    created = typed(
-        primary, secondary, "backlog", "create", "--queues", "3", "--label", "contoso", process=True
-    )
-    assert created.returncode == 0, created
-    assert created.stdout.count("created  contoso/x-servicebus-transfer/") == 3
+    created = typed(primary, secondary, "backlog", "create", "--queues", "3", "--label", "contoso")
+    assert created.status == 0, created
+    assert created.out.count("created  contoso/x-servicebus-transfer/") == 3
     again = typed(primary, secondary, "backlog", "create", "--label", "contoso", "--queues", "3")
-    assert "3 of 3 can be used, 0 created" in again.stdout
+    assert "3 of 3 can be used, 0 created" in again.out
     strict = typed(
         primary, secondary, "backlog", "create", "--label", "contoso", "--queues", "3", "--strict"
     )
-    assert "3 of 3 can be used, 0 created" in strict.stdout
+    assert "3 of 3 can be used, 0 created" in strict.out
     with administration(secondary) as admin:
         assert admin.get_queue("contoso/x-twinbus-lease").requires_session
         admin.delete_queue("contoso/x-twinbus-lease")
@@ -145,15 +104,15 @@ def test_create_list_peek_and_prune(typed: Terminal, primary: str, secondary: st
 
     listed = typed(None, secondary, "backlog", "list", "--output", "json")
     counts = {
-        q["path"]: (q["active"], q["size_bytes"] > 0) for q in json.loads(listed.stdout)["queues"]
+        q["path"]: (q["active"], q["size_bytes"] > 0) for q in json.loads(listed.out)["queues"]
     }
     assert counts["contoso/x-servicebus-transfer/1"] == (2, True)
     assert counts["contoso/x-servicebus-transfer/0"] == (0, False)
-    table = typed(None, secondary, "backlog", "list", "--label", "contoso").stdout
+    table = typed(None, secondary, "backlog", "list", "--label", "contoso").out
     assert "3 backlog queues, 2 messages to forward" in table
 
     peeked = typed(None, secondary, "backlog", "peek", "--entity", "Orders", "--output", "json")
-    (message,) = json.loads(peeked.stdout)["messages"]
+    (message,) = json.loads(peeked.out)["messages"]
     assert (message["path"], message["session_id"], message["message_id"]) == (
         "orders",
         "s1",
@@ -163,14 +122,14 @@ def test_create_list_peek_and_prune(typed: Terminal, primary: str, secondary: st
 
     spare = ("backlog", "prune", "--label", "contoso", "--queues", "1")
     dry = typed(None, secondary, *spare, "--dry-run")
-    assert "contoso/x-servicebus-transfer/1  kept: it holds 2 messages" in dry.stdout
-    assert "contoso/x-servicebus-transfer/2  would be deleted" in dry.stdout
+    assert "contoso/x-servicebus-transfer/1  kept: it holds 2 messages" in dry.out
+    assert "contoso/x-servicebus-transfer/2  would be deleted" in dry.out
     assert len(names(secondary)) == 3
     unasked = typed(None, secondary, *spare)
-    assert unasked.returncode == ASKED_WRONGLY
+    assert unasked.status == ASKED_WRONGLY
     assert "--yes" in one_line(unasked)
     pruned = typed(None, secondary, *spare, "--yes")
-    assert pruned.returncode == 0, pruned
+    assert pruned.status == 0, pruned
     assert names(secondary) == [f"contoso/x-servicebus-transfer/{n}" for n in (0, 1)]
     # Nobody was disturbed: what was looked at is there, unlocked, never delivered.
     first = "contoso/x-servicebus-transfer/1"
@@ -183,11 +142,11 @@ def test_drift_is_shown_and_never_repaired(typed: Terminal, primary: str, second
     with administration(secondary) as admin:
         admin.create_queue("contoso/x-servicebus-transfer/0", requires_session=True)
     created = typed(primary, secondary, "backlog", "create", "--label", "contoso", "--queues", "2")
-    assert created.returncode == ATTENTION, created
-    assert "UNSAFE   contoso/x-servicebus-transfer/0" in created.stdout
-    assert "created  contoso/x-servicebus-transfer/1" in created.stdout
+    assert created.status == ATTENTION, created
+    assert "UNSAFE   contoso/x-servicebus-transfer/0" in created.out
+    assert "created  contoso/x-servicebus-transfer/1" in created.out
     listed = typed(None, secondary, "backlog", "list")
-    assert "requires_session is True, not False" in listed.stdout
+    assert "requires_session is True, not False" in listed.out
 
 
 @pytest.mark.parametrize(
@@ -208,22 +167,22 @@ def test_words_that_lead_nowhere(
     typed: Terminal, secondary: str, arguments: tuple[str, ...], status: int, said: str
 ) -> None:
     done = typed(None, secondary, "backlog", *arguments)
-    assert done.returncode == status, done
+    assert done.status == status, done
     assert said in one_line(done)
 
 
 def test_a_missing_right_is_named(typed: Terminal, primary: str, secondary: str) -> None:
     for command in (("list",), ("create", "--label", "contoso")):
-        done = typed(primary, by_rule(secondary, "sender"), "backlog", *command)
-        assert done.returncode == COULD_NOT
+        done = typed(primary, with_key(secondary, "sender", KEY), "backlog", *command)
+        assert done.status == COULD_NOT
         assert "needs the Manage right" in one_line(done)
 
 
 def test_a_wrong_key_is_not_called_a_missing_right(
     typed: Terminal, primary: str, secondary: str
 ) -> None:
-    wrong_key = by_rule(secondary, "RootManageSharedAccessKey")
-    for text in (wrong_key, by_rule(secondary, "nobody")):
+    wrong_key = with_key(secondary, "RootManageSharedAccessKey", KEY)
+    for text in (wrong_key, with_key(secondary, "nobody", KEY)):
         for command in (
             ("backlog", "list"),
             ("backlog", "create", "--label", "contoso"),
@@ -232,7 +191,7 @@ def test_a_wrong_key_is_not_called_a_missing_right(
             ("syphon", "run"),
         ):
             done = typed(primary, text, *command)
-            assert done.returncode == COULD_NOT
+            assert done.status == COULD_NOT
             line = one_line(done)
             assert "refused the credential: wrong key or wrong key name" in line
             assert "right" not in line
@@ -251,8 +210,8 @@ def test_a_doctor_finds_a_good_pair_fit_and_leaves_nothing(
     typed: Terminal, primary: str, secondary: str
 ) -> None:
     done = typed(primary, secondary, "doctor", "--queues", "2", "--output", "json")
-    report = json.loads(done.stdout)
-    assert (done.returncode, done.stderr) == (0, ""), report
+    report = json.loads(done.out)
+    assert (done.status, done.err) == (0, ""), report
     assert {finding["level"] for finding in report["findings"]} == {"ok"}, report
     checks = [finding["check"] for finding in report["findings"]]
     assert checks[:2] == ["sides", "names"]
@@ -264,17 +223,8 @@ def test_a_doctor_finds_a_good_pair_fit_and_leaves_nothing(
 
 
 def test_a_doctor_that_is_stopped_leaves_nothing(primary: str, secondary: str) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", ENTRY, "doctor", primary, secondary],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ},
-    ) as doctor:
-        ends = time.monotonic() + 60
-        while not any("-home" in name for name in names(primary)):
-            assert time.monotonic() < ends
-            time.sleep(0.02)
+    with started("-c", ENTRY, "doctor", primary, secondary, stderr=subprocess.PIPE) as doctor:
+        until(lambda: any("-home" in name for name in names(primary)))
         doctor.send_signal(signal.SIGINT)
         assert doctor.stderr is not None
         assert doctor.stderr.read() == "twinbus: stopped\n"
@@ -282,21 +232,19 @@ def test_a_doctor_that_is_stopped_leaves_nothing(primary: str, secondary: str) -
     assert not any("doctor" in name for text in (primary, secondary) for name in names(text))
 
 
-def levels(done: Done) -> dict[str, str]:
-    found = json.loads(done.stdout)["findings"]
+def levels(done: Ran) -> dict[str, str]:
+    found = json.loads(done.out)["findings"]
     return {finding["check"]: finding["level"] for finding in found}
 
 
 def test_a_doctor_without_rights_says_which_and_what_for(
     typed: Terminal, primary: str, secondary: str
 ) -> None:
-    with administration(primary) as admin:
-        admin.create_queue("orders")
     typed(primary, secondary, "backlog", "create", "--queues", "1")
-    sender = by_rule(primary, "sender"), by_rule(secondary, "sender")
+    sender = with_key(primary, "sender", KEY), with_key(secondary, "sender", KEY)
     arguments = ("doctor", "--queues", "1", "--entity", "orders", "--output", "json")
     done = typed(*sender, *arguments)
-    assert done.returncode == 0, done
+    assert done.status == 0, done
     assert {check: level for check, level in levels(done).items() if level != "ok"} == {
         "right Manage secondary": "warn",
         "right Listen secondary": "warn",
@@ -304,9 +252,9 @@ def test_a_doctor_without_rights_says_which_and_what_for(
         "ping": "skip",
         "there and back": "skip",
     }
-    listener = by_rule(primary, "listener"), by_rule(secondary, "listener")
+    listener = with_key(primary, "listener", KEY), with_key(secondary, "listener", KEY)
     done = typed(*listener, *arguments)
-    assert done.returncode == COULD_NOT
+    assert done.status == COULD_NOT
     found = levels(done)
     assert (found["right Send primary"], found["right Send secondary"]) == ("fail", "fail")
     assert found["right Listen secondary"] == "ok"
@@ -319,18 +267,18 @@ def test_a_doctor_finds_what_is_wrong(
     expected: dict[str, tuple[str, int, str]] = {
         "same": (primary, COULD_NOT, "both sides are"),
         "down": (NOWHERE, COULD_NOT, "fail  reach secondary"),
-        "key": (by_rule(secondary, "RootManageSharedAccessKey"), COULD_NOT, "refused"),
+        "key": (with_key(secondary, "RootManageSharedAccessKey", KEY), COULD_NOT, "refused"),
         "missing": ("", ASKED_WRONGLY, "TWINBUS_SECONDARY"),
         "nonsense": ("Endpoint=sb://x;s3cret", ASKED_WRONGLY, "one part has no '='"),
     }
     second, status, said = expected[trouble]
     done = typed(primary, second, "doctor")
-    assert done.returncode == status, done
+    assert done.status == status, done
     if status == ASKED_WRONGLY:
         assert said in one_line(done)
     else:
-        assert said in done.stdout
-        assert done.stdout.splitlines()[-1].startswith("not fit to be paired")
+        assert said in done.out
+        assert done.out.splitlines()[-1].startswith("not fit to be paired")
 
 
 @pytest.mark.parametrize("down", ["primary", "secondary"])
@@ -339,7 +287,7 @@ def test_a_doctor_examines_the_side_that_answers_while_the_other_is_down(
 ) -> None:
     sides = {"primary": primary, "secondary": secondary, down: NOWHERE}
     done = typed(*sides.values(), "doctor", "--queues", "1", "--label", "x", "--output", "json")
-    assert done.returncode == COULD_NOT
+    assert done.status == COULD_NOT
     other = "secondary" if down == "primary" else "primary"
     expected = {"sides": "ok", "names": "ok", f"reach {other}": "ok", f"reach {down}": "fail"}
     expected |= {f"{check} {other}": "ok" for check in ("clock", "credential")}

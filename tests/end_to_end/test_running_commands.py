@@ -7,47 +7,25 @@ import json
 import os
 import pty
 import select
-import shutil
 import signal
 import struct
 import subprocess
 import sys
-import tempfile
 import termios
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.end_to_end.paired_program import running
-from tests.official_sdk import administration
-from tests.processes import ENTRY, ServedBroker, run_twinbus, until
+from tests.processes import ENTRY, ServedBroker, line_of, run_twinbus, started, until
 from tests.unit.console.commands import run
 
 pytestmark = pytest.mark.end_to_end
 
 COULD_NOT, ASKED_WRONGLY, ATTENTION = 1, 2, 3
 PATIENCE_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
-    directory = tmp_path_factory.mktemp("broker")
-    with ServedBroker(directory, "contoso", "contoso-dr", ephemeral=True) as served:
-        with administration(served.connection_string("contoso")) as admin:
-            for queue in ("orders", "payments"):
-                admin.create_queue(queue)
-        yield served
-
-
-@pytest.fixture
-def run_directory() -> Iterator[Path]:
-    # Pytest's own directories are too long for the address of a socket.
-    directory = Path(tempfile.mkdtemp(prefix="tb-"))
-    yield directory
-    shutil.rmtree(directory)
 
 
 class Desk:
@@ -305,17 +283,16 @@ def test_a_stopped_process_is_told_of_and_the_others_are_shown(desk: Desk) -> No
 
 
 def test_watching_ends_with_ctrl_c(desk: Desk) -> None:
-    command = [sys.executable, "-c", ENTRY, "status", "--watch", "--output", "json"]
-    environment = {**os.environ, "TWINBUS_RUN_DIR": str(desk.run_directory)}
+    command = ("-c", ENTRY, "status", "--watch", "--output", "json")
+    environment = {"TWINBUS_RUN_DIR": str(desk.run_directory)}
     with (
         desk.program("contoso", "orders"),
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as watch,
+        started(*command, environment=environment) as watch,
     ):
-        assert watch.stdout is not None
         # A watch that shows nothing must not hold up the test for ever.
         limit = threading.Timer(PATIENCE_S, watch.kill)
         limit.start()
-        first, second = (json.loads(watch.stdout.readline()) for _ in range(2))
+        first, second = (json.loads(line_of(watch)) for _ in range(2))
         watch.send_signal(signal.SIGINT)
         assert watch.wait() == 0
         limit.cancel()

@@ -21,8 +21,10 @@ pytestmark = pytest.mark.end_to_end
 
 
 @pytest.fixture(params=[pytest.param("direct", marks=pytest.mark.soak), "proxy"])
-def desk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
-    with token_desk(through_proxy=request.param == "proxy") as made:
+def desk(
+    run_directory: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Desk]:
+    with token_desk(run_directory, through_proxy=request.param == "proxy") as made:
         for name, value in made.environment.items():
             monkeypatch.setenv(name, value)
         yield made
