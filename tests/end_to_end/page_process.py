@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from tests.processes import ENTRY
+from tests.processes import ENTRY, line_of, started
 
 LIMIT_S = 60.0
 """No promise, only an end of patience."""
 
 
 class ServedPage:
-    """`twinbus page` in a process, and requests to it."""
+    """Requests to `twinbus page` in a process."""
 
-    def __init__(self, environment: dict[str, str], *options: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", ENTRY, "page", *options],
-            env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        assert self.process.stdout is not None
-        self.address = self.process.stdout.readline().strip()
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.address = line_of(process).strip()
         parts = urlsplit(self.address)
         self.host, self.token = parts.netloc, parse_qs(parts.query).get("token", [""])[0]
 
@@ -49,20 +43,10 @@ class ServedPage:
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(LIMIT_S)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-        return code
+        return self.process.wait(LIMIT_S)
 
 
 @contextmanager
 def paged(environment: dict[str, str], *options: str) -> Iterator[ServedPage]:
-    page = ServedPage(environment, *options)
-    try:
-        yield page
-    finally:
-        if page.process.poll() is None:
-            page.process.kill()
-            page.process.wait()
-        if page.process.stdout is not None:
-            page.process.stdout.close()
+    with started("-c", ENTRY, "page", *options, environment=environment) as process:
+        yield ServedPage(process)

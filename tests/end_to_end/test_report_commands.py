@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import sys
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests import outage_story as story
 from tests.processes import run_twinbus
+from tests.unit.console.commands import run
 from tests.unit.console.pages import assert_self_contained
-from twinbus.console.cli import main
 from twinbus.console.report import making as report_run
 from twinbus.pipeline.spark.java import JavaMissingError
 
@@ -23,17 +21,21 @@ pytestmark = pytest.mark.end_to_end
 BAD, ASKED_WRONGLY, UNKNOWN = 1, 2, 3
 
 
-def refusal(*arguments: str, status: int = ASKED_WRONGLY) -> str:
-    """The one line with which a report is refused before Spark starts; in this process."""
-    output, errors = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(output), redirect_stderr(errors):
-        patch.setattr(sys, "argv", ["twinbus", "report", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-    assert (output.getvalue(), ended.value.code) == ("", status), errors.getvalue()
-    (line,) = errors.getvalue().splitlines()
-    assert line.startswith("twinbus: ")
-    return line
+Refusal = Callable[..., str]
+
+
+@pytest.fixture
+def refusal(capsys: pytest.CaptureFixture[str]) -> Refusal:
+    """Returns the one line with which a report is refused before Spark starts."""
+
+    def in_this_process(*arguments: str, status: int = ASKED_WRONGLY) -> str:
+        done = run(capsys, "report", *arguments)
+        assert (done.out, done.status) == ("", status), done.err
+        (line,) = done.err.splitlines()
+        assert line.startswith("twinbus: ")
+        return line
+
+    return in_this_process
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +43,7 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return story.write_story(tmp_path_factory.mktemp("ledger"))
 
 
-def test_a_ledger_that_is_none(tmp_path: Path) -> None:
+def test_a_ledger_that_is_none(refusal: Refusal, tmp_path: Path) -> None:
     assert "is not there" in refusal("conservation", str(tmp_path / "gone"))
     (tmp_path / "file").write_text("")
     assert "is a file" in refusal("charges", str(tmp_path / "file"))
@@ -50,14 +52,16 @@ def test_a_ledger_that_is_none(tmp_path: Path) -> None:
 
 
 def test_a_ledger_that_must_not_be_written_to(
-    ledger: Path, monkeypatch: pytest.MonkeyPatch
+    refusal: Refusal, ledger: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Root may write everywhere: the answer of the system is given here.
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != ledger)
     assert "Use --tables DIR, or --tables none" in refusal("charges", str(ledger))
 
 
-def test_no_java_is_one_line(ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_java_is_one_line(
+    refusal: Refusal, ledger: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def none() -> None:
         raise JavaMissingError("Spark needs Java 17 or newer and there is none")
 
@@ -66,7 +70,9 @@ def test_no_java_is_one_line(ledger: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert told == "twinbus: Spark needs Java 17 or newer and there is none"
 
 
-def test_windows_prices_and_places_that_make_no_sense(ledger: Path, tmp_path: Path) -> None:
+def test_windows_prices_and_places_that_make_no_sense(
+    refusal: Refusal, ledger: Path, tmp_path: Path
+) -> None:
     at = str(ledger)
     told = refusal("charges", at, "--since", "2026-11-16", "--until", "2026-11-14")
     assert "the window ends before it begins" in told
@@ -78,7 +84,7 @@ def test_windows_prices_and_places_that_make_no_sense(ledger: Path, tmp_path: Pa
     assert "--detection-window must be from 0 to 604,800 seconds" in told
 
 
-def test_a_connection_string_that_is_none_is_not_repeated(ledger: Path) -> None:
+def test_a_connection_string_that_is_none_is_not_repeated(refusal: Refusal, ledger: Path) -> None:
     told = refusal("conservation", str(ledger), "--peek", "Endpoint=sb://x;SharedAccessKey=secret")
     assert "secret" not in told
     assert "the secondary namespace" in told
@@ -111,7 +117,9 @@ def test_several_reports_with_one_spark(ledger: Path) -> None:
     }
 
 
-def test_pages_of_all_reports_need_a_directory(ledger: Path, tmp_path: Path) -> None:
+def test_pages_of_all_reports_need_a_directory(
+    refusal: Refusal, ledger: Path, tmp_path: Path
+) -> None:
     told = refusal("all", str(ledger), "--output", "html", "--to", str(tmp_path / "page.html"))
     assert "name an existing directory with --to DIR" in told
 

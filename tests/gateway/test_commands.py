@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
-import tempfile
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,13 +31,9 @@ pytestmark = pytest.mark.end_to_end
 WARNING, ATTENTION = 1, 3
 
 
-@pytest.fixture
-def run_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    # Pytest's own directories are too long for the address of a socket.
-    directory = Path(tempfile.mkdtemp(prefix="tb-"))
-    monkeypatch.setenv(VARIABLE, str(directory))
-    yield directory
-    shutil.rmtree(directory)
+@pytest.fixture(autouse=True)
+def sockets_here(run_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, str(run_directory))
 
 
 @pytest.fixture
@@ -124,7 +118,6 @@ def test_status_top_check_page_and_metrics_show_a_gateway_and_its_outage(
 
 def test_the_doctor_examines_a_gateway(
     sides: tuple[EmbeddedBroker, EmbeddedBroker],
-    run_directory: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
