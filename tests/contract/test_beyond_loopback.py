@@ -256,8 +256,7 @@ async def test_a_connection_ends_when_its_key_is_changed() -> None:
             admin.update_queue(queue)
             with pytest.raises(ConnectionLost, match="the rule 'writer' was changed"):
                 await writer.sender("orders")
-            sender = await other.sender("orders")
-            await sender.room()
+            sender = await other.ready_sender("orders")
             await sender.send(message("still here"))
             await other.close()
             renewed = await RawClient.open(of_rule(text, "writer", "new key"), "orders")

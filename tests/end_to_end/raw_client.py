@@ -130,6 +130,12 @@ class RawClient:
         await self._attached(link)
         return sender
 
+    async def ready_sender(self, address: str) -> RawSender:
+        """A sender that may send its first message."""
+        sender = await self.sender(address)
+        await sender.room()
+        return sender
+
     async def receiver(
         self, address: str, *, credit: int, settled: bool = False, session: object = None
     ) -> RawReceiver:

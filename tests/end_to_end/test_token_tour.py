@@ -114,8 +114,7 @@ async def test_signatures_are_refused_and_tokens_of_the_file_taken_as_it_changes
             await RawClient.open(text, token="eyJ.two")
         write(path, "app eyJ.two Send never")
         connection = await RawClient.open(text, token="eyJ.two")
-        sender = await connection.sender("orders")
-        await sender.room()
+        sender = await connection.ready_sender("orders")
         await sender.send(message("1"))
         await connection.close()
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from azure.servicebus.aio import ServiceBusClient
 
+from tests.end_to_end.raw_client import RawClient, RawSender
+from tests.processes import with_key
 from twinbus import SendAvailabilityOptions, pair_namespaces
 from twinbus.broker.embedded import EmbeddedBroker, NamespaceAt, parse_rule
-from twinbus.broker.port_access import DEFAULT_KEY, PortAccess
+from twinbus.broker.port_access import PortAccess
 from twinbus.gateway import GatewayHost
 from twinbus.gateway.sending import PENDING_BYTES_MAX
 
@@ -28,6 +30,17 @@ class GatewayWorld:
     primary: EmbeddedBroker
     secondary: EmbeddedBroker
     gateway: GatewayHost
+    opened: list[RawClient] = field(default_factory=list)
+    """Closed with the gateway."""
+
+    async def raw(self, rule: str | None = None, path: str = "") -> RawClient:
+        """A raw client of the gateway."""
+        self.opened.append(await RawClient.open(self.connection_string(rule), path))
+        return self.opened[-1]
+
+    async def sender(self, queue: str) -> RawSender:
+        """A sender of a raw client of its own, that may send its first message."""
+        return await (await self.raw()).ready_sender(queue)
 
     def client(self, rule: str | None = None, **options: Any) -> ServiceBusClient:
         """A client of the gateway, with all rights or those of a rule."""
@@ -35,10 +48,7 @@ class GatewayWorld:
 
     def connection_string(self, rule: str | None = None) -> str:
         text = self.gateway.connection_string()
-        if rule is None:
-            return text
-        key = RULES[rule].partition(":")[0]
-        return text.replace("RootManageSharedAccessKey", rule).replace(DEFAULT_KEY, key)
+        return with_key(text, rule, rule and RULES[rule].partition(":")[0])
 
     async def received(self, queue: str, count: int) -> list[str]:
         """The bodies of so many messages of the primary, received there without the gateway."""
@@ -94,7 +104,10 @@ async def gateway_world(
             pending_bytes_max=pending_bytes_max,
         )
         await gateway.start()
+        world = GatewayWorld(primary, secondary, gateway)
         try:
-            yield GatewayWorld(primary, secondary, gateway)
+            yield world
         finally:
+            for client in world.opened:
+                await client.close()
             await gateway.close()

@@ -100,8 +100,7 @@ async def test_a_gateway_that_wants_tokens_reads_them_from_a_file_as_it_changes(
         new.write_text("app three Send,Listen never\n")
         new.replace(path)
         await short.put_token("three")
-        sender = await short.sender("orders")
-        await sender.room()
+        sender = await short.ready_sender("orders")
         await sender.send(message("m"))
         receiver = await short.receiver("orders", credit=1)
         found = await receiver.receive()
@@ -136,8 +135,7 @@ async def test_tokens_of_the_gateway_itself_are_renewed_while_its_links_are_open
     credential = Fetching(life_s=2, text=WEB_TOKEN)
     async with gateway_with(credential) as gateway:
         client = await RawClient.open(gateway.connection_string())
-        sender = await client.sender("orders")
-        await sender.room()
+        sender = await client.ready_sender("orders")
         receiver = await client.receiver("orders", credit=10)
         asked = credential.asked
         async with asyncio.timeout(PATIENCE_S):
@@ -159,8 +157,7 @@ async def test_a_token_service_that_cannot_be_reached_is_an_outage() -> None:
     credential.error = ServiceRequestError("no route to the token service")
     async with gateway_with(credential, failover_interval=0) as gateway:
         client = await RawClient.open(gateway.connection_string())
-        sender = await client.sender("orders")
-        await sender.room()
+        sender = await client.ready_sender("orders")
         await sender.send(message("m"))
         assert gateway.pair.status().entities["orders"].diverted == 1
         await client.close()

@@ -85,7 +85,7 @@ async def test_a_receiver_gets_no_more_than_it_gave_credit_for(
             await sender.room()
             await sender.send(message(f"m{number}"))
         await filling.close()
-        raw = await RawClient.open(world.connection_string())
+        raw = await world.raw()
         receiver = await raw.receiver("orders", credit=0)
         if not is_first:
             # The gateway knows by now how large messages are.
@@ -102,15 +102,13 @@ async def test_a_receiver_gets_no_more_than_it_gave_credit_for(
             await second.complete_message(other)
         await raw.put_token(sas_token(world.connection_string(), ""))
         assert await receiver.receive(0.1) is None
-        await raw.close()
 
 
 @pytest.mark.parametrize("stored", [0, 3, 20, 50])
 async def test_a_drain_ends_with_the_credit_or_with_the_messages(stored: int) -> None:
     async with gateway_world("orders") as world:
-        raw = await RawClient.open(world.connection_string())
-        sender = await raw.sender("orders")
-        await sender.room()
+        raw = await world.raw()
+        sender = await raw.ready_sender("orders")
         await asyncio.gather(*(sender.send(message(f"m{number}")) for number in range(stored)))
         receiver = await raw.receiver("orders", credit=0)
         for credit in (20, 25):
@@ -123,7 +121,6 @@ async def test_a_drain_ends_with_the_credit_or_with_the_messages(stored: int) ->
             await until(lambda: not receiver.link.is_draining)
             assert receiver.link.credit == 0
         assert await receiver.receive(0.1) is None
-        await raw.close()
 
 
 async def test_sessions_with_state_and_scheduled_messages_with_numbers() -> None:
@@ -155,7 +152,7 @@ async def test_sessions_with_state_and_scheduled_messages_with_numbers() -> None
 
 async def test_a_link_that_the_primary_detaches_is_detached_here_with_its_condition() -> None:
     async with gateway_world("orders") as world:
-        raw = await RawClient.open(world.connection_string())
+        raw = await world.raw()
         await raw.receiver("orders", credit=10)
         async with async_administration(world.primary.connection_string()) as admin:
             await admin.delete_queue("orders")
@@ -163,23 +160,20 @@ async def test_a_link_that_the_primary_detaches_is_detached_here_with_its_condit
             error = await raw.detached.get()
         assert error is not None
         assert str(error.condition) == "amqp:not-found"
-        await raw.close()
 
 
 async def test_links_to_a_dead_primary_are_detached_and_the_client_stays_connected() -> None:
     async with gateway_world("orders") as world:
-        raw = await RawClient.open(world.connection_string())
+        raw = await world.raw()
         await raw.receiver("orders", credit=10)
         world.primary.stop()
         async with asyncio.timeout(60):
             error = await raw.detached.get()
         assert error is not None
         assert "connection to the primary" in str(error.description)
-        sender = await raw.sender("orders")
-        await sender.room()
+        sender = await raw.ready_sender("orders")
         async with asyncio.timeout(60):
             await sender.send(message("diverted"))
-        await raw.close()
 
 
 async def test_a_management_node_is_open_while_the_primary_is_down_and_works_when_it_is_back() -> (
@@ -188,11 +182,10 @@ async def test_a_management_node_is_open_while_the_primary_is_down_and_works_whe
     """The Go SDK opens one with every sender, and sends nothing without it."""
     async with gateway_world("orders") as world:
         world.primary.cut_off()
-        raw = await RawClient.open(world.connection_string())
+        raw = await world.raw()
         requests = await raw.sender("orders/$management")
         replies = await raw.receiver("orders/$management", credit=100)
-        sender = await raw.sender("orders")
-        await sender.room()
+        sender = await raw.ready_sender("orders")
         async with asyncio.timeout(60):
             await sender.send(message("diverted"))
         status, text = await _asked(requests, replies)
@@ -204,7 +197,6 @@ async def test_a_management_node_is_open_while_the_primary_is_down_and_works_whe
         # Nothing is in the queue yet, and it is the primary that says so.
         assert (await _asked(requests, replies))[0] == 204
         assert raw.detached.empty()
-        await raw.close()
 
 
 async def test_a_node_whose_links_are_opened_before_and_after_the_primary_is_back_answers(
@@ -213,7 +205,7 @@ async def test_a_node_whose_links_are_opened_before_and_after_the_primary_is_bac
     monkeypatch.setattr("twinbus.gateway.relay.REOPEN_PAUSE_S", 0.0)
     async with gateway_world("orders") as world:
         world.primary.cut_off()
-        raw = await RawClient.open(world.connection_string())
+        raw = await world.raw()
         replies = await raw.receiver("orders/$management", credit=100)
         world.primary.serve_again()
         requests = await raw.sender("orders/$management")
@@ -221,7 +213,6 @@ async def test_a_node_whose_links_are_opened_before_and_after_the_primary_is_bac
             while (await _asked(requests, replies))[0] == 503:  # noqa: ASYNC110  # each asks again
                 await asyncio.sleep(0.05)
         assert (await _asked(requests, replies))[0] == 204
-        await raw.close()
 
 
 async def _asked(requests: RawSender, replies: RawReceiver) -> tuple[int, str]:
@@ -251,7 +242,7 @@ async def test_rights_are_checked_before_anything_goes_to_the_primary() -> None:
             client.get_queue_receiver("orders") as receiver,
         ):
             assert await receiver.peek_messages(1) == []
-        raw = await RawClient.open(world.connection_string("listener"))
+        raw = await world.raw("listener")
         requests = await raw.sender("orders/$management")
         replies = await raw.receiver("orders/$management", credit=10)
         await requests.room()
@@ -261,7 +252,6 @@ async def test_rights_are_checked_before_anything_goes_to_the_primary() -> None:
             assert reply is not None
             answer = decode_map(split(reply.payload).application_properties)
             assert (answer["statusCode"] == 401) == (operation in SENDING_OPERATIONS), operation
-        await raw.close()
 
 
 def _request(operation: str) -> bytes:
@@ -275,7 +265,7 @@ def _request(operation: str) -> bytes:
 async def test_a_node_needs_a_right_to_its_entity() -> None:
     """The gateway would attach with its own credential, and say which entities there are."""
     async with gateway_world("orders", "payments") as world:
-        raw = await RawClient.open(world.connection_string(), "orders")
+        raw = await world.raw(None, "orders")
         for address in ("payments/$management", "ghost/$management"):
             with pytest.raises(Refused, match="'Listen' claim"):
                 await raw.receiver(address, credit=1)
@@ -284,7 +274,6 @@ async def test_a_node_needs_a_right_to_its_entity() -> None:
         requests = await raw.sender("orders/$management")
         replies = await raw.receiver("orders/$management", credit=10)
         assert (await _asked(requests, replies))[0] == 204
-        await raw.close()
 
 
 async def test_administration_needs_the_right_to_manage() -> None:
@@ -349,11 +338,10 @@ async def test_a_path_that_leads_to_another_entity_is_not_handed_on() -> None:
         ):
             status, text = await asyncio.to_thread(_delete, world, path)
             assert (status, "is no address of an entity" in text) == (400, True), (path, text)
-        raw = await RawClient.open(world.connection_string())
+        raw = await world.raw()
         for address in ("orders/../payments", "orders/../payments/$management"):
             with pytest.raises(Refused, match="is no address of an entity"):
                 await raw.receiver(address, credit=1)
-        await raw.close()
 
 
 def _delete(world: GatewayWorld, path: str) -> tuple[int, str]:

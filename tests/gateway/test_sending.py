@@ -113,9 +113,8 @@ def sent_ids(ledger: Path) -> list[str]:
 
 async def test_every_message_has_an_id_and_the_ledger_knows_it(tmp_path: Path) -> None:
     async with gateway_world("orders", ledger=tmp_path) as world:
-        raw = await RawClient.open(world.connection_string())
-        sender = await raw.sender("orders")
-        await sender.room()
+        raw = await world.raw()
+        sender = await raw.ready_sender("orders")
         await sender.send(encode_message(properties=Properties(subject="no id"), data=b"1"))
         await sender.send(message("mine", b"2"))
         await raw.close()
@@ -128,9 +127,7 @@ async def test_every_message_has_an_id_and_the_ledger_knows_it(tmp_path: Path) -
 
 async def test_a_hung_primary_bounds_what_the_gateway_holds() -> None:
     async with gateway_world("orders", failover_interval=60, attempt_timeout=8) as world:
-        raw = await RawClient.open(world.connection_string())
-        sender = await raw.sender("orders")
-        await sender.room()
+        sender = await world.sender("orders")
         await sender.send(message("first"))
         world.primary.add_fault(Fault(kind="hang", entity="orders"))
         sends = []
@@ -145,12 +142,11 @@ async def test_a_hung_primary_bounds_what_the_gateway_holds() -> None:
         assert not any(send.done() for send in sends)
         world.gateway.pair.force_failover("orders")
         world.primary.clear_faults()
-        await raw.close()
 
 
 async def test_many_in_flight_are_all_answered_and_stored_once() -> None:
     async with gateway_world("orders") as world:
-        raw = await RawClient.open(world.connection_string())
+        raw = await world.raw()
         sender = await raw.sender("orders")
         sends = []
         for number in range(3_000):
@@ -188,9 +184,7 @@ async def test_a_client_that_sends_beyond_its_credit_does_not_cut_off_the_others
     async with gateway_world("orders", attempt_timeout=30) as world:
         server = world.gateway._server
         assert server is not None
-        raw = await RawClient.open(world.connection_string())
-        sender = await raw.sender("orders")
-        await sender.room()
+        sender = await world.sender("orders")
         await sender.send(message("first"))
         connection = server.primary._connection
         assert connection is not None
@@ -203,7 +197,6 @@ async def test_a_client_that_sends_beyond_its_credit_does_not_cut_off_the_others
             await asyncio.gather(*sends)
         assert server.primary._connection is connection
         assert world.gateway.pair.status().entities["orders"].sent == count + 1
-        await raw.close()
 
 
 COUNT = 20
@@ -212,9 +205,7 @@ IDS = [f"m{number:02}" for number in range(COUNT)]
 
 async def test_what_the_primary_has_overtaken_is_refused_and_not_sent_later() -> None:
     async with gateway_world("orders") as world:
-        raw = await RawClient.open(world.connection_string())
-        sender = await raw.sender("orders")
-        await sender.room()
+        sender = await world.sender("orders")
         await sender.send(message("first", b"first"))
         world.primary.add_fault(Fault(kind="throttle", entity="orders", count=1))
         sends = [sender.send(message(name, name.encode())) for name in IDS]
@@ -226,14 +217,11 @@ async def test_what_the_primary_has_overtaken_is_refused_and_not_sent_later() ->
         assert await world.received("orders", COUNT) == ["first", *IDS[1:]]
         status = world.gateway.pair.status().entities["orders"]
         assert (status.state, status.sent, status.raised) == ("healthy", COUNT, 1)
-        await raw.close()
 
 
 async def test_what_is_refused_together_is_sent_again_in_order_before_what_comes_later() -> None:
     async with gateway_world("orders") as world:
-        raw = await RawClient.open(world.connection_string())
-        sender = await raw.sender("orders")
-        await sender.room()
+        sender = await world.sender("orders")
         await sender.send(message("first", b"first"))
         world.primary.add_fault(Fault(kind="throttle", entity="orders", count=10))
         sends = [sender.send(message(name, name.encode())) for name in IDS[:10]]
@@ -246,14 +234,11 @@ async def test_what_is_refused_together_is_sent_again_in_order_before_what_comes
         await asyncio.gather(*sends)
         assert await world.received("orders", COUNT + 1) == ["first", *IDS]
         assert status().entities["orders"].diverted == 0
-        await raw.close()
 
 
 async def test_what_waits_for_a_retry_is_diverted_when_the_entity_fails_over() -> None:
     async with gateway_world("orders") as world:
-        raw = await RawClient.open(world.connection_string())
-        sender = await raw.sender("orders")
-        await sender.room()
+        sender = await world.sender("orders")
         await sender.send(message("first", b"first"))
         world.primary.add_fault(Fault(kind="throttle", entity="orders"))
         sends = [sender.send(message(name, name.encode())) for name in IDS]
@@ -261,7 +246,6 @@ async def test_what_waits_for_a_retry_is_diverted_when_the_entity_fails_over() -
         world.gateway.pair.force_failover("orders")
         await asyncio.gather(*sends)
         assert world.gateway.pair.status().entities["orders"].diverted == COUNT
-        await raw.close()
 
 
 SCHEDULED = Symbol("x-opt-scheduled-enqueue-time")
@@ -288,9 +272,7 @@ UNRESTORABLE = {
 
 async def test_what_the_syphon_could_not_restore_is_refused_when_it_is_sent() -> None:
     async with gateway_world("orders") as world:
-        raw = await RawClient.open(world.connection_string())
-        sender = await raw.sender("orders")
-        await sender.room()
+        sender = await world.sender("orders")
         world.gateway.pair.force_failover("orders")
         sends = [sender.send(wire) for wire in UNRESTORABLE.values()]
         results = await asyncio.gather(*sends, return_exceptions=True)
@@ -306,17 +288,15 @@ async def test_what_the_syphon_could_not_restore_is_refused_when_it_is_sent() ->
         assert world.gateway.pair.status().entities["orders"].diverted == 0
         await sender.send(message("good"))
         assert world.gateway.pair.status().entities["orders"].diverted == 1
-        await raw.close()
 
 
 @pytest.mark.parametrize("name", ["orders ", "or//ders", "orders/$management/x", "a" * 300, "é"])
 async def test_a_link_to_what_is_no_name_is_refused(name: str) -> None:
     async with gateway_world() as world:
-        raw = await RawClient.open(world.connection_string())
+        raw = await world.raw()
         with pytest.raises(Refused) as caught:
             await raw.sender(name)
         assert caught.value.condition == "amqp:not-allowed"
-        await raw.close()
 
 
 SESSIONS = ("a", "b", "c")
@@ -417,8 +397,7 @@ def records(ledger: Path, operation: str) -> dict[str, dict[str, Any]]:
 
 
 async def send(client: RawClient, *keys: str) -> None:
-    sender = await client.sender("orders")
-    await sender.room()
+    sender = await client.ready_sender("orders")
     for key in keys:
         await sender.send(message(key))
     await client.close()
