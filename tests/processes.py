@@ -124,6 +124,7 @@ class ServedBroker:
         before: str = "",
     ) -> None:
         """`before` is Python that runs in the process before the broker's own code."""
+        directory.mkdir(exist_ok=True)
         self.data = directory / "data"
         self.log_path = directory / "stderr.log"
         self.options = options

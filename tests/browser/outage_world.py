@@ -35,8 +35,6 @@ class OutageWorld:
 def outage_world(directory: Path, *, has_syphon: bool = True) -> Iterator[OutageWorld]:
     """Start everything; the program sends and the page answers when the block begins."""
     with ExitStack() as stack:
-        for name in ("primary", "secondary"):
-            (directory / name).mkdir()
         primary = stack.enter_context(ServedBroker(directory / "primary", "contoso"))
         secondary = stack.enter_context(ServedBroker(directory / "secondary", "contoso-dr"))
         with administration(primary.connection_string()) as admin:

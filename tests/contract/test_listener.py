@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import socket
 import ssl
-import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
@@ -26,10 +24,8 @@ from tests.contract.certificates import (
     client_context,
     server_context,
     write_authority,
-    write_server_files,
 )
 from tests.contract.pairs import embedded
-from tests.processes import ServedBroker
 from twinbus import EmbeddedBroker
 from twinbus.broker import listener as listener_module
 from twinbus.broker.access import Admission, ConnectionLimits
@@ -443,23 +439,3 @@ def test_the_administration_client_works_over_https(broker: EmbeddedBroker, tmp_
         with client:
             client.create_queue(f"made-{number}")
             assert f"made-{number}" in [queue.name for queue in client.list_queues()]
-
-
-def test_serve_speaks_tls_with_a_certificate_from_files(tmp_path: Path) -> None:
-    chain, key = write_server_files(tmp_path)
-    options = (
-        "--tls-cert", str(chain), "--tls-key", str(key), "--token", f"app:{WEB_TOKEN}:Manage",
-    )  # fmt: skip
-    with ServedBroker(tmp_path, "contoso", options=options, ephemeral=True) as served:
-        port = served.connection_string().partition("localhost:")[2].partition(";")[0]
-        url = f"https://localhost:{port}/health"
-        with urllib.request.urlopen(url, timeout=PATIENCE_S, context=client_context()) as response:
-            assert json.loads(response.read())["namespace"] == "contoso"
-        request = urllib.request.Request(
-            f"https://localhost:{port}/$Resources/queues",
-            headers={"Authorization": f"Bearer {WEB_TOKEN}"},
-        )
-        with urllib.request.urlopen(
-            request, timeout=PATIENCE_S, context=client_context()
-        ) as response:
-            assert response.status == 200

@@ -28,6 +28,7 @@ from tests.contract.pairs import (
 )
 from tests.ledger_reading import read
 from tests.official_sdk import async_administration
+from tests.processes import with_key
 from twinbus import (
     BacklogUnavailableError,
     EmbeddedBroker,
@@ -259,11 +260,7 @@ async def test_an_unsafe_queue_is_left_out_unless_drift_is_accepted(broker: Embe
 async def test_without_the_manage_right_pairing_names_it_and_the_way_without_it(
     broker: EmbeddedBroker,
 ) -> None:
-    weak = (
-        broker.connection_string("contoso-dr")
-        .replace("RootManageSharedAccessKey", "sender")
-        .replace("SharedAccessKey=SAS_KEY_VALUE", "SharedAccessKey=send-key")
-    )
+    weak = with_key(broker.connection_string("contoso-dr"), "sender", "send-key")
     primary = broker.connection_string("contoso")
 
     with pytest.raises(MissingRightError, match=r"Manage.*create_backlog_queues=False"):

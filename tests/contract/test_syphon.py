@@ -5,24 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import pytest
 from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
-from azure.servicebus.amqp import AmqpAnnotatedMessage
 from azure.servicebus.management import ServiceBusAdministrationClient
 
 from tests.contract.pairs import until
+from tests.end_to_end import syphon_worker
 from tests.ledger_reading import read
 from tests.official_sdk import Faults, administration, client, receive_all, receive_count
-from tests.processes import ServedBroker
+from tests.processes import ServedBroker, line_of, started
 from twinbus import errors
 from twinbus.ledger import LedgerWriter
 from twinbus.options import SendAvailabilityOptions
@@ -35,7 +32,6 @@ pytestmark = pytest.mark.contract
 BACKLOG = [f"contoso/x-servicebus-transfer/{index}" for index in range(2)]
 LIMITS = IntakeLimits(messages=200)
 PATIENCE_S = 60.0
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class Namespaces:
@@ -52,6 +48,11 @@ class Namespaces:
         settings.setdefault("idle_s", 0.2)
         work = drain(self.primary, self.secondary, queues or BACKLOG, **settings)
         return asyncio.run(asyncio.wait_for(work, PATIENCE_S))
+
+    def worker(self, queues: list[str], **more: Any) -> tuple[str, ...]:
+        """The arguments of Python that drain these queues in a process."""
+        order = {"primary": self.primary, "secondary": self.secondary, **more}
+        return "-m", syphon_worker.__name__, json.dumps({**order, "queues": {"relaxed": queues}})
 
     def divert(self, queue: str, path: str, messages: list[ServiceBusMessage]) -> None:
         """Put messages into a backlog queue as a paired sender does."""
@@ -168,79 +169,6 @@ def test_two_thousand_messages_of_every_kind_are_drained(
     assert records["backlog_receive", "ok"] == 2_000
     assert records["forward", "ok"] == 2_000
     assert records["complete", "ok"] == 2_000
-
-
-def corpus(later: datetime) -> list[Any]:
-    """Messages with every property and body kind that the SDK can send."""
-    return [
-        ServiceBusMessage(b"bytes", message_id="plain"),
-        AmqpAnnotatedMessage(data_body=[b"two ", b"parts"], properties={"message_id": "parts"}),
-        ServiceBusMessage(
-            "everything",
-            message_id="rich",
-            application_properties={"n": 1, "f": 1.5, "t": True, "u": UUID(int=7), "s": "x" * 300},
-            content_type="text/plain",
-            correlation_id="c",
-            subject="s",
-            to="somewhere",
-            reply_to="here",
-            reply_to_session_id="r",
-            partition_key="p",
-            time_to_live=timedelta(hours=2),
-        ),
-        ServiceBusMessage("late", message_id="late", scheduled_enqueue_time_utc=later),
-        AmqpAnnotatedMessage(
-            value_body={b"map": [1, "two", None, {b"deep": 3.0}]},
-            properties={"message_id": "value"},
-            annotations={"x-mine": "kept"},
-            header={"durable": True, "priority": 7},
-            footer={"foot": b"note"},
-        ),
-        AmqpAnnotatedMessage(sequence_body=[[1, 2], ["a"]], properties={"message_id": "rows"}),
-    ]
-
-
-MARKS = ("x-opt-sequence-number", "x-opt-enqueued-time", "x-opt-enqueue-sequence-number")
-
-
-def plain(message: ServiceBusReceivedMessage) -> dict[str, Any]:
-    """All that a receiver can see of a message and that its sender decided."""
-    raw = message.raw_amqp_message
-    body = raw.body
-    header, properties = raw.header, raw.properties
-    return {
-        "body_type": str(raw.body_type),
-        "body": body if isinstance(body, dict) else list(body),
-        "application_properties": raw.application_properties,
-        "annotations": {
-            key: value
-            for key, value in (raw.annotations or {}).items()
-            if (key.decode() if isinstance(key, bytes) else key) not in MARKS
-        },
-        "footer": raw.footer,
-        "header": {name: getattr(header, name) for name in ("durable", "priority", "time_to_live")},
-        "properties": {
-            name: getattr(properties, name)
-            for name in vars(properties)
-            if name not in ("absolute_expiry_time", "creation_time")
-        },
-        "lives": message.time_to_live,
-    }
-
-
-def test_a_message_that_was_diverted_equals_one_that_was_not(namespaces: Namespaces) -> None:
-    later = datetime.now(UTC) + timedelta(seconds=1)
-    with client(namespaces.primary) as sdk, sdk.get_queue_sender("orders") as sender:
-        for message in corpus(later):
-            sender.send_messages(message)
-    straight = {m.message_id: plain(m) for m in namespaces.receive("orders", 6)}
-    assert len(straight) == 6
-
-    namespaces.divert(BACKLOG[0], "orders", corpus(later))
-    namespaces.drain(BACKLOG[0])
-    diverted = {m.message_id: plain(m) for m in namespaces.receive("orders", 6)}
-
-    assert diverted == straight
 
 
 def test_what_cannot_be_delivered_is_dead_lettered_with_its_reason(
@@ -385,44 +313,17 @@ def test_a_lost_secondary_costs_no_duplicates(namespaces: Namespaces) -> None:
     )
 
 
-WORKER = """
-import asyncio, json, sys
-from contextlib import nullcontext
-from tests.end_to_end import bad_pumps
-from twinbus.syphon.host import drain
-from twinbus.syphon.core.intake import IntakeLimits
-given = json.loads(sys.argv[1])
-pump = getattr(bad_pumps, given.get("pump", ""), None)
-with bad_pumps.pumped_by(pump) if pump else nullcontext():
-    asyncio.run(drain(given["primary"], given["secondary"], given["queues"],
-        limits=IntakeLimits(messages=given["window"]),
-        on_progress=lambda p: print(p.forwarded, flush=True), idle_s=0.02))
-"""
-
-
 def test_kill_9_in_the_middle_loses_nothing_and_duplicates_no_more_than_the_window(
     namespaces: Namespaces,
 ) -> None:
     window, total = 100, 3_000
     for queue in BACKLOG:
         namespaces.divert(queue, "orders", numbered(queue[-1], total // 2))
-    given = json.dumps(
-        {
-            "primary": namespaces.primary,
-            "secondary": namespaces.secondary,
-            "queues": BACKLOG,
-            "window": window,
-        }
-    )
     for _ in range(2):
-        with subprocess.Popen(
-            [sys.executable, "-c", WORKER, given], stdout=subprocess.PIPE, text=True, cwd=ROOT
-        ) as worker:
-            assert worker.stdout is not None
-            for line in worker.stdout:
-                if int(line) > 0:
-                    break
-            worker.send_signal(signal.SIGKILL)
+        with started(*namespaces.worker(BACKLOG, window=window)) as worker:
+            while int(line_of(worker)) == 0:
+                pass
+            worker.kill()
         assert worker.returncode == -signal.SIGKILL
 
     namespaces.drain()
@@ -439,20 +340,10 @@ def test_a_pump_that_completes_before_it_sends_and_is_killed_loses_messages(
 ) -> None:
     monkeypatch.setenv("BAD_PUMP_FILE", str(tmp_path / "lost"))
     namespaces.divert(BACKLOG[0], "orders", numbered("m", 200))
-    given = json.dumps(
-        {
-            "primary": namespaces.primary,
-            "secondary": namespaces.secondary,
-            "queues": BACKLOG[:1],
-            "window": 40,
-            "pump": "HastyPump",
-        }
-    )
     for expected in (-signal.SIGKILL, 0):
-        done = subprocess.run(
-            [sys.executable, "-c", WORKER, given], timeout=PATIENCE_S, check=False, cwd=ROOT
-        )
-        assert done.returncode == expected
+        with started(*namespaces.worker(BACKLOG[:1], window=40, pump="HastyPump")) as worker:
+            worker.communicate(timeout=PATIENCE_S)
+        assert worker.returncode == expected
     lost = set((tmp_path / "lost").read_text().split())
     assert lost
     received = {m.message_id for m in namespaces.receive("orders")}

@@ -15,8 +15,6 @@ from tests.processes import ServedBroker
 @pytest.fixture
 def two_brokers(tmp_path: Path) -> Iterator[tuple[ServedBroker, ServedBroker]]:
     """A primary that has the queue `orders`, and a secondary, each in a process of its own."""
-    for name in ("primary", "secondary"):
-        (tmp_path / name).mkdir()
     with (
         ServedBroker(tmp_path / "primary", "contoso") as primary,
         ServedBroker(tmp_path / "secondary", "contoso-dr") as secondary,

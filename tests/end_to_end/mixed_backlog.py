@@ -41,8 +41,6 @@ class MixedBacklog:
     """Both brokers; fresh backlog queues for each `fill`."""
 
     def __init__(self, directory: Path) -> None:
-        for name in ("primary", "secondary"):
-            (directory / name).mkdir()
         self.primary = ServedBroker(directory / "primary", "contoso", options=("--quiet",))
         self.secondary = ServedBroker(directory / "secondary", "second", options=("--quiet",))
         self._numbers = iter(range(1_000))

@@ -2,7 +2,8 @@
 
     python -m tests.end_to_end.syphon_worker JSON
 
-Each line of its output is how many messages it has forwarded so far.
+Each line of its output is how many messages it has forwarded so far. The JSON may name a faulty
+pump of `bad_pumps`.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
+from tests.end_to_end import bad_pumps
 from twinbus.options import SendAvailabilityOptions
 from twinbus.syphon.core.pump import IntakeLimits
 from twinbus.syphon.host import DrainProgress, drain
@@ -46,4 +49,7 @@ async def work(given: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(work(json.loads(sys.argv[1])))
+    given = json.loads(sys.argv[1])
+    pump = getattr(bad_pumps, given.get("pump", ""), None)
+    with bad_pumps.pumped_by(pump) if pump else nullcontext():
+        asyncio.run(work(given))

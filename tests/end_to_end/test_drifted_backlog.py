@@ -40,8 +40,8 @@ async def paired(sides: Sides, rule: str, **options: Any) -> AsyncIterator[Pair]
 
 def move_home(sides: Sides) -> None:
     """Move the backlog to the primary by the command."""
-    environment = {"TWINBUS_PRIMARY": sides.primary, "TWINBUS_SECONDARY": sides.secondary}
-    done = run_twinbus("syphon", "drain", "--label", sides.label, environment=environment)
+    words = ("--primary", sides.primary, "--secondary", sides.secondary, "--label", sides.label)
+    done = run_twinbus("syphon", "drain", *words)
     assert done.returncode == 0, done.stderr
 
 

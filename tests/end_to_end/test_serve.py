@@ -269,21 +269,17 @@ def test_an_entity_that_cannot_be_created_is_a_usage_error(wrong: tuple[str, ...
     assert "twinbus: --queue or --topic: " in done.stderr
 
 
-def test_the_connection_string_for_tls_is_printed_too(tmp_path: Path) -> None:
+def test_the_connection_string_for_tls_is_printed_too_and_no_key_that_is_given(
+    tmp_path: Path,
+) -> None:
     chain, key = write_server_files(tmp_path)
     tls = ("--tls-cert", str(chain), "--tls-key", str(key), "--key", "my own")
     with ServedBroker(tmp_path, "contoso", ephemeral=True, options=tls) as broker:
         plain, secure = (broker.connection_string(n) for n in ("contoso", "contoso over TLS"))
+        with administration(broker.connection_string(key="my own")) as admin:
+            assert list(admin.list_queues()) == []
     assert plain == f"{secure}UseDevelopmentEmulator=true;"
     assert "my own" not in secure
-
-
-def test_a_key_of_ones_own_replaces_the_default(tmp_path: Path) -> None:
-    with ServedBroker(tmp_path, ephemeral=True, options=("--key", "my own")) as broker:
-        assert "my own" not in broker.connection_string()
-        with administration(broker.connection_string(key="my own")) as admin:
-            admin.create_queue("orders")
-            assert [queue.name for queue in admin.list_queues()] == ["orders"]
 
 
 COULD_NOT, ASKED_WRONGLY = 1, 2

@@ -15,7 +15,6 @@ class GatewayProcess(ServedBroker):
     def __init__(
         self, directory: Path, primary: str, secondary: str, options: tuple[str, ...] = ()
     ) -> None:
-        directory.mkdir(exist_ok=True)
         super().__init__(directory, "gate", options=(*TIMES, "--queues", "2", *options))
         self._sides = ["--primary", primary, "--secondary", secondary]
 
