@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
@@ -133,6 +134,21 @@ def no_thread_left() -> Iterator[None]:
         time.sleep(0.02)
         left = {*(set(threading.enumerate()) - threads), *(sockets() - before)}
     assert not left
+
+
+@contextmanager
+def interrupted() -> Iterator[None]:
+    """Ctrl-C after half a second in the block: the kernel gives it to the main thread.
+
+    The block begins where the interrupt is caught: elsewhere it would end the run of all tests.
+    """
+    main = threading.main_thread().ident or 0
+    timer = threading.Timer(0.5, signal.pthread_kill, (main, signal.SIGINT))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.join()
 
 
 @asynccontextmanager

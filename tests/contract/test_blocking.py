@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -12,17 +11,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from azure.core.credentials import AccessToken
-from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage
+from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import MessagingEntityNotFoundError
 
 from tests.contract.certificates import client_context
-from tests.contract.pairs import embedded, no_thread_left, numbered, quick, sides
+from tests.contract.pairs import embedded, interrupted, no_thread_left, numbered, quick, sides
+from tests.official_sdk import receive_count
 from twinbus import (
     EmbeddedBroker,
     PairClosedError,
@@ -58,13 +57,7 @@ def paired(broker: EmbeddedBroker, **options: Any) -> Pair:
 
 def drained(pair: Pair, queue: str, count: int) -> list[str]:
     with pair.get_queue_receiver(queue, receive_mode="receiveanddelete") as receiver:
-        got: list[ServiceBusReceivedMessage] = []
-        while len(got) < count:
-            more = receiver.receive_messages(count - len(got), max_wait_time=LIMIT_S)
-            if not more:
-                break
-            got += more
-    return [str(message) for message in got]
+        return [str(message) for message in receive_count(receiver, count)]
 
 
 def test_the_block_of_the_readme_in_sync_code(broker: EmbeddedBroker) -> None:
@@ -226,21 +219,6 @@ def test_ctrl_c_while_pairing_leaves_nothing_and_frees_the_namespaces(
             pytest.fail("it paired")
     with pair_namespaces(primary, text, quick()) as pair:
         assert pair.status().protected
-
-
-@contextmanager
-def interrupted() -> Iterator[None]:
-    """Ctrl-C after half a second in the block: the kernel gives it to the main thread.
-
-    The block begins where the interrupt is caught: elsewhere it would end the run of all tests.
-    """
-    main = threading.main_thread().ident or 0
-    timer = threading.Timer(0.5, signal.pthread_kill, (main, signal.SIGINT))
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.join()
 
 
 def test_close_from_another_thread_ends_a_send_that_waits(broker: EmbeddedBroker) -> None:

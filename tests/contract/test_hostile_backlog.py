@@ -8,7 +8,6 @@ import logging
 import resource
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -291,19 +290,10 @@ BATCH = 100
 MB = 1024
 
 
-@contextmanager
-def served(profile: ServiceProfile) -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker("contoso", "contoso-dr", profile=profile) as broker:
-        yield broker
+LAPTOP_WITH_ITS_LIMIT = replace(LAPTOP, handle_max=HANDLE_MAX)
 
 
-@pytest.fixture
-def broker() -> Iterator[EmbeddedBroker]:
-    with served(replace(LAPTOP, handle_max=HANDLE_MAX)) as broker:
-        yield broker
-
-
-def drain_to(broker: EmbeddedBroker, destinations: int, backlog_queues: int = 1) -> int:
+def drain_to(broker: EmbeddedBroker, destinations: int, backlog_queues: int) -> int:
     """Move one message to each of so many queues; return how many were forwarded."""
     primary, secondary = (broker.connection_string(name) for name in ("contoso", "contoso-dr"))
     paths = [f"entity-{number}" for number in range(destinations)]
@@ -337,21 +327,18 @@ def peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / MB
 
 
-def test_destinations_beyond_handle_max_use_further_sessions(broker: EmbeddedBroker) -> None:
-    assert drain_to(broker, 3 * HANDLE_MAX) == 3 * HANDLE_MAX
-
-
-def test_many_destinations_and_backlog_queues_under_the_limits_of_azure() -> None:
-    with served(AZURE_STANDARD) as broker:
-        assert drain_to(broker, 300, backlog_queues=20) == 300
-
-
-@pytest.mark.soak  # thousands of queues, and a drain at what the credits allow
-def test_two_thousand_destinations_and_20_backlog_queues_under_the_limits_of_azure() -> None:
-    with served(AZURE_STANDARD) as broker:
-        assert drain_to(broker, 2_000, backlog_queues=20) == 2_000
-
-
-@pytest.mark.soak  # a minute of creating queues
-def test_ten_thousand_destinations_are_served(broker: EmbeddedBroker) -> None:
-    assert drain_to(broker, 10_000) == 10_000
+# The long ones create thousands of queues, or drain at what the credits allow.
+@pytest.mark.parametrize(
+    ("profile", "destinations", "backlog_queues"),
+    [
+        pytest.param(LAPTOP_WITH_ITS_LIMIT, 3 * HANDLE_MAX, 1, id="beyond handle-max"),
+        pytest.param(AZURE_STANDARD, 300, 20, id="limits of Azure"),
+        pytest.param(AZURE_STANDARD, 2_000, 20, id="long, Azure", marks=pytest.mark.soak),
+        pytest.param(LAPTOP_WITH_ITS_LIMIT, 10_000, 1, id="long", marks=pytest.mark.soak),
+    ],
+)
+def test_destinations_beyond_handle_max_use_further_sessions(
+    profile: ServiceProfile, destinations: int, backlog_queues: int
+) -> None:
+    with EmbeddedBroker("contoso", "contoso-dr", profile=profile) as broker:
+        assert drain_to(broker, destinations, backlog_queues) == destinations

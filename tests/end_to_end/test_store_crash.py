@@ -20,7 +20,7 @@ from azure.servicebus.exceptions import ServiceBusError, ServiceBusQuotaExceeded
 
 from tests.end_to_end.raw_client import RawClient, message
 from tests.official_sdk import administration, client, receive_all
-from tests.processes import ServedBroker
+from tests.processes import ServedBroker, line_of, started
 from twinbus.broker.journal import EntityImage, StoredMessage
 from twinbus.broker.storage.data_directory import LOW_SPACE_BYTES
 from twinbus.broker.storage.lmdb_store import LmdbStore
@@ -149,20 +149,14 @@ def test_what_was_acknowledged_survives_kill_9_at_any_moment(tmp_path: Path) -> 
     generator = random.Random(7)
     witness = Witness()
     for _ in range(KILLS):
-        child = subprocess.Popen(
-            [sys.executable, "-c", PRELUDE + SENDER, str(directory)],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert child.stdout is not None
-        assert child.stdout.readline() == "ready\n"
-        for _ in range(generator.randrange(2, 120)):
-            witness.hear(child.stdout.readline())
-        child.send_signal(signal.SIGKILL)
-        for line in child.stdout:
-            witness.hear(line)
-        assert child.wait() == -signal.SIGKILL
-        child.stdout.close()
+        with started("-c", PRELUDE + SENDER, str(directory)) as child:
+            assert line_of(child) == "ready\n"
+            for _ in range(generator.randrange(2, 120)):
+                witness.hear(line_of(child))
+            child.kill()
+            while line := line_of(child):
+                witness.hear(line)
+        assert child.returncode == -signal.SIGKILL
         witness.check(directory)
     assert len(witness.sent) > 1000
     assert len(witness.done) > 1000
