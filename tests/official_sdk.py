@@ -30,6 +30,12 @@ from azure.servicebus.exceptions import ServiceBusAuthenticationError
 
 from twinbus import testing
 
+NOBODY = (
+    "Endpoint=sb://localhost:1;SharedAccessKeyName=a;SharedAccessKey=s3cret;"
+    "UseDevelopmentEmulator=true;"
+)
+"""A namespace where nothing listens."""
+
 administration, async_administration = testing.administration, testing.async_administration
 """The public ones; the tests take them from here with the other clients."""
 

@@ -96,11 +96,15 @@ async def drain_all(text: str, queues: Iterable[str]) -> list[ServiceBusReceived
     return [message for queue in queues for message in await drain(text, queue)]
 
 
-async def until(condition: Callable[..., Any], patience_s: float = PATIENCE_S) -> None:
-    """Return when it holds; fail when it does not within the patience."""
-    async with asyncio.timeout(patience_s):
-        while not condition():  # noqa: ASYNC110  # the world outside has no event to wait for
-            await asyncio.sleep(0.02)
+async def until(
+    condition: Callable[..., Any], patience_s: float = PATIENCE_S, what: object = "it"
+) -> float:
+    """Wait until it holds and return how long that took; fail when the patience ends first."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() < began + patience_s, f"not within {patience_s:g} s: {what}"
+        await asyncio.sleep(0.01)
+    return time.monotonic() - began
 
 
 def bodies(messages: Iterable[ServiceBusReceivedMessage]) -> list[str]:

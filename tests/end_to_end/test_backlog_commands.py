@@ -17,7 +17,7 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 
 from tests.end_to_end.hand_made_world import KEY
-from tests.official_sdk import administration, client, receive_count
+from tests.official_sdk import NOBODY, administration, client, receive_count
 from tests.processes import ENTRY, ServedBroker, started, until, with_key
 from tests.unit.console.commands import Ran, run
 from twinbus import SendAvailabilityOptions, WrongKeyError, pair_namespaces
@@ -26,10 +26,6 @@ from twinbus.transfer.sdk import to_backlog_message
 pytestmark = pytest.mark.end_to_end
 
 COULD_NOT, ASKED_WRONGLY, ATTENTION = 1, 2, 3
-NOWHERE = (
-    "Endpoint=sb://localhost:1;SharedAccessKeyName=a;SharedAccessKey=s3cret;"
-    "UseDevelopmentEmulator=true"
-)
 
 
 @pytest.fixture
@@ -154,13 +150,13 @@ def test_drift_is_shown_and_never_repaired(typed: Terminal, primary: str, second
     [
         ("", ("list",), ASKED_WRONGLY, "TWINBUS_SECONDARY"),
         ("s3cret", ("list",), ASKED_WRONGLY, "NAME=VALUE"),
-        (NOWHERE, ("list",), COULD_NOT, "localhost:1 cannot be reached"),
-        (NOWHERE, ("peek", "--label", "x", "--queue", "0"), COULD_NOT, "cannot be reached"),
-        (NOWHERE, ("peek", "--queue", "orders"), ASKED_WRONGLY, "is not a backlog queue"),
-        (NOWHERE, ("create",), ASKED_WRONGLY, "TWINBUS_PRIMARY"),
-        (NOWHERE, ("prune",), ASKED_WRONGLY, "--label"),
-        (NOWHERE, ("prune", "--label", "a b"), ASKED_WRONGLY, "--label must be"),
-        (NOWHERE, ("prune", "--label", "x", "--yes", "--dry-run"), ASKED_WRONGLY, "one of them"),
+        (NOBODY, ("list",), COULD_NOT, "localhost:1 cannot be reached"),
+        (NOBODY, ("peek", "--label", "x", "--queue", "0"), COULD_NOT, "cannot be reached"),
+        (NOBODY, ("peek", "--queue", "orders"), ASKED_WRONGLY, "is not a backlog queue"),
+        (NOBODY, ("create",), ASKED_WRONGLY, "TWINBUS_PRIMARY"),
+        (NOBODY, ("prune",), ASKED_WRONGLY, "--label"),
+        (NOBODY, ("prune", "--label", "a b"), ASKED_WRONGLY, "--label must be"),
+        (NOBODY, ("prune", "--label", "x", "--yes", "--dry-run"), ASKED_WRONGLY, "one of them"),
     ],
 )
 def test_words_that_lead_nowhere(
@@ -266,7 +262,7 @@ def test_a_doctor_finds_what_is_wrong(
 ) -> None:
     expected: dict[str, tuple[str, int, str]] = {
         "same": (primary, COULD_NOT, "both sides are"),
-        "down": (NOWHERE, COULD_NOT, "fail  reach secondary"),
+        "down": (NOBODY, COULD_NOT, "fail  reach secondary"),
         "key": (with_key(secondary, "RootManageSharedAccessKey", KEY), COULD_NOT, "refused"),
         "missing": ("", ASKED_WRONGLY, "TWINBUS_SECONDARY"),
         "nonsense": ("Endpoint=sb://x;s3cret", ASKED_WRONGLY, "one part has no '='"),
@@ -285,7 +281,7 @@ def test_a_doctor_finds_what_is_wrong(
 def test_a_doctor_examines_the_side_that_answers_while_the_other_is_down(
     typed: Terminal, primary: str, secondary: str, down: str
 ) -> None:
-    sides = {"primary": primary, "secondary": secondary, down: NOWHERE}
+    sides = {"primary": primary, "secondary": secondary, down: NOBODY}
     done = typed(*sides.values(), "doctor", "--queues", "1", "--label", "x", "--output", "json")
     assert done.status == COULD_NOT
     other = "secondary" if down == "primary" else "primary"
