@@ -9,10 +9,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.browser import many_pairs, sending_program, steered_pair
+from tests.browser import many_pairs, steered_pair
+from tests.end_to_end import paired_program
 from tests.official_sdk import administration
 from tests.processes import ENTRY, ServedBroker, short_directory, started
 
+LABEL = "contoso"
 ENTITIES = ("invoices", "orders", "payments", "returns")
 ADDRESS = re.compile(r"https?://\S+token=\S+")
 
@@ -47,10 +49,13 @@ def outage_world(directory: Path, *, has_syphon: bool = True) -> Iterator[Outage
             "TWINBUS_RUN_DIR": str(sockets),
             "TWINBUS_PRIMARY": sides[0],
             "TWINBUS_SECONDARY": sides[1],
-            **({} if has_syphon else {"NO_SYPHON": "1"}),
         }
-        words = (sending_program.__file__, *sides, ledger, *ENTITIES)
-        program = _program(stack, environment, *words)
+        running = paired_program.running(
+            sockets, *sides, LABEL, *ENTITIES, environment={"SEND_EVERY_S": "0.2"},
+            failover_interval=2, ping_primary_interval=2, undeliverable_grace=0, ledger=ledger,
+            enable_syphon=has_syphon,
+        )  # fmt: skip
+        program = stack.enter_context(running)
         page = _page(stack, environment, "--port", "0", "--ledger", ledger)
         address = _first_line(page, ADDRESS)
         yield OutageWorld(primary, secondary, program, address, ledger, environment)

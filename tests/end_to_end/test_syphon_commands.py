@@ -15,6 +15,7 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.end_to_end import paired_program
 from tests.end_to_end.hand_made_world import KEY
 from tests.official_sdk import administration, client, receive_count
 from tests.processes import ENTRY, ServedBroker, line_of, run_twinbus, started, until
@@ -36,6 +37,7 @@ class Desk:
     """A person at a command line, with two namespaces in the environment."""
 
     def __init__(self, broker: ServedBroker, run_directory: Path) -> None:
+        self.run_directory = run_directory
         self.primary = broker.connection_string("contoso")
         self.secondary = broker.connection_string("contoso-dr")
         self.environment = broker.environment(run_directory)
@@ -320,9 +322,8 @@ def test_words_that_lead_nowhere(
 
 
 def test_the_syphon_of_a_pair_is_paused_over_the_sockets_of_the_pair(desk: Desk) -> None:
-    program = ("-c", PAIR, desk.primary, desk.secondary)
-    with started(*program, environment=desk.environment) as pair:
-        assert line_of(pair) == "paired\n"
+    sides = desk.primary, desk.secondary
+    with paired_program.running(desk.run_directory, *sides, "contoso", enable_syphon=True) as pair:
         assert "paused" in desk.types("pause", "--pair", "contoso").stdout
         desk.divert(QUEUES[0], "orders", 5)
         shown = desk.types("status")
@@ -331,16 +332,3 @@ def test_the_syphon_of_a_pair_is_paused_over_the_sockets_of_the_pair(desk: Desk)
         assert desk.counts(desk.secondary, QUEUES[0]) == (5, 0, 0)
         assert desk.types("resume").returncode == 0
         until(lambda: desk.arrived("orders") == 5)
-
-
-PAIR = """
-import asyncio, sys
-from twinbus import Namespace, SendAvailabilityOptions, pair_namespaces
-async def main():
-    options = SendAvailabilityOptions(backlog_queue_count=2, enable_syphon=True)
-    primary = Namespace.from_connection_string(sys.argv[1], name="contoso")
-    async with pair_namespaces(primary, sys.argv[2], options):
-        print("paired", flush=True)
-        await asyncio.sleep(600)
-asyncio.run(main())
-"""
