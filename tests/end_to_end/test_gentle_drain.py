@@ -153,16 +153,16 @@ def drain_beside_live_callers(
     """Run the whole story; return what callers saw and how many messages the primary holds."""
     names = ("contoso", "contoso-dr")
 
-    async def story(sides: list[str]) -> LiveCalls:
-        await fill(*sides, count)
-        return await bring(*sides, count)
+    async def story(primary: str, secondary: str) -> LiveCalls:
+        await fill(primary, secondary, count)
+        return await bring(primary, secondary, count)
 
     with ServedBroker(directory, *names, options=options, ephemeral=True) as broker:
-        sides = [broker.connection_string(name) for name in names]
-        with administration(sides[0]) as admin:
+        primary, secondary = (broker.connection_string(name) for name in names)
+        with administration(primary) as admin:
             for path in ENTITIES:
                 admin.create_queue(path, requires_duplicate_detection=True)
-            calls = asyncio.run(story(sides))
+            calls = asyncio.run(story(primary, secondary))
             queues = list(admin.list_queues_runtime_properties())
     return calls, sum(queue.active_message_count or 0 for queue in queues)
 
