@@ -227,6 +227,15 @@ class ServedBroker:
         """The printed connection string, or one of another rule and key."""
         return with_key(self._strings[name or self._namespaces[0]], rule, key)
 
+    def environment(self, run_directory: Path) -> dict[str, str]:
+        """What commands about a pair of its first two namespaces read."""
+        primary, secondary = (self.connection_string(name) for name in self._namespaces[:2])
+        return {
+            "TWINBUS_PRIMARY": primary,
+            "TWINBUS_SECONDARY": secondary,
+            "TWINBUS_RUN_DIR": str(run_directory),
+        }
+
     def health(self, name: str | None = None) -> dict[str, Any]:
         """What /health answers."""
         url = f"http://localhost:{self.port(name)}/health"

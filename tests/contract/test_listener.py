@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import socket
 import ssl
-import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
@@ -26,10 +24,9 @@ from tests.contract.certificates import (
     client_context,
     server_context,
     write_authority,
-    write_server_files,
 )
 from tests.contract.pairs import embedded
-from tests.processes import ServedBroker
+from tests.official_sdk import receive_count
 from twinbus import EmbeddedBroker
 from twinbus.broker import listener as listener_module
 from twinbus.broker.access import Admission, ConnectionLimits
@@ -398,9 +395,7 @@ def test_the_sdk_sends_and_receives_over_tls(
         with client.get_queue_sender("orders") as sender:
             sender.send_messages([ServiceBusMessage(b"x" * 100_000) for _ in range(2)])
         with client.get_queue_receiver("orders", receive_mode="receiveanddelete") as receiver:
-            received = receiver.receive_messages(2, max_wait_time=PATIENCE_S)
-            while len(received) < 2:
-                received += receiver.receive_messages(2, max_wait_time=PATIENCE_S)
+            received = receive_count(receiver, 2)
     assert [len(b"".join(message.body)) for message in received] == [100_000, 100_000]
     if isinstance(credential, Fetching):
         assert set(credential.scopes) == {"https://servicebus.azure.net//.default"}
@@ -443,23 +438,3 @@ def test_the_administration_client_works_over_https(broker: EmbeddedBroker, tmp_
         with client:
             client.create_queue(f"made-{number}")
             assert f"made-{number}" in [queue.name for queue in client.list_queues()]
-
-
-def test_serve_speaks_tls_with_a_certificate_from_files(tmp_path: Path) -> None:
-    chain, key = write_server_files(tmp_path)
-    options = (
-        "--tls-cert", str(chain), "--tls-key", str(key), "--token", f"app:{WEB_TOKEN}:Manage",
-    )  # fmt: skip
-    with ServedBroker(tmp_path, "contoso", options=options, ephemeral=True) as served:
-        port = served.connection_string().partition("localhost:")[2].partition(";")[0]
-        url = f"https://localhost:{port}/health"
-        with urllib.request.urlopen(url, timeout=PATIENCE_S, context=client_context()) as response:
-            assert json.loads(response.read())["namespace"] == "contoso"
-        request = urllib.request.Request(
-            f"https://localhost:{port}/$Resources/queues",
-            headers={"Authorization": f"Bearer {WEB_TOKEN}"},
-        )
-        with urllib.request.urlopen(
-            request, timeout=PATIENCE_S, context=client_context()
-        ) as response:
-            assert response.status == 200

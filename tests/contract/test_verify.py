@@ -188,12 +188,14 @@ def tried(two_namespaces: EmbeddedBroker, trial: Callable[..., Any]) -> Finding:
     return finding
 
 
+async def as_any_message(sender: Any) -> None:
+    """Send a ping that the broker does not know as one."""
+    await sender.send_messages(ServiceBusMessage(b"", time_to_live=timedelta(seconds=1)))
+
+
 def test_a_ping_that_is_delivered_is_seen_everywhere(
     two_namespaces: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def as_any_message(sender: Any) -> None:
-        await sender.send_messages(ServiceBusMessage(b"", time_to_live=timedelta(seconds=1)))
-
     monkeypatch.setattr(checks, "send_ping", as_any_message)
     finding = tried(two_namespaces, doctor_trials.try_ping)
     assert finding.level is Level.WARN
@@ -207,9 +209,6 @@ def test_a_ping_that_is_kept_and_expires_is_seen_among_the_dead_letters(
 ) -> None:
     async def look_away(name: str, receiver: Any) -> dict[str, int]:
         return {}
-
-    async def as_any_message(sender: Any) -> None:
-        await sender.send_messages(ServiceBusMessage(b"", time_to_live=timedelta(seconds=1)))
 
     monkeypatch.setattr(checks, "send_ping", as_any_message)
     monkeypatch.setattr(checks, "_seen_now", look_away)

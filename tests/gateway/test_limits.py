@@ -57,8 +57,7 @@ async def test_a_slow_primary_bounds_the_bytes_that_all_clients_together_have_in
         world.primary.add_fault(Fault(kind="delay", entity="orders", delay_ms=200))
         opened = [await RawClient.open(world.connection_string()) for _ in range(clients)]
         for number, client in enumerate(opened):
-            sender = await client.sender("orders")
-            await sender.room()
+            sender = await client.ready_sender("orders")
             sends += [sender.send(message(f"m{number}-{n}", BODY)) for n in range(each)]
         async with asyncio.timeout(PATIENCE_S):
             while not all(send.done() for send in sends):
@@ -75,24 +74,20 @@ async def test_a_slow_primary_bounds_the_bytes_that_all_clients_together_have_in
 
 async def test_a_client_that_reads_no_answers_keeps_no_messages_and_holds_up_no_other() -> None:
     async with gateway_world("orders", attempt_timeout=30) as world:
-        silent = await RawClient.open(world.connection_string())
-        sender = await silent.sender("orders")
-        await sender.room()
+        silent = await world.raw()
+        sender = await silent.ready_sender("orders")
         read_on = stop_reading(silent)
         sends = [sender.send(message(f"s{number}")) for number in range(1_000)]
         pending = server_of(world).pending
         await until(lambda: world.gateway.pair.status().entities["orders"].sent == 1_000)
         assert (pending.size_bytes, pending.count) == (0, 0)
-        other = await RawClient.open(world.connection_string())
-        second = await other.sender("orders")
-        await second.room()
+        other = await world.raw()
+        second = await other.ready_sender("orders")
         await second.send(message("other"))
         assert not any(send.done() for send in sends)
         read_on()
         async with asyncio.timeout(PATIENCE_S):
             await asyncio.gather(*sends)
-        await other.close()
-        await silent.close()
 
 
 async def test_a_client_that_reads_no_deliveries_has_few_megabytes_of_them_here() -> None:
@@ -104,7 +99,7 @@ async def test_a_client_that_reads_no_deliveries_has_few_megabytes_of_them_here(
             await sender.room()
             await sender.send(message(f"m{number}", body))
         await filling.close()
-        client = await RawClient.open(world.connection_string())
+        client = await world.raw()
         receiver = await client.receiver("orders", credit=1, settled=True)
         assert await receiver.receive() is not None
         read_on = stop_reading(client)
@@ -127,14 +122,12 @@ async def test_a_client_that_reads_no_deliveries_has_few_megabytes_of_them_here(
         read_on()
         for _ in range(count - 1):
             assert await receiver.receive() is not None
-        await client.close()
 
 
 async def connected(connection_string: str, key: str) -> RawClient:
     """A client that has sent one message."""
     client = await RawClient.open(connection_string)
-    sender = await client.sender("orders")
-    await sender.room()
+    sender = await client.ready_sender("orders")
     await sender.send(message(key, b"x" * 1_000))
     return client
 
