@@ -18,6 +18,8 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
+from azure.servicebus.exceptions import ServiceBusConnectionError
+
 from twinbus.namespace.namespace import KEEP_ALIVE_OFF
 from twinbus.pairing.sdk.sdk_cleanup import (
     CANCEL_AGAIN_S,
@@ -140,7 +142,11 @@ class PooledSender:
         return reader is not None and (reader._eof or reader._exception is not None)
 
     async def _attach(self) -> int | None:
-        await self.resolve()
+        try:
+            await self.resolve()
+        except OSError as error:
+            # As the SDK itself says it.
+            raise ServiceBusConnectionError(message=str(error)) from error
         # The one call of the SDK that opens the link and sends nothing.
         batch = await self.sdk.create_message_batch()
         return getattr(batch, "max_size_in_bytes", None)
