@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from twinbus.amqp.events import (
     DeliveryArrived,
@@ -34,6 +34,7 @@ from twinbus.amqp.performatives import (
 from twinbus.broker.links.context import LinkOwner
 from twinbus.broker.refusals import NotAllowed, Refusal, ServerBusy
 from twinbus.client.connection import NamespaceConnection
+from twinbus.client.links import REOPEN_PAUSE_S
 from twinbus.client.request_node import ConnectionLost, RequestRefused
 from twinbus.errors import (
     BacklogGuardError,
@@ -58,11 +59,6 @@ if TYPE_CHECKING:
     from twinbus.amqp.session import Session
     from twinbus.broker.links.context import LinkClient
     from twinbus.namespace.access import Endpoint
-
-
-REOPEN_PAUSE_S: Final = 0.2
-"""Links that were waiting for a connection which then failed get the same failure: with a primary
-that hangs, each would otherwise wait for a connection of its own, one after the other."""
 
 
 class PrimaryRelay:
@@ -155,6 +151,7 @@ class PrimaryRelay:
 
     async def _open(self) -> NamespaceConnection:
         loop = asyncio.get_running_loop()
+        # With a primary that hangs, links that waited would else wait once more, one by one.
         if self._failure is not None and loop.time() - self._failure[0] < REOPEN_PAUSE_S:
             raise ConnectionLost(self._failure[1])
         connection = self._connect(
