@@ -277,7 +277,7 @@ def test_a_syphon_that_ends_leaves_nothing_locked(namespaces: Namespaces) -> Non
         line = relay._secondary
         assert line is not None
         assert line._transport is not None
-        socket = line._transport._socket
+        socket = line._transport.socket
         assert socket is not None
         socket.pause_reading()
         await asyncio.to_thread(namespaces.divert, queue, "orders", numbered("m", 20))

@@ -34,14 +34,14 @@ BODY = b"x" * 20_000
 
 
 def server_of(world: GatewayWorld) -> GatewayServer:
-    server = world.gateway._server
+    server = world.gateway.server
     assert server is not None
     return server
 
 
 def stop_reading(client: RawClient) -> Callable[[], None]:
     """Have a client read nothing more; the function that is returned lets it read on."""
-    wire = client._transport._socket
+    wire = client.transport.socket
     assert wire is not None
     wire.pause_reading()
     return wire.resume_reading

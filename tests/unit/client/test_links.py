@@ -53,7 +53,7 @@ class World:
         self.pool = LinkPool(cast("UpstreamConnection", connection), "orders")
         self.up = UpstreamLink(self.pool, cast("UpstreamConnection", connection), self.link)
         self.up.opened.set_result(None)
-        self.pool._link = self.up
+        self.pool.link = self.up
 
     def give_credit(self, credit: int) -> None:
         self.link.credit = credit
@@ -137,28 +137,31 @@ async def test_a_link_that_ends_in_the_moment_after_its_opening_is_a_lost_connec
         await world.pool.send_messages(WIRE)
 
 
+class Unconnected(NamespaceConnection):
+    async def open(self) -> None:
+        """Open no socket."""
+
+
 async def test_a_lost_connection_ends_a_send_on_a_retired_link_once() -> None:
     """Twice would send it twice, and count what the gateway holds wrongly for ever."""
     namespace = Namespace.from_connection_string(
         "Endpoint=sb://contoso/;SharedAccessKeyName=name;SharedAccessKey=key"
     )
-    upstream = UpstreamConnection(namespace, answer_s=0.0)
-    connection = NamespaceConnection(upstream._endpoint, upstream._on_event)
-    upstream._connection = connection
+    upstream = UpstreamConnection(namespace, answer_s=0.0, connect=Unconnected)
+    connection = await upstream.opened()
     session = Session(FrameOutput(), 0)
     link = session.attach_sender("l", source=Source(), target=Target())
     link.state, link.credit = LinkState.OPEN, 1
     pool = upstream.pool("orders")
-    up = pool._link = UpstreamLink(pool, upstream, link)
+    up = pool.link = UpstreamLink(pool, upstream, link)
     up.opened.set_result(None)
     answers: list[Exception | None] = []
     pool.send(WIRE, answers.append)
     pool.retire(up)
     connection.drop("gone")
-    upstream._on_lost(connection, connection.lost)
-    # The retired link's own timer, which is due.
-    assert up._timer is not None
-    up._end_overdue()
+    # Upstream hears of the loss, then the retired link's own timer runs, which is due.
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
     assert [type(one) for one in answers] == [LinkEnded]
 
 
