@@ -318,7 +318,7 @@ class Receiver:
         self.pair = Pair(chunk=chunk)
         self.pair.exchange()
         if not learns:
-            self.pair.server._shapes_left = 0
+            self.pair.server.shapes_left = 0
         ours, self.session = self.pair.session()
         self.outgoing = [self._attach(ours, f"link-{n}") for n in range(LINKS)]
 
@@ -343,7 +343,7 @@ class Receiver:
         session = self.session
         links = session.links.values()
         return [
-            (session._next_incoming_id, session._incoming_window),
+            (session.next_incoming_id, session.incoming_window),
             *((link.name, link.state, link.credit, link.delivery_count) for link in links),
         ]
 
@@ -369,11 +369,11 @@ def test_what_was_learned_is_used() -> None:
     """Or the comparison above would compare the general decoder with itself."""
     receiver = Receiver(1 << 20, learns=True)
     receiver.take([(0, b"first", b"0123456789abcdef", False, 0)])
-    left = receiver.pair.server._shapes_left
+    left = receiver.pair.server.shapes_left
     receiver.session.take_delivery = None  # type: ignore[assignment, method-assign]
     found = receiver.take([(0, b"m", b"0123456789abcdef", False, 0)] * 5)
     assert [each[5] for each in found] == [b"m"] * 5
-    assert receiver.pair.server._shapes_left == left
+    assert receiver.pair.server.shapes_left == left
 
 
 STARTS = st.sampled_from((0, SERIAL_MASK - 150, HALF_SERIAL - 50, HALF_SERIAL))
@@ -393,7 +393,7 @@ def test_a_range_takes_each_delivery_in_it_once(
 ) -> None:
     link = SenderLink(Connection("c").begin(), "l", 0)
     unsettled, model, next_id = Unsettled(), set[int](), start
-    unsettled._known_to = start
+    unsettled.known_to = start
     for count, offset, span in steps:
         for _ in range(count):
             unsettled.by_id[next_id] = (link, b"")

@@ -68,7 +68,7 @@ def sending(start: int) -> tuple[Connection, Session, SenderLink]:
     assert isinstance(attached.link, SenderLink)
     attached.link.accept()
     session = server.sessions[0]
-    session._next_outgoing_id = session._next_delivery_id = session._unsettled._known_to = start
+    session.next_outgoing_id = session.next_delivery_id = session.unsettled.known_to = start
     attached.link.delivery_count = start
     return server, session, attached.link
 
@@ -94,15 +94,15 @@ def test_window_and_credit_are_what_the_peer_says_less_what_is_on_its_way(
     """Every FLOW of the .NET SDK says an incoming-window of 2^32-1."""
     server, session, link = sending(start)
     flow(server, given, given, start, start)
-    assert (session._remote_incoming_window, link.credit) == (given, given)
+    assert (session.remote_incoming_window, link.credit) == (given, given)
     sent = min(3, given)
     for number in range(sent):
         link.send(b"m", bytes([number]))
-    assert (session._remote_incoming_window, link.credit) == (given - sent, given - sent)
+    assert (session.remote_incoming_window, link.credit) == (given - sent, given - sent)
     flow(server, given, given, start, start)  # The peer has seen none of them yet.
-    assert (session._remote_incoming_window, link.credit) == (given - sent, given - sent)
+    assert (session.remote_incoming_window, link.credit) == (given - sent, given - sent)
     flow(server, given, given, start + sent, start + sent)
-    assert (session._remote_incoming_window, link.credit) == (given, given)
+    assert (session.remote_incoming_window, link.credit) == (given, given)
 
 
 def test_a_peer_that_lowers_what_is_on_its_way_already_gives_nothing() -> None:
@@ -111,7 +111,7 @@ def test_a_peer_that_lowers_what_is_on_its_way_already_gives_nothing() -> None:
     for number in range(3):
         link.send(b"m", bytes([number]))
     flow(server, 1, 1, SERIAL_MASK, SERIAL_MASK)
-    assert (session._remote_incoming_window, link.credit) == (0, 0)
+    assert (session.remote_incoming_window, link.credit) == (0, 0)
 
 
 @pytest.mark.parametrize("number", UINTS)
@@ -232,7 +232,7 @@ def test_any_number_of_a_begin(name: str, number: int) -> None:
     peer.begin(**{name: number})
     peer.attach()
     assert peer.carries()
-    window = peer.server.sessions[0]._next_incoming_id
+    window = peer.server.sessions[0].next_incoming_id
     assert window == (number if name == "next_outgoing_id" else 0)
 
 
@@ -380,7 +380,7 @@ def test_transfers_that_wait_for_the_window_end_with_their_link() -> None:
     pair.exchange()
     link, offered = pair.sender()
     ours = pair.client.sessions[link.session.channel]
-    ours._remote_incoming_window = 2
+    ours.remote_incoming_window = 2
     for _ in range(5):
         link.send(b"m", b"t")
     pair.exchange()
@@ -401,7 +401,7 @@ def test_a_link_that_waited_behind_one_that_ended_hears_of_the_window() -> None:
     link, offered = pair.sender()
     ours = pair.client.sessions[link.session.channel]
     other = ours.attach_sender("other", source=Source(address="me"), target=Target(address="q"))
-    ours._remote_incoming_window = 0
+    ours.remote_incoming_window = 0
     link.send(b"m", b"t")
     assert ours.blocks(other)
     link.detach()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Coroutine
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -65,7 +66,8 @@ class World:
     """A client's session and one of the primary, without a network between them."""
 
     def __init__(self) -> None:
-        self.here = Session(FrameOutput(), 0)
+        self.output = FrameOutput()
+        self.here = Session(self.output, 0)
         self.there = Session(FrameOutput(), 0)
         self.client: Any = SimpleNamespace(
             takes_more=True,
@@ -90,7 +92,7 @@ def flow(session: Session, window: int) -> list[Event]:
     """The client's window takes so many transfers more."""
     events: list[Event] = []
     frame = Flow(
-        next_incoming_id=UInt(session._next_outgoing_id),
+        next_incoming_id=UInt(session.next_outgoing_id),
         incoming_window=UInt(window),
         next_outgoing_id=UInt(0),
         outgoing_window=UInt(0),
@@ -139,9 +141,9 @@ def test_only_the_filters_that_the_primary_answered_are_answered_to_the_client()
     receiver.up, link.state = up, LinkState.OFFERED
     link.source = Source(address="amqps://gateway/orders", filter={"selector": "x = 1", "s": "a"})
     up.source = Source(address="orders", filter={"s": "a"})
-    world.here._output.take()
+    world.output.take()
     receiver.handle(Attached(up))
-    answer, _ = decode_performative(world.here._output.take()[8:])
+    answer, _ = decode_performative(world.output.take()[8:])
     assert isinstance(answer, Attach)
     assert answer.source == Source(address="amqps://gateway/orders", filter={"s": "a"})
 
@@ -160,7 +162,7 @@ def test_an_answer_waits_until_the_client_s_link_is_open() -> None:
 
 async def test_credit_is_taken_back_when_large_deliveries_follow_small_ones() -> None:
     world = World()
-    world.here._remote_incoming_window = 1_000_000
+    world.here.remote_incoming_window = 1_000_000
     link, up = world.sending(world.here), world.receiving(world.there)
     receiver = RelayedReceiver(world.relay, link, "orders", 0)
     receiver.up, link.credit = up, WINDOW
@@ -181,7 +183,7 @@ def test_answers_that_a_client_does_not_read_are_let_go_with_their_link() -> Non
     for number in range(REPLIES_MAX + 1):
         replies.handle(DeliveryArrived(up, number, b"tag", 0, True, b"answer"))
     assert link.state is LinkState.CLOSED
-    assert (world.relay._relayed, up.state) == (set(), LinkState.CLOSED)
+    assert (world.relay.relayed, up.state) == (set(), LinkState.CLOSED)
 
 
 def test_requests_that_are_under_way_together_have_tags_of_their_own() -> None:
@@ -189,8 +191,8 @@ def test_requests_that_are_under_way_together_have_tags_of_their_own() -> None:
     requests = RelayedRequests(cast("Any", None), world.relay, world.receiving(world.here), ADDRESS)
     requests.up = up = world.sending(world.there)
     for here in range(3):
-        requests._taking = here
-        requests._forward(Sections(), 0)
+        requests.taking = here
+        requests.forward(Sections(), 0)
     up.credit = 3
     requests.handle(CreditChanged(up))
     tags = [tag for _, _, tag in world.there.take_unsettled(0, 2)]
@@ -207,9 +209,9 @@ async def test_nothing_is_written_for_a_settlement_whose_link_is_gone() -> None:
     receiver.settle([0], Disposed(world.here, True, 0, 0, False, Accepted()))
     receiver.close(0)
     link.state = LinkState.CLOSED
-    before_bytes = world.here._output.size_bytes
-    world.relay._on_event(Disposed(world.there, False, 7, 7, True, Accepted()))
-    assert world.here._output.size_bytes == before_bytes
+    before_bytes = world.output.size_bytes
+    world.relay.on_event(Disposed(world.there, False, 7, 7, True, Accepted()))
+    assert world.output.size_bytes == before_bytes
 
 
 def test_a_node_is_forgotten_with_its_last_link_though_the_client_has_others() -> None:
@@ -219,10 +221,10 @@ def test_a_node_is_forgotten_with_its_last_link_though_the_client_has_others() -
         session = Session(FrameOutput(), number)
         replies = RelayedReplies(world.relay, world.sending(session), ADDRESS)
         world.relay.begin(replies)
-        world.relay._nodes[session, "orders"] = world.there
+        world.relay.nodes[session, "orders"] = world.there
         if number:
             replies.close(0)
-    assert len(world.relay._nodes) == 1
+    assert len(world.relay.nodes) == 1
 
 
 def test_the_bytes_of_requests_that_wait_for_the_primary_are_bounded() -> None:
@@ -232,12 +234,12 @@ def test_the_bytes_of_requests_that_wait_for_the_primary_are_bounded() -> None:
     requests.up = up = world.sending(world.there)
     large = Sections(body=bytes(WAITING_BYTES_MAX // 2))
     for _ in range(2):
-        assert requests._forward(large, 0) is None
+        assert requests.forward(large, 0) is None
     with pytest.raises(QuotaExceeded, match="2 requests wait for the primary"):
-        requests._forward(large, 0)
+        requests.forward(large, 0)
     up.credit = 10
     requests.handle(CreditChanged(up))
-    assert requests._forward(large, 0) is None
+    assert requests.forward(large, 0) is None
 
 
 class NoToken(PrimaryRelay):
@@ -257,14 +259,15 @@ async def test_a_node_can_be_opened_while_the_token_service_cannot_be_reached(
 ) -> None:
     """The Go SDK sends nothing without it, and its messages could be diverted."""
     world = World()
-    relay = NoToken(cast("Any", None), world.client, lambda work: work.close())
+    begun: list[Coroutine[None, None, None]] = []
+    relay = NoToken(cast("Any", None), world.client, begun.append)
     relay.meaning = meaning
     link = world.sending(world.here)
     link.state = LinkState.OFFERED
     world.client.detach = lambda link, refusal: link.refuse(refusal.condition, "")
     replies = RelayedReplies(relay, link, ADDRESS)
     relay.begin(replies)
-    await relay._begin(replies)
+    await begun[0]
     assert (link.state is LinkState.OPEN) == is_open
 
 
@@ -355,10 +358,11 @@ async def test_a_sender_is_told_no_larger_message_than_the_gateway_keeps(
     said_bytes: int | None,
 ) -> None:
     link = ReceiverLink(Session(FrameOutput(), 0), "out", 0)
-    sending = SimpleNamespace(
-        link=link, _pool=SimpleNamespace(limit_bytes=said_bytes), _client=SimpleNamespace(touch=int)
-    )
-    GatewaySendingLink._accept(cast("GatewaySendingLink", sending))
+    entity = SimpleNamespace(on_change=lambda _: None, failover=SimpleNamespace(route=None))
+    target: Any = SimpleNamespace(entity=entity)
+    pool: Any = SimpleNamespace(limit_bytes=said_bytes, users=0)
+    client: Any = SimpleNamespace(touch=int)
+    GatewaySendingLink(cast("Any", None), client, link, "orders", target, pool, 0).attach()
     most_bytes = MAX_MESSAGE_BYTES if said_bytes is not None else UNKNOWN_LIMIT_BYTES
     assert link.limit_bytes - BATCH_ALLOWANCE == min(said_bytes or most_bytes, most_bytes)
 
@@ -439,5 +443,5 @@ class JoinedGateway:
     async def close(self, world: OneClient) -> None:
         """End the client's connection, and the one to the primary with it."""
         world.client.peer.connection_lost(None)
-        await asyncio.gather(*self.pending._calls)
+        await asyncio.gather(*self.pending.calls)
         await self.front.close()
