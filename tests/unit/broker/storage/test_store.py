@@ -36,8 +36,7 @@ def disk(tmp_path: Path) -> Iterator[LmdbStore]:
 
 def entries(store: LmdbStore) -> int:
     """Records in the environment, that of the format aside."""
-    assert store._environment is not None
-    return store._environment.stat()["entries"] - 1
+    return store.opened().stat()["entries"] - 1
 
 
 def numbers(store: Store) -> list[int]:
@@ -134,8 +133,7 @@ def test_an_amendment_of_the_last_run_goes_with_its_message(tmp_path: Path) -> N
 
 
 def test_commits_are_synchronous_for_data_and_metadata(disk: LmdbStore) -> None:
-    assert disk._environment is not None
-    flags = disk._environment.flags()
+    flags = disk.opened().flags()
     assert (flags["sync"], flags["metasync"], flags["writemap"]) == (True, True, False)
 
 
@@ -160,8 +158,7 @@ def test_reads_do_not_keep_the_file_growing(disk: LmdbStore) -> None:
         assert disk.payload(1, 1) == b"kept"
         disk.remove(1, number)
         flush(disk)
-    assert disk._environment is not None
-    assert disk._environment.info()["last_pgno"] < 100
+    assert disk.opened().info()["last_pgno"] < 100
 
 
 def test_pending_bytes_rise_with_what_is_noted_and_fall_when_it_is_durable(disk: LmdbStore) -> None:
@@ -335,7 +332,7 @@ def test_low_space_is_said_before_the_disk_is_full_and_looked_up_once_a_second(
 
 def test_room_is_what_the_disk_gives_to_us(disk: LmdbStore, tmp_path: Path) -> None:
     space = os.statvfs(tmp_path)
-    room = disk._directory.room_bytes()
+    room = disk.directory.room_bytes()
     assert abs(room - space.f_bavail * space.f_frsize) < 2**30
 
 
@@ -373,7 +370,7 @@ def test_a_full_map_writes_nothing_and_the_store_goes_on(tmp_path: Path) -> None
 def test_what_lmdb_says_becomes_one_line(
     disk: LmdbStore, error: lmdb.Error, kind: type[StoreError], words: str
 ) -> None:
-    line = translated(disk._directory, error)
+    line = translated(disk.directory, error)
     assert type(line) is kind
     assert words in str(line)
     assert "\n" not in str(line)
@@ -384,13 +381,13 @@ def test_a_short_write_on_a_full_disk_is_a_full_disk(
 ) -> None:
     monkeypatch.setattr(data_directory.DataDirectory, "room_bytes", lambda _: 0)
     error = said(lmdb.Error, errno.EIO)
-    assert isinstance(translated(disk._directory, error), StoreFull)
+    assert isinstance(translated(disk.directory, error), StoreFull)
 
 
 def test_a_record_that_makes_no_sense_is_one_line(disk: LmdbStore) -> None:
     disk.put_entity(1, "queue", "q", {})
-    disk._note(records.message_key(1, 1), b"too short")
     flush(disk)
+    disk.write(Batch({records.message_key(1, 1): b"too short"}))
     with pytest.raises(StoreError, match="holds a record that cannot be read"):
         disk.recover()
 
@@ -415,7 +412,7 @@ def test_closing_waits_for_the_commit_in_flight(
     disk: LmdbStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock, begun, seen = AnnouncedLock(), threading.Event(), []
-    disk._writing = lock  # type: ignore[assignment]
+    disk.writing = lock  # type: ignore[assignment]
     disk.put_entity(1, "queue", "q", {})
     disk.put(1, message(1), b"x")
     batch = disk.take_batch()
@@ -425,7 +422,7 @@ def test_closing_waits_for_the_commit_in_flight(
     def slow_apply(transaction: lmdb.Transaction[bytes], changes: Batch) -> None:
         apply(transaction, changes)
         begun.set()
-        seen.append(lock.contended.wait(timeout=60) and disk._environment is not None)
+        seen.append(lock.contended.wait(timeout=60) and disk.opened() is not None)
 
     monkeypatch.setattr(lmdb_store, "_apply", slow_apply)
     writer = threading.Thread(target=disk.write, args=(batch,), daemon=True)
