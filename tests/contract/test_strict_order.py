@@ -275,16 +275,16 @@ async def test_a_lease_whose_secondary_hangs_ends_before_its_lock_does(two: Two)
     await host.start()
     leases, relay = host.leases, host.relays[0]
     assert leases is not None
-    await until(lambda: relay._primary is not None)
+    await until(lambda: relay.primary is not None)
     two.secondary.process.send_signal(signal.SIGSTOP)
     stopped = loop.time()
     try:
-        await until(lambda: relay._primary is None)
+        await until(lambda: relay.primary is None)
         assert loop.time() - stopped < LOCK.total_seconds()
         assert not leases.holds(BACKLOG[0])
     finally:
         two.secondary.process.send_signal(signal.SIGCONT)
-    await until(lambda: relay._primary is not None)
+    await until(lambda: relay.primary is not None)
     await host.close()
 
 
@@ -303,7 +303,7 @@ async def test_a_relay_that_wakes_up_after_its_lease_has_ended_sends_nothing(two
     # Its timers have not told it yet that the lease is over.
     relay.lease_changed(True)
     await asyncio.to_thread(divert, two, {"a": ["a-0", "a-1"]})
-    await until(lambda: not relay._leased.is_set())
+    await until(lambda: not relay.leased.is_set())
     await asyncio.sleep(1.0)
     assert relay.pump.forwarded == 0
     is_held = True

@@ -126,7 +126,7 @@ async def test_a_request_that_fails_unexpectedly_is_told_of(
     with caplog.at_level(logging.ERROR, "twinbus.syphon"):
         place = endpoint_of(TYPO)
         relay = Relay(place, place, "queue", pump=Pump(), ledger=NullLedger())
-        relay._requests.start(fail())
+        relay.requests.start(fail())
         await until(lambda: bool(caplog.records))
         await relay.close()
     assert "queue: a background task failed" in caplog.text
@@ -137,7 +137,7 @@ async def test_a_request_that_is_cancelled_before_its_first_turn_is_not_warned_o
         warnings.simplefilter("always")
         place = endpoint_of(TYPO)
         relay = Relay(place, place, "queue", pump=Pump(), ledger=NullLedger())
-        relay._requests.start(relay._requests.find_deferred())
+        relay.requests.start(relay.requests.find_deferred())
         await relay.close()
         gc.collect()
     assert [str(one.message) for one in caught] == []

@@ -412,7 +412,7 @@ class World:
         return stored.state == "locked" and stored.lock_token == message.lock_token
 
     def _is_ours(self, stored: Stored) -> bool:
-        return any(each.lock_token == stored.lock_token for each in self.pump._intake)
+        return any(each.lock_token == stored.lock_token for each in self.pump.intake)
 
     def _lock(self, stored: Stored) -> BacklogMessage:
         stored.lock_token = next(self._tokens).to_bytes(16, "big")

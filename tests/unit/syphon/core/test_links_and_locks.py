@@ -102,7 +102,7 @@ def test_a_recovering_destination_starts_slowly_whatever_others_accept_beside_it
         world.store(path, count)
         world.deliver(count)
         world.attach(path)
-    slow = world.pump._destinations.by_key["slow"]
+    slow = world.pump.destinations.by_key["slow"]
     slow.start_trial()
     # The primary answers for both in one range.
     world.accept(61)
