@@ -39,7 +39,7 @@ from twinbus import (
 )
 from twinbus.broker.descriptions import AuthorizationRule
 from twinbus.broker.faults import Fault
-from twinbus.pair import Pair
+from twinbus.pair import Pair, client_of
 from twinbus.pairing.observing.metrics import OTHERS, PairCollector
 from twinbus.pairing.observing.recording import Tracing
 from twinbus.servicebus.names import backlog_paths
@@ -204,7 +204,7 @@ async def test_ten_thousand_entities_cost_no_more_series_than_the_limit(
 ) -> None:
     async with paired(broker) as pair:
         collector = pair.collector(entities_max=10)
-        client = pair._started()
+        client = client_of(pair)
         for number in range(10_000):
             client.entity(f"queue-{number}").succeeded(1)
         first = scraped(collector)
@@ -323,7 +323,7 @@ class Traced:
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(self._exporter))
         self.tracer = provider.get_tracer("application")
-        state = pair._started().state
+        state = client_of(pair).state
         # As if the application had set this provider before it paired: that can be done only once
         # in a process, and the test above does it in one of its own.
         state.tracing = Tracing(provider.get_tracer("twinbus"), state.primary)

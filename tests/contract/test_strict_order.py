@@ -34,7 +34,7 @@ from twinbus import (
 )
 from twinbus.ledger import NullLedger
 from twinbus.namespace.access import Endpoint
-from twinbus.pair import Pair
+from twinbus.pair import Pair, client_of
 from twinbus.pairing.core.backlog import session_queue
 from twinbus.pairing.sending.sender import PairedSender
 from twinbus.syphon.core.pump import Pump
@@ -153,7 +153,7 @@ async def outage(two: Two, pair: Pair, load: Sessions) -> None:
     # Every session is drained and returns, although it never stops to send; only not so fast that a
     # busy machine adds more than a syphon with one message of a session under way can move.
     load.pause_s = 0.2
-    scan = pair._live().session_scan
+    scan = client_of(pair).session_scan
     assert scan is not None
     # The syphon may be in a long pause between two attempts to connect.
     async with asyncio.timeout(120.0):

@@ -138,9 +138,11 @@ class Application(Program):
 
     @property
     def is_busy(self) -> bool:
-        return self._calling > 0 or any(
-            host.in_flight for host in (self.pair._hosts if self.pair is not None else ())
-        )
+        return self._calling > 0 or any(host.in_flight for host in self.hosts)
+
+    @property
+    def hosts(self) -> list[SyphonHost]:
+        return [] if self.pair is None else self.pair._hosts
 
     @property
     def client(self) -> PairedClient:

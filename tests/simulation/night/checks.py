@@ -124,8 +124,8 @@ def _governor(world: World) -> Governor | None:
     if world.syphons:
         host = world.syphons[0].host
         return None if host is None else host.rate.governor
-    pair = world.applications[0].pair
-    return None if pair is None or not pair._hosts else pair._syphon.rate.governor
+    hosts = world.applications[0].hosts
+    return hosts[0].rate.governor if hosts else None
 
 
 def check_drain(world: World) -> Iterator[str]:

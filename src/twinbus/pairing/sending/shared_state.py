@@ -103,7 +103,7 @@ class SharedState:
         self.monitors = EntityMonitors()
         """Every entity that has a sender, had one lately, or that a person has commanded."""
         self._make_backlog_pool: Callable[[str], Carrier] = self.sdk_pool
-        self._backlog_pools: dict[str, Carrier] = {}
+        self.backlog_pools: dict[str, Carrier] = {}
         self._return_timers: dict[str, asyncio.TimerHandle] = {}
         """For each pulled queue, the timer that announces its return."""
         self._was_protected = False
@@ -135,14 +135,14 @@ class SharedState:
     # Backlog queues
 
     def backlog_pool(self, queue: str) -> Carrier:
-        pool = self._backlog_pools.get(queue)
+        pool = self.backlog_pools.get(queue)
         if pool is None:
-            pool = self._backlog_pools[queue] = self._make_backlog_pool(queue)
+            pool = self.backlog_pools[queue] = self._make_backlog_pool(queue)
         return pool
 
     async def divert_by(self, make: Callable[[str], Carrier]) -> None:
         """Divert with senders that `make` makes for a backlog queue, not with those of the SDK."""
-        before, self._backlog_pools = self._backlog_pools, {}
+        before, self.backlog_pools = self.backlog_pools, {}
         self._make_backlog_pool = make
         await self.close_pools([*before.values()])
 
@@ -273,7 +273,7 @@ class SharedState:
 
     def wake_diverting_calls(self) -> None:
         """Have calls that wait for a sender to the backlog check their entity's route again."""
-        for pool in self._backlog_pools.values():
+        for pool in self.backlog_pools.values():
             pool.wake_all()
 
     def check_protection(self, reason: str) -> None:
@@ -318,9 +318,9 @@ class SharedState:
         self._return_timers.clear()
         self.waiting.wake_all()
         self.check_protection(reason)
-        await self.close_pools([*self._backlog_pools.values()])
+        await self.close_pools([*self.backlog_pools.values()])
         await close_sdk_client(self.secondary_sdk)
-        self._backlog_pools.clear()
+        self.backlog_pools.clear()
 
     async def close_pools(self, pools: Sequence[Carrier]) -> None:
         """Let calls in flight end, within a bound, and close their SDK senders."""

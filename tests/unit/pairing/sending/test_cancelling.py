@@ -85,11 +85,11 @@ async def cancelled_at(world: FakePair, moment_s: float, sender: Any, payload: A
 
 
 def check_nothing_is_leased(world: FakePair, sender: Any) -> None:
-    pools = [sender.pool, *world.client.state._backlog_pools.values()]
+    pools = [sender.pool, *world.client.state.backlog_pools.values()]
     # A link that still opens is left to the next call.
-    in_use = [pool._leased.difference(pool._opening_in_background) for pool in pools]
+    in_use = [pool.leased.difference(pool.opening_in_background) for pool in pools]
     assert in_use == [set()] * len(pools)
-    assert not sender.pool.attempt_timer._attempts
+    assert not sender.pool.attempt_timer.attempts
 
 
 @pytest.mark.parametrize("failed_over", [False, True])
