@@ -16,7 +16,7 @@ from tests.end_to_end.load_worker import times
 from tests.end_to_end.raw_client import RawClient, message
 from tests.end_to_end.test_load import anonymous_bytes
 from tests.gateway.gateway_process import GatewayProcess
-from tests.gateway.gateway_world import GatewayWorld, gateway_world
+from tests.gateway.gateway_world import gateway_world
 from tests.official_sdk import administration
 from tests.processes import ServedBroker
 from twinbus.broker.embedded import EmbeddedBroker
@@ -25,18 +25,11 @@ from twinbus.broker.links.client_limits import OUTPUT_BYTES_MAX, TURN_BYTES_MAX
 from twinbus.broker.links.peer import Peer
 from twinbus.gateway.relayed_links import WINDOW_BYTES
 from twinbus.gateway.sending import PENDING_BYTES_MAX
-from twinbus.gateway.server import GatewayServer
 
 pytestmark = pytest.mark.end_to_end
 
 PATIENCE_S = 120.0
 BODY = b"x" * 20_000
-
-
-def server_of(world: GatewayWorld) -> GatewayServer:
-    server = world.gateway.server
-    assert server is not None
-    return server
 
 
 def stop_reading(client: RawClient) -> Callable[[], None]:
@@ -52,7 +45,7 @@ async def test_a_slow_primary_bounds_the_bytes_that_all_clients_together_have_in
 ):
     limit_bytes, clients, each = 1_000_000, 3, 200
     async with gateway_world("orders", attempt_timeout=30, pending_bytes_max=limit_bytes) as world:
-        pending, most_bytes, sends = server_of(world).pending, 0, []
+        pending, most_bytes, sends = world.server.pending, 0, []
         # Each is answered in time, and meanwhile the clients send on.
         world.primary.add_fault(Fault(kind="delay", entity="orders", delay_ms=200))
         opened = [await RawClient.open(world.connection_string()) for _ in range(clients)]
@@ -78,7 +71,7 @@ async def test_a_client_that_reads_no_answers_keeps_no_messages_and_holds_up_no_
         sender = await silent.ready_sender("orders")
         read_on = stop_reading(silent)
         sends = [sender.send(message(f"s{number}")) for number in range(1_000)]
-        pending = server_of(world).pending
+        pending = world.server.pending
         await until(lambda: world.gateway.pair.status().entities["orders"].sent == 1_000)
         assert (pending.size_bytes, pending.count) == (0, 0)
         other = await world.raw()
@@ -105,7 +98,7 @@ async def test_a_client_that_reads_no_deliveries_has_few_megabytes_of_them_here(
         read_on = stop_reading(client)
         receiver.link.grant(10 * count)
         client.flush()
-        (peer,) = server_of(world).peers
+        (peer,) = world.server.peers
         wire = peer._transport
         assert wire is not None
 
@@ -149,7 +142,7 @@ async def wave(gateway: GatewayProcess, count: int, name: str) -> int:
 
 async def test_a_hundred_closed_connections_leave_nothing() -> None:
     async with gateway_world("orders", attempt_timeout=30) as world:
-        server, text, clients = server_of(world), world.connection_string(), list[RawClient]()
+        server, text, clients = world.server, world.connection_string(), list[RawClient]()
 
         async def connect() -> None:
             clients.append(await connected(text, f"m{len(clients)}"))

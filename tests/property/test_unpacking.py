@@ -291,7 +291,7 @@ def test_the_short_way_is_taken() -> None:
     unpacker.unpack(usual(b"orders"), b"t", NOW_MS)
     for note in ("another", "x-ms-path"):
         message = BacklogMessage(b"t", 0)
-        assert unpacker._unpack_known_shape(message, usual(b"orders", note), NOW_MS)
+        assert unpacker.unpack_known_shape(message, usual(b"orders", note), NOW_MS)
         assert message.path == "orders"
     message, stored = BacklogMessage(b"t", 0), split(usual(b"orders"))
     own = to_backlog_sections(
@@ -300,10 +300,10 @@ def test_the_short_way_is_taken() -> None:
     stored.properties, stored.application_properties = own.properties, own.application_properties
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(unpacker, "_unpack_known_header", None)
-        assert unpacker._unpack_known_shape(message, join(stored), NOW_MS)
+        assert unpacker.unpack_known_shape(message, join(stored), NOW_MS)
     assert message.message_id == "m"
     # What looks like a second alias takes the middle way, of which nothing is remembered.
-    assert len(unpacker._restored) == 1
+    assert len(unpacker.restored) == 1
 
 
 @pytest.mark.parametrize("learned", [False, True])

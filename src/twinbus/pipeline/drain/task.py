@@ -243,7 +243,7 @@ class UploadedLedger:
 
     def __init__(self, url: str, process: str, *, upload_s: float = UPLOAD_S) -> None:
         self._url = url
-        self._files, self._folder = _file_system(url)
+        self.files, self._folder = _file_system(url)
         self._upload_s = upload_s
         self._staging = Path(tempfile.mkdtemp(prefix="twinbus-ledger-"))
         self._stop = threading.Event()
@@ -260,7 +260,7 @@ class UploadedLedger:
         self._thread.join()
         self._writer.close()
         for again in range(LAST_TRIES):
-            if self._upload():
+            if self.upload():
                 shutil.rmtree(self._staging, ignore_errors=True)
                 return
             if again + 1 < LAST_TRIES:
@@ -274,9 +274,9 @@ class UploadedLedger:
     def _run(self) -> None:
         while not self._stop.wait(self._upload_s):
             self._writer.hand_over()
-            self._upload()
+            self.upload()
 
-    def _upload(self) -> bool:
+    def upload(self) -> bool:
         """Upload ended files in order; return whether all were uploaded."""
         for path in sorted(self._staging.glob(f"*{FILE_SUFFIX}")):
             try:
@@ -294,11 +294,11 @@ class UploadedLedger:
     def _upload_file(self, path: Path) -> None:
         # No reader takes this name for a ledger file: readers see a whole file or none.
         unfinished, name = f"{self._folder}/.{path.name}.draft", f"{self._folder}/{path.name}"
-        self._files.create_dir(self._folder, recursive=True)
-        with path.open("rb") as source, self._files.open_output_stream(unfinished) as target:
+        self.files.create_dir(self._folder, recursive=True)
+        with path.open("rb") as source, self.files.open_output_stream(unfinished) as target:
             while block := source.read(_BLOCK_BYTES):
                 target.write(block)
-        self._files.move(unfinished, name)
+        self.files.move(unfinished, name)
 
 
 def _file_system(url: str) -> tuple[Any, str]:

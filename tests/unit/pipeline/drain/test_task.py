@@ -162,8 +162,8 @@ def test_a_file_that_is_not_there_whole_is_none_of_the_ledger(
 ) -> None:
     monkeypatch.setattr(ledgers, "LAST_WAIT_S", 0.01)
     uploaded = UploadedLedger(f"file://{tmp_path}/ledger", "spark-1")
-    uploaded._files = mock.Mock(wraps=uploaded._files)
-    uploaded._files.move.side_effect = OSError("the store is gone")
+    uploaded.files = mock.Mock(wraps=uploaded.files)
+    uploaded.files.move.side_effect = OSError("the store is gone")
     with uploaded as ledger:
         ledger.record("complete", message_id="a")
     assert list(tmp_path.glob("ledger/.*"))
@@ -215,7 +215,7 @@ def test_a_task_that_was_killed_leaves_files_that_say_that_there_was_more(tmp_pa
     with uploaded as ledger:
         ledger.record("complete", message_id="a")
         ledger.hand_over()
-        uploaded._upload()
+        uploaded.upload()
         [path] = (tmp_path / "ledger").glob("*.jsonl")
         facts = facts_of(path.name, [path.read_bytes()])
         ledger.record("complete", message_id="b")
