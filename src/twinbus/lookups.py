@@ -29,7 +29,7 @@ class HostLookups:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._under_way: dict[str, list[tuple[float, Future[None]]]] = {}
+        self.under_way: dict[str, list[tuple[float, Future[None]]]] = {}
 
     async def resolved(self, host: str) -> None:
         """Return when the host has an address; OSError: it has none.
@@ -42,7 +42,7 @@ class HostLookups:
     def _lookup(self, host: str) -> Future[None]:
         now = time.monotonic()
         with self._lock:
-            lookups = self._under_way.setdefault(host, [])
+            lookups = self.under_way.setdefault(host, [])
             if lookups and (len(lookups) >= LOOKUPS_MAX or now - lookups[-1][0] < JOINED_S):
                 return lookups[-1][1]
             future: Future[None] = Future()
@@ -71,11 +71,11 @@ class HostLookups:
 
     def _end(self, host: str, future: Future[None], failure: OSError | None) -> None:
         with self._lock:
-            left = [one for one in self._under_way[host] if one[1] is not future]
+            left = [one for one in self.under_way[host] if one[1] is not future]
             if left:
-                self._under_way[host] = left
+                self.under_way[host] = left
             else:
-                del self._under_way[host]
+                del self.under_way[host]
         if failure is None:
             future.set_result(None)
         else:

@@ -201,7 +201,7 @@ async def test_lookups_that_hang_leave_other_hosts_alone_and_are_few(
         resolver.answers.set()
     await asyncio.gather(*joined)
     assert resolver.asked.count("hangs.example") == LOOKUPS_MAX
-    assert of_process._under_way == {}
+    assert of_process.under_way == {}
 
 
 async def test_without_a_thread_the_lookup_fails(

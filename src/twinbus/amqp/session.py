@@ -92,7 +92,7 @@ class Session:
         self.flows = 0
         """FLOW frames that came."""
         self._next_handle = 0
-        self._own_handle_max = self._handle_max = handle_max
+        self._own_handle_max = self.handle_max = handle_max
         self.link_limit: int | None = None
         """Most links of the peer, those included that it has not detached; None: as announced."""
         self._free_handles: list[int] = []
@@ -185,7 +185,7 @@ class Session:
     @property
     def free_handles(self) -> int:
         """How many more links this session takes, by the limits of both ends."""
-        return len(self._free_handles) + self._handle_max + 1 - self._next_handle
+        return len(self._free_handles) + self.handle_max + 1 - self._next_handle
 
     # Calls of links
 
@@ -279,7 +279,7 @@ class Session:
         self.next_incoming_id = begin.next_outgoing_id or 0
         self.remote_incoming_window = begin.incoming_window or 0
         if begin.handle_max is not None:
-            self._handle_max = min(self._own_handle_max, begin.handle_max)
+            self.handle_max = min(self._own_handle_max, begin.handle_max)
 
     def begin(self) -> Begin:
         return Begin(
@@ -476,9 +476,9 @@ class Session:
     def _new_handle(self) -> int:
         if self._free_handles:
             return self._free_handles.pop()
-        if self._next_handle > self._handle_max:
+        if self._next_handle > self.handle_max:
             raise ProtocolViolation(
-                f"more than {self._handle_max + 1} links on one session", ERRANT_LINK
+                f"more than {self.handle_max + 1} links on one session", ERRANT_LINK
             )
         self._next_handle += 1
         return self._next_handle - 1

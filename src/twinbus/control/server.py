@@ -68,7 +68,7 @@ class ControlServer:
         self._card = HostCard(kind, name, os.getpid())
         self.listening: socket.socket | None = None
         self._server: asyncio.Server | None = None
-        self._clients: set[asyncio.Task[None]] = set()
+        self.clients: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Open the socket in the first usable directory; without one, warn and continue."""
@@ -116,10 +116,10 @@ class ControlServer:
             with contextlib.suppress(OSError):
                 self.path.unlink()
         self.path = None
-        for client in self._clients:
+        for client in self.clients:
             client.cancel()
-        if self._clients:
-            await asyncio.wait(set(self._clients))
+        if self.clients:
+            await asyncio.wait(set(self.clients))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await server.wait_closed()
@@ -127,7 +127,7 @@ class ControlServer:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._clients.add(task)
+        self.clients.add(task)
         try:
             answer = await self._answer(reader)
             if answer:
@@ -141,11 +141,11 @@ class ControlServer:
             pass
         finally:
             writer.transport.abort()
-            self._clients.discard(task)
+            self.clients.discard(task)
 
     async def _answer(self, reader: asyncio.StreamReader) -> bytes:
         try:
-            if len(self._clients) > CLIENTS_MAX:
+            if len(self.clients) > CLIENTS_MAX:
                 raise ControlRefused(
                     "busy", f"{CLIENTS_MAX} clients are served already; try again later"
                 )

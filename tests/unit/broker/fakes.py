@@ -38,14 +38,14 @@ class FakeJournal:
     """What the disk would hold if every call were committed at once."""
 
     def __init__(self) -> None:
-        self._kept: dict[int, _Kept] = {}
+        self.kept: dict[int, _Kept] = {}
         self._dropped: set[int] = set()
         self.unreadable: set[tuple[int, int]] = set()
         """Messages, by entity id and number, whose payloads the disk does not give out."""
 
     def _of(self, entity_id: int) -> _Kept:
         assert entity_id not in self._dropped, f"entity {entity_id} was dropped"
-        return self._kept.setdefault(entity_id, _Kept())
+        return self.kept.setdefault(entity_id, _Kept())
 
     def put_entity(
         self, entity_id: int, kind: str, path: str, description: dict[str, object]
@@ -54,7 +54,7 @@ class FakeJournal:
 
     def drop_entity(self, entity_id: int) -> None:
         assert self._of(entity_id).entity is not None
-        del self._kept[entity_id]
+        del self.kept[entity_id]
         self._dropped.add(entity_id)
 
     def put(self, entity_id: int, message: StoredMessage, payload: bytes) -> None:
@@ -114,7 +114,7 @@ class FakeJournal:
                 [_snapshot(kept.messages[number][0]) for number in sorted(kept.messages)],
                 dict(kept.session_states), dict(kept.message_ids), dict(kept.rules),
             )
-            for entity_id, kept in sorted(self._kept.items())
+            for entity_id, kept in sorted(self.kept.items())
             if kept.entity is not None
         ]  # fmt: skip
 

@@ -170,7 +170,7 @@ async def test_a_slow_client_holds_up_nobody_and_is_let_go(
         answer = parse_answer(await silent[0].readline())
         assert answer.error_kind == "timeout"
         async with asyncio.timeout(60):
-            while control._clients:  # noqa: ASYNC110  # nothing tells of it
+            while control.clients:  # noqa: ASYNC110  # nothing tells of it
                 await asyncio.sleep(0.01)
         for _, writer in (silent, deaf):
             writer.close()

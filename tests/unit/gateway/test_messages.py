@@ -222,7 +222,7 @@ async def test_a_broken_namespace_and_a_silent_token_service_count() -> None:
         )
         connection = NamespaceConnection(cast("Endpoint", endpoint), lambda _: None)
         with pytest.raises(RequestRefused) as caught:
-            await connection._token("orders")
+            await connection.authorize("orders")
         assert of_error(caught.value) is meaning
         assert refusal_of(caught.value).condition == condition
 

@@ -156,7 +156,7 @@ def test_a_change_of_one_rule_writes_that_rule_and_a_restart_keeps_their_order(n
     names = [f"rule-{number * 7 % 10}" for number in range(10)]
     for name in names:
         news.namespace.create_rule("news", "s", correlation(name, ("a", 1)), 0)
-    kept = news.journal._kept[subscription.entity_id]
+    kept = news.journal.kept[subscription.entity_id]
     before = dict(kept.rules)
     news.namespace.update_rule("news", "s", correlation("rule-7", ("a", b"2")), 1)
     news.namespace.delete_rule("news", "s", "$Default", 1)
