@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import resource
 import shutil
 import signal
 import subprocess
@@ -39,6 +40,17 @@ def until(condition: Callable[[], Any], patience_s: float = 120.0) -> Any:
         assert time.monotonic() < ends, f"not within {patience_s:g} s"
         time.sleep(0.05)
     return found
+
+
+@contextmanager
+def room_for(size_bytes: int) -> Iterator[None]:
+    """Let this process write no file longer than that, which the broker sees as a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def run_twinbus(

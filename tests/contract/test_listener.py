@@ -28,7 +28,6 @@ from tests.contract.certificates import (
 from tests.contract.pairs import embedded
 from tests.official_sdk import receive_count
 from twinbus import EmbeddedBroker
-from twinbus.broker import listener as listener_module
 from twinbus.broker.access import Admission, ConnectionLimits
 from twinbus.broker.listener import AMQP_HEADER, Listener, WireProtocol, recognise
 from twinbus.broker.sas import AcceptedToken
@@ -78,6 +77,7 @@ async def listening(
     port: int = 0,
     limits: ConnectionLimits | None = None,
     tls: ssl.SSLContext | None = None,
+    **silence: Any,
 ) -> AsyncIterator[Listener]:
     made: list[Echo] = []
     listener = Listener(
@@ -87,6 +87,7 @@ async def listening(
         lambda: Echo(b"http", made),
         tls,
         admission=Admission(limits),
+        **silence,
     )
     await listener.start()
     try:
@@ -170,12 +171,11 @@ async def test_tls_is_closed_and_the_log_says_what_to_do(caplog: pytest.LogCaptu
 
 @pytest.mark.usefixtures("runner")
 async def test_a_client_that_says_nothing_is_closed_in_time(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(listener_module, "SNIFF_LIMIT_S", 0.05)
     caplog.set_level(logging.INFO)
 
-    async with listening() as listener:
+    async with listening(silent_s=0.05) as listener:
         assert await say(listener.port) == b""
     assert "sent nothing for 0.05 s" in caplog.text
 
@@ -192,12 +192,8 @@ async def test_a_port_check_that_opens_and_closes_leaves_no_trace(
 
 
 @pytest.mark.usefixtures("runner")
-async def test_silent_connections_are_bounded_and_the_longest_silent_goes_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(listener_module, "SNIFFING_MAX", 2)
-
-    async with listening() as listener:
+async def test_silent_connections_are_bounded_and_the_longest_silent_goes_first() -> None:
+    async with listening(silent_max=2) as listener:
         silent = [await asyncio.open_connection("127.0.0.1", listener.port) for _ in range(3)]
         assert await asyncio.wait_for(silent[0][0].read(1), PATIENCE_S) == b""
         silent[1][1].write(AMQP_HEADER)
@@ -308,17 +304,12 @@ async def test_a_stranger_inside_tls_is_closed_and_so_is_one_that_breaks_off_the
 
 
 @pytest.mark.usefixtures("runner")
-async def test_silence_before_and_after_the_handshake_is_bounded_in_time_and_number(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_silence_before_and_after_the_handshake_is_bounded_in_time_and_number() -> None:
     # Not less: a busy machine has to finish a handshake in it.
-    monkeypatch.setattr(listener_module, "SNIFF_LIMIT_S", 1.0)
-    monkeypatch.setattr(listener_module, "SNIFFING_MAX", 2)
-
-    async with listening(tls=server_context()) as listener:
+    async with listening(tls=server_context(), silent_s=1.0) as listener:
         assert await say(listener.port, tls=client_context()) == b""
         assert await say(listener.port, b"\x16", tls=None) == b""
-        monkeypatch.setattr(listener_module, "SNIFF_LIMIT_S", 3.0)
+    async with listening(tls=server_context(), silent_s=3.0, silent_max=2) as listener:
         handshakes = []
         for _ in range(3):
             reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from twinbus.broker.journal import StoredMessage
-from twinbus.broker.storage import lmdb_store
-from twinbus.broker.storage.lmdb_store import LmdbStore
+from twinbus.broker.storage.lmdb_store import SWEEP_RECORDS, LmdbStore
 from twinbus.broker.storage.store import Batch, GroupCommit, MemoryStore
 from twinbus.errors import StoreError, StoreFull
 
@@ -359,14 +358,11 @@ async def test_a_store_in_memory_needs_no_commit() -> None:
     await commit.close()
 
 
-async def test_a_dropped_entity_is_swept_though_nobody_waits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lmdb_store, "SWEEP_RECORDS", 5)
+async def test_a_dropped_entity_is_swept_though_nobody_waits(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, map_size=2**30)
     commit = GroupCommit(store, asyncio.get_running_loop())
     store.put_entity(1, "queue", "q", {})
-    for number in range(1, 30):
+    for number in range(1, 3 * SWEEP_RECORDS):
         store.put(1, StoredMessage(number, enqueued_at_ms=1, size_bytes=1), b"x")
     assert commit.pending_bytes > 0
     await commit.durable()
