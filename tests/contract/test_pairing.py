@@ -294,11 +294,8 @@ async def test_a_secondary_that_is_not_there_leaves_the_pair_unprotected_but_sen
         assert "\n" not in str(caught.value)
 
 
-async def test_a_secondary_that_comes_later_is_found(
-    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("twinbus.pairing.core.secondary.SEARCH_UNREACHABLE_S", 0.1)
-
+@pytest.mark.usefixtures("short_searches")
+async def test_a_secondary_that_comes_later_is_found(broker: EmbeddedBroker) -> None:
     with EmbeddedBroker("late") as probe:
         port, text = probe.port(), probe.connection_string()
     late = EmbeddedBroker(f"late:{port}")

@@ -42,10 +42,17 @@ class FakeJournal:
         self._dropped: set[int] = set()
         self.unreadable: set[tuple[int, int]] = set()
         """Messages, by entity id and number, whose payloads the disk does not give out."""
+        self.broken: set[int] = set()
+        """Entities, by id, for which a change of messages raises what nobody foresaw."""
 
     def _of(self, entity_id: int) -> _Kept:
         assert entity_id not in self._dropped, f"entity {entity_id} was dropped"
         return self.kept.setdefault(entity_id, _Kept())
+
+    def _changed(self, entity_id: int) -> _Kept:
+        if entity_id in self.broken:
+            raise RuntimeError("broken")
+        return self._of(entity_id)
 
     def put_entity(
         self, entity_id: int, kind: str, path: str, description: dict[str, object]
@@ -58,13 +65,13 @@ class FakeJournal:
         self._dropped.add(entity_id)
 
     def put(self, entity_id: int, message: StoredMessage, payload: bytes) -> None:
-        kept, number = self._of(entity_id), message.sequence_number
+        kept, number = self._changed(entity_id), message.sequence_number
         assert number > kept.last_sequence_number, f"number {number} used again"
         kept.messages[number] = (_snapshot(message), payload)
         kept.last_sequence_number = number
 
     def amend(self, entity_id: int, message: StoredMessage) -> None:
-        kept, _ = self._of(entity_id).messages[message.sequence_number]
+        kept, _ = self._changed(entity_id).messages[message.sequence_number]
         kept.state, kept.delivery_count = message.state, message.delivery_count
         kept.overrides = dict(message.overrides) if message.overrides else None
 
@@ -75,6 +82,7 @@ class FakeJournal:
         self, entity_id: int, sequence_number: int, to_entity_id: int, message: StoredMessage
     ) -> None:
         payload = self.payload(entity_id, sequence_number)
+        self._changed(to_entity_id)
         del self._of(entity_id).messages[sequence_number]
         self.put(to_entity_id, message, payload)
 

@@ -21,7 +21,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.control import server as server_module
 from twinbus.control.protocol import (
     REQUEST_BYTES_MAX,
     VERSION,
@@ -82,8 +81,8 @@ VERBS = {
 }
 
 
-def server(name: str = "contoso") -> ControlServer:
-    return ControlServer("pair", name, VERBS)
+def server(name: str = "contoso", **limits: float) -> ControlServer:
+    return ControlServer("pair", name, VERBS, **limits)
 
 
 async def said(path: Path, sent: bytes, *, close: bool = False) -> Any:
@@ -116,8 +115,8 @@ async def test_a_socket_is_its_users_alone_and_goes_with_its_server(run_director
 class running:  # noqa: N801
     """A server for the block, and its path."""
 
-    def __init__(self, name: str = "contoso") -> None:
-        self.server = server(name)
+    def __init__(self, name: str = "contoso", **limits: float) -> None:
+        self.server = server(name, **limits)
 
     async def __aenter__(self) -> tuple[ControlServer, Path]:
         await self.server.start()
@@ -156,13 +155,9 @@ async def test_nonsense_gets_an_answer_and_silence_gets_none(run_directory: Path
         assert await said(path, b"", close=True) is None
 
 
-async def test_a_slow_client_holds_up_nobody_and_is_let_go(
-    run_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_slow_client_holds_up_nobody_and_is_let_go(run_directory: Path) -> None:
     # The client in between has as long for its request, on a busy machine.
-    monkeypatch.setattr(server_module, "REQUEST_S", 2.0)
-    monkeypatch.setattr(server_module, "ANSWER_S", 2.0)
-    async with running() as (control, path):
+    async with running(request_s=2.0, answer_s=2.0) as (control, path):
         silent = await asyncio.open_unix_connection(str(path))
         deaf = await asyncio.open_unix_connection(str(path), limit=1)
         deaf[1].write(encode_request(ControlRequest("large")))
@@ -268,9 +263,8 @@ async def test_a_long_label_is_cut_in_the_path_only(
         assert hosts[0].is_called(label.upper())
 
 
-def test_places_by_environment(run_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", "/tmp")
-    own = Path(f"/tmp/twinbus-{os.getuid()}")
+def test_places_by_environment(run_directory: Path) -> None:
+    own = Path(tempfile.gettempdir(), f"twinbus-{os.getuid()}")
     runtime = run_directory.parent
     assert [p.path for p in socket_directories_of({VARIABLE: "/here"})] == [Path("/here")]
     assert socket_directories_of({VARIABLE: ""}) == []

@@ -29,12 +29,11 @@ from twinbus.errors import SyphonError
 from twinbus.ledger import LedgerError, LedgerFindings, facts_of, verify
 from twinbus.namespace.access import NamespaceAccess
 from twinbus.namespace.namespace import Namespace
-from twinbus.pipeline.drain import driver_link as links
-from twinbus.pipeline.drain import task as ledgers
 from twinbus.pipeline.drain.driver_link import DriverLink, DriverListener
 from twinbus.pipeline.drain.task import (
     DrainTask,
     UploadedLedger,
+    identify,
     open_side,
     prepare_place,
     shipped_side,
@@ -146,22 +145,18 @@ def test_a_url_gets_closed_files_now_and_then_and_at_the_end(tmp_path: Path) -> 
 
 
 def test_files_that_the_url_does_not_take_are_kept_and_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(ledgers, "LAST_WAIT_S", 0.01)
     (tmp_path / "ledger").write_text("a file where the directory should be")
-    with UploadedLedger(f"file://{tmp_path}/ledger", "spark-1") as ledger:
+    with UploadedLedger(f"file://{tmp_path}/ledger", "spark-1", last_wait_s=0.01) as ledger:
         ledger.record("complete", message_id="a")
     assert [record["message_id"] for record in read(ledger.directory)] == ["a"]
     assert str(ledger.directory) in caplog.text
     assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.ERROR]
 
 
-def test_a_file_that_is_not_there_whole_is_none_of_the_ledger(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ledgers, "LAST_WAIT_S", 0.01)
-    uploaded = UploadedLedger(f"file://{tmp_path}/ledger", "spark-1")
+def test_a_file_that_is_not_there_whole_is_none_of_the_ledger(tmp_path: Path) -> None:
+    uploaded = UploadedLedger(f"file://{tmp_path}/ledger", "spark-1", last_wait_s=0.01)
     uploaded.files = mock.Mock(wraps=uploaded.files)
     uploaded.files.move.side_effect = OSError("the store is gone")
     with uploaded as ledger:
@@ -198,12 +193,9 @@ def test_the_names_that_hadoop_gives_s3_are_known(monkeypatch: pytest.MonkeyPatc
     assert asked == ["s3://bucket/ledger/"]
 
 
-def test_a_ledger_at_a_url_gets_one_identity(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ledgers, "is_url", lambda place: True)
+def test_a_ledger_at_a_url_gets_one_identity(tmp_path: Path) -> None:
     for _ in range(2):
-        prepare_place(f"file://{tmp_path}/ledger")
+        identify(f"file://{tmp_path}/ledger")
         identity = (tmp_path / "ledger" / "ledger.id").read_text()
         with UploadedLedger(f"file://{tmp_path}/ledger", "spark-1") as ledger:
             ledger.record("complete", message_id="a")
@@ -279,10 +271,7 @@ def test_a_stranger_is_not_listened_to(line: bytes) -> None:
         assert post.attached == 0
 
 
-def test_a_task_that_cannot_reach_the_driver_works_without(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(links, "CONNECT_S", 0.2)
+def test_a_task_that_cannot_reach_the_driver_works_without() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
