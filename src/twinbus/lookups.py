@@ -14,6 +14,7 @@ import ipaddress
 import socket
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Final
 
@@ -27,7 +28,8 @@ JOINED_S: Final = 2.0
 class HostLookups:
     """The lookups of this process that are under way, by host."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._lock = threading.Lock()
         self.under_way: dict[str, list[tuple[float, Future[None]]]] = {}
 
@@ -40,7 +42,7 @@ class HostLookups:
             await asyncio.wrap_future(self._lookup(host))
 
     def _lookup(self, host: str) -> Future[None]:
-        now = time.monotonic()
+        now = self._clock()
         with self._lock:
             lookups = self.under_way.setdefault(host, [])
             if lookups and (len(lookups) >= LOOKUPS_MAX or now - lookups[-1][0] < JOINED_S):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
 from collections.abc import Mapping
 from functools import partial
 from types import SimpleNamespace
@@ -29,6 +28,7 @@ from twinbus.errors import SyphonError
 from twinbus.namespace.access import Endpoint, endpoint_of
 from twinbus.namespace.namespace import Namespace
 from twinbus.syphon.core.pacing import FIRST_RECONNECT_S, ReconnectBackoff
+from twinbus.testing import run_virtual
 
 WIRE = Wire(b"x", 0)
 
@@ -233,7 +233,7 @@ async def asked_of_one_that_answers(
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         text = f"Endpoint=sb://127.0.0.1:{port};{credential};UseDevelopmentEmulator=true;"
-        return await counts_of(endpoint_of(text), "orders")
+        return await counts_of(endpoint_of(text), "orders", (0.0, 0.0))
 
 
 def test_a_whole_answer_is_read() -> None:
@@ -252,10 +252,7 @@ def test_an_answer_that_is_cut_off_says_nothing_of_the_queue(came: int) -> None:
         asyncio.run(asked_of_one_that_answers("200 OK", COUNTS[:came], len(COUNTS)))
 
 
-def test_a_namespace_that_throttles_is_asked_again_for_a_while(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(administration, "BUSY_WAITS_S", (0.0, 0.0))
+def test_a_namespace_that_throttles_is_asked_again_for_a_while() -> None:
     found = asyncio.run(asked_of_one_that_answers("200 OK", COUNTS, len(COUNTS), busy=2))
     assert found.total == 5
     with pytest.raises(NotAnswered, match="answers 503 for the counts of orders"):
@@ -287,12 +284,9 @@ def test_a_token_that_expires_under_way_says_nothing_of_the_rights(
 NO_MESSAGE = {"a": QueueDepth(0, 0, None)}
 
 
-def measured(
-    monkeypatch: pytest.MonkeyPatch, *answers: Exception | Mapping[str, QueueCounts]
-) -> list[Mapping[str, QueueDepth]]:
+def measured(*answers: Exception | Mapping[str, QueueCounts]) -> list[Mapping[str, QueueDepth]]:
     """Return the depths after each measurement, made every 10 s, with counts as given."""
-    left, seen, now = list(answers), list[Mapping[str, QueueDepth]](), 1_000.0
-    sleep = asyncio.sleep
+    left, seen = list(answers), list[Mapping[str, QueueDepth]]()
 
     async def scenario() -> None:
         ended = asyncio.Event()
@@ -301,32 +295,26 @@ def measured(
             seen.append(meter.depths())
             if not left:
                 ended.set()
-                await sleep(3600)
+                await asyncio.sleep(3600)
             answer = left.pop(0)
             if isinstance(answer, Exception):
                 raise answer
             return answer
 
-        async def pause(length_s: float) -> None:
-            nonlocal now
-            now += length_s
-
-        monkeypatch.setattr(asyncio, "sleep", pause)
-        monkeypatch.setattr(time, "monotonic", lambda: now)
-        meter = BacklogMeter(cast("Endpoint", None), counts, every_s=10.0)
-        meter.start(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        meter = BacklogMeter(cast("Endpoint", None), counts, every_s=10.0, clock=loop.time)
+        meter.start(loop)
         await ended.wait()
         await meter.close()
 
-    asyncio.run(scenario())
+    run_virtual(scenario())
     return seen[1:]
 
 
 def test_after_errors_measuring_goes_on_and_numbers_that_are_too_old_are_withdrawn(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     assert measured(
-        monkeypatch,
         {"a": QueueCounts()},
         SyphonError("away"),
         ValueError("nonsense"),

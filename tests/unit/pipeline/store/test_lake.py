@@ -155,10 +155,8 @@ def test_many_sets_stay_few_files(place: Path, monkeypatch: pytest.MonkeyPatch) 
     assert lake_at(place).latest().number == 8
 
 
-def test_a_sweep_removes_what_no_set_of_the_last_day_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = time.time
+def test_a_sweep_removes_what_no_set_of_the_last_day_names(tmp_path: Path) -> None:
+    before_s = time.time() - 3 * DAY_S
 
     def parts() -> set[str]:
         return {path.parent.name for path in (tmp_path / "records").glob("*/*.parquet")}
@@ -168,14 +166,13 @@ def test_a_sweep_removes_what_no_set_of_the_last_day_names(
         change = TableChange([new], old("records", before))
         return lake_at(tmp_path).publish(before, before, {"records": change})
 
-    monkeypatch.setattr(time, "time", lambda: now() - 3 * DAY_S)
-    first = replace_records(add(tmp_path, Snapshot(), "0-a", ["1"]), "0-b")
+    with mock.patch.object(time, "time", return_value=before_s):
+        first = replace_records(add(tmp_path, Snapshot(), "0-a", ["1"]), "0-b")
     write_file(tmp_path, "records", "remains", ["9"])
     write_file(tmp_path, "records", "killed/_temporary/0", ["9"])
     for path in tmp_path.glob("*/*/*.parquet"):
         (path.parent / ".checksum.crc").touch()
-        os.utime(path, (time.time(),) * 2)
-    monkeypatch.setattr(time, "time", now)
+        os.utime(path, (before_s, before_s))
     last = replace_records(first, "0-c")
     write_file(tmp_path, "records", "being-written", ["9"])
     lake_at(tmp_path).sweep()
