@@ -57,6 +57,13 @@ def namespaces(tmp_path: Path) -> Iterator[tuple[str, str]]:
         yield primary, secondary
 
 
+@pytest.fixture
+def quick_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drain that looks, tries again and gives slots away much sooner than others."""
+    for name, wait_s in (("PROGRESS_S", 0.02), ("RETRY_FIRST_S", 0.01), ("STARVED_S", 1.0)):
+        monkeypatch.setattr(f"twinbus.pipeline.drain.drain.{name}", wait_s)
+
+
 def divert(secondary: str, queue: str, message_ids: list[str], path: str = "orders") -> None:
     messages = [ServiceBusMessage("x", message_id=message_id) for message_id in message_ids]
     with client(secondary) as sdk, sdk.get_queue_sender(queue) as sender:
@@ -183,10 +190,10 @@ def test_a_continuous_drain_outlives_a_failed_job_and_stops_without_duplicates(
     assert ended[0].statistics() == DrainStatistics(forwarded=count, completed=count)
 
 
+@pytest.mark.usefixtures("quick_drain")
 def test_a_drain_that_is_stopped_in_the_middle_duplicates_nothing(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("twinbus.pipeline.drain.drain.PROGRESS_S", 0.02)
     stop, each = threading.Event(), 2_000
     count = each * len(drain_world.KINDS)
 
@@ -208,13 +215,12 @@ def test_a_drain_that_is_stopped_in_the_middle_duplicates_nothing(
     assert not drain_world.duplicates(arrived)
 
 
+@pytest.mark.usefixtures("quick_drain")
 def test_a_task_that_waits_for_a_destination_gives_others_its_slot(
-    spark: SparkSession, namespaces: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, namespaces: tuple[str, str]
 ) -> None:
     from tests.official_sdk import administration
 
-    monkeypatch.setattr("twinbus.pipeline.drain.drain.PROGRESS_S", 0.1)
-    monkeypatch.setattr("twinbus.pipeline.drain.drain.STARVED_S", 1.0)
     assert spark.sparkContext.defaultParallelism == 1
     with administration(namespaces[0]) as admin:
         admin.create_queue("closed", status="SendDisabled")
@@ -266,10 +272,10 @@ def test_what_a_user_can_get_wrong_is_one_line(
         drain(spark, primary, secondary, QUEUES)
 
 
+@pytest.mark.usefixtures("quick_drain")
 def test_a_job_that_fails_again_and_again_is_given_up(
-    spark: SparkSession, namespaces: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, namespaces: tuple[str, str]
 ) -> None:
-    monkeypatch.setattr("twinbus.pipeline.drain.drain.RETRY_FIRST_S", 0.01)
     with (
         pytest.raises(SyphonError, match="3 Spark jobs failed and moved nothing, 600 messages"),
         spark_pumped_by(not_a_pump),

@@ -149,13 +149,10 @@ async def serial_of(port: int) -> str:
     return str(shown["serialNumber"])
 
 
-async def test_new_handshakes_get_the_new_certificate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(port_access, "RELOAD_CHECK_S", 0.01)
+async def test_new_handshakes_get_the_new_certificate(tmp_path: Path) -> None:
     chain, key = write_server_files(tmp_path)
     context = port_access.server_context(chain, key)
-    watching = asyncio.create_task(port_access.reload_on_change(context, chain, key))
+    watching = asyncio.create_task(port_access.reload_on_change(context, chain, key, 0.01))
 
     async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
-import shutil
-import sys
+from contextlib import redirect_stdout
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 
@@ -62,12 +60,13 @@ class Screen(io.StringIO):
 
 
 def test_only_a_terminal_has_a_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((36, 24)))
+    monkeypatch.setenv("COLUMNS", "36")
+    monkeypatch.setenv("LINES", "24")
     row = ("orders", 1_200, REASON)
     assert len(table_lines(COLUMNS, [row])) == 2
-    monkeypatch.setattr(sys, "stdout", Screen())
-    assert table_lines(COLUMNS, [row]) == table_lines(COLUMNS, [row], width=34)
-    assert len(table_lines(COLUMNS, [row])) == 3
+    with redirect_stdout(Screen()):
+        assert table_lines(COLUMNS, [row]) == table_lines(COLUMNS, [row], width=34)
+        assert len(table_lines(COLUMNS, [row])) == 3
 
 
 SIDES = {

@@ -10,7 +10,6 @@ import pytest
 
 from tests.unit.broker.fakes import incoming
 from tests.unit.broker.links.joined import JoinedClient, JoinedTransport, new_server
-from twinbus.amqp import transport
 from twinbus.amqp.connection import (
     AMQP_HEADER,
     EMPTY_FRAME,
@@ -361,10 +360,10 @@ async def test_a_client_of_the_broker_is_never_left_without_a_frame_for_its_idle
 
 @pytest.mark.parametrize("idle_ms", IDLE_TIMES_MS)
 async def test_our_own_client_keeps_a_connection_alive_from_the_start(
-    idle_ms: int, monkeypatch: pytest.MonkeyPatch
+    idle_ms: int,
 ) -> None:
-    monkeypatch.setattr(transport, "_now_ms", now_ms)
-    client, wire = ClientTransport(Connection("c"), lambda _: None), TimedTransport()
+    wire = TimedTransport()
+    client = ClientTransport(Connection("c"), lambda _: None, now_ms=now_ms)
     client.connection_made(cast("asyncio.Transport", wire))
     await asyncio.sleep(0.01)
     client.data_received(AMQP_HEADER + opening(idle_ms))
@@ -375,16 +374,13 @@ async def test_our_own_client_keeps_a_connection_alive_from_the_start(
 
 @pytest.mark.parametrize("idle_ms", [1, 2, IDLE_TIMEOUT_LEAST_MS - 1])
 @pytest.mark.parametrize("side", ["broker", "client"])
-async def test_an_idle_time_that_would_cost_a_processor_is_refused(
-    side: str, idle_ms: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(transport, "_now_ms", now_ms)
+async def test_an_idle_time_that_would_cost_a_processor_is_refused(side: str, idle_ms: int) -> None:
     loop, wire = asyncio.get_running_loop(), TimedTransport()
     assert isinstance(loop, VirtualLoop)
     events: list[Event] = []
     server = VirtualServer("b", MemoryStore(), [])
-    connection = Connection("c")
-    end = server.peer() if side == "broker" else ClientTransport(connection, events.append)
+    client = ClientTransport(Connection("c"), events.append, now_ms=now_ms)
+    end = server.peer() if side == "broker" else client
     end.connection_made(cast("asyncio.Transport", wire))
     end.data_received(AMQP_HEADER + opening(idle_ms))
     jumps = loop.jumps

@@ -60,12 +60,12 @@ def test_a_syphon_with_leases_waits_for_a_secondary_that_refuses_connections(
     answers: list[Exception | None] = [UnreachableError("b refuses")] * 2 + [None]
     stop = asyncio.Event()
 
-    async def lease_queue(_: SyphonRequest) -> None:
-        if (answer := answers.pop(0)) is not None:
-            raise answer
-        stop.set()
+    class Request(SyphonRequest):
+        async def have_lease_queue(self) -> None:
+            if (answer := answers.pop(0)) is not None:
+                raise answer
+            stop.set()
 
-    monkeypatch.setattr(SyphonRequest, "have_lease_queue", lease_queue)
     monkeypatch.setattr(run, "CHECK_EVERY_S", 0.001)
     monkeypatch.setattr(secondary, "LIST_FIRST_S", 0.0)
     # Nothing listens on these ports of this host.
@@ -73,7 +73,7 @@ def test_a_syphon_with_leases_waits_for_a_secondary_that_refuses_connections(
         side: Namespace.from_connection_string(f"Endpoint=sb://127.0.0.1:{port};{KEY}", name=side)
         for side, port in (("primary", 9), ("secondary", 11))
     }
-    request = SyphonRequest(options=SendAvailabilityOptions(), lease=True, **sides)
+    request = Request(options=SendAvailabilityOptions(), lease=True, **sides)
     asyncio.run(SyphonProgram(request, NullLedger(), 2, Output.JSON).run(stop))
     events = [json.loads(line)["event"] for line in capsys.readouterr().out.splitlines()]
     assert (events[:2], events[-1], answers) == (["waiting", "running"], "stopped", [])
