@@ -365,10 +365,7 @@ class _Peer:
 def read_peer(
     address: PeerAddress, read_s: float = READ_S, answer_s: float = ANSWER_S
 ) -> tuple[list[ShownPair], str]:
-    """Return the pairs of a peer's page, and what is left out; PeerRefused if it gives none.
-
-    `read_s` is the time for each piece of the answer, `answer_s` for the whole.
-    """
+    """Return the pairs of a peer's page, and what is left out; PeerRefused if it gives none."""
     try:
         return foreign_pairs(json.loads(_read(address, read_s, answer_s)), address.place)
     except (OSError, http.client.HTTPException) as error:

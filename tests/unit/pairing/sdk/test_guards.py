@@ -171,8 +171,8 @@ async def test_while_healthy_nothing_is_copied_and_nothing_is_sized(
 
     world = FakePair(message_size_limit=LIMIT)
     sender = world.client.get_queue_sender("orders")
-    monkeypatch.setattr(guards, "to_backlog_message", never)
-    monkeypatch.setattr(guards, "encoded_bytes", never)
+    for name in ("to_backlog_message", "encoded_bytes"):
+        monkeypatch.setattr(guards, name, never)
     for size in (0, 1_000, LIMIT - PROPERTIES_BYTES_MAX - guards.ALIASES_MAX):
         await sender.send_messages(message(size, application_properties={"a": 1}))
         await sender.send_messages([message(size), message(size)])
