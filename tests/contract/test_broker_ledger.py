@@ -418,7 +418,7 @@ def test_depths_connections_and_commits(broker: EmbeddedBroker) -> None:
 
 def test_past_the_limit_entities_are_summed() -> None:
     names = [f"q{number:04}" for number in range(ENTITIES_MAX + 2)]
-    with EmbeddedBroker() as broker:
+    with EmbeddedBroker("contoso") as broker:
         for name in names:
             broker.create_queue(name)
         with client(broker.connection_string()) as sdk:
