@@ -90,6 +90,13 @@ def _run_directory() -> Iterator[None]:
 
 
 @pytest.fixture
+def short_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pair looks for missing backlog queues at a sixtieth of the true intervals."""
+    for name, interval_s in (("SEARCH_S", 1.0), ("SEARCH_UNREACHABLE_S", 0.1)):
+        monkeypatch.setattr(f"twinbus.pairing.core.secondary.{name}", interval_s)
+
+
+@pytest.fixture
 def run_directory() -> Iterator[Path]:
     """A directory for the control sockets of one test."""
     with short_directory() as directory:

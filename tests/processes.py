@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import resource
 import shutil
 import signal
 import subprocess
@@ -39,6 +40,17 @@ def until(condition: Callable[[], Any], patience_s: float = 120.0) -> Any:
         assert time.monotonic() < ends, f"not within {patience_s:g} s"
         time.sleep(0.05)
     return found
+
+
+@contextmanager
+def room_for(size_bytes: int) -> Iterator[None]:
+    """Let this process write no file longer than that, which the broker sees as a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def run_twinbus(
@@ -226,6 +238,15 @@ class ServedBroker:
     ) -> str:
         """The printed connection string, or one of another rule and key."""
         return with_key(self._strings[name or self._namespaces[0]], rule, key)
+
+    def environment(self, run_directory: Path) -> dict[str, str]:
+        """What commands about a pair of its first two namespaces read."""
+        primary, secondary = (self.connection_string(name) for name in self._namespaces[:2])
+        return {
+            "TWINBUS_PRIMARY": primary,
+            "TWINBUS_SECONDARY": secondary,
+            "TWINBUS_RUN_DIR": str(run_directory),
+        }
 
     def health(self, name: str | None = None) -> dict[str, Any]:
         """What /health answers."""

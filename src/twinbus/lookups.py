@@ -14,6 +14,7 @@ import ipaddress
 import socket
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Final
 
@@ -27,9 +28,10 @@ JOINED_S: Final = 2.0
 class HostLookups:
     """The lookups of this process that are under way, by host."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._lock = threading.Lock()
-        self._under_way: dict[str, list[tuple[float, Future[None]]]] = {}
+        self.under_way: dict[str, list[tuple[float, Future[None]]]] = {}
 
     async def resolved(self, host: str) -> None:
         """Return when the host has an address; OSError: it has none.
@@ -40,9 +42,9 @@ class HostLookups:
             await asyncio.wrap_future(self._lookup(host))
 
     def _lookup(self, host: str) -> Future[None]:
-        now = time.monotonic()
+        now = self._clock()
         with self._lock:
-            lookups = self._under_way.setdefault(host, [])
+            lookups = self.under_way.setdefault(host, [])
             if lookups and (len(lookups) >= LOOKUPS_MAX or now - lookups[-1][0] < JOINED_S):
                 return lookups[-1][1]
             future: Future[None] = Future()
@@ -71,11 +73,11 @@ class HostLookups:
 
     def _end(self, host: str, future: Future[None], failure: OSError | None) -> None:
         with self._lock:
-            left = [one for one in self._under_way[host] if one[1] is not future]
+            left = [one for one in self.under_way[host] if one[1] is not future]
             if left:
-                self._under_way[host] = left
+                self.under_way[host] = left
             else:
-                del self._under_way[host]
+                del self.under_way[host]
         if failure is None:
             future.set_result(None)
         else:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.browser import many_pairs, sending_program, steered_pair
+from tests.browser import many_pairs, steered_pair
+from tests.end_to_end import paired_program
 from tests.official_sdk import administration
-from tests.processes import ENTRY, ServedBroker
+from tests.processes import ENTRY, ServedBroker, short_directory, started
 
+LABEL = "contoso"
 ENTITIES = ("invoices", "orders", "payments", "returns")
 ADDRESS = re.compile(r"https?://\S+token=\S+")
 
@@ -39,30 +37,26 @@ class OutageWorld:
 def outage_world(directory: Path, *, has_syphon: bool = True) -> Iterator[OutageWorld]:
     """Start everything; the program sends and the page answers when the block begins."""
     with ExitStack() as stack:
-        for name in ("primary", "secondary"):
-            (directory / name).mkdir()
         primary = stack.enter_context(ServedBroker(directory / "primary", "contoso"))
         secondary = stack.enter_context(ServedBroker(directory / "secondary", "contoso-dr"))
         with administration(primary.connection_string()) as admin:
             for entity in ENTITIES:
                 admin.create_queue(entity)
-        # Pytest's own directories are too long for the address of a socket.
-        sockets = stack.enter_context(_short_directory())
+        sockets = stack.enter_context(short_directory())
         sides = primary.connection_string(), secondary.connection_string()
         ledger = str(directory / "ledger")
         environment = {
-            **os.environ,
             "TWINBUS_RUN_DIR": str(sockets),
             "TWINBUS_PRIMARY": sides[0],
             "TWINBUS_SECONDARY": sides[1],
-            **({} if has_syphon else {"NO_SYPHON": "1"}),
         }
-        program = stack.enter_context(
-            _process([sending_program.__file__, *sides, ledger, *ENTITIES], environment)
-        )
-        assert _first_line(program, "ready")
-        command = ["page", "--port", "0", "--ledger", ledger]
-        page = stack.enter_context(_process(["-c", ENTRY, *command], environment))
+        running = paired_program.running(
+            sockets, *sides, LABEL, *ENTITIES, environment={"SEND_EVERY_S": "0.2"},
+            failover_interval=2, ping_primary_interval=2, undeliverable_grace=0, ledger=ledger,
+            enable_syphon=has_syphon,
+        )  # fmt: skip
+        program = stack.enter_context(running)
+        page = _page(stack, environment, "--port", "0", "--ledger", ledger)
         address = _first_line(page, ADDRESS)
         yield OutageWorld(primary, secondary, program, address, ledger, environment)
 
@@ -79,12 +73,10 @@ class Watched:
 def watched_pairs(pairs: int, entities: int, changes_per_s: int) -> Iterator[Watched]:
     """Start `many_pairs` and a page that shows them."""
     with ExitStack() as stack:
-        sockets = stack.enter_context(_short_directory())
-        environment = {**os.environ, "TWINBUS_RUN_DIR": str(sockets)}
+        environment = {"TWINBUS_RUN_DIR": str(stack.enter_context(short_directory()))}
         numbers = [str(number) for number in (pairs, entities, changes_per_s)]
-        program = stack.enter_context(_process([many_pairs.__file__, *numbers], environment))
-        assert _first_line(program, "ready")
-        page = stack.enter_context(_process(["-c", ENTRY, "page", "--port", "0"], environment))
+        _program(stack, environment, many_pairs.__file__, *numbers)
+        page = _page(stack, environment, "--port", "0")
         yield Watched(_first_line(page, ADDRESS), page.pid)
 
 
@@ -101,7 +93,7 @@ class Shown:
     @contextmanager
     def another_page(self, *options: str) -> Iterator[str]:
         """Start one more page over the same sockets; yields its address with its token."""
-        with _process(["-c", ENTRY, "page", *options], self.environment) as page:
+        with started("-c", ENTRY, "page", *options, environment=self.environment) as page:
             yield _first_line(page, ADDRESS)
 
 
@@ -109,35 +101,23 @@ class Shown:
 def shown_pairs(*options: str) -> Iterator[Shown]:
     """Start `steered_pair` and a page with these options, whose tokens come from files."""
     with ExitStack() as stack:
-        sockets = stack.enter_context(_short_directory())
-        paths = os.pathsep.join(sys.path)
-        environment = {**os.environ, "TWINBUS_RUN_DIR": str(sockets), "PYTHONPATH": paths}
-        program = stack.enter_context(_process([steered_pair.__file__], environment))
-        assert _first_line(program, "ready")
-        page = stack.enter_context(_process(["-c", ENTRY, "page", *options], environment))
+        environment = {"TWINBUS_RUN_DIR": str(stack.enter_context(short_directory()))}
+        program = _program(stack, environment, steered_pair.__file__)
+        page = _page(stack, environment, *options)
         yield Shown(program, page, _first_line(page, r"https?://\S+"), environment)
 
 
-@contextmanager
-def _short_directory() -> Iterator[Path]:
-    directory = Path(tempfile.mkdtemp(prefix="tb-"))
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory)
+def _program(
+    stack: ExitStack, environment: Mapping[str, str], *arguments: str
+) -> subprocess.Popen[str]:
+    """Start a program that prints "ready", and wait for that."""
+    program = stack.enter_context(started(*arguments, environment=environment))
+    assert _first_line(program, "ready")
+    return program
 
 
-@contextmanager
-def _process(
-    arguments: list[str], environment: Mapping[str, str]
-) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(
-        [sys.executable, *arguments], env=environment, stdout=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+def _page(stack: ExitStack, environment: Mapping[str, str], *options: str) -> subprocess.Popen[str]:
+    return stack.enter_context(started("-c", ENTRY, "page", *options, environment=environment))
 
 
 def _first_line(process: subprocess.Popen[str], wanted: str | re.Pattern[str]) -> str:

@@ -12,8 +12,7 @@ from axe_playwright_python.sync_playwright import Axe
 from azure.servicebus import ServiceBusMessage
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from tests.browser.outage_world import ENTITIES, OutageWorld, outage_world
-from tests.browser.sending_program import LABEL
+from tests.browser.outage_world import ENTITIES, LABEL, OutageWorld, outage_world
 from tests.official_sdk import administration, client
 
 pytestmark = pytest.mark.end_to_end

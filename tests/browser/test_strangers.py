@@ -65,30 +65,23 @@ ATTACK = """async ([page, body]) => {
 class Site(BaseHTTPRequestHandler):
     """A page of another server on the same machine."""
 
+    # With an icon of its own: the request for another might come among those of the script.
+    body = b'<!doctype html><link rel="icon" href="data:,"><title>prizes</title>'
+
     def do_GET(self) -> None:
-        # With an icon of its own: the request for another might come among those of the script.
-        body = b'<!doctype html><link rel="icon" href="data:,"><title>prizes</title>'
         self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Length", str(len(self.body)))
         self.end_headers()
-        self.wfile.write(body)
+        self.wfile.write(self.body)
 
     def log_message(self, *_: Any) -> None:
         pass
 
 
-class Liar(BaseHTTPRequestHandler):
+class Liar(Site):
     """A peer whose view is full of lies."""
 
-    def do_GET(self) -> None:
-        body = json.dumps({"pairs": [LIE, 5, {"name": MARKUP}], "headline": MARKUP}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        pass
+    body = json.dumps({"pairs": [LIE, 5, {"name": MARKUP}], "headline": MARKUP}).encode()
 
 
 @contextmanager

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from pathlib import Path
 from typing import Final
 
 from celery import Celery
+
+from tests.processes import until
 
 PATIENCE_S: Final = 120.0
 
@@ -47,8 +48,5 @@ def record(order: str) -> None:
 def record_later(order: str, signal: str) -> None:
     """Wait until the file `signal` exists, then send a task from this forked process."""
     record.run(f"{order} begins")
-    ends = time.monotonic() + PATIENCE_S
-    while not Path(signal).exists():
-        assert time.monotonic() < ends
-        time.sleep(0.05)
+    until(Path(signal).exists, PATIENCE_S)
     record.delay(order)

@@ -35,8 +35,8 @@ class Shop:
         self.directory = directory
         self.book = directory / "book.txt"
         self.log = directory / "worker.log"
-        self.primary = ServedBroker(_made(directory / "primary"), "contoso")
-        self.secondary = ServedBroker(_made(directory / "secondary"), "contoso-dr")
+        self.primary = ServedBroker(directory / "primary", "contoso")
+        self.secondary = ServedBroker(directory / "secondary", "contoso-dr")
 
     def orders(self) -> set[str]:
         return set(self.book.read_text().splitlines()) if self.book.exists() else set()
@@ -71,11 +71,6 @@ class Shop:
             if process.poll() is None:
                 process.kill()
             process.wait()
-
-
-def _made(directory: Path) -> Path:
-    directory.mkdir()
-    return directory
 
 
 @pytest.fixture

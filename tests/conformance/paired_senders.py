@@ -42,23 +42,23 @@ def primary_of(given: tuple[Any, ...], options: dict[str, Any]) -> Namespace:
 class PairedClient(sdk.ServiceBusClient):
     """The SDK's client, with paired senders."""
 
-    _given: Given
+    given: Given
     _pair: blocking.Pair | None = None
 
     def __init__(self, fully_qualified_namespace: str, credential: Any, **options: Any) -> None:
         super().__init__(fully_qualified_namespace, credential, **options)
-        self._given = (fully_qualified_namespace, credential), options
+        self.given = (fully_qualified_namespace, credential), options
 
     @classmethod
     def from_connection_string(cls, conn_str: str, **options: Any) -> Self:
         client = super().from_connection_string(conn_str, **options)
         assert isinstance(client, cls)
-        client._given = (conn_str,), options
+        client.given = (conn_str,), options
         return client
 
     def _started(self) -> blocking.Pair:
         if self._pair is None:
-            self._pair = blocking.pair_namespaces(primary_of(*self._given), SECONDARY, OPTIONS)
+            self._pair = blocking.pair_namespaces(primary_of(*self.given), SECONDARY, OPTIONS)
             self._pair.start()
         return self._pair
 
@@ -78,11 +78,11 @@ class PairedClient(sdk.ServiceBusClient):
 class PairedAsyncClient(sdk_aio.ServiceBusClient):
     """The same with asyncio. A pair is started in a coroutine, which the SDK's client needs not."""
 
-    _given: Given
+    given: Given
 
     def __init__(self, fully_qualified_namespace: str, credential: Any, **options: Any) -> None:
         super().__init__(fully_qualified_namespace, credential, **options)
-        self._given = (fully_qualified_namespace, credential), options
+        self.given = (fully_qualified_namespace, credential), options
         self._pair: Any = None
         self._starting = asyncio.Lock()
 
@@ -90,7 +90,7 @@ class PairedAsyncClient(sdk_aio.ServiceBusClient):
     def from_connection_string(cls, conn_str: str, **options: Any) -> Self:
         client = super().from_connection_string(conn_str, **options)
         assert isinstance(client, cls)
-        client._given = (conn_str,), options
+        client.given = (conn_str,), options
         return client
 
     async def __aenter__(self) -> Self:
@@ -102,7 +102,7 @@ class PairedAsyncClient(sdk_aio.ServiceBusClient):
         """The pair, started."""
         async with self._starting:
             if self._pair is None:
-                pair = pair_namespaces(primary_of(*self._given), SECONDARY, OPTIONS)
+                pair = pair_namespaces(primary_of(*self.given), SECONDARY, OPTIONS)
                 await pair.start()
                 self._pair = pair
         return self._pair

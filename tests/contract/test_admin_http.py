@@ -18,18 +18,16 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from azure.core.exceptions import (
     ClientAuthenticationError,
-    ResourceExistsError,
-    ResourceNotFoundError,
 )
 from azure.servicebus.management import (
     AccessRights,
     ApiVersion,
     AuthorizationRule,
     ServiceBusAdministrationClient,
-    SqlRuleFilter,
 )
 
-from tests.official_sdk import Faults, administration, async_administration, sas_token
+from tests.official_sdk import administration, sas_token
+from tests.processes import with_key
 from twinbus.broker import descriptions
 from twinbus.broker.admin.api import AdminRequest, respond, verified
 from twinbus.broker.embedded import EmbeddedBroker
@@ -73,12 +71,6 @@ def embedded() -> Iterator[EmbeddedBroker]:
 def admin(embedded: EmbeddedBroker) -> Iterator[Admin]:
     with administration(embedded.connection_string()) as client:
         yield client
-
-
-def as_rule(embedded: EmbeddedBroker, name: str, key: str) -> str:
-    """The connection string of another rule."""
-    text = embedded.connection_string()
-    return text.replace("RootManageSharedAccessKey", name).replace("SAS_KEY_VALUE", key)
 
 
 def ask(
@@ -149,7 +141,7 @@ def test_an_old_version_of_the_api_is_spoken_too(embedded: EmbeddedBroker) -> No
 def test_only_a_key_with_the_right_to_manage_opens(
     embedded: EmbeddedBroker, name: str, key: str
 ) -> None:
-    with administration(as_rule(embedded, name, key)) as stranger:
+    with administration(with_key(embedded.connection_string(), name, key)) as stranger:
         for attempt in (
             lambda: stranger.create_queue("orders"),
             lambda: list(stranger.list_queues()),
@@ -168,7 +160,7 @@ def test_a_rule_of_one_entity_manages_that_entity_and_no_other(
     )  # fmt: skip
     admin.create_queue("orders", authorization_rules=[manage])
     admin.create_queue("other")
-    token = sas_token(as_rule(embedded, "owner", "owner-key"), "orders")
+    token = sas_token(with_key(embedded.connection_string(), "owner", "owner-key"), "orders")
     owner = {"Authorization": token}
     assert ask(embedded, "GET", "/orders", headers=owner)[0] == 200
     assert ask(embedded, "GET", "/other", headers=owner)[0] == 401
@@ -224,7 +216,8 @@ def test_a_token_for_the_address_of_a_request_opens_it_and_no_other(
         assert ask(embedded, "GET", address, headers=own)[0] == 200, path
         assert ask(embedded, "GET", "/", headers=own)[0] == 401, path
         assert ask(embedded, "GET", "/news", headers=own)[0] == 401, path
-        weak = {"Authorization": sas_token(as_rule(embedded, "sender", "send-key"), signed)}
+        sender = with_key(embedded.connection_string(), "sender", "send-key")
+        weak = {"Authorization": sas_token(sender, signed)}
         assert ask(embedded, "GET", address, headers=weak)[0] == 401, path
 
 
@@ -288,48 +281,11 @@ def test_a_change_that_the_disk_did_not_take_is_not_confirmed() -> None:
 # Faults
 
 
-def test_faults_are_added_listed_removed_and_cleared(embedded: EmbeddedBroker) -> None:
-    faults = Faults(embedded.connection_string())
-    first = faults.add("hang", entity="orders", for_ms=60_000)
-    second = faults.add("throttle", count=3)
-    assert [fault["id"] for fault in faults.list()["faults"]] == [first, second]
-    assert faults.list()["faults"][1]["count"] == 3
-    faults.remove(first)
-    assert [fault["kind"] for fault in faults.list()["faults"]] == ["throttle"]
-    faults.clear()
-    assert faults.list() == {"faults": []}
-
-
 def test_faults_that_make_no_sense_or_are_not_allowed_are_refused(embedded: EmbeddedBroker) -> None:
     assert ask(embedded, "POST", "/$faults", "{")[0] == 400
     status, body = ask(embedded, "POST", "/$faults", '{"kind": "explode"}')
     assert (status, "explode" in json.loads(body)["error"]) == (400, True)
     assert ask(embedded, "DELETE", "/$faults/99")[0] == 404
     assert ask(embedded, "PUT", "/$faults")[0] == 405
-    token = sas_token(as_rule(embedded, "sender", "send-key"))
+    token = sas_token(with_key(embedded.connection_string(), "sender", "send-key"))
     assert ask(embedded, "GET", "/$faults", headers={"Authorization": token})[0] == 401
-
-
-# asyncio
-
-
-async def test_the_asyncio_client_speaks_the_same(embedded: EmbeddedBroker) -> None:
-    async with async_administration(embedded.connection_string()) as admin:
-        await asyncio.gather(*(admin.create_queue(f"queue-{n}") for n in range(20)))
-        names = [queue.name async for queue in admin.list_queues()]
-        assert names == sorted(f"queue-{n}" for n in range(20))
-        queue = await admin.get_queue("queue-7")
-        queue.max_delivery_count = 4
-        await admin.update_queue(queue)
-        assert (await admin.get_queue("queue-7")).max_delivery_count == 4
-        assert (await admin.get_queue_runtime_properties("queue-7")).total_message_count == 0
-        await admin.create_topic("events")
-        await admin.create_subscription("events", "all")
-        await admin.create_rule("events", "all", "one", filter=SqlRuleFilter("a = 1"))
-        rules = [rule.name async for rule in admin.list_rules("events", "all")]
-        assert rules == ["$Default", "one"]
-        with pytest.raises(ResourceExistsError):
-            await admin.create_queue("queue-7")
-        await admin.delete_queue("queue-7")
-        with pytest.raises(ResourceNotFoundError):
-            await admin.get_queue("queue-7")

@@ -19,7 +19,7 @@ from azure.servicebus.management import AuthorizationRule as SdkRule
 from tests.contract.certificates import client_context, server_context, write_server_files
 from tests.end_to_end.raw_client import ConnectionLost, RawClient, Refused, message
 from tests.official_sdk import administration, client
-from tests.processes import ANSWER_LIMIT_S, ServedBroker, run_twinbus
+from tests.processes import ANSWER_LIMIT_S, ServedBroker, run_twinbus, with_key
 from twinbus.broker.admin.atom_entities import entity_path
 from twinbus.broker.descriptions import AuthorizationRule
 from twinbus.broker.embedded import EmbeddedBroker
@@ -125,8 +125,15 @@ def test_serve_takes_the_options(tmp_path: Path) -> None:
     token_file = tmp_path / "token"
     token_file.write_text(f"{SCRAPER}\n")
     options = ("--tls-cert", str(certificate), "--tls-key", str(key))
-    more = ("--metrics-token-file", str(token_file), "--no-require-tls")
+    more = (
+        "--metrics-token-file",
+        str(token_file),
+        "--no-require-tls",
+        "--token",
+        "app:web:Manage",
+    )
     with ServedBroker(tmp_path, ephemeral=True, options=(*options, *more)) as broker:
+        assert get(broker.port(), "/$Resources/queues", tls=True, token="web") == 200
         assert get(broker.port(), "/metrics", tls=True) == 401
         assert get(broker.port(), "/metrics", tls=False, token=SCRAPER) == 200
         assert SCRAPER not in broker.log()
@@ -250,17 +257,16 @@ async def test_a_connection_ends_when_its_key_is_changed() -> None:
             queue = admin.create_queue(
                 "orders", authorization_rules=[sdk_rule("writer", "old key"), sdk_rule("other")]
             )
-            other = await RawClient.open(of_rule(text, "other", "a key"), "orders")
-            writer = await RawClient.open(of_rule(text, "writer", "old key"), "orders")
+            other = await RawClient.open(with_key(text, "other", "a key"), "orders")
+            writer = await RawClient.open(with_key(text, "writer", "old key"), "orders")
             queue.authorization_rules = [sdk_rule("writer", "new key"), sdk_rule("other")]
             admin.update_queue(queue)
             with pytest.raises(ConnectionLost, match="the rule 'writer' was changed"):
                 await writer.sender("orders")
-            sender = await other.sender("orders")
-            await sender.room()
+            sender = await other.ready_sender("orders")
             await sender.send(message("still here"))
             await other.close()
-            renewed = await RawClient.open(of_rule(text, "writer", "new key"), "orders")
+            renewed = await RawClient.open(with_key(text, "writer", "new key"), "orders")
             await renewed.close()
 
 
@@ -274,11 +280,6 @@ def sdk_rule(name: str, key: str = "a key") -> SdkRule:
     )
 
 
-def of_rule(text: str, name: str, key: str) -> str:
-    endpoint, _, _ = text.partition("SharedAccessKeyName=")
-    return f"{endpoint}SharedAccessKeyName={name};SharedAccessKey={key};UseDevelopmentEmulator=true"
-
-
 async def test_an_address_that_is_no_url_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     with EmbeddedBroker() as broker:
         text = broker.connection_string()
@@ -287,7 +288,7 @@ async def test_an_address_that_is_no_url_is_refused(caplog: pytest.LogCaptureFix
             await connection.sender("amqps://[x/orders")
         await connection.close()
         with pytest.raises(Refused, match="has an empty part"):
-            await RawClient.open(of_rule(text, "nobody", "a key"), "x://[y")
+            await RawClient.open(with_key(text, "nobody", "a key"), "x://[y")
     with pytest.raises(ArgumentInvalid, match="is no address"):
         entity_path("sb://[x/orders")
     assert "Traceback" not in caplog.text

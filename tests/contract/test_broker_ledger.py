@@ -24,9 +24,9 @@ from tests.ledger_reading import read
 from tests.official_sdk import PATIENCE_S, PING_CONTENT_TYPE, administration, client, receive_count
 from tests.processes import ServedBroker, run_twinbus
 from twinbus import BrokerStartError, EmbeddedBroker
-from twinbus.broker import exposition
 from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.engine.sessions import Sessions
+from twinbus.broker.exposition import ENTITIES_MAX
 from twinbus.broker.faults import Fault
 from twinbus.client.administration import counts_of, list_backlog_queues
 from twinbus.console import namespaces as commands
@@ -416,19 +416,18 @@ def test_depths_connections_and_commits(broker: EmbeddedBroker) -> None:
     assert during["commit_failures_total{}"] == 0
 
 
-def test_past_the_limit_entities_are_summed(
-    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(exposition, "ENTITIES_MAX", 2)
-    for name in "abcd":
-        broker.create_queue(name)
-    with client(broker.connection_string()) as sdk:
-        for name in "acd":
-            with sdk.get_queue_sender(name) as sender:
-                sender.send_messages(ServiceBusMessage("x"))
-    found = {k: v for k, v in scraped(broker).items() if "state=active" in k}
-    assert found == {
-        "messages{entity=a,state=active}": 1,
-        "messages{entity=b,state=active}": 0,
+def test_past_the_limit_entities_are_summed() -> None:
+    names = [f"q{number:04}" for number in range(ENTITIES_MAX + 2)]
+    with EmbeddedBroker("contoso") as broker:
+        for name in names:
+            broker.create_queue(name)
+        with client(broker.connection_string()) as sdk:
+            for name in (names[0], *names[-2:]):
+                with sdk.get_queue_sender(name) as sender:
+                    sender.send_messages(ServiceBusMessage("x"))
+        found = {k: v for k, v in scraped(broker).items() if "state=active" in k}
+    assert len(found) == ENTITIES_MAX + 1
+    assert {name: count for name, count in found.items() if count} == {
+        "messages{entity=q0000,state=active}": 1,
         "messages{entity=(others),state=active}": 2,
     }

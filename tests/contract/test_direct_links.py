@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +16,7 @@ from azure.servicebus import ServiceBusMessage, TransportType
 from azure.servicebus.exceptions import ServiceBusError
 
 from tests.contract.certificates import client_context
-from tests.contract.pairs import PATIENCE_S, embedded, no_thread_left, quick, sides
+from tests.contract.pairs import PATIENCE_S, embedded, interrupted, no_thread_left, quick, sides
 from tests.official_sdk import client, receive_all
 from tests.processes import until
 from twinbus import EmbeddedBroker, Fault, PairClosedError, PairingError
@@ -54,10 +52,14 @@ def paired(broker: EmbeddedBroker, **options: Any) -> Iterator[tuple[Pair, Paire
         yield pair, sender
 
 
+def links_of(sender: PairedSender) -> direct_links.DirectLinks:
+    return sender._links
+
+
 def open_link(sender: PairedSender) -> None:
     """Send until a direct link is open."""
     sender.send_messages(ServiceBusMessage("opens", message_id="opens"))
-    until(lambda: bool(sender._links._idle))
+    until(lambda: bool(links_of(sender).idle))
 
 
 def stored(broker: EmbeddedBroker, *queues: str, namespace: str = "contoso") -> list[str]:
@@ -75,8 +77,9 @@ class Watched:
 
     def __init__(self, sender: PairedSender) -> None:
         self.count = 0
-        self._send = sender._links.send
-        sender._links.send = self  # type: ignore[method-assign, assignment]
+        links = links_of(sender)
+        self._send = links.send
+        links.send = self  # type: ignore[method-assign, assignment]
 
     def __call__(self, *args: Any) -> None:
         self.count += 1
@@ -163,7 +166,7 @@ def test_a_send_that_the_sdk_does_not_end_is_cut_off(
     """The SDK waits without a bound for a link that is not ready."""
     with paired(broker, attempt_timeout=1.0, failover_interval=0.0) as (pair, sender):
         open_link(sender)
-        handler: Any = sender._links._idle[0].sdk._handler
+        handler: Any = links_of(sender).idle[0].sdk._handler
         monkeypatch.setattr(handler, "_client_ready", lambda: False)
         began = time.monotonic()
         sender.send_messages(ServiceBusMessage("x", message_id="saved"), timeout=60)
@@ -178,7 +181,7 @@ def test_a_link_that_ended_while_idle_is_no_evidence_of_anything(broker: Embedde
         open_link(sender)
         told: list[Any] = []
         pair.on_event(told.append)
-        link: Any = sender._links._idle[0]
+        link: Any = links_of(sender).idle[0]
         link.cut_off()
         sender.send_messages(ServiceBusMessage("x", message_id="after"))
         assert [type(event).__name__ for event in told] == []
@@ -189,14 +192,10 @@ def test_ctrl_c_ends_the_send_and_leaves_the_pair_as_it_was(broker: EmbeddedBrok
     with paired(broker, attempt_timeout=50.0) as (pair, sender):
         open_link(sender)
         broker.add_fault(Fault(kind="hang", entity="orders"))
-        main = threading.main_thread().ident or 0
-        timer = threading.Timer(0.5, signal.pthread_kill, (main, signal.SIGINT))
-        timer.start()
         began = time.monotonic()
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt), interrupted():
             sender.send_messages(ServiceBusMessage("x", message_id="never"))
         assert time.monotonic() - began < 30
-        timer.join()
         broker.clear_faults()
         until(lambda: pair.status().entities["orders"].raised == 1)
         assert pair.status().entities["orders"].state == "healthy"
@@ -213,7 +212,7 @@ def test_a_close_from_another_thread_ends_a_send_that_waits(
         broker.add_fault(Fault(kind="hang", entity="orders"))
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(sender.send_messages, ServiceBusMessage("never"))
-            until(lambda: bool(sender._links._busy))
+            until(lambda: bool(links_of(sender).busy))
             {"pair": pair, "sender": sender, "side": pair.primary}[part].close()  # type: ignore[attr-defined]
             with pytest.raises((PairingError, ValueError), match="closed"):
                 waiting.result(PATIENCE_S)
@@ -255,7 +254,7 @@ def test_a_websocket_has_no_direct_links(broker: EmbeddedBroker) -> None:
         pair.get_queue_sender("orders") as sender,
     ):
         sender.send_messages(ServiceBusMessage("x"))
-        until(lambda: sender._links._opening is None)
-        assert sender._links._idle == []
+        until(lambda: links_of(sender).opening is None)
+        assert links_of(sender).idle == []
         sender.send_messages(ServiceBusMessage("x"))
-        assert sender._links._opening is None
+        assert links_of(sender).opening is None

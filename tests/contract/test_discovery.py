@@ -23,7 +23,6 @@ from twinbus import (
 )
 from twinbus.broker.descriptions import AuthorizationRule, QueueDescription
 from twinbus.pair import Pair
-from twinbus.pairing.core import secondary as schedule
 from twinbus.pairing.sdk.administration import LIST_PAGES_MAX
 from twinbus.servicebus.names import backlog_paths
 
@@ -43,13 +42,12 @@ def behind(front: Front, broker: EmbeddedBroker) -> str:
     return text.replace(str(broker.port("contoso-dr")), str(front.port))
 
 
+@pytest.mark.usefixtures("short_searches")
 @pytest.mark.parametrize("create", [True, False])
 @pytest.mark.parametrize("mood", ["hang", "fail", "refuse"])
 async def test_a_secondary_in_trouble_leaves_a_pair_that_sends_and_is_protected_when_it_is_back(
-    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch, mood: Mood, create: bool
+    broker: EmbeddedBroker, mood: Mood, create: bool
 ) -> None:
-    monkeypatch.setattr(schedule, "SEARCH_UNREACHABLE_S", 0.1)
-
     async with paired(broker):
         pass
     async with nothing_left(), Front(broker.port("contoso-dr"), mood) as front:
@@ -84,11 +82,10 @@ async def test_a_secondary_that_is_required_fails_the_pairing_in_time_and_in_one
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.usefixtures("short_searches")
 async def test_a_right_that_is_granted_later_is_found_without_a_restart(
-    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    broker: EmbeddedBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(schedule, "SEARCH_UNREACHABLE_S", 0.05)
-    monkeypatch.setattr(schedule, "SEARCH_S", 0.1)
     weak = (
         broker.connection_string("contoso-dr")
         .replace("RootManageSharedAccessKey", "weak")

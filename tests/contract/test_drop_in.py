@@ -204,7 +204,7 @@ async def test_the_limit_is_that_of_the_service_to_the_byte(
             status = pair.status().entities[queue]
             assert (status.state, status.diverted) == ("healthy", 0)
         # The link was never detached.
-        assert len(sender.pool._idle) == 1
+        assert len(sender.pool.idle) == 1
     assert len(await drain(text, queue)) == 3
 
 

@@ -26,7 +26,7 @@ from twinbus.amqp.types import Described, Int, Symbol, Timestamp, ULong
 from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.profile import AZURE_STANDARD, LAPTOP, ServiceProfile
 from twinbus.client import request_node
-from twinbus.console.backlog import queue_contents as backlog_stock
+from twinbus.console.backlog.queue_contents import remove_if_empty
 from twinbus.namespace.administration_client import administration_client
 from twinbus.options import SendAvailabilityOptions
 from twinbus.syphon.host import DrainStats, drain
@@ -226,12 +226,24 @@ def send(secondary: str) -> None:
         sender.send_messages(ServiceBusMessage("just in time"))
 
 
-def removed(secondary: str) -> str | None:
+class Administration:
+    """An administration client with some calls of its own."""
+
+    def __init__(self, client: Any, **own: Any) -> None:
+        self._client = client
+        vars(self).update(own)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+
+def removed(secondary: str, **own: Any) -> str | None:
     namespace = Namespace.from_connection_string(secondary)
 
     async def remove() -> str | None:
         async with administration_client(namespace) as admin:
-            return await backlog_stock.remove_if_empty(admin, namespace, SPARE)
+            used: Any = Administration(admin, **own)
+            return await remove_if_empty(used, namespace, SPARE)
 
     return asyncio.run(remove())
 
@@ -253,30 +265,23 @@ def test_a_queue_that_holds_a_message_stays_and_takes_more(secondary: str) -> No
     send(secondary)
 
 
-def test_nothing_slips_in_between_the_last_look_and_the_deletion(
-    secondary: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    look = backlog_stock._held
-
-    async def look_and_send(*arguments: Any) -> str | None:
-        held = await look(*arguments)
+def test_nothing_slips_in_between_the_last_look_and_the_deletion(secondary: str) -> None:
+    async def send_and_delete(path: str) -> None:
         with pytest.raises(MessagingEntityDisabledError):
             await asyncio.to_thread(send, secondary)
-        return held
+        with administration(secondary) as admin:
+            admin.delete_queue(path)
 
-    monkeypatch.setattr(backlog_stock, "_held", look_and_send)
-    assert removed(secondary) is None
+    assert removed(secondary, delete_queue=send_and_delete) is None
+    assert removed(secondary) == "it is gone already"
 
 
-def test_a_removal_that_is_cut_short_gives_the_queue_back(
-    secondary: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def interrupted(*_: Any) -> str | None:
+def test_a_removal_that_is_cut_short_gives_the_queue_back(secondary: str) -> None:
+    async def interrupted(path: str) -> None:
         raise asyncio.CancelledError
 
-    monkeypatch.setattr(backlog_stock, "_held", interrupted)
     with pytest.raises(asyncio.CancelledError):
-        removed(secondary)
+        removed(secondary, get_queue_runtime_properties=interrupted)
     assert status(secondary) == EntityStatus.ACTIVE
 
 

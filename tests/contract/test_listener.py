@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import socket
 import ssl
-import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
@@ -26,12 +24,10 @@ from tests.contract.certificates import (
     client_context,
     server_context,
     write_authority,
-    write_server_files,
 )
 from tests.contract.pairs import embedded
-from tests.processes import ServedBroker
+from tests.official_sdk import receive_count
 from twinbus import EmbeddedBroker
-from twinbus.broker import listener as listener_module
 from twinbus.broker.access import Admission, ConnectionLimits
 from twinbus.broker.listener import AMQP_HEADER, Listener, WireProtocol, recognise
 from twinbus.broker.sas import AcceptedToken
@@ -81,6 +77,7 @@ async def listening(
     port: int = 0,
     limits: ConnectionLimits | None = None,
     tls: ssl.SSLContext | None = None,
+    **silence: Any,
 ) -> AsyncIterator[Listener]:
     made: list[Echo] = []
     listener = Listener(
@@ -90,6 +87,7 @@ async def listening(
         lambda: Echo(b"http", made),
         tls,
         admission=Admission(limits),
+        **silence,
     )
     await listener.start()
     try:
@@ -173,12 +171,11 @@ async def test_tls_is_closed_and_the_log_says_what_to_do(caplog: pytest.LogCaptu
 
 @pytest.mark.usefixtures("runner")
 async def test_a_client_that_says_nothing_is_closed_in_time(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(listener_module, "SNIFF_LIMIT_S", 0.05)
     caplog.set_level(logging.INFO)
 
-    async with listening() as listener:
+    async with listening(silent_s=0.05) as listener:
         assert await say(listener.port) == b""
     assert "sent nothing for 0.05 s" in caplog.text
 
@@ -195,12 +192,8 @@ async def test_a_port_check_that_opens_and_closes_leaves_no_trace(
 
 
 @pytest.mark.usefixtures("runner")
-async def test_silent_connections_are_bounded_and_the_longest_silent_goes_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(listener_module, "SNIFFING_MAX", 2)
-
-    async with listening() as listener:
+async def test_silent_connections_are_bounded_and_the_longest_silent_goes_first() -> None:
+    async with listening(silent_max=2) as listener:
         silent = [await asyncio.open_connection("127.0.0.1", listener.port) for _ in range(3)]
         assert await asyncio.wait_for(silent[0][0].read(1), PATIENCE_S) == b""
         silent[1][1].write(AMQP_HEADER)
@@ -311,17 +304,12 @@ async def test_a_stranger_inside_tls_is_closed_and_so_is_one_that_breaks_off_the
 
 
 @pytest.mark.usefixtures("runner")
-async def test_silence_before_and_after_the_handshake_is_bounded_in_time_and_number(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_silence_before_and_after_the_handshake_is_bounded_in_time_and_number() -> None:
     # Not less: a busy machine has to finish a handshake in it.
-    monkeypatch.setattr(listener_module, "SNIFF_LIMIT_S", 1.0)
-    monkeypatch.setattr(listener_module, "SNIFFING_MAX", 2)
-
-    async with listening(tls=server_context()) as listener:
+    async with listening(tls=server_context(), silent_s=1.0) as listener:
         assert await say(listener.port, tls=client_context()) == b""
         assert await say(listener.port, b"\x16", tls=None) == b""
-        monkeypatch.setattr(listener_module, "SNIFF_LIMIT_S", 3.0)
+    async with listening(tls=server_context(), silent_s=3.0, silent_max=2) as listener:
         handshakes = []
         for _ in range(3):
             reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
@@ -398,9 +386,7 @@ def test_the_sdk_sends_and_receives_over_tls(
         with client.get_queue_sender("orders") as sender:
             sender.send_messages([ServiceBusMessage(b"x" * 100_000) for _ in range(2)])
         with client.get_queue_receiver("orders", receive_mode="receiveanddelete") as receiver:
-            received = receiver.receive_messages(2, max_wait_time=PATIENCE_S)
-            while len(received) < 2:
-                received += receiver.receive_messages(2, max_wait_time=PATIENCE_S)
+            received = receive_count(receiver, 2)
     assert [len(b"".join(message.body)) for message in received] == [100_000, 100_000]
     if isinstance(credential, Fetching):
         assert set(credential.scopes) == {"https://servicebus.azure.net//.default"}
@@ -443,23 +429,3 @@ def test_the_administration_client_works_over_https(broker: EmbeddedBroker, tmp_
         with client:
             client.create_queue(f"made-{number}")
             assert f"made-{number}" in [queue.name for queue in client.list_queues()]
-
-
-def test_serve_speaks_tls_with_a_certificate_from_files(tmp_path: Path) -> None:
-    chain, key = write_server_files(tmp_path)
-    options = (
-        "--tls-cert", str(chain), "--tls-key", str(key), "--token", f"app:{WEB_TOKEN}:Manage",
-    )  # fmt: skip
-    with ServedBroker(tmp_path, "contoso", options=options, ephemeral=True) as served:
-        port = served.connection_string().partition("localhost:")[2].partition(";")[0]
-        url = f"https://localhost:{port}/health"
-        with urllib.request.urlopen(url, timeout=PATIENCE_S, context=client_context()) as response:
-            assert json.loads(response.read())["namespace"] == "contoso"
-        request = urllib.request.Request(
-            f"https://localhost:{port}/$Resources/queues",
-            headers={"Authorization": f"Bearer {WEB_TOKEN}"},
-        )
-        with urllib.request.urlopen(
-            request, timeout=PATIENCE_S, context=client_context()
-        ) as response:
-            assert response.status == 200

@@ -9,7 +9,7 @@ import shutil
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,9 @@ from azure.servicebus.exceptions import ServiceBusError, ServiceBusServerBusyErr
 from tests.contract.conftest import Tour
 from tests.contract.pairs import nothing_left
 from tests.official_sdk import PATIENCE_S, administration, async_client, client
-from tests.processes import ServedBroker
+from tests.processes import ServedBroker, room_for, until
 from tests.unit.console.commands import Ran, run
 from twinbus import EmbeddedBroker
-from twinbus.broker import server
-from twinbus.broker.storage import data_directory
 from twinbus.pairing.sdk.pooled_sender import SenderCloser
 from twinbus.pairing.sdk.sender_pool import SenderPool, open_only
 
@@ -59,10 +57,7 @@ def replaced(data: Path) -> None:
 
 @pytest.mark.parametrize("harm", [removed, replaced])
 @pytest.mark.parametrize("first", ["a look at /health", "a send"])
-def test_a_store_that_is_gone_takes_nothing_more(
-    tmp_path: Path, harm: Any, first: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "STORE_CHECK_S", 0.0)
+def test_a_store_that_is_gone_takes_nothing_more(tmp_path: Path, harm: Any, first: str) -> None:
     with EmbeddedBroker(data=tmp_path) as broker:
         broker.create_queue("orders")
         text = broker.connection_string()
@@ -72,22 +67,21 @@ def test_a_store_that_is_gone_takes_nothing_more(
         if first == "a send":
             with pytest.raises(ServiceBusError):
                 send(text)
-        status, answer = health(broker)
+        # The broker looks at the files once a second.
+        status, answer = until(lambda: health(broker) if health(broker)[0] != 200 else None)
         assert (status, answer["status"]) == (503, "gone")
         assert "the data files" in answer["detail"]
         with pytest.raises(ServiceBusError):
             send(text)
 
 
-def test_a_full_disk_is_said_and_stays_readable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with EmbeddedBroker(data=tmp_path) as broker:
+def test_a_full_disk_is_said_and_stays_readable(tmp_path: Path) -> None:
+    with EmbeddedBroker(data=tmp_path) as broker, ExitStack() as disk:
         broker.create_queue("orders")
         text = broker.connection_string()
         send(text)
-        monkeypatch.setattr(data_directory, "LOW_SPACE_BYTES", 2**62)
-        monkeypatch.setattr(data_directory, "_LOOK_EVERY_S", 0.0)
+        disk.enter_context(room_for(32 * 2**20))
+        until(lambda: health(broker)[1]["status"] == "full")
         status, answer = health(broker)
         assert (status, answer["status"]) == (200, "full")
         assert "make room on the disk" in answer["detail"]

@@ -8,8 +8,6 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -26,6 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.contract.pairs import drain, drain_all, embedded, nothing_left, quick, until
 from tests.ledger_reading import read
+from tests.processes import with_key
 from twinbus import (
     BacklogQueuePulled,
     EmbeddedBroker,
@@ -40,7 +39,7 @@ from twinbus import (
 )
 from twinbus.broker.descriptions import AuthorizationRule
 from twinbus.broker.faults import Fault
-from twinbus.pair import Pair
+from twinbus.pair import Pair, client_of
 from twinbus.pairing.observing.metrics import OTHERS, PairCollector
 from twinbus.pairing.observing.recording import Tracing
 from twinbus.servicebus.names import backlog_paths
@@ -58,10 +57,8 @@ def sides(broker: EmbeddedBroker) -> tuple[Namespace, Namespace]:
     return primary, Namespace.from_connection_string(broker.connection_string("contoso-dr"), "dr")
 
 
-@asynccontextmanager
-async def paired(broker: EmbeddedBroker, **options: Any) -> AsyncIterator[Pair]:
-    async with pair_namespaces(*sides(broker), quick(**options)) as pair:
-        yield pair
+def paired(broker: EmbeddedBroker, **options: Any) -> Pair:
+    return pair_namespaces(*sides(broker), quick(**options))
 
 
 def samples(text: str) -> dict[str, float]:
@@ -207,7 +204,7 @@ async def test_ten_thousand_entities_cost_no_more_series_than_the_limit(
 ) -> None:
     async with paired(broker) as pair:
         collector = pair.collector(entities_max=10)
-        client = pair._started()
+        client = client_of(pair)
         for number in range(10_000):
             client.entity(f"queue-{number}").succeeded(1)
         first = scraped(collector)
@@ -245,13 +242,8 @@ async def test_without_the_right_to_look_the_depth_is_left_out_and_the_log_says_
 ) -> None:
     async with paired(broker):
         pass
-    primary, secondary = sides(broker)
-    text = broker.connection_string("contoso-dr")
-    assert secondary.parts is not None
-    weak = text.replace(str(secondary.parts.key_name), "sender").replace(
-        str(secondary.parts.key), "send-key"
-    )
-    async with pair_namespaces(primary, weak, quick(create_backlog_queues=False)) as pair:
+    weak = with_key(broker.connection_string("contoso-dr"), "sender", "send-key")
+    async with pair_namespaces(sides(broker)[0], weak, quick(create_backlog_queues=False)) as pair:
         collector = pair.collector(backlog_every=1.0)
         await until(lambda: "is not known: counting the messages of" in caplog.text)
         assert not any(name.startswith("twinbus_backlog_m") for name in scraped(collector))
@@ -331,7 +323,7 @@ class Traced:
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(self._exporter))
         self.tracer = provider.get_tracer("application")
-        state = pair._started().state
+        state = client_of(pair).state
         # As if the application had set this provider before it paired: that can be done only once
         # in a process, and the test above does it in one of its own.
         state.tracing = Tracing(provider.get_tracer("twinbus"), state.primary)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import subprocess
-import sys
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -23,6 +23,7 @@ from tests.contract.pairs import (
     sides,
     until,
 )
+from tests.processes import line_of, started
 from twinbus import (
     EmbeddedBroker,
     MissingRightError,
@@ -58,14 +59,15 @@ async def every_call_raises(pair: Pair, sender: Any, kind: type[Exception], matc
         await sender.send_messages(ServiceBusMessage("x"))
     with pytest.raises(kind, match=match):
         await sender.create_message_batch()
-    with pytest.raises(kind, match=match):
-        pair.get_queue_sender("orders")
-    with pytest.raises(kind, match=match):
-        pair.get_topic_sender("news")
-    with pytest.raises(kind, match=match):
-        pair.get_queue_receiver("orders")
-    with pytest.raises(kind, match=match):
-        pair.force_failover("orders")
+    named = (
+        pair.get_queue_sender,
+        pair.get_topic_sender,
+        pair.get_queue_receiver,
+        pair.force_failover,
+    )
+    for call in named:
+        with pytest.raises(kind, match=match):
+            call("orders")
 
 
 @pytest.mark.parametrize("first", ["primary", "secondary"])
@@ -388,32 +390,19 @@ def test_ctrl_c_in_a_process_of_its_own_ends_it_cleanly(
     broker: EmbeddedBroker, wait_s: float | None
 ) -> None:
     texts = [broker.connection_string("contoso"), broker.connection_string("contoso-dr")]
-    process = subprocess.Popen(
-        [sys.executable, "-W", "error::ResourceWarning", "-c", PROGRAM, *texts],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
+    command = ("-W", "error::ResourceWarning", "-c", PROGRAM, *texts)
+    with started(*command, stderr=subprocess.PIPE) as process:
         if wait_s is None:
             # Somewhere in the imports or the search for backlog queues: both must end cleanly.
-            _sleep(1.2)
+            time.sleep(1.2)
         else:
-            assert process.stdout.readline() == "ready\n"
-            _sleep(wait_s)
+            assert line_of(process) == "ready\n"
+            time.sleep(wait_s)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
-        process.wait()
     if wait_s is not None:
         assert out == "interrupted, left: []\n"
         assert err == ""
         assert process.returncode == 0
     assert "Task was destroyed" not in err
     assert "never retrieved" not in err
-
-
-def _sleep(seconds: float) -> None:
-    asyncio.run(asyncio.sleep(seconds))

@@ -27,7 +27,8 @@ from tests.contract.pairs import (
     until,
 )
 from tests.ledger_reading import read
-from tests.official_sdk import async_administration
+from tests.official_sdk import NOBODY, async_administration
+from tests.processes import with_key
 from twinbus import (
     BacklogUnavailableError,
     EmbeddedBroker,
@@ -259,11 +260,7 @@ async def test_an_unsafe_queue_is_left_out_unless_drift_is_accepted(broker: Embe
 async def test_without_the_manage_right_pairing_names_it_and_the_way_without_it(
     broker: EmbeddedBroker,
 ) -> None:
-    weak = (
-        broker.connection_string("contoso-dr")
-        .replace("RootManageSharedAccessKey", "sender")
-        .replace("SharedAccessKey=SAS_KEY_VALUE", "SharedAccessKey=send-key")
-    )
+    weak = with_key(broker.connection_string("contoso-dr"), "sender", "send-key")
     primary = broker.connection_string("contoso")
 
     with pytest.raises(MissingRightError, match=r"Manage.*create_backlog_queues=False"):
@@ -281,31 +278,24 @@ async def test_without_the_manage_right_pairing_names_it_and_the_way_without_it(
 async def test_a_secondary_that_is_not_there_leaves_the_pair_unprotected_but_sending(
     broker: EmbeddedBroker,
 ) -> None:
-    nobody = (
-        "Endpoint=sb://localhost:1;SharedAccessKeyName=a;SharedAccessKey=b;"
-        "UseDevelopmentEmulator=true;"
-    )
     primary = broker.connection_string("contoso")
 
     began = time.monotonic()
     async with nothing_left():
-        async with pair_namespaces(primary, nobody, quick()) as pair:
+        async with pair_namespaces(primary, NOBODY, quick()) as pair:
             assert time.monotonic() - began < 10
             assert not pair.status().protected
             assert "UNPROTECTED" in str(pair.status())
             async with pair.get_queue_sender("orders") as sender:
                 await sender.send_messages(ServiceBusMessage("x"))
         with pytest.raises(BacklogUnavailableError, match="require_secondary") as caught:
-            async with pair_namespaces(primary, nobody, quick(require_secondary=True)):
+            async with pair_namespaces(primary, NOBODY, quick(require_secondary=True)):
                 raise AssertionError
         assert "\n" not in str(caught.value)
 
 
-async def test_a_secondary_that_comes_later_is_found(
-    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("twinbus.pairing.core.secondary.SEARCH_UNREACHABLE_S", 0.1)
-
+@pytest.mark.usefixtures("short_searches")
+async def test_a_secondary_that_comes_later_is_found(broker: EmbeddedBroker) -> None:
     with EmbeddedBroker("late") as probe:
         port, text = probe.port(), probe.connection_string()
     late = EmbeddedBroker(f"late:{port}")

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from azure.core.exceptions import (
-    ClientAuthenticationError,
     HttpResponseError,
     ResourceExistsError,
     ResourceNotFoundError,
@@ -25,7 +24,7 @@ from azure.servicebus.management import EntityStatus, TrueRuleFilter
 
 from tests.contract.conftest import Tour, receive, receive_one, stays_empty, with_both_clients
 from tests.end_to_end.raw_client import SESSION_FILTER, RawClient
-from tests.official_sdk import administration, is_missing
+from tests.official_sdk import is_missing
 from twinbus import EmbeddedBroker
 from twinbus.amqp.types import Described, Symbol, ULong
 from twinbus.broker.descriptions import QueueDescription
@@ -217,14 +216,6 @@ def test_a_disabled_queue_and_a_deleted_one_refuse_sends(tour: Tour) -> None:
     tour.admin.delete_queue(queue)
     with pytest.raises(ServiceBusAuthenticationError, check=is_missing):
         tour.sender(queue).send_messages(ServiceBusMessage("after deletion"))
-
-
-def test_administration_needs_a_rule_that_may_manage(tour: Tour) -> None:
-    for rule, key in (("sender", "send-key"), ("RootManageSharedAccessKey", "wrong")):
-        text = tour.broker.connection_string(rule=rule, key=key)
-        with administration(text) as stranger, pytest.raises(ClientAuthenticationError):
-            stranger.create_queue("forbidden")
-    assert "forbidden" not in [queue.name for queue in tour.admin.list_queues()]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from twinbus import (
     BacklogMessageTooLargeError,
     EmbeddedBroker,
 )
+from twinbus.pair import client_of
 from twinbus.servicebus.names import backlog_paths
 
 pytestmark = pytest.mark.contract
@@ -63,8 +64,8 @@ async def test_a_cancellation_at_any_moment_is_seen_and_leaves_nothing(
                 call.result()
                 done.add(str(number))
         assert lost > CANCELLED_SENDS // 10
-        pools: list[Any] = [sender.pool, *pair._live().state._backlog_pools.values()]
-        assert not any(pool._leased.difference(pool._opening_in_background) for pool in pools)
+        pools: list[Any] = [sender.pool, *client_of(pair).state.backlog_pools.values()]
+        assert not any(pool.leased.difference(pool.opening_in_background) for pool in pools)
         await sender.send_messages(ServiceBusMessage("last", message_id="last"))
     stored = {m.message_id for m in await drain(broker.connection_string("contoso"), "orders")}
     stored |= {message.message_id for message in await backlog_of(broker)}
@@ -168,7 +169,7 @@ async def test_a_batch_of_the_plain_sdk_gets_ids_and_is_sent(broker: EmbeddedBro
 
 async def test_the_limit_of_a_backlog_queue_is_asked_from_its_link(broker: EmbeddedBroker) -> None:
     async with paired(broker) as pair, pair.get_queue_sender("orders") as sender:
-        client = pair._live()
+        client = client_of(pair)
         pair.force_failover("orders")
         await sender.send_messages(ServiceBusMessage("small"))
         limit = client.state.limits.smallest

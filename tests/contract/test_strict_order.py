@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -24,8 +22,9 @@ from azure.servicebus import ServiceBusMessage
 
 from tests.contract.pairs import drain as backlog_drain
 from tests.contract.pairs import nothing_left, quick, until
+from tests.end_to_end import syphon_worker
 from tests.official_sdk import administration, client, receive_all
-from tests.processes import ServedBroker
+from tests.processes import ServedBroker, line_of, started
 from twinbus import (
     BacklogUnavailableError,
     MissingRightError,
@@ -35,7 +34,7 @@ from twinbus import (
 )
 from twinbus.ledger import NullLedger
 from twinbus.namespace.access import Endpoint
-from twinbus.pair import Pair
+from twinbus.pair import Pair, client_of
 from twinbus.pairing.core.backlog import session_queue
 from twinbus.pairing.sending.sender import PairedSender
 from twinbus.syphon.core.pump import Pump
@@ -90,8 +89,6 @@ def first_arrivals(ids: list[str]) -> list[str]:
 
 @pytest.fixture
 def two(tmp_path: Path) -> Iterator[Two]:
-    for name in ("primary", "secondary"):
-        (tmp_path / name).mkdir()
     rules = ("--rule", "sender:send-key:Send")
     with (
         ServedBroker(tmp_path / "primary", "contoso") as primary,
@@ -156,7 +153,7 @@ async def outage(two: Two, pair: Pair, load: Sessions) -> None:
     # Every session is drained and returns, although it never stops to send; only not so fast that a
     # busy machine adds more than a syphon with one message of a session under way can move.
     load.pause_s = 0.2
-    scan = pair._live().session_scan
+    scan = client_of(pair).session_scan
     assert scan is not None
     # The syphon may be in a long pause between two attempts to connect.
     async with asyncio.timeout(120.0):
@@ -180,18 +177,6 @@ async def test_sessions_are_in_order_when_the_primary_is_killed_in_mid_stream(tw
     received = await asyncio.to_thread(two.receive, names)
     for name in names:
         assert first_arrivals(received[name]) == load.sent[name]
-
-
-WORKER = """
-import asyncio, json, sys
-from twinbus import SendAvailabilityOptions
-from twinbus.syphon.host import drain
-from twinbus.syphon.core.intake import IntakeLimits
-given = json.loads(sys.argv[1])
-asyncio.run(drain(given["primary"], given["secondary"], given["queues"],
-    options=SendAvailabilityOptions(session_order="strict"), limits=IntakeLimits(messages=100),
-    on_progress=lambda p: print(p.forwarded, flush=True), idle_s=0.02))
-"""
 
 
 def divert(two: Two, sessions: dict[str, list[str]]) -> None:
@@ -225,20 +210,15 @@ def numbered(names: list[str], count: int) -> dict[str, list[str]]:
 def test_sessions_are_in_order_when_the_syphon_is_killed_in_mid_drain(two: Two) -> None:
     sessions = numbered([f"s{number}" for number in range(8)], 150)
     divert(two, sessions)
-    given = json.dumps({"primary": two.texts[0], "secondary": two.texts[1], "queues": BACKLOG})
-    killed_at = []
-    for _ in range(2):
-        with subprocess.Popen(
-            [sys.executable, "-c", WORKER, given], stdout=subprocess.PIPE, text=True
-        ) as worker:
-            assert worker.stdout is not None
-            for line in worker.stdout:
-                if int(line) > 50:
-                    killed_at.append(int(line))
-                    break
-            worker.send_signal(signal.SIGKILL)
+    kills = 2
+    order = {"primary": two.texts[0], "secondary": two.texts[1], "window": 100}
+    given = json.dumps({**order, "queues": {"strict": BACKLOG}})
+    for _ in range(kills):
+        with started("-m", syphon_worker.__name__, given) as worker:
+            while int(line_of(worker)) <= 50:
+                pass
+            worker.kill()
         assert worker.returncode == -signal.SIGKILL
-    assert len(killed_at) == 2
 
     options = SendAvailabilityOptions(session_order="strict")
     last = drain(*two.texts, BACKLOG, options=options, idle_s=0.1)
@@ -249,7 +229,7 @@ def test_sessions_are_in_order_when_the_syphon_is_killed_in_mid_drain(two: Two) 
     for name, ids in sessions.items():
         assert first_arrivals(received[name]) == ids
         # One message of a session is under way: a kill repeats at most that one, right after it.
-        assert len(received[name]) <= len(ids) + len(killed_at)
+        assert len(received[name]) <= len(ids) + kills
         repeated = [i for i, one in enumerate(received[name][1:]) if one == received[name][i]]
         assert len(repeated) == len(received[name]) - len(ids)
 
@@ -295,16 +275,16 @@ async def test_a_lease_whose_secondary_hangs_ends_before_its_lock_does(two: Two)
     await host.start()
     leases, relay = host.leases, host.relays[0]
     assert leases is not None
-    await until(lambda: relay._primary is not None)
+    await until(lambda: relay.primary is not None)
     two.secondary.process.send_signal(signal.SIGSTOP)
     stopped = loop.time()
     try:
-        await until(lambda: relay._primary is None)
+        await until(lambda: relay.primary is None)
         assert loop.time() - stopped < LOCK.total_seconds()
         assert not leases.holds(BACKLOG[0])
     finally:
         two.secondary.process.send_signal(signal.SIGCONT)
-    await until(lambda: relay._primary is not None)
+    await until(lambda: relay.primary is not None)
     await host.close()
 
 
@@ -323,7 +303,7 @@ async def test_a_relay_that_wakes_up_after_its_lease_has_ended_sends_nothing(two
     # Its timers have not told it yet that the lease is over.
     relay.lease_changed(True)
     await asyncio.to_thread(divert, two, {"a": ["a-0", "a-1"]})
-    await until(lambda: not relay._leased.is_set())
+    await until(lambda: not relay.leased.is_set())
     await asyncio.sleep(1.0)
     assert relay.pump.forwarded == 0
     is_held = True

@@ -272,12 +272,12 @@ def test_a_syphon_that_ends_leaves_nothing_locked(namespaces: Namespaces) -> Non
         host = SyphonHost(namespaces.primary, namespaces.secondary, [queue], limits=LIMITS)
         await host.start()
         relay = host.relays[0]
-        await until(lambda: relay.pump.credit > 0 and relay._secondary is not None)
+        await until(lambda: relay.pump.credit > 0 and relay.secondary is not None)
         # What the queue delivers now stays in the socket until the relay is about to end.
-        line = relay._secondary
+        line = relay.secondary
         assert line is not None
-        assert line._transport is not None
-        socket = line._transport._socket
+        assert line.transport is not None
+        socket = line.transport.socket
         assert socket is not None
         socket.pause_reading()
         await asyncio.to_thread(namespaces.divert, queue, "orders", numbered("m", 20))
@@ -299,9 +299,9 @@ def test_a_lost_secondary_costs_no_duplicates(namespaces: Namespaces) -> None:
         relay = host.relays[0]
         for target in (60, 180):
             await until(lambda goal=target: relay.pump.forwarded >= goal)
-            await until(lambda: relay._secondary is not None)
-            assert relay._secondary is not None
-            relay._secondary.drop("a test cut it")
+            await until(lambda: relay.secondary is not None)
+            assert relay.secondary is not None
+            relay.secondary.drop("a test cut it")
         await until(lambda: relay.pump.completed + relay.pump.forwarded >= 300)
         await until(lambda: relay.pump.in_flight == 0)
         await host.close()

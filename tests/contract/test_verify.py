@@ -188,13 +188,18 @@ def tried(two_namespaces: EmbeddedBroker, trial: Callable[..., Any]) -> Finding:
     return finding
 
 
-def test_a_ping_that_is_delivered_is_seen_everywhere(
-    two_namespaces: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def as_any_message(sender: Any) -> None:
+@pytest.fixture
+def ping_as_any_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send a ping that the broker does not know as one."""
+
+    async def send(sender: Any) -> None:
         await sender.send_messages(ServiceBusMessage(b"", time_to_live=timedelta(seconds=1)))
 
-    monkeypatch.setattr(checks, "send_ping", as_any_message)
+    monkeypatch.setattr(checks, "send_ping", send)
+
+
+@pytest.mark.usefixtures("ping_as_any_message")
+def test_a_ping_that_is_delivered_is_seen_everywhere(two_namespaces: EmbeddedBroker) -> None:
     finding = tried(two_namespaces, doctor_trials.try_ping)
     assert finding.level is Level.WARN
     assert 'ping_mode="link"' in finding.do
@@ -202,16 +207,13 @@ def test_a_ping_that_is_delivered_is_seen_everywhere(
         assert place in finding.says
 
 
+@pytest.mark.usefixtures("ping_as_any_message")
 def test_a_ping_that_is_kept_and_expires_is_seen_among_the_dead_letters(
     two_namespaces: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def look_away(name: str, receiver: Any) -> dict[str, int]:
         return {}
 
-    async def as_any_message(sender: Any) -> None:
-        await sender.send_messages(ServiceBusMessage(b"", time_to_live=timedelta(seconds=1)))
-
-    monkeypatch.setattr(checks, "send_ping", as_any_message)
     monkeypatch.setattr(checks, "_seen_now", look_away)
     finding = tried(two_namespaces, doctor_trials.try_ping)
     assert "the dead-letter queue of the queue" in finding.says

@@ -29,7 +29,7 @@ from tests.contract.pairs import (
 )
 from tests.contract.pairs import drain as received_from
 from tests.ledger_reading import read
-from tests.official_sdk import administration, async_client, receive_all_async
+from tests.official_sdk import NOBODY, administration, async_client, receive_all_async
 from twinbus import (
     BacklogUnavailableError,
     EmbeddedBroker,
@@ -185,10 +185,6 @@ async def test_the_callers_own_retry_carries_the_same_id(world: World) -> None:
 
 
 QUEUES = 3
-NOBODY = (
-    "Endpoint=sb://localhost:1;SharedAccessKeyName=a;SharedAccessKey=b;UseDevelopmentEmulator=true;"
-)
-"""A namespace where nothing listens."""
 
 
 broker = embedded()

@@ -327,8 +327,6 @@ def places(stored: Counter[str]) -> str:
 
 def run_faults(directory: Path, *options: str, is_short: bool = False) -> FaultWorld:
     """Everything that the table is about, done to two fresh namespaces with these options."""
-    for name in ("primary", "secondary"):
-        (directory / name).mkdir()
     with (
         ServedBroker(directory / "primary", "contoso", options=options) as primary,
         ServedBroker(directory / "secondary", "contoso-dr", options=options) as secondary,

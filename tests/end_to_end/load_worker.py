@@ -49,7 +49,7 @@ class Burden:
     async def slow(self) -> None:
         """Ask for deliveries, and read them a few kilobytes at a time."""
         client = await RawClient.open(self._text)
-        wire = client._transport._socket
+        wire = client.transport.socket
         assert wire is not None
         wire.get_extra_info("socket").setsockopt(
             socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -41,8 +40,6 @@ class MixedBacklog:
     """Both brokers; fresh backlog queues for each `fill`."""
 
     def __init__(self, directory: Path) -> None:
-        for name in ("primary", "secondary"):
-            (directory / name).mkdir()
         self.primary = ServedBroker(directory / "primary", "contoso", options=("--quiet",))
         self.secondary = ServedBroker(directory / "secondary", "second", options=("--quiet",))
         self._numbers = iter(range(1_000))
@@ -239,12 +236,3 @@ def _rule(rights: list[AccessRights]) -> AuthorizationRule:
         primary_key=KEY,
         secondary_key=KEY,
     )
-
-
-async def until(holds: Callable[[], bool], patience_s: float, what: object) -> float:
-    """Wait for something to hold; how long that took."""
-    began = time.monotonic()
-    while not holds():
-        assert time.monotonic() < began + patience_s, f"not within {patience_s:g} s: {what}"
-        await asyncio.sleep(0.01)
-    return time.monotonic() - began

@@ -80,15 +80,15 @@ class RawClient:
 
     def __init__(self) -> None:
         self.session: Session
-        self._connection = Connection("raw-client", sasl=True, hostname="localhost")
-        self._transport: ClientTransport
+        self.connection = Connection("raw-client", sasl=True, hostname="localhost")
+        self.transport: ClientTransport
         self._names = itertools.count()
         self._waiting: set[asyncio.Future[Any]] = set()
         self._attaching: dict[Link, asyncio.Future[None]] = {}
         self._sends: dict[int, asyncio.Future[None]] = {}
         self._settlements: dict[int, asyncio.Future[None]] = {}
-        self._opened = self._future()
-        self._begun = self._future()
+        self.opened = self._future()
+        self.begun = self._future()
         self.lost: Exception | None = None
         self._cbs: tuple[RawSender, RawReceiver] | None = None
         self.detached: asyncio.Queue[Error | None] = asyncio.Queue()
@@ -103,14 +103,14 @@ class RawClient:
         endpoint = connection_string.partition(";")[0].removeprefix("Endpoint=sb://")
         host, _, port = endpoint.rstrip("/").rpartition(":")
         try:
-            client._transport = await connect(client._connection, host, int(port), client._on_event)
+            client.transport = await connect(client.connection, host, int(port), client.on_event)
         except OSError as error:
             raise ConnectionLost(str(error)) from error
         try:
-            await client._opened
-            client.session = client._connection.begin()
+            await client.opened
+            client.session = client.connection.begin()
             client.flush()
-            await client._begun
+            await client.begun
             await client.put_token(token or sas_token(connection_string, path))
         except Refused:
             await client.close()
@@ -119,7 +119,7 @@ class RawClient:
 
     async def close(self) -> None:
         if self.lost is None:
-            await self._transport.close()
+            await self.transport.close()
 
     async def sender(self, address: str) -> RawSender:
         link = self.session.attach_sender(
@@ -158,7 +158,7 @@ class RawClient:
         return receiver
 
     def flush(self) -> None:
-        self._transport.flush()
+        self.transport.flush()
 
     def sent(self, delivery_id: int) -> asyncio.Future[None]:
         """Done when the broker accepts that delivery."""
@@ -212,7 +212,7 @@ class RawClient:
         if answer["status-code"] != 200:
             raise Refused(Error(description=str(answer["status-description"])))
 
-    def _on_event(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         match event:
             case DeliveryArrived():
                 owner = event.link.owner
@@ -230,9 +230,9 @@ class RawClient:
             case Detached():
                 self._on_detached(event)
             case Opened():
-                _succeed(self._opened)
+                _succeed(self.opened)
             case Begun():
-                _succeed(self._begun)
+                _succeed(self.begun)
             case Closed():
                 self._on_closed(event)
 
@@ -261,7 +261,7 @@ class RawClient:
         for future in list(self._waiting):
             if not future.done():
                 future.set_exception(self.lost)
-        sessions = self._connection.sessions.values()
+        sessions = self.connection.sessions.values()
         for link in [link for session in sessions for link in session.links.values()]:
             if isinstance(link.owner, RawReceiver):
                 link.owner.ended()
@@ -275,12 +275,12 @@ class RawSender:
     def __init__(self, client: RawClient, link: SenderLink) -> None:
         self.has_room = asyncio.Event()
         self._client = client
-        self._link = link
+        self.link = link
         self._tags = itertools.count()
 
     async def room(self) -> None:
         """Wait until one more delivery may be sent."""
-        while self._link.credit == 0 and self._client.lost is None:
+        while self.link.credit == 0 and self._client.lost is None:
             self.has_room.clear()
             await self.has_room.wait()
         if self._client.lost is not None:
@@ -288,12 +288,12 @@ class RawSender:
 
     def send_unasked(self, payload: bytes) -> None:
         """Send one delivery, settled: the broker will not say what became of it."""
-        self._link.send(payload, next(self._tags).to_bytes(8), settled=True)
+        self.link.send(payload, next(self._tags).to_bytes(8), settled=True)
         self._client.flush()
 
     def send(self, payload: bytes, *, is_batch: bool = False) -> asyncio.Future[None]:
         """Send one delivery; the future ends with the broker's word on it."""
-        delivery_id = self._link.send(
+        delivery_id = self.link.send(
             payload,
             next(self._tags).to_bytes(8),
             message_format=BATCH_FORMAT if is_batch else 0,

@@ -157,8 +157,8 @@ class SyphonWorld:
 
     def __init__(self, directory: Path, *, window: int) -> None:
         self.window = window
-        self.primary = _broker(directory / "primary", "contoso")
-        self.secondary = _broker(directory / "secondary", "contoso-dr")
+        self.primary = ServedBroker(directory / "primary", "contoso", options=("--quiet",))
+        self.secondary = ServedBroker(directory / "secondary", "contoso-dr", options=("--quiet",))
         self.syphon: SyphonProcess
         self.sent: dict[str, list[str]] = {}
         """Ids by destination."""
@@ -274,11 +274,6 @@ class SyphonWorld:
         for path, ids in self.sent.items():
             for place in SUBSCRIPTIONS if path == TOPIC else [path]:
                 yield place, ids
-
-
-def _broker(directory: Path, name: str) -> ServedBroker:
-    directory.mkdir()
-    return ServedBroker(directory, name, options=("--quiet",))
 
 
 def stored(path: str, key: str, session: str | None = None, *, body: bytes = BODY) -> bytes:

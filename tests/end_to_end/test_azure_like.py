@@ -123,7 +123,7 @@ async def test_a_session_has_256_links_and_one_more_ends_the_connection() -> Non
         assert connection.session.free_handles == 254  # $cbs has two
         for _ in range(254):
             await connection.sender("orders")
-        connection.session._handle_max = 1000
+        connection.session.handle_max = 1000
         with pytest.raises(ConnectionLost, match="handle-max is 255"):
             await connection.sender("orders")
 

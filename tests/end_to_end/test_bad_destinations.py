@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.contract.pairs import until
 from tests.end_to_end.mixed_backlog import (
     GOOD,
     HELD,
@@ -26,7 +27,6 @@ from tests.end_to_end.mixed_backlog import (
     SMALL,
     WITHHELD,
     MixedBacklog,
-    until,
 )
 from twinbus.amqp.types import Int
 from twinbus.client.peeking import open_connection

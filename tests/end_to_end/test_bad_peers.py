@@ -304,7 +304,7 @@ async def test_a_second_begin_on_a_session_in_use_leaves_no_consumer_behind(
         (1, credit(0)),
     ]
     for channel, performative in frames:
-        hostile._connection.output.put(encode_frame(channel, performative))
+        hostile.connection.output.put(encode_frame(channel, performative))
     hostile.flush()
     with pytest.raises(ConnectionLost, match="answers channel 0"):
         await hostile.sender("orders")
@@ -374,7 +374,7 @@ async def test_the_broker_stops_reading_from_a_client_that_never_reads(
     broker: ServedBroker,
 ) -> None:
     silent = await RawClient.open(broker.connection_string())
-    wire = silent._transport._socket
+    wire = silent.transport.socket
     assert wire is not None
     wire.pause_reading()
     # Otherwise the two kernels keep some ten megabytes of answers before the broker has to.
@@ -392,13 +392,13 @@ async def test_the_broker_stops_reading_from_a_client_that_never_reads(
     await asyncio.sleep(5.0)
     assert wire.get_write_buffer_size() > 0
     assert resident_bytes(broker) - before_bytes < 16 * 1024 * 1024
-    silent._transport.abort()
+    silent.transport.abort()
 
 
 async def test_an_attach_and_its_detach_in_one_packet_do_no_harm(broker: ServedBroker) -> None:
     hasty = await RawClient.open(broker.connection_string())
     frames: list[Performative] = [attach(7), Detach(handle=UInt(7), closed=True)]
-    hasty._connection.output.put(b"".join(encode_frame(0, frame) for frame in frames))
+    hasty.connection.output.put(b"".join(encode_frame(0, frame) for frame in frames))
     hasty.flush()
     await hasty.sender("orders")
     await hasty.close()

@@ -7,13 +7,10 @@ expression with all of them filled in.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import socket
 import subprocess
-import sys
-import tempfile
 import time
 import urllib.parse
 import urllib.request
@@ -25,7 +22,7 @@ from typing import Any
 import pytest
 
 from tests.official_sdk import administration
-from tests.processes import ENTRY, ServedBroker, until
+from tests.processes import ENTRY, ServedBroker, line_of, started, until
 from tests.promtool import NoPromtool, find_promtool
 
 # A minute of processes: CI checks the names in the files, and their form with promtool.
@@ -86,17 +83,6 @@ class Prometheus:
 
 
 @contextmanager
-def process(*command: str, environment: dict[str, str] | None = None) -> Iterator[Any]:
-    with subprocess.Popen(
-        command, env={**os.environ, **(environment or {})}, stdout=subprocess.PIPE, text=True
-    ) as running:
-        try:
-            yield running
-        finally:
-            running.kill()
-
-
-@contextmanager
 def scraping(directory: Path, *targets: str) -> Iterator[Prometheus]:
     """Prometheus with the rules of deploy/ over some targets, once it answers."""
     try:
@@ -114,13 +100,17 @@ def scraping(directory: Path, *targets: str) -> Iterator[Prometheus]:
     )
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    with process(
+    command = [
         str(program), f"--config.file={config}", f"--storage.tsdb.path={directory / 'data'}",
         f"--web.listen-address=127.0.0.1:{port}", "--log.level=error",
-    ):  # fmt: skip
-        server = Prometheus(port)
-        until(server.is_there)
-        yield server
+    ]  # fmt: skip
+    with subprocess.Popen(command) as running:
+        try:
+            server = Prometheus(port)
+            until(server.is_there)
+            yield server
+        finally:
+            running.kill()
 
 
 def panels(pairs: list[str]) -> list[str]:
@@ -144,35 +134,26 @@ def variable() -> str:
 
 
 def test_every_panel_shows_a_pair_and_its_syphon_and_every_rule_can_be_evaluated(
-    tmp_path: Path,
+    tmp_path: Path, run_directory: Path
 ) -> None:
-    # Pytest's own directories are too long for the address of a socket.
-    run_directory = tempfile.mkdtemp(prefix="tb-")
     with ServedBroker(tmp_path, "contoso", "contoso-dr", ephemeral=True) as broker:
         sides = broker.connection_string("contoso"), broker.connection_string("contoso-dr")
         with administration(sides[0]) as admin:
             admin.create_queue("orders")
-        environment = {
-            "TWINBUS_PRIMARY": sides[0],
-            "TWINBUS_SECONDARY": sides[1],
-            "TWINBUS_RUN_DIR": run_directory,
-        }
+        environment = broker.environment(run_directory)
         syphon = ("syphon", "run", "--label", "contoso", "--metrics", "0", "--backlog-every", "1s")
         with (
-            process(sys.executable, "-c", PROGRAM, *sides, environment=environment) as program,
-            process(
-                sys.executable, "-c", ENTRY, *syphon, "--output", "json", environment=environment
-            ) as mover,
+            started("-c", PROGRAM, *sides, environment=environment) as program,
+            started("-c", ENTRY, *syphon, "--output", "json", environment=environment) as mover,
         ):
-            application = f"127.0.0.1:{int(program.stdout.readline())}"
-            moves = json.loads(mover.stdout.readline())["url"].removeprefix("http://")
+            application = f"127.0.0.1:{int(line_of(program))}"
+            moves = json.loads(line_of(mover))["url"].removeprefix("http://")
             with scraping(tmp_path, application, moves) as prometheus:
                 offered = until(
                     lambda: prometheus.ask("label/pair/values", **{"match[]": variable()})
                 )
                 assert still_empty(prometheus, panels(offered)) == []
                 states = until(lambda: evaluated(prometheus))
-    shutil.rmtree(run_directory)
     assert len(states) > 10
     # Both programs name the pair alike, or this one would wait for a syphon for ever.
     assert states["TwinbusSyphonStopped"] == "inactive"

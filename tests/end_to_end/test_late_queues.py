@@ -1,7 +1,7 @@
 """Backlog queues that come late: made, or enabled, after the pair was started.
 
 Real processes: `twinbus serve` has both namespaces. The waits of the search are the product's own,
-shortened; tests/unit/pairing/core/test_schedules.py holds their true lengths in virtual time.
+shortened; tests/unit/pairing/core/test_backlog.py holds their true lengths in virtual time.
 """
 
 from __future__ import annotations
@@ -23,15 +23,8 @@ from twinbus import BacklogUnavailableError, MissingRightError, Namespace, pair_
 from twinbus.pair import Pair
 from twinbus.pairing.observing.events import PairEvent
 
-pytestmark = pytest.mark.end_to_end
-
-
-@pytest.fixture(autouse=True)
-def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sixtieth of the true waits: a second stands for a minute."""
-    schedule = pytest.importorskip("twinbus.pairing.core.secondary")
-    monkeypatch.setattr(schedule, "SEARCH_S", 1.0)
-    monkeypatch.setattr(schedule, "SEARCH_UNREACHABLE_S", 0.1)
+# A second stands for a minute.
+pytestmark = [pytest.mark.end_to_end, pytest.mark.usefixtures("short_searches")]
 
 
 @asynccontextmanager

@@ -5,15 +5,11 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import shutil
 import socket
 import ssl
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,31 +17,15 @@ import pytest
 import trustme
 from azure.servicebus import ServiceBusMessage
 
+from tests.browser import many_pairs
 from tests.end_to_end.page_process import LIMIT_S, ServedPage, paged
 from tests.end_to_end.paired_program import running
 from tests.ledger_reading import read
 from tests.official_sdk import administration, client
-from tests.processes import ENTRY, ServedBroker, run_twinbus, until
+from tests.processes import ENTRY, ServedBroker, line_of, run_twinbus, started, until
 from twinbus.control.sockets import VARIABLE, ask, sockets_in
 
 pytestmark = pytest.mark.end_to_end
-
-
-@pytest.fixture
-def run_directory() -> Iterator[Path]:
-    # Pytest's own directories are too long for the address of a socket.
-    directory = Path(tempfile.mkdtemp(prefix="tb-"))
-    yield directory
-    shutil.rmtree(directory)
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
-    directory = tmp_path_factory.mktemp("broker")
-    with ServedBroker(directory, "contoso", "contoso-dr", ephemeral=True) as served:
-        with administration(served.connection_string("contoso")) as admin:
-            admin.create_queue("orders")
-        yield served
 
 
 def texts(page: ServedPage) -> list[str]:
@@ -62,11 +42,7 @@ def test_a_pair_is_followed_and_steered_and_its_figures_are_those_of_the_command
     broker: ServedBroker, run_directory: Path, tmp_path: Path
 ) -> None:
     sides = broker.connection_string("contoso"), broker.connection_string("contoso-dr")
-    environment = {
-        VARIABLE: str(run_directory),
-        "TWINBUS_PRIMARY": sides[0],
-        "TWINBUS_SECONDARY": sides[1],
-    }
+    environment = broker.environment(run_directory)
     with (
         running(run_directory, *sides, "contoso", "orders") as program,
         paged(environment, "--ledger", str(tmp_path)) as page,
@@ -133,15 +109,11 @@ def test_a_real_queue_is_pruned_and_a_real_syphon_gets_its_rate(
     broker: ServedBroker, run_directory: Path
 ) -> None:
     sides = broker.connection_string("contoso"), broker.connection_string("contoso-dr")
-    environment = {
-        VARIABLE: str(run_directory),
-        "TWINBUS_PRIMARY": sides[0],
-        "TWINBUS_SECONDARY": sides[1],
-    }
+    environment = broker.environment(run_directory)
     used, spare, full = (f"pruned/x-servicebus-transfer/{number}" for number in (0, 7, 8))
     with (
         running(run_directory, *sides, "pruned", "orders"),
-        syphon_of("pruned", environment),
+        started("-c", ENTRY, "syphon", "run", "--label", "pruned", environment=environment),
         paged(environment) as page,
     ):
         with administration(sides[1]) as admin, client(sides[1]) as sdk:
@@ -172,19 +144,6 @@ def test_a_real_queue_is_pruned_and_a_real_syphon_gets_its_rate(
         assert "a rate is a number of messages a second, or adaptive" in refused[1]["text"]
         assert shown_limit(page) in limits
         assert page.stop() == 0
-
-
-@contextmanager
-def syphon_of(label: str, environment: dict[str, str]) -> Iterator[None]:
-    """`twinbus syphon run` in a process."""
-    command = [sys.executable, "-c", ENTRY, "syphon", "run", "--label", label]
-    with subprocess.Popen(
-        command, env={**os.environ, **environment}, stdout=subprocess.DEVNULL
-    ) as process:
-        try:
-            yield
-        finally:
-            process.kill()
 
 
 def ids_by_kind(page: ServedPage, kinds: set[str]) -> dict[str, str]:
@@ -294,44 +253,14 @@ MEASURED_S = 30.0
 CORE_SHARE_MAX = 0.10
 MEMORY_MAX_MB = 150
 
-HOSTS = """
-import asyncio, itertools, sys
-from tests.unit.status.statuses import entity, status
-from twinbus.control.protocol import Verb
-from twinbus.control.server import ControlServer
-
-async def main(pairs, entities, per_s):
-    queues = [entity(f"queue-{n}") for n in range(entities)]
-    states = [status(*queues).as_dict() for _ in range(pairs)]
-    servers = [
-        ControlServer("pair", f"pair-{n}", {"status": Verb(lambda one=one: one)})
-        for n, one in enumerate(states)
-    ]
-    for server in servers:
-        await server.start()
-    print("ready", flush=True)
-    for number in itertools.count():
-        one = states[number % pairs]["entities"][f"queue-{number // pairs % entities}"]
-        is_healthy = one["state"] == "healthy"
-        one.update(state="suspect" if is_healthy else "healthy", sent=one["sent"] + 1)
-        await asyncio.sleep(1 / per_s)
-
-asyncio.run(main(*map(int, sys.argv[1:])))
-"""
-
 
 @pytest.fixture
-def hosts() -> Iterator[Path]:
+def hosts(run_directory: Path) -> Iterator[Path]:
     """A directory with the sockets of many pairs."""
-    directory = Path(tempfile.mkdtemp(prefix="tb-"))
-    command = [sys.executable, "-c", HOSTS, str(PAIRS), str(ENTITIES), str(EVENTS_PER_S)]
-    environment = {**os.environ, VARIABLE: str(directory), "PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        yield directory
-        process.kill()
-    shutil.rmtree(directory)
+    numbers = map(str, (PAIRS, ENTITIES, EVENTS_PER_S))
+    with started(many_pairs.__file__, *numbers, environment={VARIABLE: str(run_directory)}) as host:
+        assert line_of(host) == "ready\n"
+        yield run_directory
 
 
 def processor_s(pid: int) -> float:

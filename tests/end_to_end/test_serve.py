@@ -169,8 +169,7 @@ def look_again(
 def test_what_nobody_waits_for_is_on_disk_soon_all_the_same(tmp_path: Path) -> None:
     async def send(text: str) -> None:
         connection = await RawClient.open(text)
-        sender = await connection.sender("orders")
-        await sender.room()
+        sender = await connection.ready_sender("orders")
         sender.send_unasked(message("unasked"))
         # No answer comes and nothing else happens that would be committed with it.
         await asyncio.sleep(1.5)

@@ -266,7 +266,7 @@ def test_little_address_space_means_a_smaller_map(tmp_path: Path) -> None:
     store = LmdbStore(directory)
     store.put_entity(1, "queue", "q", {})
     flush(store)
-    say(str(store._environment.info()["map_size"]))
+    say(str(store.opened().info()["map_size"]))
     store.close()
     """
     done = run(script, tmp_path)

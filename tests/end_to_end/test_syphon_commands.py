@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import signal
 import subprocess
-import sys
-import tempfile
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +15,12 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.end_to_end import paired_program
+from tests.end_to_end.hand_made_world import KEY
 from tests.official_sdk import administration, client, receive_count
-from tests.processes import ENTRY, ServedBroker, run_twinbus, until
+from tests.processes import ENTRY, ServedBroker, line_of, run_twinbus, started, until
+from tests.unit.console.commands import run
 from twinbus import Namespace
-from twinbus.console.cli import main
 from twinbus.planning.question import Traffic
 from twinbus.planning.simulation import BacklogLevel, next_level
 from twinbus.transfer.sdk import to_backlog_message
@@ -36,25 +33,14 @@ QUEUES = [f"contoso/x-servicebus-transfer/{index}" for index in range(2)]
 ENTITIES = ("orders", "events")
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
-    directory = tmp_path_factory.mktemp("broker")
-    rules = ("--rule", "sender:s3cret:Send", "--rule", "listener:s3cret:Listen")
-    with ServedBroker(directory, "contoso", "contoso-dr", ephemeral=True, options=rules) as served:
-        yield served
-
-
 class Desk:
     """A person at a command line, with two namespaces in the environment."""
 
     def __init__(self, broker: ServedBroker, run_directory: Path) -> None:
+        self.run_directory = run_directory
         self.primary = broker.connection_string("contoso")
         self.secondary = broker.connection_string("contoso-dr")
-        self.environment = {
-            "TWINBUS_PRIMARY": self.primary,
-            "TWINBUS_SECONDARY": self.secondary,
-            "TWINBUS_RUN_DIR": str(run_directory),
-        }
+        self.environment = broker.environment(run_directory)
         self._renew(self.primary, ENTITIES)
         self._renew(self.secondary, QUEUES)
 
@@ -97,22 +83,10 @@ class Desk:
         assert done.stdout, done.stderr
         return done.returncode, json.loads(done.stdout)
 
-    @contextmanager
-    def running(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    def running(self, *arguments: str) -> AbstractContextManager[subprocess.Popen[str]]:
         """`twinbus syphon run` in a process; killed at the end unless it ended by itself."""
-        command = [sys.executable, "-c", ENTRY, "syphon", "run", "--label", "contoso", *arguments]
-        with subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **self.environment},
-        ) as process:
-            try:
-                yield process
-            finally:
-                if process.poll() is None:
-                    process.kill()
+        command = ("-c", ENTRY, "syphon", "run", "--label", "contoso", *arguments)
+        return started(*command, environment=self.environment, stderr=subprocess.PIPE)
 
     def status(self) -> dict[str, Any]:
         (syphon,) = json.loads(self.types("status", "--output", "json").stdout)["syphons"]
@@ -121,18 +95,14 @@ class Desk:
 
 
 @pytest.fixture
-def desk(broker: ServedBroker) -> Iterator[Desk]:
-    # Pytest's own directories are too long for the address of a socket.
-    directory = Path(tempfile.mkdtemp(prefix="tb-"))
-    yield Desk(broker, directory)
-    shutil.rmtree(directory)
+def desk(broker: ServedBroker, run_directory: Path) -> Desk:
+    return Desk(broker, run_directory)
 
 
 def test_a_syphon_runs_is_paused_and_resumed_and_ends_cleanly(desk: Desk) -> None:
     desk.divert(QUEUES[0], "orders", 20)
     with desk.running() as process:
-        assert process.stdout is not None
-        assert "2 backlog queues of contoso" in process.stdout.readline()
+        assert "2 backlog queues of contoso" in line_of(process)
         until(lambda: desk.arrived("orders") == 20)
 
         paused = desk.types("pause")
@@ -165,10 +135,9 @@ def test_a_syphon_runs_is_paused_and_resumed_and_ends_cleanly(desk: Desk) -> Non
         until(lambda: bool(desk.status()["waiting"] == 0))
 
         process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_S) == 0
-        assert process.stdout.read().rstrip().endswith("28 messages moved, 0 dead-lettered")
-        assert process.stderr is not None
-        assert process.stderr.read() == ""
+        said, errors = process.communicate(timeout=PATIENCE_S)
+        assert (process.returncode, errors) == (0, "")
+        assert said.rstrip().endswith("28 messages moved, 0 dead-lettered")
     assert desk.types("status").returncode == COULD_NOT
 
 
@@ -177,8 +146,7 @@ def test_metrics_and_health_follow_the_syphon(desk: Desk) -> None:
     desk.divert(QUEUES[0], "missing", 1)
     arguments = ("--metrics", "0", "--backlog-every", "1s", "--output", "json")
     with desk.running(*arguments) as process:
-        assert process.stdout is not None
-        url = json.loads(process.stdout.readline())["url"]
+        url = json.loads(line_of(process))["url"]
 
         def metrics() -> dict[tuple[str, ...], float]:
             with urllib.request.urlopen(f"{url}/metrics", timeout=PATIENCE_S) as answer:
@@ -206,9 +174,8 @@ def test_metrics_and_health_follow_the_syphon(desk: Desk) -> None:
         assert len(busy.stderr.splitlines()) == 1
 
         process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_S) == 0
-        assert process.stderr is not None
-        assert process.stderr.read() == ""
+        _, errors = process.communicate(timeout=PATIENCE_S)
+        assert (process.returncode, errors) == (0, "")
 
 
 def test_sigterm_waits_for_what_is_in_flight(desk: Desk) -> None:
@@ -305,10 +272,9 @@ def test_without_the_manage_right_the_queues_are_named_by_their_count(
     desk: Desk, broker: ServedBroker
 ) -> None:
     desk.divert(QUEUES[1], "orders", 5)
-    weak = {"rule": "listener", "key": "s3cret"}
     desk.environment |= {
-        "TWINBUS_PRIMARY": broker.connection_string("contoso", rule="sender", key="s3cret"),
-        "TWINBUS_SECONDARY": broker.connection_string("contoso-dr", **weak),
+        "TWINBUS_PRIMARY": broker.connection_string("contoso", rule="sender", key=KEY),
+        "TWINBUS_SECONDARY": broker.connection_string("contoso-dr", rule="listener", key=KEY),
     }
     refused = desk.types("run", "--label", "contoso")
     assert refused.returncode == COULD_NOT
@@ -345,46 +311,24 @@ def test_words_that_lead_nowhere(
     status: int,
     said: str,
 ) -> None:
-    # In this process: what a command of its own adds is a second of imports.
+    # In this process: a process of its own would add a second of imports.
     for name, value in desk.environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(sys, "argv", ["twinbus", "syphon", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == status
-    (line,) = capsys.readouterr().err.splitlines()
+    done = run(capsys, "syphon", *arguments)
+    assert done.status == status
+    (line,) = done.err.splitlines()
     assert line.startswith("twinbus: ")
     assert said in line
 
 
 def test_the_syphon_of_a_pair_is_paused_over_the_sockets_of_the_pair(desk: Desk) -> None:
-    program = [sys.executable, "-c", PAIR, desk.primary, desk.secondary]
-    with subprocess.Popen(
-        program, stdout=subprocess.PIPE, text=True, env={**os.environ, **desk.environment}
-    ) as pair:
-        try:
-            assert pair.stdout is not None
-            assert pair.stdout.readline() == "paired\n"
-            assert "paused" in desk.types("pause", "--pair", "contoso").stdout
-            desk.divert(QUEUES[0], "orders", 5)
-            shown = desk.types("status")
-            assert shown.returncode == ATTENTION
-            assert f"contoso, in a pair, pid {pair.pid}" in shown.stdout
-            assert desk.counts(desk.secondary, QUEUES[0]) == (5, 0, 0)
-            assert desk.types("resume").returncode == 0
-            until(lambda: desk.arrived("orders") == 5)
-        finally:
-            pair.kill()
-
-
-PAIR = """
-import asyncio, sys
-from twinbus import Namespace, SendAvailabilityOptions, pair_namespaces
-async def main():
-    options = SendAvailabilityOptions(backlog_queue_count=2, enable_syphon=True)
-    primary = Namespace.from_connection_string(sys.argv[1], name="contoso")
-    async with pair_namespaces(primary, sys.argv[2], options):
-        print("paired", flush=True)
-        await asyncio.sleep(600)
-asyncio.run(main())
-"""
+    sides = desk.primary, desk.secondary
+    with paired_program.running(desk.run_directory, *sides, "contoso", enable_syphon=True) as pair:
+        assert "paused" in desk.types("pause", "--pair", "contoso").stdout
+        desk.divert(QUEUES[0], "orders", 5)
+        shown = desk.types("status")
+        assert shown.returncode == ATTENTION
+        assert f"contoso, in a pair, pid {pair.pid}" in shown.stdout
+        assert desk.counts(desk.secondary, QUEUES[0]) == (5, 0, 0)
+        assert desk.types("resume").returncode == 0
+        until(lambda: desk.arrived("orders") == 5)

@@ -21,8 +21,10 @@ pytestmark = pytest.mark.end_to_end
 
 
 @pytest.fixture(params=[pytest.param("direct", marks=pytest.mark.soak), "proxy"])
-def desk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
-    with token_desk(through_proxy=request.param == "proxy") as made:
+def desk(
+    run_directory: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Desk]:
+    with token_desk(run_directory, through_proxy=request.param == "proxy") as made:
         for name, value in made.environment.items():
             monkeypatch.setenv(name, value)
         yield made
@@ -112,8 +114,7 @@ async def test_signatures_are_refused_and_tokens_of_the_file_taken_as_it_changes
             await RawClient.open(text, token="eyJ.two")
         write(path, "app eyJ.two Send never")
         connection = await RawClient.open(text, token="eyJ.two")
-        sender = await connection.sender("orders")
-        await sender.room()
+        sender = await connection.ready_sender("orders")
         await sender.send(message("1"))
         await connection.close()
 

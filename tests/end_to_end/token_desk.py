@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import shutil
 import signal
 import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from azure.servicebus import ServiceBusMessage
 
+from tests import processes
 from tests.contract.certificates import write_authority, write_server_files
 from tests.contract.http_proxy import TunnelProxy
 from tests.contract.pairs import quick
 from tests.end_to_end.identity_endpoint import SECRET, IdentityEndpoint
-from tests.processes import ENTRY, ServedBroker, run_twinbus
+from tests.processes import ENTRY, ServedBroker, run_twinbus, started
 from twinbus import Namespace, pair_namespaces
 from twinbus.client.administration import NotAnswered, QueueCounts, counts_of
 from twinbus.namespace.access import NamespaceAccess, endpoint_of
@@ -90,20 +86,11 @@ class Desk:
     @contextmanager
     def syphon(self, *words: str) -> Iterator[None]:
         """`twinbus syphon run` in a process, ended by SIGTERM."""
-        command = [sys.executable, "-c", ENTRY, "syphon", "run", *words]
-        with subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **self.environment},
-        ) as process:
-            try:
-                yield
-                process.send_signal(signal.SIGTERM)
-                out, errors = process.communicate(timeout=PATIENCE_S)
-            finally:
-                process.kill()
+        command = ("-c", ENTRY, "syphon", "run", *words)
+        with started(*command, environment=self.environment, stderr=subprocess.PIPE) as process:
+            yield
+            process.send_signal(signal.SIGTERM)
+            out, errors = process.communicate(timeout=PATIENCE_S)
         self.require_no_secret(out + errors)
         assert process.returncode == 0, out + errors
 
@@ -114,10 +101,8 @@ class Desk:
 
 
 @contextmanager
-def token_desk(*, through_proxy: bool) -> Iterator[Desk]:
+def token_desk(directory: Path, *, through_proxy: bool) -> Iterator[Desk]:
     """Brokers, an identity and, if wanted, a proxy without which no broker can be reached."""
-    # Pytest's own directories are too long for the address of a socket.
-    directory = Path(tempfile.mkdtemp(prefix="tb-"))
     chain, key = write_server_files(directory)
     tokens = directory / "tokens"
     options = (
@@ -146,15 +131,14 @@ def token_desk(*, through_proxy: bool) -> Iterator[Desk]:
         }
         yield Desk(hosts, identity, environment)
         assert identity.refused == 0
-    shutil.rmtree(directory)
 
 
 def until(condition: Callable[[], bool]) -> None:
-    ends = time.monotonic() + PATIENCE_S
-    while True:
-        # A token of this machine may expire under way, as those of the commands.
-        with suppress(NotAnswered):
-            if condition():
-                return
-        assert time.monotonic() < ends, "it did not come to be"
-        time.sleep(0.2)
+    def holds() -> bool:
+        try:
+            return condition()
+        except NotAnswered:
+            # A token of this machine may expire under way, as those of the commands.
+            return False
+
+    processes.until(holds)

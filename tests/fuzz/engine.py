@@ -29,15 +29,15 @@ class RecordedStore(RecordJournal, Store):
 
     def __init__(self) -> None:
         super().__init__()
-        self._disk: dict[bytes, bytes] = {}
+        self.disk: dict[bytes, bytes] = {}
         self.gone: str | None = None
         """Why the disk is gone."""
 
     def _read(self, keys: list[bytes]) -> Sequence[Data]:
-        return [self._disk[key] for key in keys if key in self._disk]
+        return [self.disk[key] for key in keys if key in self.disk]
 
     def recover(self) -> list[EntityImage]:
-        disk = self._disk
+        disk = self.disk
 
         def scan(kind: int) -> Iterator[tuple[Data, Data]]:
             return ((key, disk[key]) for key in sorted(disk) if key[0] == kind)
@@ -48,9 +48,9 @@ class RecordedStore(RecordJournal, Store):
         """Write at once: a writer's thread would make each example wait, and none like the last."""
         for key, record in self._take_pending().items():
             if record is None:
-                self._disk.pop(key, None)
+                self.disk.pop(key, None)
             else:
-                self._disk[key] = record
+                self.disk[key] = record
         self._landed()
         return None
 
@@ -74,7 +74,7 @@ class RecordedStore(RecordJournal, Store):
     def copy(self) -> RecordedStore:
         """The disk as a restart finds it now."""
         store = RecordedStore()
-        store._disk = dict(self._disk)
+        store.disk = dict(self.disk)
         return store
 
 

@@ -103,7 +103,7 @@ def check_bounds(peer: Peer, stream_bytes: int) -> None:
     held += sum(link.partial_bytes for link in links if isinstance(link, ReceiverLink))
     replies = sum(link.owner._waiting_bytes for link in links if isinstance(link.owner, ReplyLink))
     assert replies <= REPLY_BYTES_MAX
-    if peer._probation is None:
+    if peer.probation is None:
         assert held <= stream_bytes + 2 * OUTPUT_BYTES_MAX
         return
     assert held <= 2 * RECEIVED_BYTES_MAX

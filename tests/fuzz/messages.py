@@ -216,8 +216,8 @@ def _check_time(engine: FuzzEngine, target: str, batch: list[Incoming]) -> None:
 def _due(incoming: Incoming) -> Incoming:
     """The message at its time: no longer scheduled."""
     return Incoming(
-        incoming.message_id, scheduled_for_ms=0, wire=incoming._wire, payload=incoming.payload,
-        properties=incoming._properties,
+        incoming.message_id, scheduled_for_ms=0, wire=incoming.wire, payload=incoming.payload,
+        properties=incoming.properties,
     )  # fmt: skip
 
 

@@ -95,7 +95,7 @@ def check(given: tuple[str, str | None, tuple[Any, ...], dict[str, Any], bool]) 
     except Refusal:
         return
     assert changed.message_id is not None
-    assert parse(changed._wire, str).message_id == changed.message_id
+    assert parse(changed.wire, str).message_id == changed.message_id
 
 
 FINDS = (

@@ -134,7 +134,7 @@ async def _check(visit: Visit) -> None:
             for _ in range(3):
                 await asyncio.sleep(0)
             check_bounds(peer, len(stream))
-            probation = peer._probation
+            probation = peer.probation
             assert probation is not None, "a stranger is trusted"
             assert probation._timer is not None, "no deadline runs for a stranger"
             assert visit.reads or transport.is_paused, "a client that reads nothing is read from"

@@ -90,16 +90,16 @@ class FuzzWorld:
             "b", self.store, [], tokens=lambda: TOKENS, admission=Admission()
         )
         create_entities(self.server.namespace, self.server.now_ms())
-        self._log = ErrorLog()
-        self._errors: list[str] = []
+        self.log = ErrorLog()
+        self.errors: list[str] = []
 
     @classmethod
     @asynccontextmanager
     async def running(cls) -> AsyncIterator[FuzzWorld]:
         world = cls()
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, found: world._errors.append(repr(found)))
-        with world._log.collecting("twinbus", "uvicorn"):
+        loop.set_exception_handler(lambda _, found: world.errors.append(repr(found)))
+        with world.log.collecting("twinbus", "uvicorn"):
             yield world
         await world.server.close()
 
@@ -113,7 +113,7 @@ class FuzzWorld:
         self.check_errors()
 
     def check_errors(self) -> None:
-        found = [*self._log.errors, *self._errors]
+        found = [*self.log.errors, *self.errors]
         assert not found, "\n".join(found)
         assert self.server.engine_failures == 0
 

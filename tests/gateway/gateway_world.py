@@ -18,6 +18,7 @@ from twinbus.broker.embedded import EmbeddedBroker, NamespaceAt, parse_rule
 from twinbus.broker.port_access import PortAccess
 from twinbus.gateway import GatewayHost
 from twinbus.gateway.sending import PENDING_BYTES_MAX
+from twinbus.gateway.server import GatewayServer
 
 PATIENCE_S = 60.0
 RULES = {"sender": "send-key:Send", "listener": "listen-key:Listen"}
@@ -32,6 +33,11 @@ class GatewayWorld:
     gateway: GatewayHost
     opened: list[RawClient] = field(default_factory=list)
     """Closed with the gateway."""
+
+    @property
+    def server(self) -> GatewayServer:
+        assert self.gateway.server is not None
+        return self.gateway.server
 
     async def raw(self, rule: str | None = None, path: str = "") -> RawClient:
         """A raw client of the gateway."""

@@ -62,8 +62,7 @@ async def kill_again_and_again(directory: Path, secondary: str, rounds: int) -> 
 async def stop_with_sends_in_flight(broker: EmbeddedBroker, gateway: GatewayProcess) -> None:
     """SIGTERM lets what is in flight end: every send gets its answer, and the exit status is 0."""
     client = await RawClient.open(gateway.connection_string())
-    sender = await client.sender("orders")
-    await sender.room()
+    sender = await client.ready_sender("orders")
     await sender.send(message("first"))
     # These wait in the gateway: the primary answers after a while.
     broker.add_fault(Fault(kind="delay", entity="orders", delay_ms=500))

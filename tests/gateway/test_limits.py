@@ -16,7 +16,7 @@ from tests.end_to_end.load_worker import times
 from tests.end_to_end.raw_client import RawClient, message
 from tests.end_to_end.test_load import anonymous_bytes
 from tests.gateway.gateway_process import GatewayProcess
-from tests.gateway.gateway_world import GatewayWorld, gateway_world
+from tests.gateway.gateway_world import gateway_world
 from tests.official_sdk import administration
 from tests.processes import ServedBroker
 from twinbus.broker.embedded import EmbeddedBroker
@@ -25,7 +25,6 @@ from twinbus.broker.links.client_limits import OUTPUT_BYTES_MAX, TURN_BYTES_MAX
 from twinbus.broker.links.peer import Peer
 from twinbus.gateway.relayed_links import WINDOW_BYTES
 from twinbus.gateway.sending import PENDING_BYTES_MAX
-from twinbus.gateway.server import GatewayServer
 
 pytestmark = pytest.mark.end_to_end
 
@@ -33,15 +32,9 @@ PATIENCE_S = 120.0
 BODY = b"x" * 20_000
 
 
-def server_of(world: GatewayWorld) -> GatewayServer:
-    server = world.gateway._server
-    assert server is not None
-    return server
-
-
 def stop_reading(client: RawClient) -> Callable[[], None]:
     """Have a client read nothing more; the function that is returned lets it read on."""
-    wire = client._transport._socket
+    wire = client.transport.socket
     assert wire is not None
     wire.pause_reading()
     return wire.resume_reading
@@ -52,13 +45,12 @@ async def test_a_slow_primary_bounds_the_bytes_that_all_clients_together_have_in
 ):
     limit_bytes, clients, each = 1_000_000, 3, 200
     async with gateway_world("orders", attempt_timeout=30, pending_bytes_max=limit_bytes) as world:
-        pending, most_bytes, sends = server_of(world).pending, 0, []
+        pending, most_bytes, sends = world.server.pending, 0, []
         # Each is answered in time, and meanwhile the clients send on.
         world.primary.add_fault(Fault(kind="delay", entity="orders", delay_ms=200))
         opened = [await RawClient.open(world.connection_string()) for _ in range(clients)]
         for number, client in enumerate(opened):
-            sender = await client.sender("orders")
-            await sender.room()
+            sender = await client.ready_sender("orders")
             sends += [sender.send(message(f"m{number}-{n}", BODY)) for n in range(each)]
         async with asyncio.timeout(PATIENCE_S):
             while not all(send.done() for send in sends):
@@ -75,24 +67,20 @@ async def test_a_slow_primary_bounds_the_bytes_that_all_clients_together_have_in
 
 async def test_a_client_that_reads_no_answers_keeps_no_messages_and_holds_up_no_other() -> None:
     async with gateway_world("orders", attempt_timeout=30) as world:
-        silent = await RawClient.open(world.connection_string())
-        sender = await silent.sender("orders")
-        await sender.room()
+        silent = await world.raw()
+        sender = await silent.ready_sender("orders")
         read_on = stop_reading(silent)
         sends = [sender.send(message(f"s{number}")) for number in range(1_000)]
-        pending = server_of(world).pending
+        pending = world.server.pending
         await until(lambda: world.gateway.pair.status().entities["orders"].sent == 1_000)
         assert (pending.size_bytes, pending.count) == (0, 0)
-        other = await RawClient.open(world.connection_string())
-        second = await other.sender("orders")
-        await second.room()
+        other = await world.raw()
+        second = await other.ready_sender("orders")
         await second.send(message("other"))
         assert not any(send.done() for send in sends)
         read_on()
         async with asyncio.timeout(PATIENCE_S):
             await asyncio.gather(*sends)
-        await other.close()
-        await silent.close()
 
 
 async def test_a_client_that_reads_no_deliveries_has_few_megabytes_of_them_here() -> None:
@@ -104,13 +92,13 @@ async def test_a_client_that_reads_no_deliveries_has_few_megabytes_of_them_here(
             await sender.room()
             await sender.send(message(f"m{number}", body))
         await filling.close()
-        client = await RawClient.open(world.connection_string())
+        client = await world.raw()
         receiver = await client.receiver("orders", credit=1, settled=True)
         assert await receiver.receive() is not None
         read_on = stop_reading(client)
         receiver.link.grant(10 * count)
         client.flush()
-        (peer,) = server_of(world).peers
+        (peer,) = world.server.peers
         wire = peer._transport
         assert wire is not None
 
@@ -127,14 +115,12 @@ async def test_a_client_that_reads_no_deliveries_has_few_megabytes_of_them_here(
         read_on()
         for _ in range(count - 1):
             assert await receiver.receive() is not None
-        await client.close()
 
 
 async def connected(connection_string: str, key: str) -> RawClient:
     """A client that has sent one message."""
     client = await RawClient.open(connection_string)
-    sender = await client.sender("orders")
-    await sender.room()
+    sender = await client.ready_sender("orders")
     await sender.send(message(key, b"x" * 1_000))
     return client
 
@@ -156,7 +142,7 @@ async def wave(gateway: GatewayProcess, count: int, name: str) -> int:
 
 async def test_a_hundred_closed_connections_leave_nothing() -> None:
     async with gateway_world("orders", attempt_timeout=30) as world:
-        server, text, clients = server_of(world), world.connection_string(), list[RawClient]()
+        server, text, clients = world.server, world.connection_string(), list[RawClient]()
 
         async def connect() -> None:
             clients.append(await connected(text, f"m{len(clients)}"))

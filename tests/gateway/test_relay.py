@@ -33,6 +33,7 @@ from twinbus.amqp.types import Int
 from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.links.management import OPERATIONS, SENDING_OPERATIONS
 from twinbus.broker.port_access import DEFAULT_KEY
+from twinbus.client.links import REOPEN_PAUSE_S
 from twinbus.namespace.tokens import sign
 
 pytestmark = pytest.mark.contract
@@ -199,15 +200,13 @@ async def test_a_management_node_is_open_while_the_primary_is_down_and_works_whe
         assert raw.detached.empty()
 
 
-async def test_a_node_whose_links_are_opened_before_and_after_the_primary_is_back_answers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("twinbus.gateway.relay.REOPEN_PAUSE_S", 0.0)
+async def test_a_node_whose_links_are_opened_before_and_after_the_primary_is_back_answers() -> None:
     async with gateway_world("orders") as world:
         world.primary.cut_off()
         raw = await world.raw()
         replies = await raw.receiver("orders/$management", credit=100)
         world.primary.serve_again()
+        await asyncio.sleep(REOPEN_PAUSE_S)
         requests = await raw.sender("orders/$management")
         async with asyncio.timeout(60):
             while (await _asked(requests, replies))[0] == 503:  # noqa: ASYNC110  # each asks again

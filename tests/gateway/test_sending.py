@@ -170,9 +170,7 @@ async def test_the_link_to_an_entity_is_closed_after_its_last_sender(
     async with gateway_world("orders") as world:
         async with world.client() as client, client.get_queue_sender("orders") as sender:
             await sender.send_messages(ServiceBusMessage("one"))
-        server = world.gateway._server
-        assert server is not None
-        await until(lambda: not server.primary._pools)
+        await until(lambda: not world.server.primary.pools)
         async with world.client() as client, client.get_queue_sender("orders") as sender:
             await sender.send_messages(ServiceBusMessage("two"))
         assert await world.received("orders", 2) == ["one", "two"]
@@ -182,20 +180,17 @@ async def test_a_client_that_sends_beyond_its_credit_does_not_cut_off_the_others
     """All clients share the connection to the primary on which the answers come."""
     count = CREDIT + CREDIT
     async with gateway_world("orders", attempt_timeout=30) as world:
-        server = world.gateway._server
-        assert server is not None
         sender = await world.sender("orders")
         await sender.send(message("first"))
-        connection = server.primary._connection
-        assert connection is not None
+        connection = await world.server.primary.opened()
         world.primary.add_fault(Fault(kind="delay", entity="orders", delay_ms=500))
         sends = []
         for number in range(count):
-            sender._link.credit = 1
+            sender.link.credit = 1
             sends.append(sender.send(message(f"m{number}")))
         async with asyncio.timeout(60):
             await asyncio.gather(*sends)
-        assert server.primary._connection is connection
+        assert await world.server.primary.opened() is connection
         assert world.gateway.pair.status().entities["orders"].sent == count + 1
 
 
@@ -383,7 +378,7 @@ class NamedClient(RawClient):
 
     def __init__(self) -> None:
         super().__init__()
-        self._connection.container_id = self.container_id
+        self.connection.container_id = self.container_id
 
 
 class HostileClient(NamedClient):

@@ -177,8 +177,6 @@ def results_of(
     outages: Outages, programs: Mapping[str, Program], directory: Path
 ) -> dict[str, ClientResult]:
     """Run the outages under all clients at once; what became of the messages of each."""
-    for name in ("primary", "gateway"):
-        (directory / name).mkdir()
     ledger = directory / "ledger"
     with ExitStack() as stack:
         primary = stack.enter_context(ServedBroker(directory / "primary", "contoso"))

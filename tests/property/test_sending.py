@@ -175,8 +175,8 @@ def test_every_message_ends_in_one_way_and_doubt_is_in_the_ledger(
             *(command(*each) for each in commands),
         )
         check(world, primary, secondary, ends, calls)
-        assert not sender.pool.attempt_timer._attempts
-        assert not sender.pool._leased
+        assert not sender.pool.attempt_timer.attempts
+        assert not sender.pool.leased
         await world.client.close()
 
     run_virtual(scenario())

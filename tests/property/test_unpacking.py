@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -221,9 +223,15 @@ REASONS = {
 """All reasons but RestoreFailed, which stands for a case that nobody foresaw."""
 
 
+@pytest.fixture
+def restored_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Any]], None]:
+    """Have something else restore messages."""
+    return partial(monkeypatch.setattr, unpacking, "from_backlog_sections")
+
+
 @pytest.mark.parametrize("is_learned", [False, True])
 def test_an_error_that_nobody_foresaw_concerns_one_message(
-    is_learned: bool, monkeypatch: pytest.MonkeyPatch
+    is_learned: bool, restored_by: Callable[[Callable[..., Any]], None]
 ) -> None:
     unpacker = Unpacker()
     if is_learned:
@@ -235,7 +243,7 @@ def test_an_error_that_nobody_foresaw_concerns_one_message(
             raise ZeroDivisionError("nobody foresaw this")
         return from_backlog_sections(sections, **settings)
 
-    monkeypatch.setattr(unpacking, "from_backlog_sections", restore)
+    restored_by(restore)
     message = unpacker.unpack(hostile, b"t", NOW_MS)
     assert message.fault is not None
     assert message.fault[0] == NOT_RESTORED
@@ -243,11 +251,13 @@ def test_an_error_that_nobody_foresaw_concerns_one_message(
     assert unpacker.unpack(usual(b"orders"), b"t", NOW_MS).fault is None
 
 
-def test_a_lack_of_memory_is_no_fault_of_the_message(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lack_of_memory_is_no_fault_of_the_message(
+    restored_by: Callable[[Callable[..., Any]], None],
+) -> None:
     def restore(*_: Any, **__: Any) -> Any:
         raise MemoryError
 
-    monkeypatch.setattr(unpacking, "from_backlog_sections", restore)
+    restored_by(restore)
     with pytest.raises(MemoryError):
         Unpacker().unpack(usual(b"orders"), b"t", NOW_MS)
 
@@ -291,7 +301,7 @@ def test_the_short_way_is_taken() -> None:
     unpacker.unpack(usual(b"orders"), b"t", NOW_MS)
     for note in ("another", "x-ms-path"):
         message = BacklogMessage(b"t", 0)
-        assert unpacker._unpack_known_shape(message, usual(b"orders", note), NOW_MS)
+        assert unpacker.unpack_known_shape(message, usual(b"orders", note), NOW_MS)
         assert message.path == "orders"
     message, stored = BacklogMessage(b"t", 0), split(usual(b"orders"))
     own = to_backlog_sections(
@@ -300,10 +310,10 @@ def test_the_short_way_is_taken() -> None:
     stored.properties, stored.application_properties = own.properties, own.application_properties
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(unpacker, "_unpack_known_header", None)
-        assert unpacker._unpack_known_shape(message, join(stored), NOW_MS)
+        assert unpacker.unpack_known_shape(message, join(stored), NOW_MS)
     assert message.message_id == "m"
     # What looks like a second alias takes the middle way, of which nothing is remembered.
-    assert len(unpacker._restored) == 1
+    assert len(unpacker.restored) == 1
 
 
 @pytest.mark.parametrize("learned", [False, True])

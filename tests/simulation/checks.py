@@ -19,8 +19,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from tests.simulation.messages import differences
-from tests.simulation.night.checks import check_patience
-from tests.simulation.night.drain import check_drain
+from tests.simulation.night.checks import check_drain, check_patience
 from tests.simulation.plan import EntityPlan
 from tests.simulation.truth import Call, Deed, serial_of
 from twinbus.amqp.message import decode_properties, split
@@ -31,8 +30,6 @@ from twinbus.pairing.core.secondary import FIRST_PACE_S, LONGEST_PACE_S
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
-
-__all__ = ["check_all"]
 
 Stored = tuple[StoredMessage, bytes]
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from tests.simulation.programs import Program
     from tests.simulation.world import World
 
-__all__ = ["Faults", "create_backlog", "create_entity"]
-
 BUSY_STEP_S: Final = 0.007
 BUSY_LIMIT_S: Final = 5.0
 

@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from twinbus.ledger.requests import BilledRequests
     from twinbus.namespace.access import Endpoint
 
-__all__ = ["SimLine"]
-
 CREDIT: Final = 1_000
 SESSION_FILTER: Final = Symbol("com.microsoft:session-filter")
 OUTCOMES: Final = {

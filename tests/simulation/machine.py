@@ -17,8 +17,6 @@ from twinbus.testing import VirtualLoop
 if TYPE_CHECKING:
     from tests.simulation.network import Wire
 
-__all__ = ["NOBODY", "PROCESS", "Process", "SimLoop"]
-
 KILL_ROUNDS = 200
 """Turns of the loop that the tasks of a killed process get to end in."""
 

@@ -24,8 +24,6 @@ from twinbus.broker.journal import StoredMessage
 from twinbus.broker.messages.rendering import render
 from twinbus.transfer.sections import without_delivery_marks
 
-__all__ = ["SESSIONS", "differences", "make_message"]
-
 SESSIONS: Final = ("red", "green")
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -30,8 +30,6 @@ from twinbus.syphon.core.send_control import SendControl
 from twinbus.transfer import unpacking
 from twinbus.transfer.sections import aliases_of, from_backlog_sections
 
-__all__ = ["PLANTED", "PLANTED_IN_STRICT", "forward_twice"]
-
 Planted = Callable[[], AbstractContextManager[Any]]
 
 

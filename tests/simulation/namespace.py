@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from tests.simulation.network import Wire
     from tests.simulation.truth import Deed
 
-__all__ = ["EPOCH_MS", "Consumer", "SimNamespace", "Throttle"]
-
 EPOCH_MS: Final = 1_800_000_000_000
 """The date at which every simulation begins."""
 

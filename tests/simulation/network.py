@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from tests.simulation.machine import Process
     from tests.simulation.namespace import SimNamespace
 
-__all__ = ["Network", "Weather", "Wire", "WireRefused", "reject", "resolve"]
-
 Action = Callable[[], None]
 
 LATENCY_S: Final = 0.002

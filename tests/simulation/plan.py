@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
 
-__all__ = ["FAULTS_END_S", "Burst", "EntityPlan", "Fault", "Plan", "draw_plan"]
-
 FAULTS_END_S: Final = 40.0
 """When the last fault is over, and the last call of an application begins, in most worlds."""
 

@@ -31,8 +31,6 @@ from twinbus.syphon.host import SyphonHost
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-__all__ = ["Application", "Program", "Syphon", "client_class"]
-
 BURSTS: Final = (1, 1, 1, 3)
 LATE_S: Final = 1e-6
 """What a call may take beyond its timeout: nothing but the rounding of virtual time."""
@@ -140,9 +138,11 @@ class Application(Program):
 
     @property
     def is_busy(self) -> bool:
-        return self._calling > 0 or any(
-            host.in_flight for host in (self.pair._hosts if self.pair is not None else ())
-        )
+        return self._calling > 0 or any(host.in_flight for host in self.hosts)
+
+    @property
+    def hosts(self) -> list[SyphonHost]:
+        return [] if self.pair is None else self.pair._hosts
 
     @property
     def client(self) -> PairedClient:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from tests.simulation.programs import Application
     from tests.simulation.world import World
 
-__all__ = ["is_quiet", "what_is_left"]
-
 
 def is_quiet(world: World) -> bool:
     """Nothing is left to be done."""
@@ -73,7 +71,7 @@ def _left_of(application: Application, world: World) -> Iterator[str]:
     scan = client.session_scan
     if scan is not None and len(scan.order):
         yield f"{name}: {len(scan.order)} sessions are bound to the backlog"
-    for host in application.pair._hosts:
+    for host in application.hosts:
         yield from _left_of_host(name, host)
 
 

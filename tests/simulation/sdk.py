@@ -50,8 +50,6 @@ from twinbus.testing.fake_sdk import FakeClient, FakeLink, LinkRole
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-__all__ = ["Encoder", "SimAdministration", "SimLink", "SimSide", "wire_of"]
-
 BATCH_BYTES: Final = 3_000
 """What a batch may have. Small, so that batches that grow by their aliases must be split."""
 

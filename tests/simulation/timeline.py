@@ -8,8 +8,6 @@ from typing import Final
 
 from tests.simulation.machine import PROCESS
 
-__all__ = ["Timeline"]
-
 WORLD: Final = "world"
 
 

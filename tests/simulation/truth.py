@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from tests.simulation.namespace import SimNamespace
     from tests.simulation.network import Wire
 
-__all__ = ["CALL", "Call", "Copy", "Deed", "Handover", "Original", "Truth", "serial_of"]
-
 _SERIAL: Final = re.compile(rb"#(\d+)#")
 """How each body begins: with the number of its message."""
 

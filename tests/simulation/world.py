@@ -27,8 +27,7 @@ from tests.simulation.line import SimLine
 from tests.simulation.machine import Process, SimLoop
 from tests.simulation.namespace import EPOCH_MS, SimNamespace
 from tests.simulation.network import Network, Wire
-from tests.simulation.night.checks import require_protection
-from tests.simulation.night.drain import watch_governor
+from tests.simulation.night.checks import require_protection, watch_governor
 from tests.simulation.night.plan import draw_world
 from tests.simulation.plan import Plan
 from tests.simulation.programs import Application, Program, Syphon, client_class, options_with
@@ -46,8 +45,6 @@ from twinbus.pair import PairParts
 from twinbus.pairing.core.backlog import WANTED
 from twinbus.pairing.observing.recording import Recorder
 from twinbus.servicebus.names import backlog_paths
-
-__all__ = ["Result", "World", "simulate"]
 
 QUIET_LIMIT_S: Final = 900.0
 """After the faults. The longest honest wait is a lock of 60 s, a back-off of 60 s and a look for

@@ -62,8 +62,7 @@ def _drained(spark: SparkSession, order: dict[str, Any]) -> dict[str, Any]:
 def _updated(spark: SparkSession, order: dict[str, Any]) -> dict[str, Any]:
     # As with a ledger of many files and records: several tasks, and rows that move between them.
     with (
-        mock.patch.object(stream, "FEW_BYTES", 0),
-        mock.patch.object(stream, "TASK_BYTES", 1),
+        mock.patch.multiple(stream, FEW_BYTES=0, TASK_BYTES=1),
         mock.patch.object(increment, "ONE_TASK_MAX", 0),
     ):
         try:

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import threading
-import time
 from collections import Counter
 from datetime import timedelta
 from pathlib import Path
@@ -18,10 +17,10 @@ from azure.servicebus import ServiceBusMessage
 
 from tests.end_to_end.bad_pumps import spark_pumped_by
 from tests.ledger_reading import read
-from tests.official_sdk import administration, client
-from tests.processes import ServedBroker
+from tests.official_sdk import administration, client, receive_all
+from tests.processes import ServedBroker, until
 from tests.spark import drain_world
-from twinbus.console.cli import main
+from tests.unit.console.commands import run
 from twinbus.console.syphon.drain import DrainDisplay
 from twinbus.errors import SyphonError
 from twinbus.ledger import LedgerError
@@ -32,7 +31,7 @@ from twinbus.syphon.core.pump import IntakeLimits, Pump
 from twinbus.transfer.sdk import to_backlog_message
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from pyspark.sql import SparkSession
 
@@ -46,8 +45,6 @@ EACH = 200
 @pytest.fixture
 def namespaces(tmp_path: Path) -> Iterator[tuple[str, str]]:
     """A primary with one queue, and a secondary with three full backlog queues."""
-    from tests.official_sdk import administration
-
     with ServedBroker(tmp_path, "contoso", "contoso-dr", ephemeral=True) as broker:
         primary = broker.connection_string("contoso")
         secondary = broker.connection_string("contoso-dr")
@@ -60,20 +57,20 @@ def namespaces(tmp_path: Path) -> Iterator[tuple[str, str]]:
         yield primary, secondary
 
 
+@pytest.fixture
+def quick_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drain that looks, tries again and gives slots away much sooner than others."""
+    for name, wait_s in (("PROGRESS_S", 0.02), ("RETRY_FIRST_S", 0.01), ("STARVED_S", 1.0)):
+        monkeypatch.setattr(f"twinbus.pipeline.drain.drain.{name}", wait_s)
+
+
 def divert(secondary: str, queue: str, message_ids: list[str], path: str = "orders") -> None:
-    from azure.servicebus import ServiceBusMessage
-
-    from tests.official_sdk import client
-    from twinbus.transfer.sdk import to_backlog_message
-
     messages = [ServiceBusMessage("x", message_id=message_id) for message_id in message_ids]
     with client(secondary) as sdk, sdk.get_queue_sender(queue) as sender:
         sender.send_messages([to_backlog_message(m, path, now_ms=0) for m in messages])
 
 
 def received(primary: str) -> Counter[str | None]:
-    from tests.official_sdk import client, receive_all
-
     with (
         client(primary) as sdk,
         sdk.get_queue_receiver("orders", receive_mode="receiveanddelete") as receiver,
@@ -172,7 +169,7 @@ def test_a_continuous_drain_outlives_a_failed_job_and_stops_without_duplicates(
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        wait_for(lambda: bool(progress) and progress[-1].waiting == 0 and marker.exists())
+        until(lambda: progress and progress[-1].waiting == 0 and marker.exists(), 200.0)
         first = received(namespaces[0])
         # It goes on: what comes later is moved by the same call.
         divert(namespaces[1], QUEUES[1], [f"later-{n}" for n in range(50)])
@@ -182,7 +179,7 @@ def test_a_continuous_drain_outlives_a_failed_job_and_stops_without_duplicates(
             later.update(received(namespaces[0]))
             return later.total() >= 50
 
-        wait_for(all_came)
+        until(all_came, 200.0)
     finally:
         stop.set()
         thread.join(60)
@@ -193,10 +190,10 @@ def test_a_continuous_drain_outlives_a_failed_job_and_stops_without_duplicates(
     assert ended[0].statistics() == DrainStatistics(forwarded=count, completed=count)
 
 
+@pytest.mark.usefixtures("quick_drain")
 def test_a_drain_that_is_stopped_in_the_middle_duplicates_nothing(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("twinbus.pipeline.drain.drain.PROGRESS_S", 0.02)
     stop, each = threading.Event(), 2_000
     count = each * len(drain_world.KINDS)
 
@@ -218,13 +215,12 @@ def test_a_drain_that_is_stopped_in_the_middle_duplicates_nothing(
     assert not drain_world.duplicates(arrived)
 
 
+@pytest.mark.usefixtures("quick_drain")
 def test_a_task_that_waits_for_a_destination_gives_others_its_slot(
-    spark: SparkSession, namespaces: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, namespaces: tuple[str, str]
 ) -> None:
     from tests.official_sdk import administration
 
-    monkeypatch.setattr("twinbus.pipeline.drain.drain.PROGRESS_S", 0.1)
-    monkeypatch.setattr("twinbus.pipeline.drain.drain.STARVED_S", 1.0)
     assert spark.sparkContext.defaultParallelism == 1
     with administration(namespaces[0]) as admin:
         admin.create_queue("closed", status="SendDisabled")
@@ -241,7 +237,7 @@ def test_a_task_that_waits_for_a_destination_gives_others_its_slot(
         return came.total() >= len(QUEUES) * EACH
 
     try:
-        wait_for(all_came, 60.0)
+        until(all_came, 60.0)
     finally:
         stop.set()
         thread.join(60)
@@ -252,13 +248,6 @@ def test_a_task_that_waits_for_a_destination_gives_others_its_slot(
 def test_a_continuous_task_outlives_the_grace_of_a_missing_destination() -> None:
     assert _turn_s(SendAvailabilityOptions()) > 21_600
     assert _turn_s(SendAvailabilityOptions(undeliverable_grace=0)) == 3_600
-
-
-def wait_for(holds: Callable[[], bool], patience_s: float = 200.0) -> None:
-    ends = time.monotonic() + patience_s
-    while not holds():
-        assert time.monotonic() < ends, "it does not come"
-        time.sleep(0.1)
 
 
 def test_what_a_user_can_get_wrong_is_one_line(
@@ -283,10 +272,10 @@ def test_what_a_user_can_get_wrong_is_one_line(
         drain(spark, primary, secondary, QUEUES)
 
 
+@pytest.mark.usefixtures("quick_drain")
 def test_a_job_that_fails_again_and_again_is_given_up(
-    spark: SparkSession, namespaces: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, namespaces: tuple[str, str]
 ) -> None:
-    monkeypatch.setattr("twinbus.pipeline.drain.drain.RETRY_FIRST_S", 0.01)
     with (
         pytest.raises(SyphonError, match="3 Spark jobs failed and moved nothing, 600 messages"),
         spark_pumped_by(not_a_pump),
@@ -322,10 +311,8 @@ def test_a_drain_on_spark_says_what_was_moved_and_what_was_given_up(
 ) -> None:
     def drains(*more: str) -> tuple[object, dict[str, Any]]:
         words = "syphon drain --engine spark --label contoso --output json".split()
-        monkeypatch.setattr("sys.argv", ["twinbus", *words, *more])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return ended.value.code, json.loads(capsys.readouterr().out)
+        ran = run(capsys, *words, *more)
+        return ran.status, json.loads(ran.out)
 
     with ServedBroker(tmp_path, "contoso", "contoso-dr", ephemeral=True) as broker:
         primary = broker.connection_string("contoso")

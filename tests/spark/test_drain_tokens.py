@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -19,9 +20,9 @@ COUNT, RATE_PER_S = 80, 4
     "ignore:The 'proxy_auth' parameter:DeprecationWarning",
 )
 def test_tasks_sign_in_by_themselves_and_renew_their_tokens(
-    monkeypatch: pytest.MonkeyPatch,
+    run_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with token_desk(through_proxy=True) as desk:
+    with token_desk(run_directory, through_proxy=True) as desk:
         for name, value in desk.environment.items():
             monkeypatch.setenv(name, value)
         asyncio.run(desk.create("contoso", "orders"))

@@ -152,22 +152,26 @@ def test_parts_that_are_written_anew_are_read_back_too(spark: SparkSession, ledg
     assert store.latest() == told
 
 
+def renamed_when_listed(path: Path, name: str) -> AbstractContextManager[object]:
+    """The driver lists the files; when the tasks come one has another name."""
+    real = DataFrameReader.json
+
+    def read(reader: DataFrameReader, place: str, **options: str) -> object:
+        lines = real(reader, place, **options)
+        path.rename(path.with_name(name))
+        return lines
+
+    return mock.patch.object(DataFrameReader, "json", read)
+
+
 def test_open_files_that_no_worker_reads_are_not_passed_over(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     write_lines(tmp_path, "p-1.jsonl.open", moved("c"))
-    real, hidden = DataFrameReader.json, tmp_path / "hidden"
-
-    def elsewhere(reader: DataFrameReader, path: str, **options: str) -> object:
-        """The driver lists the files; when the tasks come they are not there."""
-        lines = real(reader, path, **options)
-        (tmp_path / "p-1.jsonl.open").rename(hidden)
-        return lines
-
     listed = {"p-1.jsonl.open": 100, "empty-0.jsonl.open": 0}
 
     with (
-        mock.patch.object(DataFrameReader, "json", elsewhere),
+        renamed_when_listed(tmp_path / "p-1.jsonl.open", "hidden"),
         mock.patch.object(PlaceFiles, "ledger_files", return_value=listed),
         pytest.raises(LedgerError, match=r"1 of the open files .* by Spark's workers \(p-1"),
         current_tables(spark, tmp_path),
@@ -179,17 +183,10 @@ def test_a_file_that_is_ended_at_every_look_is_not_passed_over(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     write_lines(tmp_path, "p-1.jsonl.open", moved("c"))
-    real = DataFrameReader.json
-
-    def ended(reader: DataFrameReader, path: str, **options: str) -> object:
-        """The process ends its file before the tasks come."""
-        lines = real(reader, path, **options)
-        (tmp_path / "p-1.jsonl.open").rename(tmp_path / "p-1.jsonl")
-        return lines
-
     with (
         mock.patch.object(current, "TRIES", 1),
-        mock.patch.object(DataFrameReader, "json", ended),
+        # Its process ends it.
+        renamed_when_listed(tmp_path / "p-1.jsonl.open", "p-1.jsonl"),
         pytest.raises(LedgerError, match=r"1 files .* ended while they were read \(p-1\.jsonl\)"),
         current_tables(spark, tmp_path),
     ):
@@ -198,20 +195,15 @@ def test_a_file_that_is_ended_at_every_look_is_not_passed_over(
         assert tables.records == len(moved("c"))
 
 
-def answering(master: str) -> Callable[..., str | None]:
-    """The settings of a session, with another master."""
-    real = RuntimeConfig.get
+def test_local_paths_on_a_cluster_are_refused_unless_declared_shared(
+    spark: SparkSession, ledger: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, master = RuntimeConfig.get, CLUSTER
 
     def get(conf: RuntimeConfig, key: str, *default: str | None) -> str | None:
         return master if key == "spark.master" else real(conf, key, *default)
 
-    return get
-
-
-def test_local_paths_on_a_cluster_are_refused_unless_declared_shared(
-    spark: SparkSession, ledger: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(RuntimeConfig, "get", answering(CLUSTER))
+    monkeypatch.setattr(RuntimeConfig, "get", get)
     refused = pytest.raises(LedgerError, match=rf"is a local path and {CLUSTER} is a cluster")
     with refused:
         update(spark, ledger)
@@ -226,7 +218,7 @@ def test_local_paths_on_a_cluster_are_refused_unless_declared_shared(
     assert not (ledger / "_tables").exists()
     assert open_store(spark, ledger, shared=True).latest().number < 0
     # Executors of `local-cluster` are processes of this machine.
-    monkeypatch.setattr(RuntimeConfig, "get", answering("local-cluster[2,1,1024]"))
+    master = "local-cluster[2,1,1024]"
     assert open_store(spark, ledger).latest().number < 0
 
 

@@ -58,14 +58,14 @@ def test_a_rebuild_that_dies_half_way_leaves_no_tables(
     spark: SparkSession, ledger: Path, monkeypatch: pytest.MonkeyPatch, survived: int
 ) -> None:
     store = TableStore(spark, ledger / "_tables")
-    remove, left = store._files.remove, iter(range(survived))
+    remove, left = store.files.remove, iter(range(survived))
 
     def removes(name: str) -> bool:
         if next(left, None) is None:
             raise KeyboardInterrupt
         return remove(name)
 
-    monkeypatch.setattr(store._files, "remove", removes)
+    monkeypatch.setattr(store.files, "remove", removes)
     with pytest.raises(KeyboardInterrupt):
         store.remove()
     with pytest.raises(LedgerError, match=r"was interrupted.*twinbus ledger rebuild LEDGER"):

@@ -12,14 +12,13 @@ import threading
 import tomllib
 from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from twinbus import extras, lookups
+from twinbus import extras
 from twinbus.errors import MissingPackageError, TwinbusError
-from twinbus.lookups import LOOKUPS_MAX, HostLookups, needs_lookup
+from twinbus.lookups import JOINED_S, LOOKUPS_MAX, HostLookups, needs_lookup
 from twinbus.loops import run_anywhere
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,9 +53,13 @@ def test_the_command_installs_from_where_twinbus_came(
     origin: dict[str, Any] | None, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a b.whl").touch()
-    text = origin and json.dumps(origin).replace("{here}", str(tmp_path))
-    found = SimpleNamespace(read_text=lambda _: text)
-    monkeypatch.setattr(metadata, "distribution", lambda _: found)
+    installed = tmp_path / "packages" / "twinbus-1.0.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: twinbus\nVersion: 1.0\n")
+    if origin:
+        text = json.dumps(origin).replace("{here}", str(tmp_path))
+        (installed / "direct_url.json").write_text(text)
+    monkeypatch.syspath_prepend(installed.parent)
     assert extras.install_command("broker") == command.replace("{here}", str(tmp_path))
 
 
@@ -180,15 +183,18 @@ def resolver(monkeypatch: pytest.MonkeyPatch) -> Resolver:
 
 
 async def test_lookups_that_hang_leave_other_hosts_alone_and_are_few(
-    resolver: Resolver, monkeypatch: pytest.MonkeyPatch
+    resolver: Resolver,
 ) -> None:
-    of_process = HostLookups()
+    now = 100.0
+    of_process = HostLookups(lambda: now)
     joined = [asyncio.create_task(of_process.resolved("hangs.example")) for _ in range(20)]
     await asyncio.sleep(0)
     assert resolver.asked.count("hangs.example") <= 1
     # One that takes long is not joined, up to the limit.
-    monkeypatch.setattr(lookups, "JOINED_S", 0.0)
-    joined += [asyncio.create_task(of_process.resolved("hangs.example")) for _ in range(20)]
+    for _ in range(20):
+        now += JOINED_S
+        joined.append(asyncio.create_task(of_process.resolved("hangs.example")))
+        await asyncio.sleep(0)
     try:
         async with asyncio.timeout(LIMIT_S / 2):
             await of_process.resolved("answers.example")
@@ -201,7 +207,7 @@ async def test_lookups_that_hang_leave_other_hosts_alone_and_are_few(
         resolver.answers.set()
     await asyncio.gather(*joined)
     assert resolver.asked.count("hangs.example") == LOOKUPS_MAX
-    assert of_process._under_way == {}
+    assert of_process.under_way == {}
 
 
 async def test_without_a_thread_the_lookup_fails(

@@ -138,7 +138,7 @@ class Connection:
         self._shapes: dict[bytes, TransferShape] = {}
         """Shapes of the transfers of busy links, by the bytes before their delivery ids."""
         self._head_size = 0
-        self._shapes_left = SHAPES_MAX
+        self.shapes_left = SHAPES_MAX
         if not server:
             self.output.put(SASL_HEADER if sasl else AMQP_HEADER)
 
@@ -329,7 +329,7 @@ class Connection:
         if body[2:3] == TRANSFER_CODE and kind == FRAME_TYPE_AMQP and self.phase is OPEN:
             session = self._by_remote_channel.get(channel)
             if session is not None and session.take_delivery(body, events):
-                if self._shapes_left:
+                if self.shapes_left:
                     self._learn(session, channel, body, events[-1])
                 return
         performative, start = decode_performative(body)
@@ -368,7 +368,7 @@ class Connection:
         if found is None:
             return
         head, shape = found
-        self._shapes_left -= 1
+        self.shapes_left -= 1
         # One length for all heads: the lookup comes before anything else is known of a frame.
         self._head_size = self._head_size or len(head)
         if len(head) == self._head_size:

@@ -287,14 +287,14 @@ class Unsettled:
     bytes names it, so the work of a range must not depend on its width or on what lies outside it.
     """
 
-    __slots__ = ("_known_to", "_order", "_sweep_at", "by_id")
+    __slots__ = ("_order", "_sweep_at", "by_id", "known_to")
 
     def __init__(self) -> None:
         self.by_id: dict[int, tuple[SenderLink, bytes]] = {}
         """Link and tag of each delivery, in the order in which they were sent."""
         self._order: list[int] = []
         """The ids in order, for wide ranges; made when one comes, may hold ids that are settled."""
-        self._known_to = 0
+        self.known_to = 0
         """The id from which on the order knows nothing."""
         self._sweep_at = SWEEP_FLOOR
 
@@ -326,14 +326,14 @@ class Unsettled:
     def _take_between(self, first: int, span: int, next_id: int) -> list[int]:
         """Ids of the order from `first` on, over `span`; none of them is unsettled after this."""
         by_id, order = self.by_id, self._order
-        count = (next_id - self._known_to) & SERIAL_MASK if by_id else 0
+        count = (next_id - self.known_to) & SERIAL_MASK if by_id else 0
         if count + len(order) > 2 * len(by_id) + NARROW:
             # Most of them are settled, by narrow ranges: fewer are looked at here.
             order = self._order = list(by_id)
         else:
-            new = (n & SERIAL_MASK for n in range(self._known_to, self._known_to + count))
+            new = (n & SERIAL_MASK for n in range(self.known_to, self.known_to + count))
             order.extend(n for n in new if n in by_id)
-        self._known_to = next_id
+        self.known_to = next_id
         if not order:
             return []
         base = order[0]

@@ -83,23 +83,23 @@ class Session:
         self.owner: object = None
         self._by_remote_handle: dict[int, Link] = {}
         self._attaching: dict[tuple[str, bool], Link] = {}
-        self._next_outgoing_id = 0
-        self._next_delivery_id = 0
-        self._next_incoming_id = 0
-        self._incoming_window = INCOMING_WINDOW
-        self._remote_incoming_window = 0
+        self.next_outgoing_id = 0
+        self.next_delivery_id = 0
+        self.next_incoming_id = 0
+        self.incoming_window = INCOMING_WINDOW
+        self.remote_incoming_window = 0
         self._blocked: deque[tuple[SenderLink, bytes]] = deque()
         self._window_waiters: dict[SenderLink, None] = {}
         """Links that had more to send while transfers waited for the peer's window."""
         self.flows = 0
         """FLOW frames that came."""
         self._next_handle = 0
-        self._own_handle_max = self._handle_max = handle_max
+        self._own_handle_max = self.handle_max = handle_max
         self.link_limit: int | None = None
         """Most links of the peer, those included that it has not detached; None: as announced."""
         self._free_handles: list[int] = []
-        self._unsettled = Unsettled()
-        self._unsettled_by_id = self._unsettled.by_id
+        self.unsettled = Unsettled()
+        self._unsettled_by_id = self.unsettled.by_id
         self._pending: tuple[bool, int, int, bytes] | None = None
         self._handlers: dict[type, Callable[..., None]] = {
             Transfer: self._on_transfer,
@@ -165,7 +165,7 @@ class Session:
 
     def take_unsettled(self, first: int, last: int) -> list[tuple[int, SenderLink, bytes]]:
         """Remove our unsettled deliveries in that range; return id, link and tag of each."""
-        return self._unsettled.take(first, last, self._next_delivery_id)
+        return self.unsettled.take(first, last, self.next_delivery_id)
 
     def flush(self) -> None:
         """Write the disposition that is still being joined."""
@@ -187,7 +187,7 @@ class Session:
     @property
     def free_handles(self) -> int:
         """How many more links this session takes, by the limits of both ends."""
-        return len(self._free_handles) + self._handle_max + 1 - self._next_handle
+        return len(self._free_handles) + self.handle_max + 1 - self._next_handle
 
     # Calls of links
 
@@ -205,11 +205,11 @@ class Session:
         echo: bool = False,
     ) -> None:
         """Write a FLOW; without a handle it is about the session alone. `echo`: ask for one."""
-        self._incoming_window = INCOMING_WINDOW
+        self.incoming_window = INCOMING_WINDOW
         flow = Flow(
-            next_incoming_id=UInt(self._next_incoming_id) if self.begun else None,
+            next_incoming_id=UInt(self.next_incoming_id) if self.begun else None,
             incoming_window=UInt(INCOMING_WINDOW),
-            next_outgoing_id=UInt(self._next_outgoing_id),
+            next_outgoing_id=UInt(self.next_outgoing_id),
             outgoing_window=UInt(OUTGOING_WINDOW),
             handle=None if handle is None else UInt(handle),
             delivery_count=None if delivery_count is None else UInt(delivery_count),
@@ -223,8 +223,8 @@ class Session:
         self, link: SenderLink, payload: bytes, tag: bytes, settled: bool, message_format: int
     ) -> int:
         """Write one delivery in frames of at most the peer's frame size; return its delivery id."""
-        delivery_id = self._next_delivery_id
-        self._next_delivery_id = (delivery_id + 1) & SERIAL_MASK
+        delivery_id = self.next_delivery_id
+        self.next_delivery_id = (delivery_id + 1) & SERIAL_MASK
         if not settled:
             self._unsettled_by_id[delivery_id] = (link, tag)
         room = self._output.max_frame_size - TRANSFER_OVERHEAD
@@ -233,7 +233,7 @@ class Session:
         tag_size = len(tag)
         if (
             size <= room
-            and self._remote_incoming_window > 0
+            and self.remote_incoming_window > 0
             and not self._blocked
             and tag_size <= TAG_BYTES_MAX
         ):
@@ -241,8 +241,8 @@ class Session:
             prefix = link.prefixes.get(shape)
             if prefix is None:
                 prefix = link.prefixes[shape] = TransferPrefix(self.channel, link.handle, *shape)
-            self._remote_incoming_window -= 1
-            self._next_outgoing_id = (self._next_outgoing_id + 1) & SERIAL_MASK
+            self.remote_incoming_window -= 1
+            self.next_outgoing_id = (self.next_outgoing_id + 1) & SERIAL_MASK
             self._output.put_two(prefix.before(size, delivery_id, tag), payload)
             return delivery_id
         self._window_waiters[link] = None
@@ -271,22 +271,22 @@ class Session:
             if link.blocked_frames:
                 # Another link gets its handle: these would reach another entity.
                 self._blocked = deque(each for each in self._blocked if each[0] is not link)
-            self._unsettled.forget()
+            self.unsettled.forget()
 
     # Calls of the connection
 
     def take_begin(self, begin: Begin, remote_channel: int) -> None:
         self.remote_channel = remote_channel
         self.begun = True
-        self._next_incoming_id = begin.next_outgoing_id or 0
-        self._remote_incoming_window = begin.incoming_window or 0
+        self.next_incoming_id = begin.next_outgoing_id or 0
+        self.remote_incoming_window = begin.incoming_window or 0
         if begin.handle_max is not None:
-            self._handle_max = min(self._own_handle_max, begin.handle_max)
+            self.handle_max = min(self._own_handle_max, begin.handle_max)
 
     def begin(self) -> Begin:
         return Begin(
             remote_channel=self.remote_channel,
-            next_outgoing_id=UInt(self._next_outgoing_id),
+            next_outgoing_id=UInt(self.next_outgoing_id),
             incoming_window=UInt(INCOMING_WINDOW),
             outgoing_window=UInt(OUTGOING_WINDOW),
             handle_max=UInt(self._own_handle_max),
@@ -320,9 +320,9 @@ class Session:
 
     def count_incoming(self, count: int) -> None:
         """Count `count` transfers that came; renew the window when half is used."""
-        self._next_incoming_id = (self._next_incoming_id + count) & SERIAL_MASK
-        self._incoming_window -= count
-        if self._incoming_window < RENEW_BELOW:
+        self.next_incoming_id = (self.next_incoming_id + count) & SERIAL_MASK
+        self.incoming_window -= count
+        if self.incoming_window < RENEW_BELOW:
             self.write_flow()
 
     def _on_transfer(self, transfer: Transfer, payload: bytes, events: list[Event]) -> None:
@@ -403,9 +403,9 @@ class Session:
     def _on_flow(self, flow: Flow, payload: bytes, events: list[Event]) -> None:
         self.flows += 1
         # Without an id the peer has not read our BEGIN, which said 0.
-        on_their_way = serial_ahead(self._next_outgoing_id, flow.next_incoming_id or 0)
-        self._remote_incoming_window = max(0, flow.incoming_window - on_their_way)
-        if self._blocked or (self._window_waiters and self._remote_incoming_window):
+        on_their_way = serial_ahead(self.next_outgoing_id, flow.next_incoming_id or 0)
+        self.remote_incoming_window = max(0, flow.incoming_window - on_their_way)
+        if self._blocked or (self._window_waiters and self.remote_incoming_window):
             self._release_blocked()
             if not self._blocked:
                 # Only those that waited: a flow must not cost an event for every link.
@@ -484,17 +484,17 @@ class Session:
     def _new_handle(self) -> int:
         if self._free_handles:
             return self._free_handles.pop()
-        if self._next_handle > self._handle_max:
+        if self._next_handle > self.handle_max:
             raise ProtocolViolation(
-                f"more than {self._handle_max + 1} links on one session", ERRANT_LINK
+                f"more than {self.handle_max + 1} links on one session", ERRANT_LINK
             )
         self._next_handle += 1
         return self._next_handle - 1
 
     def _release_blocked(self) -> None:
-        while self._blocked and self._remote_incoming_window > 0:
-            self._remote_incoming_window -= 1
-            self._next_outgoing_id = (self._next_outgoing_id + 1) & SERIAL_MASK
+        while self._blocked and self.remote_incoming_window > 0:
+            self.remote_incoming_window -= 1
+            self.next_outgoing_id = (self.next_outgoing_id + 1) & SERIAL_MASK
             link, frame = self._blocked.popleft()
             link.blocked_frames -= 1
             self._output.put(frame)

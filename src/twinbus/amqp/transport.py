@@ -34,6 +34,10 @@ SILENT_S: Final = 5
 AMQP and not billed."""
 
 
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
 class ClientTransport(asyncio.Protocol):
     """One socket; made by `connect`."""
 
@@ -42,11 +46,13 @@ class ClientTransport(asyncio.Protocol):
         connection: Connection,
         on_event: Callable[[Event], None],
         on_deliveries: Callable[[list[DeliveryArrived]], None] | None = None,
+        now_ms: Callable[[], int] = _wall_ms,
     ) -> None:
         self._connection = connection
+        self._now_ms = now_ms
         self._on_event = on_event
         self._on_deliveries = on_deliveries
-        self._socket: asyncio.Transport | None = None
+        self.socket: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._ended = asyncio.get_running_loop().create_future()
         self.writable = asyncio.Event()
@@ -55,13 +61,13 @@ class ClientTransport(asyncio.Protocol):
 
     def flush(self) -> None:
         """Write the connection's output; close the socket once CLOSE was sent."""
-        if self._socket is None:
+        if self.socket is None:
             return
-        data = self._connection.take_output(_now_ms())
+        data = self._connection.take_output(self._now_ms())
         if data:
-            self._socket.write(data)
+            self.socket.write(data)
         if self._connection.phase is ConnectionPhase.CLOSED:
-            self._socket.close()
+            self.socket.close()
 
     async def close(self, timeout_s: float = 5.0) -> None:
         """Close the connection, wait for the peer's own CLOSE, and let the socket go."""
@@ -70,24 +76,24 @@ class ClientTransport(asyncio.Protocol):
         try:
             await asyncio.wait_for(asyncio.shield(self._ended), timeout_s)
         except TimeoutError:
-            if self._socket is not None:
-                self._socket.abort()
+            if self.socket is not None:
+                self.socket.abort()
 
     def abort(self) -> None:
         """Let the socket go without a word; the owner gets `Closed` as for any lost connection."""
-        if self._socket is not None:
-            self._socket.abort()
+        if self.socket is not None:
+            self.socket.abort()
 
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._socket = cast(asyncio.Transport, transport)
+        self.socket = cast(asyncio.Transport, transport)
         limit_silence(transport.get_extra_info("socket"))
         self.flush()
 
     def data_received(self, data: bytes) -> None:
         """Hand on what happened, then answer."""
-        for events in self._connection.receive(data, _now_ms()):
+        for events in self._connection.receive(data, self._now_ms()):
             if self._on_deliveries is None:
                 for event in events:
                     self._on_event(event)
@@ -115,7 +121,7 @@ class ClientTransport(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the owner, unless the peer said CLOSE and it knows already."""
-        self._socket = None
+        self.socket = None
         self.writable.set()
         if self._timer is not None:
             self._timer.cancel()
@@ -135,13 +141,13 @@ class ClientTransport(asyncio.Protocol):
 
     def _arm(self) -> None:
         deadline_ms = self._connection.next_deadline_ms()
-        if deadline_ms and self._socket is not None:
-            wait_s = max(0.0, (deadline_ms - _now_ms()) / 1000)
+        if deadline_ms and self.socket is not None:
+            wait_s = max(0.0, (deadline_ms - self._now_ms()) / 1000)
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
-        for event in self._connection.run_timers(_now_ms()):
+        for event in self._connection.run_timers(self._now_ms()):
             self._on_event(event)
         self.flush()
         self._arm()
@@ -182,7 +188,3 @@ def limit_silence(opened: Any) -> None:
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENT_S)
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNANSWERED_S * 1_000)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -84,6 +84,8 @@ class Listener:
         admission: Admission | None = None,
         *,
         require_tls: bool = False,
+        silent_s: float = SNIFF_LIMIT_S,
+        silent_max: int = SNIFFING_MAX,
     ) -> None:
         """`tls` is the broker's certificate; None: plain text only. `require_tls`: TLS only.
 
@@ -100,6 +102,7 @@ class Listener:
         self._pauses: dict[socket.socket, asyncio.TimerHandle] = {}
         self._tls = tls
         self._require_tls = require_tls
+        self._silent_s, self._silent_max = silent_s, silent_max
         self._admission = admission or Admission()
         self._hosts: dict[socket.socket, str] = {}
         """Where the connections come from that count here."""
@@ -193,10 +196,11 @@ class Listener:
         connection.setblocking(False)
         # Frames are written whole; waiting to fill a packet would only add latency to each answer.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if len(self._sniffing) >= SNIFFING_MAX:
-            self._drop(next(iter(self._sniffing)), f"{SNIFFING_MAX} connections are silent at once")
+        if len(self._sniffing) >= self._silent_max:
+            longest = next(iter(self._sniffing))
+            self._drop(longest, f"{self._silent_max} connections are silent at once")
         limit = self._loop.call_later(
-            SNIFF_LIMIT_S, self._drop, connection, f"it sent nothing for {SNIFF_LIMIT_S:g} s"
+            self._silent_s, self._drop, connection, f"it sent nothing for {self._silent_s:g} s"
         )
         self._sniffing[connection] = limit
         self._loop.add_reader(connection, self._peek, connection)
@@ -239,15 +243,15 @@ class Listener:
             self._uncount(connection)
 
     def _secure(self, connection: socket.socket) -> None:
-        if len(self._securing) >= SNIFFING_MAX:
+        if len(self._securing) >= self._silent_max:
             peer = _peer(connection)
-            text = f"closed a connection from {peer}: {SNIFFING_MAX} TLS handshakes are under way"
-            self._say(logging.INFO, text)
+            why = f"{self._silent_max} TLS handshakes are under way"
+            self._say(logging.INFO, f"closed a connection from {peer}: {why}")
             self._close(connection)
             return
         sniffer = Sniffer(
             partial(self._inside, _peer(connection)),
-            SNIFF_LIMIT_S,
+            self._silent_s,
             partial(self._secured, connection),
         )
         self._securing.add(sniffer)
@@ -257,7 +261,7 @@ class Listener:
         peer = _peer(connection)
         try:
             await self._loop.connect_accepted_socket(
-                lambda: sniffer, connection, ssl=self._tls, ssl_handshake_timeout=SNIFF_LIMIT_S
+                lambda: sniffer, connection, ssl=self._tls, ssl_handshake_timeout=self._silent_s
             )
         except OSError as error:
             # Also a client that does not trust the certificate: it sends an alert and closes.

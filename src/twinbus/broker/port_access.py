@@ -141,7 +141,9 @@ def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
     return context
 
 
-async def reload_on_change(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
+async def reload_on_change(
+    context: ssl.SSLContext, certificate: Path, key: Path, every_s: float = RELOAD_CHECK_S
+) -> None:
     """Load the certificate again whenever its files change, until cancelled.
 
     New handshakes get the new one; connections go on. Files that cannot be used, such as a
@@ -149,7 +151,7 @@ async def reload_on_change(context: ssl.SSLContext, certificate: Path, key: Path
     """
     loaded = _state_of(certificate, key)
     while True:
-        await asyncio.sleep(RELOAD_CHECK_S)
+        await asyncio.sleep(every_s)
         found = _state_of(certificate, key)
         if found == loaded:
             continue

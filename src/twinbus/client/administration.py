@@ -11,7 +11,7 @@ import logging
 import re
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote, unquote
@@ -149,14 +149,17 @@ class QueueCounts:
         return max(self.total - self.dead_lettered, self.active + self.scheduled)
 
 
-async def counts_of(endpoint: Endpoint, queue: str) -> QueueCounts:
+async def counts_of(
+    endpoint: Endpoint, queue: str, busy_waits_s: Sequence[float] = BUSY_WAITS_S
+) -> QueueCounts:
     """Return the counts. Raise SyphonError if refused, NotAnswered if there may be some later."""
     token = await token_for(endpoint, queue)
-    return await asyncio.to_thread(_ask, endpoint, queue, token)
+    return await asyncio.to_thread(_ask, endpoint, queue, token, iter(busy_waits_s))
 
 
-def _ask(endpoint: Endpoint, queue: str, token: NamespaceToken) -> QueueCounts:
-    waits_s = iter(BUSY_WAITS_S)
+def _ask(
+    endpoint: Endpoint, queue: str, token: NamespaceToken, waits_s: Iterator[float]
+) -> QueueCounts:
     while True:
         try:
             status, text = get(endpoint, quote(queue), token, bytes_max=ANSWER_BYTES_MAX)

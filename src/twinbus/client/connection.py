@@ -93,7 +93,7 @@ class NamespaceConnection:
         self._on_deliveries = on_deliveries
         self._answer_s = answer_s
         self._connection = protocol(f"twinbus-{next(_numbers)}", sasl=True, hostname=endpoint.host)
-        self._transport: ClientTransport | None = None
+        self.transport: ClientTransport | None = None
         self._begun = asyncio.Event()
         self._sessions: list[Session] = []
         self._beginning = asyncio.Lock()
@@ -110,7 +110,7 @@ class NamespaceConnection:
                 tls = self.endpoint.certificates if self.endpoint.tls else None
                 if self.endpoint.tls and tls is None:
                     tls = await asyncio.to_thread(ssl.create_default_context)
-                self._transport = await self._connect(tls)
+                self.transport = await self._connect(tls)
                 async with asyncio.timeout(HANDSHAKE_S):
                     await self._unless_lost(self._begun.wait())
         except (OSError, TimeoutError, UnicodeError) as error:
@@ -228,21 +228,21 @@ class NamespaceConnection:
         self.flush()
 
     def flush(self) -> None:
-        if self._transport is not None:
-            self._transport.flush()
+        if self.transport is not None:
+            self.transport.flush()
 
     def drop(self, reason: str) -> None:
         """Abort the connection: it does not answer."""
         self._lose(reason)
-        if self._transport is not None:
-            self._transport.abort()
+        if self.transport is not None:
+            self.transport.abort()
 
     async def close(self) -> None:
         self._lose("it was closed here")
         for renewal in list(self._renewals):
             renewal.cancel()
-        if self._transport is not None:
-            await self._transport.close(CLOSE_S)
+        if self.transport is not None:
+            await self.transport.close(CLOSE_S)
 
     async def _put_token(self, path: str) -> None:
         token = await self._token(path)

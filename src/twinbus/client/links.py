@@ -93,7 +93,7 @@ class UpstreamConnection:
         self._connection: NamespaceConnection | None = None
         self._opening: asyncio.Task[NamespaceConnection] | None = None
         self._failure: tuple[float, str] | None = None
-        self._pools: dict[str, LinkPool] = {}
+        self.pools: dict[str, LinkPool] = {}
         self._in_flight: dict[LinkSession, dict[int, Sent]] = {}
         self._requests = requests
         self._incoming = IncomingLinks()
@@ -119,9 +119,9 @@ class UpstreamConnection:
 
         `splits`: a batch beyond the link's limit is an error here, so that it is divided.
         """
-        pool = self._pools.get(path.lower())
+        pool = self.pools.get(path.lower())
         if pool is None or pool.closed:
-            pool = self._pools[path.lower()] = LinkPool(self, path, on_open, splits=splits)
+            pool = self.pools[path.lower()] = LinkPool(self, path, on_open, splits=splits)
         return pool
 
     async def opened(self) -> NamespaceConnection:
@@ -175,8 +175,8 @@ class UpstreamConnection:
 
     def forget_unused(self, pool: LinkPool) -> None:
         """Close the link to an entity that no sender uses any more."""
-        if not pool.users and self._pools.get(pool.path.lower()) is pool:
-            del self._pools[pool.path.lower()]
+        if not pool.users and self.pools.get(pool.path.lower()) is pool:
+            del self.pools[pool.path.lower()]
             pool.invalidate()
             self._forget_unused_token(pool.path)
 
@@ -200,7 +200,7 @@ class UpstreamConnection:
 
     def _forget_unused_token(self, path: str) -> None:
         """Stop renewing a token that no link needs."""
-        if path.lower() not in self._pools and not self._incoming.uses(path):
+        if path.lower() not in self.pools and not self._incoming.uses(path):
             self.forget_token(path)
 
     def in_flight(self, session: LinkSession) -> dict[int, Sent]:
@@ -216,7 +216,7 @@ class UpstreamConnection:
     async def close(self) -> None:
         """Close the connection; what is in flight ends with an error."""
         self._closed = True
-        for pool in self._pools.values():
+        for pool in self.pools.values():
             pool.closed = True
         if self._opening is not None and not self._opening.done():
             self._opening.cancel()
@@ -267,7 +267,7 @@ class UpstreamConnection:
             log.warning("%s", text)
         self._connection = None
         in_flight, self._in_flight = self._in_flight, {}
-        for pool in self._pools.values():
+        for pool in self.pools.values():
             pool.forget_links(text)
         self._incoming.lost(text)
         for sent in in_flight.values():
@@ -397,18 +397,18 @@ class LinkPool:
         self._connection = connection
         self._on_open = on_open
         self._splits = splits
-        self._link: UpstreamLink | None = None
+        self.link: UpstreamLink | None = None
         self._opening: asyncio.Task[None] | None = None
 
     @property
     def is_ready(self) -> bool:
         """Whether `send` may be called: a link is open."""
-        return self._link is not None and self._link.is_open
+        return self.link is not None and self.link.is_open
 
     def send(self, wire: Wire, done: Done) -> None:
         """Send one delivery on the open link."""
-        assert self._link is not None
-        self._link.send(wire, done)
+        assert self.link is not None
+        self.link.send(wire, done)
 
     def release(self) -> None:
         """A sender that used these links is gone; after the last one the link is closed in time."""
@@ -445,7 +445,7 @@ class LinkPool:
         if self._splits and limit_bytes is not None and len(wire.data) > limit_bytes:
             text = f"{self.path} takes {limit_bytes} bytes and got {len(wire.data)}"
             raise DeliveryRejected(text, conditions.MESSAGE_SIZE)
-        link = self._link
+        link = self.link
         if link is None:  # It ended in the moment after it was opened.
             raise LinkEnded(f"{self.path}: the link ended")
         answer: asyncio.Future[None] = self._connection.loop.create_future()
@@ -485,14 +485,14 @@ class LinkPool:
         link = session.attach_sender(
             name, source=Source(address=name), target=Target(address=self.path)
         )
-        self._link = made = UpstreamLink(self, self._connection, link)
+        self.link = made = UpstreamLink(self, self._connection, link)
         connection.flush()
         try:
             async with asyncio.timeout(self._connection.answer_s):
                 await asyncio.shield(made.opened)
         except TimeoutError:
-            if self._link is made:
-                self._link = None
+            if self.link is made:
+                self.link = None
             link.detach()
             self._connection.flush()
             raise
@@ -503,24 +503,24 @@ class LinkPool:
             self._on_open(self.limit_bytes, self.limit_bytes)
 
     def forget(self, link: UpstreamLink) -> None:
-        if self._link is link:
-            self._link = None
+        if self.link is link:
+            self.link = None
 
     def retire(self, link: UpstreamLink) -> None:
         """Send on another link from now on; what this one carries may still be answered."""
         log.warning("%s: a link did not answer for %g s", self.path, self._connection.answer_s)
-        if self._link is link:
+        if self.link is link:
             self.invalidate()
 
     def forget_links(self, reason: str) -> None:
-        if self._link is not None:
-            self._link.end(reason)
+        if self.link is not None:
+            self.link.end(reason)
 
     def invalidate(self) -> None:
         """Use the present link no more; what it carries may still be answered."""
-        if self._link is not None:
-            self._connection.loop.call_later(self._connection.answer_s, self._link.link.detach)
-            self._link = None
+        if self.link is not None:
+            self._connection.loop.call_later(self._connection.answer_s, self.link.link.detach)
+            self.link = None
 
     def wake_all(self) -> None:
         """Nothing waits here."""

@@ -141,6 +141,7 @@ class BacklogMeter:
         secondary: Endpoint,
         counts: Callable[[], Awaitable[Mapping[str, QueueCounts]]],
         every_s: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`counts` counts the messages of all backlog queues."""
         if not every_s >= EVERY_MIN_S:
@@ -150,6 +151,7 @@ class BacklogMeter:
         self._secondary = secondary
         self._counts = counts
         self._every_s = every_s
+        self._clock = clock
         self._depths: Mapping[str, QueueDepth] = {}
         self._measured_at = float("-inf")
         self._is_closed = False
@@ -167,7 +169,7 @@ class BacklogMeter:
 
     def depths(self) -> Mapping[str, QueueDepth]:
         """Return the last measurement, by queue; empty: not measured yet, or out of date."""
-        age_s = time.monotonic() - self._measured_at
+        age_s = self._clock() - self._measured_at
         return self._depths if age_s <= self._every_s * STALE_AFTER else {}
 
     def _begin(self) -> None:
@@ -179,7 +181,7 @@ class BacklogMeter:
         while True:
             try:
                 self._depths = await self._measure()
-                self._measured_at, level = time.monotonic(), logging.WARNING
+                self._measured_at, level = self._clock(), logging.WARNING
             except Exception as error:  # noqa: BLE001  # metrics must harm neither pair nor syphon
                 log.log(level, "the depth of the backlog is not known: %s", error)
                 level = logging.DEBUG

@@ -5,6 +5,7 @@ Exit status: 0 done, 1 failed (one line on stderr says why), 2 usage error; noth
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -362,10 +363,10 @@ app.add_typer(faults_app, name="faults")
 app.add_typer(config_app, name="config")
 
 
-def main() -> None:
-    """Run the command line; an error of ours is one line, not a traceback."""
+def main(words: Sequence[str] | None = None) -> None:
+    """Run the command line of the process, or `words`; an error of ours is one line."""
     try:
-        app()
+        app(words, prog_name="twinbus")
     except TwinbusError as error:
         typer.echo(f"twinbus: {error}", err=True)
         is_usage = isinstance(error, BrokerStartError | QuantityError | SettingsError | WrongUse)

@@ -59,16 +59,25 @@ CLOSE_S: Final = 1.0
 class ControlServer:
     """Answers requests about one host from `start` to `close`."""
 
-    def __init__(self, kind: str, name: str, verbs: Mapping[str, Verb]) -> None:
+    def __init__(
+        self,
+        kind: str,
+        name: str,
+        verbs: Mapping[str, Verb],
+        *,
+        request_s: float = REQUEST_S,
+        answer_s: float = ANSWER_S,
+    ) -> None:
         self.path: Path | None = None
         """The socket, while there is one."""
         self.program = os.path.basename(sys.argv[0] if sys.argv else "")
         """What people see as the program of this host; to be set before `start`."""
         self._verbs = {HELLO: Verb(lambda: None), **verbs}
         self._card = HostCard(kind, name, os.getpid())
+        self._request_s, self._answer_s = request_s, answer_s
         self.listening: socket.socket | None = None
         self._server: asyncio.Server | None = None
-        self._clients: set[asyncio.Task[None]] = set()
+        self.clients: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Open the socket in the first usable directory; without one, warn and continue."""
@@ -116,10 +125,10 @@ class ControlServer:
             with contextlib.suppress(OSError):
                 self.path.unlink()
         self.path = None
-        for client in self._clients:
+        for client in self.clients:
             client.cancel()
-        if self._clients:
-            await asyncio.wait(set(self._clients))
+        if self.clients:
+            await asyncio.wait(set(self.clients))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await server.wait_closed()
@@ -127,12 +136,12 @@ class ControlServer:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._clients.add(task)
+        self.clients.add(task)
         try:
             answer = await self._answer(reader)
             if answer:
                 writer.write(answer)
-                async with asyncio.timeout(ANSWER_S):
+                async with asyncio.timeout(self._answer_s):
                     await writer.drain()
                     writer.close()
                     await writer.wait_closed()
@@ -141,15 +150,15 @@ class ControlServer:
             pass
         finally:
             writer.transport.abort()
-            self._clients.discard(task)
+            self.clients.discard(task)
 
     async def _answer(self, reader: asyncio.StreamReader) -> bytes:
         try:
-            if len(self._clients) > CLIENTS_MAX:
+            if len(self.clients) > CLIENTS_MAX:
                 raise ControlRefused(
                     "busy", f"{CLIENTS_MAX} clients are served already; try again later"
                 )
-            request = await _read(reader)
+            request = await _read(reader, self._request_s)
             if request is None:
                 return b""
             result = await self._carry_out(request)
@@ -159,7 +168,7 @@ class ControlServer:
         except (TwinbusError, ValueError) as error:
             return encode_refusal(self._card, "refused", str(error))
         except TimeoutError:
-            return encode_refusal(self._card, "timeout", f"not done within {ANSWER_S:g} s")
+            return encode_refusal(self._card, "timeout", f"not done within {self._answer_s:g} s")
         except Exception as error:
             log.exception("%s: a request on the control socket failed", self._card.name)
             text = f"internal error of Twinbus: {type(error).__name__}: {error}; see its log"
@@ -172,15 +181,15 @@ class ControlServer:
             log.info("%s: control socket: %s %s", self._card.name, request.verb, values)
         result = self._verbs[request.verb].run(**arguments)
         if inspect.isawaitable(result):
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(self._answer_s):
                 result = await result
         return result
 
 
-async def _read(reader: asyncio.StreamReader) -> ControlRequest | None:
+async def _read(reader: asyncio.StreamReader, limit_s: float) -> ControlRequest | None:
     """Return the request; None if the client left without one."""
     try:
-        async with asyncio.timeout(REQUEST_S):
+        async with asyncio.timeout(limit_s):
             line = await reader.readuntil(b"\n")
     except asyncio.IncompleteReadError as cut:
         if not cut.partial:
@@ -192,7 +201,7 @@ async def _read(reader: asyncio.StreamReader) -> ControlRequest | None:
         text = f"a request has at most {REQUEST_BYTES_MAX} bytes"
         raise ControlRefused("bad-request", text) from None
     except TimeoutError:
-        text = f"no request came within {REQUEST_S:g} s"
+        text = f"no request came within {limit_s:g} s"
         raise ControlRefused("timeout", text) from None
     return parse_request(line)
 

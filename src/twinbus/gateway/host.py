@@ -87,7 +87,7 @@ class GatewayHost:
         self._access = access
         self._patience_s = patience_s
         self._pending_bytes_max = pending_bytes_max
-        self._server: GatewayServer | None = None
+        self.server: GatewayServer | None = None
         self._listener: Listener | None = None
         self._http: HttpHost | None = None
         self._collector: PairCollector | None = None
@@ -102,7 +102,7 @@ class GatewayHost:
         try:
             call_program(self.pair, f"gateway {self.name}")
             await self.pair.start()
-            self._server = server = GatewayServer(
+            self.server = server = GatewayServer(
                 self.name,
                 client_of(self.pair),
                 self._access,
@@ -131,9 +131,9 @@ class GatewayHost:
         try:
             if self._listener is not None:
                 await self._listener.close()
-            if self._server is not None:
-                await self._server.drain(self._patience_s)
-                await self._server.close()
+            if self.server is not None:
+                await self.server.drain(self._patience_s)
+                await self.server.close()
             if self._http is not None:
                 await self._http.close()
         finally:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from twinbus.amqp.events import (
     DeliveryArrived,
@@ -34,6 +34,7 @@ from twinbus.amqp.performatives import (
 from twinbus.broker.links.context import LinkOwner
 from twinbus.broker.refusals import NotAllowed, Refusal, ServerBusy
 from twinbus.client.connection import NamespaceConnection
+from twinbus.client.links import REOPEN_PAUSE_S
 from twinbus.client.request_node import ConnectionLost, RequestRefused
 from twinbus.errors import (
     BacklogGuardError,
@@ -60,11 +61,6 @@ if TYPE_CHECKING:
     from twinbus.namespace.access import Endpoint
 
 
-REOPEN_PAUSE_S: Final = 0.2
-"""Links that were waiting for a connection which then failed get the same failure: with a primary
-that hangs, each would otherwise wait for a connection of its own, one after the other."""
-
-
 class PrimaryRelay:
     """One client's connection to the primary."""
 
@@ -83,8 +79,8 @@ class PrimaryRelay:
         self._opening = asyncio.Lock()
         self._failure: tuple[float, str] | None = None
         """When the primary could last not be reached, and why."""
-        self._relayed: set[Relayed] = set()
-        self._nodes: dict[tuple[LinkSession, str], Session] = {}
+        self.relayed: set[Relayed] = set()
+        self.nodes: dict[tuple[LinkSession, str], Session] = {}
         """Sessions of `$management` links: requests and answers must share one."""
         self._settling: dict[LinkSession, dict[int, tuple[Relayed, int]]] = {}
         """Settlements that the primary has not confirmed, by its delivery ids."""
@@ -92,23 +88,21 @@ class PrimaryRelay:
 
     def begin(self, relayed: Relayed) -> None:
         """Attach to the primary what the client attached here."""
-        self._relayed.add(relayed)
+        self.relayed.add(relayed)
         self._spawn(self._begin(relayed))
 
     def begin_node(self, requests: Relayed) -> None:
         """Attach requests, and the answers of the same node if the client has opened them."""
-        self._relayed.add(requests)
+        self.relayed.add(requests)
         self._spawn(self._begin_node(requests))
 
     async def _begin_node(self, requests: Relayed) -> None:
-        replies = [
-            one for one in self._relayed if one is not requests and one.node == requests.node
-        ]
+        replies = [one for one in self.relayed if one is not requests and one.node == requests.node]
         # The answers first: a request goes out with the first credit.
         for relayed in replies:
             if relayed.up is None:
                 await self._begin(relayed)
-        if all(one.up is not None for one in replies if one in self._relayed):
+        if all(one.up is not None for one in replies if one in self.relayed):
             await self._begin(requests)
         else:
             # The primary would have nowhere to send its answers, and the client would wait.
@@ -128,7 +122,7 @@ class PrimaryRelay:
         except ConnectionLost as error:
             relayed.not_reached(ServerBusy(str(error)))
         else:
-            if relayed not in self._relayed or relayed.link.state is LinkState.CLOSED:
+            if relayed not in self.relayed or relayed.link.state is LinkState.CLOSED:
                 self.forget(relayed)
             elif relayed.up is None:
                 relayed.attach_to(session)
@@ -148,18 +142,17 @@ class PrimaryRelay:
         node = relayed.node
         if node is None:
             return await connection.session_with_room()
-        session = self._nodes.get(node)
+        session = self.nodes.get(node)
         if session is None or session.free_handles < 1:
-            session = self._nodes[node] = await connection.session_with_room(links=2)
+            session = self.nodes[node] = await connection.session_with_room(links=2)
         return session
 
     async def _open(self) -> NamespaceConnection:
         loop = asyncio.get_running_loop()
+        # With a primary that hangs, links that waited would else wait once more, one by one.
         if self._failure is not None and loop.time() - self._failure[0] < REOPEN_PAUSE_S:
             raise ConnectionLost(self._failure[1])
-        connection = self._connect(
-            self._endpoint, self._on_event, on_deliveries=self._on_deliveries
-        )
+        connection = self._connect(self._endpoint, self.on_event, on_deliveries=self._on_deliveries)
         try:
             await connection.open()
         except ConnectionLost as error:
@@ -173,10 +166,10 @@ class PrimaryRelay:
 
     def forget(self, relayed: Relayed) -> None:
         """The client's link is closed."""
-        self._relayed.discard(relayed)
+        self.relayed.discard(relayed)
         node = relayed.node
-        if node is not None and not any(one.node == node for one in self._relayed):
-            self._nodes.pop(node, None)
+        if node is not None and not any(one.node == node for one in self.relayed):
+            self.nodes.pop(node, None)
 
     def settling(self, session: LinkSession) -> dict[int, tuple[Relayed, int]]:
         return self._settling.setdefault(session, {})
@@ -188,7 +181,7 @@ class PrimaryRelay:
             if self._connection is not None:
                 await self._connection.close()
 
-    def _on_event(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         if isinstance(event, Disposed):
             if not event.by_receiver:
                 self._on_confirmed(event)
@@ -230,8 +223,8 @@ class PrimaryRelay:
     def _on_lost(self, reason: asyncio.Future[str]) -> None:
         self._connection = None
         self._settling.clear()
-        self._nodes.clear()
-        for relayed in list(self._relayed):
+        self.nodes.clear()
+        for relayed in list(self.relayed):
             text = f"The connection to the primary is lost: {reason.result()}"
             relayed.lose(UpstreamRefusal(DETACH_FORCED, text))
 

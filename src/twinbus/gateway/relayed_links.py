@@ -271,12 +271,12 @@ class RelayedRequests(RequestLink, Relayed):
     def __init__(
         self, context: PeerContext, relay: PrimaryRelay, link: ReceiverLink, address: str
     ) -> None:
-        super().__init__(context, relay.client, link, address, self._forward)
+        super().__init__(context, relay.client, link, address, self.forward)
         self.relay = relay
         self._waiting: deque[tuple[bytes, int | None]] = deque()
         """Requests without credit, each with the delivery to settle."""
         self._waiting_bytes = 0
-        self._taking: int | None = None
+        self.taking: int | None = None
         """The delivery of the request that is being handed on; None: it is settled."""
         self._numbers: dict[int, int] = {}
         """Our delivery for each of the primary's that it has not settled."""
@@ -325,7 +325,7 @@ class RelayedRequests(RequestLink, Relayed):
             self.link.session.settle(here, here, ACCEPTED_BYTES, as_receiver=True)
         self.relay.client.touch()
 
-    def _forward(self, request: Sections, now_ms: int) -> bytes | None:
+    def forward(self, request: Sections, now_ms: int) -> bytes | None:
         """Check the right to a request, then hand it on; its answer comes by the reply link."""
         try:
             operation = text_of(decode_map(request.application_properties).get("operation"))
@@ -346,7 +346,7 @@ class RelayedRequests(RequestLink, Relayed):
                 f" {WAITING_BYTES_MAX} bytes together; send fewer at once."
             )
         self._waiting_bytes = size_bytes
-        self._waiting.append((encoded, self._taking))
+        self._waiting.append((encoded, self.taking))
         if self.up is None and not self._is_beginning:
             self._is_beginning = True
             self.relay.begin_node(self)
@@ -354,7 +354,7 @@ class RelayedRequests(RequestLink, Relayed):
         return None
 
     def take(self, event: DeliveryArrived, now_ms: int) -> None:
-        self._taking = None if event.settled else event.delivery_id
+        self.taking = None if event.settled else event.delivery_id
         super().take(event, now_ms)
 
     def taken(self, number: int, state: bytes) -> None:

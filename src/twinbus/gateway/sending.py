@@ -386,7 +386,7 @@ class PendingSends:
         """Clients get no more credit."""
         self._name = name
         self._paused: set[LinkClient] = set()
-        self._calls: set[asyncio.Task[None]] = set()
+        self.calls: set[asyncio.Task[None]] = set()
         self._empty = asyncio.Event()
 
     def add(self, client: LinkClient, size_bytes: int) -> None:
@@ -411,7 +411,7 @@ class PendingSends:
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run the work of a client's link to its end, whatever becomes of the client."""
         task = self.loop.create_task(work)
-        self._calls.add(task)
+        self.calls.add(task)
         task.add_done_callback(self._ended)
 
     async def drain(self, limit_s: float) -> None:
@@ -424,12 +424,12 @@ class PendingSends:
     async def close(self) -> None:
         self.is_closing = True
         self._empty.set()
-        for call in list(self._calls):
+        for call in list(self.calls):
             call.cancel()
-        if self._calls:
-            await asyncio.wait(self._calls)
+        if self.calls:
+            await asyncio.wait(self.calls)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._calls.discard(task)
+        self.calls.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("%s: a send failed in the gateway", self._name, exc_info=error)

@@ -20,6 +20,7 @@ import os
 import time
 import uuid
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -90,6 +91,7 @@ class LedgerFiles:
         rotate_s: float = ROTATE_S,
         max_bytes: int = MAX_BYTES,
         heartbeat_s: float = HEARTBEAT_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.directory = directory
         self.trouble = ""
@@ -98,6 +100,7 @@ class LedgerFiles:
         self._rotate_s = rotate_s
         self._max_bytes = max_bytes
         self._heartbeat_s = heartbeat_s
+        self._clock = clock
         self.reset(process)
 
     def reset(self, process: str) -> None:
@@ -144,7 +147,7 @@ class LedgerFiles:
         """Write a heartbeat once an interval; return a descriptor to sync, or None."""
         if self._previous is None and self._file is None:
             return None
-        now_s = time.monotonic()
+        now_s = self._clock()
         if now_s < self._beat_at_s:
             return None
         try:
@@ -160,7 +163,7 @@ class LedgerFiles:
     def end_if_old(self) -> None:
         """Begin another file if this one has been open for long."""
         if self._file is not None:
-            age_s = time.monotonic() - self._file.began_s
+            age_s = self._clock() - self._file.began_s
             idle_s = max(self._rotate_s, ROTATE_IDLE_S)
             if age_s >= (self._rotate_s if self._file.has_records else idle_s):
                 self.rotate()
@@ -168,7 +171,7 @@ class LedgerFiles:
     def hand_over(self) -> None:
         """Begin another file if this one has a record or a heartbeat."""
         if self._file is not None:
-            age_s = time.monotonic() - self._file.began_s
+            age_s = self._clock() - self._file.began_s
             if self._file.has_records or age_s >= self._heartbeat_s:
                 self.rotate()
 
@@ -221,7 +224,7 @@ class LedgerFiles:
 
     def _opened(self) -> OpenFile:
         if self._file is None:
-            now_s = time.monotonic()
+            now_s = self._clock()
             if now_s < self._retry_at_s:
                 raise OSError(errno.EAGAIN, self._refusal)
             try:
@@ -249,7 +252,8 @@ class LedgerFiles:
         if self._previous is None:
             _identify(self.directory)
         self._others_bytes, before = self._survey()
-        while (file := OpenFile.create(self._number, self._ended_path())) is None:
+        began_s = self._clock()
+        while (file := OpenFile.create(self._number, self._ended_path(), began_s)) is None:
             # Another writer of this name: hashes distinguish their chains.
             self._number += 1
         fields = {
@@ -271,7 +275,7 @@ class LedgerFiles:
         if is_synced:
             sync(file.duplicate())
             sync(os.open(self.directory, os.O_RDONLY | os.O_CLOEXEC))
-        self._beat_at_s = time.monotonic() + self._heartbeat_s
+        self._beat_at_s = self._clock() + self._heartbeat_s
         return file
 
     def _line(self, fields: dict[str, object]) -> bytes:
@@ -285,7 +289,7 @@ class LedgerFiles:
         if self._file is not None and self._file.has_records:
             # Ended files can be removed, which makes room.
             self.rotate()
-        now_s = time.monotonic()
+        now_s = self._clock()
         if now_s >= self._measure_at_s:
             self._measure_at_s = now_s + MEASURE_AGAIN_S
             self._others_bytes = self._survey()[0]

@@ -43,7 +43,7 @@ _NAME: Final = re.compile(
 class OpenFile:
     """Made by `create`. For one thread."""
 
-    def __init__(self, fd: int, number: int, ended_path: Path) -> None:
+    def __init__(self, fd: int, number: int, ended_path: Path, began_s: float) -> None:
         self.number = number
         self.ended_path = ended_path
         self.trouble = ""
@@ -51,7 +51,7 @@ class OpenFile:
         self.size_bytes = 0
         self.lines = 0
         self.has_records = False
-        self.began_s = time.monotonic()
+        self.began_s = began_s
         self._fd = fd
         self._path = _open_path(ended_path)
         self._hash = hashlib.sha256()
@@ -60,7 +60,7 @@ class OpenFile:
         self._identity = (found.st_dev, found.st_ino)
 
     @classmethod
-    def create(cls, number: int, ended_path: Path) -> Self | None:
+    def create(cls, number: int, ended_path: Path, began_s: float) -> Self | None:
         """Create and lock the file; None: a file of this number is there, open or ended."""
         path = _open_path(ended_path)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
@@ -78,7 +78,7 @@ class OpenFile:
         with contextlib.suppress(OSError):
             # A file system without locks: then only the process id shows that we are alive.
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return cls(fd, number, ended_path)
+        return cls(fd, number, ended_path, began_s)
 
     @property
     def hash(self) -> str:

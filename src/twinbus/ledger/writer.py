@@ -96,10 +96,12 @@ class LedgerWriter:
         max_bytes: int | None = None,
         flush_s: float = FLUSH_S,
         heartbeat_s: float = HEARTBEAT_S,
+        buffer_max: int = BUFFER_MAX,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`max_bytes`: of this host's files in the directory; `$TWINBUS_LEDGER_MAX_BYTES`, else
         20 GB, by default. Beyond it records are counted as unrecorded until there is room again.
-        `heartbeat_s`: time between two heartbeat lines.
+        `heartbeat_s`: time between two heartbeat lines. `buffer_max`: of records in memory.
         """
         self.directory = _local(directory)
         self.process = process or process_name()
@@ -117,8 +119,10 @@ class LedgerWriter:
             rotate_s=rotate_s,
             max_bytes=_max_bytes(os.environ) if max_bytes is None else max_bytes,
             heartbeat_s=heartbeat_s,
+            clock=clock,
         )
         self._flush_s = flush_s
+        self._buffer_max = buffer_max
         self._is_warned = False
         self._closed = False
         self._forget()
@@ -140,7 +144,7 @@ class LedgerWriter:
         """Note one operation; returns at once and never raises, whatever the disk does."""
         assert operation in OPERATIONS, f"no such operation: {operation}"
         assert fields.keys() <= _OPTIONAL, f"no such fields: {fields.keys() - _OPTIONAL}"
-        if len(self._noted) + self._more >= BUFFER_MAX or self._closed:
+        if len(self._noted) + self._more >= self._buffer_max or self._closed:
             self._refuse(1)
             return
         if at_ms is None:
@@ -151,7 +155,7 @@ class LedgerWriter:
 
     def record_message(self, form: LineForm, latency_us: int, message: _Message) -> None:
         """Note one call about one message: the cheap form of `record_messages`, and most used."""
-        if len(self._noted) + self._more >= BUFFER_MAX or self._closed:
+        if len(self._noted) + self._more >= self._buffer_max or self._closed:
             self._refuse(1)
             return
         self._noted.append((time.time_ns() // 1_000_000, form, latency_us, *message))
@@ -180,7 +184,7 @@ class LedgerWriter:
 
     def _note_many(self, note: _Noted, more: int) -> None:
         """Add a note of one record and `more`, or count them as missing."""
-        if len(self._noted) + self._more + more >= BUFFER_MAX or self._closed:
+        if len(self._noted) + self._more + more >= self._buffer_max or self._closed:
             self._refuse(more + 1)
             return
         if more > 0:
@@ -192,7 +196,7 @@ class LedgerWriter:
 
     def flush(self) -> None:
         """Write the records noted before this call; on return they survive the process."""
-        for _ in range(BUFFER_MAX // _GROUP_MAX + 1):
+        for _ in range(self._buffer_max // _GROUP_MAX + 1):
             with self._disk:
                 if not self._write_group():
                     return

@@ -220,7 +220,7 @@ class Namespace:
         """Return when the host that the SDK's clients connect to has an address.
 
         It is awaited before a client connects: the SDK itself looks names up on the threads that
-        all connections of the event loop share. ServiceBusConnectionError: the host has none.
+        all connections of the event loop share. OSError: the host has none.
         """
         route = self.route
         host = self.host if route.endpoint is None else route.endpoint[0]
@@ -229,10 +229,7 @@ class Namespace:
         try:
             await LOOKUPS.resolved(host)
         except OSError as error:
-            from azure.servicebus.exceptions import ServiceBusConnectionError
-
-            text = f"the address of {host} was not found: {error}"
-            raise ServiceBusConnectionError(message=text) from error
+            raise OSError(f"the address of {host} was not found: {error}") from error
 
     def bounded_client(self, attempt_timeout_s: float) -> ServiceBusClient:
         """Return a client without retries whose calls end soon after the attempt timeout."""

@@ -301,8 +301,11 @@ class PeerAddress:
 class PeerPoller:
     """Puts the pairs of all peers into a table."""
 
-    def __init__(self, addresses: list[PeerAddress], table: PairTable) -> None:
+    def __init__(
+        self, addresses: list[PeerAddress], table: PairTable, read_s: float = READ_S
+    ) -> None:
         self._peers = [_Peer(address) for address in addresses]
+        self._read_s = read_s
         self._table = table
         self._pool = ThreadPoolExecutor(max(1, len(addresses)), "twinbus-page-peer")
 
@@ -312,7 +315,7 @@ class PeerPoller:
             if peer.request is not None and peer.request.done():
                 self._take(peer, peer.request, now)
             if peer.request is None and now >= peer.ask_at:
-                peer.request = self._pool.submit(read_peer, peer.address)
+                peer.request = self._pool.submit(read_peer, peer.address, self._read_s)
 
     @property
     def states(self) -> list[dict[str, Any]]:
@@ -359,10 +362,12 @@ class _Peer:
         return [replace(pair, state="silent", why=text) for pair in self.pairs]
 
 
-def read_peer(address: PeerAddress) -> tuple[list[ShownPair], str]:
+def read_peer(
+    address: PeerAddress, read_s: float = READ_S, answer_s: float = ANSWER_S
+) -> tuple[list[ShownPair], str]:
     """Return the pairs of a peer's page, and what is left out; PeerRefused if it gives none."""
     try:
-        return foreign_pairs(json.loads(_read(address)), address.place)
+        return foreign_pairs(json.loads(_read(address, read_s, answer_s)), address.place)
     except (OSError, http.client.HTTPException) as error:
         raise PeerRefused(str(error) or type(error).__name__) from error
     except (ValueError, RecursionError) as error:
@@ -370,11 +375,11 @@ def read_peer(address: PeerAddress) -> tuple[list[ShownPair], str]:
         raise PeerRefused(why) from error
 
 
-def _read(address: PeerAddress) -> bytes:
-    deadline = time.monotonic() + ANSWER_S
+def _read(address: PeerAddress, read_s: float, answer_s: float) -> bytes:
+    deadline = time.monotonic() + answer_s
     kind = http.client.HTTPSConnection if address.is_tls else http.client.HTTPConnection
     more: dict[str, Any] = {"context": ssl.create_default_context()} if address.is_tls else {}
-    connection = kind(address.host, address.port, timeout=READ_S, **more)
+    connection = kind(address.host, address.port, timeout=read_s, **more)
     try:
         connection.request("GET", "/api/view", headers={"Authorization": f"Bearer {address.token}"})
         answer = connection.getresponse()
@@ -386,7 +391,7 @@ def _read(address: PeerAddress) -> bytes:
             if len(body) > ANSWER_BYTES_MAX:
                 raise PeerRefused(f"its answer has more than {ANSWER_BYTES_MAX:,} bytes")
             if time.monotonic() > deadline:
-                raise PeerRefused(f"its answer takes longer than {ANSWER_S:g} s")
+                raise PeerRefused(f"its answer takes longer than {answer_s:g} s")
         return bytes(body)
     finally:
         connection.close()

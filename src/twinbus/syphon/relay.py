@@ -109,18 +109,18 @@ class Relay:
         self._refusal = refusal
         self._on_delivered = on_delivered
         self._lease = lease
-        self._leased = asyncio.Event()
+        self.leased = asyncio.Event()
         if lease is None:
-            self._leased.set()
+            self.leased.set()
         else:
             pump.pause(self._now(), LEASE)
-        self._primary: NamespaceConnection | None = None
-        self._secondary: NamespaceConnection | None = None
+        self.primary: NamespaceConnection | None = None
+        self.secondary: NamespaceConnection | None = None
         self._source: ReceiverLink | None = None
         self._source_gone: asyncio.Future[str] | None = None
         self._is_missing = False
         """The link ended because the queue does not exist."""
-        self._requests = RequestTasks(
+        self.requests = RequestTasks(
             pump, self._books, self._perform, self._unpack, queue, environment
         )
         self._outbound = DestinationLinks(pump, self._books, self._perform, self._now)
@@ -133,7 +133,7 @@ class Relay:
         self._flushing = False
         self._wake_timer: asyncio.TimerHandle | None = None
         self._running: list[asyncio.Task[None]] = []
-        requests, start = self._requests, self._requests.start
+        requests, start = self.requests, self.requests.start
         self._performers: dict[type, Callable[[Any], None]] = {
             actions.Forward: self._forward,
             actions.Complete: self._complete,
@@ -177,21 +177,21 @@ class Relay:
     def lease_changed(self, is_held: bool) -> None:
         """Resume, or stop at once: without the lease the relay disconnects from the primary."""
         if is_held:
-            self._leased.set()
+            self.leased.set()
             self._perform(self.pump.resume(self._now(), LEASE))
-        elif self._leased.is_set():
-            self._leased.clear()
+        elif self.leased.is_set():
+            self.leased.clear()
             self._perform(self.pump.pause(self._now(), LEASE))
-            if self._primary is not None:
-                self._primary.drop(LEASE_GONE)
+            if self.primary is not None:
+                self.primary.drop(LEASE_GONE)
 
     async def close(self, timeout_s: float = 10.0) -> None:
         """Stop receiving, wait for what is in flight, and close both connections."""
         self._perform(self.pump.pause(self._now()))
         source, began = self._source, self._now()
-        if source is not None and self._secondary is not None:
+        if source is not None and self.secondary is not None:
             source.grant(0, drain=True)
-            self._secondary.flush()
+            self.secondary.flush()
         while self._running and self._now() < began + timeout_s:
             # Messages on the wire would stay locked. The answer to a drain comes after them.
             is_coming = source is not None and source is self._source and source.is_draining
@@ -202,7 +202,7 @@ class Relay:
             self._wake_timer.cancel()
         for task in self._running:
             task.cancel()
-        await self._requests.cancel()
+        await self.requests.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
         self._running = []
         self._outages.ended(self.queue)
@@ -236,7 +236,7 @@ class Relay:
         self._outages.back(side, self.queue, self._now())
 
     async def _serve_primary(self) -> str:
-        await self._leased.wait()
+        await self.leased.wait()
         connection = self._environment.connect(self._primary_endpoint, self._on_primary)
         try:
             await connection.open()
@@ -244,15 +244,15 @@ class Relay:
                 # A namespace cuts off a client that shows no token for long, as before the first
                 # message. A key of single entities is refused here, and put with the first link.
                 await connection.authorize("")
-            if not self._leased.is_set():
+            if not self.leased.is_set():
                 return LEASE_GONE
-            self._primary = self._outbound.connection = connection
+            self.primary = self._outbound.connection = connection
             self._side_is_back("primary")
             self._perform(self.pump.primary_up(self._now()))
             return await asyncio.shield(connection.lost)
         finally:
-            if self._primary is connection:
-                self._primary = None
+            if self.primary is connection:
+                self.primary = None
                 reason = (
                     connection.lost.result() if connection.lost.done() else "the relay was closed"
                 )
@@ -270,8 +270,8 @@ class Relay:
         try:
             await connection.open()
             await connection.authorize(self.queue)
-            self._secondary = connection
-            self._requests.connection = connection
+            self.secondary = connection
+            self.requests.connection = connection
             while not connection.lost.done():
                 if self._refusal is not None and (why := await self._refusal()) is not None:
                     raise QueueMissing(why)
@@ -281,7 +281,7 @@ class Relay:
                     log.info("%s: the link was closed (%s), attaching again", self.queue, reason)
             return connection.lost.result()
         finally:
-            self._secondary = self._requests.connection = None
+            self.secondary = self.requests.connection = None
             await connection.close()
 
     async def _serve_source(self, connection: NamespaceConnection) -> str:
@@ -390,8 +390,8 @@ class Relay:
             path = str(event.link.owner)
             condition = str(event.error.condition) if event.error else None
             text = (event.error.description if event.error else None) or "the link was closed"
-            if condition == UNAUTHORIZED and self._primary is not None:
-                self._primary.forget_token(path)
+            if condition == UNAUTHORIZED and self.primary is not None:
+                self.primary.forget_token(path)
             if self._outbound.forget(path, text):
                 self._perform(self.pump.detached(path, condition, text, self._now()))
 
@@ -430,16 +430,16 @@ class Relay:
     def _flush(self) -> None:
         """Write the settlements and sends of this turn of the event loop, in groups."""
         self._flushing = False
-        connection = self._secondary
+        connection = self.secondary
         if self._completing and connection is not None and self._source is not None:
             for first, last in ranges(self._completing):
                 connection.session.dispose(first, last, COMPLETE.state)
             self._completing.clear()
         decided, self._by_token = self._by_token, {}
         for outcome, messages in decided.values():
-            self._requests.start(self._requests.settle(messages, outcome))
-        if self._primary is not None:
-            self._primary.flush()
+            self.requests.start(self.requests.settle(messages, outcome))
+        if self.primary is not None:
+            self.primary.flush()
         if connection is not None:
             connection.flush()
 
@@ -466,9 +466,9 @@ class Relay:
             fields = (self.queue, message.message_id, action.reason, action.description)
             log.warning("%s: message %s is dead-lettered, %s: %s", *fields)
         if message.epoch == self._epoch and message.delivery_id >= 0:
-            assert self._secondary is not None
+            assert self.secondary is not None
             state = outcome_of(action).state
-            self._secondary.session.dispose(message.delivery_id, message.delivery_id, state)
+            self.secondary.session.dispose(message.delivery_id, message.delivery_id, state)
             return
         self._settle_by_token(message, outcome_of(action))
 
@@ -491,6 +491,6 @@ class Relay:
         self._wake_timer = loop.call_later(wait_s, self.notify, self.pump.rate_due)
 
     def _reconnect(self, action: actions.Reconnect) -> None:
-        connection = self._primary if action.side == "primary" else self._secondary
+        connection = self.primary if action.side == "primary" else self.secondary
         if connection is not None:
             connection.drop(action.reason)

@@ -180,14 +180,14 @@ class Unpacker:
         """A header as delivered: the header as sent, and how the broker's annotations follow it."""
         self._paths: dict[bytes, tuple[str, str]] = {}
         """An alias `x-ms-path` as a map's last entry: the path, and in lower case."""
-        self._restored: dict[bytes, tuple[bytes, str, str]] = {}
+        self.restored: dict[bytes, tuple[bytes, str, str]] = {}
         """Application properties as they came: as they were sent, and the path."""
 
     def unpack(self, payload: bytes, lock_token: bytes, now_ms: int) -> BacklogMessage:
         """Return the message in a delivery; its `fault` says why it cannot be forwarded."""
         message = BacklogMessage(lock_token, len(payload))
         try:
-            if not self._unpack_known_shape(message, payload, now_ms):
+            if not self.unpack_known_shape(message, payload, now_ms):
                 sections = _fill(message, payload, now_ms, self._remaining_ttl)
                 if sections is not None:
                     self._learn(sections)
@@ -196,7 +196,7 @@ class Unpacker:
             return unpack(payload, lock_token, now_ms, remaining_ttl=self._remaining_ttl)
         return message
 
-    def _unpack_known_shape(self, message: BacklogMessage, payload: bytes, now_ms: int) -> bool:
+    def unpack_known_shape(self, message: BacklogMessage, payload: bytes, now_ms: int) -> bool:
         """Unpack a message of a known shape; false, with nothing done, for any other.
 
         It is header, annotations, properties, application properties and one data section, each
@@ -219,7 +219,7 @@ class Unpacker:
                 return False  # More annotations than the layout knows.
             application_properties = payload[application_at:body_at]
             properties = payload[start:application_at]
-            restored = self._restored.get(application_properties) or self._restore(
+            restored = self.restored.get(application_properties) or self._restore(
                 application_properties
             )
             if restored is None:
@@ -279,9 +279,9 @@ class Unpacker:
         if kept is None:
             return None
         if len(application_properties) <= APPLICATION_BYTES_MAX:
-            if len(self._restored) >= LEARNED_MAX:
-                self._restored.clear()
-            self._restored[application_properties] = (kept, *path)
+            if len(self.restored) >= LEARNED_MAX:
+                self.restored.clear()
+            self.restored[application_properties] = (kept, *path)
         return (kept, *path)
 
     def _restore_id(

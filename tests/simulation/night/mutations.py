@@ -27,8 +27,6 @@ from twinbus.pairing.sending import calls, shared_state
 from twinbus.pairing.sending.shared_state import WaitingCalls
 from twinbus.syphon.core.pacing import Governor
 
-__all__ = ["NIGHT_BUGS"]
-
 
 def connection_pulls_queues() -> AbstractContextManager[Any]:
     """A connection that fails is held against the backlog queue that it leads to."""

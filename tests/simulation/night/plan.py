@@ -14,8 +14,6 @@ from typing import Final
 
 from tests.simulation.plan import FAULTS_END_S, Burst, Fault, Plan, draw_plan
 
-__all__ = ["NIGHTS", "PATIENCE_S", "draw_world"]
-
 PATIENCE_S: Final = 60.0
 """With so long a timeout a caller outlasts every blip of the secondary."""
 

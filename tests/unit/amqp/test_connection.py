@@ -285,7 +285,7 @@ def test_a_sender_blocked_by_the_window_hears_of_a_flow_for_the_session_alone(
     pair: Pair,
 ) -> None:
     link, offered = pair.sender()
-    pair.client.sessions[link.session.channel]._remote_incoming_window = 2
+    pair.client.sessions[link.session.channel].remote_incoming_window = 2
     for _ in range(5):
         link.send(b"m", b"t")
     assert link.session.blocks(link)

@@ -1,4 +1,4 @@
-"""Every number that a peer may say, at its smallest and its largest."""
+"""Numbers that a peer says: the smallest, the largest, and those that are in use."""
 
 from __future__ import annotations
 
@@ -8,9 +8,17 @@ from typing import Any
 import pytest
 
 from tests.unit.amqp.frame_rules import FrameRules
-from tests.unit.amqp.test_connection import Pair, read
+from tests.unit.amqp.test_connection import Pair, of, read
 from twinbus.amqp.connection import AMQP_HEADER, CHANNEL_MAX, Connection
-from twinbus.amqp.events import Attached, Closed, DeliveryArrived, Disposed, Event
+from twinbus.amqp.events import (
+    Attached,
+    Begun,
+    Closed,
+    CreditChanged,
+    DeliveryArrived,
+    Disposed,
+    Event,
+)
 from twinbus.amqp.frames import encode_frame, encode_transfer_frame
 from twinbus.amqp.link import (
     HALF_SERIAL,
@@ -24,7 +32,9 @@ from twinbus.amqp.performatives import (
     ACCEPTED_BYTES,
     Attach,
     Begin,
+    Detach,
     Disposition,
+    End,
     Flow,
     Open,
     Performative,
@@ -58,7 +68,7 @@ def sending(start: int) -> tuple[Connection, Session, SenderLink]:
     assert isinstance(attached.link, SenderLink)
     attached.link.accept()
     session = server.sessions[0]
-    session._next_outgoing_id = session._next_delivery_id = session._unsettled._known_to = start
+    session.next_outgoing_id = session.next_delivery_id = session.unsettled.known_to = start
     attached.link.delivery_count = start
     return server, session, attached.link
 
@@ -84,15 +94,15 @@ def test_window_and_credit_are_what_the_peer_says_less_what_is_on_its_way(
     """Every FLOW of the .NET SDK says an incoming-window of 2^32-1."""
     server, session, link = sending(start)
     flow(server, given, given, start, start)
-    assert (session._remote_incoming_window, link.credit) == (given, given)
+    assert (session.remote_incoming_window, link.credit) == (given, given)
     sent = min(3, given)
     for number in range(sent):
         link.send(b"m", bytes([number]))
-    assert (session._remote_incoming_window, link.credit) == (given - sent, given - sent)
+    assert (session.remote_incoming_window, link.credit) == (given - sent, given - sent)
     flow(server, given, given, start, start)  # The peer has seen none of them yet.
-    assert (session._remote_incoming_window, link.credit) == (given - sent, given - sent)
+    assert (session.remote_incoming_window, link.credit) == (given - sent, given - sent)
     flow(server, given, given, start + sent, start + sent)
-    assert (session._remote_incoming_window, link.credit) == (given, given)
+    assert (session.remote_incoming_window, link.credit) == (given, given)
 
 
 def test_a_peer_that_lowers_what_is_on_its_way_already_gives_nothing() -> None:
@@ -101,7 +111,7 @@ def test_a_peer_that_lowers_what_is_on_its_way_already_gives_nothing() -> None:
     for number in range(3):
         link.send(b"m", bytes([number]))
     flow(server, 1, 1, SERIAL_MASK, SERIAL_MASK)
-    assert (session._remote_incoming_window, link.credit) == (0, 0)
+    assert (session.remote_incoming_window, link.credit) == (0, 0)
 
 
 @pytest.mark.parametrize("number", UINTS)
@@ -222,7 +232,7 @@ def test_any_number_of_a_begin(name: str, number: int) -> None:
     peer.begin(**{name: number})
     peer.attach()
     assert peer.carries()
-    window = peer.server.sessions[0]._next_incoming_id
+    window = peer.server.sessions[0].next_incoming_id
     assert window == (number if name == "next_outgoing_id" else 0)
 
 
@@ -289,3 +299,112 @@ def test_a_disposition_for_nothing_that_was_sent_changes_nothing(first: int, las
     else:
         assert isinstance(event, Disposed)
         assert session.take_unsettled(event.first, event.last) == []
+
+
+@pytest.fixture
+def server() -> Connection:
+    server = Connection("s", server=True)
+    read(server, AMQP_HEADER + encode_frame(0, Open(container_id="c")))
+    return server
+
+
+def take(server: Connection, *frames: tuple[int, Performative]) -> list[Event]:
+    return read(server, b"".join(encode_frame(*frame) for frame in frames))
+
+
+def begin(remote_channel: int | None = None) -> Begin:
+    return Begin(
+        remote_channel=None if remote_channel is None else UShort(remote_channel),
+        next_outgoing_id=UInt(0),
+        incoming_window=UInt(100),
+        outgoing_window=UInt(100),
+    )
+
+
+def attach(handle: int, name: str = "in") -> Attach:
+    source, target = Source(address="q"), Target(address="me")
+    return Attach(name=name, handle=UInt(handle), role=True, source=source, target=target)
+
+
+def condition(events: list[Event]) -> str:
+    closed = events[-1]
+    assert isinstance(closed, Closed)
+    assert closed.error is not None
+    return str(closed.error.condition)
+
+
+def test_a_begin_that_names_a_session_in_use_is_refused_and_no_link_is_left_behind(
+    server: Connection,
+) -> None:
+    events = take(
+        server, (0, begin()), (1, begin(remote_channel=0)), (0, End()), (1, attach(handle=0))
+    )
+    assert condition(events) == "amqp:not-allowed"
+    assert [type(event) for event in events] == [Begun, Closed]
+
+
+def test_a_begin_that_answers_a_channel_never_begun_is_refused(server: Connection) -> None:
+    events = take(server, (0, begin(remote_channel=7)))
+    assert condition(events) == "amqp:not-allowed"
+    assert not server.sessions
+
+
+def test_an_answer_to_a_session_that_was_given_up_begins_no_other() -> None:
+    client = Connection("c")
+    read(client, AMQP_HEADER + encode_frame(0, Open(container_id="s")))
+    client.end_session(client.begin())
+    assert take(client, (0, begin(remote_channel=0)), (0, End())) == []
+    assert not client.sessions
+
+
+def test_an_attach_with_a_handle_in_use_is_refused(server: Connection) -> None:
+    events = take(server, (0, begin()), (0, attach(3)), (0, attach(3, "another")))
+    assert condition(events) == "amqp:session:handle-in-use"
+
+
+def test_a_handle_is_free_again_after_a_detach_of_either_end(server: Connection) -> None:
+    _, attached = take(server, (0, begin()), (0, attach(3)))
+    assert isinstance(attached, Attached)
+    attached.link.accept()
+    take(server, (0, Detach(handle=UInt(3), closed=True)))
+    (attached,) = take(server, (0, attach(3, "second")))
+    assert isinstance(attached, Attached)
+    attached.link.refuse("amqp:not-found", "no such queue")
+    (attached,) = take(server, (0, attach(3, "third")))
+    assert isinstance(attached, Attached)
+
+
+def test_transfers_that_wait_for_the_window_end_with_their_link() -> None:
+    """Another link gets their handle: they would reach another entity."""
+    pair = Pair()
+    pair.exchange()
+    link, offered = pair.sender()
+    ours = pair.client.sessions[link.session.channel]
+    ours.remote_incoming_window = 2
+    for _ in range(5):
+        link.send(b"m", b"t")
+    pair.exchange()
+    link.detach()
+    source, target = Source(address="me"), Target(address="other")
+    other = ours.attach_sender("other", source=source, target=target)
+    assert other.handle == link.handle
+    _, at_server = pair.exchange()
+    of(Attached, at_server)[0].link.accept()
+    pair.server.sessions[offered.session.channel].write_flow()
+    _, at_server = pair.exchange()
+    assert of(DeliveryArrived, at_server) == []
+
+
+def test_a_link_that_waited_behind_one_that_ended_hears_of_the_window() -> None:
+    pair = Pair()
+    pair.exchange()
+    link, offered = pair.sender()
+    ours = pair.client.sessions[link.session.channel]
+    other = ours.attach_sender("other", source=Source(address="me"), target=Target(address="q"))
+    ours.remote_incoming_window = 0
+    link.send(b"m", b"t")
+    assert ours.blocks(other)
+    link.detach()
+    pair.server.sessions[offered.session.channel].write_flow()
+    at_client, _ = pair.exchange()
+    assert [event.link for event in of(CreditChanged, at_client)] == [other]

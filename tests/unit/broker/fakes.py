@@ -38,14 +38,21 @@ class FakeJournal:
     """What the disk would hold if every call were committed at once."""
 
     def __init__(self) -> None:
-        self._kept: dict[int, _Kept] = {}
+        self.kept: dict[int, _Kept] = {}
         self._dropped: set[int] = set()
         self.unreadable: set[tuple[int, int]] = set()
         """Messages, by entity id and number, whose payloads the disk does not give out."""
+        self.broken: set[int] = set()
+        """Entities, by id, for which a change of messages raises what nobody foresaw."""
 
     def _of(self, entity_id: int) -> _Kept:
         assert entity_id not in self._dropped, f"entity {entity_id} was dropped"
-        return self._kept.setdefault(entity_id, _Kept())
+        return self.kept.setdefault(entity_id, _Kept())
+
+    def _changed(self, entity_id: int) -> _Kept:
+        if entity_id in self.broken:
+            raise RuntimeError("broken")
+        return self._of(entity_id)
 
     def put_entity(
         self, entity_id: int, kind: str, path: str, description: dict[str, object]
@@ -54,17 +61,17 @@ class FakeJournal:
 
     def drop_entity(self, entity_id: int) -> None:
         assert self._of(entity_id).entity is not None
-        del self._kept[entity_id]
+        del self.kept[entity_id]
         self._dropped.add(entity_id)
 
     def put(self, entity_id: int, message: StoredMessage, payload: bytes) -> None:
-        kept, number = self._of(entity_id), message.sequence_number
+        kept, number = self._changed(entity_id), message.sequence_number
         assert number > kept.last_sequence_number, f"number {number} used again"
         kept.messages[number] = (_snapshot(message), payload)
         kept.last_sequence_number = number
 
     def amend(self, entity_id: int, message: StoredMessage) -> None:
-        kept, _ = self._of(entity_id).messages[message.sequence_number]
+        kept, _ = self._changed(entity_id).messages[message.sequence_number]
         kept.state, kept.delivery_count = message.state, message.delivery_count
         kept.overrides = dict(message.overrides) if message.overrides else None
 
@@ -75,6 +82,7 @@ class FakeJournal:
         self, entity_id: int, sequence_number: int, to_entity_id: int, message: StoredMessage
     ) -> None:
         payload = self.payload(entity_id, sequence_number)
+        self._changed(to_entity_id)
         del self._of(entity_id).messages[sequence_number]
         self.put(to_entity_id, message, payload)
 
@@ -114,7 +122,7 @@ class FakeJournal:
                 [_snapshot(kept.messages[number][0]) for number in sorted(kept.messages)],
                 dict(kept.session_states), dict(kept.message_ids), dict(kept.rules),
             )
-            for entity_id, kept in sorted(self._kept.items())
+            for entity_id, kept in sorted(self.kept.items())
             if kept.entity is not None
         ]  # fmt: skip
 

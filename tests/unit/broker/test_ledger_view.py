@@ -15,7 +15,7 @@ from twinbus.broker.server import STORE_CHECK_S, BrokerServer
 from twinbus.broker.storage.lmdb_store import LmdbStore
 from twinbus.broker.storage.store import Batch
 from twinbus.errors import StoreError
-from twinbus.ledger import LedgerWriter, writer
+from twinbus.ledger import LedgerWriter
 from twinbus.testing import run_virtual
 
 NEVER_S = 3_600.0
@@ -83,12 +83,8 @@ async def test_nothing_is_told_before_it_is_on_disk(tmp_path: Path) -> None:
         await server.close()
 
 
-async def test_records_that_there_is_no_room_for_are_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writer, "BUFFER_MAX", 2)
-
-    with LedgerWriter(tmp_path, flush_s=NEVER_S) as ledger:
+async def test_records_that_there_is_no_room_for_are_counted(tmp_path: Path) -> None:
+    with LedgerWriter(tmp_path, flush_s=NEVER_S, buffer_max=2) as ledger:
         server = await served(ledger, Disk(tmp_path / "data"))
         send(server, "a", "b", "c")
         await asyncio.sleep(0)

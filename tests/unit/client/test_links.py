@@ -1,9 +1,10 @@
-"""Sending links: credit, answers that do not come, links that end, and silent peers."""
+"""The client: sending links with credit, lost answers and silent peers; counts over HTTP."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Mapping
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,13 +18,17 @@ from twinbus.amqp.link import LinkState, SenderLink
 from twinbus.amqp.performatives import Error, Source, Target
 from twinbus.amqp.session import Session
 from twinbus.amqp.transport import SILENT_S, UNANSWERED_S, limit_silence
-from twinbus.client import connection
+from twinbus.client import administration, connection
+from twinbus.client.administration import NotAnswered, QueueCounts, counts_of
 from twinbus.client.connection import CONNECT_S, NamespaceConnection
 from twinbus.client.links import LinkPool, UpstreamConnection, UpstreamLink, Wire
+from twinbus.client.peeking import BacklogMeter, QueueDepth
 from twinbus.client.request_node import ConnectionLost, LinkEnded
-from twinbus.namespace.access import endpoint_of
+from twinbus.errors import SyphonError
+from twinbus.namespace.access import Endpoint, endpoint_of
 from twinbus.namespace.namespace import Namespace
 from twinbus.syphon.core.pacing import FIRST_RECONNECT_S, ReconnectBackoff
+from twinbus.testing import run_virtual
 
 WIRE = Wire(b"x", 0)
 
@@ -48,7 +53,7 @@ class World:
         self.pool = LinkPool(cast("UpstreamConnection", connection), "orders")
         self.up = UpstreamLink(self.pool, cast("UpstreamConnection", connection), self.link)
         self.up.opened.set_result(None)
-        self.pool._link = self.up
+        self.pool.link = self.up
 
     def give_credit(self, credit: int) -> None:
         self.link.credit = credit
@@ -132,28 +137,31 @@ async def test_a_link_that_ends_in_the_moment_after_its_opening_is_a_lost_connec
         await world.pool.send_messages(WIRE)
 
 
+class Unconnected(NamespaceConnection):
+    async def open(self) -> None:
+        """Open no socket."""
+
+
 async def test_a_lost_connection_ends_a_send_on_a_retired_link_once() -> None:
     """Twice would send it twice, and count what the gateway holds wrongly for ever."""
     namespace = Namespace.from_connection_string(
         "Endpoint=sb://contoso/;SharedAccessKeyName=name;SharedAccessKey=key"
     )
-    upstream = UpstreamConnection(namespace, answer_s=0.0)
-    connection = NamespaceConnection(upstream._endpoint, upstream._on_event)
-    upstream._connection = connection
+    upstream = UpstreamConnection(namespace, answer_s=0.0, connect=Unconnected)
+    connection = await upstream.opened()
     session = Session(FrameOutput(), 0)
     link = session.attach_sender("l", source=Source(), target=Target())
     link.state, link.credit = LinkState.OPEN, 1
     pool = upstream.pool("orders")
-    up = pool._link = UpstreamLink(pool, upstream, link)
+    up = pool.link = UpstreamLink(pool, upstream, link)
     up.opened.set_result(None)
     answers: list[Exception | None] = []
     pool.send(WIRE, answers.append)
     pool.retire(up)
     connection.drop("gone")
-    upstream._on_lost(connection, connection.lost)
-    # The retired link's own timer, which is due.
-    assert up._timer is not None
-    up._end_overdue()
+    # Upstream hears of the loss, then the retired link's own timer runs, which is due.
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
     assert [type(one) for one in answers] == [LinkEnded]
 
 
@@ -194,3 +202,137 @@ def test_a_namespace_that_is_back_waits_less_than_5_s_for_the_next_attempt() -> 
     assert pause_s == FIRST_RECONNECT_S
     last_syn_s = max(at for at in SYN_TIMES_S if at < CONNECT_S)
     assert CONNECT_S - last_syn_s + pause_s < 5.0
+
+
+COUNTS = (
+    b"<CountDetails><d2p1:ActiveMessageCount>3</d2p1:ActiveMessageCount></CountDetails>"
+    b"<MessageCount>5</MessageCount>"
+)
+
+
+KEY = "SharedAccessKeyName=r;SharedAccessKey=k"
+SIGNATURE = "SharedAccessSignature=SharedAccessSignature sr=x&sig=x&se=1000&skn=r"
+
+
+async def asked_of_one_that_answers(
+    status: str, body: bytes, announced: int, credential: str = KEY, *, busy: int = 0
+) -> QueueCounts:
+    """What comes of requests of which so many are throttled, and the next answered so."""
+    refused = iter(range(busy))
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        if next(refused, None) is not None:
+            writer.write(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n")
+            writer.close()
+            return
+        writer.write(f"HTTP/1.1 {status}\r\nContent-Length: {announced}\r\n\r\n".encode() + body)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        text = f"Endpoint=sb://127.0.0.1:{port};{credential};UseDevelopmentEmulator=true;"
+        return await counts_of(endpoint_of(text), "orders", (0.0, 0.0))
+
+
+def test_a_whole_answer_is_read() -> None:
+    counts = asyncio.run(asked_of_one_that_answers("200 OK", COUNTS, len(COUNTS)))
+    assert (counts.active, counts.total, counts.waiting) == (3, 5, 5)
+
+
+def test_an_answer_without_counts_says_that_the_queue_is_not_there() -> None:
+    with pytest.raises(SyphonError, match="there is no queue orders"):
+        asyncio.run(asked_of_one_that_answers("200 OK", b"<feed/>", 7))
+
+
+@pytest.mark.parametrize("came", [0, 10, len(COUNTS) - 1])
+def test_an_answer_that_is_cut_off_says_nothing_of_the_queue(came: int) -> None:
+    with pytest.raises(NotAnswered, match="closed in the middle"):
+        asyncio.run(asked_of_one_that_answers("200 OK", COUNTS[:came], len(COUNTS)))
+
+
+def test_a_namespace_that_throttles_is_asked_again_for_a_while() -> None:
+    found = asyncio.run(asked_of_one_that_answers("200 OK", COUNTS, len(COUNTS), busy=2))
+    assert found.total == 5
+    with pytest.raises(NotAnswered, match="answers 503 for the counts of orders"):
+        asyncio.run(asked_of_one_that_answers("200 OK", COUNTS, len(COUNTS), busy=3))
+
+
+@pytest.mark.parametrize(
+    ("sent_at", "answered_at", "error"),
+    [
+        (999.0, 1_001.0, (NotAnswered, "the token expired while the request was under way")),
+        (1_001.0, 1_002.0, (SyphonError, "needs the Manage right")),
+        (998.0, 999.0, (SyphonError, "needs the Manage right")),
+    ],
+)
+def test_a_token_that_expires_under_way_says_nothing_of_the_rights(
+    monkeypatch: pytest.MonkeyPatch,
+    sent_at: float,
+    answered_at: float,
+    error: tuple[type[Exception], str],
+) -> None:
+    # When the token is fetched, when the request is sent, when it is answered.
+    times = iter((sent_at, sent_at, answered_at))
+    clock = SimpleNamespace(time=lambda: next(times))
+    monkeypatch.setattr(administration, "time", clock)
+    with pytest.raises(error[0], match=error[1]):
+        asyncio.run(asked_of_one_that_answers("401 Unauthorized", b"", 0, SIGNATURE))
+
+
+NO_MESSAGE = {"a": QueueDepth(0, 0, None)}
+
+
+def measured(*answers: Exception | Mapping[str, QueueCounts]) -> list[Mapping[str, QueueDepth]]:
+    """Return the depths after each measurement, made every 10 s, with counts as given."""
+    left, seen = list(answers), list[Mapping[str, QueueDepth]]()
+
+    async def scenario() -> None:
+        ended = asyncio.Event()
+
+        async def counts() -> Mapping[str, QueueCounts]:
+            seen.append(meter.depths())
+            if not left:
+                ended.set()
+                await asyncio.sleep(3600)
+            answer = left.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        loop = asyncio.get_running_loop()
+        meter = BacklogMeter(cast("Endpoint", None), counts, every_s=10.0, clock=loop.time)
+        meter.start(loop)
+        await ended.wait()
+        await meter.close()
+
+    run_virtual(scenario())
+    return seen[1:]
+
+
+def test_after_errors_measuring_goes_on_and_numbers_that_are_too_old_are_withdrawn(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert measured(
+        {"a": QueueCounts()},
+        SyphonError("away"),
+        ValueError("nonsense"),
+        SyphonError("away"),
+        {"a": QueueCounts(dead_lettered=2, total=2)},
+    ) == [NO_MESSAGE, NO_MESSAGE, NO_MESSAGE, {}, {"a": QueueDepth(0, 2, None)}]
+    # One warning for each time that it begins to fail.
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "the depth of the backlog is not known: away"
+    ]
+
+
+def test_a_meter_that_was_closed_before_it_began_measures_nothing() -> None:
+    async def scenario() -> None:
+        meter = BacklogMeter(cast("Endpoint", None), cast("type", None), every_s=1.0)
+        meter.start(asyncio.get_running_loop())
+        await meter.close()
+        await asyncio.sleep(0)
+        assert meter.depths() == {}
+
+    asyncio.run(scenario())

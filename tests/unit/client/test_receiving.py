@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from tests.unit.gateway.joined_gateway import PRIMARY, join, new_primary
+from tests.unit.gateway.test_relayed_links import PRIMARY, join, new_primary
 from twinbus.amqp.events import (
     Attached,
     DeliveryArrived,

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import NamedTuple
-from unittest import mock
 
 import pytest
 
 from twinbus.console import cli
-
-__all__ = ["Ran", "run"]
 
 
 class Ran(NamedTuple):
@@ -22,7 +18,7 @@ class Ran(NamedTuple):
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> Ran:
     """What `twinbus WORDS` does, the environment as the test left it."""
     capsys.readouterr()
-    with mock.patch.object(sys, "argv", ["twinbus", *words]), pytest.raises(SystemExit) as ended:
-        cli.main()
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
     out, err = capsys.readouterr()
     return Ran(ended.value.code, out, err)

@@ -11,7 +11,7 @@ import pytest
 from typer.main import get_command
 
 from tests.unit.console.commands import run
-from tests.unit.console.test_help import commands
+from tests.unit.console.test_entry import commands
 from twinbus.console import ledger, servers
 from twinbus.console.cli import app
 from twinbus.console.doctor import commands as doctor

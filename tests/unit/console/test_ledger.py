@@ -31,15 +31,26 @@ VERBS = (["status"], *TASKS)
 
 
 @pytest.fixture
-def perform(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], None]:
-    """Have something done in place of what Spark would do."""
+def starts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The settings of each Spark that a command starts; it is none."""
+    found: list[Any] = []
 
     @contextmanager
     def no_session(**settings: Any) -> Iterator[Any]:
+        found.append(settings)
         yield mock.Mock()
 
+    monkeypatch.setattr(spark_thread, "spark_session", no_session)
+    return found
+
+
+@pytest.fixture
+def perform(
+    starts: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Callable[[], Any]], None]:
+    """Have something done in place of what Spark would do."""
+
     def patch(work: Callable[[], Any]) -> None:
-        monkeypatch.setattr(spark_thread, "spark_session", no_session)
         monkeypatch.setattr(upkeep, "perform", lambda *given: work())
 
     return patch
@@ -92,11 +103,9 @@ def test_ctrl_c_does_not_wait_for_spark(
 
 
 @pytest.fixture
-def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(**settings: Any) -> None:
-        pytest.fail("Spark was started")
-
-    monkeypatch.setattr(spark_thread, "spark_session", start)
+def no_spark(starts: list[Any]) -> Iterator[None]:
+    yield
+    assert starts == []
 
 
 @pytest.mark.usefixtures("no_spark")
@@ -171,18 +180,21 @@ def test_the_status_shows_a_killed_writer_and_a_person_can_close_its_gap(
     assert again.status == COULD_NOT
 
 
-def test_a_large_ledger_is_worth_a_slow_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(spark_thread, "LONG_BYTES", 10_000)
-    (tmp_path / "app-0.jsonl").write_bytes(bytes(4_000))
+def file_of(size_bytes: int, path: Path) -> None:
+    """Make a file of that length, which takes no room."""
+    path.touch()
+    os.truncate(path, size_bytes)
+
+
+def test_a_large_ledger_is_worth_a_slow_start(tmp_path: Path) -> None:
+    file_of(4_000, tmp_path / "app-0.jsonl")
     (tmp_path / "_tables" / "bronze").mkdir(parents=True)
-    (tmp_path / "_tables" / "bronze" / "0.parquet").write_bytes(bytes(20_000))
+    file_of(spark_thread.LONG_BYTES, tmp_path / "_tables" / "bronze" / "0.parquet")
     ledger = str(tmp_path)
     assert spark_thread.settings_for(ledger) == QUICK_START
     assert spark_thread.settings_for(ledger, f"{ledger}/_tables") == {}
     assert spark_thread.settings_for("hdfs://host/ledger") == {}
-    (tmp_path / "app-1.jsonl").write_bytes(bytes(20_000))
+    file_of(spark_thread.LONG_BYTES, tmp_path / "app-1.jsonl")
     assert spark_thread.settings_for(ledger) == {}
 
 

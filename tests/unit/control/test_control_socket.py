@@ -1,9 +1,10 @@
-"""A control socket on real sockets: its place, its rights, its bounds, and what is in the way."""
+"""A control socket: its place, rights and bounds, what is said, and answers to nonsense."""
 # ruff: noqa: ASYNC240  # nobody but the test waits for its loop
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import shutil
@@ -17,14 +18,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from twinbus.control import server as server_module
 from twinbus.control.protocol import (
     REQUEST_BYTES_MAX,
+    VERSION,
+    ControlRefused,
     ControlRequest,
+    HostCard,
     Verb,
+    arguments_for,
+    encode_refusal,
     encode_request,
+    encode_result,
     parse_answer,
+    parse_request,
+    steering_verbs,
 )
 from twinbus.control.server import CLIENTS_MAX, ControlServer
 from twinbus.control.sockets import (
@@ -36,6 +46,8 @@ from twinbus.control.sockets import (
     sockets_in,
 )
 from twinbus.errors import ControlError, PairingError
+from twinbus.syphon.core.pacing import Rate
+from twinbus.syphon.host import SyphonGroup
 
 
 @pytest.fixture
@@ -69,8 +81,8 @@ VERBS = {
 }
 
 
-def server(name: str = "contoso") -> ControlServer:
-    return ControlServer("pair", name, VERBS)
+def server(name: str = "contoso", **limits: float) -> ControlServer:
+    return ControlServer("pair", name, VERBS, **limits)
 
 
 async def said(path: Path, sent: bytes, *, close: bool = False) -> Any:
@@ -103,8 +115,8 @@ async def test_a_socket_is_its_users_alone_and_goes_with_its_server(run_director
 class running:  # noqa: N801
     """A server for the block, and its path."""
 
-    def __init__(self, name: str = "contoso") -> None:
-        self.server = server(name)
+    def __init__(self, name: str = "contoso", **limits: float) -> None:
+        self.server = server(name, **limits)
 
     async def __aenter__(self) -> tuple[ControlServer, Path]:
         await self.server.start()
@@ -143,13 +155,9 @@ async def test_nonsense_gets_an_answer_and_silence_gets_none(run_directory: Path
         assert await said(path, b"", close=True) is None
 
 
-async def test_a_slow_client_holds_up_nobody_and_is_let_go(
-    run_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_slow_client_holds_up_nobody_and_is_let_go(run_directory: Path) -> None:
     # The client in between has as long for its request, on a busy machine.
-    monkeypatch.setattr(server_module, "REQUEST_S", 2.0)
-    monkeypatch.setattr(server_module, "ANSWER_S", 2.0)
-    async with running() as (control, path):
+    async with running(request_s=2.0, answer_s=2.0) as (control, path):
         silent = await asyncio.open_unix_connection(str(path))
         deaf = await asyncio.open_unix_connection(str(path), limit=1)
         deaf[1].write(encode_request(ControlRequest("large")))
@@ -157,7 +165,7 @@ async def test_a_slow_client_holds_up_nobody_and_is_let_go(
         answer = parse_answer(await silent[0].readline())
         assert answer.error_kind == "timeout"
         async with asyncio.timeout(60):
-            while control._clients:  # noqa: ASYNC110  # nothing tells of it
+            while control.clients:  # noqa: ASYNC110  # nothing tells of it
                 await asyncio.sleep(0.01)
         for _, writer in (silent, deaf):
             writer.close()
@@ -255,9 +263,8 @@ async def test_a_long_label_is_cut_in_the_path_only(
         assert hosts[0].is_called(label.upper())
 
 
-def test_places_by_environment(run_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", "/tmp")
-    own = Path(f"/tmp/twinbus-{os.getuid()}")
+def test_places_by_environment(run_directory: Path) -> None:
+    own = Path(tempfile.gettempdir(), f"twinbus-{os.getuid()}")
     runtime = run_directory.parent
     assert [p.path for p in socket_directories_of({VARIABLE: "/here"})] == [Path("/here")]
     assert socket_directories_of({VARIABLE: ""}) == []
@@ -355,3 +362,84 @@ async def test_a_command_does_not_follow_a_link_at_the_predictable_place(
         assert "is not a directory" in silent[0].why
     finally:
         await running.close()
+
+
+CARD = HostCard("pair", "contoso", 4711, "app.py", "2026-11-16T01:00:00+00:00")
+SPOKEN = {"status": Verb(dict), "freeze": Verb(dict, takes=("path",))}
+
+
+def test_a_request_and_its_answers_come_back_as_they_were_said() -> None:
+    request = ControlRequest("freeze", {"path": "orders\nand more"})
+    line = encode_request(request)
+    assert line.count(b"\n") == 1
+    assert parse_request(line) == request
+    answer = parse_answer(encode_result(CARD, {"state": "healthy"}))
+    assert (answer.host, answer.result, answer.error_kind) == (CARD, {"state": "healthy"}, None)
+    refusal = parse_answer(encode_refusal(CARD, "busy", "later"))
+    assert (refusal.error_kind, refusal.error_text, refusal.result) == ("busy", "later", None)
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "said"),
+    [
+        (b"status\n", "bad-request", "not a line of JSON"),
+        (b"\xff\xfe\n", "bad-request", "not a line of JSON"),
+        (b"[" * 100_000 + b"\n", "bad-request", "not a line of JSON"),
+        (b"[]\n", "bad-request", "not an object"),
+        (b'{"verb": "status"}\n', "bad-request", "version of the protocol"),
+        (b'{"twinbus": true, "verb": "status"}\n', "bad-request", "version of the protocol"),
+        (b'{"twinbus": 2, "verb": "status"}\n', "version", "the same release"),
+        (b'{"twinbus": 1}\n', "bad-request", "a string in the field"),
+        (b'{"twinbus": 1, "verb": "x", "arguments": []}\n', "bad-request", "an object"),
+    ],
+)
+def test_a_line_that_asks_nothing_is_refused_with_a_reason(
+    line: bytes, kind: str, said: str
+) -> None:
+    with pytest.raises(ControlRefused, match=said) as refused:
+        parse_request(line)
+    assert refused.value.kind == kind
+
+
+@pytest.mark.parametrize(
+    ("verb", "arguments", "said"),
+    [
+        ("drop", {}, "no verb 'drop'; it knows freeze, hello, status"),
+        ("v" * 1_000, {}, "no verb 'vvv"),
+        ("freeze", {}, "needs path"),
+        ("freeze", {"path": 7}, "must be a text"),
+        ("freeze", {"path": "  "}, "must be a text"),
+        ("status", {"path": "orders"}, "takes no 'path'"),
+    ],
+)
+def test_a_verb_gets_exactly_what_it_takes(verb: str, arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(ControlRefused, match=said) as refused:
+        arguments_for(SPOKEN, ControlRequest(verb, arguments))
+    assert len(str(refused.value)) < 200
+    assert arguments_for(SPOKEN, ControlRequest("freeze", {"path": "orders"})) == {"path": "orders"}
+
+
+@given(st.binary(max_size=200) | st.from_type(dict).map(lambda d: json.dumps(str(d)).encode()))
+def test_no_bytes_get_past_the_parsers(line: bytes) -> None:
+    for parse in (parse_request, parse_answer):
+        with pytest.raises(ControlRefused):
+            parse(line)
+
+
+def test_an_answer_of_another_version_says_what_to_do() -> None:
+    line = json.dumps({"twinbus": VERSION + 1, "ok": True}).encode()
+    with pytest.raises(ControlRefused, match="the same release"):
+        parse_answer(line)
+
+
+def test_the_rate_of_a_syphon_is_set_and_taken_back() -> None:
+    group = SyphonGroup(Rate())
+    rate: Any = steering_verbs(group)["rate"].run
+    assert rate("50") == {"rate": "50"}
+    assert group.rate.governor.most_per_s == 50
+    for wrong in ("fast", "-1", "nan", ""):
+        with pytest.raises(ControlRefused, match="a rate is a number of messages a second"):
+            rate(wrong)
+    assert group.rate.governor.most_per_s == 50
+    rate("adaptive")
+    assert group.rate.governor.most_per_s is None

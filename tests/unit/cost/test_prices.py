@@ -5,19 +5,17 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+from collections.abc import Callable
 from datetime import date
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twinbus.cost.prices import NEEDED_METERS, Meter, PriceBookError, Tier, load, parse, standard
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 M = 1_000_000
 
@@ -62,21 +60,29 @@ def test_the_book_that_ships_is_dated_and_has_the_published_tiers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("operations", "expected"),
+    ("meter", "quantity", "expected"),
     [
-        (0, "0"),
-        (13 * M, "0"),
-        (13 * M + 1, "0.0000008"),
-        (14 * M, "0.80"),
-        (100 * M, "69.60"),
-        (101 * M, "70.10"),
-        (2_500 * M, "1269.60"),
-        (2_600 * M, "1289.60"),
+        ("operations", 0, "0"),
+        ("operations", 13 * M, "0"),
+        ("operations", 13 * M + 1, "0.0000008"),
+        ("operations", 14 * M, "0.80"),
+        # 87 M at 0.80 are 69.60; 2,400 M at 0.50 are 1,200; 100 M at 0.20 are 20.
+        ("operations", 100 * M, "69.60"),
+        ("operations", 101 * M, "70.10"),
+        ("operations", 2_500 * M, "1269.60"),
+        ("operations", 2_600 * M, "1289.60"),
+        ("connections", 1_000, "0"),
+        ("connections", 1_020, "0.60"),
+        ("connections", 100_000, "2970"),
+        ("connections", 100_001, "2970.025"),
+        # 99,000 at 0.03, 400,000 at 0.025, 1,000 at 0.015.
+        ("connections", 501_000, "12985"),
     ],
 )
-def test_each_part_of_a_month_has_the_price_of_its_tier(operations: int, expected: str) -> None:
-    # 87 M at 0.80 are 69.60; 2,400 M at 0.50 are 1,200; 100 M at 0.20 are 20.
-    assert standard().meter("operations").cost(operations) == Decimal(expected)
+def test_each_part_of_a_month_has_the_price_of_its_tier(
+    meter: str, quantity: int, expected: str
+) -> None:
+    assert standard().meter(meter).cost(quantity) == Decimal(expected)
 
 
 def test_the_worked_comparison_comes_out() -> None:
@@ -113,23 +119,6 @@ def test_every_meter_of_the_book_has_the_published_price() -> None:
         1_000,
         0,
     ]
-
-
-@pytest.mark.parametrize(
-    ("connections", "expected"),
-    [
-        (1_000, "0"),
-        (1_020, "0.60"),
-        (100_000, "2970"),
-        (100_001, "2970.025"),
-        # 99,000 at 0.03, 400,000 at 0.025, 1,000 at 0.015.
-        (501_000, "12985"),
-    ],
-)
-def test_connections_past_the_free_thousand_cross_their_tiers(
-    connections: int, expected: str
-) -> None:
-    assert standard().meter("connections").cost(connections) == Decimal(expected)
 
 
 def test_what_the_month_had_used_already_decides_the_tier() -> None:

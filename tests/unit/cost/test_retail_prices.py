@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,9 +19,6 @@ from hypothesis import strategies as st
 
 from twinbus.cost.prices import NEEDED_METERS, PriceBookError, parse, read_json, standard
 from twinbus.cost.retail_prices import Imported, book_from
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ANYTHING: st.SearchStrategy[Any] = st.one_of(
     st.none(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 from unittest.mock import AsyncMock
 
 import pytest
@@ -22,6 +22,7 @@ from twinbus.amqp.message import (
 )
 from twinbus.amqp.types import Symbol
 from twinbus.broker.admin.atom import ATOM, CONNECT
+from twinbus.broker.links.context import LinkClient
 from twinbus.broker.refusals import ArgumentInvalid, MalformedMessage
 from twinbus.client.connection import NamespaceConnection
 from twinbus.client.links import Wire
@@ -42,10 +43,6 @@ from twinbus.servicebus.conditions import UNAUTHORIZED
 from twinbus.servicebus.failures import CONDITIONS, FailureMeaning, of_error, outcome_of
 from twinbus.servicebus.twins import DIVERTED, DivertMark
 from twinbus.transfer.sections import from_backlog_sections
-
-if TYPE_CHECKING:
-    from twinbus.broker.links.context import LinkClient
-
 
 LIMIT = 256 * 1024
 
@@ -189,35 +186,29 @@ def test_a_rejection_means_what_its_condition_says_and_reaches_the_client(condit
     assert "why" in refusal_of(error).description
 
 
-def test_a_lost_connection_counts_and_one_that_was_never_open_sent_nothing() -> None:
-    never_open = ConnectionLost("refused")
-    for error in (lost := LinkEnded("reset", was_sent=True), never_open):
-        assert of_error(error) is FailureMeaning.UNREACHABLE
-        assert refusal_of(error).condition == "com.microsoft:timeout"
-    assert (outcome_of(lost), outcome_of(never_open)) == ("unknown", "failed")
+BUSY = "com.microsoft:server-busy"
 
 
-def test_a_detach_for_a_setting_is_no_lost_connection() -> None:
-    disabled = LinkEnded("off", "com.microsoft:entity-disabled")
-    assert of_error(disabled) is FailureMeaning.DISABLED
-    forced = LinkEnded("idle", "amqp:link:detach-forced")
-    assert of_error(forced) is FailureMeaning.UNREACHABLE
-
-
-def test_a_detach_says_nothing_about_what_was_in_flight() -> None:
-    """The ledger must not say "failed" of a message that the primary may have stored."""
-    errors = [LinkEnded("too much", "com.microsoft:server-busy", was_sent=w) for w in (True, False)]
-    assert [of_error(one) for one in errors] == [FailureMeaning.BUSY] * 2
-    assert [outcome_of(one) for one in errors] == ["unknown", "failed"]
-
-
-def test_a_token_for_a_missing_entity_says_so() -> None:
-    missing = RequestRefused("no such queue", 404, "")
-    assert of_error(missing) is FailureMeaning.NOT_FOUND
-    assert refusal_of(missing).condition == "amqp:not-found"
-    assert of_error(RequestRefused("no", 401, "")) is FailureMeaning.UNAUTHORIZED
-    full = RequestRefused("no session", 0, "amqp:resource-limit-exceeded")
-    assert of_error(full) is FailureMeaning.QUOTA
+@pytest.mark.parametrize(
+    ("error", "meaning", "condition", "outcome"),
+    [
+        # The ledger must not say "failed" of a message that the primary may have stored.
+        (LinkEnded("reset", was_sent=True), "UNREACHABLE", "com.microsoft:timeout", "unknown"),
+        (ConnectionLost("refused"), "UNREACHABLE", "com.microsoft:timeout", "failed"),
+        (LinkEnded("off", "com.microsoft:entity-disabled"), "DISABLED", None, "failed"),
+        (LinkEnded("idle", "amqp:link:detach-forced"), "UNREACHABLE", None, "unknown"),
+        (LinkEnded("too much", BUSY, was_sent=True), "BUSY", BUSY, "unknown"),
+        (LinkEnded("too much", BUSY), "BUSY", BUSY, "failed"),
+        (RequestRefused("no such queue", 404, ""), "NOT_FOUND", "amqp:not-found", "failed"),
+        (RequestRefused("no", 401, ""), "UNAUTHORIZED", None, "failed"),
+        (RequestRefused("no", 0, "amqp:resource-limit-exceeded"), "QUOTA", None, "failed"),
+    ],
+)
+def test_an_error_of_the_primary_has_a_meaning_a_condition_and_an_outcome(
+    error: Exception, meaning: str, condition: str | None, outcome: str
+) -> None:
+    assert (of_error(error), outcome_of(error)) == (FailureMeaning[meaning], outcome)
+    assert condition is None or refusal_of(error).condition == condition
 
 
 async def test_a_broken_namespace_and_a_silent_token_service_count() -> None:
@@ -232,7 +223,7 @@ async def test_a_broken_namespace_and_a_silent_token_service_count() -> None:
         )
         connection = NamespaceConnection(cast("Endpoint", endpoint), lambda _: None)
         with pytest.raises(RequestRefused) as caught:
-            await connection._token("orders")
+            await connection.authorize("orders")
         assert of_error(caught.value) is meaning
         assert refusal_of(caught.value).condition == condition
 

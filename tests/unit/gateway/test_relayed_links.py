@@ -1,22 +1,46 @@
-"""A client's links to the primary: what the gateway keeps for a client, and what it passes on."""
+"""A client's links and frames through a gateway: what it keeps, passes on, and holds back."""
 
 from __future__ import annotations
 
 import asyncio
+import ssl
+from collections.abc import Coroutine
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from tests.unit.broker.fakes import facts
+from tests.unit.broker.links.joined import JoinedTransport, new_server
+from tests.unit.broker.links.one_client import (
+    BODY,
+    EARLY_RECEIVING,
+    LAST,
+    RECEIVING,
+    Action,
+    OneClient,
+    check_before_the_answer,
+    early,
+    outcome_of,
+    pairs,
+)
 from twinbus.amqp.events import Attached, CreditChanged, DeliveryArrived, Disposed, Event
 from twinbus.amqp.frames import FrameOutput, decode_performative
-from twinbus.amqp.link import LinkState, ReceiverLink, SenderLink
+from twinbus.amqp.link import MAX_MESSAGE_BYTES, LinkState, ReceiverLink, SenderLink
 from twinbus.amqp.message import Sections
 from twinbus.amqp.performatives import Accepted, Attach, Flow, Source, Target
 from twinbus.amqp.session import Session
+from twinbus.amqp.transport import ClientTransport
 from twinbus.amqp.types import UInt
+from twinbus.broker.descriptions import AuthorizationRule, QueueDescription
 from twinbus.broker.links.context import REPLIES_MAX, ReplyLinks
-from twinbus.broker.refusals import QuotaExceeded
+from twinbus.broker.links.peer import Peer
+from twinbus.broker.refusals import EntityNotFound, QuotaExceeded
+from twinbus.broker.sas import ALL_RIGHTS
+from twinbus.broker.server import BrokerServer
+from twinbus.broker.storage.store import MemoryStore
+from twinbus.client.connection import MACHINE, NamespaceConnection
+from twinbus.client.links import UpstreamConnection, Wire
 from twinbus.client.request_node import RequestRefused
 from twinbus.gateway.relay import PrimaryRelay, Relayed
 from twinbus.gateway.relayed_links import (
@@ -27,7 +51,13 @@ from twinbus.gateway.relayed_links import (
     RelayedReplies,
     RelayedRequests,
 )
+from twinbus.gateway.sending import UNKNOWN_LIMIT_BYTES, GatewaySendingLink, PendingSends
+from twinbus.gateway.server import GatewayLinks
+from twinbus.namespace.namespace import Namespace
 from twinbus.servicebus.failures import FailureMeaning
+from twinbus.servicebus.names import BATCH_ALLOWANCE
+
+pytestmark = pytest.mark.virtual_time
 
 ADDRESS = "orders/$management"
 
@@ -36,7 +66,8 @@ class World:
     """A client's session and one of the primary, without a network between them."""
 
     def __init__(self) -> None:
-        self.here = Session(FrameOutput(), 0)
+        self.output = FrameOutput()
+        self.here = Session(self.output, 0)
         self.there = Session(FrameOutput(), 0)
         self.client: Any = SimpleNamespace(
             takes_more=True,
@@ -61,7 +92,7 @@ def flow(session: Session, window: int) -> list[Event]:
     """The client's window takes so many transfers more."""
     events: list[Event] = []
     frame = Flow(
-        next_incoming_id=UInt(session._next_outgoing_id),
+        next_incoming_id=UInt(session.next_outgoing_id),
         incoming_window=UInt(window),
         next_outgoing_id=UInt(0),
         outgoing_window=UInt(0),
@@ -110,9 +141,9 @@ def test_only_the_filters_that_the_primary_answered_are_answered_to_the_client()
     receiver.up, link.state = up, LinkState.OFFERED
     link.source = Source(address="amqps://gateway/orders", filter={"selector": "x = 1", "s": "a"})
     up.source = Source(address="orders", filter={"s": "a"})
-    world.here._output.take()
+    world.output.take()
     receiver.handle(Attached(up))
-    answer, _ = decode_performative(world.here._output.take()[8:])
+    answer, _ = decode_performative(world.output.take()[8:])
     assert isinstance(answer, Attach)
     assert answer.source == Source(address="amqps://gateway/orders", filter={"s": "a"})
 
@@ -131,7 +162,7 @@ def test_an_answer_waits_until_the_client_s_link_is_open() -> None:
 
 async def test_credit_is_taken_back_when_large_deliveries_follow_small_ones() -> None:
     world = World()
-    world.here._remote_incoming_window = 1_000_000
+    world.here.remote_incoming_window = 1_000_000
     link, up = world.sending(world.here), world.receiving(world.there)
     receiver = RelayedReceiver(world.relay, link, "orders", 0)
     receiver.up, link.credit = up, WINDOW
@@ -152,7 +183,7 @@ def test_answers_that_a_client_does_not_read_are_let_go_with_their_link() -> Non
     for number in range(REPLIES_MAX + 1):
         replies.handle(DeliveryArrived(up, number, b"tag", 0, True, b"answer"))
     assert link.state is LinkState.CLOSED
-    assert (world.relay._relayed, up.state) == (set(), LinkState.CLOSED)
+    assert (world.relay.relayed, up.state) == (set(), LinkState.CLOSED)
 
 
 def test_requests_that_are_under_way_together_have_tags_of_their_own() -> None:
@@ -160,8 +191,8 @@ def test_requests_that_are_under_way_together_have_tags_of_their_own() -> None:
     requests = RelayedRequests(cast("Any", None), world.relay, world.receiving(world.here), ADDRESS)
     requests.up = up = world.sending(world.there)
     for here in range(3):
-        requests._taking = here
-        requests._forward(Sections(), 0)
+        requests.taking = here
+        requests.forward(Sections(), 0)
     up.credit = 3
     requests.handle(CreditChanged(up))
     tags = [tag for _, _, tag in world.there.take_unsettled(0, 2)]
@@ -178,9 +209,9 @@ async def test_nothing_is_written_for_a_settlement_whose_link_is_gone() -> None:
     receiver.settle([0], Disposed(world.here, True, 0, 0, False, Accepted()))
     receiver.close(0)
     link.state = LinkState.CLOSED
-    before_bytes = world.here._output.size_bytes
-    world.relay._on_event(Disposed(world.there, False, 7, 7, True, Accepted()))
-    assert world.here._output.size_bytes == before_bytes
+    before_bytes = world.output.size_bytes
+    world.relay.on_event(Disposed(world.there, False, 7, 7, True, Accepted()))
+    assert world.output.size_bytes == before_bytes
 
 
 def test_a_node_is_forgotten_with_its_last_link_though_the_client_has_others() -> None:
@@ -190,10 +221,10 @@ def test_a_node_is_forgotten_with_its_last_link_though_the_client_has_others() -
         session = Session(FrameOutput(), number)
         replies = RelayedReplies(world.relay, world.sending(session), ADDRESS)
         world.relay.begin(replies)
-        world.relay._nodes[session, "orders"] = world.there
+        world.relay.nodes[session, "orders"] = world.there
         if number:
             replies.close(0)
-    assert len(world.relay._nodes) == 1
+    assert len(world.relay.nodes) == 1
 
 
 def test_the_bytes_of_requests_that_wait_for_the_primary_are_bounded() -> None:
@@ -203,12 +234,12 @@ def test_the_bytes_of_requests_that_wait_for_the_primary_are_bounded() -> None:
     requests.up = up = world.sending(world.there)
     large = Sections(body=bytes(WAITING_BYTES_MAX // 2))
     for _ in range(2):
-        assert requests._forward(large, 0) is None
+        assert requests.forward(large, 0) is None
     with pytest.raises(QuotaExceeded, match="2 requests wait for the primary"):
-        requests._forward(large, 0)
+        requests.forward(large, 0)
     up.credit = 10
     requests.handle(CreditChanged(up))
-    assert requests._forward(large, 0) is None
+    assert requests.forward(large, 0) is None
 
 
 class NoToken(PrimaryRelay):
@@ -228,12 +259,189 @@ async def test_a_node_can_be_opened_while_the_token_service_cannot_be_reached(
 ) -> None:
     """The Go SDK sends nothing without it, and its messages could be diverted."""
     world = World()
-    relay = NoToken(cast("Any", None), world.client, lambda work: work.close())
+    begun: list[Coroutine[None, None, None]] = []
+    relay = NoToken(cast("Any", None), world.client, begun.append)
     relay.meaning = meaning
     link = world.sending(world.here)
     link.state = LinkState.OFFERED
     world.client.detach = lambda link, refusal: link.refuse(refusal.condition, "")
     replies = RelayedReplies(relay, link, ADDRESS)
     relay.begin(replies)
-    await relay._begin(replies)
+    await begun[0]
     assert (link.state is LinkState.OPEN) == is_open
+
+
+PAIRS = pairs([*RECEIVING, *LAST])
+EARLY = early(EARLY_RECEIVING)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=[f"{a.__name__}-{b.__name__}" for a, b in PAIRS])
+async def test_two_frames_in_one_read_do_what_they_do_in_two(
+    pair: tuple[Action, Action], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes = []
+    for is_one_read in (True, False):
+        primary = new_primary()
+        gateway = JoinedGateway(primary, monkeypatch)
+        world = OneClient(primary, gateway, sends=False)
+        outcomes.append(await outcome_of(world, pair, is_one_read=is_one_read))
+        await gateway.close(world)
+        await primary.close()
+    assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize("end", [OneClient.detach_receiver, *LAST])
+async def test_settlements_right_before_the_end_of_their_link_count(
+    end: Action, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    primary = new_primary()
+    gateway = JoinedGateway(primary, monkeypatch)
+    world = OneClient(primary, gateway, sends=False)
+    actions = (OneClient.accept, OneClient.release, OneClient.abandon, end)
+    await outcome_of(world, actions, is_one_read=True)
+    left = facts(world.queue, primary.now_ms())
+    assert [(number, count) for number, _, _, count in left] == [(2, 0), (3, 1)]
+    assert len(world.queue.states.locks) == 0
+    await gateway.close(world)
+    await primary.close()
+
+
+@pytest.mark.parametrize("end", ["detach", "end", "close"])
+async def test_our_own_client_hears_an_acceptance_right_before_the_end_of_its_link(
+    end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would send the same message again."""
+    primary = new_primary()
+    queue = primary.namespace.create_queue("orders", QueueDescription(), primary.now_ms())
+    ends = join(primary, monkeypatch)
+    upstream = UpstreamConnection(Namespace.from_connection_string(PRIMARY), 60.0)
+    pool = upstream.pool("orders")
+    await pool.open()
+    ((peer, wire),) = ends
+    wire.is_held = True
+    answers: list[Exception | None] = []
+    pool.send(Wire(BODY, 0), answers.append)
+    await asyncio.sleep(0.01)
+    (link,) = peer.links_on("orders")
+    match end:
+        case "detach":
+            peer.detach(link, EntityNotFound.of("orders", "it was deleted"))
+        case "end":
+            peer.connection.end_session(link.session)
+            peer.touch()
+        case _:
+            peer.expel("amqp:connection:forced", "the broker is shutting down")
+    await asyncio.sleep(0.01)
+    assert answers == []
+    wire.release()
+    await asyncio.sleep(0.01)
+    assert answers == [None]
+    assert len(facts(queue, primary.now_ms())) == 1
+    await upstream.close()
+    await primary.close()
+
+
+@pytest.mark.parametrize("actions", EARLY, ids=["-".join(a.__name__ for a in e) for e in EARLY])
+async def test_frames_before_the_answer_are_kept(
+    actions: tuple[Action, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    primary = new_primary()
+    gateway = JoinedGateway(primary, monkeypatch)
+    world = OneClient(primary, gateway, sends=False)
+    await check_before_the_answer(world, actions)
+    await gateway.close(world)
+    await primary.close()
+
+
+@pytest.mark.parametrize("said_bytes", [None, 1, 262_144, MAX_MESSAGE_BYTES, (1 << 64) - 1])
+async def test_a_sender_is_told_no_larger_message_than_the_gateway_keeps(
+    said_bytes: int | None,
+) -> None:
+    link = ReceiverLink(Session(FrameOutput(), 0), "out", 0)
+    entity = SimpleNamespace(on_change=lambda _: None, failover=SimpleNamespace(route=None))
+    target: Any = SimpleNamespace(entity=entity)
+    pool: Any = SimpleNamespace(limit_bytes=said_bytes, users=0)
+    client: Any = SimpleNamespace(touch=int)
+    GatewaySendingLink(cast("Any", None), client, link, "orders", target, pool, 0).attach()
+    most_bytes = MAX_MESSAGE_BYTES if said_bytes is not None else UNKNOWN_LIMIT_BYTES
+    assert link.limit_bytes - BATCH_ALLOWANCE == min(said_bytes or most_bytes, most_bytes)
+
+
+PRIMARY = (
+    "Endpoint=sb://localhost:1;SharedAccessKeyName=root;SharedAccessKey=a2V5;"
+    "UseDevelopmentEmulator=true;"
+)
+
+
+def new_primary() -> BrokerServer:
+    rule = AuthorizationRule(key_name="root", primary_key="a2V5", rights=ALL_RIGHTS)
+    return BrokerServer("primary", MemoryStore(), [rule])
+
+
+class Pipe(JoinedTransport):
+    """One direction: what is written in a turn of the loop is read at once in the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reader: asyncio.Protocol
+        self.is_held = False
+        """Whether what is written waits until `release`."""
+
+    def write(self, data: bytes) -> None:
+        if not self.written and not self.is_held:
+            asyncio.get_running_loop().call_soon(self.release)
+        super().write(data)
+
+    def release(self) -> None:
+        self.is_held = False
+        data, self.written = self.written, b""
+        if data and not self.is_closed:
+            self.reader.data_received(data)
+
+    def close(self) -> None:
+        if not self.is_closed:
+            self.release()
+            self.is_closed = True
+            asyncio.get_running_loop().call_soon(self.reader.connection_lost, None)
+
+    abort = close
+
+
+def join(primary: BrokerServer, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Peer, Pipe]]:
+    """Connect each `NamespaceConnection` to this broker; return its ends and what they write to."""
+    made: list[tuple[Peer, Pipe]] = []
+
+    async def connect(self: NamespaceConnection, tls: ssl.SSLContext | None) -> ClientTransport:
+        client = ClientTransport(
+            self._connection, self._on_transport_event, self._on_deliveries_read
+        )
+        peer, up, down = primary.peer(), Pipe(), Pipe()
+        up.reader, down.reader = peer, client
+        peer.connection_made(cast("asyncio.Transport", down))
+        client.connection_made(cast("asyncio.Transport", up))
+        made.append((peer, down))
+        return client
+
+    monkeypatch.setattr(NamespaceConnection, "_connect", connect)
+    return made
+
+
+class JoinedGateway:
+    """The gateway's part for receivers; it sends nothing."""
+
+    def __init__(self, primary: BrokerServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        join(primary, monkeypatch)
+        self.front = new_server()
+        paired: Any = SimpleNamespace(state=SimpleNamespace(primary=PRIMARY, environment=MACHINE))
+        self.pending = PendingSends("gateway", 5.0)
+        context: Any = self.front
+        self._links = GatewayLinks(context, paired, cast("Any", None), self.pending)
+
+    def peer(self) -> Peer:
+        return Peer(self.front, self._links)
+
+    async def close(self, world: OneClient) -> None:
+        """End the client's connection, and the one to the primary with it."""
+        world.client.peer.connection_lost(None)
+        await asyncio.gather(*self.pending.calls)
+        await self.front.close()

@@ -195,12 +195,9 @@ def test_a_careless_edit_is_noticed(tmp_path: Path, change: str) -> None:
     assert not is_whole(shown)
 
 
-def test_a_killed_writers_file_is_verified_up_to_its_last_heartbeat(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_writers_file_is_verified_up_to_its_last_heartbeat(tmp_path: Path) -> None:
     now_s = 1_000.0
-    monkeypatch.setattr("twinbus.ledger.files.time.monotonic", lambda: now_s)
-    some = LedgerFiles(tmp_path, "web-1")
+    some = LedgerFiles(tmp_path, "web-1", clock=lambda: now_s)
     some.append(line("web-1", "a"))
     assert some.beat() is None
     now_s += HEARTBEAT_S
@@ -215,12 +212,9 @@ def test_a_killed_writers_file_is_verified_up_to_its_last_heartbeat(
     assert list(found(tmp_path).changed) == [path.name]
 
 
-def test_an_idle_writer_beats_once_an_interval_and_counts_its_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_idle_writer_beats_once_an_interval_and_counts_its_lines(tmp_path: Path) -> None:
     now_s = 1_000.0
-    monkeypatch.setattr("twinbus.ledger.files.time.monotonic", lambda: now_s)
-    some = LedgerFiles(tmp_path, "web-1")
+    some = LedgerFiles(tmp_path, "web-1", clock=lambda: now_s)
     assert some.beat() is None, "nothing was written yet"
     some.begin()
     for _ in range(10):

@@ -1,11 +1,18 @@
-"""The writer and the reader together, in one process: groups, rotation, limits, forks."""
+"""The writer and the reader: groups, rotation, limits, forks, kill -9, and a full disk."""
 
 from __future__ import annotations
 
 import logging
 import os
+import re
+import signal
+import subprocess
+import sys
 import threading
-from typing import TYPE_CHECKING, Any
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,11 +24,8 @@ from twinbus.ledger import (
     LineForm,
     NullLedger,
     open_ledger,
-    writer,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from twinbus.ledger.record import encode
 
 NEVER_S = 3_600.0
 """A flush interval that no test lives to see: only `flush` and `close` write."""
@@ -56,13 +60,11 @@ def test_nothing_is_made_before_there_is_something_to_write(tmp_path: Path) -> N
         assert len(list(read(tmp_path / "deep" / "ledger"))) == 1
 
 
-def test_the_time_is_now_where_none_is_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("twinbus.ledger.writer.time.time_ns", lambda: 1_234_567_890)
+def test_the_time_is_now_where_none_is_given(tmp_path: Path) -> None:
+    before_ms = time.time_ns() // 1_000_000
     with LedgerWriter(tmp_path, process="p", flush_s=NEVER_S) as ledger:
         ledger.record("ping")
-    assert next(read(tmp_path))["at_ms"] == 1_234
+    assert before_ms <= next(read(tmp_path))["at_ms"] <= time.time_ns() // 1_000_000
 
 
 def test_the_thread_writes_by_itself(tmp_path: Path) -> None:
@@ -121,10 +123,10 @@ def test_records_from_many_threads_all_arrive(tmp_path: Path) -> None:
 
 
 def test_past_the_buffer_records_are_counted_and_the_ledger_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(writer, "BUFFER_MAX", 3)
-    with caplog.at_level(logging.WARNING), LedgerWriter(tmp_path, flush_s=NEVER_S) as ledger:
+    small = LedgerWriter(tmp_path, flush_s=NEVER_S, buffer_max=3)
+    with caplog.at_level(logging.WARNING), small as ledger:
         for number in range(5):
             ledger.record("send", message_id=str(number))
         assert ledger.unrecorded == 2
@@ -259,11 +261,8 @@ def test_deliveries_are_the_lines_that_single_records_are(tmp_path: Path) -> Non
     assert list(read(tmp_path / "many")) == list(read(tmp_path / "single"))
 
 
-def test_the_buffer_counts_messages_not_calls(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writer, "BUFFER_MAX", 10)
-    with LedgerWriter(tmp_path, flush_s=NEVER_S) as ledger:
+def test_the_buffer_counts_messages_not_calls(tmp_path: Path) -> None:
+    with LedgerWriter(tmp_path, flush_s=NEVER_S, buffer_max=10) as ledger:
         ledger.record_messages(FORM, 5, pairs(*"abcdef"))
         ledger.record_messages(FORM, 5, pairs(*"ghijk"))
         assert ledger.unrecorded == 5
@@ -300,24 +299,137 @@ def test_a_forked_child_uses_a_form_under_its_own_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("message", [("a", 10), (None, 10), ("\u00fc", None), (None, None)])
 def test_one_message_is_the_line_that_it_is_among_many(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: tuple[str | None, int | None]
+    tmp_path: Path, message: tuple[str | None, int | None]
 ) -> None:
-    monkeypatch.setattr("twinbus.ledger.writer.time.time_ns", lambda: 1_234_567_890)
     with LedgerWriter(tmp_path, process="p", flush_s=NEVER_S) as ledger:
         ledger.record_message(FORM, 5, message)
         ledger.record_messages(FORM, 5, [message])
-    _begin, first, second, _end = (tmp_path / "p-00000.jsonl").read_text().splitlines()
+    text = re.sub(r'"at_ms":\d+', '"at_ms":1', (tmp_path / "p-00000.jsonl").read_text())
+    _begin, first, second, _end = text.splitlines()
     assert first == second
 
 
-def test_one_message_of_the_wrong_kind_or_past_the_buffer_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writer, "BUFFER_MAX", 2)
+def test_one_message_of_the_wrong_kind_or_past_the_buffer_is_counted(tmp_path: Path) -> None:
     wrong: Any = 7
-    with LedgerWriter(tmp_path, flush_s=NEVER_S) as ledger:
+    with LedgerWriter(tmp_path, flush_s=NEVER_S, buffer_max=2) as ledger:
         for message_id in (wrong, "a", "b"):
             ledger.record_message(FORM, 5, (message_id, 1))
         assert ledger.unrecorded == 1
     assert ids(tmp_path) == [None, "a"]
     assert ledger.unrecorded == 2
+
+
+WRITER = """
+import os, sys
+from twinbus.ledger import LedgerWriter
+ledger = LedgerWriter(sys.argv[1], flush_s=0.002, rotate_bytes=200_000)
+number = 0
+while True:
+    for _ in range(500):
+        ledger.record("send", message_id=str(number), entity="orders", outcome="ok")
+        number += 1
+    ledger.flush()
+    os.write(1, b"%d\\n" % number)
+"""
+
+FULL_DISK = """
+import resource, sys
+from twinbus.ledger import LedgerWriter
+resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, resource.RLIM_INFINITY))
+ledger = LedgerWriter(sys.argv[1], process="p", flush_s=3600)
+for number in range(40):
+    ledger.record("send", message_id=f"{number:04}")
+    ledger.flush()
+full = ledger.unrecorded
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+ledger.record("send", message_id="after")
+ledger.close()
+print(full, ledger.unrecorded)
+"""
+
+
+def test_kill_9_leaves_every_flushed_record_readable(tmp_path: Path) -> None:
+    for rounds in (1, 7, 23):
+        directory = tmp_path / str(rounds)
+        child = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(directory)], stdout=subprocess.PIPE, text=True
+        )
+        assert child.stdout is not None
+        with child, child.stdout:
+            flushed = [int(child.stdout.readline()) for _ in range(rounds)][-1]
+            child.kill()
+        assert child.returncode == -signal.SIGKILL
+        reading = read(directory)
+        found = [int(record["message_id"]) for record in reading]
+        assert found == list(range(len(found)))
+        assert len(found) >= flushed
+        assert reading.torn <= 1
+        assert reading.foreign == 0
+        # What is not known is bounded, and nothing else is in doubt.
+        findings = reading.findings
+        [gap] = findings.gaps
+        assert str(child.pid) in gap.process
+        assert gap.to_ms is not None
+        assert 0 < gap.to_ms - gap.from_ms <= 31_000
+        assert replace(findings, gaps=()) == LedgerFindings()
+
+
+def _record(directory: str) -> None:
+    LedgerWriter(directory).record("send", message_id="child")
+
+
+@pytest.mark.parametrize("package", ["multiprocessing", "billiard"])
+def test_a_child_of_a_process_pool_ends_in_order(tmp_path: Path, package: str) -> None:
+    context = pytest.importorskip(package).get_context("fork")
+    child = context.Process(target=_record, args=(str(tmp_path),))
+    child.start()
+    child.join()
+    reading = read(tmp_path)
+    assert [one["message_id"] for one in reading] == ["child"]
+    assert reading.findings == LedgerFindings()
+
+
+def test_a_torn_last_line_is_rejected_and_the_rest_is_read(tmp_path: Path) -> None:
+    # The kernel seldom tears a write; here is what it leaves when it does.
+    child = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    with child, child.stdout:
+        child.stdout.readline()
+        child.kill()
+    last = max(tmp_path.glob("*.jsonl*"))
+    whole = last.read_bytes()
+    # It may have begun a moment ago, and hold no record yet.
+    process = last.name.rpartition("-")[0]
+    whole = whole[: whole.rfind(b"\n") + 1] + encode(process, 5, "send", {"message_id": "last"})
+    last.write_bytes(whole)
+    lines = sum(1 for _ in read(tmp_path))
+    for cut in range(2, 40):
+        last.write_bytes(whole[:-cut])
+        reading = read(tmp_path)
+        assert sum(1 for _ in reading) == lines - 1
+        assert (reading.torn, reading.foreign) == (1, 0)
+
+
+def test_a_full_disk_costs_records_that_are_counted_and_tears_no_line(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    # A line has 83 bytes, so that 10 of the 40 fit behind the first into a file of 1,000.
+    assert done.stdout.split() == ["30", "30"]
+    assert done.stderr.count("\n") == 1
+    assert "File too large" in done.stderr
+    reading = read(tmp_path)
+    records = list(reading)
+    assert (reading.torn, reading.foreign) == (0, 0)
+    assert [record.get("message_id") for record in records] == [
+        *(f"{number:04}" for number in range(10)),
+        None,
+        "after",
+    ]
+    assert records[10]["unrecorded"] == 30

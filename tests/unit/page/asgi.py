@@ -1,4 +1,4 @@
-"""Calls an ASGI application as a browser would, without a socket."""
+"""Calls an ASGI application without a socket, and answers of hosts that tests make up."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from typing import Any
 from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message
+
+from twinbus.control.protocol import HostCard
+from twinbus.page.core.view import HostAnswer
+from twinbus.status.document import HostStatus
 
 
 @dataclass
@@ -57,3 +61,11 @@ async def call(
 
     await app(scope, receive, send)
     return answer
+
+
+def answer(
+    found: HostStatus | None, number: int = 0, *, name: str = "contoso", pid: int = 7,
+    kind: str = "pair", why: str = "",
+) -> HostAnswer:  # fmt: skip
+    card = HostCard(kind, name, pid, "app.py", "2026-11-17T00:00:00+00:00")
+    return HostAnswer(f"{name}.{pid}.abc", card, found, why, number)

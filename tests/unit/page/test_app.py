@@ -12,8 +12,7 @@ import pytest
 from starlette.types import ASGIApp
 
 from tests.ledger_reading import read
-from tests.unit.page.asgi import PageAnswer, call
-from tests.unit.page.pairs import answer
+from tests.unit.page.asgi import PageAnswer, answer, call
 from tests.unit.status.statuses import QUEUE, entity, status
 from twinbus.ledger import LedgerWriter
 from twinbus.page import actions as actions_module

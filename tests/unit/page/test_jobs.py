@@ -1,4 +1,4 @@
-"""Commands that the page runs, and the conservation report it keeps; a small program stands in."""
+"""Commands that the page runs, the report it keeps, and the end of a ledger it shows."""
 
 from __future__ import annotations
 
@@ -10,8 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from twinbus.page import jobs as jobs_module
-from twinbus.page.jobs import FILE, JobResult, JobRunner, Proof
+from tests.outage_story import (
+    BEGAN_S,
+    ORDERS_DIVERTED,
+    ORDERS_SENT,
+    PAYMENTS_SENT,
+    RAISED,
+    story,
+)
+from twinbus.ledger.record import encode
+from twinbus.page.jobs import FILE, OUTPUT_BYTES_MAX, JobResult, JobRunner, Proof
+from twinbus.page.ledger_tail import LedgerTail, ledger_events, timeline
 
 REPORT = """
 import json, sys
@@ -39,12 +48,9 @@ async def test_a_command_gets_the_environment_and_says_how_it_ended() -> None:
     assert result == JobResult(1, ["5 a b c"], "no way")
 
 
-async def test_a_command_that_prints_without_end_is_bounded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(jobs_module, "OUTPUT_BYTES_MAX", 1_000)
-    result = await result_of(runner("print('x' * 1_000_000)"))
-    assert (result.status, len(result.lines[0])) == (0, 1_000)
+async def test_a_command_that_prints_without_end_is_bounded() -> None:
+    result = await result_of(runner("print('x' * 2_000_000)"))
+    assert (result.status, len(result.lines[0])) == (0, OUTPUT_BYTES_MAX)
 
 
 async def test_a_command_ends_with_the_page(tmp_path: Path) -> None:
@@ -93,3 +99,94 @@ async def test_a_report_that_fails_leaves_the_last_answer(tmp_path: Path) -> Non
 def test_a_file_that_is_no_proof_proves_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE).write_text(text)
     assert Proof(tmp_path, runner("")).document().verdict == "none"
+
+
+def write(directory: Path, process: str = "web-7-1") -> Path:
+    path = directory / f"{process}-00000.jsonl"
+    with path.open("wb") as file:
+        for at_s, operation, fields in sorted(story(), key=lambda line: line[0]):
+            record = {"pair": "contoso+contoso-dr", "outcome": "ok", **fields}
+            at_ms = round((BEGAN_S + at_s) * 1000)
+            file.write(encode(process, at_ms, operation, record))
+    return path
+
+
+def test_an_outage_is_spans_marks_and_sends(tmp_path: Path) -> None:
+    write(tmp_path)
+    found = timeline(tmp_path, "contoso", BEGAN_S, BEGAN_S + 1_800, [7])
+    (orders,) = (one for one in found["entities"] if one["path"] == "orders")
+    assert orders["spans"] == [
+        (BEGAN_S, BEGAN_S + 600, "healthy"),
+        (BEGAN_S + 600, BEGAN_S + 660, "suspect"),
+        (BEGAN_S + 660, BEGAN_S + 1_500, "failed over"),
+        (BEGAN_S + 1_500, None, "healthy"),
+    ]
+    kinds = [kind for _, kind in orders["marks"]]
+    assert (kinds.count("ping-failed"), kinds.count("failover"), kinds.count("restore")) == (
+        14,
+        1,
+        1,
+    )
+    sums = [sum(bucket[index] for bucket in found["sends"]) for index in (1, 2, 3)]
+    assert sums == [ORDERS_SENT + PAYMENTS_SENT, ORDERS_DIVERTED, RAISED]
+    assert found["truncated"] is False
+
+
+def test_another_pair_and_another_time_are_left_out(tmp_path: Path) -> None:
+    write(tmp_path)
+    assert timeline(tmp_path, "fabrikam", BEGAN_S, BEGAN_S + 1_800, [])["entities"] == []
+    later = timeline(tmp_path, "contoso", BEGAN_S + 1_600, BEGAN_S + 1_800, [7])
+    assert all(bucket[0] >= BEGAN_S + 1_600 for bucket in later["sends"])
+
+
+def test_a_process_that_ended_has_no_open_span(tmp_path: Path) -> None:
+    write(tmp_path)
+    found = timeline(tmp_path, "contoso", BEGAN_S - 500, BEGAN_S + 9_000, [])
+    (orders,) = (one for one in found["entities"] if one["path"] == "orders")
+    assert orders["spans"][-1][1] is not None
+    # Nobody knows what was before its first record.
+    assert orders["spans"][0][0] == BEGAN_S
+
+
+def test_of_a_long_ledger_only_the_end_is_read(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    tail = LedgerTail(tmp_path, 0.0, bytes_max=10_000)
+    lines = list(tail)
+    assert tail.is_cut
+    assert 0 < sum(len(line.line) for line in lines) <= 10_000
+    assert tail.covered_from > BEGAN_S + 1_600
+    assert lines[-1].line == path.read_bytes().splitlines()[-1]
+
+
+def test_damaged_and_foreign_lines_are_passed_over(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    with path.open("ab") as file:
+        file.write(b'\xff\xfe\n{"v":1,"at_ms":9,"operation":"state","process":"x",]\n{"v":1,"at')
+    (tmp_path / "other-00000.jsonl.open").write_bytes(b"\0" * 1_000)
+    assert timeline(tmp_path, "contoso", BEGAN_S, BEGAN_S + 1_800, [7])["entities"]
+
+
+def test_events_are_changes_of_state_and_actions(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    action = {"pair": "contoso+dr", "state": "freeze", "entity": "orders", "outcome": "ok"}
+    line = encode("page-1", (BEGAN_S + 1_700) * 1000, "action", {**action, "error": "asked by x"})
+    with path.open("ab") as file:
+        file.write(line)
+    events = ledger_events(tmp_path, 0.0)
+    assert [event.text for event in events] == [
+        "orders: suspect (ConnectionError)",
+        "orders: failed over (no success)",
+        "orders: healthy (ping answered)",
+        "orders: freeze (asked by x)",
+    ]
+    assert [event.kind for event in events] == ["state"] * 3 + ["action"]
+    assert len(ledger_events(tmp_path, 0.0, limit=2)) == 2
+
+
+def test_a_file_that_is_there_under_two_names_is_read_once(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    lines = list(LedgerTail(tmp_path, 0))
+    stale = path.with_name(f"{path.name}.open")
+    stale.write_bytes(path.read_bytes()[:500])
+    assert [one.line for one in LedgerTail(tmp_path, 0)] == [one.line for one in lines]
+    assert list(LedgerTail(tmp_path, 0, without=[path.name])) == []

@@ -16,12 +16,11 @@ from typing import Any
 
 import pytest
 
-from tests.unit.page.pairs import answer
+from tests.unit.page.asgi import answer
 from tests.unit.status.statuses import QUEUE, entity, status
 from twinbus.control.protocol import Verb, steering_verbs
 from twinbus.control.server import ControlServer
 from twinbus.control.sockets import VARIABLE, open_socket
-from twinbus.page import live
 from twinbus.page.core.model import PAIRS_MAX, PairTable, as_json, foreign_pairs
 from twinbus.page.core.view import Board, HostAnswer
 from twinbus.page.live import HostPoller, PeerAddress, PeerPoller, PeerRefused, read_peer
@@ -269,7 +268,7 @@ def hang(line: socket.socket) -> None:
     line.recv(1)
 
 
-SHORT_S: dict[Answering, dict[str, float]] = {drip: {"ANSWER_S": 0.5}, hang: {"READ_S": 0.3}}
+SHORT_S: dict[Answering, dict[str, float]] = {drip: {"answer_s": 0.5}, hang: {"read_s": 0.3}}
 """The limit that ends each. The others end by themselves, however slow the machine is."""
 
 
@@ -286,21 +285,17 @@ SHORT_S: dict[Answering, dict[str, float]] = {drip: {"ANSWER_S": 0.5}, hang: {"R
         (lambda line: None, "closed connection"),
     ],
 )
-def test_a_peer_that_misbehaves_is_refused_in_bounded_time(
-    answering: Answering, why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, limit_s in {"READ_S": 60.0, "ANSWER_S": 60.0, **SHORT_S.get(answering, {})}.items():
-        monkeypatch.setattr(live, name, limit_s)
+def test_a_peer_that_misbehaves_is_refused_in_bounded_time(answering: Answering, why: str) -> None:
+    limits = {"read_s": 60.0, "answer_s": 60.0, **SHORT_S.get(answering, {})}
     with peer(answering) as address, pytest.raises(PeerRefused, match=why) as refused:
-        read_peer(address)
+        read_peer(address, **limits)
     assert "s3cret" not in str(refused.value)
 
 
-def test_a_peer_that_hangs_delays_and_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "READ_S", 1.0)
+def test_a_peer_that_hangs_delays_and_hides_no_other() -> None:
     table = PairTable()
     with peer(hang) as hanging, peer(says(real_view())) as honest:
-        poller = PeerPoller([hanging, honest], table)
+        poller = PeerPoller([hanging, honest], table, read_s=1.0)
         limit = time.monotonic() + 60
         # On a busy machine the honest one may be late once, too.
         while (

@@ -1,10 +1,17 @@
-"""What is made of outcomes: operations and money by hand, and the advice with its reasons."""
+"""What is made of outcomes, by hand; patterns of outages; and the model of one outage."""
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import json
+import math
+import random
+from collections import Counter
+from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -12,8 +19,28 @@ import pytest
 from tests.unit.planning.outcomes_made_up import asked, outcome, sure
 from twinbus.cost import prices
 from twinbus.cost.arithmetic import YEAR_S, CountingRule, QuantityError, idle_syphon_operations
+from twinbus.pairing.core.attempts import RetryPolicy, backoff_s
+from twinbus.pairing.core.failover import (
+    EntityFailover,
+    PingAnswered,
+    PingFailed,
+    SendFailed,
+    SendPing,
+    SendSucceeded,
+    TimerFired,
+)
 from twinbus.planning.plan import PlanLimits, advise, operations_of, plan_of, year_money
-from twinbus.planning.question import SampledMean, Traffic, grid
+from twinbus.planning.question import (
+    Lengths,
+    OutagePattern,
+    SampledMean,
+    Setting,
+    Traffic,
+    grid,
+    parse_pattern,
+)
+from twinbus.planning.simulation import BacklogLevel, effect_of, fullest_share, next_level
+from twinbus.status.document import EntityState
 
 HOUR_S, DAY_S = 3_600, 86_400
 
@@ -168,3 +195,277 @@ def test_settings_keep_to_the_ranges_of_the_options() -> None:
             grid(*wrong)
     with pytest.raises(QuantityError, match="settings to compare"):
         grid(range(100), range(1, 7), [10])
+
+
+def test_a_pattern_is_read_as_people_write_it() -> None:
+    assert parse_pattern("2/year lognormal 40min") == OutagePattern(
+        per_year=2.0, lengths=Lengths.LOGNORMAL, median_s=2_400.0
+    )
+    assert parse_pattern("exactly 12/year FIXED 1 h 30 min") == OutagePattern(
+        per_year=12.0, lengths=Lengths.FIXED, median_s=5_400.0, is_exact=True
+    )
+    monthly = parse_pattern("1/month exponential 90s", sigma=0.5)
+    assert (monthly.per_year, monthly.median_s, monthly.sigma) == (12.0, 90.0, 0.5)
+    happened = parse_pattern(" West-Europe-2025-11 ")
+    # 17:00 to 02:25 are nine hours and 25 minutes.
+    assert happened == parse_pattern("exactly 1/year fixed 9h25min")
+    assert str(parse_pattern("2/year lognormal 40min")) == "2/year lognormal 2400s (sigma 1)"
+
+
+@pytest.mark.parametrize(
+    ("text", "sigma", "says"),
+    [
+        ("2/year weibull 40min", 1.0, "lengths are lognormal, exponential, fixed; got 'weibull'"),
+        ("2/year", 1.0, "outages must be like '2/year lognormal 40min'"),
+        ("", 1.0, "outages must be like"),
+        ("west-europe-2024-11", 1.0, "or one of west-europe-2025-11; got 'west-europe-2024-11'"),
+        ("-2/year fixed 40min", 1.0, "outages must not be negative"),
+        ("500/year fixed 1min", 1.0, "0 to 400 a year; got 500"),
+        ("2/year fixed 0s", 1.0, "longer than 0"),
+        ("2/year fixed 31d", 1.0, "at most 30 days"),
+        ("2/year fixed soon", 1.0, "the length of outages must be a number and"),
+        ("exactly 2.5/year fixed 1min", 1.0, "exactly 2.5 a year is no whole number"),
+        ("2/year lognormal 40min", 0.0, "sigma must be more than 0 and at most 3; got 0"),
+        ("2/year lognormal 40min", -1.0, "sigma must be more than 0"),
+        ("2/year lognormal 40min", math.nan, "sigma must be more than 0"),
+    ],
+)
+def test_a_pattern_that_makes_no_sense_is_one_line(text: str, sigma: float, says: str) -> None:
+    with pytest.raises(QuantityError) as refused:
+        parse_pattern(text, sigma)
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+MINUTE_S = 60.0
+BUSY = Traffic(rate_per_s=500, size_bytes=2_048, entities=40, clients=20)
+"""One client sends to one entity every 1.6 s."""
+
+
+def test_a_short_outage_raises_to_those_who_do_not_wait_and_diverts_nothing() -> None:
+    effect = effect_of(30.0, 60.0, 60.0, BUSY)
+    assert effect.failed_over == effect.pings == effect.diverted_s == effect.overhang_s == 0
+    # Begun in the first 18.8 of 30 seconds: the others' retries last until it is back.
+    assert effect.raised_s == pytest.approx(30.0 - 11.2)
+
+
+def test_an_outage_of_40_minutes_by_hand() -> None:
+    effect = effect_of(40 * MINUTE_S, 60.0, 60.0, BUSY)
+    # Failed over after 60 to 61.6 s; pings 120.., 180.., ...: the 39th begins at 2400 to 2401.6.
+    assert effect.failed_over == 1
+    assert effect.pings == pytest.approx(39)
+    assert effect.raised_s == pytest.approx(60.8 - 11.2)
+    assert effect.diverted_s == pytest.approx(39 * 60 + 11.2)
+    assert effect.overhang_s == pytest.approx(0.8)
+
+
+def test_a_patient_caller_sees_no_error_and_everything_since_the_begin_is_diverted() -> None:
+    patient = Traffic(rate_per_s=500, size_bytes=1, entities=40, clients=20, patience_s=120)
+    effect = effect_of(40 * MINUTE_S, 60.0, 60.0, patient)
+    assert effect.raised_s == pytest.approx(0.0, abs=1e-9)
+    assert effect.diverted_s == pytest.approx(39 * 60 + 60.8)
+
+
+def test_failover_at_once_still_waits_for_the_first_send() -> None:
+    seldom = Traffic(rate_per_s=0.01, size_bytes=1, patience_s=0.0)
+    effect = effect_of(50.0, 0.0, 1.0, seldom)
+    # One send in 100 s: in every second outage it comes, and finds a failover that is 0 s away.
+    assert effect.failed_over == pytest.approx(0.5)
+    assert effect.raised_s == pytest.approx(mean(min(50, (n + 0.5) / 10) for n in range(1000)))
+
+
+LINKS = 60
+CASES = [
+    # length, failover interval, ping interval, gap, attempt
+    (200.0, 10.0, 30.0, 0.37, 0.0),
+    (200.0, 60.0, 7.0, 0.37, 0.0),
+    (45.0, 60.0, 60.0, 0.37, 0.0),
+    (61.0, 60.0, 60.0, 0.17, 0.0),
+    (300.0, 5.0, 60.0, 37.0, 0.0),
+    (300.0, 0.0, 1.0, 9.7, 0.0),
+    (300.0, 20.0, 45.0, 157.0, 0.0),
+    (400.0, 60.0, 20.0, 0.73, 5.0),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_closed_form_is_what_the_state_machine_does(case: tuple[float, ...]) -> None:
+    length_s, failover_s, ping_s, gap_s, attempt_s = case
+    traffic = Traffic(
+        rate_per_s=LINKS / gap_s,
+        size_bytes=1,
+        entities=LINKS,
+        patience_s=11.2 + 4 * attempt_s,
+        failed_attempt_s=attempt_s,
+    )
+    lived = live(length_s, Setting(failover_s, ping_s, 1), traffic, LINKS)
+    effect = effect_of(length_s, failover_s, ping_s, traffic)
+    assert lived.failed_over == pytest.approx(effect.failed_over * LINKS, abs=1)
+    assert lived.pings == pytest.approx(effect.pings * LINKS, rel=0.01, abs=2)
+    # Sends are whole, and the model's are a stream: one send of each link lies between.
+    rate = traffic.rate_per_s
+    assert lived.raised == pytest.approx(effect.raised_s * rate, abs=LINKS)
+    assert lived.diverted == pytest.approx(effect.diverted_s * rate, abs=LINKS)
+    assert lived.after == pytest.approx(effect.overhang_s * rate, abs=LINKS)
+
+
+def test_the_model_leaves_out_failovers_of_entities_that_are_seldom_sent_to() -> None:
+    traffic = Traffic(rate_per_s=100, size_bytes=1)
+    after = next_level(
+        BacklogLevel(), 30_000.0, 0.0, 1e6, traffic=traffic, drain_per_s=250, capacity=1e9
+    )
+    assert after == BacklogLevel(peak=30_000.0, longest_drain_s=120.0)
+
+
+def test_a_backlog_that_is_not_drained_in_time_is_added_to_and_may_be_full() -> None:
+    traffic = Traffic(rate_per_s=100, size_bytes=1)
+    bounds = {"traffic": traffic, "drain_per_s": 10.0, "capacity": 50_000.0}
+    first = next_level(BacklogLevel(), 30_000.0, 0.0, 1_000.0, **bounds)  # type: ignore[arg-type]
+    assert (first.waiting, first.refused) == (20_000.0, 0.0)
+    second = next_level(first, 40_000.0, 0.0, 0.0, **bounds)  # type: ignore[arg-type]
+    assert second == BacklogLevel(
+        waiting=50_000.0, refused=10_000.0, peak=50_000.0, longest_drain_s=5_000.0
+    )
+
+
+def test_what_is_diverted_after_the_primary_is_back_meets_a_syphon_at_work() -> None:
+    traffic = Traffic(rate_per_s=100, size_bytes=1)
+    # 1,000 before it is back, then 100 a second come and 40 go for 50 s.
+    after = next_level(
+        BacklogLevel(), 6_000.0, 50.0, 1e6, traffic=traffic, drain_per_s=40, capacity=1e9
+    )
+    assert after.peak == 1_000 + 50 * 60
+    assert after.longest_drain_s == 6_000 / 40
+
+
+@pytest.mark.parametrize(("queues", "senders"), [(10, 800), (4, 12), (20, 100), (1, 5), (10, 1)])
+def test_the_fullest_queue_has_the_share_that_drawing_gives_it(queues: int, senders: int) -> None:
+    chance = random.Random(7)
+    drawn = mean(
+        max(Counter(chance.randrange(queues) for _ in range(senders)).values()) / senders
+        for _ in range(400)
+    )
+    assert fullest_share(queues, senders) == pytest.approx(drawn, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"rate_per_s": 0}, "rate must be more than 0"),
+        ({"rate_per_s": -5}, "rate must be more than 0"),
+        ({"entities": 0}, "entities must be 1 or more; got 0"),
+        ({"clients": 0}, "clients must be 1 or more; got 0"),
+        ({"patience_s": -1.0}, "patience must be 0 seconds or more"),
+    ],
+)
+def test_traffic_that_cannot_be_is_refused(change: dict[str, float], says: str) -> None:
+    with pytest.raises(QuantityError, match=says):
+        Traffic(**{"rate_per_s": 1, "size_bytes": 1, **change})  # type: ignore[arg-type]
+
+
+RETRIES = 3
+POLICY = RetryPolicy(
+    total=RETRIES, backoff_factor_s=0.8, backoff_max_s=120.0, attempt_timeout_s=5.0
+)
+
+
+@dataclass
+class Lived:
+    raised: int = 0
+    diverted: int = 0
+    pings: int = 0
+    failed_over: int = 0
+    after: int = 0
+    """Diverted although the primary was back."""
+
+
+def live(length_s: float, setting: Setting, traffic: Traffic, links: int) -> Lived:
+    """What the outage does to `links` of the traffic's, their first sends spread over the gap.
+
+    Slow and plain, with the real state machine: the closed form must come out of it too.
+    """
+    lived = Lived()
+    for number in range(links):
+        _Link(length_s, setting, traffic, (number + 0.5) / links * traffic.gap_s, lived).run()
+    return lived
+
+
+class _Link:
+    """One client and one entity."""
+
+    def __init__(
+        self, length_s: float, setting: Setting, traffic: Traffic, first_s: float, lived: Lived
+    ) -> None:
+        self.length_s, self.traffic, self.lived = length_s, traffic, lived
+        self.entity = EntityFailover(
+            failover_interval_s=setting.failover_interval_s,
+            ping_interval_s=setting.ping_interval_s,
+        )
+        self.events: list[tuple[float, int, str, Any]] = []
+        self.order = itertools.count()
+        self.waiting: set[int] = set()
+        self.at("send", first_s, 0)
+
+    def at(self, what: str, when_s: float, which: Any = None) -> None:
+        heapq.heappush(self.events, (when_s, next(self.order), what, which))
+
+    def run(self) -> None:
+        while self.events:
+            now, _, what, which = heapq.heappop(self.events)
+            getattr(self, what)(now, which)
+
+    def send(self, now: float, number: int) -> None:
+        if now < self.length_s or self.entity.state is not EntityState.HEALTHY:
+            self.at("send", now + self.traffic.gap_s, number + 1)
+        self.attempt(now, (number, 0))
+
+    def attempt(self, now: float, which: tuple[int, int]) -> None:
+        if self.entity.state is EntityState.FAILED_OVER:
+            self.divert(now)
+        elif now >= self.length_s:
+            self.handle(SendSucceeded(), now)
+        else:
+            self.at("failed", now + self.traffic.failed_attempt_s, which)
+
+    def failed(self, now: float, which: tuple[int, int]) -> None:
+        number, retry = which
+        self.handle(SendFailed(counts=True, error="refused"), now)
+        if self.entity.state is EntityState.FAILED_OVER:
+            self.divert(now)
+        elif retry < RETRIES:
+            # It is not asleep for the failover: the real call is woken and diverted at once.
+            self.waiting.add(number)
+            self.at("retry", now + backoff_s(POLICY, retry + 1), (number, retry + 1))
+        else:
+            self.lived.raised += 1
+
+    def retry(self, now: float, which: tuple[int, int]) -> None:
+        if which[0] in self.waiting:
+            self.waiting.discard(which[0])
+            self.attempt(now, which)
+
+    def timer(self, now: float, _: None) -> None:
+        if self.entity.timer_at is not None and now >= self.entity.timer_at:
+            self.handle(TimerFired(), now)
+
+    def divert(self, now: float) -> None:
+        self.lived.diverted += 1
+        self.lived.after += now >= self.length_s
+
+    def handle(self, event: Any, now: float) -> None:
+        before = self.entity.state
+        for action in self.entity.handle(event, now):
+            if isinstance(action, SendPing):
+                self.lived.pings += 1
+                takes_s = 0.0 if now >= self.length_s else self.traffic.failed_attempt_s
+                self.at("ping_ended", now + takes_s, now >= self.length_s)
+        if self.entity.timer_at is not None:
+            self.at("timer", self.entity.timer_at)
+        if before is not EntityState.FAILED_OVER and self.entity.state is EntityState.FAILED_OVER:
+            self.lived.failed_over += 1
+            for _ in self.waiting:
+                self.divert(now)
+            self.waiting.clear()
+
+    def ping_ended(self, now: float, is_answered: bool) -> None:
+        self.handle(PingAnswered() if is_answered else PingFailed(error="refused"), now)

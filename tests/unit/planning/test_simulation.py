@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.unit.console.commands import run
 from tests.unit.planning.outcomes_made_up import TRAFFIC
-from twinbus.console.cli import main
 from twinbus.cost.arithmetic import YEAR_S
 from twinbus.planning.question import OutagePattern, PlanQuestion, Setting, grid, parse_pattern
 from twinbus.planning.simulation import (
@@ -214,16 +214,14 @@ def test_percentiles_of_drains_are_those_of_the_years_with_a_backlog() -> None:
 
 
 def test_the_command_prints_a_plan_of_known_figures(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     plan = ("--rate", "500/s", "--size", "2KB", "--entities", "40", "--clients", "20")
     grid = ("--failover-interval", "10s,60s", "--ping-interval", "1min", "--queues", "5,10")
     outages = ("--outages", "exactly 1/year fixed 40min", "--years", "20", "--output", "json")
-    monkeypatch.setattr("sys.argv", ["twinbus", "plan", *plan, *outages, *grid])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 0
-    document = json.loads(capsys.readouterr().out)
+    ran = run(capsys, "plan", *plan, *outages, *grid)
+    assert ran.status == 0
+    document = json.loads(ran.out)
     best = document["recommended"]
     assert (best["failover_interval_s"], best["backlog_queues"]) == (10, 5)
     usual = document["settings"][-1]

@@ -1,10 +1,13 @@
-"""Dead letters: which are meant, what goes back, and how a message is shown."""
+"""Dead letters: which are meant, what goes back, how one is shown; and the end of a drain."""
 
 from __future__ import annotations
 
 import json
 import time
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
@@ -25,12 +28,18 @@ from twinbus.amqp.message import (
     split,
 )
 from twinbus.amqp.types import Described, Float32, Int, Symbol, Timestamp, ULong
+from twinbus.client.connection import MACHINE
 from twinbus.client.peeked_message import PeekedMessage, as_json, read_peeked
 from twinbus.console.backlog.dead_letters import LettersOptions
 from twinbus.console.output import WrongUse
+from twinbus.errors import SyphonError
+from twinbus.syphon import host as host_module
+from twinbus.syphon.host import SyphonHost, _until_empty
 from twinbus.syphon.replaying import DeadLetterFilter, for_replay
 from twinbus.transfer.sections import to_backlog_sections
 from twinbus.transfer.unpacking import unpack
+
+pytestmark = pytest.mark.virtual_time
 
 NOW_MS = 1_800_000_000_000
 QUEUE = "contoso/x-servicebus-transfer/3"
@@ -199,3 +208,41 @@ def test_since_is_a_time_or_an_age() -> None:
         assert time.time() * 1000 - found_ms == pytest.approx(5_400_000, abs=60_000)
     with pytest.raises(WrongUse, match="'soon'"):
         since_ms("soon")
+
+
+async def test_a_drain_ends_when_a_peek_finds_nothing_though_the_counts_said_so_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # A message that is not counted yet, a secondary that is away, and an empty queue.
+    peeks: list[list[str] | Exception] = [["late"], SyphonError("away"), []]
+
+    async def nothing(*_: object) -> int:
+        return 0
+
+    @asynccontextmanager
+    async def opened(_: object) -> AsyncIterator[None]:
+        yield
+
+    async def peek(*_: object, page: int) -> AsyncGenerator[str, None]:
+        found = peeks.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        for message in found[:page]:
+            yield message
+
+    monkeypatch.setattr(host_module, "_total", nothing)
+    monkeypatch.setattr(host_module, "open_connection", opened)
+    monkeypatch.setattr(host_module, "peek", peek)
+    relay: Any = SimpleNamespace(queue="q", fault=None)
+    host = SimpleNamespace(
+        relays=[relay],
+        queues=["q"],
+        twins=[],
+        only=None,
+        secondary=None,
+        in_flight=0,
+        moved=0,
+        environment=MACHINE,
+    )
+    await _until_empty(cast("SyphonHost", host), 0.01, None)
+    assert peeks == []

@@ -219,7 +219,7 @@ def test_a_throttled_settlement_is_asked_for_again_while_the_locks_are_valid() -
     requests.connection = cast("NamespaceConnection", line)
     messages = locked(1)
     messages[0].outcome = Complete
-    pump._intake.add(messages[0], 0.0)
+    pump.intake.add(messages[0], 0.0)
     run_virtual(requests.settle(messages, COMPLETE))
     assert (line.requests, pump.completed, ledger.errors) == (3, 1, [None])
 

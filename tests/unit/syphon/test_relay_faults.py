@@ -8,13 +8,14 @@ import logging
 import socket
 import warnings
 from collections.abc import Callable
+from typing import ClassVar
 
 import pytest
 
 from tests.unit.syphon.core.pump_world import World
 from tests.unit.syphon.core.test_pump import opened, running
 from twinbus.client.administration import NotAnswered, counts_of, list_backlog_queues
-from twinbus.client.connection import NamespaceConnection
+from twinbus.client.connection import Environment, NamespaceConnection
 from twinbus.client.request_node import RequestRefused
 from twinbus.errors import SyphonError
 from twinbus.ledger import NullLedger
@@ -67,38 +68,38 @@ async def test_a_host_that_can_be_none_has_no_counts_and_no_queues() -> None:
         await list_backlog_queues(endpoint_of(TYPO))
 
 
-def broken(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """Have every line fail when it is opened, in a way that nobody expects; each try is noted."""
-    tries: list[None] = []
+class BrokenConnection(NamespaceConnection):
+    """Fails when it is opened, in a way that nobody expects; each try is noted."""
 
-    async def fail(_: NamespaceConnection) -> None:
-        tries.append(None)
+    tries: ClassVar[list[None]] = []
+
+    async def open(self) -> None:
+        self.tries.append(None)
         raise RuntimeError("nobody expects this")
 
-    monkeypatch.setattr(NamespaceConnection, "open", fail)
-    return tries
+
+BROKEN = Environment(connect=BrokenConnection)
 
 
 async def test_a_side_that_fails_unexpectedly_is_told_of_and_tried_again(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    tries = broken(monkeypatch)
+    BrokenConnection.tries.clear()
     place = endpoint_of(TYPO)
-    relay = Relay(place, place, "queue", pump=Pump(), ledger=NullLedger())
+    relay = Relay(place, place, "queue", pump=Pump(), ledger=NullLedger(), environment=BROKEN)
     with caplog.at_level(logging.ERROR, "twinbus.syphon"):
         relay.start()
-        await until(lambda: len(tries) >= 4)
+        await until(lambda: len(BrokenConnection.tries) >= 4)
         await relay.close()
     assert set(relay.problems) == {"primary", "secondary"}
     assert "nobody expects this" in relay.problems["primary"]
     assert any(record.exc_info for record in caplog.records), "with its traceback"
 
 
-async def test_leases_that_fail_unexpectedly_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    broken(monkeypatch)
+async def test_leases_that_fail_unexpectedly_are_told_of() -> None:
     queue = "contoso/x-servicebus-transfer/0"
 
-    leases = Leases(endpoint_of(TYPO), [queue], lambda *_: None)
+    leases = Leases(endpoint_of(TYPO), [queue], lambda *_: None, environment=BROKEN)
     leases.start()
     await until(lambda: "nobody expects this" in (leases.problem(queue) or ""))
     await leases.close()
@@ -126,7 +127,7 @@ async def test_a_request_that_fails_unexpectedly_is_told_of(
     with caplog.at_level(logging.ERROR, "twinbus.syphon"):
         place = endpoint_of(TYPO)
         relay = Relay(place, place, "queue", pump=Pump(), ledger=NullLedger())
-        relay._requests.start(fail())
+        relay.requests.start(fail())
         await until(lambda: bool(caplog.records))
         await relay.close()
     assert "queue: a background task failed" in caplog.text
@@ -137,29 +138,27 @@ async def test_a_request_that_is_cancelled_before_its_first_turn_is_not_warned_o
         warnings.simplefilter("always")
         place = endpoint_of(TYPO)
         relay = Relay(place, place, "queue", pump=Pump(), ledger=NullLedger())
-        relay._requests.start(relay._requests.find_deferred())
+        relay.requests.start(relay.requests.find_deferred())
         await relay.close()
         gc.collect()
     assert [str(one.message) for one in caught] == []
 
 
 @pytest.mark.virtual_time
-async def test_a_backlog_queue_that_is_gone_for_good_is_not_tried_every_few_seconds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_backlog_queue_that_is_gone_for_good_is_not_tried_every_few_seconds() -> None:
     tries: list[str] = []
 
-    async def opened(_: NamespaceConnection) -> None:
-        """Open at once."""
+    class Refuses(NamespaceConnection):
+        """Opens at once, and knows no queue."""
 
-    async def refused(_: NamespaceConnection, path: str) -> bool:
-        tries.append(path)
-        raise RequestRefused(f"there is no queue {path}", 404, "amqp:not-found")
+        async def open(self) -> None: ...
 
-    monkeypatch.setattr(NamespaceConnection, "open", opened)
-    monkeypatch.setattr(NamespaceConnection, "authorize", refused)
-    place = endpoint_of(nobody_there())
-    relay = Relay(place, place, "queue", pump=Pump(), ledger=NullLedger())
+        async def authorize(self, path: str) -> bool:
+            tries.append(path)
+            raise RequestRefused(f"there is no queue {path}", 404, "amqp:not-found")
+
+    place, refuses = endpoint_of(nobody_there()), Environment(connect=Refuses)
+    relay = Relay(place, place, "queue", pump=Pump(), ledger=NullLedger(), environment=refuses)
     relay.start()
     await asyncio.sleep(3_600.0)
     assert relay.problems == {"secondary": "there is no queue queue"}

@@ -82,7 +82,7 @@ class Peer(asyncio.Protocol):
         self.replies = ReplyLinks()
         self._receivers: dict[str, LinkOwner] = {}
         """By the names of their links: a request names the link whose locks it is about."""
-        self._probation: Probation | None = None
+        self.probation: Probation | None = None
         """Present from the first byte to the first valid token."""
         self._pressure = BackPressure()
         self._host = ""
@@ -105,7 +105,7 @@ class Peer(asyncio.Protocol):
         self.address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "a local client"
         self._context.peers.add(self)
         context = self._context
-        probation = self._probation = Probation(
+        probation = self.probation = Probation(
             self.connection, context.admission, self._host, context.loop, self._give_up
         )
         if self._hanging:
@@ -124,7 +124,7 @@ class Peer(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._hanging or self._said_close:
             return
-        if self._probation is not None and not self._probation.takes(len(data)):
+        if self.probation is not None and not self.probation.takes(len(data)):
             return
         now_ms = self._context.now_ms()
         for events in self.connection.receive(data, now_ms):
@@ -151,8 +151,8 @@ class Peer(asyncio.Protocol):
 
     def overhead_received(self, size_bytes: int) -> None:
         """Count bytes of a WebSocket that are not AMQP: a stranger may send few of either."""
-        if self._probation is not None and not self._said_close:
-            self._probation.takes(size_bytes)
+        if self.probation is not None and not self._said_close:
+            self.probation.takes(size_bytes)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Close the client's links; its message locks stay until they expire."""
@@ -197,9 +197,9 @@ class Peer(asyncio.Protocol):
 
     def trust(self) -> None:
         """Lift the limits of a stranger: the client has put a valid token."""
-        if self._probation is not None:
-            self._probation.end()
-            self._probation = None
+        if self.probation is not None:
+            self.probation.end()
+            self.probation = None
 
     def touch(self) -> None:
         """Let the server collect this peer's output at the end of the tick."""
@@ -356,8 +356,8 @@ class Peer(asyncio.Protocol):
 
     def _opened(self) -> None:
         self._arm()
-        if self._probation is not None:
-            self._probation.opened()
+        if self.probation is not None:
+            self.probation.opened()
         name, limit = self._context.name, self._context.profile.connections_max
         if limit is None or len(self._context.peers) <= limit:
             log.info("%s: connection from %s", name, self.address)
@@ -403,7 +403,7 @@ class Peer(asyncio.Protocol):
 
     def _open_node(self, link: Link, address: str) -> LinkOwner:
         is_cbs = address.lower() == CBS
-        if self._probation is not None and not is_cbs:
+        if self.probation is not None and not is_cbs:
             raise Unauthorized(f"{address!r} needs a token; put one on {CBS} first")
         if isinstance(link, SenderLink):
             if not is_cbs:

@@ -43,18 +43,18 @@ class Incoming:
     """A message that was sent to us: what the engine decides by, and what is stored."""
 
     __slots__ = (
-        "_properties",
         "_sections",
-        "_wire",
         "content_type",
         "is_ping",
         "message_id",
         "partition_key",
         "payload",
+        "properties",
         "scheduled_for_ms",
         "session_id",
         "size_bytes",
         "ttl_ms",
+        "wire",
     )
 
     def __init__(
@@ -83,16 +83,16 @@ class Incoming:
         self.size_bytes = size_bytes
         """As sent, which is what quotas and limits count."""
         self.payload = payload
-        self._wire = wire
-        self._properties = properties
+        self.wire = wire
+        self.properties = properties
         self._sections: Sections | None = None
 
     @property
     def sections(self) -> Sections:
         """The raw sections, for subscription filters; the properties with the id given here."""
         if self._sections is None:
-            self._sections = split(self._wire)
-            self._sections.properties = self._properties
+            self._sections = split(self.wire)
+            self._sections.properties = self.properties
         return self._sections
 
     def __repr__(self) -> str:

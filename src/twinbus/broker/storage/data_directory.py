@@ -7,6 +7,7 @@ import fcntl
 import os
 import resource
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from twinbus.errors import StoreError, StoreFull
@@ -29,8 +30,9 @@ _LOOK_EVERY_BYTES = 8 * 2**20
 class DataDirectory:
     """A directory that is this process's own, made if it is not there, until `release`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self.path = path
+        self._clock = clock
         self._looked_at_s = float("-inf")
         self._unseen_bytes = 0
         """Bytes written since the last check."""
@@ -113,7 +115,7 @@ class DataDirectory:
 
     def low_on_space(self) -> str | None:
         """Why no more should be stored, checked now and then; None if there is space."""
-        now_s = time.monotonic()
+        now_s = self._clock()
         if now_s - self._looked_at_s >= _LOOK_EVERY_S or self._unseen_bytes >= _LOOK_EVERY_BYTES:
             self._looked_at_s, self._unseen_bytes = now_s, 0
             self._reason = self._look()

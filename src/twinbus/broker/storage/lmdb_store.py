@@ -79,18 +79,18 @@ class LmdbStore(RecordJournal, Store):
         super().__init__()
         self._map_size = map_size
         self._environment: lmdb.Environment | None = None
-        self._writing = threading.Lock()
+        self.writing = threading.Lock()
         """Held during `write`; `close` must not pull the map from under it."""
         self._snapshot: lmdb.Transaction[memoryview] | None = None
         """What `payload` reads. It never outlives a commit: it would miss what that wrote, and
         keep LMDB from using pages that were freed since."""
         self._suspect = False
         """A batch failed: the environment must be opened again."""
-        self._directory = DataDirectory(directory)
+        self.directory = DataDirectory(directory)
         try:
-            self._environment = open_environment(self._directory, map_size)
+            self._environment = open_environment(self.directory, map_size)
         except BaseException:
-            self._directory.release()
+            self.directory.release()
             raise
         _OPEN.add(self)
 
@@ -98,23 +98,23 @@ class LmdbStore(RecordJournal, Store):
         self._end_snapshot()
         if self._suspect:
             self._reopen()
-        environment = self._opened()
+        environment = self.opened()
         try:
             _sweep_all(environment)
             with environment.begin(buffers=True) as transaction, _no_collection():
                 return self._restore(lambda kind: _scan(transaction, kind))
         except lmdb.Error as error:
-            raise translated(self._directory, error) from error
+            raise translated(self.directory, error) from error
         except (ValueError, IndexError, struct.error, DecodeError) as error:
             raise StoreError(
-                f"{self._directory.path} holds a record that cannot be read ({error}). Put back a"
+                f"{self.directory.path} holds a record that cannot be read ({error}). Put back a"
                 " copy of the directory, or move it away to start empty"
             ) from error
 
     def _reopen(self) -> None:
-        self._opened().close()
+        self.opened().close()
         self._environment = None
-        self._environment = open_environment(self._directory, self._map_size)
+        self._environment = open_environment(self.directory, self._map_size)
         self._suspect = False
 
     def take_batch(self) -> Batch | None:
@@ -125,19 +125,19 @@ class LmdbStore(RecordJournal, Store):
         return Batch(changes, tuple(self._dropped))
 
     def write(self, batch: Batch) -> None:
-        with self._writing:
-            environment = self._opened()
-            if lost := self._directory.lost():
+        with self.writing:
+            environment = self.opened()
+            if lost := self.directory.lost():
                 raise StoreError(lost)
             try:
                 with environment.begin(write=True) as transaction:
                     _apply(transaction, batch)
             except lmdb.Error as error:
-                raise translated(self._directory, error) from error
+                raise translated(self.directory, error) from error
 
     def finish(self, batch: Batch) -> None:
         self._dropped.difference_update(batch.swept)
-        self._directory.wrote(self._in_flight_size_bytes)
+        self.directory.wrote(self._in_flight_size_bytes)
         self._landed()
         self._end_snapshot()
 
@@ -149,11 +149,11 @@ class LmdbStore(RecordJournal, Store):
     def _read(self, keys: list[bytes]) -> list[memoryview]:
         try:
             if self._snapshot is None:
-                self._snapshot = self._opened().begin(buffers=True)
+                self._snapshot = self.opened().begin(buffers=True)
             with self._snapshot.cursor() as cursor:
                 return [record for _, record in cursor.getmulti(keys)]
         except lmdb.Error as error:
-            raise translated(self._directory, error) from error
+            raise translated(self.directory, error) from error
 
     def _end_snapshot(self) -> None:
         if self._snapshot is not None:
@@ -161,22 +161,22 @@ class LmdbStore(RecordJournal, Store):
             self._snapshot = None
 
     def low_on_space(self) -> str | None:
-        return self._directory.low_on_space()
+        return self.directory.low_on_space()
 
     def lost(self) -> str | None:
-        return self._directory.lost()
+        return self.directory.lost()
 
     def close(self) -> None:
         _OPEN.discard(self)
         if self._environment is not None:
-            with self._writing:
+            with self.writing:
                 self._end_snapshot()
                 needed = needed_bytes(self._environment)
                 self._environment.close()
                 self._environment = None
             with contextlib.suppress(OSError):
-                lengthen(self._directory.path, needed)
-        self._directory.release()
+                lengthen(self.directory.path, needed)
+        self.directory.release()
 
     def _leave_to_parent(self) -> None:
         """In a forked child: drop the references without touching what is the parent's."""
@@ -184,13 +184,14 @@ class LmdbStore(RecordJournal, Store):
         _LEFT_TO_PARENT.append((self._environment, self._snapshot))
         self._environment = self._snapshot = None
         # The thread that may hold the old one does not exist here.
-        self._writing = threading.Lock()
-        self._directory.release()
+        self.writing = threading.Lock()
+        self.directory.release()
 
-    def _opened(self) -> lmdb.Environment:
+    def opened(self) -> lmdb.Environment:
+        """The open environment; raises `StoreError` if this process has none."""
         if self._environment is None:
             raise StoreError(
-                f"{self._directory.path} is not open here: it was closed, or it was opened by the"
+                f"{self.directory.path} is not open here: it was closed, or it was opened by the"
                 " process of which this one is a fork"
             )
         return self._environment

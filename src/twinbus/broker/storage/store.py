@@ -219,8 +219,8 @@ class GroupCommit:
         self._work: SimpleQueue[Batch | None] = SimpleQueue()
         self._outcome: Exception | None = None
         """The error of the writer's last batch; the loop reads it in `_land`."""
-        self._writer = threading.Thread(target=self._write, name="twinbus-writer", daemon=True)
-        self._writer.start()
+        self.writer = threading.Thread(target=self._write, name="twinbus-writer", daemon=True)
+        self.writer.start()
 
     @property
     def pending_bytes(self) -> int:
@@ -274,7 +274,7 @@ class GroupCommit:
             # Also when cancelled: the store is closed next, which must not happen under a commit.
             self._is_closed = True
             self._work.put(None)
-            self._writer.join()
+            self.writer.join()
             self._land()
         if self._failure is None:
             # Changes that the last functions noted.

@@ -70,7 +70,13 @@ Page = Callable[[bool], web.Response]
 class HttpPort:
     """Serves a few pages from `start` to `close`."""
 
-    def __init__(self, address: HttpAddress, token: str | None, pages: Mapping[str, Page]) -> None:
+    def __init__(
+        self,
+        address: HttpAddress,
+        token: str | None,
+        pages: Mapping[str, Page],
+        connection_s: float = CONNECTION_S,
+    ) -> None:
         """Names are for clients with the token; without one, for clients on this machine."""
         self.address = address
         """The address; after the start with the port that was chosen for port 0."""
@@ -78,11 +84,13 @@ class HttpPort:
         self._pages = pages
         self._listener: asyncio.Server | None = None
         self._clients: set[asyncio.Transport] = set()
+        self._connection_s = connection_s
 
     async def start(self) -> None:
         """Listen; SyphonError of one line if the address cannot be used."""
         loop, host = asyncio.get_running_loop(), self.address.host
-        connection = partial(_Connection, self._clients, web.Server(self._respond))
+        server = web.Server(self._respond)
+        connection = partial(_Connection, self._clients, server, self._connection_s)
         try:
             self._listener = await loop.create_server(connection, host, self.address.port)
         except OSError as error:
@@ -128,10 +136,11 @@ class HttpPort:
 class _Connection(web.RequestHandler):
     """The connection of one client; cut off if there are too many, or after its time."""
 
-    def __init__(self, clients: set[asyncio.Transport], server: web.Server) -> None:
+    def __init__(self, clients: set[asyncio.Transport], server: web.Server, limit_s: float) -> None:
         options: dict[str, Any] = {"access_log": None, "lingering_time": 0}
         super().__init__(server, loop=asyncio.get_running_loop(), **options)
         self._clients = clients
+        self._limit_s = limit_s
         self._client: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -144,7 +153,7 @@ class _Connection(web.RequestHandler):
         self._client = client
         self._clients.add(client)
         super().connection_made(client)
-        self._timer = asyncio.get_running_loop().call_later(CONNECTION_S, client.abort)
+        self._timer = asyncio.get_running_loop().call_later(self._limit_s, client.abort)
 
     def handle_error(
         self,

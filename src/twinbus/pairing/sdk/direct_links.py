@@ -63,10 +63,10 @@ class DirectLinks:
         self._make = make
         self._loop = loop
         self._lock = threading.Lock()
-        self._idle: list[_DirectLink] = []
-        self._busy: dict[_DirectLink, float] = {}
+        self.idle: list[_DirectLink] = []
+        self.busy: dict[_DirectLink, float] = {}
         """Links in use, and when their send must have ended."""
-        self._opening: threading.Thread | None = None
+        self.opening: threading.Thread | None = None
         self._sends, self._counted_since = 0, 0.0
         self._not_before = 0.0
         """When the next link may be opened."""
@@ -77,7 +77,7 @@ class DirectLinks:
         """Lease an open link; None: there is none, and the core must send."""
         while True:
             try:
-                link = self._idle.pop()
+                link = self.idle.pop()
             except IndexError:
                 self._want_more(now)
                 return None
@@ -87,18 +87,18 @@ class DirectLinks:
 
     def send(self, link: _DirectLink, message: ServiceBusMessage, timeout_s: float) -> None:
         """Send on a leased link; it ends within `timeout_s` and a second. It is given back."""
-        self._busy[link] = time.monotonic() + timeout_s + LATE_S
+        self.busy[link] = time.monotonic() + timeout_s + LATE_S
         try:
             link.sdk.send_messages(message, timeout=timeout_s)
         except BaseException:
             # What broke this one has broken all.
-            self._busy.pop(link, None)
+            self.busy.pop(link, None)
             link.abort()
             self._drop_idle()
             raise
         link.idle_since = time.monotonic()
-        self._busy.pop(link, None)
-        self._idle.append(link)
+        self.busy.pop(link, None)
+        self.idle.append(link)
         if self._closed:
             self._drop_idle()
 
@@ -106,11 +106,11 @@ class DirectLinks:
         """Wait up to `limit_s` for sends in progress, and close all links; idempotent."""
         with self._lock:
             self._closed = True
-            opening = self._opening
+            opening = self.opening
         ends = time.monotonic() + limit_s
-        while self._busy and time.monotonic() < ends:
+        while self.busy and time.monotonic() < ends:
             time.sleep(0.005)
-        for link in tuple(self._busy):
+        for link in tuple(self.busy):
             link.cut_off()
         self._drop_idle(politely=True)
         if opening is not None:
@@ -119,7 +119,7 @@ class DirectLinks:
     def _drop_idle(self, *, politely: bool = False) -> None:
         while True:
             try:
-                link = self._idle.pop()
+                link = self.idle.pop()
             except IndexError:
                 return
             link.abort(politely=politely)
@@ -130,14 +130,14 @@ class DirectLinks:
             if now - self._counted_since > BUSY_S:
                 self._sends, self._counted_since = 0, now
             self._sends += 1
-            is_full = len(self._busy) + len(self._idle) >= SENDERS_MAX
-            if self._sends < BUSY_SENDS or self._opening is not None or is_full:
+            is_full = len(self.busy) + len(self.idle) >= SENDERS_MAX
+            if self._sends < BUSY_SENDS or self.opening is not None or is_full:
                 return
             if self._closed or now < self._not_before:
                 return
             self._sends = 0
-            self._opening = threading.Thread(target=self._open, name="twinbus-open", daemon=True)
-            self._opening.start()
+            self.opening = threading.Thread(target=self._open, name="twinbus-open", daemon=True)
+            self.opening.start()
 
     def _open(self) -> None:
         link, not_before = None, math.inf
@@ -149,9 +149,9 @@ class DirectLinks:
             log.debug("a direct link did not open: %r", error)
             not_before = time.monotonic() + AGAIN_S
         with self._lock:
-            self._opening = None
+            self.opening = None
             if link is not None and not self._closed:
-                self._idle.append(link)
+                self.idle.append(link)
                 is_first, self._is_watched = not self._is_watched, True
                 if is_first:
                     self._loop.call_soon_threadsafe(self._watch)
@@ -163,18 +163,18 @@ class DirectLinks:
     def _watch(self) -> None:
         """On the loop: cut off sends that are late, and links that no sender uses."""
         now = time.monotonic()
-        for link, ends in tuple(self._busy.items()):
+        for link, ends in tuple(self.busy.items()):
             if now > ends:
                 link.cut_off()
-        for link in tuple(self._idle):
+        for link in tuple(self.idle):
             if now - link.idle_since >= IDLE_MAX_S:
                 try:
-                    self._idle.remove(link)
+                    self.idle.remove(link)
                 except ValueError:
                     continue
                 link.abort()
         with self._lock:
-            self._is_watched = not self._closed and bool(self._idle or self._busy)
+            self._is_watched = not self._closed and bool(self.idle or self.busy)
             if self._is_watched:
                 self._loop.call_later(CHECK_S, self._watch)
 

@@ -53,7 +53,7 @@ class MessageIds:
         self.own_in_backlog = own_in_backlog
         """Whether a copy for a backlog queue has an id of its own: the queue may detect duplicates,
         and two messages for two entities may have the same id."""
-        self._given: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+        self.given: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
         self._mappings: OrderedDict[int, tuple[Any, dict[str, Any], str]] = OrderedDict()
 
     @property
@@ -63,9 +63,9 @@ class MessageIds:
 
     def of(self, message: Any) -> str:
         """The id of this message object, a new one the first time."""
-        given = self._given.get(message)
+        given = self.given.get(message)
         if given is None:
-            given = self._given[message] = str(self.new_id())
+            given = self.given[message] = str(self.new_id())
         return given
 
     def of_mapping(self, mapping: Any, content: dict[str, Any]) -> str:

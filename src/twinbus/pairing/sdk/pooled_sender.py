@@ -18,6 +18,8 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
+from azure.servicebus.exceptions import ServiceBusConnectionError
+
 from twinbus.namespace.namespace import KEEP_ALIVE_OFF
 from twinbus.pairing.sdk.sdk_cleanup import (
     CANCEL_AGAIN_S,
@@ -140,7 +142,11 @@ class PooledSender:
         return reader is not None and (reader._eof or reader._exception is not None)
 
     async def _attach(self) -> int | None:
-        await self.resolve()
+        try:
+            await self.resolve()
+        except OSError as error:
+            # As the SDK itself says it.
+            raise ServiceBusConnectionError(message=str(error)) from error
         # The one call of the SDK that opens the link and sends nothing.
         batch = await self.sdk.create_message_batch()
         return getattr(batch, "max_size_in_bytes", None)
@@ -195,7 +201,7 @@ class AttemptTimer:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._attempts: dict[PooledSender, None] = {}
+        self.attempts: dict[PooledSender, None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
 
@@ -208,13 +214,13 @@ class AttemptTimer:
         # A task that was cancelled and goes on, to clean up, may send while it does.
         attempt.cancelling_before = task.cancelling()
         attempt.own_cancels = 0
-        self._attempts[attempt] = None
+        self.attempts[attempt] = None
         if self._timer is None or deadline < self._due:
             self._arm(min(deadline, now + CHECK_INTERVAL_S))
 
     def end(self, attempt: PooledSender) -> tuple[bool, bool]:
         """Whether the time was over, and whether other code has cancelled the task."""
-        self._attempts.pop(attempt, None)
+        self.attempts.pop(attempt, None)
         task, own_cancels = attempt.task, attempt.own_cancels
         assert task is not None
         attempt.task = None
@@ -226,7 +232,7 @@ class AttemptTimer:
 
     def close(self) -> None:
         """Leave no timer behind, unless an attempt that could not be ended still goes on."""
-        if self._timer is not None and not self._attempts:
+        if self._timer is not None and not self.attempts:
             self._timer.cancel()
             self._timer = None
 
@@ -238,11 +244,11 @@ class AttemptTimer:
 
     def _check(self) -> None:
         self._timer = None
-        if not self._attempts:
+        if not self.attempts:
             return
         now = self._loop.time()
         due = now + CHECK_INTERVAL_S
-        for attempt in self._attempts:
+        for attempt in self.attempts:
             task = attempt.task
             assert task is not None
             is_cancelled = task.cancelling() - attempt.own_cancels > attempt.cancelling_before

@@ -104,11 +104,11 @@ class SenderPool:
         """Called when a call takes long, again and again until it ends."""
         self.on_open: Callable[[int | None, int | None], None] | None = None
         """Called with both limits whenever a link was opened."""
-        self._idle: list[PooledSender] = []
-        self._leased: set[PooledSender] = set()
+        self.idle: list[PooledSender] = []
+        self.leased: set[PooledSender] = set()
         self.on_open_failed: Callable[[Exception], None] | None = None
         """Called when a link did not open, after every call that waited for it had given up."""
-        self._opening_in_background: dict[PooledSender, None] = {}
+        self.opening_in_background: dict[PooledSender, None] = {}
         """Leased senders that open for the next call: no call waits for them now."""
         # No event until it is needed: of ten thousand pools few are ever waited for.
         self._waiters: list[asyncio.Future[None]] = []
@@ -127,41 +127,41 @@ class SenderPool:
 
         Every healthy send calls this.
         """
-        if not self._idle:
+        if not self.idle:
             return None
-        pooled = self._idle[-1]
+        pooled = self.idle[-1]
         reader = pooled.reader
         if now - pooled.idle_since >= IDLE_MAX_S or not pooled.is_open:
             return None
         if reader is not None and (reader._eof or reader._exception is not None):
             return None
-        self._idle.pop()
-        self._leased.add(pooled)
+        self.idle.pop()
+        self.leased.add(pooled)
         return pooled
 
     def take(self) -> PooledSender | None:
         """Lease a sender for one call; None: all are in use."""
         assert not self.closed
-        while self._idle:
-            pooled = self._idle.pop()
+        while self.idle:
+            pooled = self.idle.pop()
             is_fresh = self._loop.time() - pooled.idle_since < IDLE_MAX_S
             if is_fresh and not pooled.is_disconnected():
-                self._leased.add(pooled)
+                self.leased.add(pooled)
                 return pooled
             self._closer.close_later(pooled)
-        openings = sum(not pooled.is_open for pooled in self._leased)
-        is_full = len(self._leased) >= SENDERS_MAX or openings >= OPENINGS_MAX
-        for pooled in self._opening_in_background:
+        openings = sum(not pooled.is_open for pooled in self.leased)
+        is_full = len(self.leased) >= SENDERS_MAX or openings >= OPENINGS_MAX
+        for pooled in self.opening_in_background:
             is_young = self._loop.time() - pooled.opening_since < JOINED_MAX_S
             if pooled.epoch == self._epoch and (is_young or is_full):
-                del self._opening_in_background[pooled]
+                del self.opening_in_background[pooled]
                 return pooled
         return None if is_full else self._lease_new()
 
     def _lease_new(self) -> PooledSender:
         pooled = PooledSender(self._make(), self._epoch, self._resolve)
         pooled.on_check = self.on_slow
-        self._leased.add(pooled)
+        self.leased.add(pooled)
         return pooled
 
     def open_ahead(self, idle_max_s: float = IDLE_MAX_S) -> None:
@@ -171,11 +171,11 @@ class SenderPool:
         call is in progress. A failure is no evidence against the entity unless a call waits for
         the link.
         """
-        if self.closed or self._leased:
+        if self.closed or self.leased:
             return
         now = self._loop.time()
-        if self._idle:
-            newest = self._idle[-1]
+        if self.idle:
+            newest = self.idle[-1]
             if now - newest.idle_since < idle_max_s and not newest.is_disconnected():
                 return
         pooled = self._lease_new()
@@ -192,9 +192,9 @@ class SenderPool:
         self._reopening = None
         now, idle_max_s = self._loop.time(), IDLE_MAX_S - REOPEN_CHECK_S
         self._close_idle(now)
-        if not self._idle and not self._leased:
+        if not self.idle and not self.leased:
             return  # The next link that opens begins again.
-        newest = self._idle[-1] if self._idle and not self._leased else None
+        newest = self.idle[-1] if self.idle and not self.leased else None
         if newest is None or now - newest.idle_since < idle_max_s:
             self._arm_reopening(REOPEN_CHECK_S)
             return
@@ -210,11 +210,11 @@ class SenderPool:
 
     def _close_idle(self, now: float) -> None:
         """Close links that are idle for long; the newest only when it can be used no longer."""
-        for pooled in tuple(self._idle):
-            is_newest = pooled is self._idle[-1]
+        for pooled in tuple(self.idle):
+            is_newest = pooled is self.idle[-1]
             limit_s = IDLE_MAX_S if is_newest else IDLE_MAX_S - REOPEN_CHECK_S
             if now - pooled.idle_since >= limit_s:
-                self._idle.remove(pooled)
+                self.idle.remove(pooled)
                 self._closer.close_later(pooled)
 
     async def attempt(
@@ -269,9 +269,9 @@ class SenderPool:
         if self._waiters or self.closed or pooled.epoch != self._epoch:
             self.give_back(pooled)
         else:
-            self._leased.discard(pooled)
+            self.leased.discard(pooled)
             pooled.idle_since = now
-            self._idle.append(pooled)
+            self.idle.append(pooled)
         return is_cancelled
 
     def end_attempt(
@@ -316,7 +316,7 @@ class SenderPool:
         return OpeningCutShort() if is_cut_short and type(error) is TimeoutError else error
 
     def _leave_opening(self, pooled: PooledSender) -> None:
-        self._opening_in_background[pooled] = None
+        self.opening_in_background[pooled] = None
         if not pooled.is_finishing:
             pooled.is_finishing = True
             self._closer.run(self._finish(pooled))
@@ -328,9 +328,9 @@ class SenderPool:
         left_s = pooled.opening_until - self._loop.time()
         await asyncio.wait({pooled.opening}, timeout=max(0.0, left_s))
         pooled.is_finishing = False
-        if pooled not in self._opening_in_background:
+        if pooled not in self.opening_in_background:
             return  # A call waits for it, or the pool was closed and closes it.
-        del self._opening_in_background[pooled]
+        del self.opening_in_background[pooled]
         try:
             pooled.end_opening()
         except Exception as error:  # noqa: BLE001  # the entity hears of it, or the next call finds out
@@ -352,7 +352,7 @@ class SenderPool:
         """
         if pooled.is_open or not isinstance(error, Exception):
             return
-        if any(other.is_open and other.epoch == self._epoch for other in self._leased):
+        if any(other.is_open and other.epoch == self._epoch for other in self.leased):
             return
         for waiter in self._waiters:
             if not waiter.done():
@@ -370,10 +370,10 @@ class SenderPool:
             self.on_open(self.limit_bytes, self.batch_limit_bytes)
 
     def give_back(self, pooled: PooledSender) -> None:
-        self._leased.discard(pooled)
+        self.leased.discard(pooled)
         if pooled.epoch == self._epoch and not self.closed:
             pooled.idle_since = self._loop.time()
-            self._idle.append(pooled)
+            self.idle.append(pooled)
         else:
             self._closer.close_later(pooled)
         if self._waiters or self.closed:
@@ -381,15 +381,15 @@ class SenderPool:
 
     def _discard(self, pooled: PooledSender) -> None:
         """Close a sender whose call ended in a way that leaves it in an unknown state."""
-        self._leased.discard(pooled)
+        self.leased.discard(pooled)
         self._closer.close_later(pooled)
         self._released()
 
     def invalidate(self) -> None:
         self._epoch += 1
-        for pooled in self._idle:
+        for pooled in self.idle:
             self._closer.close_later(pooled)
-        self._idle.clear()
+        self.idle.clear()
 
     async def lease(self, until: float, is_wanted: Callable[[], bool]) -> PooledSender | None:
         """Wait for a free sender; None: it is not wanted any more, or the time is over.
@@ -439,7 +439,7 @@ class SenderPool:
                 return
 
     def _released(self) -> None:
-        if self._drained is not None and not self._leased:
+        if self._drained is not None and not self.leased:
             self._drained.set()
         self.wake_one()
 
@@ -450,18 +450,18 @@ class SenderPool:
             self._reopening.cancel()
         self.invalidate()
         self.wake_all()
-        for pooled in self._opening_in_background:
-            self._leased.discard(pooled)
+        for pooled in self.opening_in_background:
+            self.leased.discard(pooled)
             self._closer.close_later(pooled)
-        self._opening_in_background.clear()
-        if self._leased:
+        self.opening_in_background.clear()
+        if self.leased:
             self._drained = self._drained or asyncio.Event()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(limit_s):
                     await self._drained.wait()
-        for pooled in list(self._leased):
+        for pooled in list(self.leased):
             self._closer.close_later(pooled)
-        self._leased.clear()
+        self.leased.clear()
 
 
 async def open_only(sdk: Any) -> None:

@@ -107,7 +107,7 @@ class SharedState:
         self.monitors = EntityMonitors(forgotten=self._forget_twin)
         """Every entity that has a sender, had one lately, or that a person has commanded."""
         self._make_backlog_pool: Callable[[str], Carrier] = self.sdk_pool
-        self._backlog_pools: dict[str, Carrier] = {}
+        self.backlog_pools: dict[str, Carrier] = {}
         self._return_timers: dict[str, asyncio.TimerHandle] = {}
         """For each pulled queue, the timer that announces its return."""
         self._was_protected = False
@@ -141,14 +141,14 @@ class SharedState:
     # Backlog queues
 
     def backlog_pool(self, queue: str) -> Carrier:
-        pool = self._backlog_pools.get(queue)
+        pool = self.backlog_pools.get(queue)
         if pool is None:
-            pool = self._backlog_pools[queue] = self._make_backlog_pool(queue)
+            pool = self.backlog_pools[queue] = self._make_backlog_pool(queue)
         return pool
 
     async def divert_by(self, make: Callable[[str], Carrier]) -> None:
         """Divert with senders that `make` makes for a backlog queue, not with those of the SDK."""
-        before, self._backlog_pools = self._backlog_pools, {}
+        before, self.backlog_pools = self.backlog_pools, {}
         self._make_backlog_pool = make
         await self.close_pools([*before.values()])
 
@@ -306,7 +306,7 @@ class SharedState:
 
     def wake_diverting_calls(self) -> None:
         """Have calls that wait for a sender to the backlog check their entity's route again."""
-        for pool in self._backlog_pools.values():
+        for pool in self.backlog_pools.values():
             pool.wake_all()
 
     # Twins
@@ -341,13 +341,13 @@ class SharedState:
 
     def rest_twin(self, path: str) -> None:
         """The entity is back: keep no idle connection to its twin."""
-        if self.rotation.is_twin(path) and path in self._backlog_pools:
-            self._backlog_pools[path].invalidate()
+        if self.rotation.is_twin(path) and path in self.backlog_pools:
+            self.backlog_pools[path].invalidate()
 
     def _forget_twin(self, path: str) -> None:
         self._stop_return_timer(path)
         self.twins.forget(path)
-        pool = self._backlog_pools.pop(path, None)
+        pool = self.backlog_pools.pop(path, None)
         if pool is not None:
             self.closer.run(pool.close(0.0))
 
@@ -394,9 +394,9 @@ class SharedState:
         self._return_timers.clear()
         self.waiting.wake_all()
         self.check_protection(reason)
-        await self.close_pools([*self._backlog_pools.values()])
+        await self.close_pools([*self.backlog_pools.values()])
         await close_sdk_client(self.secondary_sdk)
-        self._backlog_pools.clear()
+        self.backlog_pools.clear()
 
     async def close_pools(self, pools: Sequence[Carrier]) -> None:
         """Let calls in flight end, within a bound, and close their SDK senders."""

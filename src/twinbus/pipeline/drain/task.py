@@ -226,25 +226,37 @@ def prepare_place(place: str | None) -> None:
     A directory gets its id from its first writer.
     """
     if place and is_url(place):
-        files, folder = _file_system(place)
-        identity = f"{folder}/{ID_NAME}"
-        try:
-            if not files.get_file_info(identity).is_file:
-                files.create_dir(folder, recursive=True)
-                with files.open_output_stream(identity) as target:
-                    target.write(f"{uuid.uuid4().hex}\n".encode())
-        except OSError as error:
-            reason = str(error).strip().splitlines()[0]
-            raise LedgerError(f"tasks cannot write a ledger to {place}: {reason}") from error
+        identify(place)
+
+
+def identify(url: str) -> None:
+    """Give the ledger at a URL its id, if it has none."""
+    files, folder = _file_system(url)
+    identity = f"{folder}/{ID_NAME}"
+    try:
+        if not files.get_file_info(identity).is_file:
+            files.create_dir(folder, recursive=True)
+            with files.open_output_stream(identity) as target:
+                target.write(f"{uuid.uuid4().hex}\n".encode())
+    except OSError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise LedgerError(f"tasks cannot write a ledger to {url}: {reason}") from error
 
 
 class UploadedLedger:
     """A LedgerWriter whose closed files go to a URL, through this machine's disk."""
 
-    def __init__(self, url: str, process: str, *, upload_s: float = UPLOAD_S) -> None:
+    def __init__(
+        self,
+        url: str,
+        process: str,
+        *,
+        upload_s: float = UPLOAD_S,
+        last_wait_s: float = LAST_WAIT_S,
+    ) -> None:
         self._url = url
-        self._files, self._folder = _file_system(url)
-        self._upload_s = upload_s
+        self.files, self._folder = _file_system(url)
+        self._upload_s, self._last_wait_s = upload_s, last_wait_s
         self._staging = Path(tempfile.mkdtemp(prefix="twinbus-ledger-"))
         self._stop = threading.Event()
         self._is_warned = False
@@ -260,11 +272,11 @@ class UploadedLedger:
         self._thread.join()
         self._writer.close()
         for again in range(LAST_TRIES):
-            if self._upload():
+            if self.upload():
                 shutil.rmtree(self._staging, ignore_errors=True)
                 return
             if again + 1 < LAST_TRIES:
-                threading.Event().wait(LAST_WAIT_S)
+                threading.Event().wait(self._last_wait_s)
         log.error(
             "ledger: uploads to %s fail; the records of this task stay in %s, copy them from there",
             self._url,
@@ -274,9 +286,9 @@ class UploadedLedger:
     def _run(self) -> None:
         while not self._stop.wait(self._upload_s):
             self._writer.hand_over()
-            self._upload()
+            self.upload()
 
-    def _upload(self) -> bool:
+    def upload(self) -> bool:
         """Upload ended files in order; return whether all were uploaded."""
         for path in sorted(self._staging.glob(f"*{FILE_SUFFIX}")):
             try:
@@ -294,11 +306,11 @@ class UploadedLedger:
     def _upload_file(self, path: Path) -> None:
         # No reader takes this name for a ledger file: readers see a whole file or none.
         unfinished, name = f"{self._folder}/.{path.name}.draft", f"{self._folder}/{path.name}"
-        self._files.create_dir(self._folder, recursive=True)
-        with path.open("rb") as source, self._files.open_output_stream(unfinished) as target:
+        self.files.create_dir(self._folder, recursive=True)
+        with path.open("rb") as source, self.files.open_output_stream(unfinished) as target:
             while block := source.read(_BLOCK_BYTES):
                 target.write(block)
-        self._files.move(unfinished, name)
+        self.files.move(unfinished, name)
 
 
 def _file_system(url: str) -> tuple[Any, str]:

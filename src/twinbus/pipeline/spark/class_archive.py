@@ -116,7 +116,7 @@ def _found(cache: Path, name: str, now: float) -> ClassArchive | None:
 
 def _recording(cache: Path, name: str, now: float) -> ClassArchive | None:
     """A new archive to be written, unless another session is about to or memory is short."""
-    if _memory_bytes() < MEMORY_MIN_BYTES:
+    if memory_bytes() < MEMORY_MIN_BYTES:
         return None
     for new in cache.glob("spark-*.new"):
         if now - new.stat().st_mtime > RECORDING_S:
@@ -130,11 +130,11 @@ def _recording(cache: Path, name: str, now: float) -> ClassArchive | None:
     return ClassArchive(Path(path), is_recorded=True)
 
 
-def _memory_bytes() -> int:
-    """The memory that this process may have at most."""
+def memory_bytes(limit: Path = _MEMORY_LIMIT) -> int:
+    """The memory that this process may have at most, where the file has the container's limit."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
-        return min(machine, int(_MEMORY_LIMIT.read_text()))
+        return min(machine, int(limit.read_text()))
     except (OSError, ValueError):
         return machine
 

@@ -54,8 +54,8 @@ class TableStore:
         """`spark` may be None if the caller reads and writes no rows."""
         self._given = spark
         self._session = None if spark is None else session_for_many(spark, 0)
-        self._files = PlaceFiles(str(place))
-        self.place = self._files.place
+        self.files = PlaceFiles(str(place))
+        self.place = self.files.place
         self._schemas = stored_schemas()
         columns = {table: schema.json() for table, schema in self._schemas.items()}
         self.lake = Lake(self.place, columns, TABLE_COMMENTS)
@@ -94,7 +94,7 @@ class TableStore:
 
     def require_whole(self) -> Snapshot:
         """Return the last snapshot; LedgerError if an update would damage the tables."""
-        names = self._files.names()
+        names = self.files.names()
         if _BEING_REMOVED in names:
             raise LedgerError(
                 f"a rebuild of the tables at {self.place} is running, or was interrupted: wait for"
@@ -137,7 +137,7 @@ class TableStore:
                 " that all machines share, or at a URL that all machines reach"
             )
         if not found:
-            self._files.remove(f"{table}/{part}")
+            self.files.remove(f"{table}/{part}")
         return tuple(file for file in files if file.rows)
 
     def read(self, table: str, snapshot: Snapshot) -> DataFrame:
@@ -156,12 +156,12 @@ class TableStore:
     def mark_raw_removed(self) -> None:
         """Mark these tables as the only copy of records, before the first file is removed."""
         if not self.is_only_copy:
-            self._files.put(_RAW_REMOVED, b"")
+            self.files.put(_RAW_REMOVED, b"")
 
     @property
     def is_only_copy(self) -> bool:
         """Whether files of the ledger were removed whose records these tables hold."""
-        return self._files.exists(_RAW_REMOVED)
+        return self.files.exists(_RAW_REMOVED)
 
     @property
     def way_out(self) -> str:
@@ -172,17 +172,17 @@ class TableStore:
 
     def remove(self) -> None:
         """Remove the tables, and nothing else at their place."""
-        self._files.put(_BEING_REMOVED, b"")
-        for name in self._files.names():
+        self.files.put(_BEING_REMOVED, b"")
+        for name in self.files.names():
             if name in self._schemas or name == SETS:
-                self._files.remove(name)
-        self._files.remove(_BEING_REMOVED)
+                self.files.remove(name)
+        self.files.remove(_BEING_REMOVED)
 
     def _written(self, table: str, part: str) -> Iterator[DataFile]:
         """Yield the files of a part that this process can read, with their row counts."""
-        for file in self._files.found(f"{table}/{part}"):
+        for file in self.files.found(f"{table}/{part}"):
             if file.name.endswith(".parquet"):
-                rows = self._files.rows(f"{table}/{part}/{file.name}")
+                rows = self.files.rows(f"{table}/{part}/{file.name}")
                 yield DataFile(f"{part}/{file.name}", file.size_bytes, rows, file.modified_ms)
 
 

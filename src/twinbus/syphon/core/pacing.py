@@ -373,7 +373,7 @@ class DrainMeter:
 
     def __init__(self) -> None:
         self._began_at: float | None = None
-        self._seconds: deque[list[int]] = deque(maxlen=DRAIN_WINDOW_S)
+        self.seconds: deque[list[int]] = deque(maxlen=DRAIN_WINDOW_S)
         """Each second in which messages left, and how many."""
 
     def moved(self, count: int, now: float) -> None:
@@ -381,7 +381,7 @@ class DrainMeter:
             self._began_at = now
         if not count:
             return
-        second, seconds = int(now // 1), self._seconds
+        second, seconds = int(now // 1), self.seconds
         if seconds and seconds[-1][0] == second:
             seconds[-1][1] += count
         else:
@@ -392,7 +392,7 @@ class DrainMeter:
         if self._began_at is None:
             return 0.0
         first = int(now // 1) - DRAIN_WINDOW_S
-        moved = sum(count for second, count in self._seconds if second > first)
+        moved = sum(count for second, count in self.seconds if second > first)
         # The present second is not over, and the first one of the window counts as a whole.
         span_s = min(now - self._began_at, DRAIN_WINDOW_S - 1 + now % 1)
         return moved / max(DRAIN_LEAST_S, span_s)

@@ -97,31 +97,31 @@ class Pump:
         lanes = SessionLanes(self.limits.messages // IN_MEMORY_SHARE) if is_strict else None
         self._poll_s = poll_s
         self._poll_at = 0.0
-        self._intake = Intake(self.limits)
-        self._settlements = Settlements(self._intake)
+        self.intake = Intake(self.limits)
+        self._settlements = Settlements(self.intake)
         self._deferred = DeferredMessages()
         grace_s = undeliverable_grace_s if home is None else float("inf")
-        self._destinations = Destinations(grace_s, only, draw)
+        self.destinations = Destinations(grace_s, only, draw)
         if home is not None:
-            self._destinations.set_home(home)
+            self.destinations.set_home(home)
         self.left = ""
         """Why a message in a twin is not moved; empty: none is in the way."""
         self._left_until = float("inf")
-        self._waiting = WaitingMessages(self._destinations, self._intake, self._deferred, lanes)
+        self._waiting = WaitingMessages(self.destinations, self.intake, self._deferred, lanes)
         self.pace = pace
         self._receiving = ReceiveControl(
-            self._intake, self._settlements, self._destinations, self._waiting, self._deferred, pace
+            self.intake, self._settlements, self.destinations, self._waiting, self._deferred, pace
         )
         self._sending = SendControl(
-            self._destinations, self._settlements, self._waiting, self._receiving
+            self.destinations, self._settlements, self._waiting, self._receiving
         )
-        self._order: StrictOrder | None = None
+        self.order: StrictOrder | None = None
         if lanes is not None:
-            self._intake.on_removed = lanes.removed
-            self._order = StrictOrder(
+            self.intake.on_removed = lanes.removed
+            self.order = StrictOrder(
                 lanes,
-                destinations=self._destinations,
-                intake=self._intake,
+                destinations=self.destinations,
+                intake=self.intake,
                 settlements=self._settlements,
                 deferred=self._deferred,
                 receiving=self._receiving,
@@ -129,43 +129,43 @@ class Pump:
             )
 
     def __repr__(self) -> str:
-        return f"<pump, {self.in_flight} in flight, credit {self.credit}, {[*self._destinations]}>"
+        return f"<pump, {self.in_flight} in flight, credit {self.credit}, {[*self.destinations]}>"
 
     # State
 
     @property
     def in_flight(self) -> int:
         """Messages received and not yet settled."""
-        return len(self._intake)
+        return len(self.intake)
 
     @property
     def bytes_in_flight(self) -> int:
-        return self._intake.size_bytes
+        return self.intake.size_bytes
 
     @property
     def credit(self) -> int:
         """Messages that the backlog queue may still send."""
-        return self._intake.credit
+        return self.intake.credit
 
     @property
     def held(self) -> dict[str, str]:
         """The destinations that take nothing now, and why."""
         # One on trial that has no message to be tried with may have recovered: leave it out.
-        held = self._destinations.held_ones()
+        held = self.destinations.held_ones()
         return {d.path: d.reason for d in held if d.reason and (d.is_held or d.sent or d.waiting)}
 
     @property
     def given_up_at(self) -> dict[str, float]:
         """The destinations that are missing, and when their messages are dead-lettered."""
         return {
-            destination.path: destination.missing_since + self._destinations.grace_s
-            for destination in self._destinations
-            if destination.missing_since is not None and destination is not self._destinations.home
+            destination.path: destination.missing_since + self.destinations.grace_s
+            for destination in self.destinations
+            if destination.missing_since is not None and destination is not self.destinations.home
         }
 
     def attaches_to(self, path: str) -> bool:
         """Return whether the pump waits for a link to this destination."""
-        destination = self._destinations.find(path)
+        destination = self.destinations.find(path)
         return destination is not None and destination.attach_at is not None
 
     @property
@@ -176,45 +176,45 @@ class Pump:
     @property
     def timer_at(self) -> float | None:
         """When to call `tick` next; None: nothing is due."""
-        moments = [d.due_at(self.limits.answer_s) for d in self._destinations]
-        moments += [next((message.renew_at for message in self._intake), None)]
+        moments = [d.due_at(self.limits.answer_s) for d in self.destinations]
+        moments += [next((message.renew_at for message in self.intake), None)]
         moments += [self._receiving.find_deferred_at()]
         moments += [self._poll_at] if self.credit else []
         moments += [self._left_until] if self.left else []
-        if self._destinations.held:
+        if self.destinations.held:
             moments.append(self._receiving.look_ahead.due_at)
-        if self._order is not None:
-            moments.append(self._order.check_at)
+        if self.order is not None:
+            moments.append(self.order.check_at)
         return min((moment for moment in moments if moment is not None), default=None)
 
     # Connections
 
     def primary_up(self, now: float) -> list[Action]:
         """Send what waits: the primary can be reached."""
-        self._destinations.is_primary_up = True
-        self._destinations.primary_answered_at = now
+        self.destinations.is_primary_up = True
+        self.destinations.primary_answered_at = now
         if self.pace is not None:
             self.pace.governor.restart(now)
         actions: list[Action] = []
-        for destination in self._destinations:
-            if destination.waiting or destination is self._destinations.home:
+        for destination in self.destinations:
+            if destination.waiting or destination is self.destinations.home:
                 actions += self._sending.serve(destination, now)
         return actions + self._receiving.grant(now)
 
     def primary_down(self, now: float) -> list[Action]:
         """Stop sending: the primary is gone, and may or may not have what was in flight."""
-        self._destinations.is_primary_up = False
-        for destination in self._destinations:
+        self.destinations.is_primary_up = False
+        for destination in self.destinations:
             destination.drop_link()
         actions: list[Action] = []
-        if self._destinations.home is not None:
-            self._destinations.doubt_home()
+        if self.destinations.home is not None:
+            self.destinations.doubt_home()
             actions = self._release_waiting(now)
         return actions + self._receiving.grant(now)
 
     def secondary_up(self, now: float) -> list[Action]:
         """Receive, and settle what was decided meanwhile: the backlog queue can be reached."""
-        self._intake.credit = 0
+        self.intake.credit = 0
         self._deferred.connected(now)
         if now >= self._poll_at:  # Else the link was detached inside a poll, which goes on
             self._poll_at = now + self._poll_s
@@ -225,14 +225,14 @@ class Pump:
 
     def secondary_down(self, now: float) -> list[Action]:
         """Stop receiving: the link to the backlog queue is gone. Locks and sends live on."""
-        if self._intake.fetching or self._intake:
+        if self.intake.fetching or self.intake:
             # Whether they came, or were deferred as decided, is unknown; a search finds them.
             self._deferred.may_hold_more(now)
-        self._intake.credit = self._intake.fetching = 0
+        self.intake.credit = self.intake.fetching = 0
         self._receiving.look_ahead.cut_off(now)
         self._settlements.close()
-        if self._order is not None:
-            self._order.disconnected()
+        if self.order is not None:
+            self.order.disconnected()
         return []
 
     def pause(self, now: float, why: str = ASKED) -> list[Action]:
@@ -246,19 +246,19 @@ class Pump:
         return self._advanced(self._receiving.grant(now), now)
 
     def _release_waiting(self, now: float) -> list[Action]:
-        taken = [self._waiting.take_all(destination) for destination in self._destinations]
+        taken = [self._waiting.take_all(destination) for destination in self.destinations]
         return [action for one in taken for action in self._settlements.release(one, now)]
 
     def _advanced(self, actions: list[Action], now: float) -> list[Action]:
         """Return the actions and, with strict order, what each session may do now."""
-        return actions if self._order is None else actions + self._order.advance(now)
+        return actions if self.order is None else actions + self.order.advance(now)
 
     # The backlog queue
 
     def received(self, messages: list[BacklogMessage], now: float) -> list[Action]:
         """Send the messages that one read brought from the backlog queue, or let them wait."""
-        intake, destinations, waiting = self._intake, self._destinations, self._waiting
-        look_ahead, order = self._receiving.look_ahead, self._order
+        intake, destinations, waiting = self.intake, self.destinations, self._waiting
+        look_ahead, order = self._receiving.look_ahead, self.order
         settlements, remembered = self._settlements, intake.remembered
         self._poll_at = now + self._poll_s
         self._deferred.message_arrived(now)
@@ -310,7 +310,7 @@ class Pump:
         gone, has_room = 0, False
         for message in messages:
             outcome = message.outcome
-            if not self._intake.forget(message):
+            if not self.intake.forget(message):
                 continue
             if outcome is Complete:
                 self.completed += 1
@@ -321,7 +321,7 @@ class Pump:
                 has_room = True
             elif isinstance(outcome, Defer):
                 self.deferred += 1
-                if self._destinations.is_selected(message.path):
+                if self.destinations.is_selected(message.path):
                     self._waiting.was_deferred(message, now)
                 else:
                     self.not_served += 1
@@ -333,37 +333,37 @@ class Pump:
         if has_room:
             # No accepted message asks for the next of a destination that is given up.
             actions += self._receiving.fetch_all(now)
-        return actions if self._order is None else actions + self._order.settled(messages, now)
+        return actions if self.order is None else actions + self.order.settled(messages, now)
 
     def settle_failed(self, messages: list[BacklogMessage], now: float) -> list[Action]:
         """Forget these: the backlog queue refused the decision, and will deliver them again."""
         for message in messages:
-            if self._intake.forget(message):
+            if self.intake.forget(message):
                 if message.accepted:
-                    self._intake.remember(message)
+                    self.intake.remember(message)
                 if message.is_deferred:
                     self._waiting.was_deferred(message, now)
         actions = self._receiving.grant(now)
-        if self._order is not None:
-            actions += self._order.settle_failed(messages, now)
+        if self.order is not None:
+            actions += self.order.settle_failed(messages, now)
         return actions
 
     def renewed(self, messages: list[BacklogMessage], now: float) -> list[Action]:
         """Schedule the next renewal of these: their locks were renewed."""
         for message in messages:
-            self._intake.renew_later(message, now + message.lock_s * RENEW_AFTER)
+            self.intake.renew_later(message, now + message.lock_s * RENEW_AFTER)
         return []
 
     def lock_lost(self, messages: list[BacklogMessage], now: float) -> list[Action]:
         """Forget those of these that were not sent: they lost their locks and come again."""
         if messages:
-            self._intake.lock_was_lost()
+            self.intake.lock_was_lost()
         for message in messages:
-            destination = self._destinations.by_key.get(message.destination)
+            destination = self.destinations.by_key.get(message.destination)
             if destination is None or message.lock_token in destination.sent:
                 continue
             if self._waiting.withdraw(message, destination):
-                self._intake.forget(message)
+                self.intake.forget(message)
                 if message.is_deferred:
                     self._waiting.was_deferred(message, now)
         return self._advanced(self._receiving.grant(now), now)
@@ -372,8 +372,8 @@ class Pump:
 
     def attached(self, path: str, limit_bytes: int, now: float) -> list[Action]:
         """Note that the link to a destination is open; its credit comes as an event of its own."""
-        self._destinations.primary_answered_at = now
-        destination = self._destinations.find(path)
+        self.destinations.primary_answered_at = now
+        destination = self.destinations.find(path)
         if destination is not None and destination.attach_at is not None:
             destination.attach_at = None
             destination.attached = True
@@ -384,19 +384,19 @@ class Pump:
 
     def authorized(self, now: float) -> list[Action]:
         """Note that the primary allowed a link; the attach comes next."""
-        self._destinations.primary_answered_at = now
+        self.destinations.primary_answered_at = now
         return []
 
     def unanswered(self, path: str, text: str, now: float) -> list[Action]:
         """Give up an attach whose authorization was not answered in time."""
-        destination = self._destinations.find(path)
+        destination = self.destinations.find(path)
         if destination is None or destination.attach_at is None:
             return []
         return self._sending.give_up_attach(destination, text, now)
 
     def granted(self, path: str, credit: int, now: float) -> list[Action]:
         """Send what waits, as far as the destination's new credit goes."""
-        destination = self._destinations.find(path)
+        destination = self.destinations.find(path)
         if destination is None or not destination.attached:
             return []
         destination.credit = credit
@@ -404,25 +404,25 @@ class Pump:
 
     def detached(self, path: str, condition: str | None, text: str, now: float) -> list[Action]:
         """Handle the end of a link: refused, or closed with messages that may have arrived."""
-        self._destinations.primary_answered_at = now
-        destination = self._destinations.find(path)
+        self.destinations.primary_answered_at = now
+        destination = self.destinations.find(path)
         if destination is None or not (destination.attached or destination.attach_at is not None):
             return []
         return self._home_changed(self._sending.detached(destination, condition, text, now), now)
 
     def _home_changed(self, actions: list[Action], now: float) -> list[Action]:
         """Return the actions and, for a twin, the credit that the state of its home allows."""
-        is_twin = self._destinations.home is not None
+        is_twin = self.destinations.home is not None
         return actions + self._receiving.grant(now) if is_twin else actions
 
     def accepted(self, messages: list[BacklogMessage], now: float) -> list[Action]:
         """Complete these: the primary has them."""
-        destinations = self._destinations
+        destinations = self.destinations
         destinations.primary_answered_at = now
         taken: list[BacklogMessage] = []
         served: Counter[Destination] = Counter()
         for message in messages:
-            if message.accepted or message not in self._intake:
+            if message.accepted or message not in self.intake:
                 continue
             destination = destinations.by_key[message.destination]
             if destination.sent.pop(message.lock_token, None) is None:
@@ -450,8 +450,8 @@ class Pump:
         self, message: BacklogMessage, condition: str | None, text: str, now: float
     ) -> list[Action]:
         """Dead-letter a message that was refused for its content; else hold its destination."""
-        self._destinations.primary_answered_at = now
-        destination = self._destinations.by_key.get(message.destination)
+        self.destinations.primary_answered_at = now
+        destination = self.destinations.by_key.get(message.destination)
         if destination is None or destination.sent.pop(message.lock_token, None) is None:
             return []
         return self._sending.refused(message, destination, condition, text, now)
@@ -460,9 +460,9 @@ class Pump:
 
     def fetched(self, numbers: list[int], now: float, *, failed: bool = False) -> list[Action]:
         """Take the end of a `ReceiveDeferred`, after `received` for each message that came."""
-        if self._order is not None:
-            self._order.lanes.fetch_ended(numbers)
-        self._intake.fetching = max(0, self._intake.fetching - len(numbers))
+        if self.order is not None:
+            self.order.lanes.fetch_ended(numbers)
+        self.intake.fetching = max(0, self.intake.fetching - len(numbers))
         if failed:
             self._deferred.may_hold_more(now)
             return self._advanced(self._receiving.grant(now), now)
@@ -472,9 +472,9 @@ class Pump:
         """Take the deferred messages that a search found. `is_all`: the queue has no others."""
         self._deferred.search_ended(now, is_all=is_all)
         # If the queue is busy, some of them are already in memory.
-        in_memory = {message.sequence_number for message in self._intake}
+        in_memory = {message.sequence_number for message in self.intake}
         for entry in found:
-            if self._destinations.is_selected(entry.path) and entry.number not in in_memory:
+            if self.destinations.is_selected(entry.path) and entry.number not in in_memory:
                 self._waiting.found_deferred(entry, now)
         return self._advanced(self._receiving.fetch_all(now), now)
 
@@ -495,7 +495,7 @@ class Pump:
     def peeked_for_order(
         self, page: list[PeekedEntry], now: float, *, failed: bool
     ) -> list[Action]:
-        return [] if self._order is None else self._order.peeked(page, now, failed=failed)
+        return [] if self.order is None else self.order.peeked(page, now, failed=failed)
 
     # Time
 
@@ -508,16 +508,16 @@ class Pump:
         if self.left and now >= self._left_until:
             self.left = ""
             actions += self.resume(now, LEFT)
-        if self._destinations.home is not None and not self._destinations.home.is_progressing(now):
+        if self.destinations.home is not None and not self.destinations.home.is_progressing(now):
             # It was idle: an outage may have begun meanwhile.
-            self._destinations.doubt_home()
-        for key, destination in self._destinations.by_key.items():
+            self.destinations.doubt_home()
+        for key, destination in self.destinations.by_key.items():
             if destination.is_late(now):
                 destination.doubt(now)
-                self._destinations.held.add(key)
-                if destination is self._destinations.home:
+                self.destinations.held.add(key)
+                if destination is self.destinations.home:
                     actions += self._release_waiting(now)
-        for destination in self._destinations:
+        for destination in self.destinations:
             actions += self._sending.tick(destination, self.limits.answer_s, now)
         actions += self._receiving.renew_locks(self.limits.answer_s, now)
         if self.credit and now >= self._poll_at:
@@ -532,4 +532,4 @@ class Pump:
             actions.append(FindDeferred(to_the_end=self._receiving.is_quiet))
         self._receiving.look_ahead.tick(now)
         actions += self._receiving.grant(now) + self._receiving.peek_ahead(now)
-        return actions if self._order is None else actions + self._order.tick(now)
+        return actions if self.order is None else actions + self.order.tick(now)

@@ -147,60 +147,58 @@ def test_a_rule_that_breaks_unexpectedly_counts_as_failed_and_is_reported(
 class TestScheduled:
     """A message leaves the schedule when every subscription has it."""
 
-    def world(self, monkeypatch: pytest.MonkeyPatch) -> News:
+    def world(self) -> News:
         world = News(RuleDescription(name="all"))
         sent = incoming(message_id="1", scheduled_for_ms=500)
         world.namespace.send(topic(world), [sent], 0)
-        monkeypatch.setattr(part(world, "b"), "take", breaks)
+        world.journal.broken = {part(world, "b").entity_id}
         world.namespace.run_timers(500)
         return world
 
-    def test_the_others_have_it_once_and_it_is_tried_again(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        world = self.world(monkeypatch)
+    def test_the_others_have_it_once_and_it_is_tried_again(self) -> None:
+        world = self.world()
         assert held(world, 500) == (["1"], [], [], ["1"])
         assert topic(world).scheduled_count == 1
         again_ms = 500 + FAILED_RETRY_MS
         assert world.namespace.next_deadline_ms() == again_ms
-        monkeypatch.undo()
+        world.journal.broken.clear()
         world.namespace.run_timers(again_ms)
         assert held(world, again_ms) == (["1"], ["1"], [], ["1"])
         assert topic(world).scheduled_count == 0
         assert held(world.restarted(again_ms), again_ms) == (["1"], ["1"], [], ["1"])
         assert [path for path, _, _ in world.failures] == ["news"]
 
-    def test_a_restart_before_that_loses_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        after = self.world(monkeypatch).restarted(600)
+    def test_a_restart_before_that_loses_nothing(self) -> None:
+        before = self.world()
+        before.journal.broken.clear()
+        after = before.restarted(600)
         after.namespace.run_timers(600)
         assert {*ids(part(after, "a"), 600), *ids(part(after, "b"), 600)} == {"1"}
         assert ids(part(after, "b"), 600) == ["1"]
 
 
-def test_a_sender_that_is_told_of_a_failure_can_send_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sender_that_is_told_of_a_failure_can_send_again() -> None:
     world = News(RuleDescription(name="all"))
-    monkeypatch.setattr(part(world, "b"), "take", breaks)
-    with pytest.raises(Broken):
+    world.journal.broken = {part(world, "b").entity_id}
+    with pytest.raises(RuntimeError, match="broken"):
         world.namespace.send(topic(world), [incoming(message_id="1")], 0)
-    monkeypatch.undo()
+    world.journal.broken.clear()
     world.namespace.send(topic(world), [incoming(message_id="1")], 1)
     assert ids(part(world, "b"), 1) == ["1"]
     assert ids(part(world.restarted(2), "b"), 2) == ["1"]
 
 
 class TestTimers:
-    def test_a_queue_that_fails_does_not_hold_up_the_timers_of_others(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_queue_that_fails_does_not_hold_up_the_timers_of_others(self) -> None:
         world = World()
         queues = [world.queue(name, QueueDescription()) for name in ("a", "b", "c")]
         for queue in queues:
             queue.enqueue(incoming(message_id=queue.path, scheduled_for_ms=100), 0)
-        monkeypatch.setattr(queues[0].states, "activate", breaks)
+        world.journal.broken = {queues[0].entity_id}
         world.namespace.run_timers(100)
         assert [queue.active_count for queue in queues] == [0, 1, 1]
         assert [path for path, _, _ in world.failures] == ["a"]
-        monkeypatch.undo()
+        world.journal.broken.clear()
         world.namespace.run_timers(100 + FAILED_RETRY_MS)
         assert [queue.active_count for queue in queues] == [1, 1, 1]
 
@@ -279,17 +277,15 @@ class TestForwarding:
         assert ids(source, 1) == []
         assert held(world.restarted(1), 1) == (["1", "2"], ["2"], ["1"], ["1", "2"])
 
-    def test_what_the_destination_breaks_on_goes_to_the_dead_letters(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_what_the_destination_breaks_on_goes_to_the_dead_letters(self) -> None:
         world = World()
         target = world.queue("target", QueueDescription())
         source = world.queue("source", QueueDescription(forward_to="target"))
-        monkeypatch.setattr(target, "take_over", breaks)
+        world.journal.broken = {target.entity_id}
         source.enqueue(incoming(message_id="1"), 0)
         assert (ids(source, 0), ids(source.dead_letter, 0)) == ([], ["1"])
         assert [(path, str(error)) for path, _, error in world.failures] == [("source", "broken")]
-        monkeypatch.undo()
+        world.journal.broken.clear()
         source.enqueue(incoming(message_id="2"), 1)
         assert ids(target, 1) == ["2"]
         again = world.restarted(2).namespace

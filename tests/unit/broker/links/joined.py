@@ -25,6 +25,7 @@ class JoinedTransport:
         self.written = b""
         self.is_paused = False
         self.is_closed = False
+        self.is_aborted = False
         self.ended = asyncio.Event()
         """Nothing more will be written."""
         self.seen: Callable[[bytes], None] = lambda _: None
@@ -55,7 +56,8 @@ class JoinedTransport:
     def close(self) -> None:
         self.is_closed = True
 
-    abort = close
+    def abort(self) -> None:
+        self.is_aborted = self.is_closed = True
 
 
 class Front(Protocol):

@@ -31,7 +31,7 @@ from twinbus.amqp.events import Attached, Closed, DeliveryArrived, Detached, Eve
 from twinbus.amqp.link import LinkSession, ReceiverLink, SenderLink
 from twinbus.amqp.performatives import Source, Target
 from twinbus.amqp.session import Session
-from twinbus.broker.access import ConnectionLimits
+from twinbus.broker.access import CUT_OFF_S, ConnectionLimits
 from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.faults import Fault
 from twinbus.broker.links.client_limits import (
@@ -182,19 +182,17 @@ async def test_a_client_that_never_opens_is_cut_off(caplog: pytest.LogCaptureFix
         assert "no OPEN came within 0.05 s (--open-limit)" in caplog.text
 
 
-async def test_a_client_that_closes_and_reads_nothing_is_cut_off(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("twinbus.broker.links.peer.CUT_OFF_S", 0.05)
+@pytest.mark.virtual_time
+async def test_a_client_that_closes_and_reads_nothing_is_cut_off() -> None:
     async with serving() as server:
         client = JoinedClient(server, trusted=False)
         await begun(client)
-        aborted = asyncio.Event()
-        monkeypatch.setattr(client.transport, "abort", aborted.set)
         client.connection.close()
         await client.exchange()
-        async with asyncio.timeout(PATIENCE_S):
-            await aborted.wait()
+        await asyncio.sleep(CUT_OFF_S - 1)
+        assert not client.transport.is_aborted
+        await asyncio.sleep(2)
+        assert client.transport.is_aborted
 
 
 async def test_a_client_that_puts_no_token_is_cut_off() -> None:

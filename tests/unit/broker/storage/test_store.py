@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import lmdb
 import pytest
 
+from tests.processes import room_for
 from twinbus.broker.journal import MessageState, SessionState, StoredMessage
-from twinbus.broker.storage import data_directory, lmdb_store, records
-from twinbus.broker.storage.lmdb_store import LmdbStore, translated
+from twinbus.broker.storage import records
+from twinbus.broker.storage.data_directory import DataDirectory, unusable
+from twinbus.broker.storage.lmdb_store import SWEEP_RECORDS, LmdbStore, translated
 from twinbus.broker.storage.store import Batch, MemoryStore, Store, flush
 from twinbus.errors import StoreError, StoreFull
 
@@ -36,8 +39,7 @@ def disk(tmp_path: Path) -> Iterator[LmdbStore]:
 
 def entries(store: LmdbStore) -> int:
     """Records in the environment, that of the format aside."""
-    assert store._environment is not None
-    return store._environment.stat()["entries"] - 1
+    return store.opened().stat()["entries"] - 1
 
 
 def numbers(store: Store) -> list[int]:
@@ -134,8 +136,7 @@ def test_an_amendment_of_the_last_run_goes_with_its_message(tmp_path: Path) -> N
 
 
 def test_commits_are_synchronous_for_data_and_metadata(disk: LmdbStore) -> None:
-    assert disk._environment is not None
-    flags = disk._environment.flags()
+    flags = disk.opened().flags()
     assert (flags["sync"], flags["metasync"], flags["writemap"]) == (True, True, False)
 
 
@@ -160,8 +161,7 @@ def test_reads_do_not_keep_the_file_growing(disk: LmdbStore) -> None:
         assert disk.payload(1, 1) == b"kept"
         disk.remove(1, number)
         flush(disk)
-    assert disk._environment is not None
-    assert disk._environment.info()["last_pgno"] < 100
+    assert disk.opened().info()["last_pgno"] < 100
 
 
 def test_pending_bytes_rise_with_what_is_noted_and_fall_when_it_is_durable(disk: LmdbStore) -> None:
@@ -177,14 +177,11 @@ def test_pending_bytes_rise_with_what_is_noted_and_fall_when_it_is_durable(disk:
     assert disk.pending_bytes == noted
 
 
-def test_a_dropped_entity_is_swept_a_slice_at_a_time(
-    disk: LmdbStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lmdb_store, "SWEEP_RECORDS", 10)
+def test_a_dropped_entity_is_swept_a_slice_at_a_time(disk: LmdbStore) -> None:
     disk.put_entity(1, "queue", "q", {})
     disk.put_entity(2, "queue", "other", {})
     disk.put(2, message(1), b"stays")
-    for number in range(1, 26):
+    for number in range(1, 2_501):
         disk.put(1, message(number), b"x")
     disk.put_session_state(1, "s", SessionState(b"state", 5))
     disk.put_message_id(1, "m", 1)
@@ -195,27 +192,24 @@ def test_a_dropped_entity_is_swept_a_slice_at_a_time(
         disk.write(batch)
         disk.finish(batch)
         left.append(entries(disk))
-    # 25 messages, a state, an id and a counter, then the note that the entity was dropped; the
+    # 2,500 messages, a state, an id and a counter, then the note that the entity was dropped; the
     # other entity's three records stay.
-    assert left == [22, 12, 3]
+    assert left == [2_507 - SWEEP_RECORDS, 2_507 - 2 * SWEEP_RECORDS, 3]
     assert [image.path for image in disk.recover()] == ["other"]
     assert disk.payload(2, 1) == b"stays"
 
 
-def test_a_sweep_cut_off_by_a_crash_is_finished_at_the_next_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lmdb_store, "SWEEP_RECORDS", 10)
+def test_a_sweep_cut_off_by_a_crash_is_finished_at_the_next_start(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, map_size=MAP_SIZE)
     store.put_entity(1, "queue", "q", {})
-    for number in range(1, 26):
+    for number in range(1, 2_501):
         store.put(1, message(number), b"x")
     flush(store)
     store.drop_entity(1)
     flush(store)
     store.close()
     store = LmdbStore(tmp_path, map_size=MAP_SIZE)
-    assert entries(store) == 17
+    assert entries(store) == 2_502 - SWEEP_RECORDS
     assert store.recover() == []
     assert entries(store) == 0
     # The id may be used again, and nothing of the old entity shows.
@@ -282,60 +276,42 @@ def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_a_directory_that_cannot_be_made_is_one_line(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    code: int,
-    kind: type[StoreError],
-    words: str,
+    tmp_path: Path, code: int, kind: type[StoreError], words: str
 ) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr("pathlib.Path.mkdir", refuse)
-    with pytest.raises(StoreError, match=words) as caught:
-        LmdbStore(tmp_path / "ns")
-    assert type(caught.value) is kind
-    assert "\n" not in str(caught.value)
+    error = unusable(tmp_path / "ns", OSError(code, os.strerror(code)))
+    assert type(error) is kind
+    assert re.fullmatch(rf"{tmp_path}/ns:? {words}", str(error))
 
 
-def test_a_start_on_a_full_disk_is_refused_and_gives_the_lock_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as full:
-        full.setattr(data_directory.DataDirectory, "room_bytes", lambda _: 4096)
-        with pytest.raises(StoreFull, match="4096 bytes free on its disk, a start needs 1048576"):
-            LmdbStore(tmp_path)
+def test_a_start_on_a_full_disk_is_refused_and_gives_the_lock_back(tmp_path: Path) -> None:
+    refused = pytest.raises(StoreFull, match="4096 bytes free on its disk, a start needs 1048576")
+    with room_for(4096), refused:
+        LmdbStore(tmp_path)
     LmdbStore(tmp_path, map_size=MAP_SIZE).close()
 
 
 def test_low_space_is_said_before_the_disk_is_full_and_looked_up_once_a_second(
-    disk: LmdbStore, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    now_s, room, looks = [100.0], [2**30], [0]
-
-    def look(_: object) -> int:
-        looks[0] += 1
-        return room[0]
-
-    monkeypatch.setattr("time.monotonic", lambda: now_s[0])
-    monkeypatch.setattr(data_directory.DataDirectory, "room_bytes", look)
-    assert disk.low_on_space() is None
-    room[0] = 63 * 2**20
-    now_s[0] += 0.5
-    assert disk.low_on_space() is None
-    now_s[0] += 0.5
-    reason = disk.low_on_space()
-    assert reason is not None
-    assert "63 MiB left, sends need 64 MiB" in reason
-    assert looks == [2]
-    room[0] = 64 * 2**20
-    now_s[0] += 1.0
-    assert disk.low_on_space() is None
+    now_s = [100.0]
+    directory = DataDirectory(tmp_path, lambda: now_s[0])
+    assert directory.low_on_space() is None
+    with room_for(63 * 2**20):
+        now_s[0] += 0.5
+        assert directory.low_on_space() is None
+        now_s[0] += 0.5
+        assert "63 MiB left, sends need 64 MiB" in (directory.low_on_space() or "")
+    with room_for(64 * 2**20):
+        now_s[0] += 0.5
+        assert directory.low_on_space() is not None
+        now_s[0] += 0.5
+        assert directory.low_on_space() is None
+    directory.release()
 
 
 def test_room_is_what_the_disk_gives_to_us(disk: LmdbStore, tmp_path: Path) -> None:
     space = os.statvfs(tmp_path)
-    room = disk._directory.room_bytes()
+    room = disk.directory.room_bytes()
     assert abs(room - space.f_bavail * space.f_frsize) < 2**30
 
 
@@ -373,24 +349,21 @@ def test_a_full_map_writes_nothing_and_the_store_goes_on(tmp_path: Path) -> None
 def test_what_lmdb_says_becomes_one_line(
     disk: LmdbStore, error: lmdb.Error, kind: type[StoreError], words: str
 ) -> None:
-    line = translated(disk._directory, error)
+    line = translated(disk.directory, error)
     assert type(line) is kind
     assert words in str(line)
     assert "\n" not in str(line)
 
 
-def test_a_short_write_on_a_full_disk_is_a_full_disk(
-    disk: LmdbStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(data_directory.DataDirectory, "room_bytes", lambda _: 0)
-    error = said(lmdb.Error, errno.EIO)
-    assert isinstance(translated(disk._directory, error), StoreFull)
+def test_a_short_write_on_a_full_disk_is_a_full_disk(disk: LmdbStore) -> None:
+    with room_for(2**20):
+        assert isinstance(translated(disk.directory, said(lmdb.Error, errno.EIO)), StoreFull)
 
 
 def test_a_record_that_makes_no_sense_is_one_line(disk: LmdbStore) -> None:
     disk.put_entity(1, "queue", "q", {})
-    disk._note(records.message_key(1, 1), b"too short")
     flush(disk)
+    disk.write(Batch({records.message_key(1, 1): b"too short"}))
     with pytest.raises(StoreError, match="holds a record that cannot be read"):
         disk.recover()
 
@@ -411,24 +384,24 @@ class AnnouncedLock:
         self.lock.release()
 
 
-def test_closing_waits_for_the_commit_in_flight(
-    disk: LmdbStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closing_waits_for_the_commit_in_flight(disk: LmdbStore, tmp_path: Path) -> None:
     lock, begun, seen = AnnouncedLock(), threading.Event(), []
-    disk._writing = lock  # type: ignore[assignment]
+    disk.writing = lock  # type: ignore[assignment]
     disk.put_entity(1, "queue", "q", {})
     disk.put(1, message(1), b"x")
     batch = disk.take_batch()
     assert batch is not None
-    apply = lmdb_store._apply
 
-    def slow_apply(transaction: lmdb.Transaction[bytes], changes: Batch) -> None:
-        apply(transaction, changes)
-        begun.set()
-        seen.append(lock.contended.wait(timeout=60) and disk._environment is not None)
+    class Slow(dict[bytes, bytes | None]):
+        """Records that the transaction reads until somebody else wants the lock."""
 
-    monkeypatch.setattr(lmdb_store, "_apply", slow_apply)
-    writer = threading.Thread(target=disk.write, args=(batch,), daemon=True)
+        def items(self) -> Any:
+            begun.set()
+            seen.append(lock.contended.wait(timeout=60) and disk.opened() is not None)
+            return super().items()
+
+    slow = Batch(Slow(batch.records))
+    writer = threading.Thread(target=disk.write, args=(slow,), daemon=True)
     writer.start()
     assert begun.wait(timeout=60)
     disk.close()

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.unit.console.commands import run
 from tests.unit.console.pages import assert_self_contained
 from tests.unit.planning.outcomes_made_up import asked, outcome, sure
-from twinbus.console.cli import main
 from twinbus.console.plan import default_patience_s, plan_sheet
 from twinbus.console.sheet import page_of, text_of
 from twinbus.cost import prices
@@ -127,44 +127,28 @@ def test_what_is_asked_wrongly_is_one_line_and_no_spark(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     words = [word for pair in {**GOOD, **change}.items() for word in pair if word]
-    monkeypatch.setattr("sys.argv", ["twinbus", "plan", *words])
     monkeypatch.setattr("twinbus.console.plan._simulate", lambda *_: pytest.fail("it went on"))
-    with pytest.raises(SystemExit) as ended:
-        main()
-    printed = capsys.readouterr()
-    assert ended.value.code == 2
-    assert printed.out == ""
+    printed = run(capsys, "plan", *words)
+    assert (printed.status, printed.out) == (2, "")
     assert says in printed.err
     assert printed.err.startswith("twinbus: ")
     assert printed.err.count("\n") == 1
 
 
 def test_an_outage_that_happened_is_planned_for_by_its_name(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("twinbus.console.plan._simulate", lambda *_: OUTCOMES)
     words = ["--rate", "500/s", "--outage", "west-europe-2025-11", "--output", "json"]
-    monkeypatch.setattr("sys.argv", ["twinbus", "plan", *words])
-    with pytest.raises(SystemExit):
-        main()
-    plan = json.loads(capsys.readouterr().out)
+    plan = json.loads(run(capsys, "plan", *words, "--years", "20").out)
     assert plan["question"]["outages"] == ["exactly 1/year fixed 33900s"]
     promotion = plan["geo_replication_promotion"]
     assert (promotion["seconds"], promotion["sends"]) == ([300, 600], [150_000, 300_000])
 
 
-def test_a_plan_goes_to_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("twinbus.console.plan._simulate", lambda *_: OUTCOMES)
+def test_a_plan_goes_to_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for output in ("text", "json", "html"):
         path = tmp_path / f"plan.{output}"
         words = [word for pair in GOOD.items() for word in pair]
-        monkeypatch.setattr(
-            "sys.argv", ["twinbus", "plan", *words, "--output", output, "--to", str(path)]
-        )
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert ended.value.code == 0
+        ran = run(capsys, "plan", *words, "--years", "20", "--output", output, "--to", str(path))
+        assert ran == (0, "", f"twinbus: the plan is in {path}\n")
         assert "10" in path.read_text()
-        assert capsys.readouterr().err == f"twinbus: the plan is in {path}\n"

@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 import pytest
 from aiohttp import web
 
-from twinbus.console.syphon import metrics as http_port
-from twinbus.console.syphon.metrics import HttpAddress, HttpPort
+from twinbus.console.syphon.metrics import CLIENTS_MAX, CONNECTION_S, HttpAddress, HttpPort
 from twinbus.errors import SyphonError
 from twinbus.loops import fast_loop
 
@@ -32,8 +31,10 @@ def run(scenario: Coroutine[Any, Any, T]) -> T:
 
 
 @asynccontextmanager
-async def serving(address: HttpAddress, token: str | None = None) -> AsyncIterator[HttpPort]:
-    port = HttpPort(address, token, {"/metrics": names})
+async def serving(
+    address: HttpAddress, token: str | None = None, connection_s: float = CONNECTION_S
+) -> AsyncIterator[HttpPort]:
+    port = HttpPort(address, token, {"/metrics": names}, connection_s)
     await port.start()
     try:
         yield port
@@ -114,14 +115,12 @@ def test_requests_that_are_refused(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.records == []
 
 
-def test_clients_are_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_port, "CLIENTS_MAX", 2)
-    monkeypatch.setattr(http_port, "CONNECTION_S", 600.0)
-
+def test_clients_are_bounded_in_number() -> None:
     async def scenario() -> None:
-        async with serving(LOOPBACK) as port:
-            # Connections are accepted in their order: the third one is one too many.
-            slow = [await asyncio.open_connection("127.0.0.1", port.address.port) for _ in "ab"]
+        async with serving(LOOPBACK, connection_s=600.0) as port:
+            # Connections are accepted in their order: the next one is one too many.
+            place = "127.0.0.1", port.address.port
+            slow = [await asyncio.open_connection(*place) for _ in range(CLIENTS_MAX)]
             assert await ask(port, get()) == ""
             reader, writer = slow[0]
             writer.write(get().encode())
@@ -136,22 +135,19 @@ def test_clients_are_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
     run(scenario())
 
 
-def test_a_client_that_sends_no_request_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_port, "CONNECTION_S", 0.05)
-
+def test_a_client_that_sends_no_request_is_cut_off() -> None:
     async def scenario() -> None:
-        async with serving(LOOPBACK) as port:
+        async with serving(LOOPBACK, connection_s=0.05) as port:
             assert await ask(port, "GET /metrics HTTP/1.1\r\n") == ""
 
     run(scenario())
 
 
-def test_a_client_that_does_not_take_its_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_port, "CONNECTION_S", 0.2)
+def test_a_client_that_does_not_take_its_answer_is_cut_off() -> None:
     large = web.Response(body=b"x" * (64 << 20))
 
     async def scenario() -> None:
-        port = HttpPort(LOOPBACK, None, {"/metrics": lambda _: large})
+        port = HttpPort(LOOPBACK, None, {"/metrics": lambda _: large}, connection_s=0.2)
         await port.start()
         reader, writer = await asyncio.open_connection("127.0.0.1", port.address.port)
         writer.write(get().encode())

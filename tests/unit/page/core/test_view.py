@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.unit.page.pairs import answer
+from tests.unit.page.asgi import answer
 from tests.unit.status.statuses import NOW, entity, status
 from twinbus.page.core.model import Obstacle, ShownPair, ShownProof, ShownSyphon, Span, as_json
 from twinbus.page.core.timeline import SPANS_MAX, WINDOW_S, EntitySpans, SendHistory, merged_spans

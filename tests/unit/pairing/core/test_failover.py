@@ -33,34 +33,7 @@ from twinbus.status.document import EntityState
 from twinbus.testing import VirtualClock
 
 FAILED = SendFailed(counts=True, error="connection refused")
-MINE = SendFailed(counts=False, error="too large")
 UNUSABLE = PingFailed(unusable=True, error="no such queue")
-
-
-def entity(
-    failover_interval_s: float = 10, ping_interval_s: float = 60, healthy_pings: int = 1
-) -> EntityFailover:
-    return EntityFailover(
-        failover_interval_s=failover_interval_s,
-        ping_interval_s=ping_interval_s,
-        healthy_pings=healthy_pings,
-    )
-
-
-def in_state(state: EntityState, **options: int) -> EntityFailover:
-    """An entity that reached `state` at time 0 with its first ping due at 60."""
-    it = entity(**options)
-    if state is EntityState.HEALTHY:
-        return it
-    if state is EntityState.SUSPECT:
-        it.handle(FAILED, 0)
-        return it
-    it.handle(FAILED, -10)
-    it.handle(TimerFired(), 0)
-    if state is EntityState.UNUSABLE:
-        it.handle(TimerFired(), 60)
-        it.handle(UNUSABLE, 60)
-    return it
 
 
 def performed(it: EntityFailover, event: Event, now: float) -> list[object]:
@@ -68,17 +41,30 @@ def performed(it: EntityFailover, event: Event, now: float) -> list[object]:
     return [action for action in it.handle(event, now) if not isinstance(action, Transition)]
 
 
-def test_failover_waits_a_quiet_interval_then_pings_until_answered() -> None:
-    clock, it = VirtualClock(), EntityFailover(failover_interval_s=10, ping_interval_s=60)
-    it.handle(SendFailed(counts=True), clock.now)
+def test_failover_waits_a_quiet_interval_then_pings_until_answered_and_says_why() -> None:
+    it, clock = healthy(), VirtualClock()
+    assert it.handle(FAILED, 0.0) == (
+        Transition(EntityState.HEALTHY, EntityState.SUSPECT, 0.0, "a send failed"),
+    )
     assert clock.run(it, until=9.9) == []
-    assert clock.run(it, until=70.0) == [(10.0, StartDiverting()), (70.0, SendPing())]
-    assert performed(it, PingAnswered(), 70.5) == [StopPinging()]
+    assert clock.run(it, until=70.0, announcements=True) == [
+        (10.0, StartDiverting()),
+        (
+            10.0,
+            Transition(EntityState.SUSPECT, EntityState.FAILED_OVER, 10.0, "no success for 10 s"),
+        ),
+        (70.0, SendPing()),
+    ]
+    assert it.handle(PingAnswered(), 70.5) == (
+        StopPinging(),
+        Transition(EntityState.FAILED_OVER, EntityState.HEALTHY, 70.5, "the ping was answered"),
+    )
     assert (it.state, it.route, it.timer_at) == (EntityState.HEALTHY, Route.PRIMARY, None)
+    assert (it.since, it.reason) == (70.5, "the ping was answered")
 
 
 def test_with_interval_zero_the_first_failure_fails_over_at_once() -> None:
-    it = entity(failover_interval_s=0)
+    it = EntityFailover(failover_interval_s=0, ping_interval_s=PING_S)
     assert it.handle(FAILED, 3.0) == (
         StartDiverting(),
         Transition(EntityState.HEALTHY, EntityState.FAILED_OVER, 3.0, "a send failed"),
@@ -87,38 +73,39 @@ def test_with_interval_zero_the_first_failure_fails_over_at_once() -> None:
 
 
 def test_a_failure_after_the_interval_fails_over_before_its_late_timer() -> None:
-    it = in_state(EntityState.SUSPECT)
+    it = suspect()
     assert performed(it, FAILED, 10.0) == [StartDiverting()]
     assert it.handle(TimerFired(), 10.0) == ()
     assert it.timer_at == 70.0
 
 
 def test_healthy_pings_must_come_in_a_row() -> None:
-    clock, it = VirtualClock(), in_state(EntityState.FAILED_OVER, healthy_pings=3)
+    clock, it = VirtualClock(), failed_over(healthy_pings=3)
     ends: list[Event] = [PingAnswered(), PingAnswered(), PingFailed(), *[PingAnswered()] * 3]
     for number, end in enumerate(ends, 1):
         assert it.state is EntityState.FAILED_OVER
-        assert clock.run(it, until=60.0 * number) == [(60.0 * number, SendPing())]
+        due = FAILOVER_S + PING_S * number
+        assert clock.run(it, until=due) == [(due, SendPing())]
         it.handle(end, clock.now)
     assert (it.state, it.timer_at) == (EntityState.HEALTHY, None)
 
 
 def test_not_found_or_disabled_makes_the_entity_unusable_until_a_ping_is_answered() -> None:
-    clock, it = VirtualClock(), in_state(EntityState.FAILED_OVER)
-    assert clock.run(it, until=60) == [(60.0, SendPing())]
-    assert performed(it, UNUSABLE, 61.0) == []
+    clock, it = VirtualClock(), failed_over()
+    assert clock.run(it, until=70) == [(70.0, SendPing())]
+    assert performed(it, UNUSABLE, 71.0) == []
     assert (it.state, it.route, it.reason) == (EntityState.UNUSABLE, Route.REFUSED, "no such queue")
-    assert clock.run(it, until=121) == [(121.0, SendPing())]
-    it.handle(PingFailed(unusable=True, error="disabled"), 122.0)
+    assert clock.run(it, until=131) == [(131.0, SendPing())]
+    it.handle(PingFailed(unusable=True, error="disabled"), 132.0)
     assert (it.state, it.reason) == (EntityState.UNUSABLE, "disabled")
-    assert (it.last_error, it.last_error_at) == ("disabled", 122.0)
-    assert clock.run(it, until=182) == [(182.0, SendPing())]
-    assert performed(it, PingAnswered(), 182.0) == [StopPinging()]
+    assert (it.last_error, it.last_error_at) == ("disabled", 132.0)
+    assert clock.run(it, until=192) == [(192.0, SendPing())]
+    assert performed(it, PingAnswered(), 192.0) == [StopPinging()]
     assert it.state is EntityState.HEALTHY
 
 
 def test_not_found_ends_a_suspicion() -> None:
-    it = in_state(EntityState.SUSPECT)
+    it = suspect()
     missing = SendFailed(counts=False, is_missing=True, error="no such queue")
     assert performed(it, missing, 3.0) == []
     assert (it.state, it.timer_at, it.last_error) == (EntityState.HEALTHY, None, "no such queue")
@@ -132,38 +119,23 @@ def test_a_forward_of_the_syphon_heals_unless_pings_must_be_answered_in_a_row(
     healthy_pings: int,
 ) -> None:
     forward = SendSucceeded(is_forward=True)
-    for state in (EntityState.FAILED_OVER, EntityState.UNUSABLE):
-        it = in_state(state, healthy_pings=healthy_pings)
-        it.handle(forward, 70.0)
+    for it in (failed_over(healthy_pings), unusable(healthy_pings)):
+        state = it.state
+        it.handle(forward, 80.0)
         assert it.state is (EntityState.HEALTHY if healthy_pings == 1 else state)
-    suspect = in_state(EntityState.SUSPECT, healthy_pings=healthy_pings)
-    suspect.handle(forward, 1.0)
-    assert suspect.state is EntityState.HEALTHY
+    assert after(suspect(healthy_pings), forward, 1.0).state is EntityState.HEALTHY
 
 
 def test_an_answer_clears_unusable_before_there_are_enough_to_return() -> None:
-    clock, it = VirtualClock(), in_state(EntityState.UNUSABLE, healthy_pings=2)
-    assert clock.run(it, until=120) == [(120.0, SendPing())]
-    assert performed(it, PingAnswered(), 120.0) == [StartDiverting()]
-    assert (it.state, it.timer_at, it.answered_pings) == (EntityState.FAILED_OVER, 180.0, 1)
-
-
-def test_every_change_is_announced_with_its_reason() -> None:
-    it, clock = entity(), VirtualClock()
-    seen: list[object] = [*it.handle(FAILED, 0.0)]
-    seen += [action for _, action in clock.run(it, until=70, announcements=True)]
-    seen += it.handle(PingAnswered(), 70.0)
-    assert [action for action in seen if isinstance(action, Transition)] == [
-        Transition(EntityState.HEALTHY, EntityState.SUSPECT, 0.0, "a send failed"),
-        Transition(EntityState.SUSPECT, EntityState.FAILED_OVER, 10.0, "no success for 10 s"),
-        Transition(EntityState.FAILED_OVER, EntityState.HEALTHY, 70.0, "the ping was answered"),
-    ]
-    assert (it.since, it.reason) == (70.0, "the ping was answered")
+    clock, it = VirtualClock(), unusable(healthy_pings=2)
+    assert clock.run(it, until=130) == [(130.0, SendPing())]
+    assert performed(it, PingAnswered(), 130.0) == [StartDiverting()]
+    assert (it.state, it.timer_at, it.answered_pings) == (EntityState.FAILED_OVER, 190.0, 1)
 
 
 def test_what_is_no_event_is_a_bug_and_says_so() -> None:
     with pytest.raises(AssertionError, match="not an event of a failover"):
-        entity().handle("success", 0.0)  # type: ignore[arg-type]
+        healthy().handle("success", 0.0)  # type: ignore[arg-type]
 
 
 def test_each_harmless_pair_has_a_reason_and_only_machine_events() -> None:
@@ -175,9 +147,8 @@ def test_each_harmless_pair_has_a_reason_and_only_machine_events() -> None:
 
 
 def test_a_person_can_read_it() -> None:
-    it = in_state(EntityState.FAILED_OVER)
-    it.handle(ForceFailover(), 1.0)
-    assert repr(it) == "EntityFailover(failed over, forced, timer_at=60)"
+    it = after(failed_over(), ForceFailover(), 11.0)
+    assert repr(it) == "EntityFailover(failed over, forced, timer_at=70.0)"
 
 
 FAILOVER_S, PING_S = 10.0, 60.0
@@ -186,14 +157,14 @@ QUIET_AT = 500.0
 
 EVENTS: dict[str, Event] = {
     "success": SendSucceeded(),
-    "failure": SendFailed(counts=True, error="refused"),
+    "failure": FAILED,
     "own failure": SendFailed(counts=False, error="too large"),
     "not found": SendFailed(counts=False, is_missing=True, error="no such queue"),
     "timer": TimerFired(),
     "early timer": TimerFired(),
     "ping answered": PingAnswered(),
     "ping failed": PingFailed(error="timed out"),
-    "gone": PingFailed(unusable=True, error="no such queue"),
+    "gone": UNUSABLE,
     "force": ForceFailover(),
     "mark healthy": MarkHealthy(),
     "freeze": Freeze(),
@@ -202,20 +173,22 @@ EVENTS: dict[str, Event] = {
 }
 
 
-def healthy() -> EntityFailover:
-    return EntityFailover(failover_interval_s=FAILOVER_S, ping_interval_s=PING_S)
+def healthy(healthy_pings: int = 1) -> EntityFailover:
+    return EntityFailover(
+        failover_interval_s=FAILOVER_S, ping_interval_s=PING_S, healthy_pings=healthy_pings
+    )
 
 
-def suspect() -> EntityFailover:
-    return after(healthy(), EVENTS["failure"], 0.0)
+def suspect(healthy_pings: int = 1) -> EntityFailover:
+    return after(healthy(healthy_pings), FAILED, 0.0)
 
 
-def failed_over() -> EntityFailover:
-    return after(suspect(), TimerFired(), FAILOVER_S)
+def failed_over(healthy_pings: int = 1) -> EntityFailover:
+    return after(suspect(healthy_pings), TimerFired(), FAILOVER_S)
 
 
-def unusable() -> EntityFailover:
-    return after(pinged(failed_over()), EVENTS["gone"], FAILOVER_S + PING_S)
+def unusable(healthy_pings: int = 1) -> EntityFailover:
+    return after(pinged(failed_over(healthy_pings)), UNUSABLE, FAILOVER_S + PING_S)
 
 
 def forced() -> EntityFailover:

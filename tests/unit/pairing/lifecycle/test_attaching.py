@@ -1,4 +1,4 @@
-"""Backlog queues that are found by attaching or by listing."""
+"""Backlog queues found by attaching or by listing; a pair with a closed or faulted side."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import MessagingEntityNotFoundError
 
 from tests.unit.pairing.lifecycle.test_discovery import HOUR_S, FakeAdministration, world
+from twinbus.errors import PairClosedError, PairFaultedError
 from twinbus.namespace.namespace import Namespace
+from twinbus.pair import pair_namespaces
 from twinbus.pairing.core.backlog import PullCause
 from twinbus.pairing.core.failover import ForceFailover
 from twinbus.pairing.lifecycle.attaching import ProtectionMonitor
@@ -222,3 +224,26 @@ def test_a_forgotten_emulator_is_hinted_at(host: str, more: str, is_hinted: bool
         ConnectionResetError("reset"), None
     )
     assert ("UseDevelopmentEmulator=true" in str(found)) is is_hinted
+
+
+STRING = "Endpoint=sb://{}.example/;SharedAccessKeyName=Root;SharedAccessKey=s3cret"
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("side", ["primary", "secondary"])
+@pytest.mark.parametrize("is_faulted", [False, True])
+async def test_it_does_not_start_and_gives_its_namespaces_back(side: str, is_faulted: bool) -> None:
+    first, second = (Namespace.from_connection_string(STRING.format(name)) for name in "ab")
+    pair = pair_namespaces(first, second)
+    ended = getattr(pair, side)
+    if is_faulted:
+        ended.fault(RuntimeError("by hand"))
+    else:
+        await ended.close()
+    # Only a fault of the primary faults the pair.
+    kind = PairFaultedError if is_faulted and side == "primary" else PairClosedError
+    with pytest.raises(kind):
+        await pair.start()
+    assert pair.primary.state != "open"
+    for namespace in (first, second):
+        namespace.claim()

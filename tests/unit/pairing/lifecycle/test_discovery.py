@@ -152,7 +152,6 @@ async def world(
         yield made
     finally:
         await made.discovery.close()
-        await made.pair.client.close()
 
 
 async def test_while_every_queue_is_in_use_no_search_runs() -> None:
@@ -296,7 +295,6 @@ async def test_at_pairing_a_missing_right_fails_at_once() -> None:
     with pytest.raises(MissingRightError, match="Manage"):
         await made.discovery.start()
     assert made.pair.elapsed == 0
-    await made.pair.client.close()
 
 
 async def test_queues_whose_hand_over_failed_for_a_right_are_handed_over_later(
@@ -370,7 +368,6 @@ async def test_without_manage_a_queue_that_comes_later_is_found_within_a_minute(
     await asyncio.sleep(24 * HOUR_S)
     assert pair.pair.secondary.opened == opened
     await pair.discovery.close()
-    await pair.pair.client.close()
 
 
 async def accepting(_: Any) -> None:
@@ -435,7 +432,6 @@ async def test_a_queue_that_refuses_for_a_session_is_tried_once_an_hour(
     assert told.count(("BacklogQueueFound", first)) == 2
     assert "session" in made.state.rotation.left_out[first]
     await made.discovery.close()
-    await made.pair.client.close()
 
 
 async def unauthorized(_: Any) -> None:
@@ -461,7 +457,6 @@ async def test_without_manage_queues_in_use_stay_when_the_right_to_send_goes() -
     await asyncio.sleep(60)
     assert made.discovery.searching is None
     await made.discovery.close()
-    await made.pair.client.close()
 
 
 async def test_without_manage_a_queue_that_hangs_does_not_keep_the_others_out() -> None:
@@ -475,7 +470,6 @@ async def test_without_manage_a_queue_that_hangs_does_not_keep_the_others_out() 
     await asyncio.sleep(10)
     assert made.discovery.searching is None
     await made.discovery.close()
-    await made.pair.client.close()
 
 
 async def test_without_manage_a_missing_right_fails_the_pairing_at_once() -> None:
@@ -484,4 +478,3 @@ async def test_without_manage_a_missing_right_fails_the_pairing_at_once() -> Non
     with pytest.raises(MissingRightError, match="needs the Send right"):
         await made.discovery.start()
     assert made.pair.elapsed == 0
-    await made.pair.client.close()

@@ -72,7 +72,6 @@ async def test_while_healthy_a_flaw_is_counted_and_warned_of_once_and_changes_no
     assert getattr(status, kind) == 2
     assert status.oversize + status.reserved == 2
     assert status.sent == 4
-    await world.client.close()
 
 
 @pytest.mark.parametrize("kind", REFUSED)
@@ -93,7 +92,6 @@ async def test_failed_over_a_flaw_is_refused_before_anything_is_tried(
     status = world.client.entity("orders").status()
     assert (status.oversize, status.reserved) == (0, 0)
     await sender.send_messages(message())
-    await world.client.close()
 
 
 @pytest.mark.parametrize("kind", FLAWED)
@@ -108,7 +106,6 @@ async def test_strict_guards_refuse_while_healthy_too(kind: str) -> None:
     assert world.primary.took == []
     await sender.send_messages(message())
     assert len(world.primary.took) == 1
-    await world.client.close()
 
 
 def test_the_error_says_size_limit_and_what_the_aliases_add() -> None:
@@ -174,13 +171,12 @@ async def test_while_healthy_nothing_is_copied_and_nothing_is_sized(
 
     world = FakePair(message_size_limit=LIMIT)
     sender = world.client.get_queue_sender("orders")
-    monkeypatch.setattr(guards, "to_backlog_message", never)
-    monkeypatch.setattr(guards, "encoded_bytes", never)
+    for name in ("to_backlog_message", "encoded_bytes"):
+        monkeypatch.setattr(guards, name, never)
     for size in (0, 1_000, LIMIT - PROPERTIES_BYTES_MAX - guards.ALIASES_MAX):
         await sender.send_messages(message(size, application_properties={"a": 1}))
         await sender.send_messages([message(size), message(size)])
     assert len(world.primary.took) == 6
-    await world.client.close()
 
 
 def test_the_limit_is_learned_from_the_link_and_remembered() -> None:
@@ -209,7 +205,6 @@ async def test_a_large_message_has_an_unknown_limit_asked_for() -> None:
     await sender.send_messages(message(LIMIT - 50))
     assert len(world.primary.took) == 2
     assert world.secondary.opened == 1
-    await world.client.close()
 
 
 async def test_a_queue_that_finds_one_message_too_large_is_told_apart_by_its_limit() -> None:
@@ -228,7 +223,6 @@ async def test_a_queue_that_finds_one_message_too_large_is_told_apart_by_its_lim
     with pytest.raises(MessageSizeExceededError):
         await sender.send_messages(message(10))
     assert world.client.state.rotation.absences(world.now) == {}
-    await world.client.close()
 
 
 class Uncloneable(AmqpAnnotatedMessage):
@@ -254,7 +248,6 @@ async def test_a_message_that_cannot_be_copied_is_an_error_that_says_so() -> Non
         await world.client.get_queue_sender("orders").send_messages(odd)
     assert caught.value.message_ids == ("odd",)
     assert world.secondary.took == []
-    await world.client.close()
 
 
 @pytest.mark.parametrize("body", [[object()], [3], [b"a", object()]])

@@ -1,4 +1,4 @@
-"""Cancelling a task inside a paired send: it is always seen, and nothing is left behind."""
+"""A paired send that is cancelled, and one in the backlog: which queue, which is pulled."""
 
 from __future__ import annotations
 
@@ -10,8 +10,21 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusServerBusyError
 
+from tests.unit.pairing.send_world import LIMIT_S, POLICY, QUEUES, REFUSED, World, pulled
+from twinbus.pairing.core.attempts import (
+    CallEnding,
+    DivertTo,
+    Raise,
+    Step,
+    TryPrimary,
+    WaitForRetry,
+    WaitForSecondary,
+)
+from twinbus.pairing.core.backlog import KeptChoice, PullCause
 from twinbus.pairing.core.failover import ForceFailover
+from twinbus.pairing.core.secondary import DivertFault
 from twinbus.pairing.sdk.pooled_sender import CHECK_INTERVAL_S
+from twinbus.servicebus.failures import FailureMeaning
 from twinbus.testing.fake_sdk import Behaviour, FakePair, accepts, hangs
 
 pytestmark = pytest.mark.virtual_time
@@ -72,11 +85,11 @@ async def cancelled_at(world: FakePair, moment_s: float, sender: Any, payload: A
 
 
 def check_nothing_is_leased(world: FakePair, sender: Any) -> None:
-    pools = [sender.pool, *world.client.state._backlog_pools.values()]
+    pools = [sender.pool, *world.client.state.backlog_pools.values()]
     # A link that still opens is left to the next call.
-    in_use = [pool._leased.difference(pool._opening_in_background) for pool in pools]
+    in_use = [pool.leased.difference(pool.opening_in_background) for pool in pools]
     assert in_use == [set()] * len(pools)
-    assert not sender.pool.attempt_timer._attempts
+    assert not sender.pool.attempt_timer.attempts
 
 
 @pytest.mark.parametrize("failed_over", [False, True])
@@ -150,7 +163,6 @@ async def test_a_swallowed_cancellation_of_a_stored_message_is_recorded_as_store
     assert world.ledger.of("divert", "message_id", "outcome") == [("3", "ok"), ("4", "ok")]
     status = world.client.entity("orders").status()
     assert (status.sent, status.diverted) == (3, 2)
-    await world.client.close()
 
 
 async def test_the_callers_own_timeout_block_gets_its_timeout() -> None:
@@ -167,7 +179,6 @@ async def test_the_callers_own_timeout_block_gets_its_timeout() -> None:
     task = asyncio.current_task()
     assert task is not None
     assert task.cancelling() == 0
-    await world.client.close()
 
 
 async def test_a_task_that_was_cancelled_and_lives_on_may_still_send() -> None:
@@ -188,7 +199,6 @@ async def test_a_task_that_was_cancelled_and_lives_on_may_still_send() -> None:
     await asyncio.wait({task})
     assert len(world.primary.took) == 2
     assert task.cancelled()
-    await world.client.close()
 
 
 async def test_a_swallowed_cancellation_is_repeated_within_a_look() -> None:
@@ -203,7 +213,6 @@ async def test_a_swallowed_cancellation_is_repeated_within_a_look() -> None:
     with pytest.raises(asyncio.CancelledError):
         await call
     assert world.now - asked <= CHECK_INTERVAL_S + 0.001
-    await world.client.close()
 
 
 async def test_attempts_of_different_bounds_share_one_timer_and_each_ends_in_time() -> None:
@@ -229,4 +238,105 @@ async def test_attempts_of_different_bounds_share_one_timer_and_each_ends_in_tim
     assert len([t for t in timers if "AttemptTimer._check" in repr(t)]) == 1
     await asyncio.gather(*sends)
     assert ended == {bound: bound for bound in bounds}
-    await world.client.close()
+
+
+FULL = PullCause.FULL
+
+
+@pytest.mark.parametrize(
+    ("meaning", "timed_out", "cause"),
+    [
+        (FailureMeaning.UNREACHABLE, False, PullCause.REFUSED),
+        (FailureMeaning.UNREACHABLE, True, PullCause.SILENT),
+        (FailureMeaning.QUOTA, False, FULL),
+        (FailureMeaning.DISABLED, False, PullCause.REFUSED),
+        (FailureMeaning.NOT_FOUND, False, PullCause.REFUSED),
+    ],
+)
+def test_a_queue_that_fails_is_pulled_and_another_takes_the_message(
+    meaning: FailureMeaning, timed_out: bool, cause: PullCause
+) -> None:
+    world = World(timeout=60)
+    world.fail_over(0.0)
+    world.start(0.0)
+    world.stores(QUEUES[2], 3.0)
+    steps = world.divert_fails(5.0, meaning, timed_out=timed_out, is_answer=not timed_out)
+    assert steps == [pulled(0, cause), DivertTo(QUEUES[1], 5)]
+    # Another sender learns of it.
+    assert KeptChoice(world.rotation, lambda queues: queues[0]).choose(5.0) == QUEUES[1]
+
+
+def test_when_no_queue_takes_it_in_time_the_error_has_the_primarys_and_each_queues() -> None:
+    world = World()
+    world.start(0.0)
+    world.fail_over(0.0)
+    world.primary_fails(0.0)
+    full = FailureMeaning.QUOTA
+    assert world.divert_fails(1.0, full) == [pulled(0, FULL), DivertTo(QUEUES[1], 5)]
+    assert world.divert_fails(2.0, full) == [pulled(1, FULL), DivertTo(QUEUES[2], 5)]
+    assert world.divert_fails(3.0, full) == [pulled(2, FULL), WaitForSecondary(LIMIT_S)]
+    assert world.woken(LIMIT_S) == [Raise(CallEnding.BACKLOG, REFUSED)]
+    assert world.call.queue_errors == dict.fromkeys(QUEUES, REFUSED)
+    assert world.call.primary_error is REFUSED
+
+
+def test_when_all_queues_are_pulled_one_call_at_a_time_tries_them() -> None:
+    world, other = World(timeout=60), World(timeout=60)
+    other.rotation = world.rotation
+    other.choice = other.call._backlog = KeptChoice(world.rotation, lambda queues: queues[0])
+    for one in (world, other):
+        one.fail_over(0.0)
+    for queue in QUEUES:
+        world.rotation.pull(queue, "full", 0.0)
+    assert world.start(1.0) == [DivertTo(QUEUES[0], 5, is_turn=True)]
+    assert other.start(1.0) == [WaitForSecondary(60)]
+    # It is back: every call uses it, and none needs a turn.
+    world.stores(QUEUES[0], 1.1)
+    assert other.woken(1.1) == [DivertTo(QUEUES[0], 5)]
+
+
+def test_a_turn_that_nobody_ended_is_lost_after_its_time() -> None:
+    world = World(timeout=60)
+    world.fail_over(0.0)
+    world.rotation.secondary.no_answer(QUEUES[0], "down", began=0.0, now=0.0, timed_out=False)
+    world.rotation.secondary.begin_turn(0.0, 5.0)
+    assert world.start(5.9) == [WaitForSecondary(60)]
+    assert world.woken(6.0) == [DivertTo(QUEUES[0], 5, is_turn=True)]
+
+
+def test_a_queue_that_was_silent_alone_is_not_pulled_when_another_answers_after_it() -> None:
+    world = World(timeout=60)
+    world.fail_over(0.0)
+    world.start(0.0)
+    assert world.divert_fails(5.0, timed_out=True) == [DivertTo(QUEUES[1], 5, is_turn=True)]
+    assert world.rotation.available(5.0) == [*QUEUES]
+    world.stores(QUEUES[1], 5.1)
+    assert world.rotation.available(5.1) == [*QUEUES]
+
+
+def test_unprotected_sends_use_the_primary_even_when_it_failed_over() -> None:
+    world = World(queues=())
+    world.fail_over(0.0)
+    assert world.start(0.0) == [TryPrimary(5)]
+    assert world.primary_fails(0.0) == [WaitForRetry(1.6)]
+    world.rotation.add(QUEUES[1])
+    assert world.woken(1.0) == [DivertTo(QUEUES[1], 5)]
+
+
+def test_a_slow_attempt_on_a_queue_that_answers_others_is_tried_again_and_pulls_nothing() -> None:
+    world = World(timeout=100)
+    world.fail_over(0.0)
+    world.start(0.0)
+
+    def slow(now: float) -> list[Step]:
+        meaning = FailureMeaning.UNREACHABLE
+        return world.call.divert_failed(REFUSED, meaning, DivertFault.ATTEMPT, now)
+
+    for retry in range(POLICY.retries):
+        assert slow(5.0 * retry) == [DivertTo(QUEUES[0], 5)]
+    # Then the others, once each, and then all of them again after a back-off.
+    assert slow(50.0) == [DivertTo(QUEUES[1], 5)]
+    assert slow(55.0) == [DivertTo(QUEUES[2], 5)]
+    assert slow(60.0) == [WaitForRetry(70.0)]
+    assert world.woken(70.0) == [DivertTo(QUEUES[0], 5)]
+    assert world.rotation.available(70.0) == [*QUEUES]

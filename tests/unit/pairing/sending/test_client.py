@@ -16,7 +16,6 @@ from azure.servicebus.exceptions import (
 )
 
 from twinbus.errors import (
-    BacklogUnavailableError,
     EntityUnusableError,
     PairingError,
     PartialDivertError,
@@ -46,7 +45,6 @@ async def test_a_patient_send_to_a_dead_primary_is_diverted_when_the_interval_is
     assert sends == [("failed", "1")] * 3
     assert world.ledger.of("divert", "outcome", "backlog_queue") == [("ok", QUEUE + "0")]
     assert world.ledger.of("state", "state") == [("suspect",), ("failed over",)]
-    await world.client.close()
 
 
 @pytest.mark.parametrize("behaviour", [hangs, refuses], ids=["hangs", "refuses"])
@@ -56,7 +54,6 @@ async def test_a_send_without_a_timeout_is_diverted_too(behaviour: Behaviour) ->
     await world.client.get_queue_sender("orders").send_messages(message())
     assert 60.0 <= world.elapsed <= 70.0
     assert [name for name, _ in world.secondary.took] == [QUEUE + "0"]
-    await world.client.close()
 
 
 async def test_a_schedule_without_a_timeout_does_not_wait_for_a_failover_that_would_end_it() -> (
@@ -69,7 +66,6 @@ async def test_a_schedule_without_a_timeout_does_not_wait_for_a_failover_that_wo
     with pytest.raises(ConnectionRefusedError):
         await sender.schedule_messages(message(), datetime(2030, 1, 1, tzinfo=UTC))
     assert world.elapsed <= 36.2
-    await world.client.close()
 
 
 async def test_a_hanging_primary_costs_each_attempt_its_bound_and_the_outcome_is_unknown() -> None:
@@ -81,7 +77,6 @@ async def test_a_hanging_primary_costs_each_attempt_its_bound_and_the_outcome_is
     assert world.elapsed == 5.0
     assert caught.value.message_ids == ("7",)  # type: ignore[attr-defined]
     assert world.ledger.of("send", "outcome") == [("unknown",)]
-    await world.client.close()
 
 
 async def test_no_call_outlives_its_timeout_however_many_wait_for_a_sender() -> None:
@@ -93,7 +88,6 @@ async def test_no_call_outlives_its_timeout_however_many_wait_for_a_sender() -> 
     results = await asyncio.gather(*calls, return_exceptions=True)
     assert all(isinstance(result, OperationTimeoutError) for result in results)
     assert world.elapsed == 7.0
-    await world.client.close()
 
 
 async def test_callers_that_wait_for_a_sender_are_diverted_when_the_entity_fails_over() -> None:
@@ -108,7 +102,6 @@ async def test_callers_that_wait_for_a_sender_are_diverted_when_the_entity_fails
     await calls
     assert world.elapsed == 11.6
     assert len(world.secondary.took) == 40
-    await world.client.close()
 
 
 async def test_each_sender_of_the_sdk_serves_one_call_at_a_time_and_is_used_again() -> None:
@@ -136,7 +129,6 @@ async def test_a_crowd_does_not_open_a_sender_each_while_one_that_is_open_can_se
     await asyncio.gather(*(sender.send_messages(message(n)) for n in range(40)))
     assert world.primary.opened == 2
     assert world.elapsed == 0.52
-    await world.client.close()
 
 
 async def test_pings_start_an_interval_after_the_failover_and_an_answer_heals_at_once() -> None:
@@ -154,7 +146,6 @@ async def test_pings_start_an_interval_after_the_failover_and_an_answer_heals_at
     assert (name, ping.content_type) == ("orders", "application/vnd.ms-servicebus-ping")
     await asyncio.sleep(300)
     assert len(world.ledger.of("ping", "outcome")) == 3
-    await world.client.close()
 
 
 async def test_a_link_ping_sends_nothing() -> None:
@@ -165,7 +156,6 @@ async def test_a_link_ping_sends_nothing() -> None:
     await asyncio.sleep(61)
     assert world.state() == "healthy"
     assert world.primary.took == []
-    await world.client.close()
 
 
 async def test_an_entity_that_is_gone_is_unusable_until_a_ping_is_answered() -> None:
@@ -185,7 +175,6 @@ async def test_an_entity_that_is_gone_is_unusable_until_a_ping_is_answered() -> 
     await asyncio.sleep(61)
     await sender.send_messages(message(3))
     assert world.state() == "healthy"
-    await world.client.close()
 
 
 async def test_a_ping_that_hangs_is_bounded_and_dropped_when_the_entity_is_marked_healthy() -> None:
@@ -198,7 +187,6 @@ async def test_a_ping_that_hangs_is_bounded_and_dropped_when_the_entity_is_marke
     await asyncio.sleep(0.1)
     assert world.ledger.of("ping", "outcome") == [("unknown",)]
     assert world.state() == "healthy"
-    await world.client.close()
 
 
 async def test_a_bad_backlog_queue_is_pulled_for_all_senders_and_another_is_used() -> None:
@@ -220,20 +208,6 @@ async def test_a_bad_backlog_queue_is_pulled_for_all_senders_and_another_is_used
     assert "full" in world.client.state.rotation.absences(world.now)[QUEUE + "0"]
     await asyncio.sleep(31)
     assert world.client.state.rotation.absences(world.now) == {}
-    await world.client.close()
-
-
-async def test_when_no_queue_takes_it_the_error_has_every_reason() -> None:
-    world = FakePair(failover_interval=0.0)
-    world.primary.behaviour = world.secondary.behaviour = refuses
-    with pytest.raises(BacklogUnavailableError) as caught:
-        await world.client.get_queue_sender("orders").send_messages(message(), timeout=30)
-    error = caught.value
-    assert isinstance(error.primary_error, ConnectionRefusedError)
-    assert error.__cause__ is error.primary_error
-    assert set(error.queue_errors) == set(world.client.state.paths)
-    assert error.message_ids == ("1",)
-    await world.client.close()
 
 
 async def test_waiting_for_a_hanging_backlog_queue_ends_when_others_have_found_it_bad() -> None:
@@ -244,7 +218,6 @@ async def test_waiting_for_a_hanging_backlog_queue_ends_when_others_have_found_i
     await asyncio.gather(*(sender.send_messages(message(n), timeout=30) for n in range(40)))
     assert world.elapsed == 5.0
     assert {name for name, _ in world.secondary.took} == {QUEUE + "1"}
-    await world.client.close()
 
 
 async def test_a_split_batch_that_is_stored_in_part_says_which_part() -> None:
@@ -269,7 +242,6 @@ async def test_a_split_batch_that_is_stored_in_part_says_which_part() -> None:
         )
     assert caught.value.stored_ids == ("1", "2")
     assert caught.value.not_stored_ids == ("3", "4")
-    await world.client.close()
 
 
 async def test_the_users_own_classifier_is_asked() -> None:
@@ -283,7 +255,6 @@ async def test_the_users_own_classifier_is_asked() -> None:
     world.primary.behaviour = odd
     await world.client.get_queue_sender("orders").send_messages(message())
     assert world.state() == "failed over"
-    await world.client.close()
 
 
 async def test_a_frozen_entity_wakes_those_who_wait_and_fails_over_no_more() -> None:
@@ -297,7 +268,6 @@ async def test_a_frozen_entity_wakes_those_who_wait_and_fails_over_no_more() -> 
     with pytest.raises(ConnectionRefusedError):
         await call
     assert world.elapsed == 1.0
-    await world.client.close()
 
 
 async def test_closing_ends_calls_that_wait_and_leaves_no_timer() -> None:
@@ -343,7 +313,6 @@ async def test_a_cancelled_call_gives_up_its_sender_and_is_recorded_as_unknown()
     world.primary.behaviour = accepts
     await sender.send_messages(message(3))
     assert world.primary.opened == 2
-    await world.client.close()
 
 
 async def test_a_sender_of_the_sdk_that_swallows_a_cancellation_is_still_left_in_time() -> None:
@@ -360,7 +329,6 @@ async def test_a_sender_of_the_sdk_that_swallows_a_cancellation_is_still_left_in
     with pytest.raises(OperationTimeoutError):
         await sender.send_messages(message())
     assert world.elapsed == 5.05
-    await world.client.close()
 
 
 async def test_unprotected_sends_use_the_primary_whatever_its_state() -> None:
@@ -374,7 +342,6 @@ async def test_unprotected_sends_use_the_primary_whatever_its_state() -> None:
     world.primary.behaviour = accepts
     await sender.send_messages(message())
     assert world.state() == "healthy"
-    await world.client.close()
 
 
 async def test_a_sender_has_the_identifier_of_its_links(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -394,4 +361,3 @@ async def test_a_sender_has_the_identifier_of_its_links(monkeypatch: pytest.Monk
     assert named.client_identifier == "me"
     assert unnamed.client_identifier.startswith("SBSender-")
     assert made == [named.client_identifier, unnamed.client_identifier]
-    await world.client.close()

@@ -1,14 +1,21 @@
-"""A task on Spark: how sides are shipped and opened, and the ledger that it writes or uploads."""
+"""A drain on Spark: its tasks, their ledgers, their link to the driver, and Ctrl-C."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 import pickle
 import shutil
+import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,10 +29,11 @@ from twinbus.errors import SyphonError
 from twinbus.ledger import LedgerError, LedgerFindings, facts_of, verify
 from twinbus.namespace.access import NamespaceAccess
 from twinbus.namespace.namespace import Namespace
-from twinbus.pipeline.drain import task as ledgers
+from twinbus.pipeline.drain.driver_link import DriverLink, DriverListener
 from twinbus.pipeline.drain.task import (
     DrainTask,
     UploadedLedger,
+    identify,
     open_side,
     prepare_place,
     shipped_side,
@@ -137,24 +145,20 @@ def test_a_url_gets_closed_files_now_and_then_and_at_the_end(tmp_path: Path) -> 
 
 
 def test_files_that_the_url_does_not_take_are_kept_and_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(ledgers, "LAST_WAIT_S", 0.01)
     (tmp_path / "ledger").write_text("a file where the directory should be")
-    with UploadedLedger(f"file://{tmp_path}/ledger", "spark-1") as ledger:
+    with UploadedLedger(f"file://{tmp_path}/ledger", "spark-1", last_wait_s=0.01) as ledger:
         ledger.record("complete", message_id="a")
     assert [record["message_id"] for record in read(ledger.directory)] == ["a"]
     assert str(ledger.directory) in caplog.text
     assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.ERROR]
 
 
-def test_a_file_that_is_not_there_whole_is_none_of_the_ledger(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ledgers, "LAST_WAIT_S", 0.01)
-    uploaded = UploadedLedger(f"file://{tmp_path}/ledger", "spark-1")
-    uploaded._files = mock.Mock(wraps=uploaded._files)
-    uploaded._files.move.side_effect = OSError("the store is gone")
+def test_a_file_that_is_not_there_whole_is_none_of_the_ledger(tmp_path: Path) -> None:
+    uploaded = UploadedLedger(f"file://{tmp_path}/ledger", "spark-1", last_wait_s=0.01)
+    uploaded.files = mock.Mock(wraps=uploaded.files)
+    uploaded.files.move.side_effect = OSError("the store is gone")
     with uploaded as ledger:
         ledger.record("complete", message_id="a")
     assert list(tmp_path.glob("ledger/.*"))
@@ -189,12 +193,9 @@ def test_the_names_that_hadoop_gives_s3_are_known(monkeypatch: pytest.MonkeyPatc
     assert asked == ["s3://bucket/ledger/"]
 
 
-def test_a_ledger_at_a_url_gets_one_identity(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ledgers, "is_url", lambda place: True)
+def test_a_ledger_at_a_url_gets_one_identity(tmp_path: Path) -> None:
     for _ in range(2):
-        prepare_place(f"file://{tmp_path}/ledger")
+        identify(f"file://{tmp_path}/ledger")
         identity = (tmp_path / "ledger" / "ledger.id").read_text()
         with UploadedLedger(f"file://{tmp_path}/ledger", "spark-1") as ledger:
             ledger.record("complete", message_id="a")
@@ -206,10 +207,112 @@ def test_a_task_that_was_killed_leaves_files_that_say_that_there_was_more(tmp_pa
     with uploaded as ledger:
         ledger.record("complete", message_id="a")
         ledger.hand_over()
-        uploaded._upload()
+        uploaded.upload()
         [path] = (tmp_path / "ledger").glob("*.jsonl")
         facts = facts_of(path.name, [path.read_bytes()])
         ledger.record("complete", message_id="b")
     assert facts.closing == "continued"
     [gap] = verify([facts], now_ms=1 << 44).gaps
     assert gap.to_ms is None
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not holds():  # noqa: ASYNC110 - what is waited for is on another thread
+            await asyncio.sleep(0.005)
+
+
+def test_a_task_tells_its_problems_and_ends_when_it_is_released() -> None:
+    async def run(post: DriverListener) -> None:
+        async with DriverLink(post.address) as one, DriverLink(post.address) as two:
+            one.report(("orders: full",))
+            two.report(("orders: full", "events: disabled"))
+            await until(lambda: set(post.problems) == {"orders: full", "events: disabled"})
+            two.report(())
+            await until(lambda: post.problems == ("orders: full",))
+            released = asyncio.ensure_future(one.released())
+            await asyncio.sleep(0.05)
+            assert not released.done()
+            post.release()
+            async with asyncio.timeout(10):
+                await released
+                await two.released()
+        async with DriverLink(post.address) as late, asyncio.timeout(10):
+            await late.released()
+
+    with DriverListener("127.0.0.1") as post:
+        asyncio.run(run(post))
+        assert post.attached == 0
+
+
+def test_a_task_ends_when_its_driver_is_gone() -> None:
+    async def run() -> None:
+        post = DriverListener("127.0.0.1")
+        with post:
+            async with DriverLink(post.address) as link:
+                await until(lambda: post.attached == 1)
+                post.__exit__()
+                async with asyncio.timeout(10):
+                    await link.released()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("line", [b"wrong\n", b"", b"x" * 100_000])
+def test_a_stranger_is_not_listened_to(line: bytes) -> None:
+    with DriverListener("127.0.0.1") as post:
+        assert post.address is not None
+        with socket.create_connection((post.address.host, post.address.port)) as stranger:
+            stranger.settimeout(10)
+            stranger.sendall(line)
+            stranger.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(ConnectionResetError):
+                assert stranger.recv(1) == b""
+        assert post.attached == 0
+
+
+def test_a_task_that_cannot_reach_the_driver_works_without() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+
+        async def run() -> None:
+            with DriverListener("127.0.0.1") as post:
+                assert post.address is not None
+                address = replace(post.address, port=port)
+            async with DriverLink(address) as link:
+                link.report(("orders: full",))
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.05):
+                        await link.released()
+
+        began = time.monotonic()
+        asyncio.run(run())
+        assert time.monotonic() - began < 5
+
+
+def test_a_driver_that_cannot_listen_goes_on_without() -> None:
+    with DriverListener("driver.example", bind="203.0.113.1") as post:
+        assert post.address is None
+        post.release()
+
+
+@pytest.mark.parametrize(("interrupts", "reaches_its_end"), [(1, True), (2, False)])
+def test_the_first_interrupt_stops_gently_and_the_second_does_not(
+    interrupts: int, reaches_its_end: bool
+) -> None:
+    pytest.importorskip("pyspark")
+    from twinbus.pipeline.drain.drain import _stopped_by_interrupt
+
+    stop, ends = threading.Event(), []
+
+    def work() -> None:
+        with _stopped_by_interrupt(stop):
+            for _ in range(interrupts):
+                os.kill(os.getpid(), signal.SIGINT)
+            ends.append(stop.wait(5))
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert ends == [True] * reaches_its_end
+    assert stop.is_set()

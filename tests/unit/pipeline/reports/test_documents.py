@@ -1,4 +1,4 @@
-"""Bills from monthly sums, and balances: what is not known is None."""
+"""Bills from monthly sums, balances, and the comments that the page of the tables shows."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from unittest import mock
 
 import pytest
 
+from docs_pages import schema_page
 from twinbus.cost.arithmetic import CountingRule
 from twinbus.cost.prices import Meter, Tier, standard
 from twinbus.pipeline.reports.conservation import BacklogSnapshot, _Sums
 from twinbus.pipeline.reports.values import Charge, MonthlySum, bill, charges_by_kind
+from twinbus.pipeline.tables import gold
+from twinbus.pipeline.tables.gold import stored_schemas
 from twinbus.pipeline.tables.journeys import FATES_OF_ACCEPTED
 
 M = 1_000_000
@@ -96,3 +99,23 @@ def test_a_balance_adds_up_and_says_what_it_does_not_know(
     told = {fate: getattr(balance, fate) for fate in FATES_OF_ACCEPTED}
     assert {fate for fate, count in told.items() if count is None} == unknown
     assert sum(count or 0 for count in told.values()) == balance.accepted
+
+
+def test_the_page_has_every_column_with_its_comment() -> None:
+    sections = dict(part.split("\n", 1) for part in schema_page().split("\n## ")[1:])
+    assert sections.keys() == stored_schemas().keys()
+    for name, schema in stored_schemas().items():
+        for column in schema:
+            line = f"| `{column.name}` | {column.dataType.simpleString()}"
+            assert line in sections[name]
+            assert column.metadata["comment"] in sections[name]
+
+
+def test_every_table_and_column_has_a_comment_and_none_is_left_over() -> None:
+    schemas = stored_schemas()
+    assert gold.TABLE_COMMENTS.keys() == schemas.keys()
+    assert all(one.metadata["comment"] for schema in schemas.values() for one in schema)
+    own = {(table, name) for table, columns in gold._COUNTED.items() for name in columns}
+    there = {(table, name) for table, schema in schemas.items() for name in schema.fieldNames()}
+    assert own <= there
+    assert gold._COLUMNS.keys() == {name for _, name in there - own}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -13,15 +15,18 @@ import pytest
 from tests.unit.pipeline.spark.test_java import fake_java
 from twinbus.pipeline.spark import class_archive as archives_module
 from twinbus.pipeline.spark import classic, session
-from twinbus.pipeline.spark.class_archive import KEPT, RECORDING_S, SWITCH, ClassArchive
+from twinbus.pipeline.spark.class_archive import (
+    KEPT,
+    MEMORY_MIN_BYTES,
+    RECORDING_S,
+    SWITCH,
+    ClassArchive,
+    memory_bytes,
+)
 from twinbus.pipeline.spark.class_archive import class_archive as found
 from twinbus.pipeline.spark.java import Java
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 HOTSPOT = """echo 'openjdk version "17.0.9"\nOpenJDK 64-Bit Server VM (build {build})' >&2"""
-MEMORY_BYTES = archives_module._memory_bytes
 NOW = 1_000_000.0
 HEAD = b"\x0b\xa8\x0b\xf0 classes"
 
@@ -35,6 +40,7 @@ class Machine:
         self.spark = root / "spark"
         (self.spark / "jars").mkdir(parents=True)
         self.home = root / "java"
+        self.memory_bytes = MEMORY_MIN_BYTES
         self.update_java(1)
 
     def update_java(self, build: int) -> None:
@@ -59,9 +65,10 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    made = Machine(tmp_path)
     # Whatever the machine of the test has.
-    monkeypatch.setattr(archives_module, "_memory_bytes", lambda: archives_module.MEMORY_MIN_BYTES)
-    return Machine(tmp_path)
+    monkeypatch.setattr(archives_module, "memory_bytes", lambda: made.memory_bytes)
+    return made
 
 
 def test_one_session_records_and_the_next_ones_use_it(machine: Machine) -> None:
@@ -154,20 +161,18 @@ def test_archives_that_were_not_used_for_longest_are_removed(machine: Machine) -
     assert set(machine.cache.iterdir()) == set(archives[-KEPT - 1 :])
 
 
-def test_a_machine_with_little_memory_writes_none(
-    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(archives_module, "_memory_bytes", MEMORY_BYTES)
-    monkeypatch.setattr(os, "sysconf", lambda name: archives_module.MEMORY_MIN_BYTES)
-    limit = tmp_path / "memory.max"
-    monkeypatch.setattr(archives_module, "_MEMORY_LIMIT", limit)
-    limit.write_text(f"{archives_module.MEMORY_MIN_BYTES - 1}\n")
+def test_a_machine_with_little_memory_writes_none(machine: Machine) -> None:
+    machine.memory_bytes -= 1
     assert machine.ask() is None
-    for text in ("max\n", f"{archives_module.MEMORY_MIN_BYTES}\n"):
+
+
+def test_the_memory_is_that_of_the_machine_or_of_its_container(tmp_path: Path) -> None:
+    limit = tmp_path / "memory.max"
+    whole = memory_bytes(limit)
+    assert whole == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for text, least in (("max\n", whole), (f"{whole + 1}\n", whole), ("4096\n", 4096)):
         limit.write_text(text)
-        recording = machine.ask()
-        assert recording is not None
-        recording.discard()
+        assert memory_bytes(limit) == least
 
 
 def test_it_can_be_switched_off(machine: Machine) -> None:
@@ -204,11 +209,10 @@ def launches(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
             raise OSError("Java gateway process exited")
         return mock.Mock()
 
-    monkeypatch.setattr(classic, "launch", launch)
-    monkeypatch.setattr(classic, "running_session", lambda: None)
-    # It would end the real Spark of other tests of this process.
-    monkeypatch.setattr(classic, "reset", lambda: None)
-    monkeypatch.setattr(session, "_pyspark_home", lambda: str(machine.spark))
+    # A process has one JVM, and other tests of this one may have started it.
+    none = {"running_session": lambda: None, "reset": lambda: None}
+    monkeypatch.setattr(session, "classic", mock.Mock(wraps=classic, launch=launch, **none))
+    machine.spark = Path(pytest.importorskip("pyspark").__file__).parent
     monkeypatch.setenv("JAVA_HOME", str(machine.home))
     monkeypatch.setenv("XDG_CACHE_HOME", machine.environment["XDG_CACHE_HOME"])
     monkeypatch.delenv(SWITCH, raising=False)
@@ -274,12 +278,10 @@ def test_a_collector_of_sparks_own_files_is_the_only_one(
 def test_a_session_with_a_word_of_its_own_about_classes_has_none(
     machine: Machine, launches: list[str], settings: dict[str, str]
 ) -> None:
-    machine.recorded()
-    with mock.patch.object(session, "class_archive") as asked:
-        asked.side_effect = AssertionError
-        if "SharedArchiveFile" in str(settings):
-            with pytest.raises(session.SparkStartError):
-                session.start_session(settings=settings)
-        else:
-            session.start_session(settings=settings)
-    assert len(launches) == 1
+    archive = machine.recorded()
+    # Java does not find the archive that was named.
+    fails = "SharedArchiveFile" in str(settings)
+    with pytest.raises(session.SparkStartError) if fails else nullcontext():
+        session.start_session(settings=settings)
+    [options] = launches
+    assert str(archive) not in options

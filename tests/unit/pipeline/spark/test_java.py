@@ -1,20 +1,34 @@
-"""Which Java is taken, from made-up machines; and the shim, with a Java that only echoes."""
+"""Which Java and Spark are used, the package as a zip, and errors of Spark as one line."""
 
 from __future__ import annotations
 
 import os
 import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]
+from pyspark.errors import AnalysisException, StreamingQueryException
 
 from twinbus.extras import install_command
+from twinbus.ledger.record import LedgerError
 from twinbus.pipeline.spark import java
+from twinbus.pipeline.spark.classic import (
+    JVM_GONE,
+    JobCancelled,
+    SparkFailed,
+    failure_of,
+    is_in_one_process,
+    package_zip,
+    spark_failures_in_one_line,
+)
 from twinbus.pipeline.spark.java import Java, JavaMissingError, find_java, java_version, shim
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from twinbus.pipeline.spark.session import SparkStartError, require_tried
 
 
 def fake_java(home: Path, script: str) -> Path:
@@ -133,3 +147,142 @@ def test_a_cache_that_cannot_be_used_gives_way_to_another_place(tmp_path: Path) 
         assert os.access(home / "bin" / "java", os.X_OK)
         said = subprocess.run([home / "bin" / "java"], capture_output=True, text=True, check=True)
         assert said.stdout == "hello\n"
+
+
+ALONE = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"azure", "lmdb", "starlette", "uvicorn", "typer"}:
+            raise ImportError(f"an executor has no {name}")
+
+sys.meta_path.insert(0, Missing())
+sys.path.insert(0, sys.argv[1])
+import twinbus.pipeline.drain.task as task
+print(task.__file__)
+"""
+
+
+def test_a_task_runs_from_the_zip_without_the_sdk(tmp_path: Path) -> None:
+    archive = package_zip(tmp_path / "twinbus.zip")
+    ran = subprocess.run(
+        [sys.executable, "-c", ALONE, str(archive)], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith(str(archive))
+
+
+def test_the_same_package_makes_the_same_bytes(tmp_path: Path) -> None:
+    one, two = package_zip(tmp_path / "one.zip"), package_zip(tmp_path / "two.zip")
+    assert one.read_bytes() == two.read_bytes()
+    with zipfile.ZipFile(one) as archive:
+        assert "twinbus/__init__.py" in archive.namelist()
+        assert not [name for name in archive.namelist() if "__pycache__" in name]
+
+
+@pytest.mark.parametrize(
+    ("master", "expected"),
+    [("local", True), ("local[*,4]", True), ("local-cluster[2,1,1024]", False), ("yarn", False)],
+)
+def test_which_masters_have_executors_of_their_own(master: str, expected: bool) -> None:
+    assert is_in_one_process(master) is expected
+
+
+@pytest.mark.parametrize("version", ["4.3.0", "4.3.1-amzn-0", "5.0.0"])
+def test_a_spark_that_counts_what_it_writes_is_used(version: str) -> None:
+    remote: Any = SimpleNamespace(version=version)
+    assert require_tried(remote) is remote
+
+
+@pytest.mark.parametrize("version", ["4.0.5", "4.2.0", "3.5.1", "unknown"])
+def test_a_spark_that_may_miscount_is_refused_in_one_line(version: str) -> None:
+    remote: Any = SimpleNamespace(version=version)
+    with pytest.raises(SparkStartError, match=r"^Spark Connect needs Spark 4\.3, this is [^\n]+$"):
+        require_tried(remote)
+
+
+FROM_JAVA = """An error occurred while calling o42.exists.
+: java.lang.IllegalArgumentException: java.net.UnknownHostException: nohost
+\tat org.apache.hadoop.security.SecurityUtil.buildTokenService(SecurityUtil.java:478)
+Caused by: java.net.UnknownHostException: nohost
+"""
+FROM_A_TASK = """Job aborted due to stage failure: Lost task 0.0 in stage 3.0 (TID 2): \
+java.io.FileNotFoundException: File file:/x does not exist
+\tat org.apache.spark.Task.run(Task.scala:1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (
+            Py4JError(FROM_JAVA),
+            "java.lang.IllegalArgumentException: java.net.UnknownHostException: nohost",
+        ),
+        (
+            StreamingQueryException(FROM_A_TASK),
+            "java.io.FileNotFoundException: File file:/x does not exist",
+        ),
+        (AnalysisException("[PATH_NOT_FOUND] nothing at /x"), "[PATH_NOT_FOUND] nothing at /x"),
+        (Py4JNetworkError("Answer from Java side is empty"), "Answer from Java side is empty"),
+        (Py4JError(""), "Py4JError('')"),
+        (AnalysisException("x" * 1_000), "x" * 300),
+    ],
+)
+def test_the_line_that_says_why_is_told_and_no_other(error: Exception, line: str) -> None:
+    with pytest.raises(SparkFailed) as told, spark_failures_in_one_line():
+        raise error
+    assert str(told.value) == f"Spark failed: {line}"
+    assert told.value.__cause__ is error
+
+
+class GoneError(Py4JError):  # type: ignore[misc]  # untyped in py4j
+    """An error of Java whose text would have to come from a JVM that is gone."""
+
+    def __str__(self) -> str:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+
+def test_an_error_of_a_jvm_that_is_gone_has_a_line_too() -> None:
+    with pytest.raises(SparkFailed, match=JVM_GONE), spark_failures_in_one_line():
+        raise GoneError
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        LedgerError("ours"),
+        ConnectionRefusedError(111, "not to a JVM"),
+        ValueError("a mistake"),
+        SystemExit(1),
+    ],
+)
+def test_what_is_not_sparks_stays_as_it_is(error: BaseException) -> None:
+    with pytest.raises(type(error)) as told, spark_failures_in_one_line():
+        raise error
+    assert told.value is error
+
+
+TRACE = """An exception was thrown from the Python worker. Please see the stack trace below.
+Traceback (most recent call last):
+  File "host.py", line 1, in drain
+twinbus.errors.SyphonError: there is no queue x in contoso; name one that exists
+"""
+
+
+def test_an_error_of_ours_in_a_task_is_what_the_user_reads() -> None:
+    failure = failure_of(RuntimeError(TRACE))
+    assert str(failure) == "there is no queue x in contoso; name one that exists"
+    assert failure.is_final
+
+
+def test_a_lost_executor_is_worth_another_job_and_one_line() -> None:
+    failure = failure_of(RuntimeError("Job aborted due to stage failure: lost\n\tat scala.x"))
+    assert str(failure) == "Job aborted due to stage failure: lost"
+    assert not failure.is_final
+
+
+def test_a_job_that_somebody_cancelled_is_not_tried_again() -> None:
+    failure = failure_of(RuntimeError("[SPARK_JOB_CANCELLED] Job 3 cancelled"))
+    assert isinstance(failure, JobCancelled)

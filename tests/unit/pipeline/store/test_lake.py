@@ -1,4 +1,4 @@
-"""Delta tables that change as one: what counts, whatever dies when, and whoever else commits."""
+"""Delta tables that change as one: what counts, compaction, and files of a place."""
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.fs as pa_fs  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from deltalake import DeltaTable
+from deltalake.fs import DeltaStorageHandler
 
+from tests.ledger_reading import read
 from tests.unit.pipeline.store import lake_writer
 from tests.unit.pipeline.store.lake_writer import (
     add,
@@ -21,9 +27,21 @@ from tests.unit.pipeline.store.lake_writer import (
     lake_at,
     write_file,
 )
-from twinbus.ledger.record import LedgerError
-from twinbus.pipeline.store import lake
-from twinbus.pipeline.store.lake import CommitConflict, Lake, Snapshot, TableChange
+from twinbus.ledger.record import LedgerError, encode
+from twinbus.pipeline.store import lake, place_files
+from twinbus.pipeline.store.compaction import (
+    LARGE_BYTES,
+    SMALL_FILES_MAX,
+    TINY_BYTES,
+    note_removal,
+    pays,
+    require_raw,
+)
+from twinbus.pipeline.store.lake import CommitConflict, DataFile, Lake, Snapshot, TableChange
+from twinbus.pipeline.store.place_files import PlaceFiles
+from twinbus.pipeline.store.store import TableStore
+from twinbus.pipeline.store.stream import open_store, tables_place
+from twinbus.pipeline.tables.gold import BRONZE, JOURNEYS
 
 POINTS = ("records written", "sums written", "records committed", "sums committed", "published")
 DAY_S = 86_400
@@ -137,10 +155,8 @@ def test_many_sets_stay_few_files(place: Path, monkeypatch: pytest.MonkeyPatch) 
     assert lake_at(place).latest().number == 8
 
 
-def test_a_sweep_removes_what_no_set_of_the_last_day_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = time.time
+def test_a_sweep_removes_what_no_set_of_the_last_day_names(tmp_path: Path) -> None:
+    before_s = time.time() - 3 * DAY_S
 
     def parts() -> set[str]:
         return {path.parent.name for path in (tmp_path / "records").glob("*/*.parquet")}
@@ -150,14 +166,13 @@ def test_a_sweep_removes_what_no_set_of_the_last_day_names(
         change = TableChange([new], old("records", before))
         return lake_at(tmp_path).publish(before, before, {"records": change})
 
-    monkeypatch.setattr(time, "time", lambda: now() - 3 * DAY_S)
-    first = replace_records(add(tmp_path, Snapshot(), "0-a", ["1"]), "0-b")
+    with mock.patch.object(time, "time", return_value=before_s):
+        first = replace_records(add(tmp_path, Snapshot(), "0-a", ["1"]), "0-b")
     write_file(tmp_path, "records", "remains", ["9"])
     write_file(tmp_path, "records", "killed/_temporary/0", ["9"])
     for path in tmp_path.glob("*/*/*.parquet"):
         (path.parent / ".checksum.crc").touch()
-        os.utime(path, (time.time(),) * 2)
-    monkeypatch.setattr(time, "time", now)
+        os.utime(path, (before_s, before_s))
     last = replace_records(first, "0-c")
     write_file(tmp_path, "records", "being-written", ["9"])
     lake_at(tmp_path).sweep()
@@ -213,3 +228,144 @@ def test_a_set_cannot_name_a_file_outside_the_ledger(place: Path, name: str) -> 
     other.publish(Snapshot(), Snapshot(batch=0), {}, {name: ""})
     with pytest.raises(LedgerError, match="is not the name of a ledger file"):
         other.taken()
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    """A ledger whose tables are of a version with other columns."""
+    (tmp_path / "p-00000.jsonl").touch()
+    store = TableStore(None, tables_place(tmp_path))
+    store.lake.publish(Snapshot(), Snapshot(gold="of another version"), {}, {"p-00000.jsonl": ""})
+    return tmp_path
+
+
+def test_other_columns_are_to_be_rebuilt_only_where_that_can_be_done(ledger: Path) -> None:
+    with pytest.raises(LedgerError, match=r"have other columns: rebuild them \([^\n]+$"):
+        open_store(None, ledger)
+    TableStore(None, tables_place(ledger)).mark_raw_removed()
+    assert "have other columns, and are the only copy" in refusal(ledger)
+
+
+def refusal(ledger: Path) -> str:
+    with pytest.raises(LedgerError) as told:
+        open_store(None, ledger)
+    assert "rebuild" not in str(told.value)
+    assert "\n" not in str(told.value)
+    return str(told.value)
+
+
+def test_tables_whose_files_were_removed_with_other_tables_are_kept(ledger: Path) -> None:
+    (ledger / "p-00001.jsonl").touch()
+    here, other = (TableStore(None, tables_place(ledger, one)) for one in (None, ledger / "more"))
+    other.lake.publish(Snapshot(), Snapshot(), {}, {"p-00000.jsonl": ""})
+    require_raw(here, str(ledger))
+    note_removal(other, str(ledger), {"p-00000.jsonl": ""})
+    # Noted, and not gone yet.
+    require_raw(here, str(ledger))
+    (ledger / "p-00000.jsonl").unlink()
+    with pytest.raises(LedgerError, match="cannot be rebuilt: they are the only copy"):
+        require_raw(here, str(ledger))
+
+
+MANY = SMALL_FILES_MAX + 1
+
+
+@pytest.mark.parametrize("table", [BRONZE, JOURNEYS])
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([1_000] * MANY, True),
+        ([1_000] * SMALL_FILES_MAX, False),
+        # These would not become much fewer.
+        ([TINY_BYTES] * MANY, False),
+        # Large files are left alone, however many there are.
+        ([LARGE_BYTES] * MANY, False),
+        ([*[LARGE_BYTES] * MANY, *[1_000] * MANY], True),
+    ],
+)
+def test_compaction_pays_with_many_tiny_files(table: str, sizes: list[int], expected: bool) -> None:
+    files = tuple(DataFile(str(number), size, 1, 0) for number, size in enumerate(sizes))
+    store: Any = mock.Mock()
+    store.lake.files = lambda asked, snapshot: files if asked == table else ()
+    assert pays(store, Snapshot()) is expected
+
+
+def as_url(place: str) -> tuple[object, str]:
+    """The file system of delta-rs, as a URL has it, for a directory."""
+    path = place.removeprefix("file:")
+    return pa_fs.PyFileSystem(DeltaStorageHandler(f"file://{path}")), ""
+
+
+@pytest.fixture(params=["directory", "url"])
+def files(request: pytest.FixtureRequest, tmp_path: Path) -> PlaceFiles:
+    if request.param == "directory":
+        return PlaceFiles(str(tmp_path))
+    with mock.patch.object(place_files, "_opened", as_url):
+        return PlaceFiles(str(tmp_path))
+
+
+def test_a_file_appears_whole_and_is_replaced_and_removed(
+    files: PlaceFiles, tmp_path: Path
+) -> None:
+    files.put("note", b"one")
+    files.put("note", b"two, longer")
+    files.put("deep/er/note", b"three")
+    assert files.content("note") == b"two, longer"
+    assert files.content("deep/er/note") == b"three"
+    assert [(file.name, file.size_bytes) for file in files.found()] == [("note", 11)]
+    assert abs(files.found()[0].modified_ms - (tmp_path / "note").stat().st_mtime * 1000) <= 1000
+    assert sorted(files.names()) == ["deep", "note"]
+    assert files.names("deep") == ["er"]
+    assert [files.exists(name) for name in ("note", "deep", "other")] == [True, True, False]
+    assert (files.remove("note"), files.remove("note"), files.remove("deep")) == (True, False, True)
+    # An object store has no directories, so an empty one may stay on a disk.
+    assert files.found() == files.found("deep/er") == []
+    assert files.names("nowhere") == []
+
+
+def test_a_draft_that_a_kill_left_is_no_file_of_the_ledger(
+    files: PlaceFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = encode("app", 0, "send", {"message_id": "2"})
+    for number in range(3):
+        files.put(f"app-{number:05d}.jsonl", encode("app", 0, "send", {"message_id": number}))
+
+    def killed(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    # The step before the draft gets the name of the file.
+    monkeypatch.setattr(PlaceFiles, "_remove_checksum", killed)
+    with pytest.raises(KeyboardInterrupt):
+        files.put("app-00002.jsonl", line)
+    assert sorted(files.names()) == [f"app-{number:05d}.jsonl" for number in range(3)]
+    reading = read(tmp_path)
+    assert not reading.missing.removed
+    assert len(list(reading)) == 3
+
+
+def test_checksums_of_hadoop_are_hidden_and_go_with_their_file(
+    files: PlaceFiles, tmp_path: Path
+) -> None:
+    for name in ("kept", "gone"):
+        files.put(name, b"x")
+        (tmp_path / f".{name}.crc").write_bytes(b"crc")
+    assert sorted(files.names()) == ["gone", "kept"]
+    files.put("kept", b"another")
+    files.remove("gone")
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_the_rows_of_a_file_are_those_of_its_footer(files: PlaceFiles, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"number": [1, 2, 3]}), tmp_path / "three.parquet")
+    assert files.rows("three.parquet") == 3
+
+
+def test_what_cannot_be_read_is_one_line(files: PlaceFiles, tmp_path: Path) -> None:
+    (tmp_path / "torn.parquet").write_bytes(b"PAR1")
+    for attempt in (
+        lambda: files.content("nothing"),
+        lambda: files.rows("torn.parquet"),
+        lambda: PlaceFiles("nofs://host/ledger"),
+    ):
+        with pytest.raises(LedgerError, match=r"^\S+ cannot be used: [^\n]+$"):
+            attempt()

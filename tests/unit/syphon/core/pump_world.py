@@ -396,7 +396,7 @@ class World:
         """What is kept from the consumers of a twin can be delivered."""
         assert not self.credit or home in self.attached, "received although its home is away"
         if self.pump.held and not self.sent:
-            kept = [one for one in self.pump._intake if one.outcome is None]
+            kept = [one for one in self.pump.intake if one.outcome is None]
             assert len(kept) <= 1, "kept although its home takes nothing"
 
     def _check_turn(self, message: BacklogMessage) -> None:
@@ -428,7 +428,7 @@ class World:
         return stored.state == "locked" and stored.lock_token == message.lock_token
 
     def _is_ours(self, stored: Stored) -> bool:
-        return any(each.lock_token == stored.lock_token for each in self.pump._intake)
+        return any(each.lock_token == stored.lock_token for each in self.pump.intake)
 
     def _lock(self, stored: Stored) -> BacklogMessage:
         stored.lock_token = next(self._tokens).to_bytes(16, "big")

@@ -249,7 +249,7 @@ def test_memory_is_the_window_only() -> None:
     meter = DrainMeter()
     for second in range(10_000):
         meter.moved(1, float(second))
-    assert len(meter._seconds) == DRAIN_WINDOW_S
+    assert len(meter.seconds) == DRAIN_WINDOW_S
 
 
 def test_time_to_empty() -> None:

@@ -287,8 +287,8 @@ def test_deferred_messages_whose_fetch_was_cut_off_are_looked_for_again() -> Non
     assert sorted(world.in_primary) == [1, 2]
 
 
-def with_one_fetched() -> World:
-    """A message was deferred and received by number; the one look found no others."""
+def with_one_accepted() -> World:
+    """Of two messages, to two destinations, one was accepted; the one look found no others."""
     world = running()
     world.tick(1.0)
     world.answer_look()
@@ -298,6 +298,12 @@ def with_one_fetched() -> World:
     world.attach("orders")
     world.attach("letters")
     world.accept()
+    return world
+
+
+def with_one_fetched() -> World:
+    """The other message was deferred and received by number."""
+    world = with_one_accepted()
     world.refuse("com.microsoft:entity-disabled")
     world.confirm(2)
     world.tick(2.0)
@@ -338,15 +344,7 @@ def test_a_deferred_message_whose_completion_failed_is_received_by_number_to_be_
 
 
 def test_a_message_whose_deferral_was_cut_off_is_looked_for() -> None:
-    world = running()
-    world.tick(1.0)
-    world.answer_look()
-    world.store("orders")
-    world.store("letters")
-    world.deliver(2)
-    world.attach("orders")
-    world.attach("letters")
-    world.accept()
+    world = with_one_accepted()
     world.confirm()
     world.refuse("com.microsoft:entity-disabled")
     assert [outcome for outcome, _ in world.settling] == ["deferred"]

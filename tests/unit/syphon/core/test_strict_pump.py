@@ -288,4 +288,4 @@ def test_sessions_of_others_are_not_remembered() -> None:
     run(world)
     assert sorted(world.in_primary) == mine
     assert world.surveyed_from
-    assert world.pump._order.lanes._by_number == {}  # type: ignore[union-attr]
+    assert len(world.pump.order.lanes) == 0  # type: ignore[union-attr]
