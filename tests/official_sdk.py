@@ -190,7 +190,7 @@ async def receive_all_async(
 ) -> list[ServiceBusReceivedMessage]:
     """The same for asyncio; not more than `count`, each settled as it comes.
 
-    `wait_s` is for messages that somebody has yet to send.
+    `wait_s` is for messages that are yet to be sent.
     """
     received: list[ServiceBusReceivedMessage] = []
     silence_s, ends = wait_s, time.monotonic() + PATIENCE_S

@@ -217,7 +217,7 @@ def _thinks_better_of_it(viewer: Viewer) -> None:
 
 
 def _drain(viewer: Viewer) -> None:
-    """A drain that the page starts ends with an event, whoever moved the messages."""
+    """A drain that the page starts ends with an event, whichever program moved the messages."""
     viewer.page.get_by_role("button", name="Drain one entity…").click()
     viewer.page.get_by_role("dialog").get_by_label("Entity").select_option("orders")
     viewer.confirms("Start", "moves the messages of this entity")

@@ -1,7 +1,7 @@
 """An outage with planted faults, between broker processes that keep ledgers of their own.
 
 Of what is diverted, a hacked syphon loses one message and forwards three twice; two are refused as
-too large and are dead-lettered; one expires in its backlog queue, which somebody gave a time to
+too large and are dead-lettered; one expires in its backlog queue, which was given a time to
 live; two still wait. All else arrives and is received.
 """
 

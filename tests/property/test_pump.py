@@ -253,7 +253,7 @@ class StrictOrderMachine(StrictPumpMachine):
         """No rule here: only senders store."""
 
     def remove(self, **_: object) -> None:
-        """No rule here: nobody else drains the backlog."""
+        """No rule here: no other program drains the backlog."""
 
     # Sending
 

@@ -259,6 +259,8 @@ class SimSession:
         """At the namespace's end: what was delivered here and is not settled."""
         self._consumers: dict[Link, Consumer] = {}
         self._forwards: dict[int, Deed] = {}
+        self._detached: set[Link] = set()
+        """Links that the namespace has ended: it discards what still arrives on them."""
 
     # The relay's end
 
@@ -338,6 +340,7 @@ class SimSession:
     def _detach(self, link: Link, refusal: Refusal) -> None:
         error = Error(condition=Symbol(refusal.condition), description=refusal.description)
         self._wire.hit("a link was detached")
+        self._detached.add(link)
 
         def detached() -> None:
             if link.owner is not None:
@@ -346,6 +349,8 @@ class SimSession:
         self._wire.to_client(detached)
 
     def _stored(self, link: SenderLink, number: int, payload: bytes, deed: Deed) -> None:
+        if link in self._detached:
+            return
         state: object = Accepted()
         try:
             self._line.namespace.send(deed.path, [payload], deed)

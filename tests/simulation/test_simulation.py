@@ -1,4 +1,4 @@
-"""Five hundred worlds with faults, each from its seed: nothing lost, nothing stuck."""
+"""Three hundred worlds with faults, each from its seed: nothing lost, nothing stuck."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.simulation.night.mutations import NIGHT_BUGS
 from tests.simulation.night.plan import NIGHTS, draw_world
 from tests.simulation.world import simulate
 
-SEEDS = 500
+SEEDS = 300
 CHUNKS = 10
 """Tests to share the seeds among, so that several workers have something to do."""
 

@@ -43,7 +43,7 @@ class FakeJournal:
         self.unreadable: set[tuple[int, int]] = set()
         """Messages, by entity id and number, whose payloads the disk does not give out."""
         self.broken: set[int] = set()
-        """Entities, by id, for which a change of messages raises what nobody foresaw."""
+        """Entities, by id, for which a change of messages raises an unexpected error."""
 
     def _of(self, entity_id: int) -> _Kept:
         assert entity_id not in self._dropped, f"entity {entity_id} was dropped"

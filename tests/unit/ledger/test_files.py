@@ -297,7 +297,7 @@ def left(directory: Path, name: str, *, age_s: float = 0.0) -> Path:
 
 
 def test_a_process_id_that_another_process_has_now_is_no_sign_of_life(tmp_path: Path) -> None:
-    # This process is younger than 1970, so whoever named a file then was another.
+    # This process is younger than 1970, so another process named a file then.
     left(tmp_path, f"{HOST}-{os.getpid()}-1000")
     left(tmp_path, f"run-7-{HOST}-{os.getpid()}-2000")
     left(tmp_path, process_name())

@@ -393,7 +393,7 @@ def test_closing_waits_for_the_commit_in_flight(disk: LmdbStore, tmp_path: Path)
     assert batch is not None
 
     class Slow(dict[bytes, bytes | None]):
-        """Records that the transaction reads until somebody else wants the lock."""
+        """Records that the transaction reads until another thread wants the lock."""
 
         def items(self) -> Any:
             begun.set()
