@@ -42,6 +42,7 @@ from twinbus.pairing.lifecycle.twin_listing import TwinListing
 from twinbus.pairing.lifecycle.twin_marks import TwinMarks
 from twinbus.pairing.observing.events import (
     BUFFER_MAX,
+    EntityChanged,
     EntityHeld,
     EventStream,
     PairEvent,
@@ -54,7 +55,7 @@ from twinbus.pairing.sdk.sdk_cleanup import close_sdk_client
 from twinbus.pairing.sending.client import PairedClient
 from twinbus.servicebus.names import subscription_path
 from twinbus.servicebus.twins import PATTERN_CHARACTERS, is_listed
-from twinbus.status.document import PairStatus, SyphonQueueStatus
+from twinbus.status.document import EntityState, PairStatus, SyphonQueueStatus
 
 if TYPE_CHECKING:
     from twinbus.client.peeking import BacklogMeter
@@ -551,7 +552,14 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
             sides, parts = (self._primary, self._secondary), self._parts
             ledger = self._recorder.ledger
             self._receivers = PairedReceivers(*sides, self.options, ledger, parts.environment)
+            self._started().state.listeners.on_event(self._receive_again)
         return self._receivers.make(entity, path, sdk_options)
+
+    def _receive_again(self, event: PairEvent) -> None:
+        """Let receivers open their links at once when the primary takes messages again."""
+        if isinstance(event, EntityChanged) and event.after is EntityState.HEALTHY:
+            assert self._receivers is not None
+            self._receivers.retry(Side.PRIMARY)
 
     def _receiver_client(self) -> ServiceBusClient:
         self._live()

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
+from weakref import WeakSet
 
 from twinbus.client.administration import NotAnswered
 from twinbus.client.connection import MACHINE, Environment
@@ -56,6 +57,7 @@ class PairedReceivers:
         self._environment = environment
         self._connections: dict[Side, UpstreamConnection] = {}
         self._receivers: set[PairedReceiver] = set()
+        self._sides: WeakSet[ReceivingSide] = WeakSet()
 
     def has_twin(self, entity: str) -> bool:
         """Whether the options say that an entity has a twin."""
@@ -96,6 +98,12 @@ class PairedReceivers:
         # A copy: a collector reads on another thread.
         return {one.client_identifier: one.status() for one in tuple(self._receivers)}
 
+    def retry(self, side: Side) -> None:
+        """Open the links of one side that are down: its namespace answers again."""
+        for one in tuple(self._sides):
+            if one.side is side:
+                one.retry()
+
     async def close(self) -> None:
         """Close every receiver, then the connections."""
         await asyncio.gather(*(receiver.close() for receiver in tuple(self._receivers)))
@@ -114,7 +122,7 @@ class PairedReceivers:
         side: Side,
         may_read: Callable[[], Any] | None,
     ) -> ReceivingSide:
-        return ReceivingSide(
+        made = ReceivingSide(
             side,
             self._connection(side),
             settings,
@@ -122,6 +130,8 @@ class PairedReceivers:
             may_read=may_read,
             environment=self._environment,
         )
+        self._sides.add(made)
+        return made
 
     def _connection(self, side: Side) -> UpstreamConnection:
         connection = self._connections.get(side)

@@ -39,9 +39,10 @@ log = logging.getLogger("twinbus.receiving")
 T = TypeVar("T")
 
 PAUSE_FIRST_S: Final = 0.2
-PAUSE_MAX_S: Final = 15.0
+PAUSE_MAX_S: Final = 5.0
 """Pause after a link that was not opened: it doubles, and half of it is chance. A message that
-waits in a namespace that is back is received within this time and one attach."""
+waits in a namespace that is back is received within this time and one attach. Not longer: the end
+of an outage must not have a longer receive gap than its beginning (docs/twins.md)."""
 
 LINGER_S: Final = 0.05
 """How long credit stays after the last receive call: the next call of a loop finds it there."""
@@ -59,6 +60,10 @@ SESSION_WAIT_S: Final = 60.0
 REQUEST_WAITS_S: Final = (0.2, 0.8, 1.6)
 """Pauses between the attempts of a request that a lost connection ended, as the SDK makes them."""
 
+SETTLE_ANSWERS: Final = 2
+"""A settlement ends after this many times the time of one answer: one on its link, one by its lock
+token. A program that settles one message after another must not wait longer for a side that hangs:
+the other side has messages for it."""
 
 NOT_READABLE_S: Final = 300.0
 """Pause after an entity that must not be read: whether that has changed is a billed request."""
@@ -131,6 +136,7 @@ class ReceivingSide:
         self._settling = 0
         self._settled = asyncio.Event()
         self._changed = asyncio.Event()
+        self._retried = asyncio.Event()
         self._first: asyncio.Future[Exception | None] = self._loop.create_future()
         self._task: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -154,6 +160,10 @@ class ReceivingSide:
     def start(self) -> None:
         name = f"receive from the {self.side}'s {self.settings.path}"
         self._task = asyncio.create_task(self._run(), name=name)
+
+    def retry(self) -> None:
+        """Open a link that is down now, and not after a pause: the namespace answers again."""
+        self._retried.set()
 
     async def first_result(self) -> Exception | None:
         """Wait for the first attempt to open a link; return why it failed."""
@@ -199,6 +209,8 @@ class ReceivingSide:
     async def _open_until_it_works(self) -> None:
         pause_s = PAUSE_FIRST_S
         while not self.has_ended:
+            # Not later: a namespace that is back during an attempt must not wait for a pause.
+            self._retried.clear()
             try:
                 if self._may_read is not None:
                     await self._may_read()
@@ -211,10 +223,17 @@ class ReceivingSide:
                 if self.has_ended:
                     return
                 wait_s = NOT_READABLE_S if isinstance(error, NotReadable) else pause_s
-                await asyncio.sleep(wait_s * (0.5 + 0.5 * self._environment.chance()))
-                pause_s = min(2 * pause_s, PAUSE_MAX_S)
+                is_retried = await self._paused(wait_s * (0.5 + 0.5 * self._environment.chance()))
+                pause_s = PAUSE_FIRST_S if is_retried else min(2 * pause_s, PAUSE_MAX_S)
             else:
                 return
+
+    async def _paused(self, wait_s: float) -> bool:
+        """Wait; return whether `retry` has ended the pause."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._retried.wait()
+        return self._retried.is_set()
 
     async def _open(self) -> None:
         settings = self.settings
@@ -356,30 +375,40 @@ class ReceivingSide:
     ) -> None:
         """Settle on the link that delivered, or else by lock token; `confirmed`: it is settled.
 
-        Raise LockLost, RequestRefused or ConnectionLost. `confirmed` is called also if the caller
-        gave up waiting.
+        Raise LockLost, RequestRefused, ConnectionLost or TimeoutError. `confirmed` is called also
+        if the caller gave up waiting for the link.
         """
         self._settling += 1
         try:
-            if delivery is not None and delivery.outcome is None and delivery.link.is_open:
-                try:
-                    await self._settle_on_link(delivery, outcome, confirmed)
-                except (LinkEnded, TimeoutError) as error:
-                    log.debug("%s: settled by lock token: %s", self.settings.path, error)
-                else:
-                    return
-            held = None if not self.is_session else self.link if delivery is None else delivery.link
-            await self.request(
-                lambda: settle_by_token(
-                    self.connection, self.settings.path, token, outcome, session=held
-                )
-            )
-            confirmed()
+            async with asyncio.timeout(SETTLE_ANSWERS * self.connection.answer_s):
+                await self._settle(delivery, token, outcome, confirmed)
         finally:
             self._settling -= 1
             self._settled.set()
             if delivery is not None:
                 self._unsettled.pop(delivery, None)
+
+    async def _settle(
+        self,
+        delivery: Delivery | None,
+        token: UUID,
+        outcome: SettlingOutcome,
+        confirmed: Callable[[], None],
+    ) -> None:
+        if delivery is not None and delivery.outcome is None and delivery.link.is_open:
+            try:
+                await self._settle_on_link(delivery, outcome, confirmed)
+            except (LinkEnded, TimeoutError) as error:
+                log.debug("%s: settled by lock token: %s", self.settings.path, error)
+            else:
+                return
+        held = None if not self.is_session else self.link if delivery is None else delivery.link
+        await self.request(
+            lambda: settle_by_token(
+                self.connection, self.settings.path, token, outcome, session=held
+            )
+        )
+        confirmed()
 
     async def _settle_on_link(
         self, delivery: Delivery, outcome: SettlingOutcome, confirmed: Callable[[], None]

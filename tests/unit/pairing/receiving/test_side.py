@@ -161,12 +161,33 @@ def test_a_lost_link_is_opened_again_with_growing_pauses(monkeypatch: pytest.Mon
         world.link.end(LOST)
         await world.passes(200)
         gaps = [b - a for a, b in zip(world.opened_at[1:], world.opened_at[2:], strict=False)]
-        assert gaps == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 15, 15, *gaps[9:]])
+        assert gaps == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.2, 5, 5, 5, 5, *gaps[9:]])
         assert world.side.state == "open"
         assert world.side.reopened == 1
         assert world.link.credit == 5
         await world.side.close([])
         assert world.side.state == "closed"
+
+    run_virtual(story())
+
+
+def test_a_namespace_that_answers_again_ends_the_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        world = await World(monkeypatch).started()
+        world.failures = [LOST] * 7
+        world.link.end(LOST)
+        # Six attempts, and the pause of 5 s after the sixth has begun.
+        await world.passes(6.3)
+        assert len(world.opened_at) == 7
+        world.side.retry()
+        await world.passes(0.3)
+        # At once, and because that failed again after the shortest pause.
+        assert world.opened_at[7:] == pytest.approx([6.3, 6.5])
+        assert world.side.state == "open"
+        world.side.retry()
+        await world.passes(10)
+        assert len(world.links) == len(world.opened_at) == 9, "a link that is open stays"
+        await world.side.close([])
 
     run_virtual(story())
 
@@ -281,6 +302,34 @@ def test_a_message_is_settled_on_its_link_and_else_by_its_token(
         with pytest.raises(LockLost):
             await settle(third, TOKEN, COMPLETE, lambda: confirmed.append(3))
         assert confirmed == [1, 2]
+        await world.side.close([])
+
+    run_virtual(story())
+
+
+def test_a_settlement_at_a_side_that_hangs_ends_after_two_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        world = await World(monkeypatch).started()
+        loop = asyncio.get_running_loop()
+
+        async def lost(*_: Any, **__: Any) -> None:
+            # As a request does if nothing answers.
+            await asyncio.sleep(5)
+            raise LOST
+
+        monkeypatch.setattr(side_module, "settle_by_token", lost)
+        world.side.want(1)
+        delivery: Any = world.link.bring()
+
+        def settles(done: Any) -> None:
+            loop.call_later(5, done, TimeoutError("no answer"))
+
+        world.link.settles = settles
+        with pytest.raises(TimeoutError):
+            await world.side.settle(delivery, TOKEN, COMPLETE)
+        assert world.now == pytest.approx(10)
         await world.side.close([])
 
     run_virtual(story())
