@@ -550,8 +550,9 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
             from twinbus.pairing.receiving.receivers import PairedReceivers
 
             sides, parts = (self._primary, self._secondary), self._parts
-            ledger = self._recorder.ledger
-            self._receivers = PairedReceivers(*sides, self.options, ledger, parts.environment)
+            self._receivers = PairedReceivers(
+                *sides, self.options, self._recorder, parts.environment
+            )
             self._started().state.listeners.on_event(self._receive_again)
         return self._receivers.make(entity, path, sdk_options)
 

@@ -116,12 +116,18 @@ def test_messages_come_home_and_the_ledger_names_the_twin(sides: Sides, tmp_path
     assert sides.twins()[TWIN].waiting == 0
     assert sides.ids(sides.primary) == each_once(300)
     records = [one for one in read(tmp_path) if one.get("message_id") == "m-7"]
-    seen = [(one["operation"], one["side"], one["entity"], one["backlog_queue"]) for one in records]
+    primary, secondary = sides.label, endpoint_of(sides.secondary).label
+    assert {
+        (one["cause"], one["pair"], one["entity"], one["backlog_queue"]) for one in records
+    } == {("syphon", f"{primary}+{secondary}", TWIN, TWIN)}
+    seen = [(one["operation"], one["side"], one["namespace"], one["outcome"]) for one in records]
     assert seen == [
-        ("backlog_receive", "secondary", TWIN, TWIN),
-        ("forward", "primary", TWIN, TWIN),
-        ("complete", "secondary", TWIN, TWIN),
+        ("backlog_receive", "secondary", secondary, "ok"),
+        ("forward", "primary", primary, "ok"),
+        ("complete", "secondary", secondary, "ok"),
     ]
+    counts = Counter(one["operation"] for one in read(tmp_path) if "message_id" in one)
+    assert counts == {"backlog_receive": 300, "forward": 300, "complete": 300}
 
 
 async def test_everything_arrives_as_if_sent_straight(sides: Sides) -> None:

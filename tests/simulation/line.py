@@ -109,7 +109,7 @@ class SimLine:
         self._authorized.discard(path)
 
     async def request(
-        self, path: str, operation: str, body: dict[str, Any], *, link_name: str = ""
+        self, path: str, operation: str, body: dict[str, Any], *, link_name: str = "", **_: Any
     ) -> dict[str, Any]:
         def work() -> dict[str, Any]:
             return self._answer(path, operation, body, link_name)

@@ -20,7 +20,8 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import Any, Final, Protocol, TypeVar
 from uuid import UUID, uuid4
 
 from twinbus.amqp.connection import Connection
@@ -63,7 +64,15 @@ TOKEN_AGAIN_S: Final = 30.0
 
 RECEIVE: Final = "receive-by-sequence-number"
 
+NOT_AWAITED: Final = "the caller did not wait for the answer"
+
 _numbers = itertools.count(1)
+
+
+class Record(Protocol):
+    """Records a request that was made: why it failed, and whether it was answered."""
+
+    def __call__(self, error: str | None, *, is_known: bool) -> None: ...
 
 
 class NamespaceConnection:
@@ -193,28 +202,40 @@ class NamespaceConnection:
             timer.cancel()
 
     async def request(
-        self, path: str, operation: str, body: dict[str, Any], *, link_name: str | None = None
+        self,
+        path: str,
+        operation: str,
+        body: dict[str, Any],
+        *,
+        link_name: str | None = None,
+        record: Record | None = None,
     ) -> dict[str, Any]:
         """Send a request to the `$management` node of an entity; return the answer's body.
 
-        `link_name` is the link that holds the session lock in question.
+        `link_name` is the link that holds the session lock in question. `record` records the
+        request instead of this connection.
         """
         await self.authorize(path)
         headers = {"operation": f"com.microsoft:{operation}", "type": "entity-mgmt"}
         if link_name is not None:
             headers["associated-link-name"] = link_name
+        made = record or partial(self._requests.made, path, operation)
+        sent: list[str] = []
         try:
-            answer = await self._request(f"{path}/$management", headers, body)
+            answer = await self._request(f"{path}/$management", headers, body, sent)
         except RequestRefused as refusal:
-            error = refusal.condition or f"status {refusal.status}"
-            self._requests.made(path, operation, error)
+            made(refusal.condition or f"status {refusal.status}", is_known=True)
             raise
         except ConnectionLost as error:
-            self._requests.made(path, operation, str(error), is_known=False)
+            made(str(error), is_known=False)
+            raise
+        except asyncio.CancelledError:
+            if sent:  # The caller waits no more, and the request may be carried out.
+                made(NOT_AWAITED, is_known=False)
             raise
         if operation != RECEIVE or not answer.get("messages"):
             # Messages that are received have records of their own.
-            self._requests.made(path, operation)
+            made(None, is_known=True)
         return answer
 
     @property
@@ -296,13 +317,18 @@ class NamespaceConnection:
             self._authorized.discard(path)
             self._renew_in(path, TOKEN_AGAIN_S)
 
-    async def _request(self, address: str, headers: dict[str, Any], body: object) -> dict[str, Any]:
+    async def _request(
+        self, address: str, headers: dict[str, Any], body: object, sent: list[str] | None = None
+    ) -> dict[str, Any]:
+        """Send a request and return the answer's body; `sent` gets the address once it is sent."""
         try:
             async with asyncio.timeout(self._answer_s):
                 node = await self._node(address)
                 await node.wait_for_credit()
                 answer = node.send(headers, body)
                 self.flush()
+                if sent is not None:
+                    sent.append(address)
                 return await answer
         except TimeoutError as error:
             text = f"{address} of {self.endpoint.label} did not answer for {self._answer_s:g} s"

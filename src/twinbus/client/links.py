@@ -30,6 +30,7 @@ from twinbus.amqp.events import (
 from twinbus.amqp.link import LinkSession, LinkState, SenderLink
 from twinbus.amqp.performatives import Accepted, Error, Rejected, Source, Target
 from twinbus.client.connection import NamespaceConnection
+from twinbus.client.consumer_records import ConsumerRecords, records_of
 from twinbus.client.incoming import IncomingLinks, IncomingOwner
 from twinbus.client.request_node import (
     ConnectionLost,
@@ -179,6 +180,10 @@ class UpstreamConnection:
             del self.pools[pool.path.lower()]
             pool.invalidate()
             self._forget_unused_token(pool.path)
+
+    def records(self, path: str) -> ConsumerRecords | None:
+        """The ledger lines of what is received from an entity; None: there is no ledger."""
+        return records_of(self._requests, path, self.loop)
 
     def add(self, link: IncomingOwner) -> None:
         """Remember a receiving link that is being opened; it needs a token."""

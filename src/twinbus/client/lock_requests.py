@@ -14,15 +14,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
 from twinbus.amqp.types import Array, Int, UInt
-from twinbus.client.connection import RECEIVE, NamespaceConnection
+from twinbus.client.connection import RECEIVE, NamespaceConnection, Record
+from twinbus.client.consumer_records import NO_NAMES, operation_of
 from twinbus.client.links import UpstreamConnection
 from twinbus.client.outcomes import SettlingOutcome
 from twinbus.client.request_node import ConnectionLost, LockLost, RequestRefused
-from twinbus.servicebus import conditions, names
+from twinbus.servicebus import conditions
+from twinbus.servicebus.names import utc_of_ms
+from twinbus.transfer.identity import MessageNames
 
 T = TypeVar("T")
 
@@ -72,7 +76,7 @@ async def renew_locks(
     def note(group: list[UUID], answer: dict[str, Any]) -> None:
         times = answer.get("expirations") or ()
         for token, at_ms in zip(group, times, strict=False):
-            if (moment := names.utc_of_ms(at_ms)) is not None:
+            if (moment := utc_of_ms(at_ms)) is not None:
                 until[token] = moment
 
     opened = await connection.opened()
@@ -95,7 +99,11 @@ async def receive_deferred(
     """Receive deferred messages by their sequence numbers: all of them, or RequestRefused."""
     opened = await connection.opened()
     mode = FIRST if receive_and_delete else SECOND
-    return await receive_by_numbers(opened, path, numbers, mode=mode, session=session)
+    found = await receive_by_numbers(opened, path, numbers, mode=mode, session=session)
+    if (records := connection.records(path)) is not None:
+        for message in found:
+            records.received(message.data)
+    return found
 
 
 async def settle_by_token(
@@ -105,14 +113,23 @@ async def settle_by_token(
     outcome: SettlingOutcome,
     *,
     session: HeldSession | None = None,
+    names: MessageNames = NO_NAMES,
+    ledger_state: str | None = None,
 ) -> None:
-    """Settle a message by its lock token: a deferred one, or one whose link has ended."""
+    """Settle a message by its lock token: a deferred one, or one whose link has ended.
+
+    The ledger names it by `names`, and its line has `ledger_state`.
+    """
+    record: Record | None = None
+    operation, records = operation_of(outcome), connection.records(path)
+    if records is not None and operation is not None:
+        record = partial(records.settled, operation, names, state=ledger_state)
     arguments = {
         "disposition-status": outcome.status,
         "lock-tokens": Array([token]),
         **outcome.arguments,
     }
-    await _request(connection, path, "update-disposition", arguments, session)
+    await _request(connection, path, "update-disposition", arguments, session, record)
 
 
 async def peek(
@@ -145,7 +162,7 @@ async def set_session_state(
 async def renew_session_lock(connection: UpstreamConnection, session: HeldSession) -> datetime:
     """Renew the lock of a session; return until when it is locked."""
     answer = await _request(connection, session.path, "renew-session-lock", {}, session)
-    until = names.utc_of_ms(answer.get("expiration"))
+    until = utc_of_ms(answer.get("expiration"))
     if until is None:
         text = f"{session.path} did not say until when session {session.session_id!r} is locked"
         raise RequestRefused(text, 0, conditions.INVALID_FIELD)
@@ -158,10 +175,12 @@ async def _request(
     operation: str,
     arguments: dict[str, Any],
     session: HeldSession | None,
+    record: Record | None = None,
 ) -> dict[str, Any]:
     """Ask about one lock."""
     try:
-        return await _ask(await connection.opened(), path, operation, arguments, session)
+        opened = await connection.opened()
+        return await _ask(opened, path, operation, arguments, session, record)
     except RequestRefused as refusal:
         condition = refusal.condition
         if condition not in LockLost.CONDITIONS and refusal.status == LOCK_GONE:
@@ -178,11 +197,14 @@ async def _ask(
     operation: str,
     arguments: dict[str, Any],
     session: HeldSession | None,
+    record: Record | None = None,
 ) -> dict[str, Any]:
     if session is None:
-        return await connection.request(path, operation, arguments)
+        return await connection.request(path, operation, arguments, record=record)
     of_session = {**arguments, "session-id": session.session_id}
-    return await connection.request(path, operation, of_session, link_name=session.name)
+    return await connection.request(
+        path, operation, of_session, link_name=session.name, record=record
+    )
 
 
 # For receivers and the syphon

@@ -17,6 +17,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from enum import Enum
+from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
@@ -34,6 +35,13 @@ from twinbus.amqp.performatives import Source, Target
 from twinbus.amqp.session import Session
 from twinbus.amqp.types import Described, Symbol, UInt
 from twinbus.client.connection import MACHINE, Environment, NamespaceConnection
+from twinbus.client.consumer_records import (
+    NO_NAMES,
+    SECOND_COPY,
+    ConsumerRecords,
+    operation_of,
+    result_of,
+)
 from twinbus.client.incoming import IncomingOwner
 from twinbus.client.links import Done, UpstreamConnection
 from twinbus.client.outcomes import RELEASE, SettlingOutcome
@@ -74,7 +82,7 @@ NEXT_SESSION: Final = SessionChoice.NEXT
 class Delivery(Settleable):
     """One message as it arrived; `number` is its delivery id."""
 
-    __slots__ = ("data", "link", "tag")
+    __slots__ = ("data", "is_second_copy", "link", "names", "tag")
 
     def __init__(
         self, link: ReceivingLink, number: int, tag: bytes, data: bytes, settled: bool
@@ -88,6 +96,15 @@ class Delivery(Settleable):
         self.tag = tag
         self.data = data
         """All sections of the message, as they were on the wire."""
+        self.names = NO_NAMES
+        """What the ledger names it by; read only if there is a ledger."""
+        self.is_second_copy = False
+        """It is not handed out, because the copy of another namespace was."""
+
+    @property
+    def ledger_state(self) -> str | None:
+        """What the ledger's line of its settlement says about it."""
+        return SECOND_COPY if self.is_second_copy else None
 
     @property
     def lock_token(self) -> UUID | None:
@@ -138,6 +155,7 @@ class ReceivingLink(IncomingOwner):
         self._is_closing = False
         self._largest_grant = 0
         self._settlements: LinkSettlements | None = None
+        self._records = connection.records(path)
         self._drained: asyncio.Future[bool] | None = None
         self._detached: asyncio.Future[None] = self._loop.create_future()
 
@@ -264,8 +282,26 @@ class ReceivingLink(IncomingOwner):
         if settlements is None or not self.is_open:
             why = self._ended or LinkEnded(f"{self.path}: the link is not open")
             done(LinkEnded(str(why), why.condition))
-        else:
-            settlements.add(delivery, done)
+            return
+        if self._records is not None:
+            operation = operation_of(outcome)
+            if operation is not None:
+                done = partial(self._record_settled, self._records, operation, delivery, done)
+        settlements.add(delivery, done)
+
+    def _record_settled(
+        self,
+        records: ConsumerRecords,
+        operation: str,
+        delivery: Delivery,
+        done: Done,
+        error: Exception | None,
+    ) -> None:
+        if delivery.ends_at != NOT_SENT:
+            text, is_known = result_of(error)
+            state = delivery.ledger_state
+            records.settled(operation, delivery.names, text, is_known=is_known, state=state)
+        done(error)
 
     def release_all(self, deliveries: Iterable[Delivery]) -> None:
         """Give back what was not processed; `close` waits until that is confirmed.
@@ -289,6 +325,8 @@ class ReceivingLink(IncomingOwner):
             self._refuse_excess()
             return
         delivery = Delivery(self, event.delivery_id, event.tag, event.payload, event.settled)
+        if self._records is not None:
+            delivery.names = self._records.received(event.payload)
         if self._is_closing and not event.settled:
             self.settle(delivery, RELEASE, _ignore)
         else:
@@ -345,6 +383,8 @@ class ReceivingLink(IncomingOwner):
             )
         self.is_open = True
         self._opened.set_result(None)
+        if self._session is not NO_SESSION and self._records is not None:
+            self._records.accepted_session()
 
     # Ending
 
@@ -396,6 +436,11 @@ class ReceivingLink(IncomingOwner):
         self._end_drain(False)
         if self._settlements is not None:
             self._settlements.end(why)
+        if self._records is not None:
+            if self._session is not NO_SESSION and self._link is not None and not was_open:
+                condition = why.condition if isinstance(why, LinkEnded) else ""
+                self._records.refused_session(condition, str(why))
+            self._records.write()
         if was_open and not self._is_closing:
             self._on_ended(self, why)
 

@@ -22,8 +22,8 @@ OPEN_SUFFIX: Final = ".open"
 """Added to the name while a file is written (`files`)."""
 
 OPERATIONS: Final = frozenset(
-    """send divert ping backlog_receive complete defer dead_letter forward receive renew manage
-    state expire action writer""".split()
+    """send divert ping backlog_receive complete abandon defer dead_letter forward receive renew
+    manage state expire action writer""".split()
 )
 """What was done. All are calls to a namespace but `state`, which is news of an entity, `expire`, a
 message that expired, which only a broker sees, `action`, an action of a person on the page: its

@@ -26,12 +26,11 @@ LEDGER_VARIABLE: Final = "TWINBUS_LEDGER"
 
 ACCEPT_SESSION: Final = "accept-session"
 
-_KINDS: Final = {
-    "renew-lock": ("renew", "syphon"),
-    "renew-session-lock": ("renew", "lease"),
-    ACCEPT_SESSION: ("manage", "lease"),
-}
-"""Operation and cause of requests that have a cause of their own."""
+APPLICATION: Final = "application"
+CONSUMER: Final = "consumer"
+"""The causes of what the senders and the receivers of an application do."""
+
+_RENEWALS: Final = frozenset({"renew-lock", "renew-session-lock"})
 
 
 class RequestLedger(Protocol):
@@ -63,22 +62,34 @@ class BilledRequests:
         *,
         cause: str = "administration",
         side: str | None = None,
+        pair: str | None = None,
+        client: str | None = None,
         ledger: RequestLedger | None = None,
     ) -> None:
-        """`ledger`: None for that of `recording_to`, or else of `$TWINBUS_LEDGER`."""
-        self._ledger = ledger or current_ledger()
-        self._fields: dict[str, Any] = {"namespace": namespace, "side": side}
-        self._cause = cause
+        """`ledger`: None for that of `recording_to`, or else of `$TWINBUS_LEDGER`.
+
+        `pair` is the name of the pair, for requests about entities of the application: the path
+        of a backlog queue has the label. `client` is the client of a gateway.
+        """
+        self.ledger = ledger or current_ledger()
+        self.fields: dict[str, Any] = {
+            "cause": cause,
+            "pair": pair,
+            "namespace": namespace,
+            "side": side,
+            "client": client,
+        }
+        """What all records have in common."""
+        self._place = "entity" if cause in (CONSUMER, APPLICATION) else "backlog_queue"
 
     def made(
         self, path: str | None, request: str, error: str | None = None, *, is_known: bool = True
     ) -> None:
         """Record one request. `error`: why it failed; `is_known`: it was answered."""
-        operation, cause = _KINDS.get(request, ("manage", self._cause))
+        operation = "renew" if request in _RENEWALS else "manage"
         outcome = "ok" if error is None else "failed" if is_known else "unknown"
-        self._ledger.record(
-            operation, cause=cause, backlog_queue=path, outcome=outcome, error=error, **self._fields
-        )
+        where: dict[str, Any] = {self._place: path}
+        self.ledger.record(operation, outcome=outcome, error=error, **where, **self.fields)
 
 
 def current_ledger() -> RequestLedger:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
+from twinbus.servicebus.names import BACKLOG_MARK
 from twinbus.syphon.core.actions import Complete, DeadLetter, Defer
 from twinbus.transfer.unpacking import BacklogMessage
 
@@ -39,10 +40,12 @@ class RelayLedger(Protocol):
 
 
 class Bookkeeper:
-    """Writes the records of one backlog queue."""
+    """Writes the records of one backlog queue, or of one twin."""
 
     def __init__(self, ledger: RelayLedger, primary: str, secondary: str, queue: str) -> None:
         """`primary` and `secondary` are the labels of the namespaces."""
+        self.pair = None if BACKLOG_MARK in queue.lower() else f"{primary}+{secondary}"
+        """The name of the pair, for a twin: the path of a backlog queue has the label."""
         self._record = ledger.record
         self._record_many: Callable[[str, Shared, int | None, list[Row]], None] = getattr(
             ledger, "record_deliveries", self._record_each
@@ -103,8 +106,10 @@ class Bookkeeper:
             self._record_many("complete", shared, None, _settled_rows(some))
 
     def _shared(self, path: str, namespace: str, side: str, error: str | None = None) -> Shared:
+        pair = () if self.pair is None else (("pair", self.pair),)
         return (
             ("cause", "syphon"),
+            *pair,
             ("namespace", namespace),
             ("side", side),
             ("entity", path or None),

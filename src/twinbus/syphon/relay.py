@@ -103,7 +103,7 @@ class Relay:
         self._primary_endpoint, self._secondary_endpoint = primary, secondary
         self._books = Bookkeeper(ledger, primary.label, secondary.label, queue)
         self._billed = BilledRequests(
-            secondary.label, cause="syphon", side="secondary", ledger=ledger
+            secondary.label, cause="syphon", side="secondary", pair=self._books.pair, ledger=ledger
         )
         self._unpack = unpack or Unpacker().unpack
         self._refusal = refusal

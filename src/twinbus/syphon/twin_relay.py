@@ -40,7 +40,13 @@ def twin_relay(
 ) -> Relay:
     """Return the relay that empties a marked queue of the secondary into its namesake."""
     unpacker = TwinUnpacker(path, primary.label, remaining_ttl=options.ttl_policy == "remaining")
-    requests = BilledRequests(secondary.label, cause="syphon", side="secondary", ledger=ledger)
+    requests = BilledRequests(
+        secondary.label,
+        cause="syphon",
+        side="secondary",
+        pair=f"{primary.label}+{secondary.label}",
+        ledger=ledger,
+    )
     return Relay(
         primary,
         secondary,

@@ -72,13 +72,18 @@ class World:
     """A link whose attach was answered, on a connection without a socket."""
 
     def __init__(
-        self, beside: World | None = None, answer_s: float = ANSWER_S, **options: Any
+        self,
+        beside: World | None = None,
+        answer_s: float = ANSWER_S,
+        upstream: UpstreamConnection | None = None,
+        **options: Any,
     ) -> None:
         """`beside`: on the connection and the AMQP session of another link."""
         self.upstream: UpstreamConnection
         self.session: WatchedSession
         if beside is None:
-            self.upstream, self.session = UpstreamConnection(NAMESPACE, answer_s), WatchedSession()
+            self.upstream = upstream or UpstreamConnection(NAMESPACE, answer_s)
+            self.session = WatchedSession()
         else:
             self.upstream, self.session = beside.upstream, beside.session
         self.arrived: list[Delivery] = []

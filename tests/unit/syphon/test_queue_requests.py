@@ -73,7 +73,9 @@ class Asked:
         self._bad = bad
         self._refusal = RequestRefused("because", status, condition)
 
-    async def request(self, path: str, operation: str, body: dict[str, Any]) -> dict[str, Any]:
+    async def request(
+        self, path: str, operation: str, body: dict[str, Any], **_: Any
+    ) -> dict[str, Any]:
         self.requests += 1
         tokens: list[UUID] = body.get("lock-tokens", [])
         numbers = [token.int for token in tokens] or body["sequence-numbers"]
@@ -119,7 +121,9 @@ def test_a_queue_that_is_busy_is_not_asked_again_for_each_message(status: int) -
 class CutOff(Asked):
     """A line that is lost after its first request."""
 
-    async def request(self, path: str, operation: str, body: dict[str, Any]) -> dict[str, Any]:
+    async def request(
+        self, path: str, operation: str, body: dict[str, Any], **_: Any
+    ) -> dict[str, Any]:
         if self.requests:
             raise ConnectionLost("the connection was lost")
         return await super().request(path, operation, body)
@@ -138,7 +142,9 @@ class Peeked:
     def __init__(self, messages: list[bytes]) -> None:
         self._messages = messages
 
-    async def request(self, path: str, operation: str, body: dict[str, Any]) -> dict[str, Any]:
+    async def request(
+        self, path: str, operation: str, body: dict[str, Any], **_: Any
+    ) -> dict[str, Any]:
         return {"messages": [{"message": message} for message in self._messages]}
 
 
@@ -204,7 +210,9 @@ def test_the_ledger_has_the_reason_for_which_a_settlement_failed(
 class BusyAtFirst(Asked):
     """A line that throttles the first requests."""
 
-    async def request(self, path: str, operation: str, body: dict[str, Any]) -> dict[str, Any]:
+    async def request(
+        self, path: str, operation: str, body: dict[str, Any], **_: Any
+    ) -> dict[str, Any]:
         if self.requests == 2:
             self._bad = set()
         return await super().request(path, operation, body)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from twinbus.errors import error_text
 from twinbus.ledger.record import LineForm
+from twinbus.ledger.requests import CONSUMER, BilledRequests
 from twinbus.servicebus.failures import outcome_of
 
 if TYPE_CHECKING:
@@ -144,6 +145,18 @@ class Recorder:
         cause: str = "administration",
     ) -> None:  # fmt: skip
         self._write("manage", cause, side, began, ended, error, entity=entity, backlog_queue=queue)
+
+    def requests(
+        self, side: str, cause: str = CONSUMER, client: str | None = None
+    ) -> BilledRequests:
+        """Return what requests about entities of the application are recorded with.
+
+        `client` is the client of a gateway that makes them.
+        """
+        return BilledRequests(
+            self._labels[side],
+            cause=cause, side=side, pair=self.pair, client=client, ledger=self.ledger,
+        )  # fmt: skip
 
     def changed(self, entity: str, state: str, reason: str) -> None:
         """Record an entity's new state, with the reason in the error field."""

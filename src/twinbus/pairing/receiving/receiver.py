@@ -457,8 +457,10 @@ class PairedReceiver(AsyncIterator[ServiceBusReceivedMessage]):
             elif action != "abandon":
                 self._inbox.gone(side, number)
 
+        message_id = message.message_id
+        names = None if message_id is None else str(message_id), number or None
         with self._sdk_errors():
-            await side.settle(delivery, token, outcome, confirmed)
+            await side.settle(delivery, token, outcome, confirmed, names)
 
     async def renew_message_lock(
         self, message: ServiceBusReceivedMessage, *, timeout: float | None = None, **kwargs: Any

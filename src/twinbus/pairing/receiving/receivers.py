@@ -21,11 +21,12 @@ from twinbus.client.links import UpstreamConnection
 from twinbus.client.receiving import NO_SESSION
 from twinbus.client.request_node import ConnectionLost
 from twinbus.client.twins import is_marked
-from twinbus.ledger.requests import BilledRequests, RequestLedger
+from twinbus.ledger.requests import BilledRequests
 from twinbus.namespace.access import endpoint_of
 from twinbus.namespace.namespace import Namespace
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.core.sides import Side
+from twinbus.pairing.observing.recording import Recorder
 from twinbus.pairing.receiving.receiver import PairedReceiver
 from twinbus.pairing.receiving.settings import receiver_settings
 from twinbus.pairing.receiving.side import NotReadable, ReceivingSide, SideOwner
@@ -47,13 +48,13 @@ class PairedReceivers:
         primary: Namespace,
         secondary: Namespace,
         options: SendAvailabilityOptions,
-        ledger: RequestLedger | None = None,
+        recorder: Recorder,
         environment: Environment = MACHINE,
     ) -> None:
         """Belongs to the running event loop."""
         self._namespaces = {Side.PRIMARY: primary, Side.SECONDARY: secondary}
         self._options = options
-        self._ledger = ledger
+        self._recorder = recorder
         self._environment = environment
         self._connections: dict[Side, UpstreamConnection] = {}
         self._receivers: set[PairedReceiver] = set()
@@ -140,19 +141,15 @@ class PairedReceivers:
                 self._namespaces[side],
                 max(ANSWER_LEAST_S, self._options.attempt_timeout_s),
                 self._environment.connect,
-                self._billed(side),
+                self._recorder.requests(side.value),
             )
         return connection
-
-    def _billed(self, side: Side) -> BilledRequests:
-        label = self._namespaces[side].label
-        return BilledRequests(label, cause="application", side=side.value, ledger=self._ledger)
 
     async def _require_mark(self, entity: str) -> None:
         """Raise NotReadable if the secondary's namesake of an entity must not be read."""
         label = self._namespaces[Side.PRIMARY].label
         endpoint = endpoint_of(self._namespaces[Side.SECONDARY])
-        billed = self._billed(Side.SECONDARY)
+        billed = BilledRequests(endpoint.label, side="secondary", ledger=self._recorder.ledger)
         try:
             marked = await is_marked(endpoint, entity, label, billed)
         except NotAnswered as error:

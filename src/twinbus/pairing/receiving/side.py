@@ -19,10 +19,12 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Protocol, TypeVar
 from uuid import UUID
 
 from twinbus.client.connection import MACHINE, Environment
+from twinbus.client.consumer_records import NO_NAMES
 from twinbus.client.links import UpstreamConnection
 from twinbus.client.lock_requests import settle_by_token
 from twinbus.client.outcomes import SettlingOutcome
@@ -33,6 +35,7 @@ from twinbus.pairing.core.sides import Side
 from twinbus.pairing.receiving.watchdog import DRAIN_ANSWER_S, UNSETTLED_S, LinkCheck, Watchdog
 from twinbus.servicebus import conditions
 from twinbus.servicebus.failures import FailureMeaning, NamespaceFailure
+from twinbus.transfer.identity import MessageNames
 
 log = logging.getLogger("twinbus.receiving")
 
@@ -372,16 +375,18 @@ class ReceivingSide:
         token: UUID,
         outcome: SettlingOutcome,
         confirmed: Callable[[], None] = lambda: None,
+        names: MessageNames = NO_NAMES,
     ) -> None:
         """Settle on the link that delivered, or else by lock token; `confirmed`: it is settled.
 
         Raise LockLost, RequestRefused, ConnectionLost or TimeoutError. `confirmed` is called also
-        if the caller gave up waiting for the link.
+        if the caller gave up waiting for the link. `names` are for the ledger, of a message
+        without a delivery.
         """
         self._settling += 1
         try:
             async with asyncio.timeout(SETTLE_ANSWERS * self.connection.answer_s):
-                await self._settle(delivery, token, outcome, confirmed)
+                await self._settle(delivery, token, outcome, confirmed, names)
         finally:
             self._settling -= 1
             self._settled.set()
@@ -394,6 +399,7 @@ class ReceivingSide:
         token: UUID,
         outcome: SettlingOutcome,
         confirmed: Callable[[], None],
+        names: MessageNames,
     ) -> None:
         if delivery is not None and delivery.outcome is None and delivery.link.is_open:
             try:
@@ -403,11 +409,14 @@ class ReceivingSide:
             else:
                 return
         held = None if not self.is_session else self.link if delivery is None else delivery.link
-        await self.request(
-            lambda: settle_by_token(
-                self.connection, self.settings.path, token, outcome, session=held
-            )
+        ask = partial(
+            settle_by_token,
+            *(self.connection, self.settings.path, token, outcome),
+            session=held,
+            names=names if delivery is None else delivery.names,
+            ledger_state=None if delivery is None else delivery.ledger_state,
         )
+        await self.request(ask)
         confirmed()
 
     async def _settle_on_link(

@@ -30,6 +30,8 @@ class Delivered:
         self.link = link
         self.settled = False
         self.outcome: Any = None
+        self.names = (None, None)
+        self.ledger_state = None
 
 
 class Link:

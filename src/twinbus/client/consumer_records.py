@@ -1,0 +1,146 @@
+"""The ledger lines of what consumers receive and settle on one entity of one namespace.
+
+    records = connection.records(path)           # None: there is no ledger
+    names = records.received(data)               # one line for each message that was delivered
+    records.settled("complete", names)           # and one for each settlement, with its result
+
+Lines of one turn of the event loop are written together. A message that is given back unread
+(released) has no line for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final, Protocol
+
+from twinbus.client.outcomes import DEFERRED, RELEASE, SettlingOutcome
+from twinbus.client.request_node import LinkEnded
+from twinbus.ledger.requests import ACCEPT_SESSION, BilledRequests
+from twinbus.servicebus import conditions
+from twinbus.servicebus.failures import NamespaceFailure
+from twinbus.transfer.identity import MessageNames, read_names
+
+SECOND_COPY: Final = "second_copy"
+"""State of the completion of a message that was not handed out, for its other copy was."""
+
+ERROR_LENGTH_MAX: Final = 300
+
+NO_FREE_SESSION: Final = (conditions.TIMEOUT, conditions.SESSION_TAKEN)
+"""Why an entity gives no session: none is free, or another receiver has it."""
+
+NO_NAMES: Final[MessageNames] = (None, None)
+
+OPERATIONS: Final = {
+    "completed": "complete",
+    "abandoned": "abandon",
+    DEFERRED: "defer",
+    "suspended": "dead_letter",
+}
+"""The ledger's operation of each status of `update-disposition`."""
+
+_Row = tuple[str | None, int, int | None, int | None]
+_Kind = tuple[str, str, str | None, str | None]
+"""Operation, outcome, error and state."""
+
+_RECEIVED: Final[_Kind] = ("receive", "ok", None, None)
+
+
+class DeliveryLedger(Protocol):
+    """A ledger that takes the lines of many messages at once."""
+
+    def record_deliveries(
+        self,
+        operation: str,
+        shared: tuple[tuple[str, object], ...],
+        at_ms: int | None,
+        deliveries: list[_Row],
+    ) -> None: ...
+
+
+class ConsumerRecords:
+    """Writes the lines of one entity; belongs to an event loop."""
+
+    def __init__(
+        self,
+        ledger: DeliveryLedger,
+        requests: BilledRequests,
+        entity: str,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._record = ledger.record_deliveries
+        self._requests = requests
+        self._entity = entity
+        self._shared = (*requests.fields.items(), ("entity", entity))
+        self._call_soon = loop.call_soon
+        self._rows: dict[_Kind, list[_Row]] = {}
+        """The lines of this turn."""
+
+    def received(self, data: bytes) -> MessageNames:
+        """Note a message that was delivered; return what its settlement is recorded with."""
+        names = read_names(data)
+        self._add(_RECEIVED, (names[0], len(data), names[1], None))
+        return names
+
+    def settled(
+        self,
+        operation: str,
+        names: MessageNames,
+        error: str | None = None,
+        *,
+        is_known: bool = True,
+        state: str | None = None,
+    ) -> None:
+        """Note a settlement; `error` is why it failed, `is_known` whether it was answered."""
+        outcome = "ok" if error is None else "failed" if is_known else "unknown"
+        cut = None if error is None else error[:ERROR_LENGTH_MAX]
+        self._add((operation, outcome, cut, state), (names[0], 0, names[1], None))
+
+    def accepted_session(self) -> None:
+        """Note a request for the lock of a session that was granted."""
+        self._requests.made(self._entity, ACCEPT_SESSION)
+
+    def refused_session(self, condition: str, text: str) -> None:
+        """Note a request for a session that was not granted; without a condition: not answered."""
+        # That none is free is an answer, like that of a receive which finds nothing.
+        error = None if condition in NO_FREE_SESSION else condition or text[:ERROR_LENGTH_MAX]
+        self._requests.made(self._entity, ACCEPT_SESSION, error, is_known=bool(condition))
+
+    def write(self) -> None:
+        """Write what was noted; called at the end of each turn, and when a link ends."""
+        noted, self._rows = self._rows, {}
+        for (operation, outcome, error, state), rows in noted.items():
+            result = (("outcome", outcome), ("error", error), ("state", state))
+            self._record(operation, (*self._shared, *result), None, rows)
+
+    def _add(self, kind: _Kind, row: _Row) -> None:
+        rows = self._rows.get(kind)
+        if rows is not None:
+            rows.append(row)
+            return
+        if not self._rows:
+            self._call_soon(self.write)
+        self._rows[kind] = [row]
+
+
+def records_of(
+    requests: BilledRequests | None, entity: str, loop: asyncio.AbstractEventLoop
+) -> ConsumerRecords | None:
+    """Return the records of an entity with the fields of `requests`; None: nothing keeps them."""
+    ledger: Any = None if requests is None else requests.ledger
+    if requests is None or not hasattr(ledger, "record_deliveries"):
+        return None
+    return ConsumerRecords(ledger, requests, entity, loop)
+
+
+def operation_of(outcome: SettlingOutcome) -> str | None:
+    """Return the ledger's operation of a settlement; None: a release, which has no line."""
+    return None if outcome is RELEASE else OPERATIONS[outcome.status]
+
+
+def result_of(error: Exception | None) -> tuple[str | None, bool]:
+    """Return why a settlement on a link failed, and whether it was answered."""
+    if error is None:
+        return None, True
+    condition = error.condition if isinstance(error, NamespaceFailure) else ""
+    is_known = isinstance(error, NamespaceFailure) and not isinstance(error, LinkEnded)
+    return condition or str(error) or type(error).__name__, is_known

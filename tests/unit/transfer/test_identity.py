@@ -1,0 +1,44 @@
+"""What identifies a message in a raw delivery."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from twinbus.amqp.message import Properties, encode_message
+from twinbus.amqp.types import Symbol, ULong
+from twinbus.servicebus.names import ENQUEUED_TIME, SEQUENCE_NUMBER
+from twinbus.transfer.identity import NUMBER_MAX, read_names
+
+NUMBER = Symbol(SEQUENCE_NUMBER)
+
+
+def message(message_id: Any = "m-1", **annotations: Any) -> bytes:
+    return encode_message(
+        message_annotations={Symbol(ENQUEUED_TIME): 5, **annotations},
+        properties=Properties(message_id=message_id),
+        data=b"body",
+    )
+
+
+def test_a_message_is_named_by_its_id_and_its_sequence_number() -> None:
+    assert read_names(message(**{NUMBER: 7})) == ("m-1", 7)
+    assert read_names(message(UUID(int=1), **{NUMBER: 7})) == (str(UUID(int=1)), 7)
+    assert read_names(message(None, **{NUMBER: 7})) == (None, 7)
+    assert read_names(message()) == ("m-1", None)
+    assert read_names(encode_message(data=b"body")) == (None, None)
+
+
+@pytest.mark.parametrize("number", [True, "7", None, ULong(NUMBER_MAX + 1), -1])
+def test_a_sequence_number_that_no_service_gives_is_left_out(number: Any) -> None:
+    assert read_names(message(**{NUMBER: number})) == ("m-1", None)
+
+
+def test_bytes_that_are_no_message_have_no_names() -> None:
+    whole = message(**{NUMBER: 7})
+    assert read_names(b"") == (None, None)
+    for cut in range(1, len(whole)):
+        read_names(whole[:cut])
+        read_names(whole[:cut] + bytes([whole[cut] ^ 0xFF]) + whole[cut + 1 :])
