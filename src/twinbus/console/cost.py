@@ -17,6 +17,7 @@ from twinbus.console.options import (
 from twinbus.console.output import Output, OutputOption, WrongUse, dim_headed, money, paint, show
 from twinbus.console.prices import book_of
 from twinbus.cost.arithmetic import (
+    DAY_S,
     QuantityError,
     parse_duration,
     parse_frequency,
@@ -107,7 +108,8 @@ class PlanOptions(WorkloadOptions):
 
 CONNECTIONS_MAX: Final = 10_000_000
 UNCHANGED: Final = (
-    "entities clients queues missing_queues lease standbys messaging_units connections".split()
+    "entities clients queues missing_queues lease standbys twins receivers messaging_units"
+    " connections".split()
 )
 """The options that the estimate takes as they are."""
 
@@ -125,6 +127,17 @@ class EstimateOptions(WorkloadOptions):
         setting("lease", "--lease", help="The syphon holds leases, as `syphon run --lease`."),
     ] = False
     standbys: Annotated[int, option("N", "Further syphons that wait for the leases.")] = 0
+    twins: Annotated[
+        bool,
+        flag("--twins", "Each entity has a twin, which takes its messages in an outage."),
+    ] = False
+    receivers: Annotated[
+        int, option("N", "Guarded receivers, and receivers of entities with a twin.")
+    ] = 0
+    handling: Annotated[
+        str, option("TIME", "How long a message is handled, while its lock is renewed.")
+    ] = "0s"
+    lock_duration: Annotated[str, option("TIME", "Lock duration of the entities.")] = "1min"
     ping_interval: Annotated[str, option("TIME", "The option ping_primary_interval.")] = "60s"
     outages: Annotated[str, option("FREQUENCY", "How often the primary is down.")] = "2/year"
     outage_length: Annotated[str, option("TIME", "Length of one outage.")] = "40min"
@@ -183,6 +196,8 @@ def _workload(given: EstimateOptions) -> Workload:
             poll_s=parse_duration(given.poll, "--poll", least=1, most=SYPHON_POLL_MAX_S),
             outages_per_year=parse_frequency(given.outages, "--outages"),
             outage_s=parse_duration(given.outage_length, "--outage-length"),
+            handling_s=parse_duration(given.handling, "--handling", most=DAY_S),
+            lock_s=parse_duration(given.lock_duration, "--lock-duration", least=5, most=300),
             tier=ServiceTier(tier),
             rule=counting_rule(given.settlement),
             **{name: getattr(given, name) for name in UNCHANGED},
@@ -206,7 +221,7 @@ def _lines(
     )
     yield (
         f"in a month of {MONTH_DAYS} days: {made.messages:,} messages,"
-        f" {made.moved:,} of them by the backlog"
+        f" {made.moved:,} of them by the {'twins' if work.twins else 'backlog'}"
     )
     yield ""
     yield from dim_headed(
@@ -242,7 +257,8 @@ def _lines(
     yield f"with its searches: {made.idle_operations:,} operations in {MONTH_DAYS} days"
     stages = made.moved_stages
     yield (
-        f"a message by the backlog: {sum(stages.values())} units in {len(stages)} stages:"
+        f"a message by the {'twin' if work.twins else 'backlog'}:"
+        f" {sum(stages.values())} units in {len(stages)} stages:"
         f" {', '.join(stages)}"
     )
     yield ""

@@ -5,7 +5,13 @@
                                15 minutes are 40 an hour, 960 a day, 28,800 in 30 days
     a message by the backlog   four stages: send to the backlog, receive from it, send to the
                                primary, receive there; with settlement counted, six
-    any other message          two stages: send, receive; with settlement counted, three
+    any other message          two stages: send, receive; with settlement counted, three; also one
+                               that is diverted to a twin and received there
+    a waiting receiver         none: the frames that check its link are not billed
+    a long handler             one renewal of the lock at each half of its duration
+    twins                      each client reads their marks every 4 to 5 minutes, up to ten one by
+                               one, else by listing queues and topics; a receiver of one reads its
+                               mark once; the syphon looks for topics every hour
     a syphon, idle or not      one search for deferred messages in each queue every hour, one for
                                new queues every 15 minutes
     a lease                    one renewal every 80 s; a standby tries to get each every 25 s
@@ -169,7 +175,7 @@ def _invalid(text: str, name: str, form: str) -> QuantityError:
 UNIT_BYTES: Final = 64 * 1024
 """Maximum bytes of one billed operation."""
 
-SETTLEMENTS: Final = frozenset({"complete", "defer", "dead_letter"})
+SETTLEMENTS: Final = frozenset({"complete", "abandon", "defer", "dead_letter"})
 """Operations that end a lock; the rule decides whether they are charged."""
 
 UNCHARGED: Final = frozenset({"action", "state", "writer"})
@@ -197,13 +203,25 @@ LEASE_RENEW_S: Final = 80
 LEASE_STANDBY_S: Final = 25
 """Times between the requests of a syphon that moves nothing, as `twinbus.syphon` has them."""
 
+TWIN_MARK_S: Final = 240
+TWIN_MARKS_SINGLE_MAX: Final = 10
+TWIN_TOPICS_S: Final = 3_600
+"""Least time between two readings of the marks of twins, how many are read one by one, and the time
+between two searches of a syphon for topics that are twins."""
+
+LIST_PAGE: Final = 100
+"""Entities in one answer to a listing."""
+
+RECEIVER_CHECK_S: Final = 30
+"""The least time between two checks of a receiver's link that brings nothing."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CountingRule:
     """Which operations are counted where the published rules leave a choice."""
 
     count_settlement: bool = False
-    """Count complete, defer and dead-letter as operations of their own."""
+    """Count complete, abandon, defer and dead-letter as operations of their own."""
 
 
 def is_charged(operation: str, outcome: str) -> bool:
@@ -263,6 +281,35 @@ def idle_operations(
     polls = idle_syphon_operations(queue_count=queue_count, poll_s=poll_s, period_s=period_s)
     deferred = deferred_search_operations(queue_count=queue_count, period_s=period_s)
     return polls + deferred + queue_search_operations(period_s=period_s)
+
+
+def renewals(handling_s: float | Fraction, lock_s: float | Fraction) -> int:
+    """Return how often the lock of a message is renewed while it is handled for that time."""
+    assert lock_s > 0, f"a lock of {lock_s} s"
+    halves = Fraction(handling_s) / (Fraction(lock_s) / 2)
+    return max(0, -(-halves.numerator // halves.denominator) - 1)
+
+
+def twin_mark_operations(
+    *, twin_count: int, client_count: int, receiver_count: int = 0, period_s: float | Fraction
+) -> int:
+    """Return the requests for the marks of twins in `period_s`, the first ones included.
+
+    All twins may be queues or topics: both are listed, in pages.
+    """
+    single = twin_count <= TWIN_MARKS_SINGLE_MAX
+    requests = twin_count if single else 1 + -(-twin_count // LIST_PAGE)
+    return client_count * requests * (1 + int(period_s // TWIN_MARK_S)) + receiver_count
+
+
+def twin_topic_operations(*, syphon_count: int = 1, period_s: float | Fraction) -> int:
+    """Return how often syphons look for topics that are twins, while none is one."""
+    return syphon_count * (1 + int(period_s // TWIN_TOPICS_S))
+
+
+def receiver_checks(*, receiver_count: int, side_count: int, period_s: float | Fraction) -> int:
+    """Return how often at most the links of receivers are checked; no check is an operation."""
+    return receiver_count * side_count * int(period_s // RECEIVER_CHECK_S)
 
 
 def search_count(period_s: float | Fraction) -> int:

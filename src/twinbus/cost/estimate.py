@@ -6,12 +6,17 @@
     syphon        each moved message: receive from the backlog, send to the primary; and the
                   searches for deferred messages
     poll          the receives of an idle syphon: 10 queues are 40 an hour, 28,800 in 30 days
+    consumer      with a handling time: the renewals of message locks. A receiver that waits, and
+                  the watchdog of a guarded one, cost no operation
     lease         the leases of the syphon and its standbys; none by default
     administration  the syphon's searches for new queues, and those of the clients for backlog
-                  queues that are missing all month; of the latter none by default
+                  queues that are missing all month; of the latter none by default; with twins, the
+                  readings of their marks
 
 A moved message went through the backlog. Its four stages are charged to the same causes as in the
-ledger. All counts are whole and exact for the month; fractions are rounded once, at the start.
+ledger. With twins a message of an outage is not moved: it is sent to the twin and received there,
+two stages as ever, and the syphon has nothing to do with it. All counts are whole and exact for the
+month; fractions are rounded once, at the start.
 """
 
 from __future__ import annotations
@@ -28,6 +33,8 @@ from twinbus.cost.arithmetic import (
     KB,
     LEASE_RENEW_S,
     LEASE_STANDBY_S,
+    TWIN_MARK_S,
+    TWIN_MARKS_SINGLE_MAX,
     CountingRule,
     QuantityError,
     deferred_search_operations,
@@ -37,8 +44,12 @@ from twinbus.cost.arithmetic import (
     message_units,
     ping_operations,
     queue_search_operations,
+    receiver_checks,
+    renewals,
     search_count,
     search_operations,
+    twin_mark_operations,
+    twin_topic_operations,
     units,
 )
 from twinbus.cost.bill import (
@@ -52,6 +63,7 @@ from twinbus.cost.bill import (
     operations_meter,
 )
 from twinbus.cost.prices import PriceBook
+from twinbus.wording import counted
 
 MONTH_DAYS: Final = 30
 """The documented 28,800 receives are those of 30 days."""
@@ -93,6 +105,14 @@ class Workload:
     """Whether the syphon holds a lease of each backlog queue."""
     standbys: int = 0
     """Further syphons that wait for the leases."""
+    twins: bool = False
+    """Whether each entity has a twin that takes its messages in an outage."""
+    receivers: int = 0
+    """Guarded receivers, and receivers of entities with a twin."""
+    handling_s: Fraction = Fraction(0)
+    """How long a message is handled while its lock is renewed."""
+    lock_s: Fraction = Fraction(60)
+    """Lock duration of the entities."""
     ping_interval_s: Fraction = Fraction(60)
     poll_s: Fraction = Fraction(900)
     outages_per_year: Fraction = Fraction(2)
@@ -115,6 +135,8 @@ class Workload:
         for name in ("entities", "clients"):
             _require_count(name, getattr(self, name), COUNT_MAX)
         _require_count("queues", self.queues, 100)
+        if not 0 <= self.receivers <= COUNT_MAX:
+            raise QuantityError(f"receivers must be from 0 to {COUNT_MAX:,}; got {self.receivers}")
         if not 0 <= self.missing_queues <= self.queues:
             raise QuantityError(
                 f"missing-queues must be from 0 to {self.queues}, the queues there should be;"
@@ -166,7 +188,7 @@ class CostEstimate:
 
     messages: int
     moved: int
-    """Messages that went through the backlog."""
+    """Messages that went through the backlog, or with twins through these."""
     causes: tuple[CauseCost, ...]
     bill: MonthlyBill
     alone: Decimal
@@ -177,7 +199,7 @@ class CostEstimate:
     idle_operations: int
     """All operations of an idle syphon in a month: its receives and its searches."""
     moved_stages: dict[str, int]
-    """Units of one moved message, by stage."""
+    """Units of one message of an outage, by stage."""
     assumptions: tuple[str, ...]
     warnings: tuple[str, ...]
 
@@ -283,14 +305,18 @@ def _counted(work: Workload, messages: int, moved: int) -> Iterator[CauseCost]:
     pings_a_month = _whole(pings * work.outages_per_month)
     yield CauseCost("ping", pings_a_month, pings_a_month)
     looks = deferred_search_operations(queue_count=work.queues, period_s=MONTH_S)
+    pumped = 0 if work.twins else moved
     yield CauseCost(
         "syphon",
-        moved * (2 + settled) + looks,
-        moved * (2 * one + settled) + looks,
-        moved * size,
+        pumped * (2 + settled) + looks,
+        pumped * (2 * one + settled) + looks,
+        pumped * size,
     )
     polls = idle_syphon_operations(queue_count=work.queues, poll_s=work.poll_s, period_s=MONTH_S)
     yield CauseCost("poll", polls, polls)
+    if work.handling_s:
+        renewed = messages * renewals(work.handling_s, work.lock_s)
+        yield CauseCost("consumer", renewed, renewed)
     if work.lease:
         leases = lease_operations(
             queue_count=work.queues, standby_count=work.standbys, period_s=MONTH_S
@@ -301,6 +327,13 @@ def _counted(work: Workload, messages: int, moved: int) -> Iterator[CauseCost]:
     ) + search_operations(
         missing_count=work.missing_queues, client_count=work.clients, period_s=MONTH_S
     )
+    if work.twins:
+        searches += twin_mark_operations(
+            twin_count=work.entities,
+            client_count=work.clients,
+            receiver_count=work.receivers,
+            period_s=MONTH_S,
+        ) + twin_topic_operations(syphon_count=1 + work.standbys, period_s=MONTH_S)
     yield CauseCost("administration", searches, searches)
 
 
@@ -315,22 +348,23 @@ def _priced(causes: Iterator[CauseCost], work: Workload, prices: PriceBook) -> I
 
 def _moved_stages(work: Workload) -> dict[str, int]:
     calls = ("send to the", "receive from the")
-    one, places = units(work.size_bytes), ("backlog", "primary")
+    one, places = units(work.size_bytes), ("twin",) if work.twins else ("backlog", "primary")
     stages = {f"{call} {place}": one for place in places for call in calls}
     if work.rule.count_settlement:
-        stages |= {"complete in the backlog": 1, "complete in the primary": 1}
+        stages |= {f"complete in the {place}": 1 for place in places}
     total = sum(stages.values())
-    assert total == message_units(work.size_bytes, work.rule, moved=True), f"{total} units by stage"
+    by_rule = message_units(work.size_bytes, work.rule, moved=not work.twins)
+    assert total == by_rule, f"{total} units by stage"
     return stages
 
 
 def _assumed(work: Workload) -> Iterator[str]:
-    counted = "counted" if work.rule.count_settlement else "not counted"
+    settlement = "counted" if work.rule.count_settlement else "not counted"
     yield (
         f"a month of {MONTH_DAYS} days, its traffic even; outages of a year spread over 12 months"
     )
     yield "one unit for each started 64 KB of 1024 bytes; batches are counted message by message"
-    yield f"each message is received once, by one receiver; settlement is {counted}"
+    yield f"each message is received once, by one receiver; settlement is {settlement}"
     yield "all entities fail in an outage, and all its messages are diverted: nobody gives up"
     yield "every ping is charged, answered or not; a send that failed is not"
     yield (
@@ -355,6 +389,7 @@ def _assumed(work: Workload) -> Iterator[str]:
         )
     else:
         yield "every backlog queue is in use, so that no client searches for one"
+    yield from _assumed_of_receivers(work)
     yield "the amount of a cause is what it adds to the causes above it"
     if work.connections is None:
         yield (
@@ -362,6 +397,34 @@ def _assumed(work: Workload) -> Iterator[str]:
             " backlog queue it uses, two for each queue of the syphon; receivers come on top"
         )
     yield "data out is what is received, as if every receiver and the syphon were elsewhere"
+
+
+def _assumed_of_receivers(work: Workload) -> Iterator[str]:
+    if work.twins:
+        yield (
+            "each entity has a twin, which takes all its messages in an outage, and consumers"
+            " receive them there: the syphon moves none home"
+        )
+        yield (
+            f"each client reads the marks of its twins at most once in {TWIN_MARK_S} s, up to"
+            f" {TWIN_MARKS_SINGLE_MAX} one by one, else by listing queues and topics; a receiver"
+            " reads one mark when it is opened"
+        )
+    if work.receivers:
+        checks = receiver_checks(
+            receiver_count=work.receivers, side_count=1 + work.twins, period_s=MONTH_S
+        )
+        yield (
+            f"{counted(work.receivers, 'guarded receiver')} that wait cost no operation: the"
+            f" watchdog checks their links at most {checks:,} times a month, with frames that are"
+            " not billed, as far as is known"
+        )
+    if work.handling_s:
+        yield (
+            f"each message is handled for {float(work.handling_s):g} s, and its lock of"
+            f" {float(work.lock_s):g} s is renewed at each half until it is settled:"
+            f" {counted(renewals(work.handling_s, work.lock_s), 'renewal')}, one operation each"
+        )
 
 
 def _warnings(work: Workload, moved: int) -> Iterator[str]:

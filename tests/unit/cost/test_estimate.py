@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from twinbus.client.administration import LIST_PAGE
 from twinbus.cost import arithmetic
 from twinbus.cost.arithmetic import (
     CountingRule,
@@ -21,9 +23,14 @@ from twinbus.cost.arithmetic import (
 from twinbus.cost.bill import ServiceTier
 from twinbus.cost.estimate import CostEstimate, Workload, estimate
 from twinbus.cost.prices import standard
-from twinbus.pairing.core.secondary import LIST_IDLE_S
+from twinbus.pairing.core.processing import LockRenewal
+from twinbus.pairing.core.secondary import JITTER, LIST_IDLE_S
+from twinbus.pairing.core.twins import READ_EVERY_S
+from twinbus.pairing.lifecycle.twin_marks import SINGLE_MAX
+from twinbus.pairing.receiving.watchdog import SILENT_LEAST_S
 from twinbus.syphon.core.destination import VALID_S
 from twinbus.syphon.core.lease_validity import LEASE_LOCK_S, RENEW_SHARE, STANDBY_SHARE
+from twinbus.syphon.twin_search import TOPICS_EVERY_S
 
 KB = 1024
 SETTLED = CountingRule(count_settlement=True)
@@ -196,6 +203,75 @@ def test_leases_cost_their_renewals_and_the_attempts_of_standbys() -> None:
         Workload(rate_per_s=Fraction(1), size_bytes=0, standbys=1)
 
 
+def test_a_message_by_a_twin_has_two_stages_and_the_syphon_moves_none() -> None:
+    given = {"rate_per_s": Fraction(5), "size_bytes": 96 * KB, "rule": SETTLED, "entities": 40}
+    work = Workload(**given, clients=20, receivers=60, twins=True)  # type: ignore[arg-type]
+    found, by_backlog = made(work), made(Workload(**given, clients=20))  # type: ignore[arg-type]
+    assert found.moved_stages == {
+        "send to the twin": 2,
+        "receive from the twin": 2,
+        "complete in the twin": 1,
+    }
+    causes, before = by_cause(found), by_cause(by_backlog)
+    assert causes["application"] == before["application"]
+    assert causes["failover"][:2] == before["failover"][:2] == (found.moved, 2 * found.moved)
+    assert causes["syphon"][:2] == (7_210, 7_210), "only its searches for deferred messages"
+    # 40 twins are more than are read one by one: queues and topics are listed, 10,800 times and
+    # at the start; 60 receivers read a mark each; the syphon looks for topics every hour.
+    marks, topics = 20 * 2 * 10_801 + 60, 721
+    assert causes["administration"][0] == 2_881 + marks + topics
+    # Each message leaves a namespace once.
+    assert found.bill.line("egress").quantity == found.messages * 96 * KB
+    assert any("the syphon moves none home" in line for line in found.assumptions)
+
+
+def test_few_marks_are_read_one_by_one_and_many_by_pages() -> None:
+    month_s = 30 * 86_400
+    count = partial(arithmetic.twin_mark_operations, client_count=1, period_s=month_s)
+    assert count(twin_count=10) == 10 * 10_801
+    assert count(twin_count=11) == 2 * 10_801
+    assert count(twin_count=101) == 3 * 10_801
+
+
+def test_receivers_that_wait_cost_nothing_and_say_how_often_they_are_checked() -> None:
+    plain = {"rate_per_s": Fraction(1), "size_bytes": 0}
+    found = made(Workload(**plain, receivers=2))  # type: ignore[arg-type]
+    assert by_cause(found) == by_cause(made(Workload(**plain)))  # type: ignore[arg-type]
+    assert any("at most 172,800 times a month" in line for line in found.assumptions)
+    twins = made(Workload(**plain, receivers=1, twins=True))  # type: ignore[arg-type]
+    assert any("at most 172,800 times a month" in line for line in twins.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("handling_s", "lock_s", "count"),
+    [(0, 60, 0), (30, 60, 0), (31, 60, 1), (60, 60, 1), (61, 60, 2), (600, 300, 3), (2, 5, 0)],
+)
+def test_the_lock_of_a_long_handler_is_renewed_at_each_half(
+    handling_s: int, lock_s: int, count: int
+) -> None:
+    # As the processor's own core does it.
+    core, at, renewed = LockRenewal(lock_s, 0.0, until=handling_s), 0.0, 0
+    while core.timer_at is not None:
+        at, renewed = core.timer_at, renewed + 1
+        core.renewed(lock_s, at)
+    assert arithmetic.renewals(handling_s, lock_s) == renewed == count
+    work = Workload(
+        rate_per_s=Fraction(1),
+        size_bytes=0,
+        handling_s=Fraction(handling_s),
+        lock_s=Fraction(lock_s),
+    )
+    assert by_cause(made(work)).get("consumer", (0, 0, None))[:2] == (2_592_000 * count,) * 2
+
+
+def test_the_times_of_twins_and_receivers_are_those_of_the_pair() -> None:
+    assert arithmetic.TWIN_MARK_S == READ_EVERY_S * (1 - JITTER)
+    assert arithmetic.TWIN_MARKS_SINGLE_MAX == SINGLE_MAX
+    assert arithmetic.TWIN_TOPICS_S == TOPICS_EVERY_S
+    assert arithmetic.LIST_PAGE == LIST_PAGE
+    assert arithmetic.RECEIVER_CHECK_S == SILENT_LEAST_S
+
+
 def test_the_times_of_an_idle_syphon_are_those_of_the_syphon() -> None:
     assert arithmetic.LEASE_RENEW_S == LEASE_LOCK_S * RENEW_SHARE
     assert arithmetic.LEASE_STANDBY_S == LEASE_LOCK_S * STANDBY_SHARE
@@ -232,6 +308,7 @@ def test_an_estimate_is_json() -> None:
         ({"entities": 0}, "entities must be from 1 to 100,000; got 0"),
         ({"clients": 100_001}, "clients must be from 1 to 100,000"),
         ({"queues": 101}, "queues must be from 1 to 100; got 101"),
+        ({"receivers": -1}, "receivers must be from 0 to 100,000; got -1"),
         ({"missing_queues": 11}, "missing-queues must be from 0 to 10, .* got 11"),
         ({"outages_per_year": Fraction(8_760), "outage_s": Fraction(7_200)}, "outages, 8760 a y"),
     ],

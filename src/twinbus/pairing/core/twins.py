@@ -32,6 +32,10 @@ from twinbus.status.document import (
 READ_EVERY_S: Final = 300.0
 """Time between two readings of a mark: each is a request to the administration API."""
 
+READ_TOGETHER_S: Final = READ_EVERY_S / 2
+"""Marks that are due within this time are read with one that is due now. Each for itself, those of
+many twins would soon be read at many times, and a listing has the marks of a hundred."""
+
 READ_AGAIN_S: Final = 30.0
 """Time after a reading that was not answered, and the least time between two readings."""
 
@@ -102,8 +106,18 @@ class Twins:
         return twin is not None and twin.is_verified
 
     def due(self, now: float) -> list[str]:
-        """The twins whose mark is to be read now."""
-        return [path for path, twin in self._twins.items() if twin.due_at <= now]
+        """The twins whose mark is to be read now.
+
+        If one is due, so is each that is due soon: one listing has the marks of all.
+        """
+        if self.next_at > now:
+            return []
+        return [
+            path
+            for path, twin in self._twins.items()
+            if twin.due_at <= now
+            or (twin.due_at <= now + READ_TOGETHER_S and twin.read_at + READ_AGAIN_S <= now)
+        ]
 
     @property
     def next_at(self) -> float:

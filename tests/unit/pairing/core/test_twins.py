@@ -80,6 +80,25 @@ def test_marks_are_read_at_once_then_every_few_minutes() -> None:
     assert known.due(20.0) == ["audit"]
 
 
+def test_marks_that_are_due_soon_are_read_with_one_that_is_due() -> None:
+    known, _ = twins("*")
+    names = [f"q{number}" for number in range(50)]
+    for number, name in enumerate(names):
+        known.want(name, 0.0)
+        known.was_read(name, True, 0.0, number / 50)
+    readings, at = 0, 0.0
+    while at < 10 * READ_EVERY_S:
+        at = known.next_at
+        due = known.due(at)
+        assert due == names, "all in one listing"
+        for number, name in enumerate(due):
+            known.was_read(name, True, at, number / 50)
+        readings += 1
+    assert readings <= 13
+    known.want("new", at + 1)
+    assert known.due(at + 1) == ["new"], "the others were read a moment ago"
+
+
 def test_a_mark_that_is_gone_ends_the_use_and_one_that_comes_begins_it() -> None:
     known, rotation = twins("*")
     known.want(TWIN, 0.0)
