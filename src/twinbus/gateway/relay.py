@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 
     from twinbus.amqp.session import Session
     from twinbus.broker.links.context import LinkClient
+    from twinbus.gateway.relay_records import RelayRecords
     from twinbus.namespace.access import Endpoint
 
 
@@ -70,8 +71,11 @@ class PrimaryRelay:
         client: LinkClient,
         spawn: Callable[[Coroutine[None, None, None]], None],
         connect: Callable[..., NamespaceConnection] = NamespaceConnection,
+        records: RelayRecords | None = None,
     ) -> None:
+        """`records` writes to the ledger; None: there is none."""
         self.client = client
+        self.records = records
         self._connect = connect
         self._endpoint = endpoint
         self._spawn = spawn
@@ -210,6 +214,7 @@ class PrimaryRelay:
         sessions: dict[LinkSession, None] = {}
         for number in event.among(waiting):
             receiver, here = waiting.pop(number)
+            receiver.confirmed(number, event.state)
             if receiver.link.state is LinkState.CLOSED:
                 continue  # Its session may be gone, and another may have the channel.
             session = receiver.link.session
@@ -222,10 +227,15 @@ class PrimaryRelay:
 
     def _on_lost(self, reason: asyncio.Future[str]) -> None:
         self._connection = None
-        self._settling.clear()
+        text = f"The connection to the primary is lost: {reason.result()}"
+        settling, self._settling = self._settling, {}
+        for waiting in settling.values():
+            for number, (receiver, _) in waiting.items():
+                receiver.not_confirmed(number, text)
         self.nodes.clear()
+        if self.records is not None:
+            self.records.lost(text)
         for relayed in list(self.relayed):
-            text = f"The connection to the primary is lost: {reason.result()}"
             relayed.lose(UpstreamRefusal(DETACH_FORCED, text))
 
 
@@ -266,6 +276,12 @@ class Relayed(LinkOwner, ABC):
 
     def taken(self, number: int, state: bytes) -> None:
         """The primary settled a delivery of its link that the client sent."""
+
+    def confirmed(self, number: int, state: object) -> None:
+        """The primary answered a settlement of the client, of its own delivery id."""
+
+    def not_confirmed(self, number: int, text: str) -> None:
+        """The primary can answer a settlement no more."""
 
     def not_reached(self, refusal: Refusal) -> None:
         """The primary cannot be reached: refuse the client's link."""

@@ -32,11 +32,13 @@ from twinbus.broker.refusals import (
     Unauthorized,
 )
 from twinbus.broker.sas import LISTEN, SEND
+from twinbus.client.receiving import SESSION_FILTER
 from twinbus.gateway.relay import PrimaryRelay, Relayed, encoded_state
 
 if TYPE_CHECKING:
     from twinbus.amqp.session import Session
     from twinbus.broker.links.context import PeerContext
+    from twinbus.gateway.relay_records import Asked
 
 WINDOW: Final = 250
 WINDOW_BYTES: Final = 4 * 1024 * 1024
@@ -73,10 +75,13 @@ class RelayedReceiver(Relayed):
         """Credit of a draining client that the primary was not asked for yet."""
         self._is_asking = False
         """Whether the primary is asked for more when all of the last read was handed on."""
+        self._records = None if relay.records is None else relay.records.receiver(address)
 
     def attach_to(self, session: Session) -> None:
         link = self.link
         source = link.source or Source()
+        if self._records is not None:
+            self._records.asks_session = SESSION_FILTER in (source.filter or {})
         target = link.target if isinstance(link.target, Target) else Target()
         self.up = up = session.attach_receiver(
             link.name,
@@ -98,13 +103,24 @@ class RelayedReceiver(Relayed):
             case Drained():
                 self._on_drained()
             case Detached():
+                if self._records is not None and event.error is not None:
+                    self._records.session_refused(str(event.error.condition), "")
                 self.lose_by(event.error)
+
+    def lose(self, refusal: Refusal) -> None:
+        if self._records is not None and self.up is not None:
+            self._records.session_refused("", refusal.description)
+        super().lose(refusal)
 
     def _accept(self) -> None:
         up, link = self.up, self.link
         assert up is not None
-        if up.source is None or link.state is not LinkState.OFFERED:
+        if up.source is None:
             return  # A refusal, whose reason follows in a detach.
+        if self._records is not None:
+            self._records.session_given()
+        if link.state is not LinkState.OFFERED:
+            return  # The client is gone.
         address = link.source.address if link.source is not None else None
         link.accept(
             source=replace(up.source, address=address, raw=None), properties=up.properties or None
@@ -161,6 +177,8 @@ class RelayedReceiver(Relayed):
     def _deliver(self, event: DeliveryArrived) -> None:
         link = self.link
         if link.state is not LinkState.OPEN:
+            if self._records is not None:
+                self._records.received(None, event.payload)
             return
         # The client may have taken its credit back while this was on its way: it must expect that.
         link.credit = max(link.credit, 1)
@@ -169,6 +187,8 @@ class RelayedReceiver(Relayed):
         )
         if not event.settled:
             self._numbers[number] = event.delivery_id
+        if self._records is not None:
+            self._records.received(None if event.settled else number, event.payload)
         self.relay.client.touch()
         self._size_bytes = max(len(event.payload), self._size_bytes * 15 // 16)
         # Later: the primary's link has counted all deliveries of a read when the first of them is
@@ -198,6 +218,11 @@ class RelayedReceiver(Relayed):
             return
         state = encoded_state(event.state, RELEASED_BYTES)
         waiting = self.relay.settling(up.session)
+        if self._records is not None:
+            for number in numbers:
+                if (there := self._numbers.get(number)) is not None:
+                    is_answered = not event.settled
+                    self._records.settled(number, there, event.state, is_answered=is_answered)
         for here, first, last in _runs(numbers, self._numbers):
             if event.settled:
                 up.session.settle(first, last, state, as_receiver=True)
@@ -206,6 +231,14 @@ class RelayedReceiver(Relayed):
                 waiting[number] = self, here + number - first
             up.session.dispose(first, last, state)
         self.relay.flush()
+
+    def confirmed(self, number: int, state: object) -> None:
+        if self._records is not None:
+            self._records.confirmed(number, state)
+
+    def not_confirmed(self, number: int, text: str) -> None:
+        if self._records is not None:
+            self._records.not_confirmed(number, text)
 
 
 class RelayedReplies(ReplyLink, Relayed):
@@ -234,6 +267,8 @@ class RelayedReplies(ReplyLink, Relayed):
                 if not event.settled:
                     number = event.delivery_id
                     up.session.settle(number, number, ACCEPTED_BYTES, as_receiver=True)
+                if self.relay.records is not None:
+                    self.relay.records.answered(self.node, event.payload)
                 self.send(event.payload)
                 if self.link.state is LinkState.CLOSED:  # It had too many answers to keep.
                     self.close(0)
@@ -273,8 +308,8 @@ class RelayedRequests(RequestLink, Relayed):
     ) -> None:
         super().__init__(context, relay.client, link, address, self.forward)
         self.relay = relay
-        self._waiting: deque[tuple[bytes, int | None]] = deque()
-        """Requests without credit, each with the delivery to settle."""
+        self._waiting: deque[tuple[bytes, int | None, Asked | None]] = deque()
+        """Requests without credit, each with the delivery to settle, and what is recorded of it."""
         self._waiting_bytes = 0
         self.taking: int | None = None
         """The delivery of the request that is being handed on; None: it is settled."""
@@ -310,7 +345,7 @@ class RelayedRequests(RequestLink, Relayed):
         self._is_beginning = False
         self._accept()
         waiting, self._waiting, self._waiting_bytes = self._waiting, deque(), 0
-        for request, here in waiting:
+        for request, here, _ in waiting:
             self._refuse(split(request), here, refusal)
 
     def _accept(self) -> None:
@@ -346,7 +381,9 @@ class RelayedRequests(RequestLink, Relayed):
                 f" {WAITING_BYTES_MAX} bytes together; send fewer at once."
             )
         self._waiting_bytes = size_bytes
-        self._waiting.append((encoded, self.taking))
+        records = self.relay.records
+        asked = None if records is None else records.read(self.path, operation, request)
+        self._waiting.append((encoded, self.taking, asked))
         if self.up is None and not self._is_beginning:
             self._is_beginning = True
             self.relay.begin_node(self)
@@ -366,11 +403,13 @@ class RelayedRequests(RequestLink, Relayed):
     def _send(self) -> None:
         up = self.up
         while self._waiting and up is not None and up.credit > 0:
-            request, here = self._waiting.popleft()
+            request, here, asked = self._waiting.popleft()
             self._waiting_bytes -= len(request)
             # Tags of unsettled deliveries must differ on a link (AMQP 1.0, 2.6.12).
             tag = up.delivery_count.to_bytes(4, "big")
             number = up.send(request, tag, settled=here is None)
+            if asked is not None and self.relay.records is not None:
+                self.relay.records.asked(self.node, asked)
             if here is not None:
                 self._numbers[number] = here
         self.relay.flush()

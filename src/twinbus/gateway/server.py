@@ -23,6 +23,7 @@ from twinbus.broker.refusals import NotAllowed, Unauthorized
 from twinbus.broker.sas import LISTEN, SEND, AccessPolicy
 from twinbus.client.links import LinkPool, UpstreamConnection
 from twinbus.gateway.relay import PrimaryRelay, require_plain
+from twinbus.gateway.relay_records import RelayRecords
 from twinbus.gateway.relayed_links import RelayedReceiver, RelayedReplies, RelayedRequests
 from twinbus.gateway.sending import PENDING_BYTES_MAX, GatewaySendingLink, PendingSends
 from twinbus.namespace.access import endpoint_of
@@ -67,8 +68,7 @@ class GatewayLinks:
         if not is_entity_name(address):
             raise NotAllowed(f"{address!r} is no queue or topic that messages can be sent to.")
         pool = self._primary.pool(address)
-        name = visible(client.container_id[:CLIENT_NAME_MAX]) or None
-        target = self._paired.target(address, pool, name)
+        target = self._paired.target(address, pool, _name_of(client))
         sending = GatewaySendingLink(
             self._pending, client, link, address, target, pool, granted_until_ms
         )
@@ -129,11 +129,21 @@ class GatewayLinks:
     def _relay(self, client: LinkClient) -> PrimaryRelay:
         relay = self._relays.get(client)
         if relay is None:
-            relay = PrimaryRelay(
-                self._endpoint, client, self._pending.spawn, self._paired.state.environment.connect
+            state = self._paired.state
+            recorder = state.recorder
+            relay = self._relays[client] = PrimaryRelay(
+                self._endpoint,
+                client,
+                self._pending.spawn,
+                state.environment.connect,
+                RelayRecords(recorder, _name_of(client)) if recorder.is_on else None,
             )
-            self._relays[client] = relay
         return relay
+
+
+def _name_of(client: LinkClient) -> str | None:
+    """What the ledger calls a client."""
+    return visible(client.container_id[:CLIENT_NAME_MAX]) or None
 
 
 log = logging.getLogger("twinbus.gateway")

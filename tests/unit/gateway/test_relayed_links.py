@@ -432,7 +432,9 @@ class JoinedGateway:
     def __init__(self, primary: BrokerServer, monkeypatch: pytest.MonkeyPatch) -> None:
         join(primary, monkeypatch)
         self.front = new_server()
-        paired: Any = SimpleNamespace(state=SimpleNamespace(primary=PRIMARY, environment=MACHINE))
+        recorder = SimpleNamespace(is_on=False)
+        state = SimpleNamespace(primary=PRIMARY, environment=MACHINE, recorder=recorder)
+        paired: Any = SimpleNamespace(state=state)
         self.pending = PendingSends("gateway", 5.0)
         context: Any = self.front
         self._links = GatewayLinks(context, paired, cast("Any", None), self.pending)
