@@ -263,12 +263,16 @@ class ReceiverLink(Link):
 
     def take_flow(self, flow: Flow) -> None:
         """Follow a sender that gave credit back after a drain."""
-        if flow.drain:
+        is_used_up = self.is_draining and flow.link_credit == 0
+        # Microsoft's AMQP library answers a drain with a credit of 0 and without the flag.
+        if flow.drain or is_used_up:
             self.is_draining = False
         if flow.delivery_count is not None:
             skipped = (flow.delivery_count - self.delivery_count) & SERIAL_MASK
             self.delivery_count = flow.delivery_count
             self.credit = max(0, self.credit - skipped)
+        if is_used_up:
+            self.credit = 0
 
 
 CLOSED = LinkState.CLOSED

@@ -23,6 +23,7 @@ from twinbus.amqp.events import (
     DeliveryTooLarge,
     Detached,
     Disposed,
+    Drained,
     Ended,
     Event,
     Opened,
@@ -269,6 +270,27 @@ def test_a_drained_link_gives_its_credit_back(pair: Pair) -> None:
     sender.drained()
     pair.exchange()
     assert (link.credit, link.delivery_count) == (0, 5)
+
+
+@pytest.mark.parametrize("is_counted", [True, False])
+def test_a_drain_is_answered_by_a_flow_without_credit_and_without_the_flag(
+    pair: Pair, is_counted: bool
+) -> None:
+    ours, theirs = pair.session()
+    link = ours.attach_receiver("in", source=Source(address="q"), target=Target(address="me"))
+    _, at_server = pair.exchange()
+    sender = of(Attached, at_server)[0].link
+    sender.accept()
+    link.grant(5, drain=True)
+    pair.exchange()
+    theirs.write_flow(handle=sender.handle, delivery_count=0, link_credit=5)
+    at_client, _ = pair.exchange()
+    assert not of(Drained, at_client), "written before the peer read of the drain"
+    count = 5 if is_counted else 0
+    theirs.write_flow(handle=sender.handle, delivery_count=count, link_credit=0)
+    at_client, _ = pair.exchange()
+    assert [event.link for event in of(Drained, at_client)] == [link]
+    assert (link.credit, link.is_draining) == (0, False)
 
 
 def test_transfers_wait_for_the_peers_window(pair: Pair) -> None:
