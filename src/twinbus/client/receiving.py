@@ -245,14 +245,17 @@ class ReceivingLink(IncomingOwner):
         self._link.grant(credit)
         self._connection.flush()
 
-    async def drain(self, timeout_s: float) -> bool:
-        """Take all credit back; return whether the entity has answered: nothing more comes then."""
+    async def drain(self, timeout_s: float, credit: int = 0) -> bool:
+        """Take all credit back; return whether the entity has answered: nothing more comes then.
+
+        With `credit` the entity first sends what it has, up to so many deliveries.
+        """
         if not self.is_open:
             return False
         assert self._link is not None
         self._end_drain(False)
         self._drained = drained = self._loop.create_future()
-        self._link.grant(0, drain=True)
+        self._link.grant(credit, drain=True)
         self._connection.flush()
         try:
             async with asyncio.timeout(timeout_s):

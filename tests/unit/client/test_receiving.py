@@ -342,6 +342,12 @@ async def test_a_drain_ends_with_the_answer_or_without_one() -> None:
     await asyncio.sleep(1)
     world.link.grant(5)
     assert await waits is False
+    check = asyncio.create_task(world.link.drain(5.0, credit=5))
+    await asyncio.sleep(1)
+    assert world.session.granted[-1] == (5, True)
+    assert [one.number for one in world.deliver(9)] == [9], "what the entity had comes first"
+    world.upstream._on_event(Drained(world.amqp))
+    assert await check is True
 
 
 @pytest.mark.virtual_time

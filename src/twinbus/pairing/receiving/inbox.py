@@ -187,6 +187,9 @@ class Inbox:
         if not side.is_session:
             self._start(self._keep_locked(side, stale))
 
+    def buffered_of(self, side: ReceivingSide) -> int:
+        return self._buffered[side.side]
+
     def _is_held(self, entry: Entry) -> bool:
         return entry.delivery.settled or entry.delivery.link.is_open
 

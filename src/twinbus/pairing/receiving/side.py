@@ -7,7 +7,8 @@
     await side.settle(delivery, token, COMPLETE, confirmed)
     await side.close(5.0)
 
-A link that ends, or falls silent (watchdog.py), is opened again with a growing, jittered pause.
+A link that ends, or falls silent (watchdog.py), is opened again with a growing, jittered pause
+(reopening.py).
 A session is opened again under its own id, and only if the application holds no unsettled message
 of it: otherwise its lock is lost, and the side ends.
 """
@@ -32,6 +33,7 @@ from twinbus.client.receiving import NO_SESSION, Delivery, ReceivingLink, Sessio
 from twinbus.client.request_node import ConnectionLost, LinkEnded
 from twinbus.errors import error_text
 from twinbus.pairing.core.sides import Side
+from twinbus.pairing.receiving.reopening import ReopenPauses
 from twinbus.pairing.receiving.watchdog import DRAIN_ANSWER_S, UNSETTLED_S, LinkCheck, Watchdog
 from twinbus.servicebus import conditions
 from twinbus.servicebus.failures import FailureMeaning, NamespaceFailure
@@ -40,12 +42,6 @@ from twinbus.transfer.identity import MessageNames
 log = logging.getLogger("twinbus.receiving")
 
 T = TypeVar("T")
-
-PAUSE_FIRST_S: Final = 0.2
-PAUSE_MAX_S: Final = 5.0
-"""Pause after a link that was not opened: it doubles, and half of it is chance. A message that
-waits in a namespace that is back is received within this time and one attach. Not longer: the end
-of an outage must not have a longer receive gap than its beginning (docs/twins.md)."""
 
 LINGER_S: Final = 0.05
 """How long credit stays after the last receive call: the next call of a loop finds it there."""
@@ -100,6 +96,9 @@ class SideOwner(Protocol):
     def on_failed(self, side: ReceivingSide) -> None:
         """The link was not opened, or it ended."""
 
+    def buffered_of(self, side: ReceivingSide) -> int:
+        """How many messages of the side wait to be handed out."""
+
 
 class ReceivingSide:
     """The links of one receiver to one namespace, one after another."""
@@ -131,6 +130,9 @@ class ReceivingSide:
         self._environment = environment
         self._loop = connection.loop
         self._watchdog = Watchdog(environment.chance())
+        self._pauses = ReopenPauses(environment.chance)
+        self._pause_s = 0.0
+        """How long to wait before the next link is opened."""
         self._wanted = 0
         self._idle_since = 0.0
         self._is_draining = False
@@ -166,7 +168,8 @@ class ReceivingSide:
 
     def retry(self) -> None:
         """Open a link that is down now, and not after a pause: the namespace answers again."""
-        self._retried.set()
+        if self.link is None:
+            self._retried.set()
 
     async def first_result(self) -> Exception | None:
         """Wait for the first attempt to open a link; return why it failed."""
@@ -210,8 +213,8 @@ class ReceivingSide:
                 self._first.set_result(self.error or ConnectionLost("the receiver was closed"))
 
     async def _open_until_it_works(self) -> None:
-        pause_s = PAUSE_FIRST_S
         while not self.has_ended:
+            await self._pause()
             # Not later: a namespace that is back during an attempt must not wait for a pause.
             self._retried.clear()
             try:
@@ -220,23 +223,25 @@ class ReceivingSide:
                     self._may_read = None
                 await self._open()
             except (NamespaceFailure, TimeoutError) as error:
+                self._pause_s = self._pauses.after_failure()
+                if isinstance(error, NotReadable):
+                    self._pause_s = NOT_READABLE_S * (0.5 + 0.5 * self._environment.chance())
                 if self._ends_session(error):
                     self.has_ended = True
                 self._failed(error)
-                if self.has_ended:
-                    return
-                wait_s = NOT_READABLE_S if isinstance(error, NotReadable) else pause_s
-                is_retried = await self._paused(wait_s * (0.5 + 0.5 * self._environment.chance()))
-                pause_s = PAUSE_FIRST_S if is_retried else min(2 * pause_s, PAUSE_MAX_S)
             else:
+                self._pause_s = 0.0
                 return
 
-    async def _paused(self, wait_s: float) -> bool:
-        """Wait; return whether `retry` has ended the pause."""
+    async def _pause(self) -> None:
+        """Wait before the next link; `retry` ends the pause, and those after it begin short."""
+        if not self._pause_s:
+            return
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(wait_s):
+            async with asyncio.timeout(self._pause_s):
                 await self._retried.wait()
-        return self._retried.is_set()
+        if self._retried.is_set():
+            self._pauses.restart()
 
     async def _open(self) -> None:
         settings = self.settings
@@ -255,7 +260,9 @@ class ReceivingSide:
         if link.session_id is not None:
             # Another session than this one would surprise the application.
             self.settings = replace(settings, session=link.session_id)
-        self._watchdog.heard(self._loop.time())
+        now = self._loop.time()
+        self._watchdog.opened(now)
+        self._pauses.opened(now)
         self._owner.on_opened(self, link)
         if not self._first.done():
             self._first.set_result(None)
@@ -287,10 +294,11 @@ class ReceivingSide:
                 if await self._checked(link, LinkCheck.DRAIN):
                     return
                 continue
-            check = self._watchdog.check(now, unsettled=self._held, is_session=self.is_session)
-            if check is not LinkCheck.NOTHING and await self._checked(link, check):
+            check = self._watchdog.check(now, unsettled=self._locked, is_session=self.is_session)
+            if check is LinkCheck.NOTHING:
+                await self._wait(link)
+            elif await self._checked(link, check):
                 return
-            await self._wait(link)
         if self.link is link and not self.has_ended:  # At the end, `close` needs the link.
             self.link = None
 
@@ -308,32 +316,42 @@ class ReceivingSide:
 
     async def _checked(self, link: ReceivingLink, check: LinkCheck) -> bool:
         """Drain a link, and replace it if it does not answer; return whether it is gone."""
+        # A check lets the entity send what it has; credit that nobody wants is taken back.
+        credit, delivered = link.credit if self._wanted else 0, self.delivered
         self._is_draining = True
-        is_answered = await link.drain(DRAIN_ANSWER_S)
+        is_answered = await link.drain(DRAIN_ANSWER_S, credit)
         self._is_draining = False
         now = self._loop.time()
         self._watchdog.credit_changed(now, is_out=False)
         if not is_answered and link.is_open:
-            if self.connection.heard_at < now - DRAIN_ANSWER_S:
-                self.connection.drop(f"it sent nothing for {DRAIN_ANSWER_S:g} s")
-            check = self._watchdog.not_answered(unsettled=self._held, is_session=self.is_session)
-        if check is LinkCheck.DRAIN and not self._wanted:
-            return not link.is_open
-        self._watchdog.heard(now)
-        if check is LinkCheck.REPLACE and link.is_open:
-            if not is_answered:
-                log.warning("%s: %s: the link fell silent", self.settings.path, self.side)
-                self.reopened += 1
-            await link.close(CLOSE_S if is_answered else GIVE_UP_S)
-            if self.link is link:
-                self.link = None
+            check = self._watchdog.not_answered(unsettled=self._locked, is_session=self.is_session)
+            if check is LinkCheck.REPLACE:
+                self._watchdog.ended()
+                if self.connection.heard_at < now - DRAIN_ANSWER_S:
+                    self.connection.drop(f"it sent nothing for {DRAIN_ANSWER_S:g} s")
+        brought_nothing = self.delivered == delivered
+        if check is LinkCheck.REPLACE and link.is_open and (brought_nothing or not is_answered):
+            await self._replace(link, is_answered=is_answered)
+        elif credit and brought_nothing:
+            self._watchdog.checked(now)
         return not link.is_open
+
+    async def _replace(self, link: ReceivingLink, *, is_answered: bool) -> None:
+        if is_answered:
+            self._watchdog.replaced()
+        else:
+            log.warning("%s: %s: the link fell silent", self.settings.path, self.side)
+            self.reopened += 1
+        await link.close(CLOSE_S if is_answered else GIVE_UP_S)
+        if self.link is link:
+            self.link = None
 
     def _on_delivery(self, delivery: Delivery) -> None:
         self.delivered += 1
         self._wanted = max(0, self._wanted - 1)
         now = self._loop.time()
-        self._watchdog.heard(now)
+        self._watchdog.delivered(now)
+        self._pauses.delivered()
         link = delivery.link
         if not link.credit:
             self._watchdog.credit_changed(now, is_out=False)
@@ -342,9 +360,12 @@ class ReceivingSide:
     def _on_ended(self, link: ReceivingLink, error: Exception) -> None:
         if link is not self.link:
             return
+        now = self._loop.time()
         self.link = None
         self.reopened += 1
-        self._watchdog.credit_changed(self._loop.time(), is_out=False)
+        self._watchdog.credit_changed(now, is_out=False)
+        self._watchdog.ended()
+        self._pause_s = self._pauses.after_end(now)
         # The messages that the application holds cannot be settled any more, nor their order kept.
         self.has_ended = self.has_ended or (self.is_session and self._held > 0)
         self._failed(error)
@@ -359,6 +380,11 @@ class ReceivingSide:
         for delivery in [one for one, at in self._unsettled.items() if at < since]:
             del self._unsettled[delivery]
         return len(self._unsettled)
+
+    @property
+    def _locked(self) -> int:
+        """Messages that the application holds or is about to get."""
+        return self._held + self._owner.buffered_of(self)
 
     def release(self, delivery: Delivery) -> None:
         """Give back what is not handed out: others get it at once."""

@@ -45,6 +45,7 @@ class Link:
         self.session_locked_until = None
         self.settles: Callable[..., None] = lambda done: done(None)
         self.answers_drains = True
+        self.brings_when_checked = False
         self.drains = 0
 
     async def open(self, timeout_s: float) -> None:
@@ -57,9 +58,11 @@ class Link:
         self.credit = credit
         self.world.connection.heard_at = self.world.now
 
-    async def drain(self, timeout_s: float) -> bool:
+    async def drain(self, timeout_s: float, credit: int = 0) -> bool:
         self.drains += 1
         self.credit = 0
+        if credit and self.brings_when_checked:
+            self.on_delivery(Delivered(self))
         if not self.answers_drains:
             await asyncio.sleep(timeout_s)
         return self.answers_drains
@@ -106,6 +109,7 @@ class World:
         self.opened_at: list[float] = []
         self.failures: list[Exception] = []
         self.deliveries: list[Any] = []
+        self.buffered = 0
         self.by_token: list[UUID] = []
         self.began = self.connection.loop.time()
         monkeypatch.setattr(side_module, "ReceivingLink", self.make)
@@ -143,6 +147,9 @@ class World:
 
     def on_failed(self, side: Any) -> None: ...
 
+    def buffered_of(self, side: Any) -> int:
+        return self.buffered
+
     async def started(self) -> World:
         self.side.start()
         await self.side.first_result()
@@ -160,6 +167,7 @@ def test_a_lost_link_is_opened_again_with_growing_pauses(monkeypatch: pytest.Mon
         world = await World(monkeypatch).started()
         world.failures = [LOST] * 9
         world.side.want(5)
+        await world.passes(20)
         world.link.end(LOST)
         await world.passes(200)
         gaps = [b - a for a, b in zip(world.opened_at[1:], world.opened_at[2:], strict=False)]
@@ -177,14 +185,15 @@ def test_a_namespace_that_answers_again_ends_the_pause(monkeypatch: pytest.Monke
     async def story() -> None:
         world = await World(monkeypatch).started()
         world.failures = [LOST] * 7
+        await world.passes(20)
         world.link.end(LOST)
-        # Six attempts, and the pause of 5 s after the sixth has begun.
-        await world.passes(6.3)
+        # Six attempts, the first after 0.2 s, and the pause of 5 s after the sixth has begun.
+        await world.passes(6.5)
         assert len(world.opened_at) == 7
         world.side.retry()
         await world.passes(0.3)
         # At once, and because that failed again after the shortest pause.
-        assert world.opened_at[7:] == pytest.approx([6.3, 6.5])
+        assert world.opened_at[7:] == pytest.approx([26.5, 26.7])
         assert world.side.state == "open"
         world.side.retry()
         await world.passes(10)
@@ -210,18 +219,59 @@ def test_a_side_that_is_down_at_the_start_says_why_and_goes_on(
     run_virtual(story())
 
 
-def test_a_silent_link_is_replaced_in_time_without_a_request(
+def test_links_of_a_namespace_that_ends_them_at_once_are_opened_with_growing_pauses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        world = await World(monkeypatch).started()
+        for _ in range(8):
+            opened = len(world.links)
+            world.link.end(LinkEnded("detached", conditions.DETACH_FORCED))
+            while len(world.links) == opened or not world.link.is_open:
+                await world.passes(0.05)
+        gaps = [b - a for a, b in zip(world.opened_at, world.opened_at[1:], strict=False)]
+        assert gaps == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.2, 5, 5, 5], abs=0.06)
+        world.link.bring()
+        world.link.end(LinkEnded("detached", conditions.DETACH_FORCED))
+        await world.passes(0.25)
+        assert world.link.is_open, "a link that worked is followed by another at once"
+        await world.side.close([])
+
+    run_virtual(story())
+
+
+def test_a_silent_link_is_checked_each_40_s_and_replaced_ever_more_rarely(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def story() -> None:
         world = await World(monkeypatch).started()
         world.side.want(1)
-        await world.passes(39)
-        assert len(world.links) == 1
-        await world.passes(2)
-        assert len(world.links) == 2
+        await world.passes(3_601)
+        assert world.opened_at == pytest.approx(
+            [0, 40, 120, 280, 600, 1_160, 1_720, 2_280, 2_840, 3_400]
+        )
+        assert sum(link.drains for link in world.links) == 90
         assert world.link.credit == 1
         assert world.side.reopened == 0, "a healthy link that was replaced is no news"
+        world.link.bring()
+        world.side.want(1)
+        await world.passes(41)
+        assert world.opened_at[-1] == pytest.approx(3_641), "after a message, as at first"
+        await world.side.close([])
+
+    run_virtual(story())
+
+
+def test_a_link_that_brings_a_message_when_it_is_checked_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        world = await World(monkeypatch).started()
+        world.side.want(2)
+        world.link.brings_when_checked = True
+        await world.passes(41)
+        assert (len(world.links), len(world.deliveries)) == (1, 1)
+        assert world.link.credit == 1
         await world.side.close([])
 
     run_virtual(story())
@@ -243,19 +293,24 @@ def test_a_link_that_does_not_answer_is_replaced_and_a_silent_connection_dropped
     run_virtual(story())
 
 
+@pytest.mark.parametrize("is_handed_out", [True, False])
 def test_a_session_with_unsettled_messages_is_only_drained(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, is_handed_out: bool
 ) -> None:
     async def story() -> None:
         world = await World(monkeypatch, session="s").started()
         world.side.want(2)
         await world.passes(0.1)
-        world.side.handed_out(world.link.bring())  # type: ignore[arg-type]
+        delivery: Any = world.link.bring()
+        if is_handed_out:
+            world.side.handed_out(delivery)
+        else:
+            world.buffered = 1
         world.link.answers_drains = False
-        world.connection.heard_at = 1e9
         await world.passes(200)
         assert len(world.links) == 1
         assert world.link.drains > 2
+        assert world.connection.dropped == [], "its lock would be lost with the connection"
         await world.side.close([])
 
     run_virtual(story())
