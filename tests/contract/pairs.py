@@ -107,6 +107,13 @@ async def until(
     return time.monotonic() - began
 
 
+def locked_count(broker: EmbeddedBroker, side: str, queue: str = "orders") -> int:
+    """How many messages of a queue are locked, as the broker itself knows."""
+    found: Any = broker._call(lambda: broker._host.server(side).namespace.resolve(queue))
+    count: int = found.locked_count
+    return count
+
+
 def is_twin_used(pair: Any, path: str) -> bool:
     """Whether the pair diverts to the twin of an entity, and not to the backlog."""
     twin = pair.status().entities[path].twin

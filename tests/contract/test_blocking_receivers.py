@@ -11,7 +11,7 @@ import pytest
 from azure.servicebus import AutoLockRenewer, ServiceBusMessage
 from azure.servicebus.exceptions import MessageAlreadySettled
 
-from tests.contract.pairs import bodies, embedded, no_thread_left, quick, sides
+from tests.contract.pairs import bodies, embedded, locked_count, no_thread_left, quick, sides
 from tests.official_sdk import administration, client
 from twinbus import EmbeddedBroker, blocking
 from twinbus.blocking.receiver import PairedReceiver
@@ -96,6 +96,23 @@ def test_iteration_goes_on_when_the_primary_is_killed(broker: EmbeddedBroker) ->
             if len(found) == 3:
                 break
         assert found == ["p", "t", "q"]
+
+
+@pytest.mark.parametrize("prefetch", [0, 50, 1_000])
+def test_a_second_after_its_close_nothing_is_locked(broker: EmbeddedBroker, prefetch: int) -> None:
+    with administration(broker.connection_string(PRIMARY)) as admin:
+        queue = admin.get_queue("orders")
+        queue.lock_duration = timedelta(seconds=60)
+        admin.update_queue(queue)
+    put(broker, PRIMARY, *(f"p{number}" for number in range(200)))
+    with twinned(broker) as pair:
+        with pair.get_queue_receiver("orders", prefetch_count=prefetch) as receiver:
+            for message in taken(receiver, 2):
+                receiver.complete_message(message)
+        time.sleep(1)
+        assert locked_count(broker, PRIMARY) == 0
+        with pair.get_queue_receiver("orders") as receiver:
+            assert len(taken(receiver, 198)) == 198
 
 
 def test_a_receiver_that_waits_ends_when_another_thread_closes_the_pair(

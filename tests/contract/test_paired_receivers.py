@@ -25,8 +25,9 @@ from azure.servicebus.exceptions import (
 )
 
 from tests.contract import pairs
-from tests.contract.pairs import bodies, drain, embedded, nothing_left, until
+from tests.contract.pairs import bodies, drain, embedded, locked_count, nothing_left, until
 from tests.official_sdk import administration, async_administration, async_client
+from tests.silence.proxy import SilentProxy
 from twinbus import EmbeddedBroker
 from twinbus.pairing.receiving import watchdog
 from twinbus.pairing.receiving.receiver import PairedReceiver
@@ -266,22 +267,24 @@ async def test_a_copy_after_answered_attempts_is_handed_out(broker: EmbeddedBrok
         assert bodies(await taken(receiver, 1)) == ["x"]
 
 
-@pytest.mark.parametrize("prefetch", [0, 50])
-async def test_a_closed_receiver_leaves_nothing_locked(
-    broker: EmbeddedBroker, prefetch: int
+@pytest.mark.parametrize("closes", ["receiver", "pair"])
+@pytest.mark.parametrize("prefetch", [0, 50, 1_000])
+async def test_a_second_after_its_close_nothing_is_locked(
+    broker: EmbeddedBroker, prefetch: int, closes: str
 ) -> None:
-    await put(broker, PRIMARY, *(f"p{number}" for number in range(20)))
-    await put(broker, SECONDARY, *(f"t{number}" for number in range(20)))
+    await put(broker, PRIMARY, *(f"p{number}" for number in range(200)))
+    await put(broker, SECONDARY, *(f"t{number}" for number in range(200)))
     async with twinned(broker) as pair:
-        made: Any = pair.get_queue_receiver("orders", prefetch_count=prefetch)
-        async with made as receiver:
-            await complete(receiver, await taken(receiver, 2))
-            if prefetch:
-                await until(lambda: receiver.status().buffered >= 30)
-        began = time.monotonic()
-        counts = [len(await left(broker, side)) for side in (PRIMARY, SECONDARY)]
-        assert sum(counts) == 38
-        assert time.monotonic() - began < 10, "they were locked until their locks ended"
+        receiver: Any = pair.get_queue_receiver("orders", prefetch_count=prefetch)
+        await complete(receiver, await taken(receiver, 2))
+        if prefetch == 50:
+            await until(lambda: receiver.status().buffered >= 50)
+        # With 1,000 the others are on their way now.
+        await (receiver if closes == "receiver" else pair).close()
+        await asyncio.sleep(1)
+        assert [locked_count(broker, side) for side in (PRIMARY, SECONDARY)] == [0, 0]
+    counts = [len(await left(broker, side)) for side in (PRIMARY, SECONDARY)]
+    assert sum(counts) == 398
 
 
 async def test_without_prefetch_what_arrives_after_a_call_is_free_for_others(
@@ -291,46 +294,6 @@ async def test_without_prefetch_what_arrives_after_a_call_is_free_for_others(
         assert await receiver.receive_messages(max_message_count=5, max_wait_time=0.2) == []
         await put(broker, PRIMARY, "a", "b")
         assert sorted(await left(broker, PRIMARY)) == ["a", "b"]
-
-
-class SilentProxy:
-    """Passes bytes to the primary, until it swallows those of its open connections."""
-
-    def __init__(self, port: int) -> None:
-        self.connections = 0
-        self._port = port
-        self._dead: set[int] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def __aenter__(self) -> SilentProxy:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def fall_silent(self) -> None:
-        self._dead.update(range(self.connections))
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        number, self.connections = self.connections, self.connections + 1
-        there, back = await asyncio.open_connection("127.0.0.1", self._port)
-        for source, target in ((reader, back), (there, writer)):
-            task = asyncio.create_task(self._pass_on(number, source, target))
-            self._tasks.add(task)
-
-    async def _pass_on(
-        self, number: int, source: asyncio.StreamReader, target: asyncio.StreamWriter
-    ) -> None:
-        while data := await source.read(65_536):
-            if number not in self._dead:
-                target.write(data)
-        if number not in self._dead:
-            target.close()
 
 
 @pytest.mark.parametrize("prefetch", [0, 10])
