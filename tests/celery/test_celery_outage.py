@@ -1,4 +1,7 @@
-"""A Celery application with a prefork worker: the primary is killed, and no task is lost."""
+"""A Celery application with a prefork worker: the primary is killed, and no task is lost.
+
+Without a twin its tasks run when the primary is back; with one they run while it is down.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.celery import shop
-from tests.processes import ServedBroker
+from tests.official_sdk import administration
+from tests.processes import ServedBroker, run_twinbus
 from twinbus.kombu.process_pair import close_process_pairs
 
 pytestmark = pytest.mark.end_to_end
@@ -26,6 +30,7 @@ primary = "env:EU_PRIMARY"
 secondary = "env:EU_SECONDARY"
 label = "contoso"
 """
+TWINS = 'twins = ["celery"]\n'
 
 
 class Shop:
@@ -37,6 +42,7 @@ class Shop:
         self.log = directory / "worker.log"
         self.primary = ServedBroker(directory / "primary", "contoso")
         self.secondary = ServedBroker(directory / "secondary", "contoso-dr")
+        self.settings = directory / "twinbus.toml"
 
     def orders(self) -> set[str]:
         return set(self.book.read_text().splitlines()) if self.book.exists() else set()
@@ -76,17 +82,17 @@ class Shop:
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     shop_world = Shop(tmp_path)
-    settings = tmp_path / "twinbus.toml"
-    settings.write_text(SETTINGS)
+    shop_world.settings.write_text(SETTINGS)
     with shop_world.primary as primary, shop_world.secondary as secondary:
-        monkeypatch.setenv("TWINBUS_CONFIG", str(settings))
+        monkeypatch.setenv("TWINBUS_CONFIG", str(shop_world.settings))
         monkeypatch.setenv("EU_PRIMARY", primary.connection_string())
         monkeypatch.setenv("EU_SECONDARY", secondary.connection_string())
         monkeypatch.setenv("SHOP_BOOK", str(shop_world.book))
+        # Without a pool of connections: the next test has another world behind the same URL.
+        shop.app.conf.broker_pool_limit = None
         try:
             yield shop_world
         finally:
-            shop.app.pool.force_close_all()
             close_process_pairs()
 
 
@@ -113,3 +119,36 @@ def test_tasks_sent_in_an_outage_run_afterwards_and_none_is_lost(world: Shop) ->
         worker.terminate()
         assert worker.wait(PATIENCE_S) == 0, world.log.read_text()
     assert "Traceback" not in world.log.read_text()
+
+
+def left(side: ServedBroker) -> int:
+    with administration(side.connection_string()) as admin:
+        return admin.get_queue_runtime_properties("celery").total_message_count or 0
+
+
+def test_with_a_twin_the_worker_goes_on_while_the_primary_is_down(world: Shop) -> None:
+    world.settings.write_text(SETTINGS + TWINS)
+    with administration(world.primary.connection_string()) as admin:
+        admin.create_queue("celery")
+    made = run_twinbus("twins", "create", "--pair", "eu")
+    assert made.returncode == 0, made.stderr
+    with world.worker() as worker:
+        shop.record.delay("before")
+        world.wait_for("before")
+        # A task whose acknowledgement the kill catches would run again.
+        world.wait(lambda: left(world.primary) == 0)
+        world.primary.kill9()
+        meanwhile = [f"meanwhile {number}" for number in range(20)]
+        for order in meanwhile:
+            shop.record.delay(order)
+        world.wait_for(*meanwhile)
+
+        world.primary.restart()
+        shop.record.delay("after")
+        world.wait_for("after")
+        worker.terminate()
+        assert worker.wait(PATIENCE_S) == 0, world.log.read_text()
+    assert "Traceback" not in world.log.read_text()
+    # One worker: nothing ran twice, and the twin is empty.
+    assert sorted(world.book.read_text().splitlines()) == sorted(["before", *meanwhile, "after"])
+    assert (left(world.primary), left(world.secondary)) == (0, 0)

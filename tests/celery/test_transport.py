@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from queue import Empty
 from typing import Any
 
 import pytest
@@ -13,8 +15,13 @@ from kombu import Connection, Consumer, Producer, Queue
 from kombu.exceptions import ChannelError, OperationalError
 
 import twinbus.kombu  # noqa: F401  # makes twinbus:// known
+from tests.ledger_reading import read
 from tests.official_sdk import client
+from tests.processes import until
 from twinbus.kombu.process_pair import close_process_pairs
+from twinbus.kombu.receiving import SETTLE_WAIT_S
+from twinbus.namespace.namespace import Namespace
+from twinbus.servicebus.twins import twin_mark
 from twinbus.testing import LocalNamespace, LocalPair, administration
 
 pytestmark = pytest.mark.end_to_end
@@ -160,6 +167,107 @@ def test_a_new_queue_takes_messages_in_an_outage_and_they_arrive_after_it(
     assert message.payload == {"order": "1"}
     message.ack()
     assert counts(pair.primary, "new_queue") == (0, 0)
+
+
+@pytest.fixture
+def twinned(pair: LocalPair) -> Iterator[Connection]:
+    """A connection to `orders`, which has a twin; no syphon empties it."""
+    label = Namespace.from_connection_string(pair.primary.connection_string).label
+    for side, mark in ((pair.primary, None), (pair.secondary, twin_mark(label))):
+        with administration(side.connection_string) as admin:
+            admin.create_queue("orders", user_metadata=mark, lock_duration="PT5M")
+    with connected(pair, twins=["orders"], enable_syphon=False) as opened:
+        yield opened
+
+
+def taken(simple: Any) -> Any:
+    """The next message, acknowledged."""
+    message = simple.get(timeout=PATIENCE_S)
+    message.ack()
+    return message.payload["order"]
+
+
+@pytest.mark.parametrize("kind", ["kill", "hang"])
+def test_a_queue_with_a_twin_is_received_from_in_an_outage_and_after_it(
+    pair: LocalPair, twinned: Connection, kind: Any
+) -> None:
+    with twinned.SimpleQueue("orders") as simple:
+        publish(twinned, "before")
+        assert taken(simple) == "before"
+        with pair.primary.outage(kind):
+            for number in range(3):
+                publish(twinned, f"meanwhile {number}")
+            assert [taken(simple) for _ in range(3)] == [f"meanwhile {n}" for n in range(3)]
+            # The acknowledgements went to the side that delivered.
+            assert counts(pair.secondary) == (0, 0)
+        publish(twinned, "after")
+        # A send that the primary never answered may be there too: it is not handed out again.
+        assert taken(simple) == "after"
+    assert counts(pair.primary) == counts(pair.secondary) == (0, 0)
+
+
+def test_messages_of_a_twin_are_requeued_rejected_and_given_back_there(
+    pair: LocalPair, twinned: Connection
+) -> None:
+    with pair.primary.outage("kill"):
+        for text in ("1", "2"):
+            publish(twinned, text)
+        with twinned.SimpleQueue("orders") as simple:
+            simple.get(timeout=PATIENCE_S).requeue()
+            again = simple.get(timeout=PATIENCE_S)
+            assert again.payload == {"order": "1"}
+            again.reject()
+            until(lambda: counts(pair.secondary) == (1, 1))
+            assert simple.get(timeout=PATIENCE_S).payload == {"order": "2"}
+        twinned.release()
+        # Not settled, so a closed connection gives it back, long before its lock ends.
+        with connected(pair, twins=["orders"]) as other, other.SimpleQueue("orders") as simple:
+            assert taken(simple) == "2"
+    assert counts(pair.secondary) == (0, 1)
+
+
+def test_acknowledgements_at_a_primary_that_hangs_do_not_stop_the_twin(
+    pair: LocalPair, twinned: Connection
+) -> None:
+    held = 5
+    with twinned.SimpleQueue("orders") as simple:
+        for number in range(held):
+            publish(twinned, str(number))
+        messages = [simple.get(timeout=PATIENCE_S) for _ in range(held)]
+        with pair.primary.outage("hang"):
+            began = time.monotonic()
+            for message in messages:
+                message.ack()
+            # One waits for an answer, the others go on in the background.
+            assert time.monotonic() - began < 2 * SETTLE_WAIT_S
+            publish(twinned, "meanwhile")
+            assert taken(simple) == "meanwhile"
+
+
+def test_what_is_received_and_settled_is_in_the_ledger(pair: LocalPair, tmp_path: Path) -> None:
+    with connected(pair, ledger=str(tmp_path)) as connection:
+        publish(connection, "1")
+        with connection.SimpleQueue("orders") as simple:
+            assert taken(simple) == "1"
+    mine = [one for one in read(tmp_path) if one.get("cause") == "consumer"]
+    done = [one for one in mine if one["operation"] in ("receive", "complete")]
+    assert [one["operation"] for one in done] == ["receive", "complete"]
+    assert {(one["entity"], one["side"], one["outcome"]) for one in done} == {
+        ("orders", "primary", "ok")
+    }
+
+
+def test_a_restart_of_the_primary_raises_nothing_and_receiving_goes_on(
+    pair: LocalPair, connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(connection, "1")
+    with connection.SimpleQueue("orders") as simple:
+        assert taken(simple) == "1"
+        with pair.primary.outage("kill"), pytest.raises(Empty):
+            simple.get(timeout=3)
+        publish(connection, "2")
+        assert taken(simple) == "2"
+    assert "tasks cannot be received" not in caplog.text
 
 
 @pytest.mark.parametrize("options", [{"send_timeout": 0.5}, {}], ids=["option", "argument"])

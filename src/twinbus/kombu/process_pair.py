@@ -170,8 +170,9 @@ class ProcessPair:
         )
 
     def receivers(self) -> TaskReceivers:
-        attempt_s = self.settings.options.attempt_timeout_s
-        return TaskReceivers(self.settings.primary, self._loop_thread, attempt_s)
+        settings = self.settings
+        sides = settings.primary, settings.secondary
+        return TaskReceivers(*sides, settings.options, self._loop_thread)
 
     def ensure_queue(self, queue: str) -> None:
         """Create a queue in the primary if it is missing; in an outage leave that for later."""

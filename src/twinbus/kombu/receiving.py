@@ -1,187 +1,165 @@
-"""Receives tasks from queues of the primary, with a bound on every call.
+"""Receives tasks with guarded receivers, from the twin of a queue too; every call is bounded.
 
-The SDK's sync receiver waits for ever for a peer that accepts a connection and does not answer, and
-a blocked thread cannot be interrupted. So this uses the asyncio receiver, on a loop thread.
+A receiver of a pair connects again for as long as it lives and finds a link that fell silent, so a
+worker never waits for messages on a dead link (docs/twins.md). A side that is down raises nothing.
+A pair itself is not started here: a worker that only receives needs no right to send.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Coroutine
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+import math
+from typing import TYPE_CHECKING, Final, Literal
 
 from azure.core.exceptions import AzureError
-from azure.servicebus.exceptions import MessageAlreadySettled, MessageLockLostError
 
 from twinbus.errors import error_text
-from twinbus.namespace.namespace import RETRIES_OFF, Namespace
-from twinbus.pairing.sdk.sdk_cleanup import SdkCleanup, cancel_until_done, close_sdk_client
+from twinbus.namespace.namespace import Namespace
+from twinbus.pairing.observing.recording import open_recorder
+from twinbus.pairing.receiving.held_lock import RENEWAL_TIMEOUT_S, HeldLock
+from twinbus.pairing.receiving.receivers import PairedReceivers
 
 if TYPE_CHECKING:
     from azure.servicebus import ServiceBusReceivedMessage
-    from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver
 
     from twinbus.blocking.loop_thread import LoopThread
     from twinbus.namespace.access import NamespaceAccess
-
-T = TypeVar("T")
+    from twinbus.options import SendAvailabilityOptions
+    from twinbus.pairing.observing.recording import Recorder
+    from twinbus.pairing.receiving.receiver import PairedReceiver
 
 Settlement = Literal["complete", "abandon", "dead_letter"]
 
 log = logging.getLogger("twinbus.kombu")
 
 FAILURES: Final = (AzureError, OSError, ValueError)
-"""What the SDK raises if the primary is down; ValueError from a receiver that has ended."""
+"""What a receiver raises: the primary refuses the queue, a lock is lost, the receiver is closed."""
 
-RENEW_MIN_S: Final = 1.0
-"""Shortest time between two renewals of a lock."""
+SETTLE_WAIT_S: Final = 2.0
+"""How long an acknowledgement waits for its answer. After that it goes on in the background, and so
+do later ones until it has ended: a worker with ten unacknowledged tasks must not stand still for
+ten timeouts when the primary hangs."""
 
 
 class TaskDelivery:
     """One message that was received and is not settled; its lock is renewed until then."""
 
-    def __init__(self, queue: str, message: ServiceBusReceivedMessage) -> None:
+    def __init__(
+        self, queue: str, receiver: PairedReceiver, message: ServiceBusReceivedMessage
+    ) -> None:
+        """Belongs to the running event loop."""
         self.queue = queue
+        self.receiver = receiver
         self.message = message
-        self.renewing: asyncio.Task[None] | None = None
+        self.lock = HeldLock(
+            lambda: receiver.renew_message_lock(message, timeout=RENEWAL_TIMEOUT_S),
+            message.locked_until_utc,
+            math.inf,
+            lambda error: log.warning(
+                "%s: the lock of a task is lost, it is delivered again: %s",
+                queue, error_text(error),
+            ),
+        )  # fmt: skip
 
     @property
     def body(self) -> bytes:
         return b"".join(self.message.body)
 
 
-class _OpenReceiver:
-    """A receiver, its client, and the sockets that it may leave behind."""
-
-    def __init__(self, client: ServiceBusClient, queue: str) -> None:
-        self.client = client
-        self.receiver: ServiceBusReceiver = client.get_queue_receiver(queue)
-        self.cleanup = SdkCleanup(self.receiver)
-
-
 class TaskReceivers:
     """The receivers of one kombu connection, by queue."""
 
     def __init__(
-        self, primary: NamespaceAccess, loop_thread: LoopThread, attempt_timeout_s: float
+        self,
+        primary: NamespaceAccess,
+        secondary: NamespaceAccess,
+        options: SendAvailabilityOptions,
+        loop_thread: LoopThread,
     ) -> None:
-        self._primary = primary
+        self._sides = primary, secondary
+        self._options = options
         self._loop_thread = loop_thread
-        self._attempt_s = attempt_timeout_s
-        self._open: dict[str, _OpenReceiver] = {}
-        self._ending: set[asyncio.Task[None]] = set()
+        self._recorder: Recorder | None = None
+        self._paired: PairedReceivers | None = None
+        self._receivers: dict[str, PairedReceiver] = {}
         self._unsettled: set[TaskDelivery] = set()
+        self._settling: set[asyncio.Task[None]] = set()
 
     def receive(self, queue: str, wait_s: float) -> TaskDelivery | None:
-        """Return the next message; None: there is none. Raises one of FAILURES in an outage."""
+        """Return the next message; None: none came. One of FAILURES: the queue is refused."""
         return self._loop_thread.run(lambda: self._receive(queue, wait_s))
 
     def settle(self, delivery: TaskDelivery, how: Settlement) -> None:
-        """Return when the primary has settled a message; raises one of FAILURES."""
+        """Settle a message on the side that delivered it; a failure is logged.
+
+        It waits for the answer, but not for long: see SETTLE_WAIT_S.
+        """
         self._loop_thread.run(lambda: self._settle(delivery, how))
 
     def close(self) -> None:
-        """Release what is not settled, so that another worker gets it, and close the receivers."""
+        """Give back what is not settled, so that another worker gets it, and close."""
         self._loop_thread.finish(self._close)
 
     async def _receive(self, queue: str, wait_s: float) -> TaskDelivery | None:
-        opened = self._opened(queue)
-        receiver = opened.receiver
-        found = await self._bounded(
-            queue, receiver.receive_messages(max_message_count=1, max_wait_time=wait_s), wait_s
-        )
+        receiver = self._receivers.get(queue)
+        if receiver is None:
+            receiver = self._receivers[queue] = self._make(queue)
+        try:
+            async with asyncio.timeout(wait_s):
+                await receiver.__aenter__()
+        except TimeoutError:
+            return None  # Its links are being opened meanwhile.
+        except FAILURES:
+            # It has closed itself; the next call makes another one.
+            self._receivers.pop(queue, None)
+            raise
+        found = await receiver.receive_messages(1, max_wait_time=wait_s)
         if not found:
             return None
-        delivery = TaskDelivery(queue, found[0])
+        delivery = TaskDelivery(queue, receiver, found[0])
         self._unsettled.add(delivery)
-        delivery.renewing = asyncio.create_task(self._keep_locked(delivery))
         return delivery
 
+    def _make(self, queue: str) -> PairedReceiver:
+        if self._paired is None:
+            primary, secondary = map(Namespace.of, self._sides)
+            self._recorder = open_recorder(primary, secondary, self._options)
+            self._paired = PairedReceivers(primary, secondary, self._options, self._recorder)
+        return self._paired.make(queue, queue, {})
+
     async def _settle(self, delivery: TaskDelivery, how: Settlement) -> None:
-        self._unsettled.discard(delivery)
-        if delivery.renewing is not None:
-            delivery.renewing.cancel()
-        receiver = await self._running(delivery.queue)
-        settle = getattr(receiver, f"{how}_message")
-        await self._bounded(delivery.queue, settle(delivery.message))
+        is_one_late = bool(self._settling)
+        task = self._begin(delivery, how)
+        if not is_one_late:
+            await asyncio.wait({task}, timeout=SETTLE_WAIT_S)
 
-    async def _keep_locked(self, delivery: TaskDelivery) -> None:
-        """Renew a lock at half its time, until it is settled or lost."""
-        while True:
-            until = delivery.message.locked_until_utc or datetime.now(UTC)
-            left_s = (until - datetime.now(UTC)).total_seconds()
-            if left_s <= 0:
-                log.warning("%s: the lock of a task has expired; it is delivered again",
-                            delivery.queue)  # fmt: skip
-                return
-            await asyncio.sleep(max(left_s / 2, RENEW_MIN_S))
+    def _begin(self, delivery: TaskDelivery, how: Settlement) -> asyncio.Task[None]:
+        """Settle a message in the background."""
+
+        async def settle() -> None:
             try:
-                receiver = await self._running(delivery.queue)
-                await self._bounded(delivery.queue, receiver.renew_message_lock(delivery.message))
+                await getattr(delivery.receiver, f"{how}_message")(delivery.message)
             except FAILURES as error:
-                log.debug("%s: a lock was not renewed: %s", delivery.queue, error_text(error))
+                text = "%s: a task could not be settled and will be delivered again: %s"
+                log.warning(text, delivery.queue, error_text(error))
 
-    async def _running(self, queue: str) -> ServiceBusReceiver:
-        """The receiver of a queue with an open link. It can settle what an earlier one received."""
-        receiver = self._opened(queue).receiver
-        await self._bounded(queue, receiver.__aenter__())
-        return receiver
-
-    def _opened(self, queue: str) -> _OpenReceiver:
-        if queue not in self._open:
-            client = Namespace.of(self._primary).client(**RETRIES_OFF)
-            self._open[queue] = _OpenReceiver(client, queue)
-        return self._open[queue]
-
-    async def _bounded(self, queue: str, work: Coroutine[Any, Any, T], more_s: float = 0.0) -> T:
-        """The result of a call of the SDK; a receiver whose call fails or hangs is replaced."""
-        opened = self._open[queue]
-        task = asyncio.create_task(work)
-        try:
-            done, _ = await asyncio.wait({task}, timeout=self._attempt_s + more_s)
-            if not done:
-                limit_s = self._attempt_s + more_s
-                raise TimeoutError(f"{queue}: the primary did not answer within {limit_s:g} s")
-            return task.result()
-        except (MessageAlreadySettled, MessageLockLostError):
-            # An answer about one message: the receiver works.
-            raise
-        except BaseException:
-            if self._open.get(queue) is opened:
-                del self._open[queue]
-                self._end(opened, task)
-            raise
-
-    def _end(self, opened: _OpenReceiver, task: asyncio.Task[Any] | None = None) -> None:
-        """Close a receiver in the background."""
-
-        async def end() -> None:
-            if task is not None and not task.done():
-                # The SDK may miss a cancellation while it waits for a socket.
-                await cancel_until_done(task, opened.cleanup.abort_sockets)
-            await close_sdk_client(opened.client)
-            opened.cleanup.abort_sockets()
-
-        ending = asyncio.create_task(end())
-        self._ending.add(ending)
-        ending.add_done_callback(self._ending.discard)
+        delivery.lock.end()
+        self._unsettled.discard(delivery)
+        task = asyncio.create_task(settle(), name=f"{how} a task of {delivery.queue}")
+        self._settling.add(task)
+        task.add_done_callback(self._settling.discard)
+        return task
 
     async def _close(self) -> None:
-        ends = time.monotonic() + self._attempt_s
-        for delivery in list(self._unsettled):
-            if delivery.renewing is not None:
-                delivery.renewing.cancel()
-            if delivery.queue in self._open and time.monotonic() < ends:
-                try:
-                    await self._settle(delivery, "abandon")
-                except FAILURES as error:
-                    log.debug("%s: a task was not released: %s", delivery.queue, error_text(error))
-        self._unsettled.clear()
-        for opened in self._open.values():
-            self._end(opened)
-        self._open.clear()
-        if self._ending:
-            await asyncio.wait(self._ending, timeout=2 * self._attempt_s)
+        for delivery in tuple(self._unsettled):
+            self._begin(delivery, "abandon")
+        if self._settling:
+            await asyncio.wait(self._settling, timeout=self._options.attempt_timeout_s)
+        paired, self._paired = self._paired, None
+        self._receivers.clear()
+        if paired is not None:
+            await paired.close()
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder.ledger.close()

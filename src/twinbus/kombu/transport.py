@@ -1,4 +1,6 @@
-"""A kombu transport over a pair: sends survive the loss of the primary, receives come from it.
+"""A kombu transport over a pair: sends survive the loss of the primary, and so do receives.
+
+A worker reads the primary, and the twin of each queue that has one (docs/twins.md).
 
 Queues and messages have the form of kombu's own transport for Service Bus, so that both can be used
 side by side on one namespace.
@@ -152,14 +154,9 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # kombu is untyped
         super().basic_reject(delivery_tag, requeue=False)
 
     def _settle(self, delivery: TaskDelivery | None, how: Settlement) -> None:
-        """Settle a message; if the primary is down, it will be delivered again."""
-        if delivery is None:
-            return
-        try:
+        """Settle a message; if its side is down, it will be delivered again."""
+        if delivery is not None:
             self._receivers.settle(delivery, how)
-        except FAILURES as error:
-            text = "%s: a task could not be settled and will be delivered again: %s"
-            log.warning(text, delivery.queue, error_text(error))
 
     def _restore(self, message: Any) -> None:
         """Nothing: `close` of the connection gives back what is not settled."""
