@@ -26,7 +26,7 @@ from tests.processes import ENTRY, ServedBroker, line_of, run_twinbus, started
 from twinbus import EmbeddedBroker, pair_namespaces
 from twinbus.amqp.encoding import string
 from twinbus.amqp.message import APPLICATION_PROPERTIES, join, split
-from twinbus.client.twin_contents import found_twins
+from twinbus.client.twins import found_twins
 from twinbus.ledger import LedgerWriter
 from twinbus.namespace.access import endpoint_of
 from twinbus.options import SendAvailabilityOptions

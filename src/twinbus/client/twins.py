@@ -1,4 +1,4 @@
-"""Reads which entities of a namespace are marked as twins, by its administration API.
+"""Reads which entities of a namespace are marked as twins and what they hold, over HTTP.
 
 Reading a mark needs the Manage right, which senders and receivers often do not have.
 """
@@ -7,46 +7,34 @@ from __future__ import annotations
 
 import asyncio
 import re
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Final
 from urllib.parse import quote
 from xml.sax.saxutils import unescape
 
 from twinbus.client.administration import (
     ANSWER_BYTES_MAX,
-    LIST_PAGE,
     OK,
-    PAGE_BYTES_MAX,
+    QUEUES,
+    TOPICS,
     UNAUTHORIZED,
+    ListingRefused,
     NotAnswered,
-    QueueCounts,
     counts_in,
     get,
+    list_entries,
     token_for,
 )
 from twinbus.ledger.requests import BilledRequests
 from twinbus.namespace.access import Endpoint
-from twinbus.namespace.tokens import NamespaceToken
-from twinbus.servicebus.twins import is_twin_of
+from twinbus.servicebus.names import is_entity_name, parse_backlog_path
+from twinbus.servicebus.twins import FoundTwin, is_twin_of
 
 REFUSED: Final = (UNAUTHORIZED, 403)
 MISSING: Final = 404
 
-_ENTRY: Final = re.compile(r"<entry[\s>].*?</entry>", re.DOTALL)
-_TITLE: Final = re.compile(r"<title[^>]*>([^<]+)</title>")
 _METADATA: Final = re.compile(r"<(?:\w+:)?UserMetadata[^>]*>([^<]*)</")
 _SESSION: Final = re.compile(r"<(?:\w+:)?RequiresSession>\s*true\s*</", re.IGNORECASE)
-
-
-@dataclass(frozen=True, slots=True)
-class MarkedTwin:
-    """An entity of the secondary whose UserMetadata says that it is a twin."""
-
-    path: str
-    is_topic: bool = False
-    requires_session: bool = False
-    counts: QueueCounts = field(default_factory=QueueCounts)
-    """What a queue holds; all 0 for a topic, whose messages are in its subscriptions."""
 
 
 async def is_marked(
@@ -69,48 +57,66 @@ async def is_marked(
     return is_twin_of(metadata_in(text), label)
 
 
-async def marked_twins(
+async def marked_paths(
     endpoint: Endpoint, label: str, requests: BilledRequests | None = None
-) -> list[MarkedTwin] | None:
-    """Return the queues and topics that are marked as twins for this primary's label, by path.
+) -> frozenset[str] | None:
+    """Return the queues and topics that are marked as twins of a primary, in lower case.
 
-    None: the credential may not list them. NotAnswered: the namespace does not answer.
+    None: the credential may not list them. SyphonError: the namespace does not answer.
     """
-    token = await token_for(endpoint, "")
-    return await asyncio.to_thread(_listed, endpoint, token, label, requests)
+    try:
+        listed = [await list_entries(endpoint, kind, requests) for kind in (QUEUES, TOPICS)]
+    except ListingRefused:
+        return None
+    return frozenset(
+        path.lower()
+        for entries in listed
+        for path, entry in entries.items()
+        if is_twin_of(metadata_in(entry), label)
+    )
 
 
-def _listed(
-    endpoint: Endpoint, token: NamespaceToken, label: str, requests: BilledRequests | None
-) -> list[MarkedTwin] | None:
+async def found_twins(
+    endpoint: Endpoint, label: str, requests: BilledRequests | None = None
+) -> list[FoundTwin]:
+    """Return all twins of a primary's label: one listing of queues, one of topics, one for each."""
+    queues = twins_in(await list_entries(endpoint, QUEUES, requests), label)
+    return queues + await found_subscriptions(endpoint, label, requests)
+
+
+async def found_subscriptions(
+    endpoint: Endpoint, label: str, requests: BilledRequests | None = None
+) -> list[FoundTwin]:
+    """Return the subscriptions of all topics that are marked as twins."""
     found = []
-    for kind in ("queues", "topics"):
-        listed, entries = 0, [""] * LIST_PAGE
-        while len(entries) >= LIST_PAGE:
-            status, text = get(
-                endpoint,
-                quote(f"$Resources/{kind}"),
-                token,
-                query=f"$skip={listed}&$top={LIST_PAGE}&",
-                bytes_max=PAGE_BYTES_MAX,
-                requests=requests,
-            )
-            if status in REFUSED:
-                return None
-            if status != OK:
-                raise NotAnswered(f"{endpoint.label} answers {status} to the listing of its {kind}")
-            entries = _ENTRY.findall(text)
-            listed += len(entries)
-            for entry in entries:
-                title = _TITLE.search(entry)
-                if title is not None and is_twin_of(metadata_in(entry), label):
-                    found.append(_twin(unescape(title[1]), entry, is_topic=kind == "topics"))
-    return sorted(found, key=lambda twin: twin.path.lower())
+    for topic, entry in (await list_entries(endpoint, TOPICS, requests)).items():
+        if is_twin_of(metadata_in(entry), label):
+            names = await list_entries(endpoint, f"{topic}/Subscriptions", requests)
+            found += [_found(f"{topic}/Subscriptions/{name}", names[name], topic) for name in names]
+    return found
 
 
-def _twin(path: str, entry: str, *, is_topic: bool) -> MarkedTwin:
-    counts = None if is_topic else counts_in(entry)
-    return MarkedTwin(path, is_topic, _SESSION.search(entry) is not None, counts or QueueCounts())
+def twins_in(entries: Mapping[str, str], label: str) -> list[FoundTwin]:
+    """Return the queues that are marked as twins among the entries of a listing of queues.
+
+    A mark on a backlog queue does not count: its messages have destinations of their own.
+    """
+    return [
+        _found(path, entry)
+        for path, entry in entries.items()
+        if is_twin_of(metadata_in(entry), label)
+        and is_entity_name(path)
+        and parse_backlog_path(path) is None
+    ]
+
+
+def _found(path: str, entry: str, topic: str = "") -> FoundTwin:
+    has_sessions = _SESSION.search(entry) is not None
+    counts = counts_in(entry)
+    if counts is None:
+        # A server that does not count in a list: let a pump find out.
+        return FoundTwin(path, topic, has_sessions, active=1)
+    return FoundTwin(path, topic, has_sessions, counts.active, counts.waiting)
 
 
 def metadata_in(entry: str) -> str | None:

@@ -9,7 +9,7 @@ from typing import Final
 
 from twinbus.client.administration import QUEUES, ListingRefused, list_entries
 from twinbus.client.peeking import destination_keys
-from twinbus.client.twin_contents import found_subscriptions, twins_in
+from twinbus.client.twins import found_subscriptions, twins_in
 from twinbus.errors import SyphonError
 from twinbus.ledger.requests import BilledRequests
 from twinbus.namespace.access import Endpoint

@@ -10,16 +10,17 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from twinbus.client.administration import LIST_PAGE, NotAnswered
-from twinbus.client.twins import is_marked, marked_twins, metadata_in
+from twinbus.client.twins import is_marked, marked_paths, metadata_in
+from twinbus.errors import SyphonError
 from twinbus.namespace.access import Endpoint, endpoint_of
 
 T = TypeVar("T")
 Answer = tuple[int, str]
 
 
-def entry(path: str, metadata: str | None, more: str = "") -> str:
+def entry(path: str, metadata: str | None) -> str:
     said = "" if metadata is None else f"<UserMetadata>{metadata}</UserMetadata>"
-    return f'<entry xmlns="a"><title type="text">{path}</title><Q>{said}{more}</Q></entry>'
+    return f'<entry xmlns="a"><title type="text">{path}</title><Q>{said}</Q></entry>'
 
 
 async def asked(answers: Callable[[str], Answer], ask: Callable[[Endpoint], Awaitable[T]]) -> T:
@@ -63,14 +64,13 @@ def test_whether_an_entity_is_marked(status: int, text: str, expected: bool | No
 def test_an_answer_that_says_nothing_is_not_taken_for_a_mark(status: int) -> None:
     with pytest.raises(NotAnswered, match=str(status)):
         asyncio.run(asked(lambda _: (status, ""), lambda at: is_marked(at, "o", "contoso")))
-    with pytest.raises(NotAnswered, match=str(status)):
-        asyncio.run(asked(lambda _: (status, ""), lambda at: marked_twins(at, "contoso")))
+    with pytest.raises(SyphonError, match=str(status)):
+        asyncio.run(asked(lambda _: (status, ""), lambda at: marked_paths(at, "contoso")))
 
 
-def test_marked_twins_are_listed_page_by_page() -> None:
-    counts = "<RequiresSession>true</RequiresSession><MessageCount>4</MessageCount>"
+def test_marked_entities_are_listed_page_by_page() -> None:
     queues = [entry(f"live-{number}", "theirs") for number in range(LIST_PAGE)]
-    queues.append(entry("Zulu &amp; co", "twinbus-twin-of:contoso", counts))
+    queues.append(entry("Zulu &amp; co", "twinbus-twin-of:contoso"))
     topics = [entry("events", "twinbus-twin-of:contoso"), entry("x", "twinbus-twin-of:other")]
 
     def answers(target: str) -> Answer:
@@ -78,17 +78,12 @@ def test_marked_twins_are_listed_page_by_page() -> None:
         listed = queues if "queues" in target else topics
         return 200, f"<feed>{''.join(listed[skip : skip + LIST_PAGE])}</feed>"
 
-    found = asyncio.run(asked(answers, lambda at: marked_twins(at, "contoso")))
-    assert found is not None
-    assert [(one.path, one.is_topic, one.requires_session) for one in found] == [
-        ("events", True, False),
-        ("Zulu & co", False, True),
-    ]
-    assert [one.counts.waiting for one in found] == [0, 4]
+    found = asyncio.run(asked(answers, lambda at: marked_paths(at, "contoso")))
+    assert found == {"events", "zulu & co"}
 
 
 def test_a_refused_listing_is_not_an_empty_one() -> None:
-    assert asyncio.run(asked(lambda _: (401, ""), lambda at: marked_twins(at, "contoso"))) is None
+    assert asyncio.run(asked(lambda _: (403, ""), lambda at: marked_paths(at, "contoso"))) is None
 
 
 def test_metadata_is_read_with_or_without_a_prefix() -> None:

@@ -49,7 +49,7 @@ async def list_queues(sides: SidesOptions, output: OutputOption = Output.TEXT) -
     pair in the secondary, and no twins. The count of deferred messages is the total minus all other
     counts: Service Bus reports none.
     """
-    from twinbus.client.twin_contents import found_twins
+    from twinbus.client.twins import found_twins
     from twinbus.console.backlog.queue_contents import queue_contents, with_ages
     from twinbus.console.namespaces import administration
 

@@ -20,7 +20,7 @@ from twinbus.client.administration import (
     list_entries,
 )
 from twinbus.client.peeking import count_matching, destination_keys
-from twinbus.client.twin_contents import twins_in
+from twinbus.client.twins import twins_in
 from twinbus.console import ATTENTION, COULD_NOT, STOPPED
 from twinbus.console.declaration import runs_to_its_end
 from twinbus.console.options import require_shared_places

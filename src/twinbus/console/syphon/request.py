@@ -18,7 +18,7 @@ from twinbus.client.administration import (
     list_entries,
 )
 from twinbus.client.peeking import destination_keys
-from twinbus.client.twin_contents import twins_in
+from twinbus.client.twins import twins_in
 from twinbus.console.namespaces import creating
 from twinbus.console.output import WrongUse
 from twinbus.cost.arithmetic import QuantityError, parse_rate

@@ -13,7 +13,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from twinbus.client.twins import is_marked, marked_twins
+from twinbus.client.twins import is_marked, marked_paths
 from twinbus.errors import error_text
 from twinbus.ledger.requests import BilledRequests
 from twinbus.namespace.access import endpoint_of
@@ -92,10 +92,9 @@ class TwinMarks:
         endpoint = endpoint_of(state.secondary)
         requests = BilledRequests(endpoint.label, side="secondary", ledger=state.recorder.ledger)
         if len(paths) > SINGLE_MAX:
-            listed = await marked_twins(endpoint, label, requests)
+            listed = await marked_paths(endpoint, label, requests)
             if listed is not None:
-                found = {twin.path.lower() for twin in listed}
-                return {path: path.lower() in found for path in paths}
+                return {path: path.lower() in listed for path in paths}
         # A credential that may not list the namespace may still read single entities.
         gate = asyncio.Semaphore(READS_AT_ONCE)
 
