@@ -252,7 +252,8 @@ def estimate(work: Workload, prices: PriceBook) -> CostEstimate:
         messaging_units=work.messaging_units,
     )
     alone = MonthUse(
-        operation_units=messages * message_units(work.size_bytes, work.rule),
+        operation_units=messages * message_units(work.size_bytes, work.rule)
+        + _renewals(work, messages),
         connections_peak=min(work.connections_alone, work.connections_peak),
         bytes_out=messages * work.size_bytes,
         hours=use.hours,
@@ -315,7 +316,7 @@ def _counted(work: Workload, messages: int, moved: int) -> Iterator[CauseCost]:
     polls = idle_syphon_operations(queue_count=work.queues, poll_s=work.poll_s, period_s=MONTH_S)
     yield CauseCost("poll", polls, polls)
     if work.handling_s:
-        renewed = messages * renewals(work.handling_s, work.lock_s)
+        renewed = _renewals(work, messages)
         yield CauseCost("consumer", renewed, renewed)
     if work.lease:
         leases = lease_operations(
@@ -335,6 +336,11 @@ def _counted(work: Workload, messages: int, moved: int) -> Iterator[CauseCost]:
             period_s=MONTH_S,
         ) + twin_topic_operations(syphon_count=1 + work.standbys, period_s=MONTH_S)
     yield CauseCost("administration", searches, searches)
+
+
+def _renewals(work: Workload, messages: int) -> int:
+    """Return the renewals of message locks; a receiver without a pair makes as many."""
+    return messages * renewals(work.handling_s, work.lock_s)
 
 
 def _priced(causes: Iterator[CauseCost], work: Workload, prices: PriceBook) -> Iterator[CauseCost]:
@@ -423,7 +429,8 @@ def _assumed_of_receivers(work: Workload) -> Iterator[str]:
         yield (
             f"each message is handled for {float(work.handling_s):g} s, and its lock of"
             f" {float(work.lock_s):g} s is renewed at each half until it is settled:"
-            f" {counted(renewals(work.handling_s, work.lock_s), 'renewal')}, one operation each"
+            f" {counted(renewals(work.handling_s, work.lock_s), 'renewal')}, one operation each,"
+            " and as many without a pair"
         )
 
 
