@@ -11,12 +11,14 @@ from tests.unit.client.test_receiving import ANSWER_S, NAMESPACE, TAG, World, er
 from twinbus.amqp.events import DeliveryArrived
 from twinbus.amqp.message import Properties, encode_message
 from twinbus.amqp.types import Described, Symbol
+from twinbus.client.connection import RECEIVE, NamespaceConnection
 from twinbus.client.consumer_records import records_of
 from twinbus.client.links import UpstreamConnection
 from twinbus.client.outcomes import COMPLETE, RELEASE, abandon, dead_letter, defer
 from twinbus.client.receiving import NEXT_SESSION, SESSION_FILTER, Delivery
 from twinbus.ledger import NullLedger
 from twinbus.ledger.requests import BilledRequests
+from twinbus.namespace.access import endpoint_of
 from twinbus.servicebus import conditions
 from twinbus.servicebus.names import SEQUENCE_NUMBER
 from twinbus.testing.virtual_time import run_virtual
@@ -230,3 +232,59 @@ async def test_without_a_ledger_nothing_is_read() -> None:
     world.settle(delivery, outcome=COMPLETE)
     world.confirm(1, 1)
     assert world.answers == [None]
+
+
+class Node:
+    """A `$management` node whose answer the test gives."""
+
+    def __init__(self) -> None:
+        self.has_credit = asyncio.Event()
+        self.answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+
+    async def wait_for_credit(self) -> None:
+        await self.has_credit.wait()
+
+    def send(self, headers: Any, body: Any) -> asyncio.Future[dict[str, Any]]:
+        return self.answer
+
+
+class Line(NamespaceConnection):
+    """A connection with one node, and no socket."""
+
+    def __init__(self) -> None:
+        self.ledger = Kept()
+        requests = BilledRequests("contoso", cause="consumer", ledger=self.ledger)
+        super().__init__(endpoint_of(NAMESPACE), lambda _: None, requests=requests)
+        self.node = Node()
+
+    async def authorize(self, path: str) -> bool:
+        return False
+
+    async def _node(self, address: str) -> Any:
+        return self.node
+
+    def ask(self, operation: str = "peek-message") -> asyncio.Task[dict[str, Any]]:
+        return asyncio.create_task(self.request("orders", operation, {}))
+
+
+@pytest.mark.parametrize("is_sent", [True, False])
+async def test_a_request_whose_caller_gave_up_is_unknown_if_it_was_sent(is_sent: bool) -> None:
+    line = Line()
+    if is_sent:
+        line.node.has_credit.set()
+    asking = line.ask()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert [one[:2] for one in line.ledger.told()] == [("manage", "unknown")] * is_sent
+
+
+async def test_a_receive_by_number_is_a_request_only_if_it_brought_nothing() -> None:
+    for messages, told in (([{"message": b"m"}], []), ([], [("manage", "ok")])):
+        line = Line()
+        line.node.has_credit.set()
+        line.node.answer.set_result({"messages": messages})
+        await line.ask(RECEIVE)
+        assert line.ledger.told() == told
