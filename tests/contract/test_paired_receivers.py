@@ -258,6 +258,22 @@ async def test_a_second_copy_is_completed_and_not_handed_out(
         assert bodies(await taken(receiver, 1)) == ["x"]
 
 
+async def test_a_call_that_waits_gets_the_message_behind_a_second_copy(
+    broker: EmbeddedBroker,
+) -> None:
+    mark: Any = {DIVERTED: DivertMark("contoso", time.time_ns() // 1_000_000).text()}
+    async with receiving(broker) as receiver:
+        await put(broker, SECONDARY, "x", message_id="7", application_properties=mark)
+        await complete(receiver, await taken(receiver, 1))
+        waiting = asyncio.ensure_future(anext(receiver))
+        await asyncio.sleep(0.1)
+        # The copy uses up the credit of the call.
+        await put(broker, PRIMARY, "x", message_id="7")
+        await put(broker, PRIMARY, "y", message_id="8")
+        async with asyncio.timeout(WAIT_S):
+            assert bodies([await waiting]) == ["y"]
+
+
 async def test_a_copy_after_answered_attempts_is_handed_out(broker: EmbeddedBroker) -> None:
     async with receiving(broker) as receiver:
         await put(broker, PRIMARY, "x", message_id="7")

@@ -97,6 +97,8 @@ class Inbox:
                 more = self._pop(call.left)
                 call.left -= len(more)
                 taken += more
+                # A second copy has used up credit of this call.
+                self._refill()
         except TimeoutError:
             pass
         except BaseException:
