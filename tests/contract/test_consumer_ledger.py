@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from azure.servicebus import NEXT_AVAILABLE_SESSION
+from azure.servicebus import NEXT_AVAILABLE_SESSION, ServiceBusMessage
 from azure.servicebus.exceptions import MessageLockLostError, OperationTimeoutError
 
 import twinbus.broker.links.management
 from tests.contract import pairs
+from tests.contract.pairs import until
 from tests.contract.test_paired_receivers import (
     PRIMARY,
     SECONDARY,
@@ -249,3 +250,47 @@ async def test_received_and_deleted_is_one_line(
     (line,) = lines(tmp_path)
     assert (line["operation"], line["message_id"]) == ("receive", "n")
     assert line["entity"] == "news/Subscriptions/readers"
+
+
+async def test_an_outage_is_in_the_ledger_message_by_message(
+    broker: EmbeddedBroker, paired: Any, tmp_path: Path
+) -> None:
+    received: list[str] = []
+
+    async def receive(receiver: Any) -> None:
+        async for message in receiver:
+            await receiver.complete_message(message)
+            received.append(str(message.message_id))
+
+    async with (
+        paired(broker, twins=["orders"], failover_interval=0.5, enable_syphon=False) as pair,
+        pair.get_queue_sender("orders") as sender,
+        cast("Any", pair.get_queue_receiver("orders")) as receiver,
+    ):
+        consumer = asyncio.create_task(receive(receiver))
+        for number in range(15):
+            await sender.send_messages(ServiceBusMessage("x", message_id=str(number)), timeout=30)
+            if number == 4:
+                await until(lambda: len(received) == 5)
+                broker.cut_off(PRIMARY)
+            if number == 9:
+                await until(lambda: len(received) == 10)
+                broker.serve_again(PRIMARY)
+        await until(lambda: len(received) == 15, what=received)
+        consumer.cancel()
+        await asyncio.gather(consumer, return_exceptions=True)
+    found = list(read(tmp_path / "clients"))
+    diverted = {
+        one["message_id"]
+        for one in found
+        if one["operation"] == "divert" and one["outcome"] == "ok"
+    }
+    assert {one["backlog_queue"] for one in found if one["operation"] == "divert"} == {"orders"}
+    assert diverted >= {"5", "6", "7", "8", "9"}
+    for operation in ("receive", "complete"):
+        mine = [one for one in lines(tmp_path, operation) if one["outcome"] == "ok"]
+        assert {one["message_id"] for one in mine} == {str(number) for number in range(15)}
+        of_twin = {one["message_id"] for one in mine if one["side"] == "secondary"}
+        assert of_twin == diverted
+    theirs = [one for one in read(tmp_path / "broker") if one["operation"] == "receive"]
+    assert Counter(map(place, lines(tmp_path, "receive"))) == Counter(map(place, theirs))
