@@ -181,9 +181,12 @@ class UpstreamConnection:
             pool.invalidate()
             self._forget_unused_token(pool.path)
 
-    def records(self, path: str) -> ConsumerRecords | None:
-        """The ledger lines of what is received from an entity; None: there is no ledger."""
-        return records_of(self._requests, path, self.loop)
+    def records(self, path: str, client: str | None = None) -> ConsumerRecords | None:
+        """The ledger lines of what is received from an entity; None: there is no ledger.
+
+        `client` is the client of a gateway that receives.
+        """
+        return records_of(self._requests, path, self.loop, client)
 
     def add(self, link: IncomingOwner) -> None:
         """Remember a receiving link that is being opened; it needs a token."""

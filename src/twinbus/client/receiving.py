@@ -127,12 +127,14 @@ class ReceivingLink(IncomingOwner):
         receive_and_delete: bool = False,
         session: str | SessionChoice = NO_SESSION,
         client_id: str | None = None,
+        gateway_client: str | None = None,
         environment: Environment = MACHINE,
     ) -> None:
         """`on_ended` gets why an open link ended: LinkEnded or ConnectionLost.
 
         It is not called if `open` raised, nor after `close` was called. `client_id` names this
-        receiver in the service's logs. Without locks (`receive_and_delete`) the owner must take
+        receiver in the service's logs, and `gateway_client` the client of a gateway in the
+        ledger. Without locks (`receive_and_delete`) the owner must take
         deliveries until `close` returns: the entity has deleted them.
         """
         self.path = path
@@ -155,7 +157,7 @@ class ReceivingLink(IncomingOwner):
         self._is_closing = False
         self._largest_grant = 0
         self._settlements: LinkSettlements | None = None
-        self._records = connection.records(path)
+        self._records = connection.records(path, gateway_client)
         self._drained: asyncio.Future[bool] | None = None
         self._detached: asyncio.Future[None] = self._loop.create_future()
 

@@ -110,6 +110,13 @@ async def test_the_deliveries_of_a_turn_are_one_group_of_lines() -> None:
     }
 
 
+async def test_the_client_of_a_gateway_is_named() -> None:
+    world = opened(gateway_client="a client")
+    world.bring(1)
+    await asyncio.sleep(0)
+    assert world.ledger.lines[0]["client"] == "a client"
+
+
 async def test_a_settlement_is_recorded_when_it_is_answered_with_what_the_service_said() -> None:
     world = opened()
     one, two, three, four, five, six = world.bring(1, 2, 3, 4, 5, 6)

@@ -84,6 +84,8 @@ class LinkSettings:
     session: str | SessionChoice = NO_SESSION
     session_wait_s: float = SESSION_WAIT_S
     client_id: str | None = None
+    gateway_client: str | None = None
+    """The client of a gateway that receives, for the ledger."""
 
 
 class SideOwner(Protocol):
@@ -253,6 +255,7 @@ class ReceivingSide:
             receive_and_delete=settings.receive_and_delete,
             session=settings.session,
             client_id=settings.client_id,
+            gateway_client=settings.gateway_client,
             environment=self._environment,
         )
         await link.open(settings.session_wait_s if self.is_session else self.connection.answer_s)
