@@ -75,6 +75,31 @@ def moved(message_id: str, at_s: float = 0, out_s: float = 10) -> list[Line]:
     ]
 
 
+TWIN: Line = {"backlog_queue": "orders", "side": "secondary", "namespace": "east"}
+"""The fields of senders' and syphons' lines about the twin of `orders`."""
+
+
+def twinned(message_id: str, at_s: float = 0, **fields: Any) -> Line:
+    """A divert to the twin."""
+    return diverted(message_id, at_s, **{**TWIN, **fields})
+
+
+def brought_home(message_id: str, at_s: float = 0) -> list[Line]:
+    """What the syphon does with a message of a twin."""
+    home = {"backlog_queue": "orders", "side": "primary", "namespace": LABEL}
+    return [
+        line("backlog_receive", message_id, at_s, cause="syphon", size_bytes=150, **TWIN),
+        forwarded(message_id, at_s, **home),
+        completed(message_id, at_s, **TWIN),
+    ]
+
+
+def second_copy(message_id: str, at_s: float = 0, **fields: Any) -> list[Line]:
+    """A copy that a receiver completes without handing it out."""
+    done = {"cause": "consumer", "state": "second_copy", **fields}
+    return [received(message_id, at_s, **fields), line("complete", message_id, at_s, **done)]
+
+
 def rows(lines: list[Line]) -> list[tuple[Any, ...]]:
     """The lines as rows of the ledger's schema."""
     return [tuple(one.get(name) for name in LEDGER.fieldNames()) for one in lines]

@@ -23,6 +23,7 @@ from tests.spark.ledgers import (
     line,
     received,
     sent,
+    twinned,
 )
 from twinbus.pairing.core.failover import EntityFailover, SendFailed
 from twinbus.pairing.observing.recording import CLOSED
@@ -279,6 +280,7 @@ def test_traffic_and_raised_sends_by_time(spark: SparkSession) -> None:
         sent("b", 2, outcome="failed"),
         sent("b", 3, outcome="unknown"),
         diverted("b", 65),
+        twinned("t", 65),
         sent("lost-to-caller", 70, outcome="failed"),
         *(came_out("b", 70), forwarded("b", 71), completed("b", 71)),
         received("a", 5, entity="orders/subscriptions/s"),
@@ -289,9 +291,9 @@ def test_traffic_and_raised_sends_by_time(spark: SparkSession) -> None:
     minute = SECOND - SECOND % 60
     found = availability.traffic(tallied(records, bucket_s=60), bucket_s=60)
     expected = [
-        (minute, LABEL, "orders", 1, 0, 1, 1, 0, 0, 0, 1, 0),
-        (minute, LABEL, "", 0, 0, 0, 0, 0, 0, 0, 0, 1),
-        (minute + 60, LABEL, "orders", 0, 1, 1, 0, 1, 1, 1, 0, 0),
+        (minute, LABEL, "orders", 1, 0, 0, 1, 1, 0, 0, 0, 1, 0),
+        (minute, LABEL, "", 0, 0, 0, 0, 0, 0, 0, 0, 0, 1),
+        (minute + 60, LABEL, "orders", 0, 1, 1, 1, 0, 1, 1, 1, 0, 0),
     ]
     assert_rows(found, expected, schemas.TRAFFIC)
     errors = availability.raised(fates(records), bucket_s=60)

@@ -47,8 +47,10 @@ ENTITIES = (
 OPERATIONS = (
     *("send", "divert", "receive", "forward", "complete", "dead_letter", "backlog_receive"),
     *("send", "divert", "receive", "forward", "complete", "expire", "defer", "state"),
-    *("ping", "manage"),
+    *("ping", "manage", "abandon"),
 )
+QUEUES = (*("orders", "Orders", "news"), "contoso/x-servicebus-transfer/3")
+"""Of a divert, a forward or a completion: the backlog queue, or the path of the entity's twin."""
 
 
 def _record(**fields: Any) -> Line:
@@ -66,8 +68,12 @@ RECORDS = st.builds(
     cause=st.sampled_from(["application", "syphon", "consumer", "poll", None]),
     view=st.sampled_from([None, None, "broker"]),
     pair=st.sampled_from([None, "a b", "7"]),
+    namespace=st.sampled_from([None, "a b", "east"]),
+    side=st.sampled_from([None, "primary", "secondary"]),
+    backlog_queue=st.sampled_from([None, *QUEUES]),
     size_bytes=st.sampled_from([None, 10, 70_000]),
-    state=st.sampled_from([None, "healthy", "duplicate", "closed", "deleted"]),
+    latency_us=st.sampled_from([None, -1, 2_500, 1 << 60]),
+    state=st.sampled_from([None, "healthy", "duplicate", "closed", "deleted", "second_copy"]),
     error=st.sampled_from([None, "TTLExpiredException"]),
 )
 LOT_MAX = 3

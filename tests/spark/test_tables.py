@@ -208,7 +208,8 @@ LINES: list[Line] = [
     *moved("moved", 3, out_s=9),
     # The syphon's clock is behind that of the sender: it leaves before it came.
     *[diverted("skewed", 20), *moved("skewed", 20, out_s=15)[1:]],
-    *[sent("unsure", 4, outcome="unknown"), sent("unsure", 5, outcome="failed")],
+    *[sent("unsure", 4, outcome="unknown", latency_us=1_500_000)],
+    sent("unsure", 5, outcome="failed"),
     *[diverted("unsure", 6), line("defer", "unsure", 7, cause="syphon")],
     # One message, two subscriptions: no duplicate. A third receipt is one.
     sent("fan", 1, entity="News"),
@@ -262,6 +263,7 @@ def test_every_message_has_the_facts_and_the_fate_that_its_lines_tell(spark: Spa
         "accepted_ms": 6_000,
         "diverted_ms": 6_000,
         "tried_ms": 6_000,
+        "begun_ms": 2_500,
     }
     subscriptions = {key[1]: row["receipts"] for key, row in facts.items() if key[0] == "fan"}
     assert subscriptions == {"": 0, "news/subscriptions/a": 1, "news/subscriptions/b": 2}

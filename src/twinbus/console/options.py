@@ -70,8 +70,8 @@ SettlementOption = Annotated[
     str,
     option(
         "RULE",
-        "Whether complete, defer and dead-letter count as operations: `counted`, or `free` as"
-        " in the documented model.",
+        "Whether complete, defer, dead-letter and abandon count as operations: `counted`, or"
+        " `free` as in the documented model.",
     ),
 ]
 PricesOption = Annotated[

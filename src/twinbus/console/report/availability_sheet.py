@@ -61,6 +61,11 @@ def _lines(report: AvailabilityReport) -> Iterator[str]:
         yield f"time to detect (first failure to failover): {_spread(report.detect)}"
     if report.recover is not None:
         yield f"time failed over (failover to return): {_spread(report.recover)}"
+    if report.receive_gap_ms is not None:
+        yield (
+            "longest receive gap (nothing received although a message was due):"
+            f" {span(report.receive_gap_ms)}"
+        )
     deepest = report.deepest
     if deepest is not None and deepest.depth:
         yield f"the backlog was deepest at {clock(deepest.at_s * 1000)}: {deepest.depth:,} messages"
@@ -88,6 +93,7 @@ def _tiles(report: AvailabilityReport) -> Iterator[Tile]:
     yield Tile("sends raised", cell(raised), is_bad=bool(raised))
     yield Tile("to detect, median", span(report.detect.p50_ms) if report.detect else "–")
     yield Tile("failed over, median", span(report.recover.p50_ms) if report.recover else "–")
+    yield Tile("receive gap, longest", _gap(report.receive_gap_ms))
     deepest = report.deepest
     yield Tile("deepest backlog", cell(deepest.depth if deepest else 0))
 
@@ -96,7 +102,10 @@ def _tables(report: AvailabilityReport) -> Iterator[Table]:
     name = entity_names(report.entities)
     yield table(
         "By entity",
-        ("entity", ">failovers", ">failed over", ">sends saved", ">sends raised", "now"),
+        (
+            *("entity", ">failovers", ">failed over", ">sends saved", ">sends raised"),
+            *(">receive gap", "now"),
+        ),
         report.entities,
         lambda row: (
             name(row),
@@ -104,6 +113,7 @@ def _tables(report: AvailabilityReport) -> Iterator[Table]:
             span(row.failed_over_ms) if row.failovers else "–",
             row.sends_saved,
             row.sends_raised,
+            _gap(row.receive_gap_ms),
             "failed over" if row.is_failed_over else "on the primary",
         ),
         is_bad=lambda row: row.is_failed_over,
@@ -111,7 +121,10 @@ def _tables(report: AvailabilityReport) -> Iterator[Table]:
     )
     yield table(
         "Failovers",
-        ("entity", "from (UTC)", "to", ">detected in", ">lasted", ">saved", "process"),
+        (
+            *("entity", "from (UTC)", "to", ">detected in", ">lasted", ">saved"),
+            *(">receive gap", "process"),
+        ),
         report.windows,
         lambda window: (
             name(window),
@@ -120,11 +133,16 @@ def _tables(report: AvailabilityReport) -> Iterator[Table]:
             span(window.detect_ms),
             "–" if window.lasted_ms is None else span(window.lasted_ms),
             window.sends_saved,
+            _gap(window.receive_gap_ms),
             window.process,
         ),
         is_bad=lambda window: window.ended_ms is None,
         total=len(report.windows) + report.windows_left_out,
     )
+
+
+def _gap(gap_ms: int | None) -> str:
+    return "–" if gap_ms is None else span(gap_ms)
 
 
 def _until(window: FailoverWindow) -> str:
@@ -171,7 +189,10 @@ def outage_chart(
             "from": begins_s,
             "to": ends_s,
             "bucket_s": bucket_s,
-            "sends": report.sends,
+            "sends": [
+                (one.at_s, one.to_primary, one.to_backlog + one.to_twin) for one in report.sends
+            ],
+            "diverted": _diverted_to(report),
             "depth": [(end, point.depth) for end, point in zip(ends, report.backlog, strict=True)],
             "ages": [
                 (end, point.oldest_age_s or 0)
@@ -186,3 +207,11 @@ def outage_chart(
             "markers": sorted((at_ms / 1000, words) for at_ms, words in moments),
         },
     )
+
+
+def _diverted_to(report: AvailabilityReport) -> str:
+    """Return where diverted messages went, in words."""
+    if not any(point.to_twin for point in report.sends):
+        return "to the backlog"
+    has_backlog = any(point.to_backlog for point in report.sends)
+    return "to the backlog or a twin" if has_backlog else "to a twin"

@@ -13,19 +13,22 @@ from twinbus.wording import counted, size, visible
 
 CAUSES: Final = {
     "application": "sends to the primary",
-    "failover": "sends to the backlog",
+    "failover": "sends to the backlog and to twins",
     "ping": "pings",
     "syphon": "syphon: receive, forward, complete",
     "poll": "syphon: polls that found nothing",
     "lease": "syphon: leases",
     "administration": "administration",
-    "consumer": "receivers: receive, complete",
+    "consumer": "receivers: receive, settle, renew",
 }
 """Names of the ledger's causes, in the order in which a message meets them."""
 
 DUPLICATE_CAUSES: Final = {
     "ambiguous": "a send that had no answer was done again elsewhere",
+    "twin": "a send that had no answer was stored, and the twin took the message too",
     "syphon": "the syphon forwarded it twice",
+    "stored_twice": "the broker stored it twice, and no record says why",
+    "redelivered": "a consumer did not complete it, or lost its lock",
     "unexplained": "the ledger does not say why",
 }
 
@@ -116,7 +119,8 @@ def _headline(report: ChargesReport) -> str:
 
 def _lines(report: ChargesReport) -> Iterator[str]:
     bill = report.bill
-    settled = f"{counted(bill.settlement_units, 'settlement')} (complete, defer, dead-letter)"
+    settlements = counted(bill.settlement_units, "settlement")
+    settled = f"{settlements} (complete, defer, dead-letter, abandon)"
     rule = "" if bill.settlement_counted else "not counted: --settlement counted has them in"
     yield f"prices: {visible(bill.price_book)}; {settled} {rule or 'counted'}"
     if report.recorded_receives and report.broker_receives > report.recorded_receives:

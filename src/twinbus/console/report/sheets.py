@@ -46,6 +46,13 @@ _Rows = Callable[[Any], Iterable[Sequence[Any]]]
 
 NO_VIEW: Final = "the embedded broker writes its view with: twinbus serve ... --ledger DIR"
 
+COLUMN_WORDS: Final = {
+    **FATE_WORDS,
+    "at_twin": "at a twin",
+    "second_copies": "second copies",
+    "redeliveries": "redelivered",
+}
+
 IDS_IN_LINE: Final = 5
 """Ids that stand in a sentence; the table has more."""
 
@@ -127,6 +134,17 @@ def _lines(report: ConservationReport) -> Iterator[str]:
             f"{counted(report.total.dead_lettered, 'message')} dead-lettered: twinbus backlog"
             " dead-letters list"
         )
+    if report.total.at_twin:
+        yield (
+            f"{counted(report.total.at_twin, 'message')} of the delivered went to a twin, and no"
+            " record says that they left it: consumers receive them there, or the syphon brings"
+            " them home"
+        )
+    if report.total.second_copies:
+        yield (
+            f"{counted(report.total.second_copies, 'second copy', 'second copies')} of messages"
+            " completed without being handed out: a send without an answer had stored them"
+        )
     if report.reused:
         yield (
             f"{counted(report.reused, 'id')} accepted more than once: each counts as one message;"
@@ -185,12 +203,15 @@ def _tables(report: ConservationReport) -> Iterator[Table]:
 
 def _balances(report: ConservationReport) -> Table:
     rows, name = [*report.entities[:ROWS_SHOWN], report.total], entity_names(report.entities)
-    optional = ("undecided", "received", "duplicates", "raised")
+    optional = (
+        *("at_twin", "undecided", "received", "duplicates"),
+        *("second_copies", "redeliveries", "raised"),
+    )
     shown = [name for name in optional if any(getattr(row, name) for row in rows)]
     columns = ("accepted", *(fate for fate in FATE_WORDS if fate != "undecided"), *shown)
     return table(
         "By entity",
-        ("entity", *(f">{FATE_WORDS.get(name, name)}" for name in columns)),
+        ("entity", *(f">{COLUMN_WORDS.get(name, name)}" for name in columns)),
         rows,
         lambda row: (
             "all" if row is report.total else name(row),
@@ -306,7 +327,7 @@ def csv_of(report: LedgerReport) -> str:
 
 _WINDOW_HEADER: Final = (
     "entity pair process suspect_at failed_over_at recovered_at detect_ms lasted_ms sends_saved"
-    " reason"
+    " receive_gap_ms reason"
 ).split()
 
 

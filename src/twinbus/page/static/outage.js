@@ -27,10 +27,10 @@ byId("outage").append(
   el("p", { class: "muted", text: `${clock(outage.from)} to ${clock(outage.to)} UTC` }),
   el("ol", {}, ...outage.markers.map(([t, label]) => el("li", { text: `${label}, ${clock(t)}` }))),
 );
-drawSends(outage.sends, outage.bucket_s, [], { from: outage.from, to: outage.to, place: share });
+drawSends(outage.sends, outage.bucket_s, [], { from: outage.from, to: outage.to, place: share }, outage.diverted);
 
 function keys() {
-  const named = { "send-0": "to the primary", "send-1": "to the backlog", ...(outage.band && { band: outage.band }) };
+  const named = { "send-0": "to the primary", "send-1": outage.diverted, ...(outage.band && { band: outage.band }) };
   return Object.entries(named).map(([kind, text]) =>
     el("span", {}, svg("svg", { width: 11, height: 11 }, svg("rect", { class: kind, width: 11, height: 11 })), el("span", { text })),
   );

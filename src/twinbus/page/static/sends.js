@@ -4,7 +4,7 @@ import { byId, byPlace, keyed, set, setText, svg } from "./dom.js";
 import { clock, count, rate } from "./format.js";
 
 /** Draw one bar for each bucket, stacked from the bottom: primary, backlog, raised. */
-export function drawSends(sends, bucket_s, unseen, { from, to, place }) {
+export function drawSends(sends, bucket_s, unseen, { from, to, place }, diverted = "to the backlog") {
   const shown = sends.filter(([t]) => t + bucket_s > from && t < to);
   const height_of = ([, ...counts]) => counts.reduce((sum, value) => sum + value, 0);
   const top = Math.max(1, ...shown.map(height_of));
@@ -23,7 +23,7 @@ export function drawSends(sends, bucket_s, unseen, { from, to, place }) {
         height: `${share.toFixed(2)}%`,
       });
     }
-    setText(bar.title, `${clock(t)}: ${worded(counts)}`);
+    setText(bar.title, `${clock(t)}: ${worded(counts, diverted)}`);
   });
   const gaps = unseen.filter(([a, b]) => b > from && a < to);
   keyed(byId("sends-unseen"), gaps, byPlace, makeGap, (gap, [a, b]) => {
@@ -32,7 +32,7 @@ export function drawSends(sends, bucket_s, unseen, { from, to, place }) {
     setText(gap.title, `not watched: ${clock(a)} to ${clock(b)}`);
   });
   const totals = [0, 1, 2].map((index) => shown.reduce((sum, [, ...counts]) => sum + counts[index], 0));
-  set(byId("sends"), { "aria-label": `Sends in the time shown: ${worded(totals)}` });
+  set(byId("sends"), { "aria-label": `Sends in the time shown: ${worded(totals, diverted)}` });
   const raised = Number.isNaN(totals[2]) ? "" : `, ${count(totals[2])} raised`;
   setText(byId("sends-rate"), `${count(totals[0] + totals[1])} stored${raised}`);
   const peak = whole.length ? Math.max(...whole.map(height_of)) / bucket_s : null;
@@ -40,8 +40,8 @@ export function drawSends(sends, bucket_s, unseen, { from, to, place }) {
 }
 
 /** The counts in words; a report does not know which bucket an error belongs to. */
-const worded = (counts) =>
-  ["to the primary", "to the backlog", "errors raised"]
+const worded = (counts, diverted) =>
+  ["to the primary", diverted, "errors raised"]
     .map((words, index) => [counts[index], words])
     .filter(([value]) => value >= 0)
     .map(([value, words]) => `${count(value)} ${words}`)

@@ -23,6 +23,7 @@ from twinbus.pipeline.reports.ledger_tables import (
     scope_of,
     unread,
 )
+from twinbus.pipeline.reports.receive_gap import with_receive_gaps, without_receive_gap
 from twinbus.pipeline.tables.availability import (
     SILENCE_S,
     backlog_over_time,
@@ -72,7 +73,7 @@ def availability_report(tables: LedgerTables, request: ReportRequest) -> Availab
         left, drain_s = _drained(series, request)
         return replace(
             found,
-            entities=_entities(tables, request, scope, windows),
+            entities=_with_gaps(_entities(tables, request, scope, windows), found.windows),
             detect=took.get("detect"),
             recover=took.get("recover"),
             drained=left,
@@ -138,14 +139,18 @@ def _over_time(
     ordered = windows.orderBy("failed_over_ms", "entity", "process", "pair").limit(ROWS_MAX + 1)
     found = ordered.withColumnRenamed("saved", "sends_saved").collect()
     backlog = _backlog(series, request)
+    sends, is_heard = _sends(series, request)
+    shown = tuple(FailoverWindow(**row.asDict()) for row in found[:ROWS_MAX])
+    if is_heard:
+        shown = with_receive_gaps(tables, shown, scope.last_ms or 0)
     return AvailabilityReport(
         scope=scope,
-        windows=tuple(FailoverWindow(**row.asDict()) for row in found[:ROWS_MAX]),
+        windows=shown,
         windows_left_out=windows.count() - ROWS_MAX if len(found) > ROWS_MAX else 0,
         bucket_s=series.bucket_s,
-        sends=_sends(series, request),
+        sends=sends,
         backlog=backlog,
-        unknown=(*_unknown(backlog), *unread(scope)),
+        unknown=(*_unknown(backlog), *without_receive_gap(shown), *unread(scope)),
         assumed=(*_assumed(tables, request), *from_sums(scope)),
     )
 
@@ -172,7 +177,7 @@ def _entities(
     """Each entity with its failovers, also those that never failed over."""
     traffic = _in_scope(tables, request, "traffic", "entity").where("entity <> ''")
     keys = [LABEL, "entity"]
-    counted = traffic.groupBy(*keys).agg(F.sum("diverted").alias("saved"))
+    counted = traffic.groupBy(*keys).agg(F.sum(F.col("diverted") + F.col("to_twin")).alias("saved"))
     # A consumer need not say which pair it is of.
     counted = joined(counted, ["entity"], F.col(LABEL) != "")
     saved = counted.groupBy(*keys).agg(F.sum("saved").alias("saved"))
@@ -197,20 +202,36 @@ def _entities(
     return tuple(EntityAvailability(*row) for row in rows)
 
 
+def _with_gaps(
+    entities: Sequence[EntityAvailability], windows: Sequence[FailoverWindow]
+) -> tuple[EntityAvailability, ...]:
+    gaps: dict[tuple[str, str], int] = {}
+    for window in windows:
+        if window.receive_gap_ms is not None:
+            key = window.primary_label, window.entity
+            gaps[key] = max(window.receive_gap_ms, gaps.get(key, 0))
+    return tuple(
+        row._replace(receive_gap_ms=gaps.get((row.primary_label, row.entity))) for row in entities
+    )
+
+
 def _in_scope(tables: LedgerTables, request: ReportRequest, name: str, column: str) -> DataFrame:
     return of_entity(by_time(tables.table(name), request, tables.bucket_s), request, column)
 
 
-def _sends(series: _Points, request: ReportRequest) -> tuple[Sends, ...]:
+def _sends(series: _Points, request: ReportRequest) -> tuple[tuple[Sends, ...], bool]:
+    """Return the sends over time, and whether consumers recorded receives."""
     at_s = F.floor(F.col("at_s") / series.bucket_s) * series.bucket_s
+    counts = ("sent", "diverted", "to_twin", "received")
     rows = (
         of_entity(by_time(series.traffic, request, series.step_s), request, "entity")
         .groupBy(at_s.alias("at_s"))
-        .agg(F.sum("sent").alias("sent"), F.sum("diverted").alias("diverted"))
-        .where((F.col("sent") > 0) | (F.col("diverted") > 0))
+        .agg(*(F.sum(name).alias(name) for name in counts))
+        .where(" + ".join(counts) + " > 0")
         .collect()
     )
-    return tuple(sorted(Sends(*row) for row in rows))
+    sends = sorted(Sends(*row[:-1]) for row in rows if any(row[1:-1]))
+    return tuple(sends), any(row["received"] for row in rows)
 
 
 def _backlog(series: _Points, request: ReportRequest) -> tuple[BacklogPoint, ...]:

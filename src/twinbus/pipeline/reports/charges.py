@@ -54,6 +54,8 @@ differs from the model's."""
 _STAGE_NAMES: Final = {
     "send_backlog": "send to the backlog",
     "receive_backlog": "receive from the backlog",
+    "send_twin": "send to a twin",
+    "receive_twin": "receive from a twin",
     "send_primary": "send to the primary",
     "receive_primary": "receive from the primary",
 }
@@ -192,13 +194,13 @@ def _model(table: DataFrame, deliveries: DataFrame, polled_s: int) -> Iterator[d
     polls, queues = polled.agg(F.sum("operations"), F.count_distinct("entity")).collect()[0]
     if polls:
         model = idle_syphon_operations(queue_count=queues, poll_s=POLL_S, period_s=polled_s)
-        note = f"one for each of {queues} backlog queues every {POLL_S:g} s, for {polled_s:g} s"
+        note = f"one for each of {queues} queues every {POLL_S:g} s, for {polled_s:g} s"
         yield documents.ModelLine("polls that found nothing", model, polls, note)
 
 
 def _stage(stage: str, row: Any) -> documents.ModelLine:
     assumed = row["assumed_units"]
-    note = f"{assumed:,} of them assumed, one for each delivered message" if assumed else ""
+    note = f"{assumed:,} of them assumed, one for each message without a receipt" if assumed else ""
     return documents.ModelLine(_STAGE_NAMES[stage], row["model_units"], row["units"], note)
 
 
@@ -212,7 +214,10 @@ def _assumed(sums: Sequence[MonthlySum], prices: PriceBook) -> Iterator[str]:
     yield "operations that failed are not charged, those without an answer are"
     receives = sum(row.operations for row in sums if row.assumed)
     if receives:
-        yield f"{receives:,} receives by consumers, one for each delivered message"
+        yield (
+            f"{receives:,} receives by consumers, one for each delivered message of entities and"
+            " days without recorded receives"
+        )
     yield (
         f"prices of {prices.region} of {prices.retrieved}, without discounts or taxes; tiers and"
         " free operations are those of whole months, in which nothing else was done"
@@ -220,5 +225,5 @@ def _assumed(sums: Sequence[MonthlySum], prices: PriceBook) -> Iterator[str]:
     yield "Premium is counted as 1 messaging unit in each of two namespaces for whole months"
     yield (
         "the documented model: an idle syphon polls 10 queues 40 times an hour, 960 a day, 28,800"
-        " in 30 days; a moved message is charged four stages, another one two"
+        " in 30 days; a message that the syphon moved is charged four stages, another one two"
     )

@@ -238,10 +238,14 @@ class _Sums:
             expired=expired or (0 if is_settled else None),
             lost=None if undecided else lost,
             undecided=undecided,
-            received=row["received_accepted"] if heard else None,
+            # Without records of consumers the broker's view may know some.
+            received=row["received_accepted"] if heard else row["broker_completed"] or None,
             duplicates=row["repeated"] if heard or row["repeated"] else None,
             raised=row["raised"],
             primary_label=row[LABEL],
+            at_twin=row["at_twin"],
+            second_copies=row["second_copies"],
+            redeliveries=row["redeliveries"],
         )
 
     def total(self, rows: Sequence[Counts]) -> Balance:
@@ -250,6 +254,11 @@ class _Sums:
         is_peeked = all(self._is_peeked(row) for row in rows if row["undecided"])
         whole = self._balance({**self.counted, "heard": all_heard}, is_peeked=is_peeked)
         any_heard = any(row["heard"] for row in rows)
+        received = [self.balance(row).received for row in rows if row["accepted"]]
+        known = [number for number in received if number is not None]
+        if not all_heard:
+            is_known = known and len(known) == len(received)
+            whole = whole._replace(received=sum(known) if is_known else None)
         return whole._replace(duplicates=self.counted["repeated"] if any_heard else None)
 
 
@@ -296,10 +305,17 @@ def _unknown(
 ) -> Iterator[str]:
     if sums.peek is None and sums.counted["undecided"]:
         yield "waiting and dead-lettered: the backlog queues were not peeked"
-    silent = [row["destination"] for row in rows if row["accepted"] and not row["heard"]]
-    if silent:
-        named = _names(list(dict.fromkeys(silent)))
-        yield f"received and duplicates: no consumer of {named} kept a ledger"
+    silent = [row for row in rows if row["accepted"] and not row["heard"]]
+    for names, figures in (
+        (
+            [row["destination"] for row in silent if not row["broker_completed"]],
+            "received and duplicates",
+        ),
+        ([row["destination"] for row in silent if row["broker_completed"]], "duplicates"),
+    ):
+        if names:
+            named = _names(list(dict.fromkeys(names)))
+            yield f"{figures}: no consumer of {named} kept a ledger"
     if sums.counted["lost"] and not sums.has_broker:
         yield "expired: one of the lost can have expired, which only the broker's view tells"
     if nameless:
@@ -316,8 +332,8 @@ def _incomplete(
     moved, received = counted["moved_unsent"], counted["received_unsent"]
     if moved:
         yield (
-            f"{moved:,} messages were moved out of the backlog, and no record says that they were"
-            " accepted: records of their senders are missing"
+            f"{moved:,} messages were moved out of the backlog or a twin, and no record says that"
+            " they were accepted: records of their senders are missing"
         )
     if received:
         yield (
@@ -336,7 +352,8 @@ def _incomplete(
     if counted["masked"]:
         yield (
             f"{counted['masked']:,} ids were accepted more than once and diverted more often than"
-            " forwarded: a message that is not delivered can have the id of one that is"
+            " forwarded, or taken out of a twin more often than forwarded: a message that is not"
+            " delivered can have the id of one that is"
         )
 
 

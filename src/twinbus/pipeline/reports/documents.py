@@ -5,7 +5,7 @@ None means unknown, never 0. The sentences in `unknown` name what is not known a
 is the label of the entity's primary; "": not recorded.
 
     ChargesReport          what was done, in billed units, and what it costs by the price book
-    AvailabilityReport     failovers, sends saved and raised, the backlog over time
+    AvailabilityReport     failovers, sends saved and raised, receive gaps, the backlog over time
     ConservationReport     the fate of every accepted message
     ReconciliationReport   the clients' records beside the broker's
 """
@@ -213,10 +213,12 @@ class EntityAvailability(NamedTuple):
     is_failed_over: bool
     """Whether it is failed over at the end of the scope."""
     sends_saved: int
-    """Messages that went to the backlog instead of being refused."""
+    """Messages that went to the backlog or to the twin instead of being refused."""
     sends_raised: int
     """Messages that were tried and never accepted: their send raised."""
     primary_label: str = ""
+    receive_gap_ms: int | None = None
+    """The longest receive gap of its failovers; None: not known, or it never failed over."""
 
 
 class FailoverWindow(NamedTuple):
@@ -235,6 +237,9 @@ class FailoverWindow(NamedTuple):
     """Messages that this process diverted meanwhile; None: not counted."""
     process_ended_ms: int | None = None
     """Time at which the process ended while failed over: recorded, or its last sign of life."""
+    receive_gap_ms: int | None = None
+    """The longest time in which consumers received nothing although a message was due; None: not
+    known, because no consumer kept a ledger."""
 
     @property
     def primary_label(self) -> str:
@@ -263,6 +268,7 @@ class Sends(NamedTuple):
     at_s: int
     to_primary: int
     to_backlog: int
+    to_twin: int = 0
 
 
 class BacklogPoint(NamedTuple):
@@ -295,11 +301,20 @@ class AvailabilityReport(LedgerReport):
     """The time in which messages left it, in whole steps; None: none did."""
     drain_step_s: int = 60
 
+    def as_json(self) -> dict[str, Any]:
+        return {**super().as_json(), "receive_gap_ms": self.receive_gap_ms}
+
     @property
     def drain_per_s(self) -> float | None:
         if not self.drain_ms or not self.drained:
             return None
         return self.drained * 1000 / self.drain_ms
+
+    @property
+    def receive_gap_ms(self) -> int | None:
+        """The longest receive gap of the failovers in scope; None: not known of any."""
+        known = [one.receive_gap_ms for one in self.windows if one.receive_gap_ms is not None]
+        return max(known, default=None)
 
     @property
     def deepest(self) -> BacklogPoint | None:
@@ -338,11 +353,17 @@ class Balance(NamedTuple):
     undecided: int
     """Diverted, and not peeked since: waiting, expired or lost."""
     received: int | None
-    """None: no consumer kept a ledger."""
+    """None: no consumer kept a ledger, and the broker has no view of one."""
     duplicates: int | None
     raised: int
     """Tried and never accepted: the sender got an error; not part of the sum."""
     primary_label: str = ""
+    at_twin: int = 0
+    """Of the delivered: the twin acknowledged it, and no record says that it left the twin."""
+    second_copies: int = 0
+    """Copies that receivers completed without handing them out: no duplicates."""
+    redeliveries: int = 0
+    """Receipts of what a consumer had abandoned or deferred: no duplicates."""
 
 
 class NamedMessage(NamedTuple):

@@ -122,6 +122,10 @@ class BatchTables:
         """Return what only the broker recorded in a backlog queue, and no sender."""
         return unsent_in_backlog(self.in_backlog(), self._fates)
 
+    def journeys(self) -> DataFrame:
+        """Return the facts about all messages, as `schemas.JOURNEYS`."""
+        return partial_journeys(self._records)
+
     def messages(self) -> DataFrame:
         """Every message with its fate, as `schemas.FATES`."""
         return self._fates

@@ -18,6 +18,7 @@ from twinbus.pipeline.reports.charges import charges_summary
 from twinbus.pipeline.reports.conservation import BacklogSnapshot, conservation_report
 from twinbus.pipeline.reports.ledger_tables import BatchTables
 from twinbus.pipeline.tables.journeys import MESSAGE
+from twinbus.pipeline.tables.records import is_twin
 from twinbus.pipeline.tables.schemas import SIGHTINGS, field
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class OutageReport:
     drain_ended_ms: int | None
     """The last one that was settled there."""
     forwarded: int
+    """Messages that left the backlog for the primary; those of twins are not among them."""
     not_received_ids: tuple[str, ...]
     """Accepted messages without a record of their receipt, in order."""
 
@@ -91,7 +93,7 @@ def _drain_times(tables: BatchTables) -> tuple[int | None, int | None, int]:
     """When the first message left the backlog, when the last was settled, and the forwards."""
     operation, at_ms = F.col("operation"), F.col("at_ms")
     ok = field("outcome") == "ok"
-    ok &= field("view") == "client"
+    ok &= (field("view") == "client") & ~is_twin()
     came_out = ok & (operation == "backlog_receive") & F.col("message_id").isNotNull()
     settled = ok & operation.isin("complete", "dead_letter")
     settled &= field("cause") != "consumer"

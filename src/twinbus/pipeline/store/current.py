@@ -145,13 +145,16 @@ class CurrentTables:
 
     def unsent_in_backlog(self) -> DataFrame:
         """Return what only the broker recorded in a backlog queue, and no sender."""
-        kept = self._store.read(JOURNEYS, self._snapshot)
-        messages = kept if self._tail is None else kept.unionByName(self._tail.fresh)
         backlog = self.in_backlog()
         if self.records_from is not None:
             # Retention has removed the clients' journeys of earlier days.
             backlog = backlog.where(day_of(F.col("first_ms")) > F.lit(self.records_from))
-        return unsent_in_backlog(backlog, messages)
+        return unsent_in_backlog(backlog, self.journeys())
+
+    def journeys(self) -> DataFrame:
+        """Return the facts about all messages, of each batch: several rows can be of a message."""
+        kept = self._store.read(JOURNEYS, self._snapshot)
+        return kept if self._tail is None else kept.unionByName(self._tail.fresh)
 
     def every_record(self) -> DataFrame:
         """Return every record, as `schemas.LEDGER`; this reads all of them."""

@@ -23,7 +23,14 @@ from pyspark.sql import functions as F
 
 from twinbus.pipeline.tables import schemas
 from twinbus.pipeline.tables.conservation import DELETED
-from twinbus.pipeline.tables.records import LABEL, count_of, destination_of, label_of, label_of_pair
+from twinbus.pipeline.tables.records import (
+    LABEL,
+    count_of,
+    destination_of,
+    is_twin,
+    label_of,
+    label_of_pair,
+)
 from twinbus.pipeline.tables.schemas import bucket_of, field
 
 if TYPE_CHECKING:
@@ -58,7 +65,8 @@ def traffic(tallies: DataFrame, *, bucket_s: int) -> DataFrame:
     polled = came_out & F.coalesce(F.col("cause") == "poll", F.lit(False))
     counts = {
         "sent": (operation == "send") & ok,
-        "diverted": (operation == "divert") & ok,
+        "diverted": (operation == "divert") & ok & ~is_twin(),
+        "to_twin": (operation == "divert") & ok & is_twin(),
         "failed": (operation == "send") & (outcome == "failed"),
         "unanswered": (operation == "send") & (outcome == "unknown"),
         "came_out": came_out & ok & ~polled,

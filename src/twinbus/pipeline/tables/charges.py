@@ -5,27 +5,38 @@ docs/costs.md states the rules.
     stage              what the call was for                                direction
     send_primary       a send, or a forward of the syphon                   in
     receive_primary    a receive by a consumer                              out
-    send_backlog       a divert                                             in
+    send_backlog       a divert to a backlog queue                          in
     receive_backlog    a message that came out of a backlog queue           out
+    send_twin          a divert to a twin                                   in
+    receive_twin       a receive from a twin, by a consumer or the syphon   out
     poll               a receive that found nothing                         none
     ping               a ping                                               in
-    settlement         complete, defer, dead-letter                         none
+    settlement         complete, defer, dead-letter, abandon                none
     renew, management  a lock renewed; any other call                       none
 
-A moved message is charged four of them (the two of the backlog and the two of the primary), a
-direct one two. Rows keep the outcome and the view, so that what is counted is decided on the sums:
-`counted` has the rule. Money is put on the sums of whole months, for a price has tiers of a month.
+A moved message is charged four of them (the two of the backlog or the twin, and the two of the
+primary); a direct one two, and one that a consumer received from a twin the two of the twin. Rows
+keep the outcome and the view, so that what is counted is decided on the sums: `counted` has the
+rule. Money is put on the sums of whole months, for a price has tiers of a month.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from twinbus.cost.arithmetic import CHARGED_THOUGH_FAILED, UNCHARGED
 from twinbus.pipeline.tables.conservation import in_backlog
-from twinbus.pipeline.tables.records import LABEL, destination_of, joined, label_of, units_of
+from twinbus.pipeline.tables.records import (
+    LABEL,
+    destination_of,
+    is_twin,
+    joined,
+    label_of,
+    units_of,
+)
 from twinbus.pipeline.tables.schemas import CHARGES, DELIVERIES, day_of, field
 
 if TYPE_CHECKING:
@@ -44,14 +55,19 @@ _STAGES: Final = {
     "complete": "settlement",
     "defer": "settlement",
     "dead_letter": "settlement",
+    "abandon": "settlement",
     "renew": "renew",
 }
-_INWARD: Final = ("send_primary", "send_backlog", "ping")
-_OUTWARD: Final = ("receive_primary", "receive_backlog")
+_INWARD: Final = ("send_primary", "send_backlog", "send_twin", "ping")
+_RECEIVES: Final = ("receive_primary", "receive_twin")
+_OUTWARD: Final = (*_RECEIVES, "receive_backlog")
 
 DIRECT: Final = ("send_primary", "receive_primary")
-MESSAGE_STAGES: Final = ("send_backlog", "receive_backlog", *DIRECT)
-"""The charged stages of a moved message by the documentation; a direct one has two of them."""
+BY_BACKLOG: Final = ("send_backlog", "receive_backlog")
+BY_TWIN: Final = ("send_twin", "receive_twin")
+MESSAGE_STAGES: Final = (*BY_BACKLOG, *BY_TWIN, *DIRECT)
+"""The charged stages of messages by the documentation: a direct one has two, and so has one by a
+twin; one that the syphon moved has two more."""
 
 
 def charges(tallies: DataFrame) -> DataFrame:
@@ -87,11 +103,16 @@ def counted(table: DataFrame) -> DataFrame:
 def deliveries(journeys: DataFrame) -> DataFrame:
     """Count messages that their destination acknowledged, by day: a consumer receives them."""
     delivered = journeys.where(F.col("acknowledged") & F.col("delivered_ms").isNotNull())
+    moved = F.col("forwards") > 0
+    # The broker does not say who received from a twin: the syphon did, if it brought it home.
+    by_broker = F.col("broker_received") & ~(F.col("twinned") & moved)
     return (
         delivered.groupBy(
             day_of(F.col("delivered_ms")).alias("day"),
             *(LABEL, "destination"),
-            (F.col("forwards") > 0).alias("moved"),
+            moved.alias("moved"),
+            "twinned",
+            (F.col("received") | by_broker).alias("received"),
         )
         .agg(
             F.count("*").alias("messages"),
@@ -103,18 +124,26 @@ def deliveries(journeys: DataFrame) -> DataFrame:
 
 
 def receives_of(deliveries: DataFrame) -> DataFrame:
-    """Return charges for the receives of these deliveries, marked as assumed."""
-    summed = deliveries.groupBy("day", LABEL, F.col("destination").alias("entity")).agg(
-        F.sum("messages").alias("operations"),
-        F.sum("units").alias("units"),
-        F.sum("bytes").alias("bytes"),
+    """Return charges for the receives of these deliveries, marked as assumed.
+
+    A message whose receipt is recorded needs none.
+    """
+    at_twin = F.col("twinned") & ~F.col("moved")
+    summed = (
+        deliveries.where(~F.col("received"))
+        .withColumn("stage", F.when(at_twin, "receive_twin").otherwise("receive_primary"))
+        .groupBy("day", LABEL, F.col("destination").alias("entity"), "stage")
+        .agg(
+            F.sum("messages").alias("operations"),
+            F.sum("units").alias("units"),
+            F.sum("bytes").alias("bytes"),
+        )
     )
     return summed.withColumns(
         {
             "namespace": F.lit(""),
             "cause": F.lit("consumer"),
             "operation": F.lit("receive"),
-            "stage": F.lit("receive_primary"),
             "direction": F.lit("out"),
             "outcome": F.lit("ok"),
             "view": F.lit("client"),
@@ -126,8 +155,9 @@ def receives_of(deliveries: DataFrame) -> DataFrame:
 def with_receives(table: DataFrame, deliveries: DataFrame) -> DataFrame:
     """Return the counted charges, with receives by consumers from the best source.
 
-    For each destination: the broker, if its view has any; else the consumers themselves, if they
-    kept a ledger; else one is assumed for each delivered message.
+    For each destination and day: the broker, if its view has any; else the consumers themselves, if
+    they kept a ledger; else one is assumed for each message delivered that day whose receipt is not
+    recorded on another day.
     """
     placed = table.withColumn("destination", destination_of(F.col("entity")))
     # A request of a person's command names the namespace, which may be the secondary.
@@ -135,11 +165,9 @@ def with_receives(table: DataFrame, deliveries: DataFrame) -> DataFrame:
     placed = joined(placed, ["destination"], is_sure & (F.col(LABEL) != ""), otherwise=F.lit(""))
     mine = counted(placed)
     by_consumers = mine.where(_received())
-    by_broker = placed.where(
-        _received() & (F.col("view") == "broker") & (F.col("outcome") != "failed")
-    ).withColumn("cause", F.lit("consumer"))
-    seen = by_broker.select(LABEL, "destination").distinct()
-    known = by_consumers.select(LABEL, "destination").union(seen).distinct()
+    by_broker = _by_broker(placed)
+    seen = by_broker.select("day", LABEL, "destination").distinct()
+    known = by_consumers.select("day", LABEL, "destination").union(seen).distinct()
     rest = _but_at(by_consumers, seen)
     recorded = mine.where(~_received()).unionByName(by_broker).unionByName(rest)
     return recorded.select(*CHARGES.fieldNames()).unionByName(
@@ -147,26 +175,57 @@ def with_receives(table: DataFrame, deliveries: DataFrame) -> DataFrame:
     )
 
 
+def _by_broker(placed: DataFrame) -> DataFrame:
+    """Return the receives by consumers that the broker recorded.
+
+    It does not know which of its entities are twins, nor that a syphon receives from them: clients
+    do, and what the syphon received there is taken off.
+    """
+    stage, is_client = F.col("stage"), F.col("view") == "client"
+    by_broker = _received() & (F.col("view") == "broker") & (F.col("outcome") != "failed")
+    by_syphon = is_client & (F.col("operation") == "backlog_receive") & (stage == "receive_twin")
+    place = Window.partitionBy("destination", F.lower("namespace"))
+    day = Window.partitionBy("destination", F.lower("namespace"), "day")
+    found = placed.withColumns(
+        {
+            "is_twin": F.max(is_client & stage.isin(*BY_TWIN)).over(place),
+            "is_seen": F.max(by_broker).over(day),
+        }
+    ).where(by_broker | (by_syphon & F.col("is_seen") & (F.col("outcome") != "failed")))
+    signed = {name: F.when(by_syphon, -F.col(name)).otherwise(F.col(name)) for name in SUMS}
+    return found.withColumns(
+        {
+            "stage": F.when(F.col("is_twin"), F.lit("receive_twin")).otherwise(stage),
+            "operation": F.lit("receive"),
+            "cause": F.lit("consumer"),
+            "view": F.lit("broker"),
+            **signed,
+        }
+    ).select(*placed.columns)
+
+
 def _but_at(rows: DataFrame, places: DataFrame) -> DataFrame:
-    """Return rows of other destinations than these; one without a label stands for all pairs."""
+    """Return rows of other destinations and days; a place without a label stands for all pairs."""
     one, other = rows.alias("one"), F.broadcast(places).alias("other")
     same = F.col("other.destination") == F.col("one.destination")
+    same &= F.col("other.day") == F.col("one.day")
     same &= F.col(f"other.{LABEL}").isin(F.lit(""), F.col(f"one.{LABEL}"))
     return one.join(other, same, "left_anti")
 
 
 def receives_by_view(table: DataFrame) -> DataFrame:
     """Return the units that receivers recorded (`client`) and that the broker sent (`broker`)."""
-    received = table.where(_received() & (F.col("outcome") != "failed"))
+    placed = table.withColumn("destination", destination_of(F.col("entity")))
+    received = counted(placed).where(_received()).unionByName(_by_broker(placed))
     return received.groupBy("view").agg(F.sum("units").alias("units"))
 
 
 def beside_model(table: DataFrame, deliveries: DataFrame) -> DataFrame:
     """Return the units of each stage of messages, as counted and by the documented model.
 
-    The model: four stages for a delivered message that went by the backlog, two for any other. A
-    message that still waits has been charged one stage and is in no model yet. `table` is what
-    `with_receives` gives.
+    The model: four stages for a delivered message that the syphon moved, two for any other; of the
+    backlog or of the twin, by where it was. A message that still waits has been charged one stage
+    and is in no model yet. `table` is what `with_receives` gives.
     """
     assumed = F.when(F.col("assumed"), F.col("units")).otherwise(0)
     facts = (
@@ -174,9 +233,14 @@ def beside_model(table: DataFrame, deliveries: DataFrame) -> DataFrame:
         .groupBy("stage")
         .agg(F.sum("units").alias("units"), F.sum(assumed).alias("assumed_units"))
     )
-    of_direct, of_moved = (F.array(*map(F.lit, stages)) for stages in (DIRECT, MESSAGE_STAGES))
+    of_direct, of_backlog, of_twin, home_from_twin = (
+        F.array(*map(F.lit, stages))
+        for stages in (DIRECT, (*BY_BACKLOG, *DIRECT), BY_TWIN, (*BY_TWIN, *DIRECT))
+    )
+    at_twin = F.when(F.col("moved"), home_from_twin).otherwise(of_twin)
+    stages = F.when(F.col("twinned"), at_twin).when(F.col("moved"), of_backlog).otherwise(of_direct)
     model = (
-        deliveries.select(F.explode(F.when(F.col("moved"), of_moved).otherwise(of_direct)), "units")
+        deliveries.select(F.explode(stages), "units")
         .groupBy(F.col("col").alias("stage"))
         .agg(F.sum("units").alias("model_units"))
     )
@@ -218,8 +282,14 @@ def _stage() -> Column:
     operation = F.col("operation")
     at_backlog = in_backlog(F.coalesce(F.col("entity"), F.lit("")))
     polled = (operation == "backlog_receive") & (F.col("cause") == "poll")
-    stage = F.when(polled, F.lit("poll")).when(
-        operation == "backlog_receive", F.lit("receive_backlog")
+    # A consumer names the side that it received from.
+    from_twin = (operation == "receive") & (field("side") == "secondary") & ~at_backlog
+    from_twin |= (operation == "backlog_receive") & is_twin()
+    stage = (
+        F.when(polled, F.lit("poll"))
+        .when(from_twin, F.lit("receive_twin"))
+        .when((operation == "divert") & is_twin(), F.lit("send_twin"))
+        .when(operation == "backlog_receive", F.lit("receive_backlog"))
     )
     for way in ("send", "receive"):
         stage = stage.when((operation == way) & at_backlog, F.lit(f"{way}_backlog"))
@@ -230,4 +300,5 @@ def _stage() -> Column:
 
 
 def _received() -> Column:
-    return F.col("stage") == "receive_primary"
+    """Return whether a row is about receives by consumers."""
+    return F.col("stage").isin(*_RECEIVES) & (F.col("operation") == "receive")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from twinbus.pipeline.tables.journeys import DELIVERED_FATE, FATES_OF_ACCEPTED
+from twinbus.pipeline.tables.journeys import ANSWER_MAX_MS, DELIVERED_FATE, FATES_OF_ACCEPTED
 from twinbus.pipeline.tables.records import LABEL, count_of
 from twinbus.pipeline.tables.schemas import AGES, FATE_SUMS, LINES, SKEWS, day_of, field
 from twinbus.servicebus.names import BACKLOG_MARK
@@ -20,12 +20,10 @@ if TYPE_CHECKING:
 
 AGE_EXACT_S: Final = 3600
 
-ANSWER_MAX_MS: Final = 60_000
-"""Maximum duration of one attempt (`attempt_timeout`)."""
-
 BESIDE_FATES: Final = (
     *("raised", "received_accepted", "moved_unsent", "received_unsent"),
-    *("reused", "masked"),
+    *("reused", "masked", "twinned", "at_twin", "broker_completed"),
+    *("second_copies", "redeliveries"),
 )
 """Sums of messages beside those of their fates."""
 
@@ -51,10 +49,13 @@ def lines(tallies: DataFrame) -> DataFrame:
 
 def fate_sums(journeys: DataFrame) -> DataFrame:
     accepted, received = F.col("accepted"), F.col("received")
-    # Taken out of the backlog, settled there, or brought home from it.
-    moved = (F.col("forwards") > 0) | F.col("came_out")
+    # Taken out of the backlog or a twin, settled there, or brought home from it.
+    moved = (F.col("forwards") > 0) | F.col("came_out") | (F.col("twin_ended") > 0)
     moved |= ~received & F.col("left_ms").isNotNull()
     reused = F.col("accepts") > 1
+    # One that is not forwarded can be behind one that is.
+    behind = F.col("diverts") > F.col("forwards") - F.col("twin_forwards")
+    behind |= F.col("twin_ended") > F.col("twin_forwards")
     counts = {
         "tried": F.col("tried"),
         "accepted": accepted,
@@ -67,12 +68,21 @@ def fate_sums(journeys: DataFrame) -> DataFrame:
         "moved_unsent": ~F.col("tried") & moved,
         "received_unsent": ~F.col("tried") & received & ~moved,
         "reused": reused,
-        "masked": reused & (F.col("diverts") > F.col("forwards")),
+        "masked": reused & behind,
+        "twinned": F.col("twinned"),
+        "at_twin": F.col("at_twin"),
+        # The syphon completes copies in twins too.
+        "broker_completed": accepted
+        & F.col("broker_completed")
+        & ((F.col("twin_ended") == 0) | (F.col("broker_ended") > F.col("twin_ended"))),
         **{fate: F.col("fate") == fate for fate in FATES_OF_ACCEPTED},
     }
     return (
         journeys.groupBy(day_of(F.col("first_ms")).alias("day"), LABEL, "destination")
-        .agg(*(F.count_if(condition).alias(name) for name, condition in counts.items()))
+        .agg(
+            *(F.count_if(condition).alias(name) for name, condition in counts.items()),
+            *(F.sum(name).alias(name) for name in ("second_copies", "redeliveries")),
+        )
         .select(*FATE_SUMS.fieldNames())
     )
 
@@ -124,7 +134,7 @@ def with_broker_view(fates: DataFrame, backlog: DataFrame, states: DataFrame) ->
     is_open = F.coalesce(fate.isin("undecided", "dead_lettered", "lost"), F.lit(False))
     sharers = F.count_if(is_open).over(Window.partitionBy(LABEL, "message_id"))
     # The copy that was not lost can be that of a delivered message with this id.
-    is_sure = (fate != "lost") | (F.col("copies") == 1) | (broker_fate == "waiting")
+    is_sure = (fate != "lost") | (F.col("held_copies") == 1) | (broker_fate == "waiting")
     now = (
         F.when(~is_open | broker_fate.isNull(), fate)
         .when(F.col("sharers") == 1, F.when(is_sure, broker_fate).otherwise(fate))
@@ -165,7 +175,7 @@ def _in_queues(backlog: DataFrame, states: DataFrame) -> DataFrame:
         .groupBy(LABEL, "message_id")
         .agg(
             F.sum("standing").alias("standing"),
-            F.sum("broker_copies").alias("copies"),
+            F.sum("broker_copies").alias("held_copies"),
             F.max("last_ms").alias("seen_ms"),
             F.when(F.sum("standing") > 0, F.lit("waiting"))
             .when(F.sum("swept") > 0, F.lit(None))
@@ -282,24 +292,32 @@ def skews(journeys: DataFrame) -> DataFrame:
 
 
 def is_duplicate() -> Column:
-    """Return whether a message was received more than once at an entity, or stored twice."""
-    return (F.col("repeats") > 0) | (F.col("broker_copies") > 1)
+    """Return whether a message was received more than once at an entity, or stored twice.
+
+    Copies that the syphon brought home from a twin, those that a receiver completed without handing
+    them out, and what a consumer abandoned or deferred and received again are not duplicates.
+    """
+    return (F.col("repeats") > 0) | (F.col("copies") > 1)
 
 
 def window_of() -> Column:
     """Return why a message exists more than once.
 
     syphon        forwarded more than once: a crash between forward and completion
+    twin          a send ended without an answer, and the twin took the message
     ambiguous     a send ended without an answer and was repeated elsewhere
     stored_twice  the broker stored it more than once, and no record says why
-    redelivered   the broker stored it once: it came again to a consumer that did not complete it
+    redelivered   the broker stored it once, or as many settlements failed: it came again to a
+                  consumer that did not complete it, mostly because its lock was lost
     unexplained   none of these, and there is no broker's view
     """
+    came_again = (F.col("copies") == 1) | (F.col("lost_locks") >= F.col("repeats"))
     return (
         F.when(F.col("forwards") > 1, F.lit("syphon"))
+        .when(F.col("ambiguous") & F.col("twinned"), F.lit("twin"))
         .when(F.col("ambiguous"), F.lit("ambiguous"))
-        .when(F.col("broker_copies") > 1, F.lit("stored_twice"))
-        .when(F.col("broker_copies") == 1, F.lit("redelivered"))
+        .when(F.col("copies") > 1, F.lit("stored_twice"))
+        .when(came_again, F.lit("redelivered"))
         .otherwise(F.lit("unexplained"))
     )
 
@@ -309,7 +327,7 @@ def named_duplicates(journeys: DataFrame) -> DataFrame:
 
     Without the broker's records of backlog queues, where copies are not duplicates.
     """
-    copies = F.greatest(F.col("repeats"), F.col("broker_copies") - 1)
+    copies = F.greatest(F.col("repeats"), F.col("copies") - 1)
     return journeys.where(~in_backlog(F.col("destination")) & is_duplicate()).select(
         F.coalesce("repeated_at", "destination").alias("entity"),
         "destination",

@@ -14,17 +14,22 @@ has a row of its own, with its path in `receiver`, which is folded into the mess
 
 A message was *accepted* when a send or a divert of it was acknowledged; then it has one fate:
 
-    delivered        its destination acknowledged it or, by the broker's records, stored it; or a
-                     consumer received it there
+    delivered        its destination, or the twin of it, acknowledged it or, by the broker's
+                     records, stored it; or a consumer received it there
     waiting          a peek saw it in a backlog queue
     expired          the broker recorded that it expired on its way
     dead_lettered    the syphon or the broker dead-lettered it, or a peek saw it there
     lost             it is in none of these places, and not in the backlog: a peek did not find it,
-                     or the syphon completed it there
+                     or the syphon completed it there, or in the twin, and never forwarded it
     undecided        it was diverted and there was no peek since: waiting, or lost
 
 Without a peek the broker's view can show that a message waits (`conservation.with_broker_view`).
 A peek that does not find it overrules that.
+
+A message in a twin is not in the backlog: it has no time there, and no peek looks for it. The
+syphon may bring it home; then the broker has stored it twice, and ended the first copy without a
+receiver. A receiver may complete a *second copy* without handing it out: that receipt is not one of
+the message, and that copy not a duplicate.
 
 A receipt counts as a delivery because the line "forwarded" can be lost with its process
 (`ledger.writer`), and the message cannot have come from elsewhere.
@@ -45,6 +50,7 @@ from twinbus.pipeline.tables.records import (
     Receivers,
     destination_of,
     is_receipt,
+    is_twin,
     joined,
     label_of,
 )
@@ -71,13 +77,22 @@ UNSEEN: Final = ("undecided", "waiting")
 _KEY: Final = (*MESSAGE, "receiver")
 _ANY: Final = tuple(
     """tried sent diverted ambiguous received set_aside completed came_out deferred broker_enqueued
-    broker_received broker_completed broker_expired broker_dead_lettered labelled""".split()
+    broker_received broker_completed broker_expired broker_dead_lettered labelled twinned""".split()
 )
 _SUM: Final = tuple(
-    "failed_sends receipts forwards broker_copies broker_ended accepts diverts".split()
+    """failed_sends receipts forwards broker_copies broker_ended accepts diverts twin_forwards
+    twin_ended second_copies returned lost_locks""".split()
 )
 _MAX: Final = ("size_bytes", "last_ms", "settled_ms", "forwarded_ms")
-_MIN: Final = ("first_ms", "accepted_ms", "diverted_ms", "tried_ms", "delivered_ms", "received_ms")
+_MIN: Final = tuple(
+    "first_ms accepted_ms diverted_ms tried_ms delivered_ms received_ms begun_ms".split()
+)
+
+ANSWER_MAX_MS: Final = 60_000
+"""Maximum duration of one attempt (`attempt_timeout`)."""
+
+SECOND_COPY: Final = "second_copy"
+"""The state of a completion by a receiver that did not hand the message out."""
 
 ERASED: Final = "erased:"
 """Prefix of the random name that replaces the id of an erased message (`store.erasure`)."""
@@ -112,9 +127,12 @@ def partial_journeys(records: DataFrame, *, one_task: bool = False) -> DataFrame
     ok = field("outcome") == "ok"
     client = field("view") == "client"
     # Settlements of a consumer are not those of the syphon.
-    mine = client & ok & (field("cause") != "consumer")
+    by_consumer = field("cause") == "consumer"
+    mine = client & ok & ~by_consumer
     tried = client & operation.isin("send", "divert")
     sent, diverted = client & ok & (operation == "send"), client & ok & (operation == "divert")
+    forwarded, twin = client & ok & (operation == "forward"), is_twin()
+    settles = operation.isin("complete", "defer", "dead_letter", "abandon")
     received = is_receipt()
     # An entity may dead-letter expired messages, with this reason.
     ran_out = (operation == "expire") | (
@@ -127,12 +145,12 @@ def partial_journeys(records: DataFrame, *, one_task: bool = False) -> DataFrame
     facts = {
         "tried": tried,
         "sent": sent,
-        "diverted": diverted,
+        "diverted": diverted & ~twin,
         "ambiguous": tried & (F.col("outcome") == "unknown"),
         "received": received,
         "set_aside": mine & (operation == "dead_letter"),
         "completed": mine & (operation == "complete"),
-        "came_out": client & (operation == "backlog_receive"),
+        "came_out": client & (operation == "backlog_receive") & ~twin,
         "deferred": mine & (operation == "defer"),
         "broker_enqueued": ~client & ok & (operation == "send"),
         "broker_received": ~client & ok & (operation == "receive"),
@@ -140,12 +158,24 @@ def partial_journeys(records: DataFrame, *, one_task: bool = False) -> DataFrame
         "broker_expired": ~client & ok & ran_out,
         "broker_dead_lettered": ~client & ok & (operation == "dead_letter") & ~ran_out,
         "labelled": client & (F.col(LABEL) != ""),
+        "twinned": diverted & twin,
         # The rest is only counted, or gives a time its meaning.
         "send_failed": tried & (F.col("outcome") == "failed"),
-        "forwarded": client & ok & (operation == "forward"),
+        "forwarded": forwarded,
         "copied": ~client & ok & (operation == "send") & ~dropped,
         "ended": ~client & ok & operation.isin("complete", "dead_letter", "expire"),
-        "divert_tried": client & (operation == "divert"),
+        "divert_tried": client & (operation == "divert") & ~twin,
+        "twin_forwarded": forwarded & twin,
+        "twin_ended": mine & operation.isin("complete", "dead_letter") & twin,
+        # Whatever its outcome: the receiver did not hand it out. Receive-and-delete has no
+        # completion.
+        "second_copy": client
+        & by_consumer
+        & operation.isin("complete", "receive")
+        & (field("state") == SECOND_COPY),
+        # A deferred message is received again, by its number.
+        "returned": client & by_consumer & ok & operation.isin("abandon", "defer"),
+        "lost_lock": client & by_consumer & settles & ~ok,
     }
     assert tuple(facts)[: len(_ANY)] == _ANY
     # Few columns to shuffle: the numbers are computed after the shuffle.
@@ -155,9 +185,16 @@ def partial_journeys(records: DataFrame, *, one_task: bool = False) -> DataFrame
         _packed(facts).alias("facts"),
         F.coalesce("size_bytes", F.lit(0)).alias("size_bytes"),
         "at_ms",
+        F.when(tried, F.col("at_ms") - _took_ms()).alias("begun_ms"),
     )
     numbers = _numbers_of(list(facts))
     return _summed(narrow, numbers.__getitem__, one_task=one_task)
+
+
+def _took_ms() -> Column:
+    """Return the duration of an attempt; a line may say anything."""
+    took_ms = F.floor(F.coalesce("latency_us", F.lit(0)) / 1000)
+    return F.greatest(F.lit(0), F.least(took_ms, F.lit(ANSWER_MAX_MS)))
 
 
 def _numbers_of(facts: list[str]) -> dict[str, Column]:
@@ -167,9 +204,12 @@ def _numbers_of(facts: list[str]) -> dict[str, Column]:
     def one_if(name: str) -> Column:
         return F.shiftright(packed, facts.index(name)).bitwiseAND(F.lit(1)).cast("long")
 
-    def time_of(*names: str) -> Column:
+    def time_of(*names: str, but: str | None = None) -> Column:
         any_of = sum(1 << facts.index(name) for name in names)
-        return F.when(packed.bitwiseAND(F.lit(any_of)) != 0, at_ms)
+        counts = packed.bitwiseAND(F.lit(any_of)) != 0
+        if but is not None:
+            counts &= packed.bitwiseAND(F.lit(1 << facts.index(but))) == 0
+        return F.when(counts, at_ms)
 
     return {
         "failed_sends": one_if("send_failed"),
@@ -177,19 +217,25 @@ def _numbers_of(facts: list[str]) -> dict[str, Column]:
         "forwards": one_if("forwarded"),
         "broker_copies": one_if("copied"),
         "broker_ended": one_if("ended"),
-        # A record is a send or a divert, never both.
-        "accepts": one_if("sent") + one_if("diverted"),
+        # A record is a send or a divert, to the backlog or to a twin.
+        "accepts": one_if("sent") + one_if("diverted") + one_if("twinned"),
         "diverts": one_if("diverted"),
+        "twin_forwards": one_if("twin_forwarded"),
+        "twin_ended": one_if("twin_ended"),
+        "second_copies": one_if("second_copy"),
+        "returned": one_if("returned"),
+        "lost_locks": one_if("lost_lock"),
         "size_bytes": F.col("size_bytes"),
         "last_ms": at_ms,
-        "settled_ms": time_of("completed", "set_aside"),
-        "forwarded_ms": time_of("forwarded"),
+        "settled_ms": time_of("completed", "set_aside", but="twin_ended"),
+        "forwarded_ms": time_of("forwarded", but="twin_forwarded"),
         "first_ms": at_ms,
-        "accepted_ms": time_of("sent", "diverted"),
+        "accepted_ms": time_of("sent", "diverted", "twinned"),
         "diverted_ms": time_of("diverted"),
         "tried_ms": time_of("divert_tried"),
-        "delivered_ms": time_of("sent", "forwarded", "received"),
+        "delivered_ms": time_of("sent", "forwarded", "received", "twinned"),
         "received_ms": time_of("received"),
+        "begun_ms": F.col("begun_ms"),
     }
 
 
@@ -224,11 +270,24 @@ def judged(
         fans_out = F.col("destination").isin(*sorted(set(receivers.values())))
         folded = _folded(journeys.where(fans_out), sorted(receivers))
         messages = _alone(journeys.where(~fans_out)).select(*folded.columns).unionAll(folded)
-    acknowledged = F.col("sent") | (F.col("forwards") > 0)
-    accepted = F.col("sent") | F.col("diverted")
+    at_home, received = F.col("sent") | (F.col("forwards") > 0), F.col("received")
+    in_twin = F.col("twinned") & (F.col("twin_ended") == 0)
+    acknowledged = at_home | in_twin | (F.col("twinned") & received)
+    accepted = F.col("sent") | F.col("diverted") | F.col("twinned")
+    # Copies that the syphon took out of a twin are at no destination.
+    stored = F.col("broker_enqueued") & (
+        (F.col("twin_ended") == 0) | (F.col("broker_copies") > F.col("twin_ended"))
+    )
+    all_ended = (F.col("broker_copies") > 0) & (F.col("broker_ended") >= F.col("broker_copies"))
+    # A subscription of a topic has a copy of its own to complete.
+    unseen = F.floor(F.col("second_copies") / F.greatest("receivers", F.lit(1)))
+    copies = F.greatest(F.col("broker_copies") - F.col("twin_ended") - unseen, F.lit(0))
+    # Receipts after the first that were handed out, and those that a consumer asked for.
+    handed_out = F.greatest(F.col("repeats") - F.col("second_copies"), F.lit(0))
+    redeliveries = F.least(handed_out, F.col("returned"))
     fate = (
         F.when(~accepted, F.lit(None))
-        .when(acknowledged | F.col("received") | F.col("broker_enqueued"), F.lit(DELIVERED_FATE))
+        .when(acknowledged | received | stored, F.lit(DELIVERED_FATE))
         .when(F.col("broker_expired"), F.lit("expired"))
         # A dead letter that was put back and then lost, or a copy of each: only a peek can decide.
         .when(F.col("set_aside") & F.col("completed"), F.lit("undecided"))
@@ -239,13 +298,19 @@ def judged(
     # A divert without an answer stored its message if that came out of the backlog.
     entered_ms = F.coalesce("diverted_ms", F.when(F.col("came_out"), F.col("tried_ms")))
     # The record of the completion can be missing beside that of the forward, and both beside a
-    # receipt. A message sent without an answer can be at both ends.
-    received_ms = F.when(~F.col("sent") & ~F.col("ambiguous"), F.col("received_ms"))
+    # receipt. A message sent without an answer, or to a twin, can be at both ends.
+    elsewhere = F.col("sent") | F.col("ambiguous") | F.col("twinned")
+    received_ms = F.when(~elsewhere, F.col("received_ms"))
     left_ms = F.coalesce(F.col("settled_ms"), F.col("forwarded_ms"), received_ms)
     return messages.withColumns(
         {
             "accepted": accepted,
             "acknowledged": acknowledged,
+            # No record says that it left the twin.
+            "at_twin": in_twin & ~at_home & ~received & ~all_ended,
+            "copies": copies,
+            "redeliveries": redeliveries,
+            "repeats": handed_out - redeliveries,
             "entered_ms": entered_ms,
             "left_ms": left_ms,
             "fate": fate,
@@ -320,11 +385,13 @@ def _folded(journeys: DataFrame, receivers: Sequence[str] | None) -> DataFrame:
             F.bit_or(packed).alias("facts"),
             *_numbers(F.col),
             F.sum(_repeats()).alias("repeats"),
+            F.count_if(F.col("receipts") > 0).alias("receivers"),
             most.alias("most"),
         )
         .select(
             *_unpacked([*MESSAGE, *_ANY, *_SUM, *_MAX, *_MIN]),
             "repeats",
+            "receivers",
             times.alias("times"),
             F.when(times > 1, entity).alias("repeated_at"),
         )
@@ -337,6 +404,7 @@ def _alone(journeys: DataFrame) -> DataFrame:
     return journeys.withColumns(
         {
             "repeats": _repeats(),
+            "receivers": F.lit(1).cast("long"),
             "times": times,
             "repeated_at": F.when(times > 1, _receiving_entity()),
         }

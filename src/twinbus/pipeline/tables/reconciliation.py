@@ -6,12 +6,17 @@ its namespaces as the clients do (`pairs.compared`).
 
     clients record                               broker records
     send, forward                                send at the entity
-    divert                                       send at the backlog queue
-    receive, and what a consumer settles         receive, complete, ... at the entity
-    backlog_receive, and what a syphon settles   receive, complete, ... at the backlog queue
+    divert                                       send at the backlog queue, or the twin
+    receive, and what a consumer settles         receive, complete, ... at the entity, or its twin
+    receive that deletes                         receive and complete
+    backlog_receive, and what a syphon settles   receive, complete, ... at the backlog queue, or the
+                                                 twin
 
-Calls without a message (pings, polls, renewals, management) are not compared, nor is what the
-broker does by itself: auto-forwarding, and dead-lettering after too much time or deliveries.
+A twin has the path of its entity, so both are one place.
+
+Calls without a message (pings, polls, renewals, management) are not compared, nor are abandons,
+which the broker does not record, nor what the broker does by itself: auto-forwarding, and
+dead-lettering after too much time or deliveries.
 
 For each message both ends are counted. `ahead` is how many more operations the clients recorded as
 done than the broker did; `unanswered` is how often a client had no answer. So
@@ -34,6 +39,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
+from twinbus.pipeline.tables.journeys import SECOND_COPY
 from twinbus.pipeline.tables.records import BY_THE_BROKER, LABEL, compared, label_of
 from twinbus.pipeline.tables.schemas import VIEWS, day_of, field
 
@@ -52,6 +58,9 @@ YOUNG_MS: Final = 5_000
 """Within this time a living client has recorded an answer."""
 
 _RECORDED: Final = "recorded_label"
+
+_DELETED: Final = ("deleted", SECOND_COPY)
+"""The states of a receive that deletes the message, handed out or not."""
 
 _SETTLEMENTS: Final = ("complete", "defer", "dead_letter")
 _AS_THE_BROKER_SAYS: Final = {
@@ -161,6 +170,8 @@ def _placed(records: DataFrame, *more: str) -> DataFrame:
         F.coalesce("backlog_queue", "entity")
     )
     names = F.create_map(*(F.lit(part) for pair in _AS_THE_BROKER_SAYS.items() for part in pair))
+    deletes = (view == "client") & (operation == "receive") & field("state").isin(*_DELETED)
+    both = F.array(F.lit("receive"), F.lit("complete"))
     is_poll = (operation == "backlog_receive") & F.col("message_id").isNull()
     error = field("error")
     by_itself = (operation == "forward") | (
@@ -172,7 +183,7 @@ def _placed(records: DataFrame, *more: str) -> DataFrame:
         label_of(),
         field("namespace"),
         F.lower(F.coalesce(place, F.lit(""))).alias("place"),
-        names[operation].alias("operation"),
+        F.explode(F.when(deletes, both).otherwise(F.array(names[operation]))).alias("operation"),
         view.alias("view"),
         field("outcome"),
         *more,

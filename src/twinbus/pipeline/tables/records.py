@@ -1,9 +1,9 @@
 """What a record tells, as columns: its destination and its pair; and tallies, the sums of records.
 
 The label of its primary keeps entities of one name apart. A pair writes its name into its records,
-a syphon the backlog queue, whose path begins with the label, a consumer the namespace. A broker may
-use another name for its namespace: its records count for the pair that clients name, if they name
-only one.
+a syphon the backlog queue, whose path begins with the label, a consumer the namespace, unless that
+is the secondary. A broker may use another name for its namespace: its records count for the pair
+that clients name, if they name only one.
 
 A tally is one row for all records of one kind in one bucket of time: the columns by which tables
 distinguish records, and sums. Tables of records are made from tallies, so that the records are read
@@ -42,7 +42,7 @@ BY_THE_BROKER: Final = f"^({RAN_OUT}|MaxDeliveryCountExceeded)"
 """Reasons for which a broker dead-letters a message by itself."""
 
 _PLAIN: Final = (
-    *("pair", "namespace", "entity", "backlog_queue"),
+    *("pair", "namespace", "side", "entity", "backlog_queue"),
     *("cause", "operation", "outcome", "view"),
 )
 
@@ -59,6 +59,14 @@ def destination_of(entity: Column) -> Column:
     return F.lower(F.when(F.contains(entity, F.lit("/")), plain).otherwise(entity))
 
 
+def is_twin() -> Column:
+    """Return whether a record of a sender or of the syphon is about a message in a twin.
+
+    The queue of a twin has the path of its entity (`ledger.record`).
+    """
+    return F.coalesce(F.lower("backlog_queue") == F.lower("entity"), F.lit(False))
+
+
 def is_receipt() -> Column:
     """Return whether a record is the receipt of a message by a consumer."""
     succeeded = (field("view") == "client") & (field("outcome") == "ok")
@@ -72,8 +80,11 @@ def label_of() -> Column:
         _label_in("backlog_queue"),
         # In the broker's view a message of the backlog is in the backlog queue.
         _label_in("entity"),
-        # A consumer may name it by its host.
-        F.substring_index(F.lower("namespace"), _HOST_REST, 1),
+        # A consumer may name it by its host. One that received from a twin names the secondary.
+        F.when(
+            field("side") != "secondary",
+            F.substring_index(F.lower("namespace"), _HOST_REST, 1),
+        ),
     )
     return F.lower(F.coalesce(*labels, F.lit(""))).alias(LABEL)
 
@@ -136,6 +147,7 @@ def tallied(records: DataFrame, *, bucket_s: int) -> DataFrame:
         F.when(
             operation == "dead_letter", F.regexp_extract(field("error"), BY_THE_BROKER, 1)
         ).alias("error"),
+        F.when(operation == "receive", F.col("state")).alias("state"),
     ).agg(
         F.count("*").alias("records"),
         F.sum(units_of(size_bytes)).alias("units"),

@@ -63,22 +63,25 @@ JOURNEYS: Final = schema(
     # Any of the records.
     "boolean: tried sent diverted ambiguous received set_aside completed came_out deferred",
     "boolean: broker_enqueued broker_received broker_completed broker_expired broker_dead_lettered",
-    "boolean: labelled",
+    "boolean: labelled twinned",
     # Sums.
     "long: failed_sends receipts forwards broker_copies broker_ended accepts diverts",
+    "long: twin_forwards twin_ended second_copies returned lost_locks",
     # The greatest, and the last times.
     "long: size_bytes last_ms",
     "long?: settled_ms forwarded_ms",
     # The first times.
     "long: first_ms",
-    "long?: accepted_ms diverted_ms tried_ms delivered_ms received_ms",
+    "long?: accepted_ms diverted_ms tried_ms delivered_ms received_ms begun_ms",
 )
 
 FATES: Final = schema(
     "string: primary_label destination message_id",
     "boolean: tried accepted diverted ambiguous acknowledged received came_out",
     "boolean: broker_enqueued broker_received broker_completed broker_expired broker_dead_lettered",
+    "boolean: twinned at_twin",
     "long: failed_sends forwards broker_copies broker_ended accepts diverts",
+    "long: twin_forwards twin_ended second_copies redeliveries lost_locks copies",
     "long: repeats times",
     "string?: repeated_at",
     "long: size_bytes",
@@ -100,7 +103,7 @@ DELIVERIES: Final = schema(
     # Of the delivery.
     "date: day",
     "string: primary_label destination",
-    "boolean: moved",
+    "boolean: moved twinned received",
     "long: messages units bytes",
 )
 
@@ -108,7 +111,7 @@ TRAFFIC: Final = schema(
     "long: at_s",
     "string: primary_label entity",
     # Failed and unanswered are attempts on the primary.
-    "long: sent diverted failed unanswered came_out forwarded",
+    "long: sent diverted to_twin failed unanswered came_out forwarded",
     "long: settled received polls",
 )
 
@@ -142,6 +145,8 @@ FATE_SUMS: Final = schema(
     "long: moved_unsent received_unsent",
     # Masked: a message that is not delivered can be behind one that is.
     "long: reused masked",
+    # Of the accepted ones; then receipts that are no further hand-outs, or that were wanted.
+    "long: twinned at_twin broker_completed second_copies redeliveries",
     # One for each of `journeys.FATES_OF_ACCEPTED`, as known without a peek.
     "long: delivered dead_lettered expired waiting lost undecided",
 )

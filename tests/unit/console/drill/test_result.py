@@ -176,10 +176,10 @@ def test_the_outage_has_its_moments_its_sends_and_its_backlog() -> None:
         "ping answered",
         "drain by Spark",
     ]
-    assert data["from"] <= data["sends"][0].at_s
+    assert data["from"] <= data["sends"][0][0]
     assert data["sends"][0][1:] == (188, 0)
     assert data["depth"][-1] == (data["to"], 0)
-    assert sum(sends.to_backlog for sends in data["sends"]) == 558 + 6 * 157
+    assert sum(diverted for *_, diverted in data["sends"]) == 558 + 6 * 157
 
 
 def test_causes_are_bars_in_the_order_in_which_a_message_meets_them() -> None:

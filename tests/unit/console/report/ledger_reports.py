@@ -165,14 +165,14 @@ CHARGES = ChargesReport(
 AVAILABLE = AvailabilityReport(
     scope=SCOPE,
     entities=(
-        EntityAvailability("orders", 1, 900_000, False, 1_500, 3),
+        EntityAvailability("orders", 1, 900_000, False, 1_500, 3, receive_gap_ms=71_500),
         EntityAvailability("payments", 1, 840_000, False, 500, 0),
         EntityAvailability("events", 0, 0, False, 0, 0),
     ),
     windows=(
         FailoverWindow(
             "orders", "contoso", "web-1", BEGAN_MS + 600_000, BEGAN_MS + 660_000,
-            BEGAN_MS + 1_560_000, "no success for 60 s", 1_500,
+            BEGAN_MS + 1_560_000, "no success for 60 s", 1_500, receive_gap_ms=71_500,
         ),
         FailoverWindow(
             "payments", "contoso", "web-1", None, BEGAN_MS + 720_000, BEGAN_MS + 1_560_000, "", 500

@@ -14,7 +14,7 @@ from twinbus.console.report.availability_sheet import availability_sheet
 from twinbus.console.report.charges_sheet import charges_sheet
 from twinbus.console.report.sheets import conservation_sheet, csv_of, reconciliation_sheet, sheet_of
 from twinbus.console.sheet import Bars, OutageChart, page_of, text_of
-from twinbus.pipeline.reports.documents import NamedMessage, ReportVerdict
+from twinbus.pipeline.reports.documents import NamedMessage, ReportVerdict, Sends
 
 if TYPE_CHECKING:
     from twinbus.pipeline.reports.documents import LedgerReport
@@ -237,8 +237,8 @@ def test_charges_put_model_and_assumptions_beside_the_figures() -> None:
         == """\
 0.020080 USD for 25,100 billed operations once the month's free ones are used up; 0.00 USD if these\
  were its only ones
-prices: standard-uksouth-2026-10-05; 5,000 settlements (complete, defer, dead-letter) not counted:\
- --settlement counted has them in
+prices: standard-uksouth-2026-10-05; 5,000 settlements (complete, defer, dead-letter, abandon)\
+ not counted: --settlement counted has them in
 8.6 MB out of the namespaces: not priced, the book has no price for traffic out of the region
 
 By cause
@@ -247,7 +247,7 @@ By cause
   syphon: receive, forward, complete  complete            5,000           5,000
   syphon: receive, forward, complete  forward             5,000           5,000
   syphon: polls that found nothing    backlog_receive        40              40
-  receivers: receive, complete        receive (assumed)  10,000          10,000
+  receivers: receive, settle, renew   receive (assumed)  10,000          10,000
   all                                                    30,040          30,100
 
 Money by tier
@@ -283,15 +283,39 @@ def test_availability_has_each_failover_with_its_times() -> None:
         "time to detect (first failure to failover): 1 min\n"
         "time failed over (failover to return): half within 14 min, 95 % within 15 min,"
         " 99 % within 15 min, the longest 15 min (2 times)\n"
+        "longest receive gap (nothing received although a message was due): 1 min 11 s\n"
         "the backlog was deepest at 2026-11-16 00:26:00: 2,000 messages\n"
         "2,000 messages came home in 4 min (started minutes count whole): at least"
         " 8 a second\n"
     )
     windows = text[text.index("Failovers\n") :].splitlines()[2:4]
     assert windows[0].split() == (
-        "orders 2026-11-16 00:11:00 2026-11-16 00:26:00 1 min 15 min 1,500 web-1".split()
+        "orders 2026-11-16 00:11:00 2026-11-16 00:26:00 1 min 15 min 1,500 1 min 11 s web-1".split()
     )
+    # No consumer of the other entity kept a ledger.
+    assert windows[1].split()[-2:] == ["–", "web-1"]
     assert "unknown" in windows[1]  # when its first send failed is not in the ledger
+
+
+def test_sends_to_twins_are_named_in_the_chart() -> None:
+    words = []
+    for twins, backlog in ((0, 7), (5, 7), (5, 0)):
+        sends = (Sends(made.BEGAN_S, 10, backlog, twins),)
+        drawn: Any = availability_sheet(replace(made.AVAILABLE, sends=sends)).charts[0]
+        assert drawn.data["sends"] == [(made.BEGAN_S, 10, backlog + twins)]
+        words.append(drawn.data["diverted"])
+    assert words == ["to the backlog", "to the backlog or a twin", "to a twin"]
+
+
+def test_conservation_says_what_is_at_a_twin_and_which_copies_nobody_saw() -> None:
+    total = made.balance("", 12_034, waiting=4)._replace(at_twin=30, second_copies=1)
+    text = text_of(conservation_sheet(replace(made.CONSERVED, total=total)))
+    assert "30 messages of the delivered went to a twin, and no record says that they left" in text
+    assert "1 second copy of messages completed without being handed out" in text
+    header = text[text.index("By entity\n") :].splitlines()[1]
+    assert "at a twin" in header
+    assert "second copies" in header
+    assert "at a twin" not in text_of(conservation_sheet(made.CONSERVED))
 
 
 def test_a_failover_that_has_not_ended_says_so() -> None:
@@ -321,20 +345,20 @@ def test_reconciliation_names_what_differs() -> None:
             made.AVAILABLE,
             (
                 "entity,pair,process,suspect_at,failed_over_at,recovered_at,detect_ms,lasted_ms,"
-                "sends_saved,reason\n"
+                "sends_saved,receive_gap_ms,reason\n"
                 "orders,contoso,web-1,2026-11-16T00:10:00.000Z,2026-11-16T00:11:00.000Z,"
-                "2026-11-16T00:26:00.000Z,60000,900000,1500,no success for 60 s\n"
+                "2026-11-16T00:26:00.000Z,60000,900000,1500,71500,no success for 60 s\n"
                 "payments,contoso,web-1,,2026-11-16T00:12:00.000Z,2026-11-16T00:26:00.000Z,,840000,"
-                "500,\n"
+                "500,,\n"
             ),
         ),
         (
             made.UNDECIDED,
             (
                 "entity,accepted,delivered,waiting,dead_lettered,expired,lost,undecided,received,"
-                "duplicates,raised,primary_label\n"
-                "orders,10000,9966,,,0,,34,,,0,\n"
-                "payments,2034,2034,,,0,0,0,,,0,\n"
+                "duplicates,raised,primary_label,at_twin,second_copies,redeliveries\n"
+                "orders,10000,9966,,,0,,34,,,0,,0,0,0\n"
+                "payments,2034,2034,,,0,0,0,,,0,,0,0,0\n"
             ),
         ),
         (

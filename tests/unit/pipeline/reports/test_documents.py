@@ -92,6 +92,10 @@ def test_a_balance_adds_up_and_says_what_it_does_not_know(
         "accepted": sum(fates.values()),
         "raised": 0,
         "repeated": 0,
+        "at_twin": 0,
+        "second_copies": 0,
+        "redeliveries": 0,
+        "broker_completed": 0,
         **dict.fromkeys(FATES_OF_ACCEPTED, 0),
         **fates,
     }
