@@ -544,6 +544,9 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
             client.state.listeners.tell(EntityHeld(path=entity.path, forced=forced, frozen=frozen))
 
     def _paired_receiver(self, entity: str, path: str, sdk_options: dict[str, Any]) -> Any:
+        return self._paired_receivers().make(entity, path, sdk_options)
+
+    def _paired_receivers(self) -> PairedReceivers:
         self._live()
         assert self._recorder is not None
         if self._receivers is None:
@@ -554,7 +557,7 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
                 *sides, self.options, self._recorder, parts.environment
             )
             self._started().state.listeners.on_event(self._receive_again)
-        return self._receivers.make(entity, path, sdk_options)
+        return self._receivers
 
     def _receive_again(self, event: PairEvent) -> None:
         """Let receivers open their links at once when the primary takes messages again."""
@@ -585,6 +588,11 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
 def client_of(pair: Pair) -> PairedClient:
     """The failover core of a running pair, for a gateway that sends through it."""
     return pair._live()
+
+
+def paired_receivers_of(pair: Pair) -> PairedReceivers:
+    """What receives from both sides of a running pair, for a gateway."""
+    return pair._paired_receivers()
 
 
 def call_program(pair: Pair, name: str) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 
 from tests.end_to_end.raw_client import ConnectionLost, RawClient, Refused, message
-from tests.other_languages.sending_program import text_of
+from tests.other_languages.client_programs import text_of
 
 IN_FLIGHT_MAX = 200
 PATIENCE_S = 120.0

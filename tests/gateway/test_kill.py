@@ -20,7 +20,7 @@ from tests.gateway.balancer import Balancer
 from tests.gateway.gateway_process import GatewayProcess
 from tests.gateway.gateway_world import gateway_world
 from tests.gateway.load import PATIENCE_S, Load, all_stored
-from tests.other_languages.sending_program import SendingProgram
+from tests.other_languages.client_programs import SendingProgram
 from tests.other_languages.toolchains import SOURCES
 from twinbus import SendAvailabilityOptions, pair_namespaces
 from twinbus.broker.embedded import EmbeddedBroker, NamespaceAt

@@ -26,7 +26,7 @@ from azure.servicebus.management import ServiceBusAdministrationClient
 from tests.end_to_end.raw_client import RawClient
 from tests.gateway.gateway_process import GatewayProcess
 from tests.official_sdk import Faults, administration
-from tests.other_languages.sending_program import Send, SendingProgram, text_of
+from tests.other_languages.client_programs import Send, SendingProgram, text_of
 from tests.other_languages.toolchains import Program
 from tests.processes import ServedBroker
 from twinbus.broker.embedded import EmbeddedBroker

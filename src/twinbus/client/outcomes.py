@@ -14,6 +14,7 @@ from typing import Any, Final
 from twinbus.amqp.performatives import (
     ACCEPTED_BYTES,
     RELEASED_BYTES,
+    Accepted,
     Error,
     Modified,
     Rejected,
@@ -26,6 +27,12 @@ REASON_MAX: Final = 4_096
 """Characters of a reason or description that Service Bus keeps."""
 
 DEFERRED: Final = "defered"  # codespell:ignore - the wire's own spelling
+
+DEAD_LETTER_ARGUMENTS: Final = {
+    "DeadLetterReason": "deadletter-reason",
+    "DeadLetterErrorDescription": "deadletter-description",
+}
+"""Entries of a rejection's error, and the arguments of the request that mean the same."""
 
 Changes = Mapping[str, Any]
 """Application properties that a settlement changes, by name."""
@@ -82,6 +89,33 @@ def dead_letter(
         info[Symbol("DeadLetterErrorDescription")] = arguments["deadletter-description"] = text
     state = Rejected(error=Error(condition=Symbol(conditions.DEAD_LETTER), info=info or None))
     return SettlingOutcome("suspended", encode_state(state), arguments)
+
+
+def outcome_of(state: object) -> SettlingOutcome:
+    """What a receiver asks for with a state on its own link; no state gives the message back."""
+    match state:
+        case Accepted():
+            return COMPLETE
+        case Modified():
+            status = DEFERRED if state.undeliverable_here else "abandoned"
+            changes = {str(key): value for key, value in (state.message_annotations or {}).items()}
+            arguments = {"properties-to-modify": changes} if changes else {}
+            return SettlingOutcome(status, encode_state(state), arguments)
+        case Rejected():
+            return SettlingOutcome("suspended", encode_state(state), _dead_letter_arguments(state))
+    return RELEASE
+
+
+def _dead_letter_arguments(state: Rejected) -> dict[str, Any]:
+    info = state.error.info if state.error is not None else None
+    changes = {str(key): value for key, value in (info or {}).items()}
+    arguments: dict[str, Any] = {}
+    for name, argument in DEAD_LETTER_ARGUMENTS.items():
+        if (text := changes.pop(name, None)) is not None:
+            arguments[argument] = str(text)
+    if changes:
+        arguments["properties-to-modify"] = changes
+    return arguments
 
 
 def _modified(

@@ -159,6 +159,8 @@ class ReceivingLink(IncomingOwner):
         self._settlements: LinkSettlements | None = None
         self._records = connection.records(path, gateway_client)
         self._drained: asyncio.Future[bool] | None = None
+        self._drain_left = 0
+        """Deliveries that may come before a drain ends: with the last one it has ended."""
         self._detached: asyncio.Future[None] = self._loop.create_future()
 
     def __repr__(self) -> str:
@@ -257,6 +259,8 @@ class ReceivingLink(IncomingOwner):
         assert self._link is not None
         self._end_drain(False)
         self._drained = drained = self._loop.create_future()
+        self._drain_left = credit
+        self._largest_grant = max(self._largest_grant, credit)
         self._link.grant(credit, drain=True)
         self._connection.flush()
         try:
@@ -266,6 +270,7 @@ class ReceivingLink(IncomingOwner):
             return False
 
     def _end_drain(self, is_answered: bool) -> None:
+        self._drain_left = 0
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(is_answered)
 
@@ -336,6 +341,10 @@ class ReceivingLink(IncomingOwner):
             self.settle(delivery, RELEASE, _ignore)
         else:
             self._on_delivery(delivery)
+        if self._drain_left:
+            self._drain_left -= 1
+            if not self._drain_left:
+                self._end_drain(True)
 
     def _refuse_excess(self) -> None:
         """End a link whose peer sends more than it may: memory must not depend on the peer."""

@@ -45,7 +45,7 @@ from twinbus.gateway.relay import require_plain
 from twinbus.gateway.sending import PENDING_BYTES_MAX
 from twinbus.gateway.server import GatewayServer
 from twinbus.namespace.access import endpoint_of
-from twinbus.pair import call_program, client_of
+from twinbus.pair import call_program, client_of, paired_receivers_of
 from twinbus.servicebus.names import entity_address
 
 if TYPE_CHECKING:
@@ -108,6 +108,7 @@ class GatewayHost:
                 self._access,
                 patience_s=self._patience_s,
                 pending_bytes_max=self._pending_bytes_max,
+                receivers=None if not self.pair.options.twins else paired_receivers_of(self.pair),
             )
             await server.start()
             self._http = HttpHost(

@@ -78,7 +78,8 @@ class PrimaryRelay:
         self.records = records
         self._connect = connect
         self._endpoint = endpoint
-        self._spawn = spawn
+        self.spawn = spawn
+        """Runs work that outlives a link."""
         self._connection: NamespaceConnection | None = None
         self._opening = asyncio.Lock()
         self._failure: tuple[float, str] | None = None
@@ -93,12 +94,12 @@ class PrimaryRelay:
     def begin(self, relayed: Relayed) -> None:
         """Attach to the primary what the client attached here."""
         self.relayed.add(relayed)
-        self._spawn(self._begin(relayed))
+        self.spawn(self._begin(relayed))
 
     def begin_node(self, requests: Relayed) -> None:
         """Attach requests, and the answers of the same node if the client has opened them."""
         self.relayed.add(requests)
-        self._spawn(self._begin_node(requests))
+        self.spawn(self._begin_node(requests))
 
     async def _begin_node(self, requests: Relayed) -> None:
         replies = [one for one in self.relayed if one is not requests and one.node == requests.node]

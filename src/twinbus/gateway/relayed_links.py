@@ -34,6 +34,7 @@ from twinbus.broker.refusals import (
 from twinbus.broker.sas import LISTEN, SEND
 from twinbus.client.receiving import SESSION_FILTER
 from twinbus.gateway.relay import PrimaryRelay, Relayed, encoded_state
+from twinbus.gateway.twin_requests import TwinRequests
 
 if TYPE_CHECKING:
     from twinbus.amqp.session import Session
@@ -52,6 +53,27 @@ WAITING_MAX: Final = 1_000
 WAITING_BYTES_MAX: Final = 16 * 1024 * 1024
 """Requests on one link that wait for credit of the primary; a single one may be larger."""
 
+ANSWERING_MAX: Final = 200
+"""Requests on one link that the sides of an entity with a twin are answering."""
+
+
+class ReceivingWindow:
+    """How many deliveries may be on their way to one receiver of a client."""
+
+    def __init__(self) -> None:
+        self._size_bytes = 0
+        """About the size of the largest recent delivery; 0: none came."""
+
+    @property
+    def size(self) -> int:
+        if not self._size_bytes:
+            return FIRST_WINDOW
+        return max(1, min(WINDOW, WINDOW_BYTES // self._size_bytes))
+
+    def came(self, size_bytes: int) -> None:
+        """A delivery of this size came."""
+        self._size_bytes = max(size_bytes, self._size_bytes * 15 // 16)
+
 
 class RelayedReceiver(Relayed):
     """A receiver from a queue, a subscription or a dead-letter queue of the primary."""
@@ -69,8 +91,7 @@ class RelayedReceiver(Relayed):
         self._granted_until_ms = granted_until_ms
         self._numbers: dict[int, int] = {}
         """The primary's delivery id for each of ours that the client has not settled."""
-        self._size_bytes = 0
-        """About the size of the largest recent delivery; 0: none came."""
+        self._window = ReceivingWindow()
         self._beyond = 0
         """Credit of a draining client that the primary was not asked for yet."""
         self._is_asking = False
@@ -142,7 +163,7 @@ class RelayedReceiver(Relayed):
         link, up = self.link, self.up
         if up is None or up.state is not LinkState.OPEN:
             return
-        wanted = min(link.credit, self._window)
+        wanted = min(link.credit, self._window.size)
         if link.drain:
             if wanted == 0:
                 link.drained()
@@ -157,17 +178,11 @@ class RelayedReceiver(Relayed):
     def may_write_again(self) -> None:
         self.credit_changed()
 
-    @property
-    def _window(self) -> int:
-        if not self._size_bytes:
-            return FIRST_WINDOW
-        return max(1, min(WINDOW, WINDOW_BYTES // self._size_bytes))
-
     def _may_ask(self, wanted: int, asked: int) -> bool:
         """Whether to ask the primary for more: the client reads, and enough has come."""
         if wanted <= asked or not self._takes_more:
             return False
-        return wanted < self._window or asked <= wanted // 2
+        return wanted < self._window.size or asked <= wanted // 2
 
     @property
     def _takes_more(self) -> bool:
@@ -190,7 +205,7 @@ class RelayedReceiver(Relayed):
         if self._records is not None:
             self._records.received(None if event.settled else number, event.payload)
         self.relay.client.touch()
-        self._size_bytes = max(len(event.payload), self._size_bytes * 15 // 16)
+        self._window.came(len(event.payload))
         # Later: the primary's link has counted all deliveries of a read when the first of them is
         # handed on, and the client's has counted this one only.
         if not self._is_asking:
@@ -304,10 +319,19 @@ class RelayedRequests(RequestLink, Relayed):
     up: SenderLink | None = None
 
     def __init__(
-        self, context: PeerContext, relay: PrimaryRelay, link: ReceiverLink, address: str
+        self,
+        context: PeerContext,
+        relay: PrimaryRelay,
+        link: ReceiverLink,
+        address: str,
+        twins: TwinRequests | None = None,
     ) -> None:
+        """`twins` answers requests about messages of an entity with a twin."""
         super().__init__(context, relay.client, link, address, self.forward)
         self.relay = relay
+        self._twins = twins
+        self._answering = 0
+        """Requests that `twins` is answering."""
         self._waiting: deque[tuple[bytes, int | None, Asked | None]] = deque()
         """Requests without credit, each with the delivery to settle, and what is recorded of it."""
         self._waiting_bytes = 0
@@ -354,8 +378,11 @@ class RelayedRequests(RequestLink, Relayed):
             self.relay.client.touch()
 
     def _refuse(self, request: Sections, here: int | None, refusal: Refusal) -> None:
+        self._reply(request, here, failure(correlation_id(request), refusal))
+
+    def _reply(self, request: Sections, here: int | None, response: bytes) -> None:
         with suppress(EntityNotFound):  # The client reads no answers any more.
-            self._reply_link(request).send(failure(correlation_id(request), refusal))
+            self._reply_link(request).send(response)
         if here is not None and self.link.state is LinkState.OPEN:
             self.link.session.settle(here, here, ACCEPTED_BYTES, as_receiver=True)
         self.relay.client.touch()
@@ -373,6 +400,9 @@ class RelayedRequests(RequestLink, Relayed):
         except Unauthorized as refusal:
             self.relay.client.log_refusal(f"a request to {self.address!r}", refusal)
             return failure(correlation_id(request), refusal)
+        if self._twins is not None and self._twins.takes(request):
+            self._answer(request, self._twins)
+            return None
         count, encoded = len(self._waiting), join(request)
         size_bytes = self._waiting_bytes + len(encoded)
         if count >= WAITING_MAX or (count and size_bytes > WAITING_BYTES_MAX):
@@ -389,6 +419,23 @@ class RelayedRequests(RequestLink, Relayed):
             self.relay.begin_node(self)
         self._send()
         return None
+
+    def _answer(self, request: Sections, twins: TwinRequests) -> None:
+        """Let the sides answer that have the messages."""
+        if self._answering >= ANSWERING_MAX:
+            raise QuotaExceeded(
+                f"{self._answering} requests are being answered; send fewer at once."
+            )
+        self._answering += 1
+        self.relay.spawn(self._answer_later(request, self.taking, twins))
+
+    async def _answer_later(self, request: Sections, here: int | None, twins: TwinRequests) -> None:
+        try:
+            response = await twins.answer(request)
+        finally:
+            self._answering -= 1
+        if self.link.state is LinkState.OPEN:
+            self._reply(request, here, response)
 
     def take(self, event: DeliveryArrived, now_ms: int) -> None:
         self.taking = None if event.settled else event.delivery_id

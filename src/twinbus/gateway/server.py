@@ -4,7 +4,8 @@ Each loop iteration: peers act on what arrived, then the output of all of them i
 is stored here: an answer is written because a namespace gave one.
 
 `GatewayLinks` checks the rights of a client before anything goes upstream. Sending to an entity
-goes through the failover core. Everything else goes to the primary.
+goes through the failover core. Receivers of an entity with a twin have both sides. Everything else
+goes to the primary.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from twinbus.gateway.relay import PrimaryRelay, require_plain
 from twinbus.gateway.relay_records import RelayRecords
 from twinbus.gateway.relayed_links import RelayedReceiver, RelayedReplies, RelayedRequests
 from twinbus.gateway.sending import PENDING_BYTES_MAX, GatewaySendingLink, PendingSends
+from twinbus.gateway.twin_receiver import TwinReceiver
+from twinbus.gateway.twins import GatewayTwins
 from twinbus.namespace.access import endpoint_of
 from twinbus.servicebus import conditions
 from twinbus.servicebus.names import is_entity_name
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from twinbus.broker.access import Admission
     from twinbus.broker.links.context import LinkClient, LinkOwner, PeerContext
     from twinbus.broker.port_access import PortAccess
+    from twinbus.pairing.receiving.receivers import PairedReceivers
     from twinbus.pairing.sending.client import PairedClient
 
 CLIENT_NAME_MAX: Final = 100
@@ -52,11 +56,14 @@ class GatewayLinks:
         paired: PairedClient,
         primary: UpstreamConnection,
         pending: PendingSends,
+        twins: GatewayTwins | None = None,
     ) -> None:
+        """`twins`: None if no entity has one."""
         self._context = context
         self._paired = paired
         self._primary = primary
         self._pending = pending
+        self._twins = twins
         self._endpoint = endpoint_of(paired.state.primary)
         self._relays: dict[LinkClient, PrimaryRelay] = {}
 
@@ -79,9 +86,13 @@ class GatewayLinks:
     def receiving(
         self, client: LinkClient, link: SenderLink, address: str, now_ms: int
     ) -> LinkOwner:
-        """A receiver from the primary."""
+        """A receiver from the primary, and from the twin of an entity that has one."""
         granted_until_ms = client.grants.require(address, LISTEN, now_ms)
         require_plain(address)
+        if self._twins is not None:
+            both = self._twins.receiver(client, link, address, granted_until_ms)
+            if both is not None:
+                return both
         relay = self._relay(client)
         receiver = RelayedReceiver(relay, link, address, granted_until_ms)
         relay.begin(receiver)
@@ -91,7 +102,8 @@ class GatewayLinks:
         """Requests to a `$management` node of the primary; each needs a right of its own too."""
         self._require_node(client, address)
         relay = self._relay(client)
-        requests = RelayedRequests(self._context, relay, link, address)
+        twins = None if self._twins is None else self._twins.requests(address)
+        requests = RelayedRequests(self._context, relay, link, address, twins)
         relay.begin_node(requests)
         return requests
 
@@ -105,9 +117,9 @@ class GatewayLinks:
     def settle(self, event: Disposed, now_ms: int) -> None:
         if event.state is None and not event.settled:
             return
-        settled: dict[RelayedReceiver, list[int]] = {}
+        settled: dict[RelayedReceiver | TwinReceiver, list[int]] = {}
         for number, link, _ in event.session.take_unsettled(event.first, event.last):
-            if isinstance(link.owner, RelayedReceiver):
+            if isinstance(link.owner, RelayedReceiver | TwinReceiver):
                 settled.setdefault(link.owner, []).append(number)
         for receiver, numbers in settled.items():
             receiver.settle(numbers, event)
@@ -160,8 +172,12 @@ class GatewayServer:
         *,
         patience_s: float,
         pending_bytes_max: int = PENDING_BYTES_MAX,
+        receivers: PairedReceivers | None = None,
     ) -> None:
-        """`patience_s`: how long a client's send may wait for a namespace to accept it."""
+        """`patience_s`: how long a client's send may wait for a namespace to accept it.
+
+        `receivers` are those of the pair, if an entity has a twin.
+        """
         self.name = name
         self.loop = asyncio.get_running_loop()
         self.policy = AccessPolicy(
@@ -181,7 +197,10 @@ class GatewayServer:
         self.pending = PendingSends(name, patience_s, pending_bytes_max)
         self._to_collect: dict[Peer, None] = {}
         self._is_tick_due = False
-        self._links = GatewayLinks(self, client, self.primary, self.pending)
+        self.twins: GatewayTwins | None = None
+        if receivers is not None:
+            self.twins = GatewayTwins(receivers, state.primary.label, self.pending.spawn)
+        self._links = GatewayLinks(self, client, self.primary, self.pending, self.twins)
 
     async def start(self) -> None:
         """Divert over raw links too."""
@@ -246,5 +265,7 @@ class GatewayServer:
         self._tick()
         for peer in list(self.peers):
             peer.close(conditions.CONNECTION_FORCED, "the gateway is shutting down", linger=False)
+        if self.twins is not None:
+            await self.twins.close()
         await self.pending.close()
         await asyncio.gather(self.primary.close(), self.secondary.close())

@@ -86,6 +86,7 @@ SESSION_LOCKED_UNTIL: Final = "com.microsoft:locked-until-utc"
 _SEGMENT: Final = r"(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._~-]+"
 _LATER_SEGMENT: Final = rf"(?!(?i:{SUBSCRIPTIONS})(?:/|\Z)){_SEGMENT}"
 # Without re.ASCII the letters in any case would include U+017F and U+212A.
+_BELOW_ENTITY: Final = re.compile(rf"/\$|/{SUBSCRIPTIONS}/", re.IGNORECASE | re.ASCII)
 _ENTITY: Final = re.compile(rf"{_SEGMENT}(?:/{_LATER_SEGMENT})*", re.ASCII)
 
 ENTITY_NAME_RULE: Final = (
@@ -120,6 +121,11 @@ def not_an_entity_name(path: str) -> str:
 
 def subscription_path(topic: str, name: str) -> str:
     return f"{topic}/{SUBSCRIPTIONS}/{name}"
+
+
+def entity_of(path: str) -> str:
+    """The queue or topic that has a subscription, a dead-letter queue or a node of this path."""
+    return _BELOW_ENTITY.split(path, maxsplit=1)[0]
 
 
 def dead_letter_path(path: str) -> str:

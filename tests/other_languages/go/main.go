@@ -1,8 +1,8 @@
 // A tour of the Go SDK against a broker. Prints one JSON line for each step.
 //
 // The connection string is in SERVICEBUS_CONNECTION_STRING. With UseDevelopmentEmulator=true the
-// tour uses no TLS; otherwise SSL_CERT_FILE names the authority to trust. With two arguments the
-// program is not a tour but a client that sends in an outage.
+// tour uses no TLS; otherwise SSL_CERT_FILE names the authority to trust. With arguments the program
+// is not a tour but a client in an outage: with two it sends, with one it receives.
 package main
 
 import (
@@ -170,7 +170,11 @@ func attempt(each step, t *tour) (problem string) {
 }
 
 func main() {
-	if len(os.Args) > 1 {
+	switch len(os.Args) {
+	case 2:
+		receive(os.Args[1])
+		return
+	case 3:
 		outage(os.Args[1], os.Args[2])
 		return
 	}

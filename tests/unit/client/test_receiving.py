@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from tests.unit.gateway.test_relayed_links import PRIMARY, join, new_primary
+from tests.unit.gateway.joined_namespaces import PRIMARY, join, new_namespace
 from twinbus.amqp.events import (
     Attached,
     DeliveryArrived,
@@ -351,6 +351,26 @@ async def test_a_drain_ends_with_the_answer_or_without_one() -> None:
 
 
 @pytest.mark.virtual_time
+async def test_a_drain_with_credit_ends_with_its_last_delivery_or_with_the_answer() -> None:
+    """A service need not answer a drain whose credit is all used."""
+    world = opened()
+    drain = asyncio.create_task(world.link.drain(5.0, 2))
+    await asyncio.sleep(1)
+    assert world.session.granted[-1] == (2, True)
+    world.deliver(1)
+    await asyncio.sleep(1)
+    assert not drain.done()
+    world.deliver(2)
+    assert await drain is True
+    assert len(world.arrived) == 2
+    drain = asyncio.create_task(world.link.drain(5.0, 2))
+    await asyncio.sleep(1)
+    world.deliver(3)
+    world.upstream._on_event(Drained(world.amqp))
+    assert await drain is True
+
+
+@pytest.mark.virtual_time
 async def test_a_link_knows_when_it_was_last_heard() -> None:
     world, loop = opened(), asyncio.get_running_loop()
     heard = [world.link.heard_at]
@@ -463,7 +483,7 @@ class Joined:
     """A broker in memory with a queue, and a connection to it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
-        self.server = new_primary()
+        self.server = new_namespace()
         self.queue = self.server.namespace.create_queue(
             "orders", QueueDescription(**settings), self.server.now_ms()
         )

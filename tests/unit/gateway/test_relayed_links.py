@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Coroutine
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from tests.unit.broker.fakes import facts
-from tests.unit.broker.links.joined import JoinedTransport, new_server
+from tests.unit.broker.links.joined import new_server
 from tests.unit.broker.links.one_client import (
     BODY,
     EARLY_RECEIVING,
@@ -24,22 +23,20 @@ from tests.unit.broker.links.one_client import (
     outcome_of,
     pairs,
 )
+from tests.unit.gateway.joined_namespaces import PRIMARY, join, new_namespace
 from twinbus.amqp.events import Attached, CreditChanged, DeliveryArrived, Disposed, Event
 from twinbus.amqp.frames import FrameOutput, decode_performative
 from twinbus.amqp.link import MAX_MESSAGE_BYTES, LinkState, ReceiverLink, SenderLink
 from twinbus.amqp.message import Sections
 from twinbus.amqp.performatives import Accepted, Attach, Flow, Source, Target
 from twinbus.amqp.session import Session
-from twinbus.amqp.transport import ClientTransport
 from twinbus.amqp.types import UInt
-from twinbus.broker.descriptions import AuthorizationRule, QueueDescription
+from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.links.context import REPLIES_MAX, ReplyLinks
 from twinbus.broker.links.peer import Peer
 from twinbus.broker.refusals import EntityNotFound, QuotaExceeded
-from twinbus.broker.sas import ALL_RIGHTS
 from twinbus.broker.server import BrokerServer
-from twinbus.broker.storage.store import MemoryStore
-from twinbus.client.connection import MACHINE, NamespaceConnection
+from twinbus.client.connection import MACHINE
 from twinbus.client.links import UpstreamConnection, Wire
 from twinbus.client.request_node import RequestRefused
 from twinbus.gateway.relay import PrimaryRelay, Relayed
@@ -281,7 +278,7 @@ async def test_two_frames_in_one_read_do_what_they_do_in_two(
 ) -> None:
     outcomes = []
     for is_one_read in (True, False):
-        primary = new_primary()
+        primary = new_namespace()
         gateway = JoinedGateway(primary, monkeypatch)
         world = OneClient(primary, gateway, sends=False)
         outcomes.append(await outcome_of(world, pair, is_one_read=is_one_read))
@@ -294,7 +291,7 @@ async def test_two_frames_in_one_read_do_what_they_do_in_two(
 async def test_settlements_right_before_the_end_of_their_link_count(
     end: Action, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    primary = new_primary()
+    primary = new_namespace()
     gateway = JoinedGateway(primary, monkeypatch)
     world = OneClient(primary, gateway, sends=False)
     actions = (OneClient.accept, OneClient.release, OneClient.abandon, end)
@@ -311,7 +308,7 @@ async def test_our_own_client_hears_an_acceptance_right_before_the_end_of_its_li
     end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would send the same message again."""
-    primary = new_primary()
+    primary = new_namespace()
     queue = primary.namespace.create_queue("orders", QueueDescription(), primary.now_ms())
     ends = join(primary, monkeypatch)
     upstream = UpstreamConnection(Namespace.from_connection_string(PRIMARY), 60.0)
@@ -345,7 +342,7 @@ async def test_our_own_client_hears_an_acceptance_right_before_the_end_of_its_li
 async def test_frames_before_the_answer_are_kept(
     actions: tuple[Action, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    primary = new_primary()
+    primary = new_namespace()
     gateway = JoinedGateway(primary, monkeypatch)
     world = OneClient(primary, gateway, sends=False)
     await check_before_the_answer(world, actions)
@@ -365,65 +362,6 @@ async def test_a_sender_is_told_no_larger_message_than_the_gateway_keeps(
     GatewaySendingLink(cast("Any", None), client, link, "orders", target, pool, 0).attach()
     most_bytes = MAX_MESSAGE_BYTES if said_bytes is not None else UNKNOWN_LIMIT_BYTES
     assert link.limit_bytes - BATCH_ALLOWANCE == min(said_bytes or most_bytes, most_bytes)
-
-
-PRIMARY = (
-    "Endpoint=sb://localhost:1;SharedAccessKeyName=root;SharedAccessKey=a2V5;"
-    "UseDevelopmentEmulator=true;"
-)
-
-
-def new_primary() -> BrokerServer:
-    rule = AuthorizationRule(key_name="root", primary_key="a2V5", rights=ALL_RIGHTS)
-    return BrokerServer("primary", MemoryStore(), [rule])
-
-
-class Pipe(JoinedTransport):
-    """One direction: what is written in a turn of the loop is read at once in the next."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reader: asyncio.Protocol
-        self.is_held = False
-        """Whether what is written waits until `release`."""
-
-    def write(self, data: bytes) -> None:
-        if not self.written and not self.is_held:
-            asyncio.get_running_loop().call_soon(self.release)
-        super().write(data)
-
-    def release(self) -> None:
-        self.is_held = False
-        data, self.written = self.written, b""
-        if data and not self.is_closed:
-            self.reader.data_received(data)
-
-    def close(self) -> None:
-        if not self.is_closed:
-            self.release()
-            self.is_closed = True
-            asyncio.get_running_loop().call_soon(self.reader.connection_lost, None)
-
-    abort = close
-
-
-def join(primary: BrokerServer, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Peer, Pipe]]:
-    """Connect each `NamespaceConnection` to this broker; return its ends and what they write to."""
-    made: list[tuple[Peer, Pipe]] = []
-
-    async def connect(self: NamespaceConnection, tls: ssl.SSLContext | None) -> ClientTransport:
-        client = ClientTransport(
-            self._connection, self._on_transport_event, self._on_deliveries_read
-        )
-        peer, up, down = primary.peer(), Pipe(), Pipe()
-        up.reader, down.reader = peer, client
-        peer.connection_made(cast("asyncio.Transport", down))
-        client.connection_made(cast("asyncio.Transport", up))
-        made.append((peer, down))
-        return client
-
-    monkeypatch.setattr(NamespaceConnection, "_connect", connect)
-    return made
 
 
 class JoinedGateway:

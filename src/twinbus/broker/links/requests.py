@@ -97,7 +97,7 @@ class ManagementContext:
 class ManagementRequest:
     """One request: what to do, with which arguments, and through which of the client's links."""
 
-    __slots__ = ("_arguments", "link_name", "operation")
+    __slots__ = ("arguments", "link_name", "operation")
 
     def __init__(self, sections: Sections) -> None:
         """Read a request; `MalformedMessage` if it cannot be read."""
@@ -105,13 +105,13 @@ class ManagementRequest:
         body = _decoded(decode_value, sections.body) if sections.body else {}
         if not isinstance(body, dict):
             raise MalformedMessage("The body of a management request must be a map.")
-        self._arguments: dict[str, Any] = {str(name): value for name, value in body.items()}
+        self.arguments: dict[str, Any] = {str(name): value for name, value in body.items()}
         self.operation = text_of(headers.get("operation")) or ""
         self.link_name = text_of(headers.get("associated-link-name"))
 
     def get(self, name: str) -> Any:
         """The argument as it was sent; None if it was not."""
-        return self._arguments.get(name)
+        return self.arguments.get(name)
 
     def text(self, name: str) -> str:
         value = self.optional_text(name)
@@ -184,7 +184,7 @@ class ManagementRequest:
         return {str(key): entry for key, entry in value.items()}
 
     def _invalid(self, name: str, expected: str) -> ArgumentInvalid:
-        given = type(self.get(name)).__name__ if name in self._arguments else "nothing"
+        given = type(self.get(name)).__name__ if name in self.arguments else "nothing"
         return ArgumentInvalid(f"{name} of {self.operation} must be {expected}; got {given}.")
 
 

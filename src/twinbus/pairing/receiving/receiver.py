@@ -34,7 +34,7 @@ from twinbus.pairing.core.sides import Side
 from twinbus.pairing.receiving.copies import SecondCopies
 from twinbus.pairing.receiving.inbox import Entry, Inbox
 from twinbus.pairing.receiving.settings import ReceiverSettings
-from twinbus.pairing.receiving.side import ReceivingSide, SideOwner
+from twinbus.pairing.receiving.side import ReceivingSide, SideOwner, is_refusal
 from twinbus.pairing.sdk.received import (
     PairedSession,
     Undecodable,
@@ -50,7 +50,7 @@ from twinbus.pairing.sdk.received import (
     set_origin,
 )
 from twinbus.servicebus import conditions
-from twinbus.servicebus.failures import FailureMeaning, NamespaceFailure
+from twinbus.servicebus.failures import NamespaceFailure
 from twinbus.servicebus.twins import is_of_secondary, own_number
 from twinbus.status.document import ReceiverStatus, ReceivingSideStatus
 
@@ -166,7 +166,7 @@ class PairedReceiver(AsyncIterator[ServiceBusReceivedMessage]):
                 await self._keep_first(sides)
             else:
                 error = await sides[0].first_result()
-                if error is not None and (sides[0].has_ended or _is_refusal(error)):
+                if error is not None and (sides[0].has_ended or is_refusal(error)):
                     raise sdk_error(error, self.entity_path)
         except BaseException:
             self._shutdown = True
@@ -288,7 +288,7 @@ class PairedReceiver(AsyncIterator[ServiceBusReceivedMessage]):
             self.require_live()
         sides = self._inbox.sides
         error = sides[0].error
-        if error is not None and _is_refusal(error) and all(one.state != "open" for one in sides):
+        if error is not None and is_refusal(error) and all(one.state != "open" for one in sides):
             raise sdk_error(error, self.entity_path)
 
     def _hand_out(self, entry: Entry) -> ServiceBusReceivedMessage | None:
@@ -556,10 +556,3 @@ class PairedReceiver(AsyncIterator[ServiceBusReceivedMessage]):
 def _side_of(number: int) -> Side:
     """The side that a sequence number names."""
     return Side.SECONDARY if is_of_secondary(number) else Side.PRIMARY
-
-
-def _is_refusal(error: Exception) -> bool:
-    """Whether the entity answered that this receiver cannot have it, and waiting does not help."""
-    if not isinstance(error, NamespaceFailure):
-        return False
-    return not error.meaning.retried and error.meaning is not FailureMeaning.OTHER

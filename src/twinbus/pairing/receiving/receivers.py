@@ -29,7 +29,7 @@ from twinbus.pairing.core.sides import Side
 from twinbus.pairing.observing.recording import Recorder
 from twinbus.pairing.receiving.receiver import PairedReceiver
 from twinbus.pairing.receiving.settings import receiver_settings
-from twinbus.pairing.receiving.side import NotReadable, ReceivingSide, SideOwner
+from twinbus.pairing.receiving.side import LinkSettings, NotReadable, ReceivingSide, SideOwner
 from twinbus.servicebus.twins import is_listed, is_named, twin_mark
 from twinbus.status.document import ReceiverStatus
 
@@ -38,6 +38,9 @@ log = logging.getLogger("twinbus.receiving")
 ANSWER_LEAST_S: Final = 5.0
 """Time for an answer on the connections of receivers, if the attempt timeout is not longer: a
 receiver has no caller who waits for a failover."""
+
+MARKED_S: Final = 60.0
+"""How long a mark that was read counts for other receivers: reading it is a request."""
 
 
 class PairedReceivers:
@@ -59,6 +62,8 @@ class PairedReceivers:
         self._connections: dict[Side, UpstreamConnection] = {}
         self._receivers: set[PairedReceiver] = set()
         self._sides: WeakSet[ReceivingSide] = WeakSet()
+        self._marked_until: dict[str, float] = {}
+        """Until when the mark of a twin that was read counts."""
 
     def has_twin(self, entity: str) -> bool:
         """Whether the options say that an entity has a twin."""
@@ -76,16 +81,9 @@ class PairedReceivers:
         has_twin = self.has_twin(entity)
         if settings.session is not NO_SESSION and not self._options.twins_with_sessions:
             has_twin = False  # Senders divert its messages to the backlog, not to the twin.
-        is_readable = partial(self._require_mark, entity)
-
-        def sides(owner: SideOwner) -> list[ReceivingSide]:
-            make = partial(self._side, settings.for_link(), owner)
-            twins = [make(Side.SECONDARY, is_readable)] if has_twin else []
-            return [make(Side.PRIMARY, None), *twins]
-
         receiver = PairedReceiver(
             settings,
-            sides,
+            partial(self.sides, entity, settings.for_link(), has_twin=has_twin),
             namespace=primary.fully_qualified_namespace,
             label=primary.label,
             has_twin=has_twin,
@@ -93,6 +91,16 @@ class PairedReceivers:
         )
         self._receivers.add(receiver)
         return receiver
+
+    def sides(
+        self, entity: str, settings: LinkSettings, owner: SideOwner, *, has_twin: bool
+    ) -> list[ReceivingSide]:
+        """Make what reads an entity, the primary first; the owner starts and closes them."""
+        make = partial(self._side, settings, owner)
+        primary = make(Side.PRIMARY, None)
+        if not has_twin:
+            return [primary]
+        return [primary, make(Side.SECONDARY, partial(self.require_mark, entity))]
 
     def status(self) -> dict[str, ReceiverStatus]:
         """The open receivers, by client identifier."""
@@ -118,14 +126,14 @@ class PairedReceivers:
 
     def _side(
         self,
-        settings: Any,
+        settings: LinkSettings,
         owner: SideOwner,
         side: Side,
         may_read: Callable[[], Any] | None,
     ) -> ReceivingSide:
         made = ReceivingSide(
             side,
-            self._connection(side),
+            self.connection(side),
             settings,
             owner,
             may_read=may_read,
@@ -134,7 +142,8 @@ class PairedReceivers:
         self._sides.add(made)
         return made
 
-    def _connection(self, side: Side) -> UpstreamConnection:
+    def connection(self, side: Side) -> UpstreamConnection:
+        """Return the connection that all receivers of a side share."""
         connection = self._connections.get(side)
         if connection is None:
             connection = self._connections[side] = UpstreamConnection(
@@ -145,8 +154,11 @@ class PairedReceivers:
             )
         return connection
 
-    async def _require_mark(self, entity: str) -> None:
+    async def require_mark(self, entity: str) -> None:
         """Raise NotReadable if the secondary's namesake of an entity must not be read."""
+        now, key = self._environment.monotonic(), entity.lower()
+        if now < self._marked_until.get(key, now):
+            return
         label = self._namespaces[Side.PRIMARY].label
         endpoint = endpoint_of(self._namespaces[Side.SECONDARY])
         billed = BilledRequests(endpoint.label, side="secondary", ledger=self._recorder.ledger)
@@ -155,6 +167,7 @@ class PairedReceivers:
         except NotAnswered as error:
             raise ConnectionLost(str(error)) from error
         if marked or (marked is None and is_named(self._options.twins, entity)):
+            self._marked_until[key] = now + MARKED_S
             return
         if marked is None:
             raise NotReadable(

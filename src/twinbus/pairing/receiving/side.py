@@ -68,6 +68,13 @@ NOT_READABLE_S: Final = 300.0
 """Pause after an entity that must not be read: whether that has changed is a billed request."""
 
 
+def is_refusal(error: Exception) -> bool:
+    """Whether the entity answered that this receiver cannot have it, and waiting does not help."""
+    if not isinstance(error, NamespaceFailure):
+        return False
+    return not error.meaning.retried and error.meaning is not FailureMeaning.OTHER
+
+
 class NotReadable(NamespaceFailure):
     """An entity of the secondary is not a twin, and is not read."""
 
@@ -138,6 +145,8 @@ class ReceivingSide:
         self._wanted = 0
         self._idle_since = 0.0
         self._is_draining = False
+        self._checking = asyncio.Lock()
+        """Held while credit is drained and granted: one drain must not end another."""
         self._unsettled: dict[Delivery, float] = {}
         """What the application holds, and since when."""
         self._settling = 0
@@ -183,6 +192,11 @@ class ReceivingSide:
     def credit(self) -> int:
         return 0 if self.link is None else self.link.credit
 
+    @property
+    def outstanding(self) -> int:
+        """Deliveries that may come, also if a check has taken their credit for a moment."""
+        return max(self.credit, self._wanted)
+
     def want(self, credit: int) -> None:
         """Let up to `credit` deliveries come; 0 takes back what was granted before."""
         link, self._wanted = self.link, credit
@@ -193,6 +207,19 @@ class ReceivingSide:
         elif link.credit:
             self._idle_since = self._loop.time()
             self._changed.set()
+
+    async def drain(self, credit: int = 0) -> bool:
+        """Let up to `credit` deliveries come that are ready, and take all other credit back.
+
+        Return whether the link answered. One that did not is replaced.
+        """
+        async with self._checking:
+            link, self._wanted = self.link, 0
+            if link is None or not link.is_open or self.has_ended:
+                return False
+            is_gone = await self._checked(link, LinkCheck.DRAIN, credit)
+        self._changed.set()  # More may be wanted by now, or the link is gone.
+        return not is_gone
 
     def _grant(self, link: ReceivingLink) -> None:
         if self._wanted > link.credit:
@@ -290,20 +317,24 @@ class ReceivingSide:
     async def _attend(self, link: ReceivingLink) -> None:
         """Grant, drain and check one link until it ends or is replaced."""
         while self.link is link and link.is_open and not self.has_ended:
-            now = self._loop.time()
-            if self._wanted:
-                self._grant(link)
-            elif link.credit and now >= self._idle_since + LINGER_S:
-                if await self._checked(link, LinkCheck.DRAIN):
-                    return
-                continue
-            check = self._watchdog.check(now, unsettled=self._locked, is_session=self.is_session)
-            if check is LinkCheck.NOTHING:
-                await self._wait(link)
-            elif await self._checked(link, check):
-                return
+            async with self._checking:
+                check = self._due_check(link)
+                if check is not LinkCheck.NOTHING:
+                    if await self._checked(link, check):
+                        return
+                    continue
+            await self._wait(link)
         if self.link is link and not self.has_ended:  # At the end, `close` needs the link.
             self.link = None
+
+    def _due_check(self, link: ReceivingLink) -> LinkCheck:
+        """Grant what is wanted; return whether credit is to be taken back or the link checked."""
+        now = self._loop.time()
+        if self._wanted:
+            self._grant(link)
+        elif link.credit and now >= self._idle_since + LINGER_S:
+            return LinkCheck.DRAIN
+        return self._watchdog.check(now, unsettled=self._locked, is_session=self.is_session)
 
     async def _wait(self, link: ReceivingLink) -> None:
         """Wait until something is to be done: credit, a check, or the end of the link."""
@@ -317,10 +348,13 @@ class ReceivingSide:
                 await self._changed.wait()
         self._changed.clear()
 
-    async def _checked(self, link: ReceivingLink, check: LinkCheck) -> bool:
-        """Drain a link, and replace it if it does not answer; return whether it is gone."""
+    async def _checked(self, link: ReceivingLink, check: LinkCheck, ready: int = 0) -> bool:
+        """Drain a link, and replace it if it does not answer; return whether it is gone.
+
+        Without credit that is wanted, up to `ready` deliveries may come.
+        """
         # A check lets the entity send what it has; credit that nobody wants is taken back.
-        credit, delivered = link.credit if self._wanted else 0, self.delivered
+        credit, delivered = link.credit if self._wanted else ready, self.delivered
         self._is_draining = True
         is_answered = await link.drain(DRAIN_ANSWER_S, credit)
         self._is_draining = False
@@ -397,6 +431,10 @@ class ReceivingSide:
         """The application got this message and will settle it."""
         if not delivery.settled:
             self._unsettled[delivery] = self._loop.time()
+
+    def was_settled(self, delivery: Delivery) -> None:
+        """The application has settled this message on its link."""
+        self._unsettled.pop(delivery, None)
 
     async def settle(
         self,

@@ -46,7 +46,9 @@ class Link:
         self.settles: Callable[..., None] = lambda done: done(None)
         self.answers_drains = True
         self.brings_when_checked = False
+        self.drain_takes_s = 0.0
         self.drains = 0
+        self.drained: list[int] = []
 
     async def open(self, timeout_s: float) -> None:
         self.world.opened_at.append(self.world.now)
@@ -60,9 +62,11 @@ class Link:
 
     async def drain(self, timeout_s: float, credit: int = 0) -> bool:
         self.drains += 1
+        self.drained.append(credit)
         self.credit = 0
         if credit and self.brings_when_checked:
             self.on_delivery(Delivered(self))
+        await asyncio.sleep(self.drain_takes_s)
         if not self.answers_drains:
             await asyncio.sleep(timeout_s)
         return self.answers_drains
@@ -311,6 +315,60 @@ def test_a_session_with_unsettled_messages_is_only_drained(
         assert len(world.links) == 1
         assert world.link.drains > 2
         assert world.connection.dropped == [], "its lock would be lost with the connection"
+        await world.side.close([])
+
+    run_virtual(story())
+
+
+def test_a_drain_lets_what_is_ready_come_and_leaves_no_credit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        world = await World(monkeypatch).started()
+        world.side.want(5)
+        await world.passes(0)
+        assert await world.side.drain(3)
+        assert (world.link.drained, world.side.credit) == ([3], 0)
+        await world.passes(1)
+        assert (world.link.drains, world.side.credit) == (1, 0)
+        world.side.want(2)
+        await world.passes(0)
+        assert world.side.credit == 2
+        await world.side.close([])
+
+    run_virtual(story())
+
+
+def test_drains_of_one_side_follow_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One would end the other without an answer, and its link would be replaced."""
+
+    async def story() -> None:
+        world = await World(monkeypatch).started()
+        world.link.drain_takes_s = 1.0
+        world.side.want(5)
+        await world.passes(0)
+        world.side.want(0)  # Soon drained by the side itself.
+        await world.passes(0.1)
+        assert await world.side.drain(3)
+        assert (world.link.drained, len(world.links)) == ([0, 3], 1)
+        await world.side.close([])
+
+    run_virtual(story())
+
+
+def test_a_link_that_does_not_answer_the_drain_of_its_owner_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        world = await World(monkeypatch).started()
+        world.link.answers_drains = False
+        assert not await world.side.drain(1)
+        await world.passes(1)
+        assert len(world.links) == 2
+        assert await world.side.drain(1)
+        world.failures = [LOST]
+        world.link.end(LOST)
+        assert not await world.side.drain(1)
         await world.side.close([])
 
     run_virtual(story())
