@@ -23,6 +23,9 @@ from twinbus.transfer.identity import MessageNames, read_names
 SECOND_COPY: Final = "second_copy"
 """State of the completion of a message that was not handed out, for its other copy was."""
 
+DELETED: Final = "deleted"
+"""State of a receive that completed the message too: no settlement follows."""
+
 ERROR_LENGTH_MAX: Final = 300
 
 NO_FREE_SESSION: Final = (conditions.TIMEOUT, conditions.SESSION_TAKEN)
@@ -43,6 +46,7 @@ _Kind = tuple[str, str, str | None, str | None]
 """Operation, outcome, error and state."""
 
 _RECEIVED: Final[_Kind] = ("receive", "ok", None, None)
+_RECEIVED_AND_DELETED: Final[_Kind] = ("receive", "ok", None, DELETED)
 
 
 class DeliveryLedger(Protocol):
@@ -80,10 +84,14 @@ class ConsumerRecords:
         self._rows: dict[_Kind, list[_Row]] = {}
         """The lines of this turn."""
 
-    def received(self, data: bytes) -> MessageNames:
-        """Note a message that was delivered; return what its settlement is recorded with."""
+    def received(self, data: bytes, *, is_deleted: bool = False) -> MessageNames:
+        """Note a message that was delivered; return what its settlement is recorded with.
+
+        `is_deleted`: the service keeps no copy of it (receive and delete).
+        """
         names = read_names(data)
-        self._add(_RECEIVED, (names[0], len(data), names[1], None))
+        kind = _RECEIVED_AND_DELETED if is_deleted else _RECEIVED
+        self._add(kind, (names[0], len(data), names[1], None))
         return names
 
     def settled(

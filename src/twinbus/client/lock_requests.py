@@ -102,7 +102,7 @@ async def receive_deferred(
     found = await receive_by_numbers(opened, path, numbers, mode=mode, session=session)
     if (records := connection.records(path)) is not None:
         for message in found:
-            records.received(message.data)
+            records.received(message.data, is_deleted=receive_and_delete)
     return found
 
 

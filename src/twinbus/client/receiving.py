@@ -336,7 +336,7 @@ class ReceivingLink(IncomingOwner):
             return
         delivery = Delivery(self, event.delivery_id, event.tag, event.payload, event.settled)
         if self._records is not None:
-            delivery.names = self._records.received(event.payload)
+            delivery.names = self._records.received(event.payload, is_deleted=event.settled)
         if self._is_closing and not event.settled:
             self.settle(delivery, RELEASE, _ignore)
         else:

@@ -122,7 +122,8 @@ class RelayRecords:
         messages = [] if records is None else _messages_in(answer)
         for data, token in messages:
             assert records is not None
-            names = records.received(data)
+            # Without a lock token it was received and deleted.
+            names = records.received(data, is_deleted=token is None)
             if token is not None:
                 self._by_token[token] = names
                 if len(self._by_token) > TOKENS_MAX:
@@ -145,9 +146,12 @@ class ReceiverRecords:
         self.asks_session = False
         """The primary was asked for a session and has not answered."""
 
-    def received(self, number: int | None, data: bytes) -> None:
-        """A message came; `number` is our delivery id, None: there is nothing to settle."""
-        names = self._records.received(data)
+    def received(self, number: int | None, data: bytes, *, is_deleted: bool = False) -> None:
+        """A message came; `number` is our delivery id, None: there is nothing to settle.
+
+        `is_deleted`: it came settled, so the primary keeps no copy.
+        """
+        names = self._records.received(data, is_deleted=is_deleted)
         if number is not None:
             self._held[number] = names
 

@@ -193,7 +193,7 @@ class RelayedReceiver(Relayed):
         link = self.link
         if link.state is not LinkState.OPEN:
             if self._records is not None:
-                self._records.received(None, event.payload)
+                self._records.received(None, event.payload, is_deleted=event.settled)
             return
         # The client may have taken its credit back while this was on its way: it must expect that.
         link.credit = max(link.credit, 1)
@@ -203,7 +203,8 @@ class RelayedReceiver(Relayed):
         if not event.settled:
             self._numbers[number] = event.delivery_id
         if self._records is not None:
-            self._records.received(None if event.settled else number, event.payload)
+            held = None if event.settled else number
+            self._records.received(held, event.payload, is_deleted=event.settled)
         self.relay.client.touch()
         self._window.came(len(event.payload))
         # Later: the primary's link has counted all deliveries of a read when the first of them is

@@ -88,6 +88,15 @@ def opened(**options: Any) -> Recorded:
     return world
 
 
+async def test_a_message_that_came_settled_is_recorded_as_received_and_deleted() -> None:
+    """The broker records a completion for it too, and no line of a settlement follows."""
+    world = opened(receive_and_delete=True)
+    world.bring(1, settled=True)
+    world.bring(2)
+    await asyncio.sleep(0)
+    assert world.ledger.told() == [("receive", "m-1", "ok", "deleted"), ("receive", "m-2", "ok")]
+
+
 async def test_the_deliveries_of_a_turn_are_one_group_of_lines() -> None:
     world = opened()
     world.bring(1, 2)

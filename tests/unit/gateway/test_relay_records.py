@@ -187,7 +187,10 @@ async def test_a_settlement_that_is_not_answered_is_unknown() -> None:
     receiver.received(2, message(2))
     receiver.settled(2, 102, Accepted(), is_answered=False)
     receiver.confirmed(102, Accepted())
-    receiver.received(None, message(3))
+    receiver.received(None, message(3), is_deleted=True)
+    deleted = [one for one in await world.told() if one[1] == "m-3"]
+    assert [one[0] for one in deleted] == ["receive"]
+    assert "deleted" in deleted[0]
     found = [one[:3] for one in await world.told() if one[0] != "receive"]
     assert found == [("complete", "m-1", "unknown"), ("complete", "m-2", "unknown")]
     assert world.receiver._held == {}
