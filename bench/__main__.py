@@ -19,6 +19,7 @@ BENCHMARKS = (
     "paired_send_vs_sdk",
     "paired_batch_vs_sdk",
     "blocking_send_vs_sdk",
+    "paired_receive_vs_sdk",
     "processor_vs_loop",
     "gateway_vs_direct",
     "relay_vs_shovel",

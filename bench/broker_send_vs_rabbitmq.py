@@ -45,8 +45,8 @@ MESSAGE_COUNT = re.compile(r"<MessageCount>(\d+)</MessageCount>")
 QUEUE_ENTRY = (
     '<entry xmlns="http://www.w3.org/2005/Atom"><content type="application/xml">'
     "<QueueDescription"
-    ' xmlns="http://schemas.microsoft.com/netservices/2010/10/servicebus/connect"/>'
-    "</content></entry>"
+    ' xmlns="http://schemas.microsoft.com/netservices/2010/10/servicebus/connect">'
+    "<UserMetadata>{}</UserMetadata></QueueDescription></content></entry>"
 )
 
 
@@ -66,8 +66,8 @@ class Twinbus:
         self.audience = f"{endpoint}/"
         self.token = sign(self.audience, rule_name, key, int(time.time()) + TOKEN_LIFE_S)
 
-    def declare_queue(self, name: str) -> None:
-        self._administer("PUT", name, QUEUE_ENTRY)
+    def declare_queue(self, name: str, metadata: str = "") -> None:
+        self._administer("PUT", name, QUEUE_ENTRY.format(metadata))
 
     def delete_queue(self, name: str) -> None:
         self._administer("DELETE", name)
