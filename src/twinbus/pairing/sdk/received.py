@@ -1,8 +1,7 @@
 """Messages, sessions and errors of a paired receiver, as the SDK's own receiver gives them.
 
-The one file of the receiving side that touches internals of the SDK: it decodes a delivery with the
-SDK's decoder, so that an application gets `ServiceBusReceivedMessage` objects that behave alike
-whichever client carried them.
+With decoding.py it is all of the receiving side that touches internals of the SDK. An application
+gets `ServiceBusReceivedMessage` objects that behave alike whichever client carried them.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from typing import Any, Final, Protocol
 from uuid import UUID
 
 from azure.servicebus import ServiceBusReceivedMessage, ServiceBusReceiveMode
-from azure.servicebus._pyamqp._decode import decode_payload
 from azure.servicebus.aio import ServiceBusSession
 from azure.servicebus.exceptions import (
     MessageAlreadySettled,
@@ -34,6 +32,7 @@ from azure.servicebus.exceptions import (
 
 from twinbus.client.request_node import RequestRefused
 from twinbus.pairing.core.sides import Side
+from twinbus.pairing.sdk.decoding import decode_message
 from twinbus.servicebus import conditions
 from twinbus.servicebus.failures import MISSING_STATUS, FailureMeaning, NamespaceFailure
 from twinbus.servicebus.names import SEQUENCE_NUMBER
@@ -63,7 +62,7 @@ def received_message(
     `how` are the SDK's own: lock_token, is_deferred_message, is_peeked_message.
     """
     try:
-        decoded = decode_payload(memoryview(data))
+        decoded = decode_message(data)
     except Exception as error:
         # Its decoder raises whatever its own code meets: foreign bytes, written by any client.
         raise Undecodable(f"the SDK cannot decode the message: {error!r:.200}") from error
