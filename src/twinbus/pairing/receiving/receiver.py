@@ -15,19 +15,20 @@ of the secondary has bit 62 set; credit is drained when a call ends and when the
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import datetime
 from functools import partial
 from typing import Any, Final, Self, TypeVar
+from uuid import UUID
 
 from azure.servicebus import ServiceBusReceivedMessage
 from azure.servicebus.exceptions import SessionLockLostError
 
 from twinbus.client import lock_requests
+from twinbus.client.consumer_records import NO_NAMES
 from twinbus.client.outcomes import COMPLETE, SettlingOutcome, abandon, dead_letter, defer
-from twinbus.client.receiving import NEXT_SESSION, NO_SESSION, ReceivingLink
+from twinbus.client.receiving import NEXT_SESSION, NO_SESSION, Delivery, ReceivingLink
 from twinbus.client.request_node import LinkEnded
 from twinbus.errors import error_text
 from twinbus.pairing.core.sides import Side
@@ -53,6 +54,7 @@ from twinbus.servicebus import conditions
 from twinbus.servicebus.failures import NamespaceFailure
 from twinbus.servicebus.twins import is_of_secondary, own_number
 from twinbus.status.document import ReceiverStatus, ReceivingSideStatus
+from twinbus.transfer.identity import MessageNames
 
 log = logging.getLogger("twinbus.receiving")
 
@@ -447,20 +449,22 @@ class PairedReceiver(AsyncIterator[ServiceBusReceivedMessage]):
         require_settleable(message, action, self._settings.receive_mode)
         if self._session is None:
             require_unexpired(message)
-        side, delivery, token = self._place_of(message)
-        number = own_number(message.sequence_number or 0)
+        side, delivery = self._place_of(message)
+        token, names = None, NO_NAMES
+        if delivery is None:
+            token, names = _token_of(message), _names_of(message)
 
         def confirmed() -> None:
             mark_settled(message)
             if outcome is COMPLETE and delivery is not None:
                 self._inbox.completed(Entry(side, delivery))
             elif action != "abandon":
-                self._inbox.gone(side, number)
+                self._inbox.gone(side, own_number(message.sequence_number or 0))
 
-        message_id = message.message_id
-        names = None if message_id is None else str(message_id), number or None
-        with self._sdk_errors():
+        try:
             await side.settle(delivery, token, outcome, confirmed, names)
+        except (NamespaceFailure, TimeoutError) as error:
+            raise self._sdk_error(error) from error
 
     async def renew_message_lock(
         self, message: ServiceBusReceivedMessage, *, timeout: float | None = None, **kwargs: Any
@@ -474,7 +478,7 @@ class PairedReceiver(AsyncIterator[ServiceBusReceivedMessage]):
         self.require_live()
         require_settleable(message, "renew", self._settings.receive_mode)
         require_timeout(timeout, kwargs)
-        side, _, token = self._place_of(message)
+        (side, _), token = self._place_of(message), _token_of(message)
         path, connection = self.entity_path, side.connection
         renew = partial(lock_requests.renew_locks, connection, path, [token])
         until = (await self._request(side, timeout, renew)).get(token)
@@ -507,30 +511,28 @@ class PairedReceiver(AsyncIterator[ServiceBusReceivedMessage]):
     async def _request(
         self, side: ReceivingSide, timeout_s: float | None, ask: Callable[[], Awaitable[T]]
     ) -> T:
-        with self._sdk_errors():
+        try:
             async with asyncio.timeout(timeout_s):
                 return await side.request(ask)
-
-    @contextlib.contextmanager
-    def _sdk_errors(self) -> Any:
-        """Raise failures of our own client in the block as the SDK's errors."""
-        try:
-            yield
         except (NamespaceFailure, TimeoutError) as error:
-            raised = sdk_error(error, self.entity_path)
-            if isinstance(raised, SessionLockLostError) and self._session is not None:
-                self._session.lose()
-                self._inbox.stop()
-            raise raised from error
+            raise self._sdk_error(error) from error
 
-    def _place_of(self, message: ServiceBusReceivedMessage) -> tuple[ReceivingSide, Any, Any]:
-        """The side of a message, its delivery (None: settle it by token), and its lock token."""
-        origin, token = origin_of(message), lock_token_of(message)
-        if token is None:
-            raise ValueError("Unable to settle or renew: the message has no lock token.")
+    def _sdk_error(self, error: Exception) -> Exception:
+        """Return a failure of our own client as the SDK's error; note that a session is lost."""
+        raised = sdk_error(error, self.entity_path)
+        if isinstance(raised, SessionLockLostError) and self._session is not None:
+            self._session.lose()
+            self._inbox.stop()
+        return raised
+
+    def _place_of(
+        self, message: ServiceBusReceivedMessage
+    ) -> tuple[ReceivingSide, Delivery | None]:
+        """The side of a message, and its delivery there; None: it is settled by lock token."""
+        origin = origin_of(message)
         if origin.side in self._inbox.sides:
-            return origin.side, origin.delivery, token
-        return self._side(_side_of(message.sequence_number or 0)), None, token
+            return origin.side, origin.delivery
+        return self._side(_side_of(message.sequence_number or 0)), None
 
     def _side(self, wanted: Side) -> ReceivingSide:
         for side in self._inbox.sides:
@@ -551,6 +553,20 @@ class PairedReceiver(AsyncIterator[ServiceBusReceivedMessage]):
             if (link := self._held(side)) is not None:
                 return side, link
         raise SessionLockLostError(message=f"{self.entity_path}: no side holds the session now")
+
+
+def _token_of(message: ServiceBusReceivedMessage) -> UUID:
+    token = lock_token_of(message)
+    if token is None:
+        raise ValueError("Unable to settle or renew: the message has no lock token.")
+    return token
+
+
+def _names_of(message: ServiceBusReceivedMessage) -> MessageNames:
+    """What the ledger names a message by that has no delivery."""
+    message_id = message.message_id
+    number = own_number(message.sequence_number or 0)
+    return None if message_id is None else str(message_id), number or None
 
 
 def _side_of(number: int) -> Side:

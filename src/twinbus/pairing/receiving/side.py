@@ -439,70 +439,60 @@ class ReceivingSide:
     async def settle(
         self,
         delivery: Delivery | None,
-        token: UUID,
+        token: UUID | None,
         outcome: SettlingOutcome,
         confirmed: Callable[[], None] = lambda: None,
         names: MessageNames = NO_NAMES,
     ) -> None:
         """Settle on the link that delivered, or else by lock token; `confirmed`: it is settled.
 
-        Raise LockLost, RequestRefused, ConnectionLost or TimeoutError. `confirmed` is called also
-        if the caller gave up waiting for the link. `names` are for the ledger, of a message
-        without a delivery.
+        `token` is needed only without a delivery. Raise LockLost, RequestRefused, ConnectionLost or
+        TimeoutError. `confirmed` is called also if the caller gave up waiting for the link. `names`
+        are for the ledger, of a message without a delivery.
         """
+        # The link bounds its own part: a timer for each settlement would cost as much as the rest.
+        until = self._loop.time() + SETTLE_ANSWERS * self.connection.answer_s
         self._settling += 1
         try:
-            async with asyncio.timeout(SETTLE_ANSWERS * self.connection.answer_s):
-                await self._settle(delivery, token, outcome, confirmed, names)
+            if delivery is not None and delivery.outcome is None and delivery.link.is_open:
+                answer: asyncio.Future[None] = self._loop.create_future()
+                delivery.link.settle(delivery, outcome, partial(_answered, answer, confirmed))
+                try:
+                    await answer
+                except (LinkEnded, TimeoutError) as error:
+                    log.debug("%s: settled by lock token: %s", self.settings.path, error)
+                else:
+                    return
+            async with asyncio.timeout_at(until):
+                await self._settle_by_token(delivery, token, outcome, names)
+            confirmed()
         finally:
             self._settling -= 1
             self._settled.set()
             if delivery is not None:
                 self._unsettled.pop(delivery, None)
 
-    async def _settle(
+    async def _settle_by_token(
         self,
         delivery: Delivery | None,
-        token: UUID,
+        token: UUID | None,
         outcome: SettlingOutcome,
-        confirmed: Callable[[], None],
         names: MessageNames,
     ) -> None:
-        if delivery is not None and delivery.outcome is None and delivery.link.is_open:
-            try:
-                await self._settle_on_link(delivery, outcome, confirmed)
-            except (LinkEnded, TimeoutError) as error:
-                log.debug("%s: settled by lock token: %s", self.settings.path, error)
-            else:
-                return
-        held = None if not self.is_session else self.link if delivery is None else delivery.link
+        held, state = self.link, None
+        if delivery is not None:
+            token, names = token or delivery.lock_token, delivery.names
+            held, state = delivery.link, delivery.ledger_state
+        if token is None:
+            raise LinkEnded(f"{self.settings.path}: the link ended, and there is no lock token")
         ask = partial(
             settle_by_token,
             *(self.connection, self.settings.path, token, outcome),
-            session=held,
-            names=names if delivery is None else delivery.names,
-            ledger_state=None if delivery is None else delivery.ledger_state,
+            session=held if self.is_session else None,
+            names=names,
+            ledger_state=state,
         )
         await self.request(ask)
-        confirmed()
-
-    async def _settle_on_link(
-        self, delivery: Delivery, outcome: SettlingOutcome, confirmed: Callable[[], None]
-    ) -> None:
-        answer: asyncio.Future[None] = self._loop.create_future()
-
-        def done(error: Exception | None) -> None:
-            if error is None:
-                confirmed()
-            if answer.done():
-                return
-            if error is None:
-                answer.set_result(None)
-            else:
-                answer.set_exception(error)
-
-        delivery.link.settle(delivery, outcome, done)
-        await answer
 
     async def request(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Make a request to the namespace; try again if the connection was lost meanwhile."""
@@ -540,3 +530,17 @@ class ReceivingSide:
         link, self.link = self.link, None
         if link is not None:
             await link.close(timeout_s)
+
+
+def _answered(
+    answer: asyncio.Future[None], confirmed: Callable[[], None], error: Exception | None
+) -> None:
+    """Report the result of a settlement; the caller may have given up waiting."""
+    if error is None:
+        confirmed()
+    if answer.done():
+        return
+    if error is None:
+        answer.set_result(None)
+    else:
+        answer.set_exception(error)

@@ -120,7 +120,8 @@ def require_settleable(message: Any, action: str, mode: ServiceBusReceiveMode) -
 
 def require_unexpired(message: ServiceBusReceivedMessage) -> None:
     """Raise MessageLockLostError if the lock of a message without a session has ended."""
-    if message._lock_expired:
+    until = message.locked_until_utc
+    if until is not None and until <= datetime.now(UTC):
         raise MessageLockLostError(
             message="The lock on the message lock has expired.", error=message.auto_renew_error
         )
