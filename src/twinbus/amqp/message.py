@@ -110,6 +110,9 @@ def outline(data: bytes, offset: int = 0) -> tuple[int, int, int, int, int] | No
             if head == 0x005372C1:
                 offset += 5 + size
                 head, size = _HEAD_AND_SIZE(data, offset)
+            elif head == 0x005372D1:
+                offset += 8 + _U32(data, offset + 4)[0]
+                head, size = _HEAD_AND_SIZE(data, offset)
         properties_at = offset
         if head == 0x005373C0:
             offset += 5 + size

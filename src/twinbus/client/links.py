@@ -171,6 +171,10 @@ class UpstreamConnection:
         before, self._before_flush = self._before_flush, []
         for write in before:
             write()
+        self.flush_now()
+
+    def flush_now(self) -> None:
+        """Write what links have added."""
         if self._connection is not None:
             self._connection.flush()
 

@@ -281,8 +281,8 @@ class ReceivingLink(IncomingOwner):
 
         It gets None (the service has confirmed it), LockLost, SettlementRefused, TimeoutError, or
         LinkEnded: then the message may be settled (`may_be_stored`) or not. If the link has ended
-        already, `done` is called before this returns. Those of one turn of the event loop leave
-        together.
+        already, `done` is called before this returns. While one waits for its answer, those of one
+        turn of the event loop leave together.
         """
         assert delivery.link is self, delivery
         assert not delivery.settled, "a message that was received and deleted cannot be settled"

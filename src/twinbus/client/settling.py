@@ -1,6 +1,7 @@
 """The settlements of one receiving link: sent in groups, and ended once each by an answer.
 
-A settlement leaves without being settled here: it counts when the service settles it. Those of one
+A settlement leaves without being settled here: it counts when the service settles it. It leaves at
+once if no other one waits for its answer, as in a loop that awaits each. Otherwise those of one
 turn of the event loop leave together, neighbours with the same outcome as one range.
 """
 
@@ -75,14 +76,18 @@ class LinkSettlements:
         self._all_ended: asyncio.Future[None] | None = None
 
     def add(self, delivery: Settleable, done: Done) -> None:
-        """Settle with the outcome of `delivery`, at the end of this turn."""
+        """Settle with the outcome of `delivery`, at the end of this turn at the latest."""
         number = delivery.number
         delivery.done = done
+        is_alone = not self._unconfirmed
         self._unconfirmed[number] = delivery
         self._owners[number] = self._owner
-        if not self._unwritten:
-            self._connection.flush(self.write)
         self._unwritten.append(delivery)
+        if is_alone:
+            self.write()
+            self._connection.flush_now()
+        elif len(self._unwritten) == 1:
+            self._connection.flush(self.write)
 
     def write(self) -> None:
         """Write what was added, as ranges of neighbours with the same outcome."""

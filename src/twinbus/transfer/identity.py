@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from twinbus.amqp.decoding import decode
-from twinbus.amqp.message import decode_map, decode_properties, split
-from twinbus.amqp.types import AmqpError, DecodeError
+from twinbus.amqp.message import decode_map, split
+from twinbus.amqp.types import AmqpError, DecodeError, ULong
 from twinbus.servicebus.names import ENQUEUED_TIME, SEQUENCE_NUMBER
 from twinbus.servicebus.twins import DIVERTED, DivertMark, read_divert_mark
-from twinbus.transfer.sections import entries_of
+from twinbus.transfer.sections import entries_of, field_value, fields_of
 from twinbus.transfer.unpacking import UNFORESEEN, message_id_in
 
 DIGEST_BYTES: Final = 16
@@ -23,6 +23,9 @@ NUMBER_MAX: Final = (1 << 63) - 1
 """Sequence numbers are signed in Service Bus, and in the tables over a ledger."""
 
 _SEQUENCE: Final = SEQUENCE_NUMBER.encode()
+_ENQUEUED: Final = ENQUEUED_TIME.encode()
+_SHORT_PROPERTIES: Final = b"\x00\x53\x73\xc0"
+"""How properties with sizes of one byte begin; their size, count and id follow."""
 
 
 class MessageIdentity(NamedTuple):
@@ -42,6 +45,7 @@ def read_identity(data: bytes, *, with_mark: bool) -> MessageIdentity | None:
     """Return what identifies a message; None: it has no id, or cannot be read.
 
     `with_mark`: None also if it does not have the mark of a message that was diverted to a twin.
+    Only what is asked for is decoded: a receiver with a twin reads this of each message.
     """
     try:
         sections = split(data)
@@ -50,11 +54,10 @@ def read_identity(data: bytes, *, with_mark: bool) -> MessageIdentity | None:
             mark = read_divert_mark(decode_map(sections.application_properties).get(DIVERTED))
             if mark is None:
                 return None
-        message_id = decode_properties(sections.properties).message_id
-        annotations = decode_map(sections.message_annotations)
+        message_id = _message_id(sections.properties)
+        number, enqueued_ms = _annotations(sections.message_annotations)
     except DecodeError:
         return None
-    number, enqueued_ms = annotations.get(SEQUENCE_NUMBER), annotations.get(ENQUEUED_TIME)
     if message_id is None or not isinstance(number, int) or not isinstance(enqueued_ms, int):
         return None
     digest = blake2b(sections.body, digest_size=DIGEST_BYTES).digest()
@@ -75,3 +78,22 @@ def read_names(data: bytes) -> MessageNames:
     except (AmqpError, *UNFORESEEN):
         return None, None
     return message_id, None
+
+
+def _message_id(properties: bytes) -> str | ULong | UUID | bytes | None:
+    if properties[:4] == _SHORT_PROPERTIES and properties[5:6] != b"\x00":
+        found = decode(properties, 6)[0]
+    else:
+        found = field_value(properties, fields_of(properties), 0)
+    return found if isinstance(found, (str, ULong, UUID, bytes)) else None
+
+
+def _annotations(raw: bytes) -> tuple[Any, Any]:
+    """The sequence number and the time of enqueueing; None where it is absent."""
+    number = enqueued_ms = None
+    for key, _, value_at, _ in entries_of(raw):
+        if key == _SEQUENCE:
+            number = decode(raw, value_at)[0]
+        elif key == _ENQUEUED:
+            enqueued_ms = decode(raw, value_at)[0]
+    return number, enqueued_ms

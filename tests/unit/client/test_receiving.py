@@ -153,23 +153,28 @@ async def test_a_delivery_has_what_came_and_its_lock_token() -> None:
     assert short.lock_token is None
 
 
-async def test_settlements_of_one_turn_leave_as_ranges() -> None:
+async def test_a_settlement_that_is_alone_leaves_at_once_and_those_of_one_turn_as_ranges() -> None:
     world = opened()
-    one, two, three, four, six, seven = world.deliver(1, 2, 3, 4, 6, 7)
+    one, two, three, four, six, seven, nine = world.deliver(1, 2, 3, 4, 6, 7, 9)
+    completed, released = COMPLETE.state, RELEASE.state
+    world.settle(nine)
+    assert world.session.disposed == [(9, 9, completed)]
     world.settle(two, one, four, seven)
     world.settle(three, six, outcome=RELEASE)
-    assert world.session.disposed == [], "they wait for the end of the turn"
+    assert len(world.session.disposed) == 1, "they wait for the end of the turn"
     await asyncio.sleep(0)
-    completed, released = COMPLETE.state, RELEASE.state
-    assert world.session.disposed == [
+    assert world.session.disposed[1:] == [
         (1, 2, completed),
         (4, 4, completed),
         (7, 7, completed),
         (3, 3, released),
         (6, 6, released),
     ]
-    world.confirm(1, 7)
-    assert world.answers == [None] * 6
+    world.confirm(1, 9)
+    assert world.answers == [None] * 7
+    (eleven,) = world.deliver(11)
+    world.settle(eleven)
+    assert world.session.disposed[-1] == (11, 11, completed), "it is alone again"
 
 
 async def test_a_settlement_ends_once_with_what_the_service_says() -> None:

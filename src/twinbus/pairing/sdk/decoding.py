@@ -3,6 +3,9 @@
 Nearly all messages consist of sections whose values are texts, bytes, numbers and null. Those are
 read here. Whatever else a message has, malformed bytes included, the SDK's decoder reads it all: so
 values and errors are always the SDK's own. Texts are bytes, as the SDK has them.
+
+The annotations of a queue's messages differ only in their numbers, and most headers are the same:
+what is learned from the first one reads the others.
 """
 
 from __future__ import annotations
@@ -32,25 +35,27 @@ _WIDE: Final = 0x10
 _CONSTANTS: Final[dict[int, Any]] = {0x40: None, 0x41: True, 0x42: False, 0x43: 0, 0x44: 0}
 _SHORT_BYTES: Final = frozenset((0xA0, 0xA1, 0xA3))
 _LONG_BYTES: Final = frozenset((0xB0, 0xB1, 0xB3))
-_FIXED: Final[dict[int, tuple[Any, int]]] = {
-    code: (struct.Struct(layout).unpack_from, 1 + struct.calcsize(layout))
-    for layout, codes in {
-        ">B": (0x50, 0x52, 0x53),
-        ">b": (0x51, 0x54, 0x55),
-        ">H": (0x60,),
-        ">h": (0x61,),
-        ">I": (0x70,),
-        ">i": (0x71,),
-        ">f": (0x72,),
-        ">Q": (0x80,),
-        ">q": (0x81, 0x83),
-        ">d": (0x82,),
-    }.items()
-    for code in codes
+_FORMATS: Final = {
+    0x50: "B", 0x51: "b", 0x52: "B", 0x53: "B", 0x54: "b", 0x55: "b", 0x60: "H", 0x61: "h",
+    0x70: "I", 0x71: "i", 0x72: "f", 0x80: "Q", 0x81: "q", 0x82: "d", 0x83: "q",
+}  # fmt: skip
+"""Struct formats of numbers."""
+_NUMBERS: Final[dict[int, tuple[Any, int]]] = {
+    code: (struct.Struct(f">{form}").unpack_from, 1 + struct.calcsize(f">{form}"))
+    for code, form in _FORMATS.items()
 }
 """How a number is read, and its bytes with its format code."""
 
 _BOOLEAN, _UUID = 0x56, 0x98
+_NULL: Final = 0x40
+_NULLS: Final = bytes((_NULL,)) * 16
+"""How properties nearly always end."""
+
+LEARNED_MAX: Final = 256
+"""Headers, and sizes of maps, of which something is remembered."""
+
+HEADER_BYTES_MAX: Final = 32
+"""The longest header that is remembered."""
 
 
 class _Uncommon(Exception):
@@ -89,10 +94,9 @@ def _decoded(data: bytes) -> Message:
         elif code == PROPERTIES and form == _LIST:
             properties = Properties(*_values(data, start, offset, is_wide))
         elif code == HEADER and form == _LIST:
-            header = Header(*_values(data, start, offset, is_wide))
+            header = _header(data, start, offset, is_wide)
         elif code in _MAPS and form == _MAP:
-            values = _values(data, start, offset, is_wide)
-            maps[code] = dict(zip(values[::2], values[1::2], strict=True))
+            maps[code] = _map(data, start, offset, is_wide)
         else:
             raise _Uncommon
     return Message(
@@ -111,6 +115,78 @@ _MAPS: Final = frozenset(
 )
 
 
+_headers: Final[dict[bytes, Header]] = {}
+
+
+def _header(data: bytes, start: int, end: int, is_wide: int) -> Header:
+    raw = data[start:end]
+    header = None if is_wide else _headers.get(raw)
+    if header is None:
+        header = Header(*_values(data, start, end, is_wide))
+        if not is_wide and len(raw) <= HEADER_BYTES_MAX and len(_headers) < LEARNED_MAX:
+            _headers[raw] = header
+    return header
+
+
+class _Layout:
+    """Where the values stand in maps of one size; the bytes between them are the same in each."""
+
+    __slots__ = ("_between", "_keys", "_unpack", "_uuids")
+
+    def __init__(self, form: str, raw: bytes, keys: list[bytes], uuids: list[bytes]) -> None:
+        self._unpack = struct.Struct(form).unpack_from
+        self._between = self._unpack(raw)[::2]
+        self._keys = keys
+        self._uuids = uuids
+        """The keys whose values are uuids."""
+
+    @classmethod
+    def of(cls, raw: bytes, is_wide: int) -> _Layout | None:
+        """The layout of a map that was decoded; None: not all of its values have a fixed size."""
+        form, at, before = ">", 4 if is_wide else 1, 0
+        keys: list[bytes] = []
+        uuids: list[bytes] = []
+        while at < len(raw):
+            start = at + 2
+            at = start + raw[start - 1]
+            is_uuid = raw[at] == _UUID
+            kind = "16s" if is_uuid else _FORMATS.get(raw[at])
+            if raw[start - 2] not in _SHORT_BYTES or kind is None:
+                return None
+            keys.append(raw[start:at])
+            if is_uuid:
+                uuids.append(keys[-1])
+            form += f"{at + 1 - before}s{kind}"
+            at = before = at + 1 + struct.calcsize(f">{kind}")
+        return cls(form, raw, keys, uuids) if keys else None
+
+    def read(self, data: bytes, start: int) -> dict[Any, Any] | None:
+        """Return the map whose count is at `start`; None: it is another one of the same size."""
+        parts = self._unpack(data, start)
+        if parts[::2] != self._between:
+            return None
+        found = dict(zip(self._keys, parts[1::2], strict=True))
+        for key in self._uuids:
+            found[key] = UUID(bytes=found[key])
+        return found
+
+
+_layouts: Final[dict[tuple[int, int], _Layout | None]] = {}
+"""By the size of a map and whether it is wide; None: the first one of that size has none."""
+
+
+def _map(data: bytes, start: int, end: int, is_wide: int) -> dict[Any, Any]:
+    key = end - start, is_wide
+    layout = _layouts.get(key)
+    if layout is not None and (found := layout.read(data, start)) is not None:
+        return found
+    values = _values(data, start, end, is_wide)
+    found = dict(zip(values[::2], values[1::2], strict=True))
+    if key not in _layouts and len(_layouts) < LEARNED_MAX:
+        _layouts[key] = _Layout.of(data[start:end], is_wide)
+    return found
+
+
 def _values(data: bytes, offset: int, end: int, is_wide: int) -> list[Any]:
     """The values of a list or map whose count is at `offset`."""
     if is_wide:
@@ -121,9 +197,12 @@ def _values(data: bytes, offset: int, end: int, is_wide: int) -> list[Any]:
         offset += 1
     if count > end - offset:
         raise _Uncommon
-    values = []
-    for _ in range(count):
+    values: list[Any] = []
+    for left in range(count, 0, -1):
         code = data[offset]
+        if code == _NULL and end - offset == left and data[offset:end] == _NULLS[:left]:
+            values += [None] * left
+            return values
         if code in _SHORT_BYTES:
             start = offset + 2
             offset = start + data[start - 1]
@@ -131,8 +210,8 @@ def _values(data: bytes, offset: int, end: int, is_wide: int) -> list[Any]:
         elif code in _CONSTANTS:
             offset += 1
             values.append(_CONSTANTS[code])
-        elif code in _FIXED:
-            unpack, width = _FIXED[code]
+        elif code in _NUMBERS:
+            unpack, width = _NUMBERS[code]
             values.append(unpack(data, offset + 1)[0])
             offset += width
         elif code in _LONG_BYTES:
