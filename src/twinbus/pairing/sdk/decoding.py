@@ -17,15 +17,11 @@ from uuid import UUID
 from azure.servicebus._pyamqp._decode import decode_payload
 from azure.servicebus._pyamqp.message import Header, Message, Properties
 
-from twinbus.amqp.message import (
-    APPLICATION_PROPERTIES,
-    DATA,
-    DELIVERY_ANNOTATIONS,
-    FOOTER,
-    HEADER,
-    MESSAGE_ANNOTATIONS,
-    PROPERTIES,
-)
+_HEADER, _PROPERTIES, _DATA = 0x70, 0x73, 0x75
+_DELIVERY_ANNOTATIONS, _ANNOTATIONS, _APPLICATION_PROPERTIES, _FOOTER = 0x71, 0x72, 0x74, 0x78
+"""Codes of a message's sections."""
+_ANNOTATION_MAPS: Final = frozenset((_DELIVERY_ANNOTATIONS, _ANNOTATIONS))
+_OTHER_MAPS: Final = frozenset((_APPLICATION_PROPERTIES, _FOOTER))
 
 _U32: Final = struct.Struct(">I").unpack_from
 _LIST, _MAP, _BINARY = 0xC0, 0xC1, 0xA0
@@ -52,7 +48,7 @@ _NULLS: Final = bytes((_NULL,)) * 16
 """How properties nearly always end."""
 
 LEARNED_MAX: Final = 256
-"""Headers, and sizes of maps, of which something is remembered."""
+"""Headers, and layouts, that are remembered; past that all are forgotten and learned again."""
 
 HEADER_BYTES_MAX: Final = 32
 """The longest header that is remembered."""
@@ -89,30 +85,27 @@ def _decoded(data: bytes) -> Message:
         if head & 0xFFFF0000 != 0x00530000 or offset > size:
             raise _Uncommon
         code, form = head >> 8 & 0xFF, form & ~_WIDE
-        if code == DATA and form == _BINARY:
+        if code == _DATA and form == _BINARY:
             body.append(data[start:offset])
-        elif code == PROPERTIES and form == _LIST:
+        elif code == _PROPERTIES and form == _LIST:
             properties = Properties(*_values(data, start, offset, is_wide))
-        elif code == HEADER and form == _LIST:
+        elif code == _HEADER and form == _LIST:
             header = _header(data, start, offset, is_wide)
-        elif code in _MAPS and form == _MAP:
+        elif code in _ANNOTATION_MAPS and form == _MAP:
+            maps[code] = _annotations(data, start, offset, is_wide)
+        elif code in _OTHER_MAPS and form == _MAP:
             maps[code] = _map(data, start, offset, is_wide)
         else:
             raise _Uncommon
     return Message(
         header,
-        maps.get(DELIVERY_ANNOTATIONS),
-        maps.get(MESSAGE_ANNOTATIONS),
+        maps.get(_DELIVERY_ANNOTATIONS),
+        maps.get(_ANNOTATIONS),
         properties,
-        maps.get(APPLICATION_PROPERTIES),
+        maps.get(_APPLICATION_PROPERTIES),
         body or None,
-        footer=maps.get(FOOTER),
+        footer=maps.get(_FOOTER),
     )
-
-
-_MAPS: Final = frozenset(
-    (DELIVERY_ANNOTATIONS, MESSAGE_ANNOTATIONS, APPLICATION_PROPERTIES, FOOTER)
-)
 
 
 _headers: Final[dict[bytes, Header]] = {}
@@ -123,7 +116,9 @@ def _header(data: bytes, start: int, end: int, is_wide: int) -> Header:
     header = None if is_wide else _headers.get(raw)
     if header is None:
         header = Header(*_values(data, start, end, is_wide))
-        if not is_wide and len(raw) <= HEADER_BYTES_MAX and len(_headers) < LEARNED_MAX:
+        if not is_wide and len(raw) <= HEADER_BYTES_MAX:
+            if len(_headers) >= LEARNED_MAX:
+                _headers.clear()
             _headers[raw] = header
     return header
 
@@ -175,16 +170,22 @@ _layouts: Final[dict[tuple[int, int], _Layout | None]] = {}
 """By the size of a map and whether it is wide; None: the first one of that size has none."""
 
 
-def _map(data: bytes, start: int, end: int, is_wide: int) -> dict[Any, Any]:
+def _annotations(data: bytes, start: int, end: int, is_wide: int) -> dict[Any, Any]:
     key = end - start, is_wide
     layout = _layouts.get(key)
     if layout is not None and (found := layout.read(data, start)) is not None:
         return found
-    values = _values(data, start, end, is_wide)
-    found = dict(zip(values[::2], values[1::2], strict=True))
-    if key not in _layouts and len(_layouts) < LEARNED_MAX:
+    found = _map(data, start, end, is_wide)
+    if key not in _layouts:
+        if len(_layouts) >= LEARNED_MAX:
+            _layouts.clear()
         _layouts[key] = _Layout.of(data[start:end], is_wide)
     return found
+
+
+def _map(data: bytes, start: int, end: int, is_wide: int) -> dict[Any, Any]:
+    values = _values(data, start, end, is_wide)
+    return dict(zip(values[::2], values[1::2], strict=True))
 
 
 def _values(data: bytes, offset: int, end: int, is_wide: int) -> list[Any]:
