@@ -109,6 +109,11 @@ class UpstreamConnection:
             return "connected"
         return "lost" if self._failure is not None or self.heard_at else "unused"
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection is lost, though its links may not know it yet."""
+        return self._connection is not None and self._connection.lost.done()
+
     def pool(
         self,
         path: str,

@@ -79,11 +79,12 @@ class LinkSettlements:
         """Settle with the outcome of `delivery`, at the end of this turn at the latest."""
         number = delivery.number
         delivery.done = done
-        is_alone = not self._unconfirmed
+        # On a lost connection it is not sent, and its link will say so.
+        leaves_now = not self._unconfirmed and not self._connection.is_lost
         self._unconfirmed[number] = delivery
         self._owners[number] = self._owner
         self._unwritten.append(delivery)
-        if is_alone:
+        if leaves_now:
             self.write()
             self._connection.flush_now()
         elif len(self._unwritten) == 1:

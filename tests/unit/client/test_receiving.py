@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -43,6 +44,7 @@ from twinbus.client.request_node import (
     RequestRefused,
     SettlementRefused,
 )
+from twinbus.client.settling import NOT_SENT
 from twinbus.namespace.namespace import Namespace
 from twinbus.servicebus import conditions
 from twinbus.servicebus.failures import MISSING_STATUS
@@ -175,6 +177,19 @@ async def test_a_settlement_that_is_alone_leaves_at_once_and_those_of_one_turn_a
     (eleven,) = world.deliver(11)
     world.settle(eleven)
     assert world.session.disposed[-1] == (11, 11, completed), "it is alone again"
+
+
+async def test_a_settlement_on_a_connection_that_was_just_lost_is_not_sent() -> None:
+    world = opened()
+    lost = asyncio.get_running_loop().create_future()
+    gone: Any = SimpleNamespace(lost=lost, flush=lambda: None, forget_token=lambda _: None)
+    world.upstream._connection = gone
+    lost.set_result("gone")
+    (delivery,) = world.deliver(1)
+    world.settle(delivery)
+    world.upstream._incoming.lost("gone")
+    assert [type(answer) for answer in world.answers] == [LinkEnded]
+    assert (world.session.disposed, delivery.ends_at) == ([], NOT_SENT)
 
 
 async def test_a_settlement_ends_once_with_what_the_service_says() -> None:
