@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from azure.servicebus import ServiceBusMessage, ServiceBusReceivedMessage, Servi
 
 from tests.contract.pairs import bodies, drain, is_twin_used, until
 from tests.gateway.gateway_world import GatewayWorld, gateway_world
+from tests.ledger_reading import read
 from tests.official_sdk import administration, async_administration, async_client
 from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.embedded import EmbeddedBroker
@@ -226,3 +228,39 @@ async def test_a_detached_client_leaves_nothing_locked() -> None:
         await put(world.secondary, "x")
         assert len(await drain(world.primary.connection_string(), "orders")) == 1
         assert len(await drain(world.secondary.connection_string(), "orders")) == 1
+
+
+async def test_what_a_client_receives_from_both_sides_is_in_the_ledger(tmp_path: Path) -> None:
+    async with twin_world(ledger=tmp_path) as world, world.client() as client:
+        await put(world.primary, "a")
+        await put(world.secondary, "x", "y")
+        async with client.get_queue_receiver("orders") as receiver:
+            found = {str(message): message for message in await taken(receiver, 3)}
+            for name in ("a", "x"):
+                await receiver.complete_message(found[name])
+            await receiver.defer_message(found["y"])
+            [deferred] = await receiver.receive_deferred_messages(found["y"].sequence_number or 0)
+            await receiver.renew_message_lock(deferred)
+            await receiver.complete_message(deferred)
+    lines = [one for one in read(tmp_path) if one.get("cause") == "consumer"]
+    assert {one["entity"] for one in lines} == {"orders"}
+    names = {message.message_id: text for text, message in found.items()}
+    told = [(names.get(one.get("message_id")), one["operation"], one["side"]) for one in lines]
+    assert [one for one in told if one[0] == "a"] == [
+        ("a", "receive", "primary"),
+        ("a", "complete", "primary"),
+    ]
+    assert [one for one in told if one[0] == "x"] == [
+        ("x", "receive", "secondary"),
+        ("x", "complete", "secondary"),
+    ]
+    assert [one for one in told if one[0] in ("y", None)] == [
+        ("y", "receive", "secondary"),
+        ("y", "defer", "secondary"),
+        ("y", "receive", "secondary"),
+        (None, "renew", "secondary"),
+        ("y", "complete", "secondary"),
+    ]
+    of_messages = [one for one in lines if "message_id" in one]
+    assert all(one["client"] for one in of_messages if one["operation"] == "receive")
+    assert all(one["sequence_number"] < SECONDARY_BIT for one in of_messages)

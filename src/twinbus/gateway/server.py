@@ -90,7 +90,9 @@ class GatewayLinks:
         granted_until_ms = client.grants.require(address, LISTEN, now_ms)
         require_plain(address)
         if self._twins is not None:
-            both = self._twins.receiver(client, link, address, granted_until_ms)
+            both = self._twins.receiver(
+                client, link, address, granted_until_ms, name=_name_of(client)
+            )
             if both is not None:
                 return both
         relay = self._relay(client)
@@ -102,7 +104,7 @@ class GatewayLinks:
         """Requests to a `$management` node of the primary; each needs a right of its own too."""
         self._require_node(client, address)
         relay = self._relay(client)
-        twins = None if self._twins is None else self._twins.requests(address)
+        twins = None if self._twins is None else self._twins.requests(address, _name_of(client))
         requests = RelayedRequests(self._context, relay, link, address, twins)
         relay.begin_node(requests)
         return requests

@@ -106,13 +106,17 @@ class TwinReceiver(LinkOwner):
         address: str,
         granted_until_ms: int,
         *,
+        name: str | None,
         make_sides: MakeSides,
         label: str,
         locks: SecondaryLocks,
         spawn: Callable[[Coroutine[None, None, None]], None],
         on_close: Callable[[TwinReceiver], None],
     ) -> None:
-        """`label` is the primary's; `spawn` runs work that outlives the link."""
+        """`name` is what the ledger calls the client, `label` that of the primary.
+
+        `spawn` runs work that outlives the link.
+        """
         self.address = address
         self.link = link
         self.second_copies = 0
@@ -125,11 +129,12 @@ class TwinReceiver(LinkOwner):
         self._on_close = on_close
         self._loop = asyncio.get_running_loop()
         self._deletes = link.snd_settle_mode == SETTLED
-        name = link.properties.get(RECEIVER_NAME)
+        given = link.properties.get(RECEIVER_NAME)
         settings = LinkSettings(
             path=address,
             receive_and_delete=self._deletes,
-            client_id=str(name) if isinstance(name, str) else None,
+            client_id=str(given) if isinstance(given, str) else None,
+            gateway_client=name,
         )
         self._sides = make_sides(settings, self)
         self._copies = SecondCopies(COPIES_MAX)

@@ -70,13 +70,22 @@ class TwinRequests:
     """Answers the requests about messages of one entity."""
 
     def __init__(
-        self, receivers: PairedReceivers, locks: SecondaryLocks, entity: str, path: str
+        self,
+        receivers: PairedReceivers,
+        locks: SecondaryLocks,
+        entity: str,
+        path: str,
+        client: str | None = None,
     ) -> None:
-        """`path` is that of the entity, its subscription, or a dead-letter queue."""
+        """`path` is that of the entity, its subscription, or a dead-letter queue.
+
+        `client` is what the ledger calls the client.
+        """
         self._receivers = receivers
         self._locks = locks
         self._entity = entity
         self._path = path
+        self._client = client
         self._names: OrderedDict[bytes, MessageNames] = OrderedDict()
         """What the ledger names messages by that were received by number, by lock token."""
         self._operations: Mapping[str, Callable[[ManagementRequest], Awaitable[Any]]] = {
@@ -218,7 +227,7 @@ class TwinRequests:
     # The ledger
 
     def _note_received(self, side: Side, answer: Mapping[str, Any]) -> None:
-        records = self._receivers.connection(side).records(self._path)
+        records = self._receivers.connection(side).records(self._path, self._client)
         for data, token in _messages_of(answer):
             if records is not None:
                 names = records.received(data)
@@ -231,7 +240,7 @@ class TwinRequests:
         self, side: Side, request: ManagementRequest, tokens: Sequence[bytes]
     ) -> Record | None:
         """Return what records a settlement, as one line for each message; None: no ledger."""
-        records = self._receivers.connection(side).records(self._path)
+        records = self._receivers.connection(side).records(self._path, self._client)
         operation = OPERATIONS.get(request.optional_text("disposition-status") or "")
         if records is None or operation is None:
             return None

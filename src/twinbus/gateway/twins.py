@@ -45,9 +45,18 @@ class GatewayTwins:
         self._locks = SecondaryLocks()
 
     def receiver(
-        self, client: LinkClient, link: SenderLink, address: str, granted_until_ms: int
+        self,
+        client: LinkClient,
+        link: SenderLink,
+        address: str,
+        granted_until_ms: int,
+        *,
+        name: str | None = None,
     ) -> TwinReceiver | None:
-        """Receive from both sides of an entity; None: it is received from the primary alone."""
+        """Receive from both sides of an entity; None: it is received from the primary alone.
+
+        `name` is what the ledger calls the client.
+        """
         source = link.source or Source()
         entity = self._entity(address)
         if entity is None or source.filter or source.distribution_mode == BROWSING:
@@ -57,6 +66,7 @@ class GatewayTwins:
             link,
             address,
             granted_until_ms,
+            name=name,
             make_sides=partial(self._receivers.sides, entity, has_twin=True),
             label=self._label,
             locks=self._locks,
@@ -67,13 +77,16 @@ class GatewayTwins:
         receiver.begin()
         return receiver
 
-    def requests(self, address: str) -> TwinRequests | None:
-        """Return what answers requests to a `$management` node; None: the primary alone does."""
+    def requests(self, address: str, name: str | None = None) -> TwinRequests | None:
+        """Return what answers requests to a `$management` node; None: the primary alone does.
+
+        `name` is what the ledger calls the client.
+        """
         path = address[: -len(MANAGEMENT_SUFFIX)]
         entity = self._entity(path)
         if entity is None:
             return None
-        return TwinRequests(self._receivers, self._locks, entity, path)
+        return TwinRequests(self._receivers, self._locks, entity, path, name)
 
     def _entity(self, path: str) -> str | None:
         """The entity with a twin that a path belongs to; None: it has no twin."""

@@ -75,7 +75,7 @@ class Connection:
             raise ConnectionLost(f"the {self._side} is down")
         return self
 
-    def records(self, path: str) -> Records | None:
+    def records(self, path: str, client: str | None) -> Records | None:
         return self._receivers.records
 
     async def request(
