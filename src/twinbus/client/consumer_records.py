@@ -70,16 +70,11 @@ class ConsumerRecords:
         requests: BilledRequests,
         entity: str,
         loop: asyncio.AbstractEventLoop,
-        client: str | None = None,
     ) -> None:
-        """`client` is the client of a gateway that receives."""
         self._record = ledger.record_deliveries
         self._requests = requests
         self._entity = entity
-        fields = {**requests.fields, "entity": entity}
-        if client is not None:
-            fields["client"] = client
-        self._shared = tuple(fields.items())
+        self._shared = (*requests.fields.items(), ("entity", entity))
         self._call_soon = loop.call_soon
         self._rows: dict[_Kind, list[_Row]] = {}
         """The lines of this turn."""
@@ -136,16 +131,13 @@ class ConsumerRecords:
 
 
 def records_of(
-    requests: BilledRequests | None,
-    entity: str,
-    loop: asyncio.AbstractEventLoop,
-    client: str | None = None,
+    requests: BilledRequests | None, entity: str, loop: asyncio.AbstractEventLoop
 ) -> ConsumerRecords | None:
     """Return the records of an entity with the fields of `requests`; None: nothing keeps them."""
     ledger: Any = None if requests is None else requests.ledger
     if requests is None or not hasattr(ledger, "record_deliveries"):
         return None
-    return ConsumerRecords(ledger, requests, entity, loop, client)
+    return ConsumerRecords(ledger, requests, entity, loop)
 
 
 def operation_of(outcome: SettlingOutcome) -> str | None:

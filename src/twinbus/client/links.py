@@ -29,7 +29,7 @@ from twinbus.amqp.events import (
 )
 from twinbus.amqp.link import LinkSession, LinkState, SenderLink
 from twinbus.amqp.performatives import Accepted, Error, Rejected, Source, Target
-from twinbus.client.connection import NamespaceConnection
+from twinbus.client.connection import NamespaceConnection, Record
 from twinbus.client.consumer_records import ConsumerRecords, records_of
 from twinbus.client.incoming import IncomingLinks, IncomingOwner
 from twinbus.client.request_node import (
@@ -195,7 +195,14 @@ class UpstreamConnection:
 
         `client` is the client of a gateway that receives.
         """
-        return records_of(self._requests, path, self.loop, client)
+        requests = None if self._requests is None else self._requests.of_client(client)
+        return records_of(requests, path, self.loop)
+
+    def record(self, path: str, operation: str, client: str | None) -> Record | None:
+        """What records a request of a gateway's client; None: the connection itself does."""
+        if self._requests is None:
+            return None
+        return partial(self._requests.of_client(client).made, path, operation)
 
     def add(self, link: IncomingOwner) -> None:
         """Remember a receiving link that is being opened; it needs a token."""

@@ -125,9 +125,11 @@ class TwinRequests:
         """Ask one side the same, with other arguments; `record` records it for the ledger."""
         if side is Side.SECONDARY:
             await self._receivers.require_mark(self._entity)
-        connection = await self._receivers.connection(side).opened()
+        upstream = self._receivers.connection(side)
+        connection = await upstream.opened()
         arguments = {**request.arguments, **{_name(key): one for key, one in changes.items()}}
         operation = request.operation.removeprefix(PREFIX)
+        record = record or upstream.record(self._path, operation, self._client)
         return await connection.request(self._path, operation, arguments, record=record)
 
     # The operations

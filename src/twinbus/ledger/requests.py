@@ -16,6 +16,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from contextvars import ContextVar
+from copy import copy
 from functools import cache
 from typing import Any, Final, Protocol
 
@@ -81,6 +82,14 @@ class BilledRequests:
         }
         """What all records have in common."""
         self._place = "entity" if cause in (CONSUMER, APPLICATION) else "backlog_queue"
+
+    def of_client(self, client: str | None) -> BilledRequests:
+        """Return the records of one client of a gateway; None: these."""
+        if client is None:
+            return self
+        one = copy(self)
+        one.fields = {**self.fields, "client": client}
+        return one
 
     def made(
         self, path: str | None, request: str, error: str | None = None, *, is_known: bool = True

@@ -78,6 +78,9 @@ class Connection:
     def records(self, path: str, client: str | None) -> Records | None:
         return self._receivers.records
 
+    def record(self, path: str, operation: str, client: str | None) -> Any:
+        return None
+
     async def request(
         self, path: str, operation: str, body: dict[str, Any], *, record: Any = None
     ) -> dict[str, Any]:
