@@ -27,7 +27,7 @@ from bench.paired_sides import DATA, QUEUE, serving
 from bench.relay_world import scaled
 from twinbus import SendAvailabilityOptions, pair_namespaces
 from twinbus.namespace.tokens import sign
-from twinbus.syphon.host import drain
+from twinbus.syphon.draining import drain
 from twinbus.transfer.sdk import to_backlog_message
 
 if TYPE_CHECKING:

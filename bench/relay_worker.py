@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from bench.sdk_loop import move_by_sdk
 from twinbus.loops import run_alone
-from twinbus.syphon.host import drain
+from twinbus.syphon.draining import drain
 
 
 def main() -> None:

@@ -10,10 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from azure.core.async_paging import AsyncItemPaged
 from azure.servicebus.aio import ServiceBusClient, ServiceBusReceiver
@@ -28,17 +27,15 @@ from twinbus.errors import (
     SameNamespaceError,
     error_text,
 )
-from twinbus.ledger.requests import BilledRequests
-from twinbus.namespace.access import endpoint_of
 from twinbus.namespace.namespace import Namespace, both_sides
 from twinbus.options import SendAvailabilityOptions
-from twinbus.pairing.core.failover import Event, ForceFailover, Freeze, MarkHealthy, Unfreeze
+from twinbus.pairing.core.failover import Event
 from twinbus.pairing.core.sides import ClosePair, Side, SideChange
 from twinbus.pairing.core.status import backlog_status, side_status
 from twinbus.pairing.lifecycle.attaching import ProtectionMonitor
 from twinbus.pairing.lifecycle.closing import AsyncOnly, PairSide, SideKeeper
 from twinbus.pairing.lifecycle.discovery import Discovery
-from twinbus.pairing.lifecycle.twin_listing import TwinListing
+from twinbus.pairing.lifecycle.pair_methods import PairMethods
 from twinbus.pairing.lifecycle.twin_marks import TwinMarks
 from twinbus.pairing.observing.events import (
     BUFFER_MAX,
@@ -50,28 +47,24 @@ from twinbus.pairing.observing.events import (
 )
 from twinbus.pairing.observing.recording import Recorder, open_recorder
 from twinbus.pairing.receiving.processor import Processor
+from twinbus.pairing.receiving.processors import PairedProcessors
 from twinbus.pairing.receiving.sources import receivers_of
 from twinbus.pairing.sdk.sdk_cleanup import close_sdk_client
 from twinbus.pairing.sending.client import PairedClient
-from twinbus.servicebus.names import subscription_path
-from twinbus.servicebus.twins import PATTERN_CHARACTERS, is_listed
-from twinbus.status.document import EntityState, PairStatus, SyphonQueueStatus
+from twinbus.status.document import EntityState, PairStatus
 
 if TYPE_CHECKING:
     from twinbus.client.peeking import BacklogMeter
+    from twinbus.pair_syphon import PairSyphon
     from twinbus.pairing.core.processing import ProcessOptions
     from twinbus.pairing.observing.metrics import PairCollector
     from twinbus.pairing.receiving.handling import Handler
     from twinbus.pairing.receiving.receivers import PairedReceivers
     from twinbus.pairing.sending.sender import PairedSender
-    from twinbus.pairing.sending.shared_state import SharedState
 
 __all__ = ["Pair", "PairStatus", "pair_namespaces"]
 
 log = logging.getLogger("twinbus.pair")
-
-SdkReceiver = TypeVar("SdkReceiver")
-SdkSessions = TypeVar("SdkSessions")
 
 
 def pair_namespaces(
@@ -100,75 +93,6 @@ class PairParts:
     )
     client: type[PairedClient] = PairedClient
     control: type[ControlServer] = ControlServer
-
-
-class PairMethods(ABC, Generic[SdkReceiver, SdkSessions]):
-    """Methods of a pair that are the same for asyncio and for `twinbus.blocking`."""
-
-    options: SendAvailabilityOptions
-
-    def get_queue_receiver(
-        self, queue_name: str, *, guard: bool = False, **sdk_options: Any
-    ) -> SdkReceiver:
-        """A receiver from a queue, with the interface of the SDK's receiver.
-
-        For an entity of the option `twins` it reads the primary and the twin, on our own links.
-        With `guard` it reads the primary on our own links: it connects again for as long as it
-        lives, and finds a link that fell silent. Otherwise it is the SDK's own receiver from the
-        primary, with the SDK's own retries.
-        """
-        if guard or is_listed(self.options.twins, queue_name):
-            return self._paired_receiver(queue_name, queue_name, sdk_options)
-        return self._receiver_client().get_queue_receiver(queue_name, **sdk_options)  # type: ignore[no-any-return]
-
-    def get_subscription_receiver(
-        self, topic_name: str, subscription_name: str, *, guard: bool = False, **sdk_options: Any
-    ) -> SdkReceiver:
-        """A receiver from a subscription, as `get_queue_receiver`; the topic is the entity."""
-        if guard or is_listed(self.options.twins, topic_name):
-            path = subscription_path(topic_name, subscription_name)
-            return self._paired_receiver(topic_name, path, sdk_options)
-        get = self._receiver_client().get_subscription_receiver
-        return get(topic_name, subscription_name, **sdk_options)  # type: ignore[no-any-return]
-
-    def list_queue_sessions(self, queue_name: str, **sdk_options: Any) -> SdkSessions:
-        """The SDK's own list of the sessions in a queue of the primary."""
-        return self._receiver_client().list_queue_sessions(queue_name, **sdk_options)  # type: ignore[no-any-return]
-
-    def list_subscription_sessions(
-        self, topic_name: str, subscription_name: str, **sdk_options: Any
-    ) -> SdkSessions:
-        """The SDK's own list of the sessions in a subscription of the primary."""
-        listed = self._receiver_client().list_subscription_sessions
-        return listed(topic_name, subscription_name, **sdk_options)  # type: ignore[no-any-return]
-
-    def force_failover(self, path: str) -> None:
-        """Divert the entity's sends until `mark_healthy`; ValueError: it has no sender here."""
-        self._command(path, ForceFailover())
-
-    def mark_healthy(self, path: str) -> None:
-        """Send to the primary again, whatever the pings say."""
-        self._command(path, MarkHealthy())
-
-    def freeze(self, path: str) -> None:
-        """Keep the entity's routing as it is, without timer and pings, until `unfreeze`."""
-        self._command(path, Freeze())
-
-    def unfreeze(self, path: str) -> None:
-        """Let the entity's routing change again."""
-        self._command(path, Unfreeze())
-
-    @abstractmethod
-    def _paired_receiver(self, entity: str, path: str, sdk_options: dict[str, Any]) -> SdkReceiver:
-        """A receiver on our own links from `path`, which is the entity or its subscription."""
-
-    @abstractmethod
-    def _receiver_client(self) -> Any:
-        """The SDK's client of the primary, with the SDK's own retries."""
-
-    @abstractmethod
-    def _command(self, path: str, event: Event) -> None:
-        """Apply a person's command to an entity; announce a change of forced or frozen."""
 
 
 class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
@@ -214,16 +138,16 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
         self._twin_marks: TwinMarks | None = None
         self._receiving: ServiceBusClient | None = None
         self._receivers: PairedReceivers | None = None
-        self._syphon: Any = None
-        self._twin_search: Any = None
-        self._twin_listing: TwinListing | None = None
+        self._syphon: PairSyphon | None = None
+        self._processors = PairedProcessors()
+        self._closer: asyncio.Task[Any] | None = None
+        """The task that closes the pair: a handler of a processor cannot be waited for by it."""
         verbs = pair_verbs(self)
         if options.enable_syphon:
-            from twinbus.syphon.core.pacing import Rate
-            from twinbus.syphon.host import SyphonGroup
+            from twinbus.pair_syphon import PairSyphon
 
-            self._syphon = SyphonGroup(Rate(options.syphon_rate), parts.environment)
-            verbs = {**verbs, **steering_verbs(self._syphon)}
+            self._syphon = PairSyphon(primary, secondary, options, parts.environment)
+            verbs = {**verbs, **steering_verbs(self._syphon.group)}
         self._control = parts.control("pair", primary.label, verbs)
         self._meters: list[BacklogMeter] = []
         self._starting: asyncio.Task[None] | None = None
@@ -267,12 +191,10 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
         self._recorder = recorder = parts.open_recorder(*sides, self.options)
         self._client = parts.client(*sides, self.options, recorder, parts.environment)
         if self._syphon is not None:
-            self._client.state.on_busy = self._syphon.yield_to_callers
+            self._syphon.attach(self._client)
         self._discovery = Discovery(self._client.state, self._drain)
         self._protection = ProtectionMonitor(self._client.state)
         self._twin_marks = TwinMarks(self._client.state)
-        if self._syphon is not None and self.options.twins is not None:
-            self._twin_listing = self._listing_of_twins(self._client.state)
         # A task of its own, because closing a side meanwhile must end it.
         self._starting = asyncio.create_task(self._discover(self._discovery), name="pairing")
         try:
@@ -292,8 +214,8 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
         self._protection.start()
         assert self._twin_marks is not None
         self._twin_marks.start()
-        if self._twin_listing is not None:
-            self._twin_listing.start()
+        if self._syphon is not None:
+            self._syphon.look_for_twins()
 
     def get_queue_sender(self, queue_name: str, **sdk_options: Any) -> PairedSender:
         """A sender to a queue of the primary, which survives the loss of the primary."""
@@ -319,7 +241,8 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
         """
         self._live()
         name, get_receiver = receivers_of(self, entity_name, subscription, guard=True)
-        return Processor(get_receiver, handler, name=name, **options)
+        owner = self._processors
+        return Processor(get_receiver, handler, name=name, owner=owner, **options)
 
     @property
     def backlog_queues(self) -> tuple[str, ...]:
@@ -351,7 +274,7 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
             sides=side_status(sides, endpoints),
             faulted=sides.fault,
             faults_in_s=None if timer_at is None else max(0.0, timer_at - now),
-            syphon=self._syphon_status() if self.options.enable_syphon else None,
+            syphon=None if self._syphon is None else self._syphon.group.status(),
             pings=dict(state.pings),
             forgotten=replace(state.monitors.forgotten),
             backlog_waiting=None if depths is None else sum(one.waiting for one in depths.values()),
@@ -359,7 +282,8 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
             verified_at=state.verification.verified_at,
             verification_error=state.verification.error,
             receivers={} if self._receivers is None else self._receivers.status(),
-            twins={} if self._twin_search is None else self._twin_search.contents,
+            processors=self._processors.status(),
+            twins={} if self._syphon is None else self._syphon.twins,
         )
 
     def events(self, *, buffer: int = BUFFER_MAX) -> EventStream:
@@ -385,19 +309,22 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
         state = self._started().state
         meter = backlog_meter(state, backlog_every) if backlog_every else None
         self._meters += [meter] if meter else []
-        parts = state, self._keeper.sides, self._syphon_status, self.status
+        parts = state, self._keeper.sides, self.status
         return PairCollector(MeasuredPair(*parts, meter), entities_max=entities_max)
 
     async def close(self) -> None:
-        """Stop pings and pumps, waiting for what is in flight, then close both sides. Idempotent.
+        """Stop processors, pings and pumps, waiting for what is in flight; then close both sides.
 
-        Cancelled, it still closes everything before it raises.
+        Idempotent. Each processor has its `stop_timeout` for handlers that run, which can send
+        meanwhile. Cancelled, it cancels these, and closes everything before it raises.
         """
         if self._client is not None:
             self._client.state.require_loop()
         if self._closing is None:
-            # Now and not in the task: a send after this call must be refused.
-            self._keeper.tell(ClosePair())
+            self._closer = asyncio.current_task()
+            if not self._processors.are_running:
+                # Now and not in the task: a send after this call must be refused.
+                self._keeper.tell(ClosePair())
             self._closing = asyncio.create_task(self._close(), name="close the pair")
         cancelled = False
         while not self._closing.done():
@@ -406,11 +333,15 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
             except asyncio.CancelledError:
                 # Every part is bounded in time, and half a close would leave sockets behind.
                 cancelled = True
+                self._processors.hurry()
         if cancelled:
             raise asyncio.CancelledError
         self._closing.result()
 
     async def _close(self) -> None:
+        closed = PairClosedError("the pair was closed; make a new one with pair_namespaces")
+        await self._processors.stop(closed, self._closer)
+        self._keeper.tell(ClosePair())
         await self._keeper.wait_closed()
         await self._control.close()
         if self._recorder is not None:
@@ -436,6 +367,8 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
                 await self._receivers.close_side(side)
             await client.close_secondary(f"the secondary is {self.secondary.state}")
             return
+        ended = self._keeper.sides.refusal() or PairClosedError("the primary was closed")
+        await self._processors.stop(ended, self._closer)
         if self._receivers is not None:
             await self._receivers.close()
         await client.close_primary()
@@ -447,11 +380,13 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
         if self._starting is not None and not self._starting.done():
             self._starting.cancel()
             await asyncio.wait({self._starting})
-        listings = self._twin_marks, self._twin_listing
-        for part in (self._discovery, self._protection, *listings):
+        for part in (self._discovery, self._protection, self._twin_marks):
             if part is not None:
                 await part.close()
-        parts = [part.close() for part in (*self._meters, *self._hosts)]
+        parts = [meter.close() for meter in self._meters]
+        if self._syphon is not None:
+            await self._syphon.stop_looking()
+            parts += [host.close() for host in self._syphon.group.hosts]
         for error in await asyncio.gather(*parts, return_exceptions=True):
             if isinstance(error, BaseException):
                 log.warning("a syphon did not close: %s", error_text(error))
@@ -478,52 +413,8 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
         assert self._client is not None
         if self._client.session_scan is not None:
             await self._client.session_scan.start(queues)
-        if self.options.enable_syphon:
-            await self._syphon.add(self._syphon_host(queues))
-
-    def _syphon_host(self, queues: list[str], twins: Sequence[str] = ()) -> Any:
-        from twinbus.syphon.host import SyphonHost
-
-        assert self._recorder is not None
-        assert self._client is not None
-        return SyphonHost(
-            self._primary,
-            self._secondary,
-            queues,
-            self.options,
-            self._recorder.ledger,
-            twins=twins,
-            on_delivered=self._client.forwarded,
-            rate=self._syphon.rate,
-            outages=self._syphon.outages,
-            environment=self._parts.environment,
-        )
-
-    def _listing_of_twins(self, state: SharedState) -> TwinListing:
-        """Return what looks for twins, and pumps those of queues that hold messages."""
-        from twinbus.syphon.twin_search import TwinSearch
-
-        secondary = endpoint_of(self._secondary)
-        ledger = state.recorder.ledger
-        self._twin_search = search = TwinSearch(
-            secondary,
-            self._primary.label,
-            self._syphon,
-            lambda path: self._syphon_host([], [path]),
-            only=self.options.syphon_only,
-            requests=BilledRequests(
-                secondary.label, cause="syphon", side="secondary", ledger=ledger
-            ),
-        )
-        named = [one for one in self.options.twins or () if PATTERN_CHARACTERS.isdisjoint(one)]
-        return TwinListing(state, lambda: search.search(named))
-
-    @property
-    def _hosts(self) -> list[Any]:
-        return [] if self._syphon is None else self._syphon.hosts
-
-    def _syphon_status(self) -> dict[str, SyphonQueueStatus]:
-        return {} if self._syphon is None else self._syphon.status()
+        if self._syphon is not None:
+            await self._syphon.pump(queues)
 
     def _command(self, path: str, event: Event) -> None:
         client = self._live()
@@ -593,6 +484,11 @@ def client_of(pair: Pair) -> PairedClient:
 def paired_receivers_of(pair: Pair) -> PairedReceivers:
     """What receives from both sides of a running pair, for a gateway."""
     return pair._paired_receivers()
+
+
+def processors_of(pair: Pair) -> PairedProcessors:
+    """The processors that end with a pair, for one that `twinbus.blocking` makes."""
+    return pair._processors
 
 
 def call_program(pair: Pair, name: str) -> None:

@@ -9,6 +9,9 @@ from typing import Final
 NAMED_MAX: Final = 5
 """Names to list in one line; a table has them all."""
 
+NOT_KNOWN: Final = "–"
+"""Stands for a number that is not known, which is not 0."""
+
 REASON_LENGTH_MAX: Final = 160
 """An error of the service can be a page; its beginning is enough."""
 

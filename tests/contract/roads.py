@@ -14,7 +14,7 @@ from tests.official_sdk import administration, async_client
 from twinbus import EmbeddedBroker, pair_namespaces
 from twinbus.broker.descriptions import QueueDescription
 from twinbus.servicebus.twins import twin_mark
-from twinbus.syphon.host import DrainStats, drain
+from twinbus.syphon.draining import DrainStats, drain
 
 PATIENCE_S = 60.0
 QUEUE, TOPIC, SESSIONS = "orders", "events", "calls"

@@ -16,7 +16,7 @@ from tests.official_sdk import Faults, administration, client, receive_all
 from tests.processes import ServedBroker, run_twinbus
 from tests.unit.console.commands import Ran, run
 from twinbus.options import SendAvailabilityOptions
-from twinbus.syphon.host import drain
+from twinbus.syphon.draining import drain
 from twinbus.syphon.replaying import REPLAYS_MAX
 from twinbus.transfer.sdk import to_backlog_message
 

@@ -29,7 +29,7 @@ from twinbus.client import request_node
 from twinbus.console.backlog.queue_contents import remove_if_empty
 from twinbus.namespace.administration_client import administration_client
 from twinbus.options import SendAvailabilityOptions
-from twinbus.syphon.host import DrainStats, drain
+from twinbus.syphon.draining import DrainStats, drain
 from twinbus.transfer.sdk import to_backlog_message
 
 pytestmark = pytest.mark.contract

@@ -40,9 +40,10 @@ from twinbus import (
 from twinbus.broker.descriptions import AuthorizationRule
 from twinbus.broker.faults import Fault
 from twinbus.pair import Pair, client_of
-from twinbus.pairing.observing.metrics import OTHERS, PairCollector
+from twinbus.pairing.observing.metrics import PairCollector
 from twinbus.pairing.observing.recording import Tracing
 from twinbus.servicebus.names import backlog_paths
+from twinbus.status.receiving import OTHERS
 
 pytestmark = pytest.mark.contract
 

@@ -159,7 +159,7 @@ async def test_the_primary_may_be_down_at_the_start_and_come_later(broker: Embed
     broker.cut_off(PRIMARY)
     async with nothing_left(), receiving(broker) as receiver:
         assert bodies(await taken(receiver, 1)) == ["t"]
-        assert receiver.status().sides["primary"].state == "down"
+        assert receiver.status().sides["primary"].state == "reconnecting"
         broker.serve_again(PRIMARY)
         found = await taken(receiver, 1)
         assert bodies(found) == ["p"]

@@ -444,6 +444,37 @@ async def test_a_processor_ends_with_its_pair(broker: EmbeddedBroker, queue: str
             pair.process(queue, handle)
 
 
+async def test_a_pair_that_is_closed_lets_running_handlers_send_and_settle(
+    broker: EmbeddedBroker, queue: str
+) -> None:
+    text, answers = broker.connection_string(), f"answers-{next(NUMBERS)}"
+    broker.create_queue(answers)
+    await send(broker, queue, *texts("one", "two"))
+    async with nothing_left():
+        pair = paired(broker)
+        await pair.start()
+        sender = pair.get_queue_sender(answers)
+        begun = 0
+
+        async def handle(message: ServiceBusReceivedMessage) -> None:
+            nonlocal begun
+            begun += 1
+            await asyncio.sleep(1)
+            await sender.send_messages(ServiceBusMessage(f"answer to {message}"))
+
+        async with pair.process(queue, handle, concurrency=2):
+            await until(lambda: begun == 2)
+            status = pair.status()
+            assert status.processors[queue].handling == 2
+            assert status.receivers[queue].sides["primary"].states == {"open": 1}
+            await pair.close()
+        row = pair.status().processors[queue]
+        assert (row.running, row.handled, row.failed) == (0, 2, 0)
+        assert pair.status().receivers[queue].handed_out == 2
+    assert sorted(bodies(await drain(text, answers, 2))) == ["answer to one", "answer to two"]
+    assert await drain(text, queue) == []
+
+
 async def test_user_mistakes_are_refused_in_one_line(broker: EmbeddedBroker, queue: str) -> None:
     async def handle(message: ServiceBusReceivedMessage) -> None:
         pass

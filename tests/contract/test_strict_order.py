@@ -38,7 +38,8 @@ from twinbus.pair import Pair, client_of
 from twinbus.pairing.core.backlog import session_queue
 from twinbus.pairing.sending.sender import PairedSender
 from twinbus.syphon.core.pump import Pump
-from twinbus.syphon.host import SyphonHost, drain
+from twinbus.syphon.draining import drain
+from twinbus.syphon.host import SyphonHost
 from twinbus.syphon.relay import Relay
 from twinbus.transfer.sdk import to_backlog_message
 

@@ -24,7 +24,8 @@ from twinbus import errors
 from twinbus.ledger import LedgerWriter
 from twinbus.options import SendAvailabilityOptions
 from twinbus.syphon.core.pump import IntakeLimits
-from twinbus.syphon.host import DrainStats, SyphonHost, drain
+from twinbus.syphon.draining import DrainStats, drain
+from twinbus.syphon.host import SyphonHost
 from twinbus.transfer.sdk import to_backlog_message
 
 pytestmark = pytest.mark.contract

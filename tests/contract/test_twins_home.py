@@ -32,7 +32,8 @@ from twinbus.namespace.access import endpoint_of
 from twinbus.options import SendAvailabilityOptions
 from twinbus.servicebus.twins import DIVERTED, DivertMark, FoundTwin, twin_mark
 from twinbus.syphon.core.pacing import Rate
-from twinbus.syphon.host import DrainStats, SyphonGroup, SyphonHost, drain
+from twinbus.syphon.draining import DrainStats, drain
+from twinbus.syphon.host import SyphonGroup, SyphonHost
 from twinbus.syphon.twin_search import TwinSearch
 from twinbus.transfer.sdk import to_backlog_message
 from twinbus.transfer.sections import entries_of, with_entries

@@ -44,7 +44,7 @@ from twinbus.errors import SyphonError
 from twinbus.namespace.access import endpoint_of
 from twinbus.pair import Pair
 from twinbus.servicebus.names import backlog_paths
-from twinbus.syphon.host import drain
+from twinbus.syphon.draining import drain
 from twinbus.syphon.replaying import DeadLetterFilter, replay
 
 pytestmark = pytest.mark.contract

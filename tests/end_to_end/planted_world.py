@@ -26,7 +26,7 @@ from twinbus import Namespace, pair_namespaces
 from twinbus.ledger import LedgerWriter
 from twinbus.pair import Pair
 from twinbus.servicebus.names import backlog_paths
-from twinbus.syphon.host import drain
+from twinbus.syphon.draining import drain
 
 STRAIGHT, DIVERTED, WAITING = 60, 90, 2
 ENTITY, LARGE = "orders", "small"

@@ -18,7 +18,7 @@ from typing import Any
 from tests.end_to_end import bad_pumps
 from twinbus.options import SendAvailabilityOptions
 from twinbus.syphon.core.pump import IntakeLimits
-from twinbus.syphon.host import DrainProgress, drain
+from twinbus.syphon.draining import DrainProgress, drain
 
 LOOK_S = 0.05
 

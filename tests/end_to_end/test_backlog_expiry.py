@@ -15,7 +15,7 @@ from azure.servicebus import ServiceBusMessage
 from tests.official_sdk import administration, client
 from tests.processes import ServedBroker, run_twinbus
 from twinbus.options import SendAvailabilityOptions
-from twinbus.syphon.host import drain
+from twinbus.syphon.draining import drain
 from twinbus.transfer.sdk import to_backlog_message
 
 pytestmark = pytest.mark.end_to_end

@@ -142,7 +142,8 @@ class Application(Program):
 
     @property
     def hosts(self) -> list[SyphonHost]:
-        return [] if self.pair is None else self.pair._hosts
+        syphon = None if self.pair is None else self.pair._syphon
+        return [] if syphon is None else syphon.group.hosts
 
     @property
     def client(self) -> PairedClient:

@@ -37,7 +37,7 @@ from tests.spark.test_compaction import write
 from twinbus.console import entry
 from twinbus.ledger import LedgerWriter
 from twinbus.options import SendAvailabilityOptions
-from twinbus.syphon.host import drain as drain_here
+from twinbus.syphon.draining import drain as drain_here
 
 pytestmark = pytest.mark.spark
 

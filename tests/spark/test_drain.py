@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from twinbus.syphon.host import DrainProgress
+    from twinbus.syphon.draining import DrainProgress
     from twinbus.transfer.unpacking import BacklogMessage
 
 QUEUES = [f"contoso/x-servicebus-transfer/{index}" for index in range(3)]

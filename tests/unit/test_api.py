@@ -20,9 +20,10 @@ from docs_pages import api_page
 from twinbus import blocking, pipeline, testing
 from twinbus.namespace.namespace import Namespace
 from twinbus.options import SendAvailabilityOptions
-from twinbus.pair import Pair, PairMethods, pair_namespaces
+from twinbus.pair import Pair, pair_namespaces
 from twinbus.pairing.core.processing import ProcessOptions, ProcessSettings
 from twinbus.pairing.lifecycle.closing import AsyncOnly, BlockingOnly, PairSide
+from twinbus.pairing.lifecycle.pair_methods import PairMethods
 from twinbus.pairing.observing.events import EventStream
 from twinbus.pairing.receiving.processor import Processor
 from twinbus.pairing.sending.sender import PairedSender
@@ -147,7 +148,12 @@ SYNC_WORDS = {
 }
 
 
-OF_THE_CORE = {(EventStream, "put"), (EventStream, "end"), (Processor, "stop_requested")}
+OF_THE_CORE = {
+    *((EventStream, "put"), (EventStream, "end"), (Processor, "stop_requested")),
+    # For the pair that a processor belongs to.
+    *((Processor, name) for name in ("end_soon", "hurry", "is_handler", "name", "status")),
+    (Processor, "stop_timeout_s"),
+}
 """What only the core calls."""
 
 

@@ -18,9 +18,10 @@ from twinbus.errors import PairClosedError, PairingError
 from twinbus.namespace.namespace import KEEP_ALIVE_OFF, Namespace, both_sides, bounds
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pair import Pair as CorePair
-from twinbus.pair import PairMethods, PairStatus
+from twinbus.pair import PairStatus, processors_of
 from twinbus.pairing.lifecycle.closing import BlockingOnly
 from twinbus.pairing.lifecycle.closing import PairSide as CoreSide
+from twinbus.pairing.lifecycle.pair_methods import PairMethods
 from twinbus.pairing.observing.events import BUFFER_MAX, PairEvent
 from twinbus.pairing.observing.events import EventStream as CoreStream
 from twinbus.pairing.sdk.direct_links import DirectLinks
@@ -213,8 +214,10 @@ class Pair(BlockingOnly, PairMethods[ServiceBusReceiver, ItemPaged[str]]):
         """
         # Raises if the pair is closed.
         self._loop_thread.call(lambda: self._core.backlog_queues)
-        names = entity_name, subscription
-        return processor_of(self._core, names, handler, options, self._loop_thread, guard=True)
+        core, names = self._core, (entity_name, subscription)
+        return processor_of(
+            core, names, handler, options, self._loop_thread, owner=processors_of(core), guard=True
+        )
 
     @property
     def backlog_queues(self) -> tuple[str, ...]:
@@ -260,10 +263,10 @@ class Pair(BlockingOnly, PairMethods[ServiceBusReceiver, ItemPaged[str]]):
         )
 
     def close(self) -> None:
-        """Stop pings and pumps, waiting for what is in flight, then close both sides. Idempotent.
+        """Stop processors, pings and pumps, waiting for what is in flight; then close both sides.
 
-        From any thread. Interrupted, it still closes everything before it raises. In a process
-        that was forked after the pair was made it does nothing: the pair is the parent's.
+        Idempotent, from any thread. Interrupted, it still closes everything before it raises. In a
+        process that was forked after the pair was made it does nothing: the pair is the parent's.
         """
         if self._loop_thread.is_forked:
             return

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from twinbus.namespace.namespace import Namespace
+    from twinbus.pairing.receiving.processor import ProcessorOwner
 
 Handler = (
     Callable[[ServiceBusReceivedMessage], object]
@@ -75,6 +76,7 @@ def processor_of(
     loop_thread: LoopThread,
     *,
     on_stopped: Callable[[], Awaitable[None]] | None = None,
+    owner: ProcessorOwner | None = None,
     owns_thread: bool = False,
     **receiver_options: Any,
 ) -> Processor:
@@ -93,7 +95,15 @@ def processor_of(
         await threads.run(partial(run, message, OnLoop(receiver, loop_thread)))
 
     name, get_receiver = receivers_of(source, *names, **receiver_options)
-    core = CoreProcessor(get_receiver, on_thread, name=name, on_stopped=on_stopped, **options)
+
+    async def stopped() -> None:
+        threads.end()
+        if on_stopped is not None:
+            await on_stopped()
+
+    core = CoreProcessor(
+        get_receiver, on_thread, name=name, on_stopped=stopped, owner=owner, **options
+    )
     return Processor(core, loop_thread, threads, owns_thread=owns_thread)
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from twinbus.blocking.loop_thread import LoopThread
     from twinbus.pairing.receiving.receiver import PairedReceiver as CoreReceiver
     from twinbus.pairing.sdk.received import PairedSession
-    from twinbus.status.document import ReceiverStatus
+    from twinbus.status.receiving import ReceiverStatus
 
 T = TypeVar("T")
 

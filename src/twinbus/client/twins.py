@@ -115,8 +115,10 @@ def _found(path: str, entry: str, topic: str = "") -> FoundTwin:
     counts = counts_in(entry)
     if counts is None:
         # A server that does not count in a list: let a pump find out.
-        return FoundTwin(path, topic, has_sessions, active=1)
-    return FoundTwin(path, topic, has_sessions, counts.active, counts.waiting)
+        return FoundTwin(path, topic, has_sessions, active=1, waiting=None)
+    return FoundTwin(
+        path, topic, has_sessions, counts.active, counts.waiting, scheduled=counts.scheduled
+    )
 
 
 def metadata_in(entry: str) -> str | None:

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Protocol
 
-from twinbus.status.document import PairStatus, StatusUnreadable, SyphonQueueStatus, read
+from twinbus.status.document import PairStatus, SyphonQueueStatus
+from twinbus.status.reading import StatusUnreadable, read
 
 VERSION: Final = 1
 """Incremented when an older command would misread a newer pair, or the other way round."""

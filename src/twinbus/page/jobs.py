@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from twinbus.page.core.model import ShownProof
-from twinbus.status.document import read
+from twinbus.status.reading import read
 
 OUTPUT_BYTES_MAX: Final = 1024 * 1024
 JOB_S: Final = 4 * 3600.0

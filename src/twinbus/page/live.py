@@ -27,7 +27,7 @@ from twinbus.control.sockets import exchange, find_sockets, why_silent
 from twinbus.namespace.address import is_loopback
 from twinbus.page.core.model import PairTable, ShownPair, ShownProof, as_json, foreign_pairs
 from twinbus.page.core.view import Board, HostAnswer, headline_of
-from twinbus.status.document import StatusUnreadable, read_status
+from twinbus.status.reading import StatusUnreadable, read_status
 
 log = logging.getLogger("twinbus.page")
 

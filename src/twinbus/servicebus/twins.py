@@ -137,5 +137,11 @@ class FoundTwin:
     requires_session: bool = False
     active: int = 0
     """Messages that can be received, and those that are locked."""
-    waiting: int = 0
-    """All messages: active, scheduled and deferred."""
+    waiting: int | None = 0
+    """All messages: active, scheduled and deferred; None: they were not counted."""
+    scheduled: int = 0
+
+    @property
+    def deferred(self) -> int | None:
+        """The service counts none: the rest of all messages; None: they were not counted."""
+        return None if self.waiting is None else self.waiting - self.active - self.scheduled

@@ -1,21 +1,18 @@
 """The status of a pair and of a syphon: one document, for people (`str`) and programs (JSON). Pure.
 
-`pairing` and `syphon` make it, `control` carries it, `read_status` reads it back in another
-process, `judgement` says what it means. `as_dict` is plain JSON data; a field is never renamed or
-removed without a new VERSION. A reader leaves out fields that it does not know; those that an
-earlier release lacks have their defaults. Every other value must have the type of its field.
+`pairing` and `syphon` make it, `control` carries it, `reading` reads it back in another process,
+`judgement` says what it means. `as_dict` is plain JSON data; a field is never renamed or removed
+without a new VERSION.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from functools import cache
-from types import NoneType
-from typing import Any, Final, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal
 
-from twinbus.errors import ControlError
+from twinbus.status.receiving import ProcessorStatus, ReceiverStatus
 
 VERSION: Final = 1
 """Incremented when an older reader would misread a newer document."""
@@ -39,12 +36,6 @@ LEASE_GONE: Final = "the lease is gone"
 
 NUMBERS_MAX: Final = 10
 """Backlog queues that one log line names."""
-
-NUMBER_MAX: Final = 1e15
-"""Larger ones are no counts, sizes or times; infinity and NaN are not JSON."""
-
-Document = TypeVar("Document")
-Reader = Callable[[Any], Any]
 
 
 class EntityState(StrEnum):
@@ -96,6 +87,8 @@ class TwinStatus:
     """Seconds until a pulled twin is used again."""
     verified: bool = False
     """Whether its mark was read; one in use that was not read is named in the option `twins`."""
+    named: bool = False
+    """Whether the option `twins` has its very name; a pattern may match entities without a twin."""
 
     @property
     def is_used(self) -> bool:
@@ -148,33 +141,6 @@ class EntityStatus:
     """How many of the diverted messages are in the twin, not in backlog queues."""
     twin: TwinStatus | None = None
     """Its twin; None: it is to have none, and is diverted to backlog queues."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReceivingSideStatus:
-    """One side of a receiver."""
-
-    state: str
-    """`open`, `opening`, `down` or `closed`."""
-    error: str
-    """Why it is down; empty while it is not."""
-    delivered: int
-    """Messages that this side has brought."""
-    reopened: int
-    """Links that ended or fell silent, and were followed by another."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReceiverStatus:
-    """A receiver of both sides, or a guarded one of the primary."""
-
-    path: str
-    sides: dict[str, ReceivingSideStatus]
-    """By `primary` and `secondary`; only those that it reads."""
-    buffered: int
-    """Messages that were received ahead."""
-    second_copies: int
-    """Messages that were completed without being handed out (docs/twins.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,12 +209,18 @@ class TwinContents:
 
     topic: str = ""
     """The topic of a subscription; empty: it is a queue."""
-    waiting: int = 0
-    """Active, locked, scheduled and deferred messages."""
+    waiting: int | None = None
+    """Active, locked, scheduled and deferred messages; None: not known."""
+    active: int | None = None
+    """Those that can be received, and locked ones, which the service counts with them."""
+    scheduled: int | None = None
+    deferred: int | None = None
     waits_s: float | None = None
     """Seconds since a listing, and each one after it, found messages there; None: it is empty."""
     consumers_only: str = ""
     """Why no syphon empties it; empty: the syphon does, beside its consumers."""
+    listed_s: float | None = None
+    """Seconds since that listing; None: not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -322,7 +294,9 @@ class PairStatus:
     twins: dict[str, TwinContents] = field(default_factory=dict)
     """What twins held at the last listing of the syphon in this pair; empty: nothing is known."""
     receivers: dict[str, ReceiverStatus] = field(default_factory=dict)
-    """The paired and guarded receivers, by client identifier."""
+    """The paired and guarded receivers, by the path that they receive from."""
+    processors: dict[str, ProcessorStatus] = field(default_factory=dict)
+    """The processors, by the path that they receive from."""
     version: int = VERSION
 
     @property
@@ -365,25 +339,12 @@ class PairStatus:
             yield f"  {gone.entities} more entities that have no sender any more: {counts}"
         for queue, status in self.backlog_queues.items():
             yield f"  {queue}: {status}"
-        for receiver in self.receivers.values():
-            yield "  " + _receiver_line(receiver)
+        for part in (*self.receivers.values(), *self.processors.values()):
+            yield f"  {part}"
         for queue, moved in (self.syphon or {}).items():
             yield f"  syphon {queue}: " + _syphon_line(moved)
         if self.ledger_unrecorded:
             yield f"  the ledger could not take {self.ledger_unrecorded} lines"
-
-
-def _receiver_line(receiver: ReceiverStatus) -> str:
-    sides = (
-        f"{name} {side.state}, {side.delivered} received"
-        + (f", opened again {side.reopened} times" if side.reopened else "")
-        + (f" ({side.error})" if side.error and side.state != "open" else "")
-        for name, side in receiver.sides.items()
-    )
-    copies = receiver.second_copies
-    return f"receiver of {receiver.path}: {'; '.join(sides)}" + (
-        f"; {copies} second copies not handed out" if copies else ""
-    )
 
 
 HostStatus = PairStatus | SyphonStatus
@@ -421,119 +382,3 @@ def short_queue_list(queues: Sequence[str]) -> str:
     if len(numbers) > NUMBERS_MAX:
         numbers = [*numbers[: NUMBERS_MAX - 2], "...", numbers[-1]]
     return f"{folder}/{{{','.join(numbers)}}}"
-
-
-class StatusUnreadable(ControlError, ValueError):
-    """A document is no status that this release can read; the text says what does not fit."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(f"its status cannot be read ({why}); use the same release of Twinbus")
-
-
-class _Misfit(Exception):
-    """A value does not have the type of its field."""
-
-
-def read_status(document: object) -> HostStatus:
-    """Return the status of a pair or a syphon; StatusUnreadable if the document is neither."""
-    is_pair = isinstance(document, dict) and "entities" in document
-    status: HostStatus
-    status = read(PairStatus, document) if is_pair else read(SyphonStatus, document)
-    if status.version > VERSION:
-        raise StatusUnreadable(f"it has version {status.version}, this release reads {VERSION}")
-    return status
-
-
-def read(kind: type[Document], document: object) -> Document:
-    """Return the document as a dataclass of this kind; StatusUnreadable if it does not fit."""
-    try:
-        made: Document = _reader(cast("Any", kind))(document)
-    except _Misfit as error:
-        raise StatusUnreadable(str(error)) from None
-    return made
-
-
-@cache
-def _reader(kind: Any) -> Reader:
-    """Return the function that reads a value of this type."""
-    origin, inside = get_origin(kind), get_args(kind)
-    if is_dataclass(kind):
-        return _typed(dict, _record(kind), "object")
-    if origin is dict:
-        value = _reader(inside[1])
-        return _typed(
-            dict, lambda found: {name: value(one) for name, one in found.items()}, "object"
-        )
-    if origin is list:
-        item = _reader(inside[0])
-        return _typed(list, lambda found: [item(one) for one in found], "list")
-    if origin is tuple:
-        return _typed(list, _row([*map(_reader, inside)]), "list")
-    if NoneType in inside:
-        known = _reader(inside[0])
-        return lambda found: None if found is None else known(found)
-    if origin is Literal or issubclass(kind, StrEnum):
-        return _word({str(word): word for word in inside or kind})
-    if kind in (int, float):
-        return _number((int, float) if kind is float else (int,))
-    return _typed(kind, lambda found: found, kind.__name__)
-
-
-def _typed(kind: type, make: Reader, name: str) -> Reader:
-    def read(found: Any) -> Any:
-        if type(found) is not kind:
-            raise _Misfit(f"{found!r:.60} is no {name}")
-        return make(found)
-
-    return read
-
-
-def _record(kind: Any) -> Reader:
-    hints = get_type_hints(kind)
-    readers = {one.name: _reader(hints[one.name]) for one in fields(kind)}
-    required = {
-        one.name
-        for one in fields(kind)
-        if one.default is MISSING and one.default_factory is MISSING
-    }
-
-    def make(found: dict[str, Any]) -> Any:
-        values, name = {}, ""
-        try:
-            for name, one in found.items():
-                if (reader := readers.get(name)) is not None:
-                    values[name] = reader(one)
-        except _Misfit as error:
-            raise _Misfit(f"{name}: {error}") from None
-        if missing := required - values.keys():
-            raise _Misfit(f"{', '.join(sorted(missing))} is missing")
-        return kind(**values)
-
-    return make
-
-
-def _row(readers: list[Reader]) -> Reader:
-    def make(found: list[Any]) -> Any:
-        if len(found) != len(readers):
-            raise _Misfit(f"{found!r:.60} has not {len(readers)} values")
-        return tuple(reader(one) for reader, one in zip(readers, found, strict=True))
-
-    return make
-
-
-def _word(words: dict[str, Any]) -> Reader:
-    def read(found: Any) -> Any:
-        if not isinstance(found, str) or found not in words:
-            raise _Misfit(f"{found!r:.60} is not one of {', '.join(words)}")
-        return words[found]
-
-    return read
-
-
-def _number(types: tuple[type, ...]) -> Reader:
-    def read(found: Any) -> Any:
-        if type(found) not in types or not -NUMBER_MAX < found < NUMBER_MAX:
-            raise _Misfit(f"{found!r:.60} is no such number")
-        return found
-
-    return read

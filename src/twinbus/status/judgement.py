@@ -21,8 +21,9 @@ from twinbus.status.document import (
     PairStatus,
     SyphonQueueStatus,
     SyphonStatus,
-    TwinContents,
 )
+from twinbus.status.receiving import processing_troubles, receiving_troubles
+from twinbus.status.twins import twin_troubles
 from twinbus.wording import ago, counted, duration, named, plain, short, visible
 
 HEALTHY: Final = EntityState.HEALTHY
@@ -36,9 +37,6 @@ STATES: Final = ("unusable", RAISING, "failed over", "suspect", "healthy")
 
 RESUME: Final = "the syphon is paused: `twinbus syphon resume` resumes it"
 PUMP_THEM: Final = "start the syphon without --queues, or with a larger number"
-
-LEFT_IN_TWIN_S: Final = 900.0
-"""Messages may wait in a twin this long while its entity is healthy."""
 
 
 class Severity(IntEnum):
@@ -58,7 +56,7 @@ class Concern:
 
     kind: str
     """For programs: `side`, `faulted`, `exposed`, `frozen`, `paused`, `obstacle`, `no pump`,
-    `twins`, `ledger` or the state of an entity."""
+    `receivers`, `processors`, `twins`, `ledger` or the state of an entity."""
     severity: Severity
     text: str
 
@@ -149,49 +147,6 @@ def no_pump_text(queues: Sequence[str]) -> str:
     return f"{len(queues)} {verb} no pump here: {', '.join(queues)}"
 
 
-def twins_text(twins: Mapping[str, TwinContents]) -> str:
-    """Return how many messages wait in twins, and which of them only consumers receive."""
-    waiting = sum(one.waiting for one in twins.values())
-    if not waiting:
-        return ""
-    left = [
-        f"{path} ({one.waiting:,}, {one.consumers_only})"
-        for path, one in twins.items()
-        if one.waiting and one.consumers_only
-    ]
-    verb = "waits" if waiting == 1 else "wait"
-    text = f"{counted(waiting, 'message')} {verb} in twins"
-    return f"{text}; only consumers empty {named(left)}" if left else text
-
-
-def _twin_concerns(status: HostStatus) -> Iterator[Concern]:
-    """Name the twins that hold messages although their entities have long been healthy."""
-    late = [
-        path
-        for path, one in status.twins.items()
-        if (one.waits_s or 0.0) >= LEFT_IN_TWIN_S and _is_healthy(one.topic or path, status)
-    ]
-    if late:
-        text = (
-            f"messages wait in twins for more than {duration(LEFT_IN_TWIN_S)} although the entities"
-            f" are healthy: {named(late)}; have their consumers receive from the secondary too"
-        )
-        yield Concern("twins", Severity.ATTENTION, text)
-
-
-def _is_healthy(path: str, status: HostStatus) -> bool:
-    """Whether an entity was healthy for long, as far as this host knows."""
-    if isinstance(status, SyphonStatus):
-        states = status.queues.values()
-        return not any("primary" in one.problems or path in one.held for one in states)
-    key = path.lower()
-    known = next((one for one in status.entities.values() if one.path.lower() == key), None)
-    if known is None:
-        return True
-    is_new = known.since_s is not None and known.since_s < LEFT_IN_TWIN_S
-    return known.state is HEALTHY and not is_new
-
-
 def _syphon_concerns(status: SyphonStatus) -> Iterator[Concern]:
     if status.paused:
         yield Concern("paused", Severity.ATTENTION, RESUME)
@@ -200,7 +155,12 @@ def _syphon_concerns(status: SyphonStatus) -> Iterator[Concern]:
     if status.without_pump:
         text = f"{no_pump_text(status.without_pump)}; {PUMP_THEM}"
         yield Concern("no pump", Severity.ATTENTION, text)
-    yield from _twin_concerns(status)
+    yield from _attention("twins", twin_troubles(status))
+
+
+def _attention(kind: str, texts: Iterable[str]) -> Iterator[Concern]:
+    for text in texts:
+        yield Concern(kind, Severity.ATTENTION, text)
 
 
 def _concerns(
@@ -219,7 +179,9 @@ def _concerns(
     yield from _entity_concerns(troubled)
     if any(queue.paused for queue in (status.syphon or {}).values()):
         yield Concern("paused", Severity.ATTENTION, RESUME)
-    yield from _twin_concerns(status)
+    yield from _attention("receivers", receiving_troubles(status.receivers))
+    yield from _attention("processors", processing_troubles(status.processors))
+    yield from _attention("twins", twin_troubles(status))
     if status.ledger_unrecorded:
         text = f"the ledger could not record {status.ledger_unrecorded:,} lines"
         yield Concern("ledger", Severity.ATTENTION, text)

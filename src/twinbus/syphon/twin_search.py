@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Final
 
 from twinbus.client.administration import QUEUES, ListingRefused, list_entries
@@ -68,7 +69,7 @@ class TwinSearch:
         try:
             entries = await list_entries(self._secondary, QUEUES, self._requests)
         except ListingRefused:
-            await self._change([FoundTwin(path, active=1) for path in named])
+            await self._change([FoundTwin(path, active=1, waiting=None) for path in named])
         else:
             await self.listed(twins_in(entries, self._label))
 
@@ -80,6 +81,7 @@ class TwinSearch:
                 found = await found_subscriptions(self._secondary, self._label, self._requests)
             except SyphonError as error:
                 log.info("%s: subscriptions of twins are not known: %s", self._label, error)
+                self._subscriptions = [replace(one, waiting=None) for one in self._subscriptions]
             else:
                 self._subscriptions, self._topics_at = found, now + TOPICS_EVERY_S
         await self._change([*queues, *self._subscriptions])

@@ -12,11 +12,10 @@ from tests.unit.status.statuses import entity, queue, side, status, syphon
 from twinbus.status.document import (
     VERSION,
     HostStatus,
-    StatusUnreadable,
     SyphonQueueStatus,
     TwinStatus,
-    read_status,
 )
+from twinbus.status.reading import StatusUnreadable, read_status
 
 WHOLE = status(
     entity("orders", "failed over", since_s=5.5, next_ping_in_s=0),

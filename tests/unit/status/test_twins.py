@@ -10,9 +10,10 @@ from twinbus.status.document import (
     SyphonQueueStatus,
     SyphonStatus,
     TwinContents,
-    read_status,
 )
-from twinbus.status.judgement import LEFT_IN_TWIN_S, judgement_of, twins_text
+from twinbus.status.judgement import judgement_of
+from twinbus.status.reading import read_status
+from twinbus.status.twins import LEFT_IN_TWIN_S, twins_text
 
 AUDIT = "events/Subscriptions/audit"
 LATE = TwinContents(topic="events", waiting=9, waits_s=1_000.0, consumers_only="a subscription")
@@ -24,7 +25,7 @@ def concerns(found: PairStatus | SyphonStatus) -> list[str]:
 
 
 def test_the_line_names_the_number_and_what_only_consumers_empty() -> None:
-    assert twins_text({}) == twins_text({"orders": TwinContents()}) == ""
+    assert twins_text({}) == twins_text({"orders": TwinContents(waiting=0)}) == ""
     assert twins_text({"orders": TwinContents(waiting=1)}) == "1 message waits in twins"
     assert twins_text({"orders": QUEUE, AUDIT: LATE}) == (
         f"12 messages wait in twins; only consumers empty {AUDIT} (9, a subscription)"

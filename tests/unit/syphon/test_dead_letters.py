@@ -33,8 +33,9 @@ from twinbus.client.peeked_message import PeekedMessage, as_json, read_peeked
 from twinbus.console.backlog.dead_letters import LettersOptions
 from twinbus.console.output import WrongUse
 from twinbus.errors import SyphonError
-from twinbus.syphon import host as host_module
-from twinbus.syphon.host import SyphonHost, _until_empty
+from twinbus.syphon import draining as draining_module
+from twinbus.syphon.draining import _until_empty
+from twinbus.syphon.host import SyphonHost
 from twinbus.syphon.replaying import DeadLetterFilter, for_replay
 from twinbus.transfer.sections import to_backlog_sections
 from twinbus.transfer.unpacking import unpack
@@ -230,9 +231,9 @@ async def test_a_drain_ends_when_a_peek_finds_nothing_though_the_counts_said_so_
         for message in found[:page]:
             yield message
 
-    monkeypatch.setattr(host_module, "_total", nothing)
-    monkeypatch.setattr(host_module, "open_connection", opened)
-    monkeypatch.setattr(host_module, "peek", peek)
+    monkeypatch.setattr(draining_module, "_total", nothing)
+    monkeypatch.setattr(draining_module, "open_connection", opened)
+    monkeypatch.setattr(draining_module, "peek", peek)
     relay: Any = SimpleNamespace(queue="q", fault=None)
     host = SimpleNamespace(
         relays=[relay],

@@ -28,7 +28,7 @@ from twinbus.syphon.core.destination import (
     FIRST_BACKOFF_S,
 )
 from twinbus.syphon.core.pump import IntakeLimits, Pump
-from twinbus.syphon.host import drain
+from twinbus.syphon.draining import drain
 from twinbus.syphon.lease import Leases
 from twinbus.syphon.relay import Relay
 

@@ -25,7 +25,7 @@ from twinbus.errors import MissingRightError
 from twinbus.namespace.access import endpoint_of
 from twinbus.pairing.core.backlog import lease_path
 from twinbus.servicebus.names import backlog_paths
-from twinbus.wording import counted, duration, size, visible
+from twinbus.wording import NOT_KNOWN, counted, duration, size, visible
 
 if TYPE_CHECKING:
     from twinbus.console.backlog.queue_contents import QueueContents
@@ -236,11 +236,21 @@ def twin_lines(twins: Sequence[FoundTwin]) -> list[str]:
     if not twins:
         return []
     rows = [
-        [twin.path, twin.active, twin.waiting - twin.active, _emptied_by(twin)] for twin in twins
+        [twin.path, *(NOT_KNOWN if n is None else n for n in _counts(twin)), _emptied_by(twin)]
+        for twin in twins
     ]
-    columns = ("TWIN", ">ACTIVE", ">SCHEDULED, DEFERRED", "EMPTIED BY")
-    waiting = counted(sum(twin.waiting for twin in twins), "message")
-    return ["", *table_lines(columns, rows), "", f"{waiting} in {counted(len(twins), 'twin')}"]
+    columns = ("TWIN", ">ACTIVE", ">SCHEDULED", ">DEFERRED", "EMPTIED BY")
+    waiting = counted(sum(twin.waiting or 0 for twin in twins), "message")
+    uncounted = sum(twin.waiting is None for twin in twins)
+    more = f", {uncounted:,} not counted" if uncounted else ""
+    total = f"{waiting} in {counted(len(twins), 'twin')}{more}"
+    return ["", *table_lines(columns, rows), "", total]
+
+
+def _counts(twin: FoundTwin) -> tuple[int | None, ...]:
+    if twin.waiting is None:
+        return None, None, None
+    return twin.active, twin.scheduled, twin.deferred
 
 
 def _emptied_by(twin: FoundTwin) -> str:

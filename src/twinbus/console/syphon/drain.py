@@ -34,7 +34,7 @@ from twinbus.ledger.requests import recording_to
 from twinbus.namespace.access import endpoint_of
 from twinbus.servicebus.names import parse_backlog_path
 from twinbus.syphon.core.pacing import DrainMeter, Rate, time_to_empty_s
-from twinbus.syphon.host import DrainProgress, drain_host
+from twinbus.syphon.draining import DrainProgress, drain_host
 from twinbus.wording import counted, duration, visible
 
 LINE_EVERY_S: Final = 10.0

@@ -30,7 +30,12 @@ from twinbus.exposition import CONTENT_TYPE, GAUGE, Families, Sample, metrics_of
 from twinbus.ledger import LedgerWriter, NullLedger
 from twinbus.namespace.access import Endpoint
 from twinbus.namespace.address import is_loopback
-from twinbus.pairing.observing.metrics import BACKLOG_FAMILIES, depth_samples, syphon_samples
+from twinbus.pairing.observing.metrics import (
+    BACKLOG_FAMILIES,
+    depth_samples,
+    syphon_samples,
+    twin_samples,
+)
 from twinbus.syphon.core.health import StallDetector, SyphonHealth
 from twinbus.syphon.host import SyphonGroup
 
@@ -271,6 +276,7 @@ class SyphonMetrics:
         yield "twinbus_ledger_unrecorded", self._ledger.unrecorded
         yield from syphon_samples(queues)
         yield from depth_samples(self._meter)
+        yield from twin_samples(self._search.twins)
         for queue, state in queues.items():
             yield "twinbus_syphon_held_destinations", len(state.held), queue
             for by in state.problems:

@@ -185,6 +185,11 @@ class QueueSearch:
         self._starting = asyncio.Lock()
         """Two searches at the same time must not start two pumps of one queue."""
 
+    @property
+    def twins(self) -> Mapping[str, TwinContents]:
+        """What twins held at the last listing."""
+        return {} if self._twins is None else self._twins.contents
+
     def close(self) -> None:
         """Start no more pumps."""
         self._is_closed = True

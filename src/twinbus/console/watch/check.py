@@ -21,14 +21,10 @@ from twinbus.console.times import seconds_of
 from twinbus.control.sockets import RunningHost, ask, find, socket_directories
 from twinbus.errors import ControlError, MissingRightError, TwinbusError
 from twinbus.namespace.namespace import Namespace
-from twinbus.status.document import (
-    EntityState,
-    HostStatus,
-    PairStatus,
-    StatusUnreadable,
-    read_status,
-)
-from twinbus.status.judgement import Severity, judgement_of, twins_text
+from twinbus.status.document import EntityState, HostStatus, PairStatus, TwinContents
+from twinbus.status.judgement import Severity, judgement_of
+from twinbus.status.reading import StatusUnreadable, read_status
+from twinbus.status.twins import is_fresh, twins_text
 from twinbus.wording import counted, duration, visible
 
 CONCURRENT_REQUESTS: Final = 16
@@ -87,12 +83,12 @@ def _look(request: CheckRequest) -> tuple[list[CheckFinding], list[PerfFigure]]:
     if request.secondary is not None:
         labels = labels_of(request, hosts)
         try:
-            backlog, unknown = asyncio.run(_counted(request, request.secondary, labels))
+            backlog, more = asyncio.run(_counted(request, request.secondary, labels))
         except (TimeoutError, TwinbusError) as error:
             silent = f"{request.secondary.endpoint} did not answer within {request.timeout_s:g} s"
             text = silent if isinstance(error, TimeoutError) else str(error)
-            backlog, unknown = BacklogFigures(), [CheckFinding(CheckLevel.UNKNOWN, text)]
-        findings += unknown
+            backlog, more = BacklogFigures(), [CheckFinding(CheckLevel.UNKNOWN, text)]
+        findings += more
     elif backlog.depth is None and thresholds.depth != NO_LIMITS and hosts:
         text = "the depth of the backlog is not known: give --secondary"
         findings.append(CheckFinding(CheckLevel.UNKNOWN, text))
@@ -143,14 +139,21 @@ def _status(host: RunningHost) -> CheckedHost | CheckFinding:
 async def _counted(
     request: CheckRequest, secondary: Namespace, labels: Collection[str]
 ) -> tuple[BacklogFigures, list[CheckFinding]]:
-    """Return the backlog as the secondary counts it; the age only where it has a limit."""
+    """Return the backlog and the twins as the secondary counts them; ages where they have limits.
+
+    The findings are what is left in twins, and what could not be counted.
+    """
     # Imported late: the SDK takes half a second to load, and asking pairs needs none of it.
+    from twinbus.client.twins import found_twins
     from twinbus.console.backlog.queue_contents import queue_contents, with_ages
     from twinbus.console.namespaces import administration
+    from twinbus.namespace.access import endpoint_of
+    from twinbus.syphon.core.twin_book import contents_of
 
     # The line says what went wrong; the SDK would log it as well.
     logging.getLogger().addHandler(logging.NullHandler())
-    unknown = []
+    found: list[CheckFinding] = []
+    twins: dict[str, TwinContents] = {}
     async with asyncio.timeout(request.timeout_s):
         async with administration(secondary, "counting the backlog") as client:
             queues = await queue_contents(client)
@@ -162,9 +165,16 @@ async def _counted(
                 ages = [one.oldest_age_s for one in await with_ages(secondary, queues)]
                 age_s = max((age for age in ages if age is not None), default=0.0)
             except MissingRightError as error:
-                unknown.append(CheckFinding(CheckLevel.UNKNOWN, str(error)))
+                found.append(CheckFinding(CheckLevel.UNKNOWN, str(error)))
+        for label in labels:
+            listed = await found_twins(endpoint_of(secondary), label)
+            twins |= {one.path: contents_of(one) for one in listed}
+    if text := twins_text(twins):
+        found.append(CheckFinding(CheckLevel.OK, text))
+    held = sum(one.waiting or 0 for one in twins.values()) if twins else None
     depth = sum(queue.waiting for queue in queues)
-    return BacklogFigures(depth, age_s, sum(queue.dead_lettered for queue in queues)), unknown
+    dead = sum(queue.dead_lettered for queue in queues)
+    return BacklogFigures(depth, age_s, dead, held), found
 
 
 OFF: Final = ("", "off")
@@ -246,6 +256,8 @@ class BacklogFigures:
     depth: int | None = None
     age_s: float | None = None
     dead_letters: int | None = None
+    twins: int | None = None
+    """Messages in twins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,17 +339,24 @@ def figures(
             for name in ("sent", "diverted", "raised")
         ),
         *(figure for _, figure in _known_figures(backlog, thresholds)),
-        *_twin_figures(hosts),
+        *_twin_figures(hosts, backlog.twins),
     ]
 
 
-def _twin_figures(hosts: Sequence[CheckedHost]) -> list[PerfFigure]:
-    """Return what twins hold; the processes of one pair count the same twins."""
+def _twin_figures(hosts: Sequence[CheckedHost], counted: int | None) -> list[PerfFigure]:
+    """Return what twins hold: as counted, else as the processes of each pair know."""
+    if counted is not None:
+        return [PerfFigure("twins", counted)]
     held: dict[str, int] = {}
     for host in hosts:
-        if host.status.twins:
-            waiting = sum(one.waiting for one in host.status.twins.values())
-            held[host.label] = max(waiting, held.get(host.label, 0))
+        known = [
+            one.waiting
+            for one in host.status.twins.values()
+            if one.waiting is not None and is_fresh(one)
+        ]
+        if known:
+            # The processes of one pair count the same twins.
+            held[host.label] = max(sum(known), held.get(host.label, 0))
     return [PerfFigure("twins", sum(held.values()))] if held else []
 
 

@@ -65,8 +65,9 @@ def status(
 
     All pairs of this user on this machine, those that need attention first: an entity that is not
     healthy, is frozen, or is raising (a call on it raised in the last minute, whatever its state);
-    a pair without a backlog queue that answers; a side that is closed or faulted; a ledger that
-    lost lines. It makes no billed request, so it has the depth of the backlog only where the pair
+    a pair without a backlog queue that answers; a side that is closed or faulted; receivers without
+    a link; a processor that ended by itself; messages that wait in a twin; a ledger that lost
+    lines. It makes no billed request, so it has the depth of the backlog only where the pair
     measures it for a collector.
     """
     from twinbus.console.watch.status import show_status
@@ -124,15 +125,17 @@ def check(
 ) -> int:
     """Report to a monitoring system: one line, Nagios exit status.
 
-    Asks the pairs and syphons of this machine. With a secondary it also counts the backlog there,
-    which needs the rights Manage and Listen, and costs two operations and a peek for each queue
-    that holds messages. Without one it uses the depth that a pair or a syphon knows.
+    Asks the pairs and syphons of this machine. With a secondary it also counts the backlog and the
+    twins there, which needs the rights Manage and Listen, and costs four operations, one for each
+    topic that is a twin, and a peek for each queue that holds messages. Without one it uses what a
+    pair or a syphon knows.
 
     CRITICAL: sends raise, sends depend on the primary alone (see --unprotected), a process does not
     answer, or no pair of --pair runs. WARNING: an entity is raising, suspect or failed over; the
-    ledger lost lines; a syphon is paused, cannot reach a side or holds messages; one that waits
-    for its lease is OK. UNKNOWN: the secondary does not answer or refuses; without a secondary,
-    nothing runs here.
+    ledger lost lines; receivers have no link to a side for a minute; a processor has ended by
+    itself; messages wait long in a twin; a syphon is paused, cannot reach a side or holds messages
+    (one that waits for its lease is OK). UNKNOWN: the secondary does not answer or refuses; without
+    a secondary, nothing runs here.
     """
     from twinbus.console.watch.check import (
         CheckLevel,

@@ -20,6 +20,7 @@ from twinbus.console.output import (
     show,
     table_lines,
 )
+from twinbus.console.watch.receiving import receiving_lines, twin_table
 from twinbus.control.protocol import HostCard
 from twinbus.control.sockets import RunningHost, SilentHost, ask, find, socket_directories
 from twinbus.errors import ControlError
@@ -30,10 +31,7 @@ from twinbus.status.document import (
     EntityStatus,
     HostStatus,
     PairStatus,
-    StatusUnreadable,
     SyphonStatus,
-    read,
-    read_status,
     short_queue_list,
 )
 from twinbus.status.judgement import (
@@ -45,8 +43,9 @@ from twinbus.status.judgement import (
     obstacles,
     rank,
     states_of,
-    twins_text,
 )
+from twinbus.status.reading import StatusUnreadable, read, read_status
+from twinbus.status.twins import twins_text
 from twinbus.wording import counted, duration, named, short, visible
 
 HEALTHY: Final = "healthy"
@@ -79,6 +78,7 @@ def render(view: PairView, *, show_all: bool = False) -> list[str]:
     lines += [f"  {line}".rstrip() for line in _entity_table(entities, show_all=show_all)]
     lines.append("")
     lines += [f"  {line}" for line in (*_queue_lines(status), *_syphon_lines(status))]
+    lines += [f"  {line}".rstrip() for line in receiving_lines(status)]
     return lines
 
 
@@ -444,8 +444,8 @@ def syphon_lines(title: str, status: SyphonStatus) -> list[str]:
         lines.append(f"  ! {visible(no_pump_text(status.without_pump))}; {PUMP_THEM}")
     if status.waiting is not None:
         lines.append("  " + _forecast(status, status.waiting))
-    if text := twins_text(status.twins):
-        lines.append(f"  {visible(text)}")
+    if twins := twin_table(status):
+        lines += ["", *(f"  {line}" for line in twins)]
     return lines
 
 

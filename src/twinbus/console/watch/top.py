@@ -28,12 +28,12 @@ from rich.text import Text
 
 from twinbus.console import STOPPED
 from twinbus.console.output import Output, print_json
-from twinbus.page.core.model import LEVELS, ShownEntity, ShownPair, ShownSyphon
+from twinbus.page.core.model import LEVELS, ShownEntity, ShownPair, ShownReceiver, ShownSyphon
 from twinbus.page.core.timeline import BUCKET_S
 from twinbus.page.core.view import Board, headline_of
 from twinbus.page.live import HostPoller
 from twinbus.status.judgement import rank
-from twinbus.wording import duration, visible
+from twinbus.wording import NOT_KNOWN, duration, visible
 
 EVERY_S: Final = 1.0
 HINT: Final = "q ends"
@@ -46,12 +46,13 @@ RATE_S: Final = 30.0
 RATE_MIN_S: Final = 2.0
 """A shorter observation, such as a single look, has no rate."""
 
-NOT_KNOWN: Final = "–"
-
 HEADLINE_LINES: Final = 2
 ATTENTION_LINES: Final = 3
 FIXED_LINES: Final = 9
 """Headline, the headings of both tables, lines that count the rest, empty lines, the foot."""
+
+RECEIVING_LINES: Final = 3
+"""The heading of the table about receiving, a line that counts the rest, an empty line."""
 
 SIGNS: Final = {
     "healthy": ("✔", "bold green"),
@@ -176,11 +177,19 @@ def screen(
         ((pair, one) for pair in ordered if pair.state != "gone" for one in pair.entities),
         key=_urgency,
     )
+    receiving = sorted(
+        (one for pair in ordered for one in pair.receiving),
+        key=lambda one: (LEVELS.index(one.level), one.path.lower()),
+    )
     troubles = _troubles(ordered)
-    pairs_max = entities_max = None
+    pairs_max = entities_max = receiving_max = None
     if height is not None:
         troubles = troubles[:ATTENTION_LINES]
         room = max(2, height - FIXED_LINES - len(troubles))
+        if receiving:
+            room = max(2, room - RECEIVING_LINES)
+            receiving_max = min(len(receiving), max(1, room // 3))
+            room = max(2, room - receiving_max)
         pairs_max = min(len(ordered), max(1, room // 3, room - len(entities)))
         entities_max = max(1, room - pairs_max)
     parts: list[RenderableType] = [
@@ -192,6 +201,9 @@ def screen(
     if entities:
         parts += [Text(""), _entity_table(entities[:entities_max], now, len(ordered) > 1)]
         parts += _more(len(entities), entities_max, "entities")
+    if receiving:
+        parts += [Text(""), _receiving_table(receiving[:receiving_max])]
+        parts += _more(len(receiving), receiving_max, "queues and subscriptions")
     clock = datetime.fromtimestamp(now).astimezone()
     return Group(*parts, Text(f"{clock:%H:%M:%S}  {hint}".rstrip(), "dim"))
 
@@ -276,6 +288,32 @@ def _entity_table(
             _next(entity),
         ]
         style = next(filter(None, map(STATE_STYLES.get, states)), "yellow" if states[1:] else "")
+        table.add_row(*(Text(visible(cell)) for cell in cells), style=style)
+    return table
+
+
+def _receiving_table(rows: Sequence[ShownReceiver]) -> Table:
+    columns = (
+        "FROM",
+        "PRIMARY",
+        "TWIN",
+        ">HANDED OUT",
+        "HANDLERS",
+        ">IN TWIN",
+        "STATE OF THE TWIN",
+    )
+    table = _table(*columns)
+    for one in rows:
+        cells = [
+            one.path,
+            one.primary,
+            one.secondary,
+            f"{one.handed_out:,}",
+            one.processor,
+            _number(one.waiting, ",") if one.twin else "",
+            ", ".join(filter(None, (one.twin, one.reason))),
+        ]
+        style = "yellow" if one.level == "attention" else ""
         table.add_row(*(Text(visible(cell)) for cell in cells), style=style)
     return table
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any, ClassVar, Final, Literal, cast
 
-from twinbus.status.document import BacklogQueueStatus, EntityStatus, StatusUnreadable, read
+from twinbus.status.document import BacklogQueueStatus, EntityStatus
 from twinbus.status.judgement import STATES
+from twinbus.status.reading import StatusUnreadable, read
 from twinbus.wording import counted
 
 PAIRS_MAX: Final = 200
@@ -65,6 +66,35 @@ class ShownSyphon:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ShownReceiver:
+    """The receivers and processors of one queue or subscription, and the twin that they read."""
+
+    path: str
+    level: str
+    """One of LEVELS; healthy: every link is open, and a twin's mark was read."""
+    receivers: int = 0
+    primary: str = ""
+    secondary: str = ""
+    """What the receivers do at a side; empty: they do not read it."""
+    since: float | None = None
+    """When the receiver that reconnects for the longest lost its link."""
+    reason: str = ""
+    handed_out: int = 0
+    second_copies: int = 0
+    reopened: int = 0
+    silent: int = 0
+    processor: str = ""
+    """How many handlers run, and what they did; empty: no processor was started."""
+    twin: str = ""
+    """The state of the twin; empty: there is none, as far as is known."""
+    waiting: int | None = None
+    """Messages in the twin; None: not known."""
+    contents: str = ""
+    """Which of these are active, scheduled and deferred."""
+    emptied_by: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ShownPair:
     """One pair, or one syphon that is a program of its own."""
 
@@ -96,6 +126,8 @@ class ShownPair:
     sends: list[SendBucket] = field(default_factory=list)
     unseen: list[tuple[float, float]] = field(default_factory=list)
     """Times in which sends were not watched."""
+    receiving: list[ShownReceiver] = field(default_factory=list)
+    """What is received from, what is handled, and what twins hold; worst first."""
 
     DERIVED: ClassVar = ("level", "word")
 

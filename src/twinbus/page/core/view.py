@@ -30,6 +30,7 @@ from twinbus.page.core.model import (
     ShownSyphon,
     as_json,
 )
+from twinbus.page.core.receiving import shown_receiving
 from twinbus.page.core.timeline import UNKNOWN, EntitySpans, SendHistory, shown_state
 from twinbus.status.document import (
     EntityStatus,
@@ -37,7 +38,8 @@ from twinbus.status.document import (
     PairStatus,
     SyphonStatus,
 )
-from twinbus.status.judgement import Judgement, judgement_of, twins_text
+from twinbus.status.judgement import Judgement, judgement_of
+from twinbus.status.twins import twins_text
 from twinbus.wording import counted, duration, named, plain, visible
 
 GONE_SHOWN_S: Final = 3_600.0
@@ -189,6 +191,7 @@ class _HostHistory:
         self._host = host
         self._spans: dict[str, EntitySpans] = {}
         self._since: dict[str, float] = {}
+        self._lost: dict[str, float] = {}
         self._sends = SendHistory()
         self._judged_at = self._answered_at = 0.0
         self._began_at: float | None = None
@@ -217,6 +220,7 @@ class _HostHistory:
             secondary=status.secondary,
             attention=judgement.attention,
         )
+        shown = replace(shown, receiving=shown_receiving(status, self._lost_at))
         if isinstance(status, SyphonStatus):
             return replace(shown, waiting=status.waiting, syphon=syphon_of(status))
         entities = status.entities
@@ -256,7 +260,7 @@ class _HostHistory:
         ]
         return replace(
             last, state="gone", state_since=now, why=NO_LONGER_RUNNING, entities=entities,
-            safe=None, attention=[],
+            safe=None, attention=[], receiving=[],
         )  # fmt: skip
 
     def _observed_sends(self, status: PairStatus, now: float) -> list[SendBucket]:
@@ -288,6 +292,13 @@ class _HostHistory:
         known |= {name: plain(known[name]) for name in ("reason", "last_error", "raising_reason")}
         known |= {"since_s": None, "states": states, "since": entered}
         return ShownEntity(**known, spans=spans.observe(state, since, now, self._began_at))
+
+    def _lost_at(self, path: str, lost_s: float) -> float:
+        """Return when a receiver lost its link; the same for as long as it has none."""
+        at, known = self._answered_at - lost_s, self._lost.get(path)
+        if known is None or abs(at - known) > 1.0:
+            known = self._lost[path] = round(at, 3)
+        return known
 
     def _entered_at(self, status: EntityStatus) -> float | None:
         """Return when the entity entered its state; the same for as long as it stays in it."""

@@ -9,6 +9,7 @@ import { drawHeadline } from "./headline.js";
 import { countLetters, draw as drawLetters, forgetLetters, prepareLetters, search } from "./letters.js";
 import { drawPairs, preparePairs } from "./pairs.js";
 import { refreshCost, refreshProof } from "./ledger.js";
+import { drawReceiving } from "./receiving.js";
 import { choose, chosen, loseContact, mayAct, offers, takeHead, takePair, takeView, view } from "./state.js";
 import { drawSummary } from "./summary.js";
 import { drawTimeline, forget as forgetTimeline, prepareTimeline } from "./timeline.js";
@@ -53,6 +54,7 @@ function drawChosen() {
   show(byId("timeline"), pair.kind !== "syphon");
   drawTimeline(pair);
   drawBacklog(pair);
+  drawReceiving(pair);
 }
 
 /** Another pair is shown: what was asked for the former one no longer counts. */

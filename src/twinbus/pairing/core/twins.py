@@ -177,13 +177,14 @@ class Twins:
         twin = self._twins.get(path)
         if twin is None:
             return None
+        named = is_named(self._listed, path)
         pulled = self._rotation.pulled(now).get(path)
         if pulled is not None:
-            return TwinStatus(TWIN_PULLED, pulled[0], pulled[1], twin.is_verified)
+            return TwinStatus(TWIN_PULLED, pulled[0], pulled[1], twin.is_verified, named)
         if twin.is_used:
-            return TwinStatus(TWIN_USED, verified=twin.is_verified)
+            return TwinStatus(TWIN_USED, verified=twin.is_verified, named=named)
         is_read = twin.read_at > -math.inf
-        return TwinStatus(TWIN_NOT_USED if is_read else TWIN_UNKNOWN, twin.reason)
+        return TwinStatus(TWIN_NOT_USED if is_read else TWIN_UNKNOWN, twin.reason, named=named)
 
 
 class TwinFirst(KeptChoice):

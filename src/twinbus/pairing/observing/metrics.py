@@ -39,19 +39,26 @@ from twinbus.status.document import (
     QUEUE_STATES,
     EntityState,
     PairStatus,
-    ReceiverStatus,
     SideState,
     SyphonQueueStatus,
+    TwinContents,
+    TwinStatus,
 )
 from twinbus.status.judgement import judgement_of
+from twinbus.status.receiving import (
+    NOT_READ,
+    OPEN,
+    OTHERS,
+    RECONNECTING,
+    WAITING,
+    ReceiverStatus,
+)
+from twinbus.status.twins import is_fresh
 
 if TYPE_CHECKING:
     from twinbus.pairing.sending.entity_monitor import EntityMonitor
     from twinbus.pairing.sending.shared_state import SharedState
     from twinbus.status.document import EntityTotals
-
-OTHERS: Final = "(others)"
-"""The entity name under which entities past the limit are summed; none has parentheses."""
 
 OUTCOMES: Final = ("forwarded", "completed", "dead_lettered")
 
@@ -68,6 +75,10 @@ BACKLOG_FAMILIES: Final[Families] = {
     ),
     "twinbus_backlog_oldest_seconds": (
         GAUGE, "Age of the oldest message that waits in a backlog queue", "queue",
+    ),
+    "twinbus_twin_messages": (
+        GAUGE, "Messages in a twin, by who empties it: consumers, or syphon too; absent: unknown",
+        "entity", "emptied_by",
     ),
 }  # fmt: skip
 """The series that the metrics of a syphon program have too."""
@@ -98,17 +109,26 @@ FAMILIES: Final[Families] = {
     "twinbus_backlog_queues": (GAUGE, "Backlog queues by state", "state"),
     "twinbus_pings": (COUNTER, "Pings by how they ended", "result"),
     "twinbus_events_dropped": (COUNTER, "Events dropped for slow listeners"),
-    "twinbus_receiver_side_open": (
-        GAUGE, "1 while a guarded or twin receiver has a link to a side", "receiver", "side",
+    "twinbus_receivers": (
+        GAUGE, "Guarded and twin receivers by what they do at a side", "entity", "side", "state",
     ),
     "twinbus_receiver_messages": (
-        COUNTER, "Messages that an open receiver got from a side", "receiver", "side",
+        COUNTER, "Messages that these receivers got from a side", "entity", "side",
     ),
-    "twinbus_receiver_reopened": (
-        COUNTER, "Links of an open receiver that ended or fell silent", "receiver", "side",
+    "twinbus_receiver_links_reopened": (
+        COUNTER, "Links of these receivers that were opened again, by why: ended, or silent",
+        "entity", "side", "why",
     ),
     "twinbus_receiver_second_copies": (
-        COUNTER, "Messages completed by an open receiver without being handed out", "receiver",
+        COUNTER, "Messages that these receivers completed without handing them out", "entity",
+    ),
+    "twinbus_processors_running": (GAUGE, "Processors that run", "entity"),
+    "twinbus_processor_messages": (
+        COUNTER, "Messages of processors by how their handlers ended", "entity", "outcome",
+    ),
+    "twinbus_twins": (
+        GAUGE, "Twins of entities with senders, by state; verified: in use, its mark was read",
+        "state",
     ),
 }  # fmt: skip
 
@@ -119,7 +139,6 @@ class MeasuredPair:
 
     state: SharedState
     sides: PairSides
-    syphon: Callable[[], Mapping[str, SyphonQueueStatus]]
     status: Callable[[], PairStatus]
     meter: BacklogMeter | None = None
 
@@ -200,7 +219,6 @@ class PairCollector(Collector):
         yield "twinbus_messages_unprotected", totals.oversize, "oversize"
         yield "twinbus_messages_unprotected", totals.reserved, "reserved"
         yield from _pair_samples(pair)
-        yield from syphon_samples(pair.syphon())
         yield from depth_samples(pair.meter)
 
     def _traffic(
@@ -248,15 +266,41 @@ def _pair_samples(pair: MeasuredPair) -> Iterator[Sample]:
     yield "twinbus_ledger_unrecorded", state.recorder.unrecorded
     yield "twinbus_events_dropped", state.listeners.dropped
     yield from receiver_samples(status.receivers)
+    for path, processor in status.processors.items():
+        yield "twinbus_processors_running", processor.running, path
+        for outcome in ("handled", "failed", "dead_lettered"):
+            yield "twinbus_processor_messages", getattr(processor, outcome), path, outcome
+    twins = Counter(_twin_state(one.twin) for one in status.entities.values() if one.twin)
+    for twin_state, count in twins.items():
+        yield "twinbus_twins", count, twin_state
+    yield from twin_samples(status.twins)
+    yield from syphon_samples(status.syphon or {})
 
 
 def receiver_samples(receivers: Mapping[str, ReceiverStatus]) -> Iterator[Sample]:
-    for name, receiver in receivers.items():
-        yield "twinbus_receiver_second_copies", receiver.second_copies, name
+    for path, receiver in receivers.items():
+        yield "twinbus_receiver_second_copies", receiver.second_copies, path
         for side, status in receiver.sides.items():
-            yield "twinbus_receiver_side_open", int(status.state == "open"), name, side
-            yield "twinbus_receiver_messages", status.delivered, name, side
-            yield "twinbus_receiver_reopened", status.reopened, name, side
+            for state in (OPEN, WAITING, RECONNECTING, NOT_READ):
+                yield "twinbus_receivers", status.states.get(state, 0), path, side, state
+            yield "twinbus_receiver_messages", status.delivered, path, side
+            ended = status.reopened - status.silent
+            yield "twinbus_receiver_links_reopened", ended, path, side, "ended"
+            yield "twinbus_receiver_links_reopened", status.silent, path, side, "silent"
+
+
+def _twin_state(twin: TwinStatus) -> str:
+    if not twin.is_used:
+        return twin.state
+    return "verified" if twin.verified else "not verified"
+
+
+def twin_samples(twins: Mapping[str, TwinContents]) -> Iterator[Sample]:
+    """What twins hold, as far as it is known: one row for each that was listed lately."""
+    for path, one in twins.items():
+        if one.waiting is not None and is_fresh(one):
+            emptied_by = "consumers" if one.consumers_only else "syphon"
+            yield "twinbus_twin_messages", one.waiting, path, emptied_by
 
 
 def syphon_samples(queues: Mapping[str, SyphonQueueStatus]) -> Iterator[Sample]:

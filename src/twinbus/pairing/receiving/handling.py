@@ -113,6 +113,8 @@ class MessageHandling:
         self._settings = settings
         self.in_handlers: set[asyncio.Task[Any]] = set()
         """Tasks whose handler runs. A stop cancels these, and lets settlements end."""
+        self.handled = self.failed = self.dead_lettered = 0
+        """Messages by how they ended, for the status (`ProcessorStatus`)."""
 
     async def handle(
         self, receiver: Receiver, message: ServiceBusReceivedMessage, session: HeldLock | None
@@ -198,7 +200,19 @@ class MessageHandling:
         except Exception as failed:  # noqa: BLE001  # the service delivers the message again
             if isinstance(failed, LOCK_LOST):
                 lock.lose()
+            self.failed += 1
             self._report(failed, message, f"is delivered again ({settlement.value} failed)")
+        else:
+            self._count(settlement, is_done=is_settled and error is None)
+
+    def _count(self, settlement: Settlement, *, is_done: bool) -> None:
+        """Count a message; `is_done`: its handler settled it by itself and returned."""
+        if settlement is Settlement.DEAD_LETTER:
+            self.dead_lettered += 1
+        elif settlement is Settlement.COMPLETE or is_done:
+            self.handled += 1
+        else:
+            self.failed += 1
 
     def _report(self, error: BaseException, message: ServiceBusReceivedMessage, what: str) -> None:
         self.report(error, f"{_named(message)} {what}: {line_of(error)}", message)

@@ -21,6 +21,7 @@ from twinbus.pairing.core.sides import Side
 from twinbus.pairing.receiving.copies import Copy, SecondCopies, read_copy
 from twinbus.pairing.receiving.side import CLOSE_S, ReceivingSide
 from twinbus.servicebus.failures import NamespaceFailure
+from twinbus.status.receiving import ReceiverStatus
 
 log = logging.getLogger("twinbus.receiving")
 
@@ -58,6 +59,8 @@ class Inbox:
         self.sides: list[ReceivingSide] = []
         self.second_copies = 0
         """Messages that were completed without being handed out."""
+        self._given = 0
+        """Messages that the application got."""
         self.is_stopped = False
         """Nothing more is handed out: the receiver is closed, or its session is lost."""
         self._owner = owner
@@ -70,9 +73,15 @@ class Inbox:
         self._arrived = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    @property
-    def buffered(self) -> int:
-        return len(self._entries)
+    def status(self, path: str) -> ReceiverStatus:
+        """What the receiver of this path does now, and has done so far. From any thread."""
+        return ReceiverStatus(
+            path=path,
+            sides={one.side.value: one.status() for one in self.sides},
+            buffered=len(self._entries),
+            handed_out=self._given,
+            second_copies=self.second_copies,
+        )
 
     # For the receiver
 
@@ -111,6 +120,7 @@ class Inbox:
 
     def handed_out(self, entry: Entry, number: int) -> None:
         """The application gets this message, with this sequence number of its namespace."""
+        self._given += 1
         entry.side.handed_out(entry.delivery)
         if self._copies is None:
             return

@@ -19,7 +19,7 @@ import contextlib
 import logging
 import random
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final, Self, Unpack
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, Unpack
 
 from azure.servicebus import NEXT_AVAILABLE_SESSION
 from azure.servicebus.aio import ServiceBusReceiver
@@ -42,6 +42,7 @@ from twinbus.pairing.receiving.handling import (
 )
 from twinbus.pairing.receiving.open_receivers import OpenReceivers, StopRequested
 from twinbus.pairing.sdk.sdk_cleanup import cancel_until_done
+from twinbus.status.receiving import ProcessorStatus
 from twinbus.wording import counted
 
 if TYPE_CHECKING:
@@ -68,6 +69,14 @@ ENDED: Final = (PairClosedError, PairFaultedError, PairNotStartedError)
 """No later attempt can succeed after these."""
 
 
+class ProcessorOwner(Protocol):
+    """The pair that a processor belongs to."""
+
+    def started(self, processor: Processor) -> None: ...
+
+    def stopped(self, processor: Processor) -> None: ...
+
+
 class Processor(AsyncOnly):
     """Runs a handler for every message of a queue or subscription, until it is stopped."""
 
@@ -78,10 +87,12 @@ class Processor(AsyncOnly):
         *,
         name: str = "processor",
         on_stopped: Callable[[], Awaitable[None]] | None = None,
+        owner: ProcessorOwner | None = None,
         **options: Unpack[ProcessOptions],
     ) -> None:
         """`get_receiver` returns a new receiver; with sessions it gets `session_id` and
-        `max_wait_time`, as `ServiceBusClient.get_queue_receiver` does. `name` is for the log.
+        `max_wait_time`, as `ServiceBusClient.get_queue_receiver` does. `name` is for the log and
+        the status. `owner` is told when it starts and when it has stopped.
         """
         require_async(handler)
         if not callable(get_receiver):
@@ -91,6 +102,7 @@ class Processor(AsyncOnly):
         self._settings = ProcessSettings.of(options)
         self._handling = MessageHandling(name, handler, self._settings)
         self._on_stopped = on_stopped
+        self._owner = owner
         self._workers: set[asyncio.Task[None]] = set()
         self._running: dict[asyncio.Task[None], Receiver] = {}
         """One task for each message, with the receiver that delivered it."""
@@ -104,6 +116,31 @@ class Processor(AsyncOnly):
     def __repr__(self) -> str:
         state = "stopped" if self._stop_requested.is_set() else "running"
         return f"Processor({self._name}, {state if self._workers else 'not started'})"
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def stop_timeout_s(self) -> float:
+        return self._settings.stop_timeout_s
+
+    def status(self) -> ProcessorStatus:
+        """What it does now, and has done so far. From any thread."""
+        handling = self._handling
+        has_ended = self._stopping is not None and self._stopping.done()
+        is_running = bool(self._workers) and not has_ended
+        failure, is_closed = self._failure, isinstance(self._failure, PairClosedError)
+        return ProcessorStatus(
+            path=self._name,
+            running=int(is_running),
+            concurrency=self._settings.handlers_max if is_running else 0,
+            handling=len(handling.in_handlers),
+            handled=handling.handled,
+            failed=handling.failed,
+            dead_lettered=handling.dead_lettered,
+            error="" if failure is None or is_closed else line_of(failure),
+        )
 
     async def __aenter__(self) -> Self:
         self._start()
@@ -140,7 +177,7 @@ class Processor(AsyncOnly):
         """
         self.stop_soon()
         stopping = self._stopping
-        if stopping is None or asyncio.current_task() in self._running:
+        if stopping is None or self.is_handler(asyncio.current_task()):
             return
         try:
             await asyncio.shield(stopping)
@@ -148,6 +185,20 @@ class Processor(AsyncOnly):
             self._hurry.set()
             await asyncio.wait({stopping})
             raise
+
+    def end_soon(self, error: Exception) -> None:
+        """Begin to stop because its pair ends: `run_until_stopped` raises this error."""
+        if not self._stop_requested.is_set():
+            self._failure = error
+        self.stop_soon()
+
+    def hurry(self) -> None:
+        """Cancel handlers that run when it stops, instead of waiting for them."""
+        self._hurry.set()
+
+    def is_handler(self, task: asyncio.Task[Any] | None) -> bool:
+        """Whether a task runs a handler of this processor."""
+        return task in self._running
 
     def stop_soon(self) -> None:
         """Begin to stop and return immediately, for signal handlers and for handlers."""
@@ -163,6 +214,8 @@ class Processor(AsyncOnly):
         self._workers = {asyncio.create_task(one, name=f"process {self._name}") for one in work}
         for worker in self._workers:
             worker.add_done_callback(self._worker_ended)
+        if self._owner is not None:
+            self._owner.started(self)
 
     def _worker_ended(self, worker: asyncio.Task[None]) -> None:
         error = None if worker.cancelled() else worker.exception()
@@ -318,6 +371,8 @@ class Processor(AsyncOnly):
         await _ended(self._running)
         await _ended(self._closing)
         await self._receivers.close_all()
+        if self._owner is not None:
+            self._owner.stopped(self)
         if self._on_stopped is not None:
             await self._on_stopped()
 

@@ -30,7 +30,6 @@ from twinbus.client.consumer_records import NO_NAMES
 from twinbus.client.outcomes import COMPLETE, SettlingOutcome, abandon, dead_letter, defer
 from twinbus.client.receiving import NEXT_SESSION, NO_SESSION, Delivery, ReceivingLink
 from twinbus.client.request_node import LinkEnded
-from twinbus.errors import error_text
 from twinbus.pairing.core.sides import Side
 from twinbus.pairing.receiving.copies import SecondCopies
 from twinbus.pairing.receiving.inbox import Entry, Inbox
@@ -53,7 +52,7 @@ from twinbus.pairing.sdk.received import (
 from twinbus.servicebus import conditions
 from twinbus.servicebus.failures import NamespaceFailure
 from twinbus.servicebus.twins import is_of_secondary, own_number
-from twinbus.status.document import ReceiverStatus, ReceivingSideStatus
+from twinbus.status.receiving import ReceiverStatus
 from twinbus.transfer.identity import MessageNames
 
 log = logging.getLogger("twinbus.receiving")
@@ -119,20 +118,8 @@ class PairedReceiver(AsyncIterator[ServiceBusReceivedMessage]):
         return self._session
 
     def status(self) -> ReceiverStatus:
-        return ReceiverStatus(
-            path=self.entity_path,
-            sides={
-                side.side.value: ReceivingSideStatus(
-                    state=side.state,
-                    error="" if side.error is None else error_text(side.error),
-                    delivered=side.delivered,
-                    reopened=side.reopened,
-                )
-                for side in self._inbox.sides
-            },
-            buffered=self._inbox.buffered,
-            second_copies=self._inbox.second_copies,
-        )
+        """What this receiver does now, and has done so far."""
+        return self._inbox.status(self.entity_path)
 
     # Opening and closing
 

@@ -31,7 +31,7 @@ from twinbus.pairing.receiving.receiver import PairedReceiver
 from twinbus.pairing.receiving.settings import receiver_settings
 from twinbus.pairing.receiving.side import LinkSettings, NotReadable, ReceivingSide, SideOwner
 from twinbus.servicebus.twins import is_listed, is_named, twin_mark
-from twinbus.status.document import ReceiverStatus
+from twinbus.status.receiving import OTHERS, ReceiverStatus, only_counts, summed_receivers
 
 log = logging.getLogger("twinbus.receiving")
 
@@ -41,6 +41,10 @@ receiver has no caller who waits for a failover."""
 
 MARKED_S: Final = 60.0
 """How long a mark that was read counts for other receivers: reading it is a request."""
+
+
+PATHS_MAX: Final = 1_000
+"""Queues and subscriptions with a row of their own in the status; others are summed in one."""
 
 
 class PairedReceivers:
@@ -64,6 +68,8 @@ class PairedReceivers:
         self._sides: WeakSet[ReceivingSide] = WeakSet()
         self._marked_until: dict[str, float] = {}
         """Until when the mark of a twin that was read counts."""
+        self._closed: dict[str, ReceiverStatus] = {}
+        """The counts of receivers that were closed, by path."""
 
     def has_twin(self, entity: str) -> bool:
         """Whether the options say that an entity has a twin."""
@@ -87,7 +93,7 @@ class PairedReceivers:
             namespace=primary.fully_qualified_namespace,
             label=primary.label,
             has_twin=has_twin,
-            on_close=self._receivers.discard,
+            on_close=self._was_closed,
         )
         self._receivers.add(receiver)
         return receiver
@@ -103,9 +109,24 @@ class PairedReceivers:
         return [primary, make(Side.SECONDARY, partial(self.require_mark, entity))]
 
     def status(self) -> dict[str, ReceiverStatus]:
-        """The open receivers, by client identifier."""
-        # A copy: a collector reads on another thread.
-        return {one.client_identifier: one.status() for one in tuple(self._receivers)}
+        """The receivers of each queue and subscription together, by path. From any thread."""
+        # Copies: the loop changes both meanwhile.
+        parts = [*dict(self._closed).values(), *(one.status() for one in tuple(self._receivers))]
+        by_path: dict[str, list[ReceiverStatus]] = {}
+        for one in parts:
+            is_shown = one.path in by_path or len(by_path) < PATHS_MAX
+            by_path.setdefault(one.path if is_shown else OTHERS, []).append(one)
+        return {path: summed_receivers(path, found) for path, found in by_path.items()}
+
+    def _was_closed(self, receiver: PairedReceiver) -> None:
+        if receiver not in self._receivers:
+            return  # One that could not be opened is closed twice.
+        self._receivers.discard(receiver)
+        counts = only_counts(receiver.status())
+        is_kept = counts.path in self._closed or len(self._closed) < PATHS_MAX
+        path = counts.path if is_kept else OTHERS
+        before = [self._closed[path]] if path in self._closed else []
+        self._closed[path] = summed_receivers(path, [*before, counts])
 
     def retry(self, side: Side) -> None:
         """Open the links of one side that are down: its namespace answers again."""

@@ -37,6 +37,14 @@ from twinbus.pairing.receiving.reopening import ReopenPauses
 from twinbus.pairing.receiving.watchdog import DRAIN_ANSWER_S, UNSETTLED_S, LinkCheck, Watchdog
 from twinbus.servicebus import conditions
 from twinbus.servicebus.failures import FailureMeaning, NamespaceFailure
+from twinbus.status.receiving import (
+    CLOSED,
+    NOT_READ,
+    OPEN,
+    RECONNECTING,
+    WAITING,
+    ReceivingSideStatus,
+)
 from twinbus.transfer.identity import MessageNames
 
 log = logging.getLogger("twinbus.receiving")
@@ -134,6 +142,12 @@ class ReceivingSide:
         self.delivered = 0
         self.reopened = 0
         """Links that ended or fell silent and were followed by another."""
+        self.silent = 0
+        """How many of these the watchdog found silent."""
+        self._silent_link: ReceivingLink | None = None
+        """The last link that did not answer a drain."""
+        self._lost_at: float | None = None
+        """Since when there is no link because one ended or was not opened."""
         self._owner = owner
         self._may_read = may_read
         self._environment = environment
@@ -162,12 +176,30 @@ class ReceivingSide:
 
     @property
     def state(self) -> str:
-        """`open`, `opening`, `down` or `closed`."""
+        """One of RECEIVING_STATES."""
         if self.has_ended:
-            return "closed"
+            return CLOSED
         if self.link is not None and self.link.is_open:
-            return "open"
-        return "opening" if self.error is None else "down"
+            return OPEN
+        if self.error is None:
+            return WAITING
+        return NOT_READ if isinstance(self.error, NotReadable) else RECONNECTING
+
+    def status(self) -> ReceivingSideStatus:
+        """This side now, and what it has done so far. From any thread."""
+        state, lost_at, error = self.state, self._lost_at, self.error
+        lasts_s = None
+        if state == RECONNECTING and lost_at is not None:
+            lasts_s = round(max(0.0, self._loop.time() - lost_at), 1)
+        is_told = state in (RECONNECTING, NOT_READ)
+        return ReceivingSideStatus(
+            states={state: 1},
+            since_s=lasts_s,
+            error=error_text(error) if is_told and error is not None else "",
+            delivered=self.delivered,
+            reopened=self.reopened,
+            silent=self.silent,
+        )
 
     @property
     def is_session(self) -> bool:
@@ -286,7 +318,7 @@ class ReceivingSide:
             environment=self._environment,
         )
         await link.open(settings.session_wait_s if self.is_session else self.connection.answer_s)
-        self.link, self.error = link, None
+        self.link, self.error, self._lost_at = link, None, None
         if link.session_id is not None:
             # Another session than this one would surprise the application.
             self.settings = replace(settings, session=link.session_id)
@@ -302,6 +334,8 @@ class ReceivingSide:
             # Once for each reason: a namespace that is down for a day must not fill the log.
             log.warning("%s: %s: %s", self.settings.path, self.side, error_text(error))
         self.error = error
+        if self._lost_at is None:
+            self._lost_at = self._loop.time()
         if not self._first.done():
             self._first.set_result(error)
         self._owner.on_failed(self)
@@ -363,6 +397,7 @@ class ReceivingSide:
         if not is_answered and link.is_open:
             check = self._watchdog.not_answered(unsettled=self._locked, is_session=self.is_session)
             if check is LinkCheck.REPLACE:
+                self._silent_link = link
                 self._watchdog.ended()
                 if self.connection.heard_at < now - DRAIN_ANSWER_S:
                     self.connection.drop(f"it sent nothing for {DRAIN_ANSWER_S:g} s")
@@ -379,6 +414,7 @@ class ReceivingSide:
         else:
             log.warning("%s: %s: the link fell silent", self.settings.path, self.side)
             self.reopened += 1
+            self.silent += 1
         await link.close(CLOSE_S if is_answered else GIVE_UP_S)
         if self.link is link:
             self.link = None
@@ -400,6 +436,7 @@ class ReceivingSide:
         now = self._loop.time()
         self.link = None
         self.reopened += 1
+        self.silent += link is self._silent_link
         self._watchdog.credit_changed(now, is_out=False)
         self._watchdog.ended()
         self._pause_s = self._pauses.after_end(now)

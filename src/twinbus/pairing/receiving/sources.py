@@ -11,6 +11,7 @@ from azure.servicebus.aio import ServiceBusClient
 from twinbus.namespace.namespace import Namespace
 from twinbus.pairing.receiving.processor import Processor
 from twinbus.pairing.sdk.sdk_cleanup import close_sdk_client
+from twinbus.servicebus.names import subscription_path
 
 if TYPE_CHECKING:
     from twinbus.pairing.core.processing import ProcessOptions
@@ -60,7 +61,7 @@ def receivers_of(
         return entity_name, partial(source.get_queue_receiver, entity_name, **options)
     _require_name("subscription", subscription)
     get_receiver = partial(source.get_subscription_receiver, entity_name, subscription, **options)
-    return f"{entity_name}/{subscription}", get_receiver
+    return subscription_path(entity_name, subscription), get_receiver
 
 
 def _require_name(what: str, name: Any) -> None:

@@ -44,7 +44,7 @@ from twinbus.pipeline.spark.session import master_of, require_shared, session_fo
 from twinbus.pipeline.tables.bronze import read_ledger
 from twinbus.syphon.core.pacing import LOWEST_PER_S, require_rate
 from twinbus.syphon.core.pump import IntakeLimits
-from twinbus.syphon.host import PEEK_AGAIN_S, DrainProgress
+from twinbus.syphon.draining import PEEK_AGAIN_S, DrainProgress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

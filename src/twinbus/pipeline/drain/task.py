@@ -46,8 +46,9 @@ from twinbus.pipeline.spark.session import is_url
 from twinbus.syphon.bookkeeping import RelayLedger
 from twinbus.syphon.core.pacing import Rate
 from twinbus.syphon.core.pump import IntakeLimits
-from twinbus.syphon.host import DrainProgress, SyphonHost
-from twinbus.syphon.host import drain as drain_here
+from twinbus.syphon.draining import DrainProgress
+from twinbus.syphon.draining import drain as drain_here
+from twinbus.syphon.host import SyphonHost
 
 log = logging.getLogger("twinbus.pipeline")
 

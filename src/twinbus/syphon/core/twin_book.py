@@ -32,6 +32,7 @@ class TwinBook:
         """`only` are the paths to pump, in lower case; None: all."""
         self._only = only
         self._found: list[FoundTwin] = []
+        self._listed_at = 0.0
         self._held_since: dict[str, float] = {}
         """Since when each listing found messages in a twin."""
         self._empty_since: dict[str, float] = {}
@@ -44,9 +45,13 @@ class TwinBook:
 
         `pumped` are the twins with pumps, and whether messages are in flight there.
         """
-        self._found = list(found)
+        self._found, self._listed_at = list(found), now
+        before = self._held_since
         self._held_since = {
-            twin.path: self._held_since.get(twin.path, now) for twin in found if twin.waiting
+            twin.path: before.get(twin.path, now)
+            for twin in found
+            # One that was not counted this time may hold what it held before.
+            if twin.waiting or (twin.waiting is None and twin.path in before)
         }
         movable = {twin.path: twin for twin in found if self._is_pumped(twin)}
         start = [path for path, one in movable.items() if one.active and path not in pumped]
@@ -64,13 +69,9 @@ class TwinBook:
 
     def contents(self, now: float) -> dict[str, TwinContents]:
         """Return what each twin held at the last listing."""
+        listed_s = round(now - self._listed_at, 1)
         return {
-            twin.path: TwinContents(
-                topic=twin.topic,
-                waiting=twin.waiting,
-                waits_s=_since(self._held_since.get(twin.path), now),
-                consumers_only=SUBSCRIPTION if twin.topic else _sessions(twin),
-            )
+            twin.path: contents_of(twin, _since(self._held_since.get(twin.path), now), listed_s)
             for twin in self._found
         }
 
@@ -79,8 +80,21 @@ class TwinBook:
         return is_selected and not twin.topic and not twin.requires_session
 
 
-def _sessions(twin: FoundTwin) -> str:
-    return SESSIONS if twin.requires_session else ""
+def contents_of(
+    twin: FoundTwin, waits_s: float | None = None, listed_s: float | None = None
+) -> TwinContents:
+    """Return what a listing found in one twin; a number that it does not have is not known."""
+    is_counted = twin.waiting is not None
+    return TwinContents(
+        topic=twin.topic,
+        waiting=twin.waiting,
+        active=twin.active if is_counted else None,
+        scheduled=twin.scheduled if is_counted else None,
+        deferred=twin.deferred,
+        waits_s=waits_s,
+        consumers_only=SUBSCRIPTION if twin.topic else SESSIONS if twin.requires_session else "",
+        listed_s=listed_s,
+    )
 
 
 def _since(began: float | None, now: float) -> float | None:

@@ -36,10 +36,11 @@ from twinbus.namespace.namespace import Namespace
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.core import secondary
 from twinbus.pairing.observing.metrics import BACKLOG_FAMILIES, depth_samples
-from twinbus.status.document import SyphonQueueStatus, SyphonStatus
+from twinbus.status.document import SyphonQueueStatus, SyphonStatus, TwinContents
 from twinbus.status.judgement import judgement_of
 from twinbus.syphon.core.pacing import Rate
-from twinbus.syphon.host import DrainProgress, SyphonGroup
+from twinbus.syphon.draining import DrainProgress
+from twinbus.syphon.host import SyphonGroup
 
 KEY = "SharedAccessKeyName=a;SharedAccessKey=b;UseDevelopmentEmulator=true"
 
@@ -242,7 +243,9 @@ def asked(path: str, queues: dict[str, Any], *, is_paused: bool = False) -> str:
             status=lambda: queues, is_paused=is_paused, rate=SimpleNamespace(governor=governor)
         )
         request = MetricsRequest(HttpAddress("127.0.0.1", 0), None, None)
-        search, ledger = SimpleNamespace(without_pump=[]), SimpleNamespace(unrecorded=4)
+        twins = {"orders": TwinContents(waiting=3), "unknown": TwinContents()}
+        search = SimpleNamespace(without_pump=[], twins=twins)
+        ledger = SimpleNamespace(unrecorded=4)
         given = cast("tuple[Any, Any, Any, Any]", (group, search, None, ledger))
         metrics = SyphonMetrics(request, "contoso", *given)
         url = await metrics.start()
@@ -277,6 +280,7 @@ def test_every_series_of_a_syphon_can_be_scraped() -> None:
         ("twinbus_syphon_in_flight", *of): 5,
         ("twinbus_syphon_held_destinations", *of): 1,
         ("twinbus_syphon_blocked", "pump", *of): 1,
+        ("twinbus_twin_messages", "syphon", "orders", "contoso"): 3,
     }
 
 

@@ -9,10 +9,12 @@ import pytest
 
 from tests.unit.status.statuses import NOW, QUEUE, entity, queue, side, status
 from twinbus.console.output import aligned
+from twinbus.console.watch.receiving import ROWS_MAX
 from twinbus.console.watch.status import PairView, entity_line, render, summary
 from twinbus.control.protocol import HostCard
-from twinbus.status.document import PairStatus, SyphonQueueStatus, TwinStatus
+from twinbus.status.document import PairStatus, SyphonQueueStatus, TwinContents, TwinStatus
 from twinbus.status.judgement import Severity, judgement_of
+from twinbus.status.receiving import ProcessorStatus, ReceiverStatus, ReceivingSideStatus
 from twinbus.wording import duration, size, visible
 
 CARD = HostCard("pair", "contoso", 4711, "app.py")
@@ -258,6 +260,46 @@ def test_one_line_says_whether_sends_are_safe(
     assert text.startswith("sends are safe: " if is_safe else "sends are NOT safe: ")
     assert said in text
     assert any(line.endswith(text) for line in render(view(document)))
+
+
+def test_receivers_processors_and_twins_have_tables_of_their_own() -> None:
+    lost = ReceivingSideStatus(states={"reconnecting": 1, "open": 2}, since_s=12.0, error="refused")
+    here = ReceivingSideStatus(states={"open": 3}, reopened=4, silent=1)
+    found = status(
+        entity("orders", twin=TwinStatus("in use", verified=True)),
+        receivers={
+            "orders": ReceiverStatus(
+                path="orders", receivers=3, sides={"primary": lost, "secondary": here},
+                handed_out=1_204, second_copies=2,
+            )
+        },
+        processors={
+            "orders": ProcessorStatus(path="orders", running=1, concurrency=8, handling=3)
+        },
+        twins={"events/Subscriptions/a": TwinContents(
+            topic="events", waiting=5, active=4, scheduled=1, deferred=0, consumers_only="x")},
+        syphon={},
+    )  # fmt: skip
+    lines = render(view(found))
+    start = lines.index("", lines.index("  backlog queues: 2 of 2 in rotation"))
+    assert lines[start - 1] == (
+        "    5 messages wait in twins; only consumers empty events/Subscriptions/a (5, x)"
+    )
+    assert [line.split() for line in lines[start + 1 :] if line] == [
+        "RECEIVED FROM RECEIVERS PRIMARY TWIN HANDED OUT SECOND COPIES REOPENED OF THEM SILENT"
+        " REASON".split(),
+        "orders 3 1 reconnecting, 2 open for 12 s 3 open 1,204 2 4 1 refused".split(),
+        "PROCESSOR RUNNING HANDLING OF HANDLED FAILED DEAD-LETTERED REASON".split(),
+        "orders 1 3 8 0 0 0".split(),
+        "TWIN ACTIVE SCHEDULED DEFERRED EMPTIED BY STATE".split(),
+        "events/Subscriptions/a 4 1 0 its consumers not checked here".split(),
+        "orders – – – in use".split(),
+    ]
+
+
+def test_a_table_of_many_receivers_is_cut_and_says_so() -> None:
+    rows = {f"queue-{n}": ReceiverStatus(path=f"queue-{n}") for n in range(ROWS_MAX + 2)}
+    assert render(view(status(receivers=rows)))[-1] == "  and 2 more rows"
 
 
 def test_a_steered_entity_is_one_line() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,9 +32,15 @@ from twinbus.pairing.observing.events import (
     PingEnded,
     ProtectionChanged,
 )
-from twinbus.pairing.observing.metrics import OTHERS, MeasuredPair, PairCollector
+from twinbus.pairing.observing.metrics import MeasuredPair, PairCollector
 from twinbus.pairing.sending.entity_monitor import EntityMonitors
-from twinbus.status.document import EntityState, short_queue_list
+from twinbus.status.document import EntityState, TwinContents, short_queue_list
+from twinbus.status.receiving import (
+    OTHERS,
+    ProcessorStatus,
+    ReceiverStatus,
+    ReceivingSideStatus,
+)
 from twinbus.testing.fake_sdk import FakePair, accepts, hangs, refuses
 
 pytestmark = pytest.mark.virtual_time
@@ -368,7 +375,7 @@ def stored(collector: PairCollector) -> dict[str, float]:
 async def test_messages_in_twins_have_a_route_of_their_own() -> None:
     world = FakePair(twins=["orders"])
     state = world.client.state
-    measured = MeasuredPair(state, PairSides(syphon=False), dict, lambda: status_of(world))
+    measured = MeasuredPair(state, PairSides(syphon=False), lambda: status_of(world))
     collector = PairCollector(measured)
 
     def by_route() -> dict[str, float]:
@@ -386,6 +393,49 @@ async def test_messages_in_twins_have_a_route_of_their_own() -> None:
     await world.client.close()
 
 
+async def test_receivers_processors_and_twins_have_series_by_entity_and_not_by_receiver() -> None:
+    world = FakePair()
+    side = ReceivingSideStatus(states={"open": 2, "reconnecting": 1}, delivered=9, reopened=3)
+    found = replace(
+        status_of(world),
+        receivers={
+            "orders": ReceiverStatus(path="orders", sides={"primary": side}, second_copies=1)
+        },
+        processors={"orders": ProcessorStatus(path="orders", running=1, handled=5, failed=2)},
+        twins={
+            "orders": TwinContents(waiting=4),
+            "events/Subscriptions/a": TwinContents(waiting=1, consumers_only="a subscription"),
+            "unknown": TwinContents(),
+        },
+    )
+    measured = MeasuredPair(world.client.state, PairSides(syphon=False), lambda: found)
+    samples = {
+        (sample.name, *(text for name, text in sample.labels.items() if name != "pair")): (
+            sample.value
+        )
+        for family in PairCollector(measured).collect()
+        for sample in family.samples
+        if family.name.startswith(("twinbus_receiver", "twinbus_processor", "twinbus_twin_"))
+    }
+    assert samples == {
+        ("twinbus_receivers", "orders", "primary", "open"): 2,
+        ("twinbus_receivers", "orders", "primary", "waiting"): 0,
+        ("twinbus_receivers", "orders", "primary", "reconnecting"): 1,
+        ("twinbus_receivers", "orders", "primary", "not read"): 0,
+        ("twinbus_receiver_messages_total", "orders", "primary"): 9,
+        ("twinbus_receiver_links_reopened_total", "orders", "primary", "ended"): 3,
+        ("twinbus_receiver_links_reopened_total", "orders", "primary", "silent"): 0,
+        ("twinbus_receiver_second_copies_total", "orders"): 1,
+        ("twinbus_processors_running", "orders"): 1,
+        ("twinbus_processor_messages_total", "orders", "handled"): 5,
+        ("twinbus_processor_messages_total", "orders", "failed"): 2,
+        ("twinbus_processor_messages_total", "orders", "dead_lettered"): 0,
+        ("twinbus_twin_messages", "orders", "syphon"): 4,
+        ("twinbus_twin_messages", "events/Subscriptions/a", "consumers"): 1,
+    }
+    await world.client.close()
+
+
 async def test_a_failover_to_a_twin_says_so(caplog: pytest.LogCaptureFixture) -> None:
     world = FakePair(twins=["orders"])
     world.client.get_queue_sender("orders")
@@ -399,7 +449,7 @@ async def test_a_forgotten_entity_keeps_its_series_and_the_total_is_right() -> N
     world = FakePair()
     state = world.client.state
     state.monitors = EntityMonitors(1)
-    measured = MeasuredPair(state, PairSides(syphon=False), dict, lambda: status_of(world))
+    measured = MeasuredPair(state, PairSides(syphon=False), lambda: status_of(world))
     collector = PairCollector(measured, entities_max=2)
 
     async def send_to(path: str) -> None:

@@ -17,6 +17,7 @@ from twinbus.pairing.core.sides import Side
 from twinbus.pairing.receiving import side as side_module
 from twinbus.pairing.receiving.side import LinkSettings, NotReadable, ReceivingSide
 from twinbus.servicebus import conditions
+from twinbus.status.receiving import ReceivingSideStatus
 from twinbus.testing.virtual_time import run_virtual
 
 ENVIRONMENT = Environment(chance=lambda: 1.0)
@@ -177,7 +178,7 @@ def test_a_lost_link_is_opened_again_with_growing_pauses(monkeypatch: pytest.Mon
         gaps = [b - a for a, b in zip(world.opened_at[1:], world.opened_at[2:], strict=False)]
         assert gaps == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.2, 5, 5, 5, 5, *gaps[9:]])
         assert world.side.state == "open"
-        assert world.side.reopened == 1
+        assert (world.side.reopened, world.side.silent) == (1, 0)
         assert world.link.credit == 5
         await world.side.close([])
         assert world.side.state == "closed"
@@ -215,9 +216,13 @@ def test_a_side_that_is_down_at_the_start_says_why_and_goes_on(
         world.failures = [LOST]
         world.side.start()
         assert await world.side.first_result() is LOST
-        assert world.side.state == "down"
+        assert world.side.state == "reconnecting"
+        await world.passes(0.1)
+        found = world.side.status()
+        assert (found.states, found.since_s) == ({"reconnecting": 1}, 0.1)
+        assert "the connection is lost" in found.error
         await world.passes(1)
-        assert world.side.state == "open"
+        assert world.side.status() == ReceivingSideStatus(states={"open": 1})
         await world.side.close([])
 
     run_virtual(story())
@@ -290,7 +295,7 @@ def test_a_link_that_does_not_answer_is_replaced_and_a_silent_connection_dropped
         world.link.answers_drains = False
         await world.passes(46)
         assert len(world.links) == 2
-        assert world.side.reopened == 1
+        assert (world.side.reopened, world.side.silent) == (1, 1)
         assert world.connection.dropped == ["it sent nothing for 5 s"]
         await world.side.close([])
 

@@ -29,8 +29,9 @@ from twinbus.pairing.core.status import backlog_status
 from twinbus.pairing.observing.metrics import MeasuredPair, PairCollector
 from twinbus.pairing.sending.entity_monitor import UNUSED_MAX, EntityMonitors
 from twinbus.pairing.sending.sender import PairedSender
-from twinbus.status.document import PairStatus, read_status
+from twinbus.status.document import PairStatus
 from twinbus.status.judgement import judgement_of
+from twinbus.status.reading import read_status
 from twinbus.testing.fake_sdk import FakePair, hangs, refuses
 
 pytestmark = pytest.mark.virtual_time
@@ -57,7 +58,7 @@ def status_of(world: FakePair) -> PairStatus:
 
 def samples(world: FakePair) -> dict[str, float]:
     sides = PairSides(syphon=False)
-    measured = MeasuredPair(world.client.state, sides, dict, lambda: status_of(world))
+    measured = MeasuredPair(world.client.state, sides, lambda: status_of(world))
     families = list(PairCollector(measured).collect())
     names = ("twinbus_safe", "twinbus_entity_raising")
     return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from twinbus.servicebus.twins import FoundTwin
+from twinbus.status.document import TwinContents
 from twinbus.syphon.core.twin_book import IDLE_S, SESSIONS, SUBSCRIPTION, TwinBook
 
 ORDERS = FoundTwin("orders", active=3, waiting=5)
@@ -61,3 +62,16 @@ def test_the_wait_counts_from_the_first_listing_in_a_row_that_found_messages() -
     assert book.contents(200.0)["orders"].waits_s is None
     book.listed([ORDERS], {}, 300.0)
     assert book.contents(301.0)["orders"].waits_s == 1.0
+
+
+def test_what_a_listing_does_not_count_is_not_known_and_its_wait_goes_on() -> None:
+    book = TwinBook()
+    counted = FoundTwin("orders", active=3, waiting=6, scheduled=1)
+    book.listed([counted], {}, 10.0)
+    assert book.contents(20.0)["orders"] == TwinContents(
+        waiting=6, active=3, scheduled=1, deferred=2, waits_s=10.0, listed_s=10.0
+    )
+    uncounted = FoundTwin("orders", active=1, waiting=None)
+    book.listed([uncounted], {}, 30.0)
+    assert book.contents(40.0)["orders"] == TwinContents(waits_s=30.0, listed_s=10.0)
+    assert TwinBook().listed([uncounted], {}, 0.0) == (["orders"], []), "a pump finds out"
