@@ -302,12 +302,17 @@ def test_calls_of_receivers_and_twins_are_charged_by_cause_and_stage(spark: Spar
 
 def test_receives_are_counted_once_whoever_recorded_them(spark: SparkSession) -> None:
     day_s = 86_400
+    billing: Line = {"entity": "billing"}
     records = ledger(
         spark,
         # Both ends: the broker counts, without what the syphon received from the twin.
         *(twinned("a", 1), stored("receive", "a"), received("a", 2, **EAST)),
         *(twinned("b", 1), stored("receive", "b"), *brought_home("b", 2)),
         *(stored("receive", "b", LABEL), received("b", 3, namespace=LABEL)),
+        # The same where the broker has another name for the secondary.
+        twinned("m", 1, **billing, backlog_queue="billing"),
+        *({**one, **billing, "backlog_queue": "billing"} for one in brought_home("m", 2)),
+        *(stored("receive", "m", "dr", **billing), stored("receive", "m", LABEL, **billing)),
         # Nobody recorded a receive of these: at the twin, and by it.
         twinned("c", 1, entity="silent", backlog_queue="silent"),
         # A consumer kept a ledger on the first day, and received one of them a day later.
@@ -324,6 +329,8 @@ def test_receives_are_counted_once_whoever_recorded_them(spark: SparkSession) ->
         [
             (days[0], "orders", "receive_twin", "broker", False, 1),
             (days[0], "orders", "receive_primary", "broker", False, 1),
+            (days[0], "billing", "receive_twin", "broker", False, 0),
+            (days[0], "billing", "receive_primary", "broker", False, 1),
             (days[0], "silent", "receive_twin", "client", True, 1),
             (days[0], "told", "receive_primary", "client", False, 1),
             # The third day has no receive, and its only message was received on the fourth.
@@ -332,7 +339,7 @@ def test_receives_are_counted_once_whoever_recorded_them(spark: SparkSession) ->
         ]
     )
     by_view = charges.receives_by_view(at_hand(charges.charges(tallied(records, bucket_s=60))))
-    assert dict(map(tuple, by_view.collect())) == {"client": 4, "broker": 2}
+    assert dict(map(tuple, by_view.collect())) == {"client": 4, "broker": 3}
 
 
 def gaps_of(

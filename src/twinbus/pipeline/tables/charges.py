@@ -159,10 +159,7 @@ def with_receives(table: DataFrame, deliveries: DataFrame) -> DataFrame:
     they kept a ledger; else one is assumed for each message delivered that day whose receipt is not
     recorded on another day.
     """
-    placed = table.withColumn("destination", destination_of(F.col("entity")))
-    # A request of a person's command names the namespace, which may be the secondary.
-    is_sure = (F.col("view") == "client") & F.col("stage").isin(*MESSAGE_STAGES, "ping")
-    placed = joined(placed, ["destination"], is_sure & (F.col(LABEL) != ""), otherwise=F.lit(""))
+    placed = _placed(table)
     mine = counted(placed)
     by_consumers = mine.where(_received())
     by_broker = _by_broker(placed)
@@ -175,27 +172,54 @@ def with_receives(table: DataFrame, deliveries: DataFrame) -> DataFrame:
     )
 
 
+def _placed(table: DataFrame) -> DataFrame:
+    """Return rows with their destination, and with the label of its clients."""
+    placed = table.withColumn("destination", destination_of(F.col("entity")))
+    # A request of a person's command names the namespace, which may be the secondary.
+    is_sure = (F.col("view") == "client") & F.col("stage").isin(*MESSAGE_STAGES, "ping")
+    return joined(placed, ["destination"], is_sure & (F.col(LABEL) != ""), otherwise=F.lit(""))
+
+
 def _by_broker(placed: DataFrame) -> DataFrame:
     """Return the receives by consumers that the broker recorded.
 
     It does not know which of its entities are twins, nor that a syphon receives from them: clients
-    do, and what the syphon received there is taken off.
+    do, and what the syphon received there is taken off. If the broker has another name for the
+    secondary than the clients, the twin is in the one of its two namespaces that is not the
+    primary.
     """
     stage, is_client = F.col("stage"), F.col("view") == "client"
     by_broker = _received() & (F.col("view") == "broker") & (F.col("outcome") != "failed")
     by_syphon = is_client & (F.col("operation") == "backlog_receive") & (stage == "receive_twin")
-    place = Window.partitionBy("destination", F.lower("namespace"))
-    day = Window.partitionBy("destination", F.lower("namespace"), "day")
-    found = placed.withColumns(
-        {
-            "is_twin": F.max(is_client & stage.isin(*BY_TWIN)).over(place),
-            "is_seen": F.max(by_broker).over(day),
-        }
-    ).where(by_broker | (by_syphon & F.col("is_seen") & (F.col("outcome") != "failed")))
+    namespace, place = F.lower("namespace"), Window.partitionBy("destination", LABEL)
+    known = F.max(F.when(is_client & stage.isin(*BY_TWIN), namespace)).over(place)
+    names = F.collect_set(F.when(by_broker, namespace)).over(place)
+    others = F.array_except(F.col("names"), F.array(F.col(LABEL)))
+    one_other = (F.size("names") == 2) & (F.size(others) == 1)
+    twin = F.when(F.array_contains(F.col("names"), F.col("known")), F.col("known")).when(
+        F.col("known").isNotNull() & one_other, F.get(others, F.lit(0))
+    )
+    found = (
+        placed.withColumns(
+            {
+                "known": known,
+                "names": names,
+                "is_seen": F.max(by_broker).over(Window.partitionBy("destination", LABEL, "day")),
+            }
+        )
+        .withColumn("twin", twin)
+        .where(
+            by_broker
+            | (by_syphon & (F.col("outcome") != "failed") & F.col("is_seen"))
+            & F.col("twin").isNotNull()
+        )
+    )
+    is_twin_row = by_syphon | F.coalesce(namespace == F.col("twin"), F.lit(False))
     signed = {name: F.when(by_syphon, -F.col(name)).otherwise(F.col(name)) for name in SUMS}
     return found.withColumns(
         {
-            "stage": F.when(F.col("is_twin"), F.lit("receive_twin")).otherwise(stage),
+            "namespace": F.when(by_syphon, F.col("twin")).otherwise(F.col("namespace")),
+            "stage": F.when(is_twin_row, F.lit("receive_twin")).otherwise(stage),
             "operation": F.lit("receive"),
             "cause": F.lit("consumer"),
             "view": F.lit("broker"),
@@ -215,7 +239,7 @@ def _but_at(rows: DataFrame, places: DataFrame) -> DataFrame:
 
 def receives_by_view(table: DataFrame) -> DataFrame:
     """Return the units that receivers recorded (`client`) and that the broker sent (`broker`)."""
-    placed = table.withColumn("destination", destination_of(F.col("entity")))
+    placed = _placed(table)
     received = counted(placed).where(_received()).unionByName(_by_broker(placed))
     return received.groupBy("view").agg(F.sum("units").alias("units"))
 
