@@ -66,12 +66,14 @@ class Joined(list[tuple[Peer, Pipe]]):
         super().__init__()
         self.is_down = False
         """Whether connections are refused."""
+        self.killed_at = 0.0
         self.ups: list[Pipe] = []
         """What the clients write to."""
 
     def kill(self) -> None:
         """End all connections, and refuse others."""
         self.is_down = True
+        self.killed_at = asyncio.get_running_loop().time()
         for pipe in [*self.ups, *(down for _, down in self)]:
             pipe.written = b""
             pipe.close()

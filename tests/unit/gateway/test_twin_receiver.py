@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from twinbus.amqp.performatives import Modified, Source, encode_state
 from twinbus.amqp.types import Symbol
 from twinbus.broker.links.receiving import SESSION_FILTER
 from twinbus.gateway.credit_turns import LOOK_S, SILENT_S
+from twinbus.gateway.twin_receiver import SETTLE_S
 from twinbus.pairing.core.sides import Side
 from twinbus.servicebus.twins import DIVERTED, SECONDARY_BIT, DivertMark
 
@@ -173,6 +175,43 @@ async def test_the_link_is_detached_when_neither_side_is_left(
     [detached] = world.detached
     assert detached.error is not None
     assert detached.error.condition == "amqp:link:detach-forced"
+    await world.close()
+
+
+async def test_the_link_stays_if_the_other_side_is_back_and_its_next_attempt_not_due(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = TwinWorld(monkeypatch)
+    await world.open()
+    world.link.grant(10)
+    world.ends[PRIMARY].kill()
+    await world.run(31)
+    world.ends[PRIMARY].is_down = False
+    world.ends[SECONDARY].kill()
+    world.put(PRIMARY, "a")
+    await world.run(2)
+    assert world.texts == ["a"]
+    assert world.detached == []
+    await world.close()
+
+
+async def test_settlements_of_a_side_that_is_down_hold_up_the_client_for_seconds_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A client that awaits each of them receives nothing from the other side meanwhile."""
+    world = TwinWorld(monkeypatch)
+    names = [f"m{number}" for number in range(10)]
+    world.put(PRIMARY, *names)
+    await world.open()
+    world.link.grant(len(names))
+    await world.run(2)
+    world.ends[PRIMARY].kill()
+    for number, name in enumerate(names):
+        world.complete(name)
+        while len(world.answers) <= number:
+            await world.run(0.1)
+    assert asyncio.get_running_loop().time() - world.ends[PRIMARY].killed_at < SETTLE_S + 2
+    assert all("message-lock-lost" in str(one.state) for one in world.answers)
     await world.close()
 
 
