@@ -16,6 +16,8 @@ SEED ?=
 # How long `make fuzz` searches, and to replay a find of it: make fuzz PART=frames SEED=123
 MINUTES ?= 10
 PART ?=
+# The official SDK's own tests, which `make soak` runs with guarded receivers if they are there.
+CONFORMANCE ?= ../shared/conformance
 # The oldest Spark that is supported has an environment of its own.
 FLOOR := .cache/spark-floor
 FLOOR_SPARK := 4.0.*
@@ -83,6 +85,7 @@ fuzz: $(STAMP) ## hostile bytes against broker and syphon; MINUTES=10
 soak: $(STAMP) ## the long fault runs
 	@$(BIN)/python -m pytest -m soak --timeout 7200 $(PYTEST_ARGS)
 	@$(BIN)/python -m pytest tests/property --hypothesis-profile soak --timeout 7200 $(PYTEST_ARGS)
+	@if [ -x $(CONFORMANCE)/run ]; then PYTHONPATH=. $(BIN)/python .ci/conformance.py --suite $(CONFORMANCE) --only data --guarded; fi
 
 lint: $(STAMP) ## ruff: rules and format
 	@$(BIN)/ruff check --quiet $(SOURCES)

@@ -9,8 +9,10 @@ The SDK's tests wait for real clocks, so they run side by side. Those that allow
 (tests/conformance/one-by-one.txt) run after the others, one at a time. No test runs twice.
 
 Not in CI: `--only async`, the asyncio tests; `--paired`, which replaces every sender of the data
-plane's tests by that of a pair (tests/conformance/paired_senders.py); and `--gateway`, which puts a
-`twinbus gateway` between the tests and the namespace.
+plane's tests by that of a pair (tests/conformance/paired_senders.py); `--guarded`, which replaces
+every receiver by a guarded one (guarded_receivers.py; not-guarded.txt names the tests that do not
+pass then, and why); and `--gateway`, which puts a `twinbus gateway` between the tests and the
+namespace.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from bench.processes import TWINBUS, exit_on_sigterm, serve, wait_until
@@ -44,7 +47,11 @@ FILES = {
     )
 }
 """Test files of what is no suite of its own there."""
-PAIRED_PLUGIN = BASELINES / "paired_senders.py"
+PLUGINS = {
+    "paired": "tests.conformance.paired_senders",
+    "guarded": "tests.conformance.guarded_receivers",
+}
+"""What replaces a part of the SDK, by the option that asks for it."""
 SECONDARY = "secondary"
 START_TIMEOUT_S = 60.0
 SUITE_TIMEOUT_S = {"data": 900, "admin": 240, "async": 900}
@@ -58,29 +65,39 @@ KEY_NAME, KEY = "RootManageSharedAccessKey", "SAS_KEY_VALUE"
 SEND_RULE, LISTEN_RULE = "sender:KEYS", "listener:KEYL"
 
 
-def main() -> int:
-    """0: every recorded test passed; 1: some did not, each named above."""
+def arguments() -> tuple[argparse.Namespace, str]:
+    """Return what was asked for, and how: `paired`, `guarded`, `gateway` or empty."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--suite", type=Path, required=True, help="directory of the suite's `run`")
     parser.add_argument("--out", type=Path, default=ROOT / ".ci" / "out")
     parser.add_argument("--only", choices=(*SUITES, *FILES), help="one suite")
     parser.add_argument("--paired", action="store_true", help="replace the senders by paired ones")
+    parser.add_argument("--guarded", action="store_true", help="replace the receivers")
     parser.add_argument("--gateway", action="store_true", help="go through a gateway")
     parser.add_argument("--record", action="store_true", help="add what passes to the baseline")
     parser.add_argument("--after", type=Path, help="repeat what broke when this file is there")
     parser.add_argument("--everything", action="store_true", help="what is left out too")
     given = parser.parse_args()
-    if given.paired and given.only not in PARALLEL:
-        parser.error(f"--paired needs --only with one of {', '.join(PARALLEL)}")
-    if given.paired and given.gateway:
-        parser.error("--paired and --gateway are two runs")
+    hows = [how for how in (*PLUGINS, "gateway") if getattr(given, how)]
+    if len(hows) > 1:
+        parser.error(f"--{' and --'.join(hows)} are {len(hows)} runs")
+    how = hows[0] if hows else ""
+    if how in PLUGINS and given.only not in PARALLEL:
+        parser.error(f"--{how} needs --only with one of {', '.join(PARALLEL)}")
+    return given, how
+
+
+def main() -> int:
+    """0: every recorded test passed; 1: some did not, each named above."""
+    given, how = arguments()
+    plugin = PLUGINS.get(how, "")
     exit_on_sigterm()
     out = given.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     names = [given.only] if given.only else list(SUITES)
     log = out / "serve.log"
     # A namespace each: the administration suite clears the one it is given.
-    namespaces = [*names, SECONDARY] if given.paired or given.gateway else names
+    namespaces = [*names, SECONDARY] if how else names
     command = [*TWINBUS, "serve", *(f"{name}:0" for name in namespaces)]
     command += ["--rule", f"{SEND_RULE}:Send", "--rule", f"{LISTEN_RULE}:Listen", "--ephemeral"]
     broken = False
@@ -95,28 +112,28 @@ def main() -> int:
                 addresses[name] = through_gateway(name, *sides, out, servers)
         suite: Path = given.suite.resolve()
         prepare(suite, out)
-        if given.paired:
-            suite = with_paired_senders(suite, addresses[SECONDARY], out)
+        if plugin:
+            suite = with_plugin(suite, addresses[SECONDARY], out)
+        run = partial(run_suite, suite, out=out, plugin=plugin)
 
         def first_run(name: str) -> dict[str, str]:
-            return run_suite(suite, name, addresses[name], out, everything=given.everything)
+            return run(name, addresses[name], everything=given.everything)
 
         # Side by side: both wait more than they work, each in a namespace of its own.
         with ThreadPoolExecutor(len(names)) as pool:
             found = dict(zip(names, pool.map(first_run, names), strict=True))
         if found.get("data"):
             address = addresses["data"]
-            found["data"] |= run_suite(suite, "data", address, out, only=listed(ONE_BY_ONE))
-        how = "-paired" if given.paired else "-gateway" if given.gateway else ""
+            found["data"] |= run("data", address, only=listed(ONE_BY_ONE))
         for name, outcomes in found.items():
-            label = f"{name}{how}"
+            label = f"{name}-{how}" if how else name
             passed = {test for test, result in outcomes.items() if result == "passed"}
             again = sorted(recorded(label) - passed) if outcomes and given.after else []
             if again:
                 # Many wait for locks of seconds, which end early beside other tests.
                 while not given.after.exists():
                     time.sleep(1)
-                outcomes.update(run_suite(suite, name, addresses[name], out, only=again))
+                outcomes.update(run(name, addresses[name], only=again))
             broken |= not report(label, outcomes, out, record=given.record)
     return int(broken)
 
@@ -159,12 +176,12 @@ def prepare(suite: Path, out: Path) -> None:
         subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False)
 
 
-def with_paired_senders(suite: Path, secondary: str, out: Path) -> Path:
-    """A copy of the suite whose import path also has our plugin and this tree's package."""
+def with_plugin(suite: Path, secondary: str, out: Path) -> Path:
+    """A copy of the suite whose import path also has our plugins and this tree's package."""
     copy = out / "paired-suite"
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(suite, copy)
-    (copy / "shim" / PAIRED_PLUGIN.name).symlink_to(PAIRED_PLUGIN)
+    (copy / "shim" / "tests").symlink_to(ROOT / "tests")
     (copy / "shim" / "twinbus").symlink_to(ROOT / "src" / "twinbus")
     os.environ["TWINBUS_CONFORMANCE_SECONDARY"] = connection_string(secondary)
     return copy
@@ -174,8 +191,9 @@ def run_suite(
     suite: Path,
     name: str,
     address: str,
-    out: Path,
     *,
+    out: Path,
+    plugin: str = "",
     everything: bool = False,
     only: Sequence[str] = (),
 ) -> dict[str, str]:
@@ -183,14 +201,13 @@ def run_suite(
     files = f"{name}-one-by-one" if only else name
     results = out / f"{files}.xml"
     results.unlink(missing_ok=True)
-    is_paired = (suite / "shim" / PAIRED_PLUGIN.name).exists()
     chosen = " ".join(node_id(test) for test in only) if only else FILES.get(name, name)
     command = [str(suite / "run"), "--python", sys.executable, "--suite", chosen]
     command += ["--amqp", address, "--admin", address, "--ws", address]
     command += ["--send-rule", SEND_RULE, "--listen-rule", LISTEN_RULE]
     command += ["--", f"--junitxml={results}"]
-    if is_paired:
-        command += ["-p", PAIRED_PLUGIN.stem]
+    if plugin:
+        command += ["-p", plugin]
     if not only:
         elsewhere = listed(ONE_BY_ONE) + ([] if everything else listed(LEFT_OUT))
         command += [f"--deselect={node_id(test)}" for test in elsewhere]
@@ -198,7 +215,7 @@ def run_suite(
             command += ["-n", DATA_WORKERS]
     print(f"conformance {name}: running{', one by one' if only else ''}", flush=True)
     log = out / f"{files}.log"
-    timeout_s = PAIRED_TIMEOUT_S if is_paired else SUITE_TIMEOUT_S[name]
+    timeout_s = PAIRED_TIMEOUT_S if plugin else SUITE_TIMEOUT_S[name]
     with serve(command, log=log) as tests:
         try:
             tests.wait(timeout_s)

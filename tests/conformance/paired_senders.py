@@ -1,165 +1,40 @@
 """pytest plugin: the SDK's own tests with every sender replaced by that of a pair.
 
-`.ci/conformance.py --paired` loads it beside the plugin of the suite. The primary is the namespace
-under test. Receivers and everything else stay the SDK's own. The pair belongs to the client that
-the test made, takes the same arguments, and is closed with it.
+`.ci/conformance.py --paired` loads it beside the plugin of the suite.
 """
 
 from __future__ import annotations
 
-import asyncio
-import os
-from typing import Any, Final, Self
+from typing import Any
 
-import azure.servicebus as sdk
-import azure.servicebus.aio as sdk_aio
 import pytest
 
-from twinbus import Namespace, SendAvailabilityOptions, blocking, pair_namespaces
-
-SECONDARY: Final = os.environ["TWINBUS_CONFORMANCE_SECONDARY"]
-"""Connection string of the namespace with the backlog queues."""
-
-PRIMARY: Final = os.environ["SBCONF_AMQP"]
-
-OPTIONS: Final = SendAvailabilityOptions(backlog_queue_count=1, ledger="")
+from tests.conformance.paired_clients import (
+    PairedAsyncClient,
+    PairedClient,
+    replace_clients,
+)
 
 
-Given = tuple[tuple[Any, ...], dict[str, Any]]
-"""Positional and keyword arguments that a client was made with."""
-
-
-def primary_of(given: tuple[Any, ...], options: dict[str, Any]) -> Namespace:
-    """The namespace of a client's arguments: a connection string, or address and credential."""
-    if len(given) == 1:
-        return Namespace.from_connection_string(*given, **options)
-    namespace = Namespace(*given, **options)
-    # The suite switches its clients to plain text in the same way.
-    namespace.emulator = given[0] == PRIMARY
-    return namespace
-
-
-class PairedClient(sdk.ServiceBusClient):
+class SendingClient(PairedClient):
     """The SDK's client, with paired senders."""
 
-    given: Given
-    _pair: blocking.Pair | None = None
-
-    def __init__(self, fully_qualified_namespace: str, credential: Any, **options: Any) -> None:
-        super().__init__(fully_qualified_namespace, credential, **options)
-        self.given = (fully_qualified_namespace, credential), options
-
-    @classmethod
-    def from_connection_string(cls, conn_str: str, **options: Any) -> Self:
-        client = super().from_connection_string(conn_str, **options)
-        assert isinstance(client, cls)
-        client.given = (conn_str,), options
-        return client
-
-    def _started(self) -> blocking.Pair:
-        if self._pair is None:
-            self._pair = blocking.pair_namespaces(primary_of(*self.given), SECONDARY, OPTIONS)
-            self._pair.start()
-        return self._pair
-
     def get_queue_sender(self, queue_name: str, **options: Any) -> Any:
-        return self._started().get_queue_sender(queue_name, **options)
+        return self.started().get_queue_sender(queue_name, **options)
 
     def get_topic_sender(self, topic_name: str, **options: Any) -> Any:
-        return self._started().get_topic_sender(topic_name, **options)
-
-    def close(self) -> None:
-        super().close()
-        if self._pair is not None:
-            self._pair.close()
-            self._pair = None
+        return self.started().get_topic_sender(topic_name, **options)
 
 
-class PairedAsyncClient(sdk_aio.ServiceBusClient):
-    """The same with asyncio. A pair is started in a coroutine, which the SDK's client needs not."""
-
-    given: Given
-
-    def __init__(self, fully_qualified_namespace: str, credential: Any, **options: Any) -> None:
-        super().__init__(fully_qualified_namespace, credential, **options)
-        self.given = (fully_qualified_namespace, credential), options
-        self._pair: Any = None
-        self._starting = asyncio.Lock()
-
-    @classmethod
-    def from_connection_string(cls, conn_str: str, **options: Any) -> Self:
-        client = super().from_connection_string(conn_str, **options)
-        assert isinstance(client, cls)
-        client.given = (conn_str,), options
-        return client
-
-    async def __aenter__(self) -> Self:
-        await super().__aenter__()
-        await self.started()
-        return self
-
-    async def started(self) -> Any:
-        """The pair, started."""
-        async with self._starting:
-            if self._pair is None:
-                pair = pair_namespaces(primary_of(*self.given), SECONDARY, OPTIONS)
-                await pair.start()
-                self._pair = pair
-        return self._pair
+class SendingAsyncClient(PairedAsyncClient):
+    """The same with asyncio."""
 
     def get_queue_sender(self, queue_name: str, **options: Any) -> Any:
-        return self._sender("get_queue_sender", queue_name, options)
+        return self.made("get_queue_sender", queue_name, **options)
 
     def get_topic_sender(self, topic_name: str, **options: Any) -> Any:
-        return self._sender("get_topic_sender", topic_name, options)
-
-    def _sender(self, method: str, path: str, options: dict[str, Any]) -> Any:
-        if self._pair is None:
-            return LaterSender(self, method, path, options)
-        return getattr(self._pair, method)(path, **options)
-
-    async def close(self) -> None:
-        await super().close()
-        if self._pair is not None:
-            await self._pair.close()
-            self._pair = None
-
-
-class LaterSender:
-    """A sender of a client that was not entered: its first call starts the pair."""
-
-    def __init__(
-        self, client: PairedAsyncClient, method: str, path: str, options: dict[str, Any]
-    ) -> None:
-        self._client = client
-        self._wanted = method, path, options
-        self._made: Any = None
-
-    async def _sender(self) -> Any:
-        if self._made is None:
-            method, path, options = self._wanted
-            self._made = getattr(await self._client.started(), method)(path, **options)
-        return self._made
-
-    async def __aenter__(self) -> Any:
-        return await (await self._sender()).__aenter__()
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self._made.close()
-
-    def __getattr__(self, name: str) -> Any:
-        async def call(*given: Any, **options: Any) -> Any:
-            return await getattr(await self._sender(), name)(*given, **options)
-
-        return call
+        return self.made("get_topic_sender", topic_name, **options)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let the test modules use the paired clients; the SDK itself stays as it is."""
-    for module in {item.getparent(pytest.Module) for item in items}:
-        assert module is not None
-        found = getattr(module.obj, "ServiceBusClient", None)
-        if found is sdk.ServiceBusClient:
-            module.obj.ServiceBusClient = PairedClient
-        elif found is sdk_aio.ServiceBusClient:
-            module.obj.ServiceBusClient = PairedAsyncClient
+    replace_clients(items, SendingClient, SendingAsyncClient)

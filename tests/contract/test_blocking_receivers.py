@@ -126,6 +126,16 @@ def test_a_receiver_that_waits_ends_when_another_thread_closes_the_pair(
             receiver.receive_messages()
 
 
+def test_next_and_a_renewer_without_locks_are_as_in_the_sdk(broker: EmbeddedBroker) -> None:
+    put(broker, PRIMARY, "p")
+    with twinned(broker) as pair, AutoLockRenewer() as renewer:
+        receiver: Any = pair.get_queue_receiver("orders", max_wait_time=5)
+        assert str(receiver.next()) == "p"
+        deletes: dict[str, Any] = {"receive_mode": "receiveanddelete", "guard": True}
+        with pytest.raises(ValueError, match="RECEIVE_AND_DELETE"):
+            pair.get_queue_receiver("orders", auto_lock_renewer=renewer, **deletes)
+
+
 def test_a_session(broker: EmbeddedBroker) -> None:
     put(broker, PRIMARY, "a", queue="sessions", session_id="s")
     with (

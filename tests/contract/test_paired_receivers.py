@@ -477,6 +477,8 @@ async def test_a_closed_receiver_refuses_calls(broker: EmbeddedBroker) -> None:
         await put(broker, PRIMARY, "a")
         (message,) = await taken(receiver, 1)  # opened by the first call, as the SDK's
         assert str(pickle.loads(pickle.dumps(message))) == "a"  # our own
+        with pytest.warns(DeprecationWarning, match="message"):
+            assert message.message.delivery_tag is not None
         await receiver.close()
         await receiver.close()
         with pytest.raises(ValueError, match="shutdown"):

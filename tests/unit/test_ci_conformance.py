@@ -84,7 +84,18 @@ def test_outcomes_are_read_from_the_results_file(conformance: ModuleType) -> Non
     }
 
 
-def test_the_copy_of_the_suite_also_imports_the_paired_senders(
+def test_each_test_that_guarded_receivers_do_not_pass_is_named_with_a_reason(
+    conformance: ModuleType,
+) -> None:
+    home = SCRIPT.parents[1] / "tests" / "conformance"
+    plain, guarded = (
+        conformance.read_baseline(home / f"baseline-{name}.txt")
+        for name in ("data", "data-guarded")
+    )
+    assert sorted(conformance.listed(home / "not-guarded.txt")) == sorted(plain - guarded)
+
+
+def test_the_copy_of_the_suite_also_imports_the_plugins(
     conformance: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TWINBUS_CONFORMANCE_SECONDARY", "")
@@ -92,9 +103,10 @@ def test_the_copy_of_the_suite_also_imports_the_paired_senders(
     (suite / "shim").mkdir(parents=True)
     (suite / "shim" / "sbconf_plugin.py").write_text("")
     (suite / "run").write_text("")
-    copy = conformance.with_paired_senders(suite, "127.0.0.1:5", out)
+    copy = conformance.with_plugin(suite, "127.0.0.1:5", out)
     assert (copy / "run").exists()
     assert (copy / "shim" / "twinbus" / "__init__.py").exists()
-    assert "PairedClient" in (copy / "shim" / "paired_senders.py").read_text()
-    assert not (suite / "shim" / "paired_senders.py").exists()
+    for plugin in conformance.PLUGINS.values():
+        assert "PairedClient" in (copy / "shim" / f"{plugin.replace('.', '/')}.py").read_text()
+    assert not (suite / "shim" / "tests").exists()
     assert "Endpoint=sb://127.0.0.1:5;" in os.environ["TWINBUS_CONFORMANCE_SECONDARY"]

@@ -24,6 +24,7 @@ from twinbus.pairing.lifecycle.closing import PairSide as CoreSide
 from twinbus.pairing.lifecycle.pair_methods import PairMethods
 from twinbus.pairing.observing.events import BUFFER_MAX, PairEvent
 from twinbus.pairing.observing.events import EventStream as CoreStream
+from twinbus.pairing.receiving.settings import require_locks
 from twinbus.pairing.sdk.direct_links import DirectLinks
 from twinbus.status.document import SideState
 
@@ -283,6 +284,7 @@ class Pair(BlockingOnly, PairMethods[ServiceBusReceiver, ItemPaged[str]]):
         options = dict(sdk_options)
         # It renews on threads of its own, through the receiver that the application has.
         renewer = options.pop("auto_lock_renewer", None)
+        require_locks(renewer, **options)
         core = self._loop_thread.call(lambda: self._core._paired_receiver(entity, path, options))
         return PairedReceiver(core, self._loop_thread, renewer)
 

@@ -77,6 +77,9 @@ class PairedReceiver(Iterator[ServiceBusReceivedMessage]):
         except StopAsyncIteration:
             raise StopIteration from None
 
+    next = __next__
+    """The SDK's receiver has it by this name too."""
+
     def receive_messages(
         self, max_message_count: int | None = 1, max_wait_time: float | None = None
     ) -> list[ServiceBusReceivedMessage]:
@@ -169,9 +172,22 @@ class _Session(ServiceBusSession):
     def session_id(self) -> str:
         return self._core.session_id
 
-    @property
-    def locked_until_utc(self) -> datetime | None:
+    @property  # type: ignore[override]  # the SDK annotates its sync and async sessions differently
+    def _locked_until_utc(self) -> datetime | None:
         return self._core.locked_until_utc
+
+    @_locked_until_utc.setter
+    def _locked_until_utc(self, until: datetime | None) -> None:
+        """The SDK's constructor sets it; the core knows it."""
+
+    @property
+    def auto_renew_error(self) -> Any:
+        """Why the SDK's renewer gave up; the core has it in the errors that it raises."""
+        return self._core.auto_renew_error
+
+    @auto_renew_error.setter
+    def auto_renew_error(self, error: Any) -> None:
+        self._core.auto_renew_error = error
 
     @property
     def _lock_expired(self) -> bool:

@@ -236,4 +236,5 @@ def endpoint_of(side: object) -> Endpoint:
             f"got {type(side).__name__}"
         )
     host, port = str(getattr(side, "host", "")), int(getattr(side, "port", TLS_PORT))
-    return Endpoint(host=host, port=port, tls=True, tokens=tokens, **more)
+    tls = not getattr(side, "emulator", False)
+    return Endpoint(host=host, port=port, tls=tls, tokens=tokens, **more)

@@ -71,6 +71,9 @@ MakeSides = Callable[[SideOwner], list[ReceivingSide]]
 class PairedReceiver(AsyncIterator[ServiceBusReceivedMessage]):
     """Receives from an entity of the primary, and from its twin if it has one."""
 
+    _handler: Final = None
+    """Read by the deprecated `message.message` of the SDK, which does not settle here."""
+
     def __init__(
         self,
         settings: ReceiverSettings,

@@ -74,12 +74,7 @@ def receiver_settings(
         )
     if max_wait_time is not None and max_wait_time <= 0:
         raise ValueError("The max_wait_time must be greater than 0.")
-    deletes = mode is ServiceBusReceiveMode.RECEIVE_AND_DELETE
-    if auto_lock_renewer and deletes and session_id is None:
-        raise ValueError(
-            "Messages received in RECEIVE_AND_DELETE receive mode cannot have their locks removed"
-            " as they have been deleted, providing an AutoLockRenewer in this mode is invalid."
-        )
+    require_locks(auto_lock_renewer, receive_mode=mode, session_id=session_id)
     session: str | SessionChoice = NO_SESSION
     if session_id is not None:
         session = NEXT_SESSION if session_id == NEXT_AVAILABLE_SESSION else str(session_id)
@@ -92,6 +87,22 @@ def receiver_settings(
         prefetch_count=prefetch,
         client_identifier=client_identifier or f"SBReceiver-{uuid4()}",
     )
+
+
+def require_locks(
+    auto_lock_renewer: Any,
+    *,
+    receive_mode: Any = ServiceBusReceiveMode.PEEK_LOCK,
+    session_id: Any = None,
+    **_: Any,
+) -> None:
+    """Raise what the SDK raises for a renewer of locks if the receiver has none."""
+    deletes = ServiceBusReceiveMode(receive_mode) is ServiceBusReceiveMode.RECEIVE_AND_DELETE
+    if auto_lock_renewer and deletes and session_id is None:
+        raise ValueError(
+            "Messages received in RECEIVE_AND_DELETE receive mode cannot have their locks removed"
+            " as they have been deleted, providing an AutoLockRenewer in this mode is invalid."
+        )
 
 
 def _sub_queue_path(path: str, sub_queue: Any) -> str:
