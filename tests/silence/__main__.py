@@ -7,12 +7,10 @@ table says how many did not get theirs within 60 s. Exit code 1: a guarded recei
 from __future__ import annotations
 
 import argparse
-import asyncio
-import logging
 import sys
 
 from tests.silence.faults import FAULTS
-from tests.silence.world import WHOLE, Outcome, Size, run_fault, table_of
+from tests.silence.world import WHOLE, Outcome, Size, run_beside, table_of
 
 
 def main() -> int:
@@ -21,7 +19,6 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=WHOLE.limit_s, help="seconds")
     parser.add_argument("--fault", action="append", choices=list(FAULTS), help="only this one")
     given = parser.parse_args()
-    logging.getLogger().addHandler(logging.NullHandler())
     size = Size(
         guarded=given.receivers,
         connections=min(WHOLE.connections, given.receivers),
@@ -30,10 +27,14 @@ def main() -> int:
     )
     found: dict[str, dict[str, Outcome]] = {}
     for name in given.fault or FAULTS:
-        found[name] = asyncio.run(run_fault(name, size))
+        found[name] = run_beside(name, size)
         sys.stdout.write(table_of({name: found[name]}).splitlines()[-1] + "\n")
         sys.stdout.flush()
     sys.stdout.write("\n" + table_of(found) + "\n")
+    for name, outcomes in found.items():
+        for kind, outcome in outcomes.items():
+            if outcome.errors:
+                sys.stdout.write(f"{name}, {kind}: {dict(outcome.errors)}\n")
     return int(any(outcome["guarded"].silent for outcome in found.values()))
 
 

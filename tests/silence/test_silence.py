@@ -8,12 +8,12 @@ import sys
 import pytest
 
 from tests.silence.faults import FAULTS
-from tests.silence.world import WHOLE, Size, run_fault, table_of
+from tests.silence.world import WHOLE, Size, run_beside, run_fault, table_of
 from twinbus.pairing.receiving import side, watchdog
 
 pytestmark = pytest.mark.contract
 
-SHORT = Size(guarded=4, connections=2, plain=0, limit_s=25.0, down_s=0.5)
+SHORT = Size(guarded=4, connections=2, plain=0, limit_s=25.0, down_s=0.5, lock_s=5)
 """With checks after 1 to 2 s. A message that a half-open link has got waits 5 s for its lock."""
 
 
@@ -31,7 +31,7 @@ async def test_a_few_guarded_receivers_go_on_after_each_fault(
 @pytest.mark.soak
 @pytest.mark.timeout(1_800)
 @pytest.mark.parametrize("name", FAULTS)
-async def test_of_300_guarded_receivers_none_is_silent_for_a_minute(name: str) -> None:
-    found = await run_fault(name, WHOLE)
+def test_of_300_guarded_receivers_none_is_silent_for_a_minute(name: str) -> None:
+    found = run_beside(name, WHOLE)
     sys.stdout.write(table_of({name: found}) + "\n")
     assert found["guarded"].silent == 0, table_of({name: found})
