@@ -48,9 +48,13 @@ class ReceivingSideStatus:
         return next((one for one in RECEIVING_STATES if self.states.get(one)), CLOSED)
 
     def __str__(self) -> str:
-        parts = [f"{count} {state}" for state, count in self.states.items() if count]
         lasts = "" if self.since_s is None else f" for {duration(self.since_s)}"
-        return (", ".join(parts) or CLOSED) + lasts
+        parts = [
+            f"{count} {state}{lasts if state == RECONNECTING else ''}"
+            for state, count in self.states.items()
+            if count
+        ]
+        return ", ".join(parts) or CLOSED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

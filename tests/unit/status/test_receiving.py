@@ -42,7 +42,7 @@ def test_receivers_of_one_entity_are_one_row() -> None:
         delivered=17, reopened=6, silent=3,
     )  # fmt: skip
     assert row.sides["primary"].state == "reconnecting"
-    assert str(row.sides["primary"]) == "1 reconnecting, 3 open for 1 min 10 s"
+    assert str(row.sides["primary"]) == "1 reconnecting for 1 min 10 s, 3 open"
     assert row.sides["secondary"].states == {"open": 3}
     assert (row.buffered, row.handed_out, row.second_copies) == (4, 16, 4)
 

@@ -300,7 +300,7 @@ def _receiving_table(rows: Sequence[ShownReceiver]) -> Table:
         ">HANDED OUT",
         "HANDLERS",
         ">IN TWIN",
-        "STATE OF THE TWIN",
+        "THE TWIN IS",
     )
     table = _table(*columns)
     for one in rows:
@@ -308,10 +308,10 @@ def _receiving_table(rows: Sequence[ShownReceiver]) -> Table:
             one.path,
             one.primary,
             one.secondary,
-            f"{one.handed_out:,}",
+            f"{one.handed_out:,}" if one.receivers or one.handed_out else "",
             one.processor,
             _number(one.waiting, ",") if one.twin else "",
-            ", ".join(filter(None, (one.twin, one.reason))),
+            ", ".join(filter(None, (one.twin, one.twin_reason or one.reason))),
         ]
         style = "yellow" if one.level == "attention" else ""
         table.add_row(*(Text(visible(cell)) for cell in cells), style=style)

@@ -87,6 +87,8 @@ class ShownReceiver:
     """How many handlers run, and what they did; empty: no processor was started."""
     twin: str = ""
     """The state of the twin; empty: there is none, as far as is known."""
+    twin_reason: str = ""
+    """Why the twin is not in use."""
     waiting: int | None = None
     """Messages in the twin; None: not known."""
     contents: str = ""

@@ -37,8 +37,7 @@ def shown_receiving(status: HostStatus, lost_at: LostAt) -> list[ShownReceiver]:
             rows.setdefault(path, {}).update(_processor(processor))
             levels.setdefault(path, []).append("attention" if processor.error else "healthy")
     for twin in twin_rows(status):
-        row = rows.setdefault(twin.path, {})
-        row.update(_twin(twin), reason=row.get("reason") or plain(twin.reason))
+        rows.setdefault(twin.path, {}).update(_twin(twin))
         levels.setdefault(twin.path, []).append(twin.level)
     shown = [
         ShownReceiver(path=path, level=_worst(levels[path]), **row) for path, row in rows.items()
@@ -96,6 +95,7 @@ def _twin(row: TwinRow) -> dict[str, Any]:
     emptied_by = "its consumers only" if row.consumers_only else "its consumers, the syphon"
     return {
         "twin": row.state if row.verified else f"{row.state}, not verified",
+        "twin_reason": plain(row.reason),
         "waiting": row.waiting,
         "contents": contents,
         "emptied_by": "" if row.waiting is None else emptied_by,

@@ -17,15 +17,17 @@ export function drawReceiving(pair) {
 function makeRow({ path }) {
   const dot = el("span", { class: "dot", role: "img" });
   const name = el("th", { scope: "row" }, dot, " ", path);
-  const cells = ["", "n", "", "", "n"].map((kind) => el("td", { class: kind || null }));
+  const cells = COLUMNS.map(([label, kind]) => el("td", { class: kind || null, "data-label": label }));
   const parts = cells.map((cell) => {
     const [text, note] = [el("span"), el("small")];
     cell.append(text, note);
-    return { text, note };
+    return { cell, text, note };
   });
   return { node: el("tr", {}, name, ...cells), dot, parts };
 }
 
+// The names of the columns stand beside the values where a row becomes a block.
+const COLUMNS = [["Receivers"], ["Handed out", "n"], ["Handlers"], ["Twin"], ["In the twin", "n"]];
 const WORDS = { healthy: "verified", attention: "needs attention", none: "not verified" };
 
 function updateRow(row, one) {
@@ -35,10 +37,11 @@ function updateRow(row, one) {
     [links(one), [one.since ? `no link since ${clock(one.since)}` : "", one.reason].filter(Boolean).join(": ")],
     [one.receivers || one.handed_out ? count(one.handed_out) : "", handed(one)],
     [one.processor, ""],
-    [one.twin, one.emptied_by && one.waiting ? `emptied by ${one.emptied_by}` : ""],
+    [one.twin, [one.twin_reason, one.emptied_by && one.waiting ? `emptied by ${one.emptied_by}` : ""].filter(Boolean).join("; ")],
     [one.twin ? count(one.waiting) : "", one.waiting ? one.contents : ""],
   ];
   texts.forEach(([text, note], index) => {
+    set(row.parts[index].cell, { "data-empty": !text && !note });
     setText(row.parts[index].text, text);
     setText(row.parts[index].note, note);
   });

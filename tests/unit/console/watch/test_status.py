@@ -288,7 +288,7 @@ def test_receivers_processors_and_twins_have_tables_of_their_own() -> None:
     assert [line.split() for line in lines[start + 1 :] if line] == [
         "RECEIVED FROM RECEIVERS PRIMARY TWIN HANDED OUT SECOND COPIES REOPENED OF THEM SILENT"
         " REASON".split(),
-        "orders 3 1 reconnecting, 2 open for 12 s 3 open 1,204 2 4 1 refused".split(),
+        "orders 3 1 reconnecting for 12 s, 2 open 3 open 1,204 2 4 1 refused".split(),
         "PROCESSOR RUNNING HANDLING OF HANDLED FAILED DEAD-LETTERED REASON".split(),
         "orders 1 3 8 0 0 0".split(),
         "TWIN ACTIVE SCHEDULED DEFERRED EMPTIED BY STATE".split(),
