@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from twinbus.amqp.decoding import decode
-from twinbus.amqp.message import decode_map, split
+from twinbus.amqp.message import decode_map, outline, sections_at, split
 from twinbus.amqp.types import AmqpError, DecodeError, ULong
 from twinbus.servicebus.names import ENQUEUED_TIME, SEQUENCE_NUMBER
 from twinbus.servicebus.twins import DIVERTED, DivertMark, read_divert_mark
@@ -41,14 +41,25 @@ class MessageIdentity(NamedTuple):
     """Read only if asked for."""
 
 
-def read_identity(data: bytes, *, with_mark: bool) -> MessageIdentity | None:
+def read_identity(
+    data: bytes, *, with_mark: bool, stamps: tuple[int, int] | None = None
+) -> MessageIdentity | None:
     """Return what identifies a message; None: it has no id, or cannot be read.
 
     `with_mark`: None also if it does not have the mark of a message that was diverted to a twin.
-    Only what is asked for is decoded: a receiver with a twin reads this of each message.
+    `stamps` are its sequence number and its enqueued time, if the caller has read them. Only what
+    is asked for is decoded: a receiver with a twin reads this of each message.
     """
     try:
-        sections = split(data)
+        offsets = outline(data)
+        if offsets is not None and stamps is not None and not with_mark:
+            _, _, at, application_at, body_at = offsets
+            message_id = _message_id(data[at:application_at])
+            if message_id is None:
+                return None
+            digest = blake2b(memoryview(data)[body_at:], digest_size=DIGEST_BYTES).digest()
+            return MessageIdentity(*stamps, message_id, digest, None)
+        sections = sections_at(data, offsets)
         mark = None
         if with_mark:
             mark = read_divert_mark(decode_map(sections.application_properties).get(DIVERTED))
@@ -67,9 +78,14 @@ def read_identity(data: bytes, *, with_mark: bool) -> MessageIdentity | None:
 def read_names(data: bytes) -> MessageNames:
     """Return what the ledger names a message by; never raises, for any client wrote the bytes."""
     try:
-        sections = split(data)
-        message_id = message_id_in(sections.properties)
-        raw = sections.message_annotations
+        offsets = outline(data)
+        if offsets is not None:
+            _, annotations_at, at, application_at, _ = offsets
+            raw, properties = data[annotations_at:at], data[at:application_at]
+        else:
+            sections = split(data)
+            raw, properties = sections.message_annotations, sections.properties
+        message_id = message_id_in(properties)
         for key, _, value_at, _ in entries_of(raw):
             if key == _SEQUENCE:
                 number = decode(raw, value_at)[0]

@@ -7,10 +7,10 @@ from uuid import UUID
 
 import pytest
 
-from twinbus.amqp.message import Properties, encode_message
+from twinbus.amqp.message import Header, Properties, encode_message
 from twinbus.amqp.types import Symbol, ULong
 from twinbus.servicebus.names import ENQUEUED_TIME, SEQUENCE_NUMBER
-from twinbus.transfer.identity import NUMBER_MAX, read_names
+from twinbus.transfer.identity import NUMBER_MAX, read_identity, read_names
 
 NUMBER = Symbol(SEQUENCE_NUMBER)
 
@@ -42,3 +42,29 @@ def test_bytes_that_are_no_message_have_no_names() -> None:
     for cut in range(1, len(whole)):
         read_names(whole[:cut])
         read_names(whole[:cut] + bytes([whole[cut] ^ 0xFF]) + whole[cut + 1 :])
+
+
+@pytest.mark.parametrize(
+    "message_id", ["m-1", b"m-1", UUID(int=1), ULong(3), ULong(300), "m" * 300]
+)
+@pytest.mark.parametrize("data", [b"body", b"body" * 100, None])
+def test_stamps_that_the_caller_has_read_give_the_same_identity(message_id: Any, data: Any) -> None:
+    whole = encode_message(
+        header=Header(delivery_count=0),
+        message_annotations={NUMBER: 7, Symbol(ENQUEUED_TIME): 5, Symbol("x-opt-other"): "o" * 300},
+        properties=Properties(message_id=message_id, subject="s"),
+        data=data,
+    )
+    found = read_identity(whole, with_mark=False)
+    assert found is not None
+    assert (found.number, found.enqueued_ms, found.message_id) == (7, 5, message_id)
+    assert type(found.message_id) is type(message_id)
+    assert read_identity(whole, with_mark=False, stamps=(7, 5)) == found
+
+
+@pytest.mark.parametrize("properties", [None, Properties(), Properties(subject="s")])
+def test_a_message_without_an_id_has_no_identity(properties: Any) -> None:
+    annotations = {NUMBER: 7, Symbol(ENQUEUED_TIME): 5}
+    whole = encode_message(message_annotations=annotations, properties=properties, data=b"body")
+    assert read_identity(whole, with_mark=False) is None
+    assert read_identity(whole, with_mark=False, stamps=(7, 5)) is None

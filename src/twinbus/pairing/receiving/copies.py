@@ -55,12 +55,15 @@ class Copy(NamedTuple):
         return type(self.message_id), self.message_id, self.digest
 
 
-def read_copy(side: Side, data: bytes, label: str) -> Copy | None:
+def read_copy(
+    side: Side, data: bytes, label: str, stamps: tuple[int, int] | None = None
+) -> Copy | None:
     """Return what identifies a message; None: it has no id, or it cannot have a second copy.
 
-    `label` is the primary's: a mark with another one is not about this pair.
+    `label` is the primary's: a mark with another one is not about this pair. `stamps` are the
+    sequence number and the enqueued time of the message, if they were read.
     """
-    found = read_identity(data, with_mark=side is Side.SECONDARY)
+    found = read_identity(data, with_mark=side is Side.SECONDARY, stamps=stamps)
     if found is None:
         return None
     number, enqueued_ms, message_id, digest, mark = found

@@ -128,11 +128,14 @@ class Inbox:
         if entry.delivery.settled:
             self.completed(entry)
 
-    def completed(self, entry: Entry) -> None:
-        """The service confirmed that a message which was handed out is completed."""
+    def completed(self, entry: Entry, stamps: tuple[int, int] | None = None) -> None:
+        """The service confirmed that a message which was handed out is completed.
+
+        `stamps` are its sequence number and its enqueued time, if they were read.
+        """
         if self._copies is None:
             return
-        copy = self._copy_of(entry)
+        copy = self._copy_of(entry, stamps)
         if copy is not None:
             self._copies.completed(copy)
 
@@ -264,8 +267,8 @@ class Inbox:
         else:
             self._copies.gone(copy.place)
 
-    def _copy_of(self, entry: Entry) -> Copy | None:
-        return read_copy(entry.side.side, entry.delivery.data, self._label)
+    def _copy_of(self, entry: Entry, stamps: tuple[int, int] | None = None) -> Copy | None:
+        return read_copy(entry.side.side, entry.delivery.data, self._label, stamps)
 
     def _give_back(self, entries: Iterable[Entry]) -> None:
         """A call was cancelled: what it has taken was not handed out."""

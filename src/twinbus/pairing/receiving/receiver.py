@@ -447,7 +447,7 @@ class PairedReceiver(AsyncIterator[ServiceBusReceivedMessage]):
         def confirmed() -> None:
             mark_settled(message)
             if outcome is COMPLETE and delivery is not None:
-                self._inbox.completed(Entry(side, delivery))
+                self._inbox.completed(Entry(side, delivery), origin_of(message).stamps)
             elif action != "abandon":
                 self._inbox.gone(side, own_number(message.sequence_number or 0))
 

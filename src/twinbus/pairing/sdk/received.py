@@ -35,10 +35,11 @@ from twinbus.pairing.core.sides import Side
 from twinbus.pairing.sdk.decoding import decode_message
 from twinbus.servicebus import conditions
 from twinbus.servicebus.failures import MISSING_STATUS, FailureMeaning, NamespaceFailure
-from twinbus.servicebus.names import SEQUENCE_NUMBER
-from twinbus.servicebus.twins import secondary_number
+from twinbus.servicebus.names import ENQUEUED_TIME, SEQUENCE_NUMBER
+from twinbus.servicebus.twins import own_number, secondary_number
 
 _SEQUENCE: Final = SEQUENCE_NUMBER.encode()
+_ENQUEUED: Final = ENQUEUED_TIME.encode()
 
 UNAUTHORIZED_STATUS: Final = 401
 
@@ -80,20 +81,29 @@ def received_message(
 class Origin:
     """Where a message came from; kept on the message object, and dropped when that is pickled."""
 
-    __slots__ = ("delivery", "side")
+    __slots__ = ("delivery", "side", "stamps")
 
-    def __init__(self, side: Any = None, delivery: Any = None) -> None:
+    def __init__(
+        self, side: Any = None, delivery: Any = None, stamps: tuple[int, int] | None = None
+    ) -> None:
         self.side = side
         """The ReceivingSide; None: not known."""
         self.delivery = delivery
         """None: it was received by its sequence number, and is settled by its lock token."""
+        self.stamps = stamps
+        """Its sequence number in its own namespace, and its enqueued time in milliseconds."""
 
     def __reduce__(self) -> tuple[type[Origin], tuple[()]]:
         return Origin, ()
 
 
 def set_origin(message: ServiceBusReceivedMessage, side: Any, delivery: Any) -> None:
-    message._twinbus_origin = Origin(side, delivery)  # type: ignore[attr-defined]
+    annotations: Any = message.raw_amqp_message.annotations or {}
+    number, enqueued_ms = annotations.get(_SEQUENCE), annotations.get(_ENQUEUED)
+    stamps = None
+    if type(number) is int and type(enqueued_ms) is int:
+        stamps = own_number(number), enqueued_ms
+    message._twinbus_origin = Origin(side, delivery, stamps)  # type: ignore[attr-defined]
 
 
 def origin_of(message: ServiceBusReceivedMessage) -> Origin:
