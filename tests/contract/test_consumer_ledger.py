@@ -30,6 +30,8 @@ from tests.contract.test_paired_receivers import (
 from tests.ledger_reading import read
 from twinbus import EmbeddedBroker
 from twinbus.broker.engine.sessions import Sessions
+from twinbus.client.receiving import ReceivingLink
+from twinbus.pairing.receiving import watchdog
 from twinbus.servicebus.twins import DIVERTED, SECONDARY_BIT, DivertMark
 
 pytestmark = pytest.mark.contract
@@ -159,6 +161,33 @@ async def test_the_ledger_has_each_delivery_and_request_that_the_broker_counts(
     # With the receive by number and two settlements by lock token.
     assert asked["handle"] == len(requests) + 3
     assert {one["entity"] for one in requests} == {"orders"}
+
+
+async def test_a_receiver_that_waits_costs_no_operation(
+    broker: EmbeddedBroker,
+    paired: Any,
+    asked: Counter[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watchdog, "SILENT_LEAST_S", 0.2)
+    monkeypatch.setattr(watchdog, "SPREAD_S", 0.0)
+    checks = 0
+    drain = ReceivingLink.drain
+
+    async def counted(link: ReceivingLink, *given: Any) -> bool:
+        nonlocal checks
+        checks += 1
+        return await drain(link, *given)
+
+    monkeypatch.setattr(ReceivingLink, "drain", counted)
+    async with (
+        paired(broker, twins=["orders"]) as pair,
+        cast("Any", pair.get_queue_receiver("orders")) as receiver,
+    ):
+        assert await receiver.receive_messages(max_wait_time=4) == []
+    assert checks > 6, "both links were checked again and again"
+    assert (lines(tmp_path), asked.total()) == ([], 0)
 
 
 @pytest.mark.parametrize("first", [PRIMARY, SECONDARY])
