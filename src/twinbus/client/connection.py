@@ -31,6 +31,7 @@ from twinbus.amqp.session import Session
 from twinbus.amqp.transport import ClientTransport, connect
 from twinbus.client.administration import described_lock_s
 from twinbus.client.request_node import ConnectionLost, RequestNode, RequestRefused
+from twinbus.client.twins import is_marked as is_marked_twin
 from twinbus.ledger.requests import BilledRequests
 from twinbus.namespace.access import Endpoint
 from twinbus.namespace.address import bracketed
@@ -443,6 +444,10 @@ class Environment:
         described_lock_s
     )
     """Reads the lock duration of a queue; None: it cannot be read."""
+    is_marked: Callable[[Endpoint, str, str, BilledRequests], Awaitable[bool | None]] = (
+        is_marked_twin
+    )
+    """Reads whether an entity is marked as the twin for a label; None: it may not be read."""
     administer: Callable[[Namespace], Any] = _administration_client
     """Returns an administration client of the SDK, to be entered and left."""
 

@@ -46,9 +46,9 @@ from twinbus.gateway.relay import UpstreamRefusal, encoded_state, refusal_of
 from twinbus.gateway.relayed_links import ReceivingWindow
 from twinbus.pairing.core.sides import Side
 from twinbus.pairing.receiving.copies import Copy, SecondCopies, read_copy
+from twinbus.pairing.receiving.mark_watch import NotReadable
 from twinbus.pairing.receiving.side import (
     LinkSettings,
-    NotReadable,
     ReceivingSide,
     SideOwner,
     is_refusal,
@@ -320,6 +320,9 @@ class TwinReceiver(LinkOwner):
     def buffered_of(self, side: ReceivingSide) -> int:
         return 0
 
+    def give_back(self, side: ReceivingSide) -> None:
+        """Nothing waits here to be handed out."""
+
     def on_delivery(self, side: ReceivingSide, delivery: Delivery) -> None:
         self._changed.set()
         copy = read_copy(side.side, delivery.data, self._label)
@@ -356,7 +359,7 @@ class TwinReceiver(LinkOwner):
             # It is delivered again, and known.
             log.info("%s: a second copy stays: %s", self.address, error_text(error))
         else:
-            self._copies.gone(copy.place)
+            self._copies.second_completed(copy)
 
     def _hand_out(self, side: ReceivingSide, delivery: Delivery, copy: Copy | None) -> None:
         data, delivery.data = delivery.data, b""  # It may be unsettled for long.

@@ -24,7 +24,7 @@ from twinbus.client.request_node import ConnectionLost, RequestRefused
 from twinbus.errors import error_text
 from twinbus.gateway.relay import UpstreamRefusal
 from twinbus.pairing.core.sides import Side
-from twinbus.pairing.receiving.side import NotReadable
+from twinbus.pairing.receiving.mark_watch import NotReadable
 from twinbus.servicebus import conditions
 from twinbus.servicebus.twins import is_of_secondary, own_number
 from twinbus.transfer.twin_numbers import with_secondary_number

@@ -28,6 +28,9 @@ UNANSWERED: Final = ";unanswered="
 DIVERT_MARK_MAX: Final = 512
 """Longest value of DIVERTED that is read, in characters."""
 
+ATTEMPTS_MAX: Final = 999
+"""The largest number of attempts without an answer that a mark says."""
+
 SECONDARY_BIT: Final = 1 << 62
 """Set in the sequence numbers of the secondary that a paired receiver hands out."""
 
@@ -92,11 +95,14 @@ class DivertMark:
     unanswered_since_ms: int | None = None
     """When the first attempt on the primary began that ended without an answer, in milliseconds
     since 1970; None: the primary has no copy."""
+    attempts: int = 1
+    """How many attempts ended so: the primary may have a copy of each."""
 
     def text(self) -> str:
         if self.unanswered_since_ms is None:
             return self.label
-        return f"{self.label}{UNANSWERED}{self.unanswered_since_ms}"
+        several = f"/{self.attempts}" if self.attempts > 1 else ""
+        return f"{self.label}{UNANSWERED}{self.unanswered_since_ms}{several}"
 
 
 def read_divert_mark(value: object) -> DivertMark | None:
@@ -108,9 +114,17 @@ def read_divert_mark(value: object) -> DivertMark | None:
     label, found, since = value.rpartition(UNANSWERED)
     if not found:
         return DivertMark(value)
-    if not label or not (since.isascii() and since.isdigit()) or len(since) > 15:
+    since, has_count, count = since.partition("/")
+    attempts = _number(count, len(str(ATTEMPTS_MAX))) if has_count else 1
+    since_ms = _number(since, 15)
+    if not label or since_ms is None or not attempts:
         return None
-    return DivertMark(label, int(since))
+    return DivertMark(label, since_ms, attempts)
+
+
+def _number(text: str, digits_max: int) -> int | None:
+    is_number = text.isascii() and text.isdigit() and len(text) <= digits_max
+    return int(text) if is_number else None
 
 
 def secondary_number(number: int) -> int:

@@ -10,9 +10,8 @@ from functools import partial
 from typing import Final
 
 from twinbus.client.administration import NotAnswered
-from twinbus.client.connection import Environment
+from twinbus.client.connection import MACHINE, Environment
 from twinbus.client.request_node import ConnectionLost
-from twinbus.client.twins import is_marked
 from twinbus.ledger.requests import BilledRequests
 from twinbus.namespace.access import Endpoint
 from twinbus.options import SendAvailabilityOptions
@@ -60,7 +59,7 @@ def twin_relay(
         ),
         ledger=ledger,
         unpack=unpacker.unpack,
-        refusal=partial(unmarked, secondary, path, primary.label, requests),
+        refusal=partial(unmarked, secondary, path, primary.label, requests, environment),
         on_delivered=on_delivered,
         outages=outages,
         environment=environment,
@@ -68,7 +67,11 @@ def twin_relay(
 
 
 async def unmarked(
-    secondary: Endpoint, path: str, label: str, requests: BilledRequests
+    secondary: Endpoint,
+    path: str,
+    label: str,
+    requests: BilledRequests,
+    environment: Environment = MACHINE,
 ) -> str | None:
     """Return why a queue must be left alone; None: it is a twin, or its mark may not be read.
 
@@ -76,7 +79,7 @@ async def unmarked(
     away, may have traffic of its own. Without the right to read the mark, a person named the twin.
     """
     try:
-        found = await is_marked(secondary, path, label, requests)
+        found = await environment.is_marked(secondary, path, label, requests)
     except NotAnswered as error:
         raise ConnectionLost(str(error)) from error
     if found is False:

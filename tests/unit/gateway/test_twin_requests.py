@@ -19,7 +19,7 @@ from twinbus.amqp.types import Array, Int, Symbol, Timestamp, UInt
 from twinbus.client.request_node import ConnectionLost, RequestRefused
 from twinbus.gateway.twin_requests import SecondaryLocks, TwinRequests
 from twinbus.pairing.core.sides import Side
-from twinbus.pairing.receiving.side import NotReadable
+from twinbus.pairing.receiving.mark_watch import NotReadable
 from twinbus.servicebus.twins import SECONDARY_BIT
 
 PRIMARY, SECONDARY = Side

@@ -25,7 +25,6 @@ from twinbus.gateway.server import GatewayLinks
 from twinbus.gateway.twins import GatewayTwins
 from twinbus.namespace.namespace import Namespace
 from twinbus.pairing.core.sides import Side
-from twinbus.pairing.receiving import receivers as receivers_module
 from twinbus.pairing.receiving.receivers import PairedReceivers
 from twinbus.servicebus.names import SEQUENCE_NUMBER
 
@@ -55,12 +54,11 @@ class TwinWorld:
         async def is_marked(*_: object) -> bool | None:
             return marked
 
-        monkeypatch.setattr(receivers_module, "is_marked", is_marked)
         primary, secondary = map(Namespace.from_connection_string, (PRIMARY, SECONDARY))
         self.label = primary.label
         options = SendAvailabilityOptions(backlog_queue_count=1, twins=["q*"], attempt_timeout=5)
         recorder: Any = SimpleNamespace(requests=lambda _: None, ledger=None)
-        environment = Environment(chance=lambda: 1.0)
+        environment = Environment(chance=lambda: 1.0, is_marked=is_marked)
         self.receivers = PairedReceivers(primary, secondary, options, recorder, environment)
         self.pending = PendingSends("gateway", 5.0)
         self.twins = GatewayTwins(self.receivers, primary.label, self.pending.spawn)

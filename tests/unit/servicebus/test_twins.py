@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinbus.servicebus.twins import (
+    ATTEMPTS_MAX,
     DIVERT_MARK_MAX,
     DivertMark,
     is_listed,
@@ -61,9 +62,13 @@ def test_the_label_of_a_mark(metadata: str | None, label: str | None) -> None:
     assert marked_label(metadata) == label
 
 
-@given(st.text("abc;=.-unanswered", min_size=1, max_size=60), st.integers(0, 10**14))
-def test_a_mark_is_read_as_it_was_written(label: str, since: int) -> None:
-    marked = DivertMark(label, since)
+@given(
+    st.text("abc;=.-unanswered/1", min_size=1, max_size=60),
+    st.integers(0, 10**14),
+    st.integers(1, ATTEMPTS_MAX),
+)
+def test_a_mark_is_read_as_it_was_written(label: str, since: int, attempts: int) -> None:
+    marked = DivertMark(label, since, attempts)
     assert read_divert_mark(marked.text()) == marked
     assert read_divert_mark(marked.text().encode()) == marked
 
@@ -75,7 +80,8 @@ def test_a_mark_without_an_unanswered_attempt() -> None:
 @pytest.mark.parametrize(
     "value",
     [None, 7, True, "", b"", "x" * (DIVERT_MARK_MAX + 1), ";unanswered=1", "a;unanswered=",
-     "a;unanswered=-1", "a;unanswered=1e3", "a;unanswered=" + "9" * 16, "a;unanswered=\u0663"],
+     "a;unanswered=-1", "a;unanswered=1e3", "a;unanswered=" + "9" * 16, "a;unanswered=\u0663",
+     "a;unanswered=1/", "a;unanswered=1/0", "a;unanswered=1/1000", "a;unanswered=1/2/3"],
 )  # fmt: skip
 def test_foreign_values_are_no_mark(value: object) -> None:
     assert read_divert_mark(value) is None

@@ -13,7 +13,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from twinbus.client.twins import is_marked, marked_paths
+from twinbus.client.twins import marked_paths
 from twinbus.errors import error_text
 from twinbus.ledger.requests import BilledRequests
 from twinbus.namespace.access import endpoint_of
@@ -100,6 +100,6 @@ class TwinMarks:
 
         async def one(path: str) -> bool | None:
             async with gate:
-                return await is_marked(endpoint, path, label, requests)
+                return await state.environment.is_marked(endpoint, path, label, requests)
 
         return dict(zip(paths, await asyncio.gather(*map(one, paths)), strict=True))

@@ -11,17 +11,20 @@ if all of this is true:
 - this receiver has not handed out this very message before: a redelivery after an abandon or a
   lost lock belongs to the application.
 
-Each completed copy suppresses at most one other. Everything else is handed out. Pure.
+A completed copy of the primary suppresses at most one other, and one of the twin as many as there
+were attempts without an answer. Everything else is handed out. Pure.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 from uuid import UUID
 
 from twinbus.pairing.core.sides import Side
 from twinbus.transfer.identity import read_identity
+
+T = TypeVar("T")
 
 CLOCK_ERROR_MS: Final = 60_000
 """How far the clocks of a sender and of the primary may differ."""
@@ -44,6 +47,8 @@ class Copy(NamedTuple):
     enqueued_ms: int
     unanswered_since_ms: int | None
     """From the mark of a twin's message; None for a message of the primary."""
+    attempts: int = 1
+    """Of a twin's message: how many copies of it the primary may have."""
 
     @property
     def place(self) -> Place:
@@ -69,8 +74,10 @@ def read_copy(
     number, enqueued_ms, message_id, digest, mark = found
     if mark is not None and (mark.label != label or mark.unanswered_since_ms is None):
         return None
-    since_ms = None if mark is None else mark.unanswered_since_ms
-    return Copy(side, number, message_id, digest, enqueued_ms, since_ms)
+    if mark is None:
+        return Copy(side, number, message_id, digest, enqueued_ms, None)
+    since_ms, attempts = mark.unanswered_since_ms, mark.attempts
+    return Copy(side, number, message_id, digest, enqueued_ms, since_ms, attempts)
 
 
 class SecondCopies:
@@ -81,7 +88,7 @@ class SecondCopies:
         self._completed: dict[Side, _Completed] = {side: _Completed(copies_max) for side in Side}
         self._handed_out: OrderedDict[Place, None] = OrderedDict()
         """Messages that the application got and this receiver has not completed."""
-        self._suppressed: OrderedDict[Place, None] = OrderedDict()
+        self._suppressed: OrderedDict[Place, Copy] = OrderedDict()
         """Second copies whose own completion the service has not confirmed yet."""
 
     def expects(self, side: Side) -> bool:
@@ -92,17 +99,18 @@ class SecondCopies:
         """Whether to complete this message without handing it out; the answer uses up its match."""
         if copy.place in self._handed_out:
             return False
-        if copy.place in self._suppressed:
-            # The same copy again, because its completion did not reach the service.
+        if self._suppressed.get(copy.place) == copy:
+            # The same copy again, because its completion did not reach the service. Compared as a
+            # whole: an entity that was deleted and made again counts from 1.
             return True
         if not self._completed[copy.side.other].take_match(copy):
             return False
-        _remember(self._suppressed, copy.place, self._max)
+        _remember(self._suppressed, copy.place, copy, self._max)
         return True
 
     def handed_out(self, place: Place) -> None:
         """The application got this message."""
-        _remember(self._handed_out, place, self._max)
+        _remember(self._handed_out, place, None, self._max)
 
     def completed(self, copy: Copy) -> None:
         """The service confirmed that this receiver completed a message that was handed out."""
@@ -110,6 +118,13 @@ class SecondCopies:
         if copy.side is Side.SECONDARY and copy.unanswered_since_ms is None:
             return
         self._completed[copy.side].add(copy)
+
+    def second_completed(self, copy: Copy) -> None:
+        """The service confirmed that this receiver completed a second copy."""
+        self.gone(copy.place)
+        if copy.side is Side.SECONDARY and copy.attempts > 1:
+            # The primary may have others beside the one that this is a copy of.
+            self._completed[copy.side].add(copy._replace(attempts=copy.attempts - 1))
 
     def gone(self, place: Place) -> None:
         """The message is in its queue no more, or was deferred, which is received by number."""
@@ -139,6 +154,8 @@ class _Completed:
             since_ms = twins.unanswered_since_ms
             if since_ms is not None and primary.enqueued_ms >= since_ms - CLOCK_ERROR_MS:
                 self._remove(copy.key, known)
+                if known.attempts > 1:
+                    self.add(known._replace(attempts=known.attempts - 1))
                 return True
         return False
 
@@ -150,7 +167,7 @@ class _Completed:
             del self._by_key[key]
 
 
-def _remember(places: OrderedDict[Place, None], place: Place, places_max: int) -> None:
-    places[place] = None
+def _remember(places: OrderedDict[Place, T], place: Place, what: T, places_max: int) -> None:
+    places[place] = what
     if len(places) > places_max:
         places.popitem(last=False)

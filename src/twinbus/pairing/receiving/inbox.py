@@ -109,14 +109,19 @@ class Inbox:
                 # A second copy has used up credit of this call.
                 self._refill()
         except TimeoutError:
-            pass
+            # Something may have come in the same moment.
+            taken += self._pop(call.left)
         except BaseException:
             self._give_back(taken)
             raise
         finally:
             self._calls.remove(call)
+            self._release_unwanted()
             self._refill()
-        return taken
+        if call.further_until is None:
+            return taken
+        # The other copy of a message may have been completed while this call waited for more.
+        return [entry for entry in taken if not self._suppressed(entry)]
 
     def handed_out(self, entry: Entry, number: int) -> None:
         """The application gets this message, with this sequence number of its namespace."""
@@ -126,16 +131,18 @@ class Inbox:
             return
         self._copies.handed_out((entry.side.side, number))
         if entry.delivery.settled:
-            self.completed(entry)
+            self.completed(entry.side, entry.delivery.data)
 
-    def completed(self, entry: Entry, stamps: tuple[int, int] | None = None) -> None:
+    def completed(
+        self, side: ReceivingSide, data: bytes, stamps: tuple[int, int] | None = None
+    ) -> None:
         """The service confirmed that a message which was handed out is completed.
 
         `stamps` are its sequence number and its enqueued time, if they were read.
         """
         if self._copies is None:
             return
-        copy = self._copy_of(entry, stamps)
+        copy = read_copy(side.side, data, self._label, stamps)
         if copy is not None:
             self._copies.completed(copy)
 
@@ -172,10 +179,7 @@ class Inbox:
         """Read one side no more."""
         for side in self.sides:
             if side.side is wanted:
-                gone = [entry for entry in self._entries if entry.side is side]
-                self._entries = deque(entry for entry in self._entries if entry.side is not side)
-                self._buffered[wanted] = 0
-                await side.close([entry.delivery for entry in gone], CLOSE_S)
+                await side.close([entry.delivery for entry in self._remove(side)], CLOSE_S)
 
     # For the sides
 
@@ -194,10 +198,10 @@ class Inbox:
 
     def on_failed(self, side: ReceivingSide) -> None:
         self._owner.on_failed(side)
-        stale = [entry for entry in self._entries if not self._is_held(entry)]
+        stale = [entry for entry in self._entries if self._is_stale(entry, side)]
         if not stale:
             return
-        self._entries = deque(entry for entry in self._entries if self._is_held(entry))
+        self._entries = deque(one for one in self._entries if not self._is_stale(one, side))
         self._buffered[side.side] -= len(stale)
         if not side.is_session:
             self._start(self._keep_locked(side, stale))
@@ -205,8 +209,15 @@ class Inbox:
     def buffered_of(self, side: ReceivingSide) -> int:
         return self._buffered[side.side]
 
-    def _is_held(self, entry: Entry) -> bool:
-        return entry.delivery.settled or entry.delivery.link.is_open
+    def _is_stale(self, entry: Entry, side: ReceivingSide) -> bool:
+        """Whether a side that failed brought this message on a link that is gone."""
+        is_held = entry.delivery.settled or entry.delivery.link.is_open
+        return entry.side is side and not is_held
+
+    def give_back(self, side: ReceivingSide) -> None:
+        """Release what a side brought and was not handed out: it must not be read."""
+        for entry in self._remove(side):
+            side.release(entry.delivery)
 
     async def _keep_locked(self, side: ReceivingSide, stale: list[Entry]) -> None:
         """Put messages of a lost link back that are still locked; others are delivered again."""
@@ -216,6 +227,8 @@ class Inbox:
             renewed = await renew_locks(side.connection, side.settings.path, wanted)
         except (NamespaceFailure, TimeoutError) as error:
             log.info("%s: %d not handed out: %s", side.settings.path, len(stale), error_text(error))
+            return
+        if side.has_ended:
             return
         kept = [tokens[token] for token in wanted if token in renewed]
         self._put_first(kept)
@@ -265,10 +278,10 @@ class Inbox:
             # It is delivered again, and known.
             log.info("%s: a second copy stays: %s", entry.side.settings.path, error_text(error))
         else:
-            self._copies.gone(copy.place)
+            self._copies.second_completed(copy)
 
-    def _copy_of(self, entry: Entry, stamps: tuple[int, int] | None = None) -> Copy | None:
-        return read_copy(entry.side.side, entry.delivery.data, self._label, stamps)
+    def _copy_of(self, entry: Entry) -> Copy | None:
+        return read_copy(entry.side.side, entry.delivery.data, self._label)
 
     def _give_back(self, entries: Iterable[Entry]) -> None:
         """A call was cancelled: what it has taken was not handed out."""
@@ -279,6 +292,23 @@ class Inbox:
             else:
                 entry.side.release(entry.delivery)
         self._put_first(kept)
+
+    def _release_unwanted(self) -> None:
+        """Give back what no call waits for any more: without prefetch it would stay locked."""
+        while not self._prefetch and len(self._entries) > self._demand:
+            entry = self._entries.pop()
+            if entry.delivery.settled:
+                self._entries.append(entry)
+                return
+            self._buffered[entry.side.side] -= 1
+            entry.side.release(entry.delivery)
+
+    def _remove(self, side: ReceivingSide) -> list[Entry]:
+        """Take what a side brought out of the buffer."""
+        gone = [entry for entry in self._entries if entry.side is side]
+        self._entries = deque(entry for entry in self._entries if entry.side is not side)
+        self._buffered[side.side] = 0
+        return gone
 
     def _put_first(self, entries: list[Entry]) -> None:
         self._entries.extendleft(reversed(entries))

@@ -185,14 +185,16 @@ class PairedReceiver(AsyncIterator[ServiceBusReceivedMessage]):
         finally:
             for task in waiting:
                 task.cancel()
-        kept = next(side for side in sides if side.link is not None)
-        self._inbox.sides = [kept]
-        assert kept.link is not None
+        kept = next((side for side in sides if side.link is not None), None)
+        if kept is None or kept.link is None:  # It ended in the moment after it was opened.
+            raise SessionLockLostError(message=f"{self.entity_path}: the session was lost at once")
         assert self._session is not None
         self._session.opened(kept.link.session_id or "", kept.link.session_locked_until)
         for side in sides:
             if side is not kept:
-                await side.close([])
+                # With what it prefetched: those are messages of another session.
+                await self._inbox.close_side(side.side)
+        self._inbox.sides = [kept]
 
     async def close(self) -> None:
         """Let settlements in flight end, drain, release what was not handed out. Idempotent."""
@@ -352,7 +354,7 @@ class PairedReceiver(AsyncIterator[ServiceBusReceivedMessage]):
                 lock_token=answer.lock_token,
                 is_deferred_message=True,
             )
-            set_origin(message, side, None)
+            set_origin(message, side, None, answer.data)
             self._renew_from_now_on(message)
             found.append(message)
         return found
@@ -443,11 +445,12 @@ class PairedReceiver(AsyncIterator[ServiceBusReceivedMessage]):
         token, names = None, NO_NAMES
         if delivery is None:
             token, names = _token_of(message), _names_of(message)
+        data = origin_of(message).data if delivery is None else delivery.data
 
         def confirmed() -> None:
             mark_settled(message)
-            if outcome is COMPLETE and delivery is not None:
-                self._inbox.completed(Entry(side, delivery), origin_of(message).stamps)
+            if outcome is COMPLETE and data is not None:
+                self._inbox.completed(side, data, origin_of(message).stamps)
             elif action != "abandon":
                 self._inbox.gone(side, own_number(message.sequence_number or 0))
 

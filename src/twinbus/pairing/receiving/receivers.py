@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import math
 from functools import partial
 from typing import Any, Final
 from weakref import WeakSet
@@ -20,16 +20,16 @@ from twinbus.client.connection import MACHINE, Environment
 from twinbus.client.links import UpstreamConnection
 from twinbus.client.receiving import NO_SESSION
 from twinbus.client.request_node import ConnectionLost
-from twinbus.client.twins import is_marked
 from twinbus.ledger.requests import BilledRequests
 from twinbus.namespace.access import endpoint_of
 from twinbus.namespace.namespace import Namespace
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.core.sides import Side
 from twinbus.pairing.observing.recording import Recorder
+from twinbus.pairing.receiving.mark_watch import NotReadable, ReadMark
 from twinbus.pairing.receiving.receiver import PairedReceiver
 from twinbus.pairing.receiving.settings import receiver_settings
-from twinbus.pairing.receiving.side import LinkSettings, NotReadable, ReceivingSide, SideOwner
+from twinbus.pairing.receiving.side import LinkSettings, ReceivingSide, SideOwner
 from twinbus.servicebus.twins import is_listed, is_named, twin_mark
 from twinbus.status.receiving import OTHERS, ReceiverStatus, only_counts, summed_receivers
 
@@ -40,7 +40,7 @@ ANSWER_LEAST_S: Final = 5.0
 receiver has no caller who waits for a failover."""
 
 MARKED_S: Final = 60.0
-"""How long a mark that was read counts for other receivers: reading it is a request."""
+"""How long a mark that was read counts for single requests: reading it is a request."""
 
 
 PATHS_MAX: Final = 1_000
@@ -64,10 +64,11 @@ class PairedReceivers:
         self._recorder = recorder
         self._environment = environment
         self._connections: dict[Side, UpstreamConnection] = {}
+        self._marked_at: dict[str, float] = {}
+        """When the mark of each twin was last seen, for all its receivers."""
+        self._reading: dict[str, asyncio.Lock] = {}
         self._receivers: set[PairedReceiver] = set()
         self._sides: WeakSet[ReceivingSide] = WeakSet()
-        self._marked_until: dict[str, float] = {}
-        """Until when the mark of a twin that was read counts."""
         self._closed: dict[str, ReceiverStatus] = {}
         """The counts of receivers that were closed, by path."""
 
@@ -106,7 +107,7 @@ class PairedReceivers:
         primary = make(Side.PRIMARY, None)
         if not has_twin:
             return [primary]
-        return [primary, make(Side.SECONDARY, partial(self.require_mark, entity))]
+        return [primary, make(Side.SECONDARY, partial(self._mark_seen_at, entity))]
 
     def status(self) -> dict[str, ReceiverStatus]:
         """The receivers of each queue and subscription together, by path. From any thread."""
@@ -150,14 +151,14 @@ class PairedReceivers:
         settings: LinkSettings,
         owner: SideOwner,
         side: Side,
-        may_read: Callable[[], Any] | None,
+        read_mark: ReadMark | None,
     ) -> ReceivingSide:
         made = ReceivingSide(
             side,
             self.connection(side),
             settings,
             owner,
-            may_read=may_read,
+            read_mark=read_mark,
             environment=self._environment,
         )
         self._sides.add(made)
@@ -177,18 +178,30 @@ class PairedReceivers:
 
     async def require_mark(self, entity: str) -> None:
         """Raise NotReadable if the secondary's namesake of an entity must not be read."""
-        now, key = self._environment.monotonic(), entity.lower()
-        if now < self._marked_until.get(key, now):
-            return
+        await self._mark_seen_at(entity, asyncio.get_running_loop().time() - MARKED_S)
+
+    async def _mark_seen_at(self, entity: str, after: float) -> float:
+        """Return when the mark of an entity's twin was seen, later than `after`.
+
+        One reading is enough for all receivers of the entity.
+        """
+        key = entity.lower()
+        async with self._reading.setdefault(key, asyncio.Lock()):
+            began = asyncio.get_running_loop().time()
+            if self._marked_at.get(key, -math.inf) <= after:
+                await self._look_at_mark(entity)
+                self._marked_at[key] = began
+            return self._marked_at[key]
+
+    async def _look_at_mark(self, entity: str) -> None:
         label = self._namespaces[Side.PRIMARY].label
         endpoint = endpoint_of(self._namespaces[Side.SECONDARY])
         billed = BilledRequests(endpoint.label, side="secondary", ledger=self._recorder.ledger)
         try:
-            marked = await is_marked(endpoint, entity, label, billed)
+            marked = await self._environment.is_marked(endpoint, entity, label, billed)
         except NotAnswered as error:
             raise ConnectionLost(str(error)) from error
         if marked or (marked is None and is_named(self._options.twins, entity)):
-            self._marked_until[key] = now + MARKED_S
             return
         if marked is None:
             raise NotReadable(

@@ -33,7 +33,8 @@ from twinbus.client.receiving import NO_SESSION, Delivery, ReceivingLink, Sessio
 from twinbus.client.request_node import ConnectionLost, LinkEnded
 from twinbus.errors import error_text
 from twinbus.pairing.core.sides import Side
-from twinbus.pairing.receiving.reopening import ReopenPauses
+from twinbus.pairing.receiving.mark_watch import READ_MARK_S, MarkWatch, NotReadable, ReadMark
+from twinbus.pairing.receiving.reopening import PAUSE_MAX_S, ReopenPauses
 from twinbus.pairing.receiving.watchdog import DRAIN_ANSWER_S, UNSETTLED_S, LinkCheck, Watchdog
 from twinbus.servicebus import conditions
 from twinbus.servicebus.failures import FailureMeaning, NamespaceFailure
@@ -72,22 +73,12 @@ SETTLE_ANSWERS: Final = 2
 token. A program that settles one message after another must not wait longer for a side that hangs:
 the other side has messages for it."""
 
-NOT_READABLE_S: Final = 300.0
-"""Pause after an entity that must not be read: whether that has changed is a billed request."""
-
 
 def is_refusal(error: Exception) -> bool:
     """Whether the entity answered that this receiver cannot have it, and waiting does not help."""
     if not isinstance(error, NamespaceFailure):
         return False
     return not error.meaning.retried and error.meaning is not FailureMeaning.OTHER
-
-
-class NotReadable(NamespaceFailure):
-    """An entity of the secondary is not a twin, and is not read."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text, FailureMeaning.NOT_FOUND, may_be_stored=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,6 +107,9 @@ class SideOwner(Protocol):
     def buffered_of(self, side: ReceivingSide) -> int:
         """How many messages of the side wait to be handed out."""
 
+    def give_back(self, side: ReceivingSide) -> None:
+        """Release what the side brought and was not handed out."""
+
 
 class ReceivingSide:
     """The links of one receiver to one namespace, one after another."""
@@ -127,10 +121,10 @@ class ReceivingSide:
         settings: LinkSettings,
         owner: SideOwner,
         *,
-        may_read: Callable[[], Awaitable[None]] | None = None,
+        read_mark: ReadMark | None = None,
         environment: Environment = MACHINE,
     ) -> None:
-        """`may_read` is awaited before the first link, and raises why the entity is not read."""
+        """`read_mark` raises why the entity must not be read; None: it needs no mark."""
         self.side = side
         self.connection = connection
         self.settings = settings
@@ -149,9 +143,9 @@ class ReceivingSide:
         self._lost_at: float | None = None
         """Since when there is no link because one ended or was not opened."""
         self._owner = owner
-        self._may_read = may_read
         self._environment = environment
         self._loop = connection.loop
+        self._mark = MarkWatch(read_mark, self._loop)
         self._watchdog = Watchdog(environment.chance())
         self._pauses = ReopenPauses(environment.chance)
         self._pause_s = 0.0
@@ -263,15 +257,24 @@ class ReceivingSide:
     async def _run(self) -> None:
         try:
             while not self.has_ended:
-                await self._open_until_it_works()
-                if self.link is not None:
-                    await self._attend(self.link)
-        except Exception:
-            log.exception("%r: stopped by a fault of Twinbus", self)
-            raise
+                try:
+                    await self._open_until_it_works()
+                    if self.link is not None:
+                        await self._attend(self.link)
+                except Exception as error:
+                    # A receiver must not fall silent because of a mistake of ours.
+                    log.exception("%r: a fault of Twinbus; another link is opened", self)
+                    await self._after_fault(error)
         finally:
             if not self._first.done():
                 self._first.set_result(self.error or ConnectionLost("the receiver was closed"))
+
+    async def _after_fault(self, error: Exception) -> None:
+        link, self.link = self.link, None
+        if link is not None:
+            await link.close(GIVE_UP_S)
+        self._pause_s = PAUSE_MAX_S
+        self._failed(error)
 
     async def _open_until_it_works(self) -> None:
         while not self.has_ended:
@@ -279,14 +282,12 @@ class ReceivingSide:
             # Not later: a namespace that is back during an attempt must not wait for a pause.
             self._retried.clear()
             try:
-                if self._may_read is not None:
-                    await self._may_read()
-                    self._may_read = None
+                await self._mark.require()
                 await self._open()
             except (NamespaceFailure, TimeoutError) as error:
                 self._pause_s = self._pauses.after_failure()
                 if isinstance(error, NotReadable):
-                    self._pause_s = NOT_READABLE_S * (0.5 + 0.5 * self._environment.chance())
+                    self._pause_s = READ_MARK_S * (0.5 + 0.5 * self._environment.chance())
                 if self._ends_session(error):
                     self.has_ended = True
                 self._failed(error)
@@ -351,6 +352,11 @@ class ReceivingSide:
     async def _attend(self, link: ReceivingLink) -> None:
         """Grant, drain and check one link until it ends or is replaced."""
         while self.link is link and link.is_open and not self.has_ended:
+            if (error := await self._mark.still_holds()) is not None:
+                self._failed(error)
+                self._owner.give_back(self)
+                await link.close(CLOSE_S)
+                break
             async with self._checking:
                 check = self._due_check(link)
                 if check is not LinkCheck.NOTHING:
@@ -439,6 +445,7 @@ class ReceivingSide:
         self.silent += link is self._silent_link
         self._watchdog.credit_changed(now, is_out=False)
         self._watchdog.ended()
+        self._mark.link_ended()
         self._pause_s = self._pauses.after_end(now)
         # The messages that the application holds cannot be settled any more, nor their order kept.
         self.has_ended = self.has_ended or (self.is_session and self._held > 0)
@@ -573,11 +580,14 @@ def _answered(
     answer: asyncio.Future[None], confirmed: Callable[[], None], error: Exception | None
 ) -> None:
     """Report the result of a settlement; the caller may have given up waiting."""
-    if error is None:
-        confirmed()
-    if answer.done():
-        return
-    if error is None:
-        answer.set_result(None)
-    else:
-        answer.set_exception(error)
+    try:
+        if error is None:
+            confirmed()
+    finally:
+        # Also if `confirmed` fails: the caller must not wait for ever.
+        if answer.done():
+            pass
+        elif error is None:
+            answer.set_result(None)
+        else:
+            answer.set_exception(error)

@@ -81,10 +81,14 @@ def received_message(
 class Origin:
     """Where a message came from; kept on the message object, and dropped when that is pickled."""
 
-    __slots__ = ("delivery", "side", "stamps")
+    __slots__ = ("data", "delivery", "side", "stamps")
 
     def __init__(
-        self, side: Any = None, delivery: Any = None, stamps: tuple[int, int] | None = None
+        self,
+        side: Any = None,
+        delivery: Any = None,
+        stamps: tuple[int, int] | None = None,
+        data: bytes | None = None,
     ) -> None:
         self.side = side
         """The ReceivingSide; None: not known."""
@@ -92,18 +96,22 @@ class Origin:
         """None: it was received by its sequence number, and is settled by its lock token."""
         self.stamps = stamps
         """Its sequence number in its own namespace, and its enqueued time in milliseconds."""
+        self.data = data
+        """Of one without a delivery: all its sections, as they were on the wire."""
 
     def __reduce__(self) -> tuple[type[Origin], tuple[()]]:
         return Origin, ()
 
 
-def set_origin(message: ServiceBusReceivedMessage, side: Any, delivery: Any) -> None:
+def set_origin(
+    message: ServiceBusReceivedMessage, side: Any, delivery: Any, data: bytes | None = None
+) -> None:
     annotations: Any = message.raw_amqp_message.annotations or {}
     number, enqueued_ms = annotations.get(_SEQUENCE), annotations.get(_ENQUEUED)
     stamps = None
     if type(number) is int and type(enqueued_ms) is int:
         stamps = own_number(number), enqueued_ms
-    message._twinbus_origin = Origin(side, delivery, stamps)  # type: ignore[attr-defined]
+    message._twinbus_origin = Origin(side, delivery, stamps, data)  # type: ignore[attr-defined]
 
 
 def origin_of(message: ServiceBusReceivedMessage) -> Origin:

@@ -97,6 +97,8 @@ class PairedCall:
         self.unanswered_since_ms: int | None = None
         """When the first attempt on the primary began that sent the messages and ended without an
         answer, in milliseconds since 1970; None: the primary has no copy."""
+        self.unanswered_attempts = 0
+        """How many attempts ended so: the primary may have a copy of each."""
         self._was_sent = False
         """Whether the messages of the present attempt may have gone out."""
         if deadline is not None:
@@ -191,9 +193,11 @@ class PairedCall:
         """Report a failed attempt on the primary to ledger and entity; return the next steps."""
         error = self.explained(translated(caught, self.entity.path, timeout_s))
         self.record(began, error)
-        if self.unanswered_since_ms is None and self._was_sent and is_unanswered(error):
-            ago_s = self.loop.time() - began
-            self.unanswered_since_ms = self.state.environment.wall_ms() - int(ago_s * 1_000)
+        if self._was_sent and is_unanswered(error):
+            self.unanswered_attempts += 1
+            if self.unanswered_since_ms is None:
+                ago_s = self.loop.time() - began
+                self.unanswered_since_ms = self.state.environment.wall_ms() - int(ago_s * 1_000)
         if self.state.tracing is not None:
             self.state.tracing.failed(self.entity.path, error, diverting=False)
         # The caller's own short timeout is no evidence if the link's opening used it up. If

@@ -20,7 +20,7 @@ from twinbus.pairing.sending.calls import CallResult, PairedCall, SendTarget, wi
 from twinbus.pairing.sending.carrier import OutgoingMessages
 from twinbus.pairing.sending.sessions import SPLIT, CallSessions
 from twinbus.servicebus.failures import MESSAGE, is_too_large, of_error, outcome_of
-from twinbus.servicebus.twins import DivertMark
+from twinbus.servicebus.twins import ATTEMPTS_MAX, DivertMark
 
 
 class SendCall(PairedCall):
@@ -183,7 +183,9 @@ class SendCall(PairedCall):
         """The copies for a place; BacklogGuardError if it could not store one of them."""
         try:
             if queue == self.places.twin:
-                mark = DivertMark(self.state.primary.label, self.unanswered_since_ms)
+                attempts = min(max(self.unanswered_attempts, 1), ATTEMPTS_MAX)
+                label, since_ms = self.state.primary.label, self.unanswered_since_ms
+                mark = DivertMark(label, since_ms, attempts)
                 return self.outgoing.twinned(self.state.twin_limits.of(queue), mark)
             return self.outgoing.diverted(self.state.limits.of(queue))
         except BacklogGuardError as refusal:
@@ -249,6 +251,7 @@ class SendCall(PairedCall):
         for number, part in enumerate(parts):
             call = SendCall(self.target, part, self.deadline, self.ends_at)
             call.unanswered_since_ms = self.unanswered_since_ms
+            call.unanswered_attempts = self.unanswered_attempts
             try:
                 await call.run()
             except PartialDivertError as error:

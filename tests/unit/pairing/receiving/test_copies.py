@@ -90,6 +90,33 @@ def test_a_second_copy_whose_completion_was_lost_is_suppressed_again_and_uses_on
     assert not copies.is_second(twin(number=9))
 
 
+@pytest.mark.parametrize("other", [twin(message_id="b"), twin(body=b"y"), twin(since_ms=None)])
+def test_another_message_with_the_number_of_a_second_copy_is_handed_out(other: Copy) -> None:
+    """Its completion was lost, then the entity was deleted, and made again: it counts from 1."""
+    copies = SecondCopies()
+    complete(copies, primary())
+    assert copies.is_second(twin())
+    assert other.place == twin().place
+    assert not copies.is_second(other)
+
+
+def test_as_many_copies_of_the_primary_are_suppressed_as_attempts_were_not_answered() -> None:
+    copies = SecondCopies()
+    complete(copies, twin()._replace(attempts=2))
+    assert copies.is_second(primary(number=1))
+    assert copies.is_second(primary(number=2))
+    assert not copies.is_second(primary(number=3))
+
+
+def test_a_second_copy_in_the_twin_tells_of_further_ones_in_the_primary() -> None:
+    copies, second = SecondCopies(), twin()._replace(attempts=2)
+    complete(copies, primary(number=1))
+    assert copies.is_second(second)
+    copies.second_completed(second)
+    assert copies.is_second(primary(number=2))
+    assert not copies.is_second(primary(number=3))
+
+
 def test_memory_is_bounded_and_the_oldest_is_forgotten() -> None:
     copies = SecondCopies(copies_max=2)
     for number in range(3):

@@ -15,7 +15,8 @@ from twinbus.client.receiving import NO_SESSION
 from twinbus.client.request_node import ConnectionLost, LinkEnded, LockLost
 from twinbus.pairing.core.sides import Side
 from twinbus.pairing.receiving import side as side_module
-from twinbus.pairing.receiving.side import LinkSettings, NotReadable, ReceivingSide
+from twinbus.pairing.receiving.mark_watch import MarkWatch, NotReadable
+from twinbus.pairing.receiving.side import LinkSettings, ReceivingSide
 from twinbus.servicebus import conditions
 from twinbus.status.receiving import ReceivingSideStatus
 from twinbus.testing.virtual_time import run_virtual
@@ -116,6 +117,8 @@ class World:
         self.deliveries: list[Any] = []
         self.buffered = 0
         self.by_token: list[UUID] = []
+        self.given_back: list[float] = []
+        self.looks: list[float] = []
         self.began = self.connection.loop.time()
         monkeypatch.setattr(side_module, "ReceivingLink", self.make)
         monkeypatch.setattr(side_module, "settle_by_token", self.settle_by_token)
@@ -131,6 +134,20 @@ class World:
     @property
     def now(self) -> float:
         return self.connection.loop.time() - getattr(self, "began", 0.0)
+
+    def needs_mark(self, has_mark: Callable[[], bool | None]) -> None:
+        """Let the side look at a mark; None: the namespace does not answer."""
+
+        async def read(after: float) -> float:
+            self.looks.append(self.now)
+            found = has_mark()
+            if found is None:
+                raise LOST
+            if not found:
+                raise NotReadable("'orders' is not a twin")
+            return self.connection.loop.time()
+
+        self.side._mark = MarkWatch(read, self.connection.loop)
 
     @property
     def link(self) -> Link:
@@ -154,6 +171,9 @@ class World:
 
     def buffered_of(self, side: Any) -> int:
         return self.buffered
+
+    def give_back(self, side: Any) -> None:
+        self.given_back.append(self.now)
 
     async def started(self) -> World:
         self.side.start()
@@ -473,19 +493,102 @@ def test_an_entity_that_must_not_be_read_is_asked_for_again_after_minutes(
 ) -> None:
     async def story() -> None:
         world = World(monkeypatch)
-        asked: list[float] = []
-
-        async def may_read() -> None:
-            asked.append(world.now)
-            if len(asked) < 3:
-                raise NotReadable("'orders' is not a twin")
-
-        world.side._may_read = may_read
+        world.needs_mark(lambda: len(world.looks) >= 3)
         world.side.start()
         assert isinstance(await world.side.first_result(), NotReadable)
-        await world.passes(1_000)
-        assert asked == pytest.approx([0, 300, 600])
+        await world.passes(800)
+        assert world.looks == pytest.approx([0, 300, 600])
         assert world.opened_at == pytest.approx([600])
+        await world.side.close([])
+
+    run_virtual(story())
+
+
+def test_a_twin_whose_mark_is_taken_away_is_given_back_and_read_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        world = World(monkeypatch)
+        world.needs_mark(lambda: len(world.looks) < 3)
+        await world.started()
+        link = world.link
+        await world.passes(599)
+        assert world.looks == pytest.approx([0, 300])
+        assert (link.is_open, world.given_back) == (True, [])
+        await world.passes(10)
+        assert world.looks[:3] == pytest.approx([0, 300, 600])
+        assert world.given_back == pytest.approx([600])
+        assert (link.is_open, len(world.links), world.side.state) == (False, 1, "not read")
+        await world.side.close([])
+
+    run_virtual(story())
+
+
+def test_an_open_link_to_a_twin_stays_while_its_mark_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        world = World(monkeypatch)
+        world.needs_mark(lambda: None if len(world.looks) > 1 else True)
+        await world.started()
+        await world.passes(350)
+        assert world.looks == pytest.approx([0, 300, 330])
+        assert (world.link.is_open, len(world.links)) == (True, 1)
+        await world.side.close([])
+
+    run_virtual(story())
+
+
+def test_the_mark_of_a_twin_is_read_again_after_its_link_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The entity may have been deleted, and made again without the mark."""
+
+    async def story() -> None:
+        world = World(monkeypatch)
+        world.needs_mark(lambda: len(world.looks) < 2)
+        await world.started()
+        await world.passes(10)
+        world.link.end(LinkEnded("deleted", conditions.NOT_FOUND))
+        await world.passes(60)
+        assert world.looks == pytest.approx([0, 10], abs=0.5)
+        assert world.opened_at == pytest.approx([0])
+        await world.side.close([])
+
+    run_virtual(story())
+
+
+def test_a_fault_of_our_own_does_not_silence_a_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        world = World(monkeypatch)
+        world.failures = [KeyError("a mistake")]
+        world.side.start()
+        assert isinstance(await world.side.first_result(), KeyError)
+        await world.passes(16)
+        assert world.side.state == "open"
+        await world.side.close([])
+
+    run_virtual(story())
+
+
+def test_a_settlement_ends_though_its_owner_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        world = await World(monkeypatch).started()
+        world.side.want(1)
+        await world.passes(0)
+        delivery: Any = world.link.bring()
+        real = world.link.settles
+
+        def settles(done: Any) -> None:
+            with pytest.raises(KeyError):
+                real(done)
+
+        def confirmed() -> None:
+            raise KeyError("a mistake")
+
+        world.link.settles = settles
+        async with asyncio.timeout(1):
+            await world.side.settle(delivery, TOKEN, COMPLETE, confirmed)
         await world.side.close([])
 
     run_virtual(story())

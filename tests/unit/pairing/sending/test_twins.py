@@ -108,6 +108,8 @@ async def test_an_attempt_without_an_answer_is_in_the_mark_and_a_refused_one_is_
             # Virtual seconds have passed since, of which the wall clock knows nothing.
             assert mark.unanswered_since_ms <= began_ms
             assert mark.unanswered_since_ms > began_ms - 60_000
+            outcomes = pair.ledger.of("send", "outcome")
+            assert mark.attempts == len(outcomes) > 1
         await pair.client.close()
 
 
