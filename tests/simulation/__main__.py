@@ -1,11 +1,15 @@
-"""Replays one seed and prints its timeline: python -m tests.simulation 123"""
+"""Replays one seed and prints its timeline: python -m tests.simulation 123
+
+With --flow a world with twins and consumers.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from tests.simulation.world import simulate
+from tests.simulation.flow.world import simulate_flow
+from tests.simulation.world import simulate as simulate_outage
 
 
 def main() -> int:
@@ -13,7 +17,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("seed", type=int)
     parser.add_argument("--until", type=int, help="run all seeds from SEED to before this one")
+    parser.add_argument("--flow", action="store_true", help="with twins and consumers")
     given = parser.parse_args()
+    simulate = simulate_flow if given.flow else simulate_outage
     if given.until is None:
         result = simulate(given.seed)
         sys.stdout.write(result.report() + "\n")

@@ -156,7 +156,9 @@ def check_forwards(world: World) -> Iterator[str]:
 def check_calls(world: World) -> Iterator[str]:
     """Retries are bounded, and the ledger tells the truth."""
     policy = RetryPolicy.of(world.options)
-    queues, total = world.options.backlog_queue_count, policy.retries
+    # A twin is one place more to divert to.
+    queues = world.options.backlog_queue_count + (world.options.twins is not None)
+    total = policy.retries
     bound_s = call_limit_s(policy)
     for call in world.truth.calls:
         if call.outcome == "killed":

@@ -42,19 +42,26 @@ _REFUSALS: Final[dict[str, Callable[[str], Refusal]]] = {
 }
 
 
-def create_entity(namespace: SimNamespace, entity: EntityPlan) -> None:
-    """Create an entity of the primary as planned; it keeps what expires, for the checkers."""
+def create_entity(namespace: SimNamespace, entity: EntityPlan, metadata: str | None = None) -> None:
+    """Create an entity as planned; it keeps what expires, for the checkers."""
     engine, now_ms = namespace.engine, namespace.now_ms()
+    lock_ms = round(entity.lock_s * 1000)
     if entity.kind == "topic":
-        topic = TopicDescription(requires_duplicate_detection=entity.deduplicates)
+        topic = TopicDescription(
+            requires_duplicate_detection=entity.deduplicates, user_metadata=metadata
+        )
         engine.create_topic(entity.path, topic, now_ms)
-        subscription = SubscriptionDescription(dead_letter_on_expiration=True)
+        subscription = SubscriptionDescription(
+            dead_letter_on_expiration=True, lock_duration_ms=lock_ms
+        )
         engine.create_subscription(entity.path, "all", subscription, now_ms)
     else:
         queue = QueueDescription(
             requires_session=entity.sessions,
             requires_duplicate_detection=entity.deduplicates,
             dead_letter_on_expiration=True,
+            lock_duration_ms=lock_ms,
+            user_metadata=metadata,
         )
         engine.create_queue(entity.path, queue, now_ms)
 

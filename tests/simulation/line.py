@@ -1,6 +1,7 @@
-"""What a relay of the syphon talks over, in place of an AMQP connection: a line to the simulation.
+"""What a relay of the syphon, or a paired receiver, talks over: a line to the simulation.
 
-The relay, its pump, its tasks and requests are the real ones, and so are the links they hold.
+The relay, its pump, its tasks and requests are the real ones, and so are the links they hold; the
+same goes for receivers and their links.
 Frames and tokens are not: what a link does goes over a simulated wire as a call.
 """
 
@@ -22,8 +23,10 @@ from twinbus.amqp.events import (
     Attached,
     CreditChanged,
     DeliveryArrived,
+    DetachAnswered,
     Detached,
     Disposed,
+    Drained,
     Event,
 )
 from twinbus.amqp.link import Link, ReceiverLink, SenderLink
@@ -42,6 +45,7 @@ from twinbus.broker.engine.settlement import LockedMessage, SettlementOutcome
 from twinbus.broker.messages.rendering import render
 from twinbus.broker.refusals import EntityNotFound, Refusal
 from twinbus.client.connection import ANSWER_S
+from twinbus.client.incoming import IncomingOwner
 from twinbus.client.request_node import ConnectionLost, RequestRefused
 
 if TYPE_CHECKING:
@@ -69,6 +73,7 @@ class SimLine:
         on_event: Callable[[Event], None],
         *,
         requests: BilledRequests | None = None,
+        answer_s: float = ANSWER_S,
         **_: Any,
     ) -> None:
         process = PROCESS.get()
@@ -83,12 +88,13 @@ class SimLine:
         self._on_event = on_event
         self._authorized: set[str] = set()
         self._requests = requests
+        self._answer_s = answer_s
         self.flows = 0
         world.lines.append(self)
 
     async def open(self) -> None:
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(self._answer_s):
                 await self.wire.open()
         except (WireRefused, TimeoutError) as error:
             text = f"{self.endpoint.label} cannot be reached: {str(error) or 'no answer'}"
@@ -169,13 +175,13 @@ class SimLine:
             raise ConnectionLost(self.lost.result())
         self.wire.to_namespace(at_namespace)
         waited: set[asyncio.Future[Any]] = {answer, self.lost}
-        await asyncio.wait(waited, timeout=ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(waited, timeout=self._answer_s, return_when=asyncio.FIRST_COMPLETED)
         if answer.done():
             return answer.result()
         answer.cancel()
         if self.lost.done():
             raise ConnectionLost(self.lost.result())
-        raise ConnectionLost(f"{self.endpoint.label} did not answer for {ANSWER_S:g} s")
+        raise ConnectionLost(f"{self.endpoint.label} did not answer for {self._answer_s:g} s")
 
     def _require_entity(self, path: str) -> None:
         """Refuse a token for a missing entity as `$cbs` does: with a status, and no condition."""
@@ -194,9 +200,7 @@ class SimLine:
         queue, now_ms = self.namespace.engine.receive_source(path), self.namespace.now_ms()
         match operation:
             case "renew-lock":
-                for token in _tokens(body):
-                    queue.renew(token, now_ms)
-                return {}
+                return {"expirations": [queue.renew(token, now_ms) for token in _tokens(body)]}
             case "renew-session-lock":
                 queue.sessions.renew(body["session-id"], self.session.holder(link_name), now_ms)
                 return {}
@@ -228,7 +232,7 @@ class SimLine:
                     reason=body.get("deadletter-reason"),
                     description=body.get("deadletter-description"),
                 )
-                self.world.note_settled(token)
+                self.world.note_settled(token, OUTCOMES[body["disposition-status"]])
             except Refusal as refusal:
                 refusals.append(refusal)
         if refusals:
@@ -271,7 +275,7 @@ class SimSession:
         return link
 
     def attach_receiver(
-        self, name: str, *, source: Source, target: Target, confirmed: bool = False
+        self, name: str, *, source: Source, target: Target, confirmed: bool = False, **_: Any
     ) -> ReceiverLink:
         link = ReceiverLink(self, name, next(self._handles))  # type: ignore[arg-type]
         link.source, link.target = source, target
@@ -303,16 +307,22 @@ class SimSession:
     def dispose(self, first: int, last: int, state: bytes) -> None:
         self._wire.to_namespace(lambda: self._settled(first, last, state))
 
-    def write_flow(self, *, handle: int, link_credit: int, **_: Any) -> None:
-        self._wire.to_namespace(lambda: self._granted(handle, link_credit))
+    def write_flow(self, *, handle: int, link_credit: int, drain: bool = False, **_: Any) -> None:
+        self._wire.to_namespace(lambda: self._granted(handle, link_credit, drain))
 
     def write(self, performative: object) -> None:
         """A detach: `forget` has the link itself."""
 
     def forget(self, link: Link) -> None:
-        """Nothing that a link which was detached still says is heard."""
-        link.owner = None
-        self._wire.to_namespace(lambda: self._forgotten(link))
+        """Nothing that a link which was detached still says is heard, but for the answer."""
+        owner, link.owner = link.owner, None
+
+        def detached() -> None:
+            self._forgotten(link)
+            if isinstance(owner, IncomingOwner):
+                self._wire.to_client(partial(owner.handle, DetachAnswered(link)))
+
+        self._wire.to_namespace(detached)
 
     # The namespace's end
 
@@ -415,6 +425,8 @@ class SimSession:
         self._line.world.note_lock(queue, delivery, self._wire)
 
         def arrived() -> None:
+            if isinstance(link.owner, IncomingOwner):
+                link.count_incoming(1)
             self._line.tell(DeliveryArrived(link, number, token, 0, False, wire))
 
         self._wire.to_client(arrived)
@@ -425,10 +437,23 @@ class SimSession:
             self._line.namespace.remove_consumer(consumer)
             self._release(consumer)
 
-    def _granted(self, handle: int, credit: int) -> None:
+    def _granted(self, handle: int, credit: int, drain: bool) -> None:
         for link, consumer in self._consumers.items():
             if link.handle == handle:
                 self._line.namespace.granted(consumer, credit)
+                if drain and isinstance(link, ReceiverLink):
+                    self._drain(link, consumer)
+
+    def _drain(self, link: ReceiverLink, consumer: Consumer) -> None:
+        """Deliver what is there, and give back the rest of the credit."""
+        self._line.namespace.settle()
+        consumer.credit = 0
+
+        def drained() -> None:
+            link.credit = 0
+            self._line.tell(Drained(link))
+
+        self._wire.to_client(drained)
 
     def _settled(self, first: int, last: int, state: bytes) -> None:
         now_ms = self._line.namespace.now_ms()
@@ -438,8 +463,7 @@ class SimSession:
             queue, token = self._locked.pop(number)
             answer: object = Accepted()
             try:
-                _settle(queue, token, state, now_ms)
-                self._line.world.note_settled(token)
+                self._line.world.note_settled(token, _settle(queue, token, state, now_ms))
             except Refusal as refusal:
                 error = Error(condition=Symbol(refusal.condition), description=refusal.description)
                 answer = Rejected(error=error)
@@ -456,25 +480,28 @@ class SimSession:
             self._wire.to_client(partial(self._line.tell, Detached(link, None, True)))
 
 
-def _settle(queue: Queue, token: bytes, state: bytes, now_ms: int) -> None:
+def _settle(queue: Queue, token: bytes, state: bytes, now_ms: int) -> SettlementOutcome:
+    """Perform a disposition; return what it was."""
+    reason = description = None
     if state == ACCEPTED_BYTES:
-        queue.settle(token, SettlementOutcome.COMPLETE, now_ms)
+        outcome = SettlementOutcome.COMPLETE
     elif state == RELEASED_BYTES:
-        queue.settle(token, SettlementOutcome.RELEASE, now_ms)
+        outcome = SettlementOutcome.RELEASE
     else:
         described = decode(state)[0]
         fields = described.value
         if described.descriptor == 0x25:
-            info = fields[0].value[2]
-            queue.settle(
-                token,
-                SettlementOutcome.DEAD_LETTER,
-                now_ms,
-                reason=info[Symbol("DeadLetterReason")],
-                description=info[Symbol("DeadLetterErrorDescription")],
-            )
+            error = fields[0].value
+            info = (error[2] if len(error) > 2 else None) or {}
+            outcome = SettlementOutcome.DEAD_LETTER
+            reason = info.get(Symbol("DeadLetterReason"))
+            description = info.get(Symbol("DeadLetterErrorDescription"))
         else:
-            queue.settle(token, SettlementOutcome.DEFER, now_ms)
+            # Modified: delivery-failed, undeliverable-here.
+            is_deferred = len(fields) > 1 and fields[1]
+            outcome = SettlementOutcome.DEFER if is_deferred else SettlementOutcome.ABANDON
+    queue.settle(token, outcome, now_ms, reason=reason, description=description)
+    return outcome
 
 
 def _gone(path: str) -> Refusal:

@@ -96,7 +96,8 @@ class SimNamespace:
         self.store = MemoryStore()
         self._loop = loop
         self._performed = performed
-        self._numbers = count(1)
+        # Lock tokens; no two namespaces give the same one.
+        self._numbers = count(1 if name == "secondary" else 1 << 64)
         self._consumers: dict[Queue, deque[Consumer]] = {}
         self.requests: Counter[str] = Counter()
         """Its own count of the requests that a service bills and that move no message."""

@@ -98,7 +98,7 @@ class Wire:
         self._network = network
         self._rng = network.rng
         self._loop = process.loop
-        self._process = process
+        self.process = process
         self.namespace = namespace
         self._on_broken = on_broken
         self._generation = -1
@@ -126,7 +126,7 @@ class Wire:
 
     @property
     def weather(self) -> Weather:
-        return self._network.weather(self._process.name, self.namespace.name)
+        return self._network.weather(self.process.name, self.namespace.name)
 
     async def open(self) -> None:
         """Connect; WireRefused, or for ever if nobody answers."""
@@ -163,7 +163,7 @@ class Wire:
         if not self.held:
             return
         self.held = False
-        self._process.wires.pop(self, None)
+        self.process.wires.pop(self, None)
         if not self._silent["up"]:
             when = max(self._loop.time(), self.weather.blocked_until) + LATENCY_S
             self._loop.call_at(when, self.gone, context=NOBODY)
@@ -210,7 +210,7 @@ class Wire:
         self._last[direction] = when
         if weather.flaky and rng.random() < weather.flaky and self._flaw(direction, when):
             return
-        context = NOBODY if direction == "up" else self._process.arrivals
+        context = NOBODY if direction == "up" else self.process.arrivals
         self._loop.call_at(when, action, context=context)
 
     def _flaw(self, direction: str, when: float) -> bool:
@@ -237,10 +237,10 @@ class Wire:
         return delay_s + self._rng.random() * slow_s if slow_s else delay_s
 
     def _break_later(self, reason: str, delay_s: float) -> None:
-        self._loop.call_later(delay_s, self._break, reason, context=self._process.arrivals)
+        self._loop.call_later(delay_s, self._break, reason, context=self.process.arrivals)
 
     def _break(self, reason: str) -> None:
         if self.held:
             self.held = False
-            self._process.wires.pop(self, None)
+            self.process.wires.pop(self, None)
             self._on_broken(reason)

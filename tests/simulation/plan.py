@@ -31,6 +31,7 @@ class EntityPlan:
     kind: str = "queue"
     sessions: bool = False
     deduplicates: bool = False
+    lock_s: float = 60.0
 
     def __str__(self) -> str:
         words = [self.kind, *(["with sessions"] * self.sessions)]
@@ -106,6 +107,8 @@ class Plan:
     """No call that begins later and has a minute of patience may raise; None: any may."""
     protected_at_s: float | None = None
     """When every pair must have found all backlog queues; None: when the world is quiet."""
+    pumped_twins: tuple[str, ...] = ()
+    """Twins that the syphons empty."""
 
     def lines(self) -> list[str]:
         """For the head of a timeline."""
@@ -151,7 +154,7 @@ def draw_plan(rng: Random) -> Plan:
         lock_s=rng.choice((None, None, 5.0)),
         faults=(),
     )
-    drawn = [_fault(rng, plan) for _ in range(rng.randint(3, 7))]
+    drawn = [draw_fault(rng, plan) for _ in range(rng.randint(3, 7))]
     if rng.random() < LIMPING:
         drawn += _limping(rng, plan)
     if is_strict:
@@ -193,7 +196,8 @@ def _options(rng: Random, *, is_strict: bool) -> dict[str, Any]:
     return options
 
 
-def _fault(rng: Random, plan: Plan) -> Fault:
+def draw_fault(rng: Random, plan: Plan) -> Fault:
+    """One thing that goes wrong at some time in this world."""
     kind = rng.choice(_KINDS)
     at = rng.uniform(0.5, FAULTS_END_S - 6.0)
     lasts_s = min(rng.choice((0.5, 3.0, 8.0, 20.0)) * rng.uniform(0.5, 1.5), FAULTS_END_S - at)

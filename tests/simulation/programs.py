@@ -103,6 +103,7 @@ class Syphon(Program):
             world.options,
             world.ledger,
             limits=IntakeLimits(messages=world.plan.pump_messages, answer_s=PUMP_ANSWER_S),
+            twins=world.plan.pumped_twins,
             environment=world.environment,
         )
         await self.host.start()

@@ -15,11 +15,6 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 
-def is_quiet(world: World) -> bool:
-    """Nothing is left to be done."""
-    return next(what_is_left(world), None) is None
-
-
 def what_is_left(world: World) -> Iterator[str]:
     """Everything that is not as it must be in a world without faults, in words."""
     pending = [call.number for call in world.truth.calls if call.outcome == "pending"]
@@ -42,7 +37,7 @@ def what_is_left(world: World) -> Iterator[str]:
         if syphon.host is None:
             yield f"{syphon.name} has not started"
         else:
-            yield from _left_of_host(syphon.name, syphon.host)
+            yield from _left_of_host(syphon.name, syphon.host, world)
 
 
 def _left_of(application: Application, world: World) -> Iterator[str]:
@@ -72,12 +67,14 @@ def _left_of(application: Application, world: World) -> Iterator[str]:
     if scan is not None and len(scan.order):
         yield f"{name}: {len(scan.order)} sessions are bound to the backlog"
     for host in application.hosts:
-        yield from _left_of_host(name, host)
+        yield from _left_of_host(name, host, world)
 
 
-def _left_of_host(name: str, host: SyphonHost) -> Iterator[str]:
-    if host.in_flight:
-        yield f"{name} has {host.in_flight} messages in flight"
+def _left_of_host(name: str, host: SyphonHost, world: World) -> Iterator[str]:
     for relay in host.relays:
+        if relay.queue in world.not_ours:
+            continue
+        if relay.pump.in_flight:
+            yield f"{name}: {relay.queue}: {relay.pump.in_flight} messages are in flight"
         if relay.problems:
             yield f"{name}: {relay.queue}: {relay.problems}"

@@ -317,6 +317,16 @@ class SimAdministration:
     async def get_queue(self, path: str) -> Any:
         return await self._ask(lambda: self._get(path))
 
+    async def get_metadata(self, path: str) -> str | None:
+        """The UserMetadata of a queue or topic."""
+        engine = self._namespace.engine
+
+        def get() -> str | None:
+            return engine.resolve(path).description.user_metadata
+
+        found: str | None = await self._ask(get)
+        return found
+
     async def create_queue(self, path: str, **options: Any) -> Any:
         """A queue with what the pair asks for: a backlog queue, or that of the leases."""
         wanted = QueueDescription(

@@ -19,7 +19,7 @@ from random import Random
 from typing import Any, Final
 from uuid import UUID
 
-from azure.core.exceptions import AzureError, HttpResponseError
+from azure.core.exceptions import AzureError, HttpResponseError, ResourceNotFoundError
 
 from tests.simulation.checks import check_all
 from tests.simulation.faults import Faults, create_backlog, create_entity
@@ -31,12 +31,13 @@ from tests.simulation.night.checks import require_protection, watch_governor
 from tests.simulation.night.plan import draw_world
 from tests.simulation.plan import Plan
 from tests.simulation.programs import Application, Program, Syphon, client_class, options_with
-from tests.simulation.quiet import is_quiet, what_is_left
+from tests.simulation.quiet import what_is_left
 from tests.simulation.sdk import Encoder, SimAdministration, SimSide
 from tests.simulation.timeline import Timeline
 from tests.simulation.truth import CALL, Deed, Handover, Truth
 from twinbus.broker.engine.queue import Queue
-from twinbus.broker.engine.settlement import LockedMessage
+from twinbus.broker.engine.settlement import LockedMessage, SettlementOutcome
+from twinbus.client.administration import ANSWER_S, NotAnswered
 from twinbus.client.connection import Environment
 from twinbus.control.server import ControlServer
 from twinbus.ledger.record import LineForm
@@ -45,6 +46,7 @@ from twinbus.pair import PairParts
 from twinbus.pairing.core.backlog import WANTED
 from twinbus.pairing.observing.recording import Recorder
 from twinbus.servicebus.names import backlog_paths
+from twinbus.servicebus.twins import is_twin_of
 
 QUIET_LIMIT_S: Final = 900.0
 """After the faults. The longest honest wait is a lock of 60 s, a back-off of 60 s and a look for
@@ -71,12 +73,16 @@ class Result:
         return "\n".join([*head, str(self.timeline), *tail])
 
 
-def simulate(seed: int, planted: Callable[[], AbstractContextManager[Any]] = nullcontext) -> Result:
+def simulate(
+    seed: int,
+    planted: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    kind: Callable[[int, SimLoop], World] | None = None,
+) -> Result:
     """Run one world to its end. `planted` puts a bug in, for the mutation tests."""
     with asyncio.Runner(loop_factory=SimLoop) as runner:
         loop = runner.get_loop()
         assert isinstance(loop, SimLoop)
-        world = World(seed, loop)
+        world = (kind or World)(seed, loop)
         with world.logs(), planted():
             runner.run(world.run())
         facts = world.facts()
@@ -129,6 +135,16 @@ def environment_of(world: World) -> Environment:
         requests.made(path, "get")
         return float(found.lock_duration.total_seconds())
 
+    async def is_marked(endpoint: Any, path: str, label: str, requests: Any) -> bool | None:
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                found = await SimAdministration(world, endpoint.label).get_metadata(path)
+        except ResourceNotFoundError:
+            return False
+        except (AzureError, TimeoutError) as error:
+            raise NotAnswered(str(error)) from error
+        return is_twin_of(found, label)
+
     return Environment(
         monotonic=loop.time,
         since_boot=loop.time,
@@ -138,6 +154,7 @@ def environment_of(world: World) -> Environment:
         new_id=lambda: UUID(int=rng.getrandbits(128)),
         connect=partial(SimLine, world),  # type: ignore[arg-type]  # what relays use of one
         lock_duration_s=lock_duration_s,
+        is_marked=is_marked,
         administer=lambda namespace: SimAdministration(world, namespace.label),
     )
 
@@ -145,11 +162,13 @@ def environment_of(world: World) -> Environment:
 class World:
     """All parts, and what was seen to be wrong with them."""
 
-    def __init__(self, seed: int, loop: SimLoop) -> None:
+    def __init__(
+        self, seed: int, loop: SimLoop, draw: Callable[[Random], Plan] = draw_world
+    ) -> None:
         self.seed = seed
         self.rng = rng = Random(seed)
         self.loop = loop
-        self.plan = draw_world(rng)
+        self.plan = draw(rng)
         self.options = SendAvailabilityOptions(**self.plan.options)
         self.timeline = Timeline(loop.time)
         self.truth = Truth(loop.time)
@@ -172,6 +191,8 @@ class World:
         self.handovers: dict[bytes, Handover] = {}
         """What each lock token of a backlog queue was given for."""
         self.lines: list[SimLine] = []
+        self.not_ours: set[str] = set()
+        """Queues of the secondary that have a name of ours and belong to others."""
         for entity in self.plan.entities:
             create_entity(self.primary, entity)
         if self.plan.lock_s is not None and not self.plan.backlog_is_late:
@@ -201,20 +222,29 @@ class World:
         if not self.violations:
             await self._one_more_each()
         await asyncio.gather(*(program.end() for program in self.programs.values()))
-        check_all(self)
+        self.check()
 
     async def _until_quiet(self) -> None:
         ends = self.loop.time() + QUIET_LIMIT_S
         while True:
             self.faults.end_commands()
-            if is_quiet(self):
+            left = next(self.what_is_left(), None)
+            if left is None:
                 self.timeline.note("nothing moves any more")
                 return
             if self.loop.time() > ends:
-                for text in what_is_left(self):
+                for text in self.what_is_left():
                     self.violation("stuck", text)
                 return
             await asyncio.sleep(QUIET_STEP_S)
+
+    def what_is_left(self) -> Iterator[str]:
+        """Everything that still moves or is stuck, in words."""
+        return what_is_left(self)
+
+    def check(self) -> None:
+        """Look at what has become of everything."""
+        check_all(self)
 
     async def _one_more_each(self) -> None:
         """Every sender is back on the primary: one more message each goes straight there."""
@@ -268,8 +298,8 @@ class World:
         source = (queue.path, message.sequence_number, message.enqueued_at_ms)
         self.handovers[delivery.lock_token] = Handover(source, self.loop.time(), wire)
 
-    def note_settled(self, token: bytes) -> None:
-        """The namespace has performed what a syphon wants to become of a message."""
+    def note_settled(self, token: bytes, outcome: SettlementOutcome) -> None:
+        """The namespace has performed what a receiver wants to become of a message."""
         self.handovers[token].settled_at = self.loop.time()
 
     def forward_deed(self, process: Process, path: str, token: bytes, wire: Wire) -> Deed:
