@@ -78,7 +78,7 @@ COPIES_MAX: Final = 10_000
 """Messages that one receiver remembers for second copies: a few megabytes, and a gateway has many
 receivers."""
 
-GONE: Final = frozenset({"down", "closed"})
+GONE: Final = frozenset({"down", "not read", "closed"})
 """States of a side that cannot be received from."""
 
 MakeSides = Callable[[LinkSettings, SideOwner], list[ReceivingSide]]
