@@ -55,6 +55,7 @@ from twinbus.pairing.receiving.side import (
 )
 from twinbus.servicebus import conditions
 from twinbus.servicebus.failures import NamespaceFailure
+from twinbus.status.receiving import CLOSED, NOT_READ, OPEN, RECONNECTING
 from twinbus.transfer.twin_numbers import with_secondary_number
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ COPIES_MAX: Final = 10_000
 """Messages that one receiver remembers for second copies: a few megabytes, and a gateway has many
 receivers."""
 
-GONE: Final = frozenset({"down", "not read", "closed"})
+GONE: Final = frozenset({RECONNECTING, NOT_READ, CLOSED})
 """States of a side that cannot be received from."""
 
 MakeSides = Callable[[LinkSettings, SideOwner], list[ReceivingSide]]
@@ -264,7 +265,7 @@ class TwinReceiver(LinkOwner):
         return {
             side.side: side.outstanding
             for side in self._sides
-            if side.state == "open" and side.side not in self._late
+            if side.state == OPEN and side.side not in self._late
         }
 
     def _side(self, wanted: Side) -> ReceivingSide:
