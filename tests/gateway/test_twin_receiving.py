@@ -91,6 +91,12 @@ async def test_both_sides_are_received_and_settled_where_they_came_from(prefetch
                 await receiver.renew_message_lock(message)
                 await receiver.complete_message(message)
             assert await receiver.receive_messages(1, max_wait_time=1.5) == []
+            row = world.gateway.pair.status().receivers["orders"]
+            assert (row.receivers, row.handed_out) == (1, 6)
+            assert {name: side.states for name, side in row.sides.items()} == {
+                "primary": {"open": 1},
+                "secondary": {"open": 1},
+            }
         assert await stored(world.primary) == (0, 0, 0)
         assert await stored(world.secondary) == (0, 0, 0)
 

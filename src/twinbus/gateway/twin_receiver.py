@@ -55,7 +55,7 @@ from twinbus.pairing.receiving.side import (
 )
 from twinbus.servicebus import conditions
 from twinbus.servicebus.failures import NamespaceFailure
-from twinbus.status.receiving import CLOSED, NOT_READ, OPEN, RECONNECTING
+from twinbus.status.receiving import CLOSED, NOT_READ, OPEN, RECONNECTING, ReceiverStatus
 from twinbus.transfer.twin_numbers import with_secondary_number
 
 if TYPE_CHECKING:
@@ -122,6 +122,8 @@ class TwinReceiver(LinkOwner):
         self.link = link
         self.second_copies = 0
         """Messages that were completed without being handed out."""
+        self._given = 0
+        """Messages that the client got."""
         self._client = client
         self._granted_until_ms = granted_until_ms
         self._label = label
@@ -152,6 +154,16 @@ class TwinReceiver(LinkOwner):
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
+
+    def status(self) -> ReceiverStatus:
+        """What this receiver does now, and has done so far. From any thread."""
+        return ReceiverStatus(
+            path=self.address,
+            sides={one.side.value: one.status() for one in self._sides},
+            buffered=len(self._beyond),
+            handed_out=self._given,
+            second_copies=self.second_copies,
+        )
 
     def begin(self) -> None:
         """Open the sides, and answer the client's attach when one of them is open."""
@@ -368,6 +380,7 @@ class TwinReceiver(LinkOwner):
         if side.side is Side.SECONDARY:
             data = with_secondary_number(data)
         number = self.link.send(data, delivery.tag, settled=delivery.settled)
+        self._given += 1
         if copy is not None:
             self._copies.handed_out(copy.place)
             if delivery.settled:

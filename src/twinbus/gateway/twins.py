@@ -71,11 +71,16 @@ class GatewayTwins:
             label=self._label,
             locks=self._locks,
             spawn=self._spawn,
-            on_close=self.open.discard,
+            on_close=self._closed,
         )
         self.open.add(receiver)
+        self._receivers.opened(receiver)
         receiver.begin()
         return receiver
+
+    def _closed(self, receiver: TwinReceiver) -> None:
+        self.open.discard(receiver)
+        self._receivers.closed(receiver)
 
     def requests(self, address: str, name: str | None = None) -> TwinRequests | None:
         """Return what answers requests to a `$management` node; None: the primary alone does.

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import math
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from weakref import WeakSet
 
 from twinbus.client.administration import NotAnswered
@@ -47,6 +47,12 @@ PATHS_MAX: Final = 1_000
 """Queues and subscriptions with a row of their own in the status; others are summed in one."""
 
 
+class CountedReceiver(Protocol):
+    """A receiver that a status shows."""
+
+    def status(self) -> ReceiverStatus: ...
+
+
 class PairedReceivers:
     """Makes the receivers of one pair that read on our own links."""
 
@@ -68,6 +74,8 @@ class PairedReceivers:
         """When the mark of each twin was last seen, for all its receivers."""
         self._reading: dict[str, asyncio.Lock] = {}
         self._receivers: set[PairedReceiver] = set()
+        self._others: set[CountedReceiver] = set()
+        """Receivers of a gateway's clients: they are in the status, and close by themselves."""
         self._sides: WeakSet[ReceivingSide] = WeakSet()
         self._closed: dict[str, ReceiverStatus] = {}
         """The counts of receivers that were closed, by path."""
@@ -112,7 +120,8 @@ class PairedReceivers:
     def status(self) -> dict[str, ReceiverStatus]:
         """The receivers of each queue and subscription together, by path. From any thread."""
         # Copies: the loop changes both meanwhile.
-        parts = [*dict(self._closed).values(), *(one.status() for one in tuple(self._receivers))]
+        counted = (*tuple(self._receivers), *tuple(self._others))
+        parts = [*dict(self._closed).values(), *(one.status() for one in counted)]
         by_path: dict[str, list[ReceiverStatus]] = {}
         for one in parts:
             is_shown = one.path in by_path or len(by_path) < PATHS_MAX
@@ -123,6 +132,18 @@ class PairedReceivers:
         if receiver not in self._receivers:
             return  # One that could not be opened is closed twice.
         self._receivers.discard(receiver)
+        self._keep_counts(receiver)
+
+    def opened(self, receiver: CountedReceiver) -> None:
+        """Show a receiver of a gateway's client in the status, until `closed`."""
+        self._others.add(receiver)
+
+    def closed(self, receiver: CountedReceiver) -> None:
+        if receiver in self._others:
+            self._others.discard(receiver)
+            self._keep_counts(receiver)
+
+    def _keep_counts(self, receiver: CountedReceiver) -> None:
         counts = only_counts(receiver.status())
         is_kept = counts.path in self._closed or len(self._closed) < PATHS_MAX
         path = counts.path if is_kept else OTHERS
