@@ -307,7 +307,8 @@ def test_the_outage_is_told_by_the_second(spark: SparkSession, tmp_path: Path) -
     depth = {point.at_s - SECOND: point.depth for point in availability.backlog}
     assert {at: depth[at] for at in (2, 5, 6)} == {2: 2, 5: 1, 6: 0}
     shown = json.loads(json.dumps(availability.as_json()))
-    assert shown["sends"][0] == {"at_s": SECOND, "to_primary": 1, "to_backlog": 0}
+    first = {"at_s": SECOND, "to_primary": 1, "to_backlog": 0, "to_twin": 0}
+    assert shown["sends"][0] == first
     # The tables are kept by the minute, in which the backlog would be deepest before it began.
     with batch_tables(spark, ledger) as tables:
         report = availability_report(tables, ReportRequest())
