@@ -15,14 +15,15 @@ from tests.silence.world import WHOLE, Outcome, Size, run_beside, table_of
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.silence", description=__doc__)
-    parser.add_argument("--receivers", type=int, default=WHOLE.guarded, help="of each kind")
+    parser.add_argument("--receivers", type=int, default=WHOLE.guarded, help="guarded ones")
+    parser.add_argument("--plain", type=int, help="the SDK's; as many as guarded ones by default")
     parser.add_argument("--limit", type=float, default=WHOLE.limit_s, help="seconds")
     parser.add_argument("--fault", action="append", choices=list(FAULTS), help="only this one")
     given = parser.parse_args()
     size = Size(
         guarded=given.receivers,
         connections=min(WHOLE.connections, given.receivers),
-        plain=given.receivers,
+        plain=given.receivers if given.plain is None else given.plain,
         limit_s=given.limit,
     )
     found: dict[str, dict[str, Outcome]] = {}
