@@ -155,6 +155,13 @@ class World:
         self._size = size
         self._broker = broker
         self._proxy = proxy
+        self._pairs: list[Any] = []
+
+    @property
+    def stricken(self) -> int:
+        """How many guarded receivers have opened their link again."""
+        found = [one for pair in self._pairs for one in pair.status().receivers.values()]
+        return sum(one.sides["primary"].reopened > 0 for one in found)
 
     @property
     def _queues(self) -> list[str]:
@@ -175,6 +182,8 @@ class World:
                 for _ in range(min(self._size.connections, self._size.guarded))
             ]
             client = async_client(text, retry_total=3)
+
+            self._pairs = pairs
 
             def guarded(number: int, queue: str, **options: Any) -> Any:
                 return pairs[number % len(pairs)].get_queue_receiver(queue, guard=True, **options)
@@ -243,6 +252,7 @@ async def run_fault(name: str, size: Size) -> dict[str, Outcome]:
                 await strike(Stricken(broker, PRIMARY, proxy, size.down_s))
                 sent_at = await world.send_each("after")
                 await world.wait_for("after", size.limit_s)
+                assert world.stricken == size.guarded, f"{name!r} struck {world.stricken} receivers"
                 return {
                     kind: Outcome(
                         len(consumers.queues),
