@@ -1,8 +1,9 @@
 """What the sides of a receiver have brought, and what is still wanted of them.
 
-Credit follows demand: without prefetch only while a call waits, and what arrives later is released
-at once. Second copies (copies.py) are completed here and never leave. What a lost link has brought
-is checked before it is handed out: its locks may have been lost with the namespace.
+Credit follows demand: without prefetch only while a call waits. What arrives later waits a moment
+for the next call, and is released then. Second copies (copies.py) are completed here and never
+leave. What a lost link has brought is checked before it is handed out: its locks may have been lost
+with the namespace.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from twinbus.client.receiving import Delivery, ReceivingLink
 from twinbus.errors import error_text
 from twinbus.pairing.core.sides import Side
 from twinbus.pairing.receiving.copies import Copy, SecondCopies, read_copy
-from twinbus.pairing.receiving.side import CLOSE_S, ReceivingSide
+from twinbus.pairing.receiving.side import CLOSE_S, LINGER_S, ReceivingSide
 from twinbus.servicebus.failures import NamespaceFailure
 from twinbus.status.receiving import ReceiverStatus
 
@@ -94,6 +95,7 @@ class Inbox:
         taken = self._pop(count)
         call = _Call(count - len(taken))
         self._calls.append(call)
+        release = self._release_soon
         try:
             self._refill()
             while call.left and not self.is_stopped:
@@ -113,10 +115,11 @@ class Inbox:
             taken += self._pop(call.left)
         except BaseException:
             self._give_back(taken)
+            release = self._release_unwanted  # No other call need follow.
             raise
         finally:
             self._calls.remove(call)
-            self._release_unwanted()
+            release()
             self._refill()
         if call.further_until is None:
             return taken
@@ -184,13 +187,13 @@ class Inbox:
     # For the sides
 
     def on_delivery(self, side: ReceivingSide, delivery: Delivery) -> None:
-        is_wanted = self._prefetch or delivery.settled or len(self._entries) < self._demand
-        if not is_wanted or (self.is_stopped and not delivery.settled):
+        if self.is_stopped and not delivery.settled:
             side.release(delivery)
             return
         self._entries.append(Entry(side, delivery))
         self._buffered[side.side] += 1
         self._arrived.set()
+        self._release_soon()
 
     def on_opened(self, side: ReceivingSide, link: ReceivingLink) -> None:
         self._owner.on_opened(side, link)
@@ -292,6 +295,14 @@ class Inbox:
             else:
                 entry.side.release(entry.delivery)
         self._put_first(kept)
+
+    def _release_soon(self) -> None:
+        """Give back what no call waits for, but not at once: the next call of a loop comes soon.
+
+        What is released is delivered again, and each delivery is billed.
+        """
+        if not self._prefetch and len(self._entries) > self._demand:
+            asyncio.get_running_loop().call_later(LINGER_S, self._release_unwanted)
 
     def _release_unwanted(self) -> None:
         """Give back what no call waits for any more: without prefetch it would stay locked."""
