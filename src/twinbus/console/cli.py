@@ -174,8 +174,9 @@ def drill(
     """Kill a primary under load and account for every message.
 
     Two namespaces run as processes, and senders send to a queue, a queue with sessions and a topic.
-    The primary is killed with SIGKILL and started again; a Spark job moves the backlog; the plain
-    SDK receives everything. It does not use your namespaces, and needs the extra `all`.
+    The primary is killed with SIGKILL and started again; consumers go on with the twins of two
+    entities; a Spark job moves the backlog of the third. It does not use your namespaces, and needs
+    the extra `all`.
     """
     from twinbus.console.drill.phases import run
     from twinbus.console.drill.result import KNOWN_OUTAGE_SPEED, DrillPlan

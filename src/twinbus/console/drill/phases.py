@@ -1,6 +1,6 @@
 """`twinbus drill`: an outage on purpose, and the proof of what happened to every message.
 
-start   pair   send ------------------------------------.   Spark   drain   receive   count
+start   pair   send and receive ------------------------.   Spark   drain   receive   count
                  '-- outage (SIGKILL, started again) -- ping
 
 With --gateway the senders know nothing of the pair; the phases are the same.
@@ -28,11 +28,14 @@ from twinbus import Namespace, SendAvailabilityOptions, pair_namespaces
 from twinbus.client.administration import NotAnswered, counts_of
 from twinbus.console import COULD_NOT
 from twinbus.console.declaration import runs_to_its_end
+from twinbus.console.drill.consumers import Consumers
 from twinbus.console.drill.result import HEALTHY, DrillPlan, DrillResult, Moments
 from twinbus.console.drill.sheet import drill_sheet, rate_text
-from twinbus.console.drill.traffic import Consumers, DrillGateway, DrillTraffic
+from twinbus.console.drill.traffic import DrillGateway, DrillTraffic
 from twinbus.console.drill.world import (
     ENTITIES,
+    TWINS,
+    WITHOUT_TWIN,
     DrillError,
     DrillPage,
     DrillScreen,
@@ -40,13 +43,13 @@ from twinbus.console.drill.world import (
     Phase,
     World,
     create_entities,
+    create_twins,
 )
 from twinbus.console.output import Output, show
 from twinbus.console.report.making import BacklogScan
 from twinbus.console.sheet import page_of, text_of
 from twinbus.console.spark_thread import SparkThread, require_spark
 from twinbus.cost import prices
-from twinbus.ledger import LedgerWriter
 from twinbus.namespace.access import endpoint_of
 from twinbus.pair import Pair
 from twinbus.pipeline.drain import drain
@@ -171,6 +174,8 @@ class Drill:
         self._sends_returned = 0
         self._client = ""
         self._began_ms = self._killed_ms = self._back_ms = 0
+        self._in_twins = 0
+        self._came_again: frozenset[str] = frozenset()
 
     async def run(self) -> DrillResult:
         sent = asyncio.Event()
@@ -185,10 +190,11 @@ class Drill:
                     client = await self._open_gateway(opened, pair)
                 else:
                     await opened.enter_async_context(pair)
-                await self._send(pair, client)
+                consumers = await opened.enter_async_context(Consumers(pair, self._world))
+                await self._send(pair, client, consumers)
                 sent.set()
             await self._drain()
-            await self._receive()
+            await self._receive(consumers)
         return await self._count()
 
     async def _get_spark_ready(self, sent: asyncio.Event) -> None:
@@ -214,6 +220,7 @@ class Drill:
                 for namespace in (primary, secondary):
                     group.create_task(asyncio.to_thread(namespace.start))
             await create_entities(primary.connection_string)
+            await create_twins(_side(primary), _side(secondary))
             phase.note = f"{_address(primary)}, {_address(secondary)}"
         if self._page is not None:
             await asyncio.to_thread(self._page.start)
@@ -228,7 +235,7 @@ class Drill:
         self._client = gateway.CLIENT
         return gateway.client
 
-    async def _send(self, pair: Pair, client: Any) -> None:
+    async def _send(self, pair: Pair, client: Any, consumers: Consumers) -> None:
         """Send all messages; `client` is the pair, or a client of the gateway."""
         self._queues = pair.backlog_queues
         plan = self._plan
@@ -238,7 +245,7 @@ class Drill:
             async with asyncio.TaskGroup() as group:
                 group.create_task(traffic.run())
                 await traffic.begun.wait()
-                await self._lose_primary(pair)
+                await self._lose_primary(pair, consumers)
         self._began_ms, self._sends_returned = traffic.began_ms, traffic.sends_returned
 
     def _pair(self) -> Pair:
@@ -251,17 +258,21 @@ class Drill:
             retry_backoff_factor=BACKOFF_S,
             retry_backoff_max=1.0,
             ledger=self._world.ledger,
+            twins=TWINS,
         )
         return pair_namespaces(_side(self._world.primary), _side(self._world.secondary), options)
 
-    async def _lose_primary(self, pair: Pair) -> None:
+    async def _lose_primary(self, pair: Pair, consumers: Consumers) -> None:
         plan, primary = self._plan, self._world.primary
         await asyncio.sleep(plan.kill_after_s)
         note = f"{primary.name} killed with SIGKILL (process {primary.pid})"
         with self._screen.phase("outage", note, plan.outage_s) as phase:
             self._killed_ms = _now_ms()
             primary.kill()
-            await self._wait(plan.outage_s, lambda down_s: self._outage_line(phase, pair, down_s))
+            await self._wait(
+                plan.outage_s,
+                lambda down_s: self._outage_line(phase, pair, consumers, down_s),
+            )
             await asyncio.to_thread(primary.start)
             self._back_ms = _now_ms()
             down_s = (self._back_ms - self._killed_ms) / 1000
@@ -270,10 +281,13 @@ class Drill:
             limit_s = plan.ping_interval_s + HEAL_LIMIT_S
             await self._wait(limit_s, lambda _: self._ping_line(phase, pair))
 
-    def _outage_line(self, phase: Phase, pair: Pair, elapsed_s: float) -> bool:
+    def _outage_line(
+        self, phase: Phase, pair: Pair, consumers: Consumers, elapsed_s: float
+    ) -> bool:
         entities = pair.status().entities.values()
-        states = sorted({entity.state for entity in entities})
-        phase.reach(elapsed_s, f"{self._world.primary.name} is down; {', '.join(states)}")
+        states = ", ".join(sorted({entity.state for entity in entities}))
+        name = self._world.primary.name
+        phase.reach(elapsed_s, f"{name} is down; {states}; {consumers.count:,} received")
         return False
 
     def _ping_line(self, phase: Phase, pair: Pair) -> bool:
@@ -330,16 +344,13 @@ class Drill:
         endpoint = endpoint_of(self._world.secondary.connection_string)
         return sum([(await counts_of(endpoint, queue)).waiting for queue in self._queues])
 
-    async def _receive(self) -> None:
-        primary = self._world.primary.connection_string
-        with (
-            self._screen.phase("receive", "plain SDK receivers") as phase,
-            LedgerWriter(self._world.ledger) as ledger,
-        ):
-            consumers = Consumers(primary, ledger, phase.reach)
-            phase.total = await consumers.in_primary()
-            count = await consumers.run()
-            phase.note = f"{count:,} messages received with the plain SDK"
+    async def _receive(self, consumers: Consumers) -> None:
+        note, total = "the rest of the messages", self._sends_returned
+        with self._screen.phase("receive", note, total) as phase:
+            self._in_twins = await consumers.finish(phase.reach)
+            self._came_again = frozenset(consumers.came_again)
+            twins = f"{self._in_twins:,} are left in twins" if self._in_twins else "twins are empty"
+            phase.note = f"{consumers.count:,} messages handed out; {twins}"
 
     async def _count(self) -> DrillResult:
         ended_ms = _now_ms()
@@ -372,6 +383,10 @@ class Drill:
             report=report,
             sends_returned=self._sends_returned,
             left_behind=frozenset(sighting.message_id for sighting in seen),
+            in_twins=self._in_twins,
+            came_again=self._came_again,
+            twins=TWINS,
+            without_twin=WITHOUT_TWIN,
             client=self._client,
             took_s=self._screen.took_s,
             version=twinbus.__version__,

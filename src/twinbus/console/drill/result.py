@@ -6,7 +6,7 @@ The number of sends that returned is kept only to check the ledger.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +26,9 @@ KNOWN_OUTAGE_SPEED: Final = 1_000
 """How many times faster a drill plays a known outage: nine hours become half a minute."""
 
 HEALTHY: Final = "healthy"
+REDELIVERED: Final = "redelivered"
+"""The window of a message that a consumer gave back, or whose lock it lost."""
+UNEXPLAINED: Final = "unexplained"
 
 TOTALS: Final = ("accepted", "delivered", "waiting", "dead_lettered")
 
@@ -90,6 +93,15 @@ class DrillResult:
     """Messages whose `send_messages` returned: the ledger must have as many accepted ones."""
     left_behind: frozenset[str] = frozenset()
     """Ids that a peek found in the backlog at the end: neither received nor lost."""
+    twins: tuple[str, ...]
+    """Entities that have a twin."""
+    without_twin: tuple[str, ...]
+    """Entities that have only the backlog."""
+    in_twins: int = 0
+    """Messages that are left in twins at the end."""
+    came_again: frozenset[str] = frozenset()
+    """Ids of messages that the consumers got twice from one place, with one sequence number: the
+    same copy, which was not completed. The ledger has no line of a completion that was not sent."""
     client: str = ""
     """The language and SDK of the senders at a gateway; empty: paired senders of the drill."""
     took_s: Mapping[str, float] = field(default_factory=dict)
@@ -127,12 +139,26 @@ class DrillResult:
 
     @property
     def duplicates(self) -> int:
-        """Messages that were received more than once at one entity."""
-        return self.total.duplicates or 0
+        """Messages that were received more than once at one entity, redeliveries not counted."""
+        return (self.total.duplicates or 0) - self.redelivered
+
+    @property
+    def redelivered(self) -> int:
+        """Messages that came again because their completion did not reach the primary."""
+        conservation = self.report.conservation
+        named = {one.message_id for one in conservation.duplicates if one.window == UNEXPLAINED}
+        found = conservation.duplicate_windows.get(REDELIVERED, 0)
+        return found + len(named & self.came_again)
 
     @property
     def diverted(self) -> int:
-        return sum(point.to_backlog for point in self.report.availability.sends)
+        """Messages that went to a twin or to a backlog queue."""
+        return self.twinned + sum(point.to_backlog for point in self.report.availability.sends)
+
+    @property
+    def twinned(self) -> int:
+        """Messages that went to a twin."""
+        return sum(point.to_twin for point in self.report.availability.sends)
 
     @property
     def caller_errors(self) -> int:
@@ -146,6 +172,21 @@ class DrillResult:
             if not kind.assumed:
                 causes[kind.cause] = causes.get(kind.cause, 0) + kind.operations
         return causes
+
+    @property
+    def receive_gap_s(self) -> float | None:
+        """The longest receive gap of the entities with a twin; None: not known."""
+        return self._longest_gap_s(self.twins)
+
+    @property
+    def backlog_receive_gap_s(self) -> float | None:
+        """The same of the entities that have only the backlog."""
+        return self._longest_gap_s(self.without_twin)
+
+    def _longest_gap_s(self, entities: Sequence[str]) -> float | None:
+        windows = [one for one in self.report.availability.windows if one.entity in entities]
+        gaps = [one.receive_gap_ms for one in windows if one.receive_gap_ms is not None]
+        return max(gaps) / 1000 if gaps and len(gaps) == len(windows) else None
 
     @property
     def doubts(self) -> tuple[str, ...]:
@@ -216,9 +257,13 @@ class DrillResult:
             "unknown": conservation["unknown"],
             "assumed": charges["assumed"],
         }
-        times = self._values("failover_s", "recover_s", "drain_s", "drain_rate")
+        times = self._values(
+            *("failover_s", "recover_s", "drain_s", "drain_rate"),
+            *("receive_gap_s", "backlog_receive_gap_s"),
+        )
         return {
-            **self._values("passed", "lost", "caller_errors", "version"),
+            **self._values("passed", "lost", "caller_errors", "version", "twinned", "in_twins"),
+            "redelivered": self.redelivered,
             **{name: getattr(self.total, name) for name in TOTALS},
             **both,
             **{name: _rounded(value) for name, value in times.items()},
@@ -257,6 +302,8 @@ class DrillResult:
             yield "no message was accepted at all"
         if self.received is None:
             yield "no receiver wrote to the ledger"
+        if self.in_twins:
+            yield f"{self.in_twins:,} messages are left in twins"
 
 
 def seconds_between(began_ms: int | None, ended_ms: int | None) -> float | None:

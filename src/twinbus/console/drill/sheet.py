@@ -6,7 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from twinbus.console.drill.result import KNOWN_OUTAGE_SPEED, DrillPlan, DrillResult
+from twinbus.console.drill.result import (
+    KNOWN_OUTAGE_SPEED,
+    REDELIVERED,
+    DrillPlan,
+    DrillResult,
+)
 from twinbus.console.output import money
 from twinbus.console.report.availability_sheet import outage_chart
 from twinbus.console.report.charges_sheet import DUPLICATE_CAUSES, by_kind_table, cause_bars
@@ -27,7 +32,10 @@ IDS_SHOWN: Final = 20
 
 FEW: Final = 10
 
-TILES: Final = ("accepted", "received", "lost", "duplicates", "diverted", "sends that raised")
+TILES: Final = (
+    *("accepted", "received", "lost", "duplicates", "diverted", "sends that raised"),
+    "receive gap",
+)
 
 
 class NumberRow(NamedTuple):
@@ -127,10 +135,12 @@ def _story(result: DrillResult) -> Iterator[str]:
         yield "No entity failed over: the outage was shorter than the failover interval."
     else:
         yield (
-            f"Its entities failed over {result.failover_s:.1f} s after the kill, and"
-            f" {counted(result.diverted, 'message')} went to"
+            f"Its entities failed over {result.failover_s:.1f} s after the kill:"
+            f" {counted(result.twinned, 'message')} went to the twins of {_paths(result)[0]},"
+            f" {result.diverted - result.twinned:,} to"
             f" {counted(plan.backlog_queues, 'backlog queue')} in the secondary."
         )
+    yield from _receiving(result)
     raised = f"{counted(result.caller_errors, 'send')} raised an error, so their callers know."
     yield raised if result.caller_errors else "No send raised an error: the callers did not notice."
     if result.recover_s is not None:
@@ -142,9 +152,31 @@ def _story(result: DrillResult) -> Iterator[str]:
             f" {result.drain_s:.1f} s{pace}."
         )
     yield (
-        f"The receivers got {result.received or 0:,} of {result.total.accepted:,} accepted"
+        f"The consumers got {result.received or 0:,} of {result.total.accepted:,} accepted"
         f" messages: {result.lost:,} lost, {counted(result.duplicates, 'duplicate')}."
     )
+    if result.redelivered:
+        yield (
+            f"The primary delivered {counted(result.redelivered, 'message')} again: the kill hit"
+            " between delivery and completion."
+        )
+
+
+def _receiving(result: DrillResult) -> Iterator[str]:
+    """How long the consumers were without a message."""
+    with_twin, without = result.receive_gap_s, result.backlog_receive_gap_s
+    if with_twin is None or without is None:
+        return
+    twins, others = _paths(result)
+    yield (
+        f"The longest time without a message was {with_twin:.1f} s for the consumers of {twins},"
+        f" which have twins, and {without:.1f} s for those of {others}, which has none."
+    )
+
+
+def _paths(result: DrillResult) -> tuple[str, str]:
+    """The entities with a twin, and the others."""
+    return " and ".join(result.twins), " and ".join(result.without_twin)
 
 
 def _numbers(result: DrillResult) -> Iterator[NumberRow]:
@@ -152,12 +184,13 @@ def _numbers(result: DrillResult) -> Iterator[NumberRow]:
     left = result.not_received - result.lost
     numbers = (
         ("accepted", total.accepted, "send_messages returned", 0),
-        ("delivered", total.delivered, "the primary acknowledged it", 0),
-        ("received", result.received or 0, "a plain SDK receiver got it", result.not_received),
+        ("delivered", total.delivered, "the primary or a twin acknowledged it", 0),
+        ("received", result.received or 0, "a consumer got it", result.not_received),
         ("lost", result.lost, "accepted, and nowhere to be found", result.lost),
         ("in the backlog", left or None, "neither lost nor delivered", left),
         ("duplicates", result.duplicates, _duplicate_causes(result), 0),
-        ("diverted", result.diverted, "went to a backlog queue first", 0),
+        ("delivered again", result.redelivered or None, "the kill hit before its completion", 0),
+        ("diverted", result.diverted, f"{result.twinned:,} of them to twins", 0),
         ("sends that raised", result.caller_errors, "the caller saw an error", 0),
     )
     for name, number, meaning, bad in numbers:
@@ -166,7 +199,11 @@ def _numbers(result: DrillResult) -> Iterator[NumberRow]:
     speed = f"{result.drain_rate or 0:,.0f} messages a second, by Spark"
     kill = f"from the kill; the failover interval is {plan.failover_interval_s:g} s"
     back = f"from the primary's return; a ping every {plan.ping_interval_s:g} s"
+    twins, others = _paths(result)
+    gap = "longest time without a message after the kill;"
     times = (
+        ("receive gap", result.receive_gap_s, f"{gap} {twins}, which have twins"),
+        ("without a twin", result.backlog_receive_gap_s, f"{gap} {others}, from the backlog"),
         ("time to fail over", result.failover_s, kill),
         ("time to recover", result.recover_s, back),
         ("drain", result.drain_s, "there was no backlog" if result.drain_rate is None else speed),
@@ -191,7 +228,8 @@ def _duplicate_causes(result: DrillResult) -> str:
     if not result.duplicates:
         return "received more than once"
     windows = result.report.conservation.duplicate_windows.items()
-    return "; ".join(f"{count:,}: {DUPLICATE_CAUSES.get(name, name)}" for name, count in windows)
+    others = [(name, count) for name, count in windows if name != REDELIVERED]
+    return "; ".join(f"{count:,}: {DUPLICATE_CAUSES.get(name, name)}" for name, count in others)
 
 
 def _bill(result: DrillResult) -> Table:

@@ -33,6 +33,8 @@ from azure.servicebus.aio.management import ServiceBusAdministrationClient
 
 from twinbus.console.drill.result import DrillResult
 from twinbus.console.output import LiveLine, progress_bar
+from twinbus.console.twins.reports import TwinState
+from twinbus.console.twins.survey import TwinSurvey
 from twinbus.control.sockets import VARIABLE as RUN_DIRECTORY
 from twinbus.errors import TwinbusError
 from twinbus.namespace.administration_client import administration_client
@@ -62,18 +64,23 @@ class Entity:
     path: str
     is_topic: bool = False
     sessions: tuple[str, ...] = ()
+    has_twin: bool = False
+    """Whether its messages are received in the outage; else they wait in the backlog."""
 
     @property
     def received_at(self) -> str:
-        """Where its messages are received, as the ledger names it."""
+        """Where its messages are received, on both sides."""
         return f"{self.path}/Subscriptions/{SUBSCRIPTION}" if self.is_topic else self.path
 
 
 ENTITIES: Final = (
-    Entity("orders"),
+    Entity("orders", has_twin=True),
     Entity("payments", sessions=SESSIONS),
-    Entity("events", is_topic=True),
+    Entity("events", is_topic=True, has_twin=True),
 )
+TWINS: Final = tuple(entity.path for entity in ENTITIES if entity.has_twin)
+WITHOUT_TWIN: Final = tuple(entity.path for entity in ENTITIES if not entity.has_twin)
+"""Shows the backlog. An entity with sessions has a twin only if one asks for it."""
 
 
 class Program:
@@ -214,6 +221,15 @@ async def create_entities(connection_string: str) -> None:
                     requires_duplicate_detection=True,
                     requires_session=bool(entity.sessions),
                 )
+
+
+async def create_twins(primary: Namespace, secondary: Namespace) -> None:
+    """Create the twins, and mark them, as `twinbus twins create` does."""
+    async with TwinSurvey(primary, secondary) as survey:
+        await survey.read(TWINS)
+        for twin in await survey.create(TWINS, with_sessions=False):
+            if twin.state is not TwinState.CREATED:
+                raise DrillError(f"the twin of {twin.path} was not created: {twin.says}")
 
 
 def administration(connection_string: str) -> ServiceBusAdministrationClient:

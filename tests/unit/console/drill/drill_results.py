@@ -23,6 +23,7 @@ from twinbus.pipeline.reports.values import Bill, Charge
 BEGAN_S = 1_800_000_000
 BEGAN_MS = BEGAN_S * 1000
 ENTITIES = ("orders", "payments", "events")
+RECEIVE_GAPS_MS = {"orders": 2_240, "payments": 9_780, "events": 2_310}
 
 BILL = Bill(
     price_book="standard-uksouth-2026-10-05",
@@ -66,6 +67,7 @@ def window(
         recovered_ms=None if recovered_ms is None else BEGAN_MS + recovered_ms,
         reason="no success for 2 s",
         sends_saved=500,
+        receive_gap_ms=RECEIVE_GAPS_MS.get(entity),
     )
 
 
@@ -117,8 +119,8 @@ REPORT = OutageReport(
         bucket_s=1,
         sends=(
             *(Sends(BEGAN_S + second, 188, 0) for second in range(3)),
-            Sends(BEGAN_S + 5, 0, 558),
-            *(Sends(BEGAN_S + second, 0, 157) for second in range(6, 12)),
+            Sends(BEGAN_S + 5, 0, 186, 372),
+            *(Sends(BEGAN_S + second, 0, 53, 104) for second in range(6, 12)),
             *(Sends(BEGAN_S + second, 188, 0) for second in range(12, 17)),
         ),
         backlog=(
@@ -151,6 +153,8 @@ PASSED = DrillResult(
     moments=MOMENTS,
     report=REPORT,
     sends_returned=3_000,
+    twins=("orders", "events"),
+    without_twin=("payments",),
     took_s={"start": 0.9, "send": 16.0, "drain": 4.0},
     version="0.1.0",
 )

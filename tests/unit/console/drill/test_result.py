@@ -25,6 +25,7 @@ from twinbus.console.drill.sheet import drill_sheet
 from twinbus.console.drill.world import DrillPage, DrillScreen
 from twinbus.console.sheet import page_of, text_of
 from twinbus.control.sockets import VARIABLE
+from twinbus.pipeline.reports.documents import DuplicateMessage
 from twinbus.pipeline.reports.values import Charge
 from twinbus.pipeline.store.writers import SENDS, WriterGap
 
@@ -106,6 +107,21 @@ def test_without_a_failover_there_are_no_times() -> None:
     assert result.passed
 
 
+def test_a_receive_gap_that_is_not_known_of_every_entity_is_not_printed() -> None:
+    unknown = WINDOWS[2]._replace(receive_gap_ms=None)
+    result = drilled(windows=(*WINDOWS[:2], unknown))
+    assert (result.receive_gap_s, result.backlog_receive_gap_s) == (None, 9.78)
+    assert "without a message" not in " ".join(drill_sheet(result).story)
+    values = {name: value for name, value, _ in drill_sheet(result).tables[0].rows}
+    assert (values["receive gap"], values["without a twin"]) == ("–", "9.8 s")
+
+
+def test_messages_left_in_twins_prove_nothing() -> None:
+    result = replace(PASSED, in_twins=2)
+    assert not result.passed
+    assert drill_sheet(result).alerts == ("not proved: 2 messages are left in twins",)
+
+
 def test_receivers_of_one_entity_are_enough_to_know_what_was_received() -> None:
     silent = PASSED.total._replace(entity="events", accepted=10, received=None)
     conservation = PASSED.report.conservation
@@ -119,6 +135,8 @@ def test_the_json_has_what_was_promised_and_is_plain() -> None:
     promised = "accepted delivered received lost duplicates diverted caller_errors".split()
     assert [found[key] for key in promised] == [3_000, 3_000, 3_000, 0, 0, 1_500, 0]
     assert (found["failover_s"], found["recover_s"], found["drain_s"]) == (2.1, 0.6, 2.0)
+    assert (found["receive_gap_s"], found["backlog_receive_gap_s"]) == (2.31, 9.78)
+    assert (found["twinned"], found["in_twins"]) == (996, 0)
     assert found["charges"][0]["operations"] == 1_500
     assert found["bill"]["amount_past_free"] == "0.007232"
 
@@ -266,13 +284,17 @@ def test_a_good_drill_is_told_from_the_kill_to_the_count() -> None:
             " after 3 s and was down for 8.8 s."
         ),
         (
-            "Its entities failed over 2.1 s after the kill, and 1,500 messages went to 4 backlog"
-            " queues in the secondary."
+            "Its entities failed over 2.1 s after the kill: 996 messages went to the twins of"
+            " orders and events, 504 to 4 backlog queues in the secondary."
+        ),
+        (
+            "The longest time without a message was 2.3 s for the consumers of orders and events,"
+            " which have twins, and 9.8 s for those of payments, which has none."
         ),
         "No send raised an error: the callers did not notice.",
         "The ping found the primary 0.6 s after it was back.",
         "Spark brought 1,500 messages home in 2.0 s, 750 a second.",
-        "The receivers got 3,000 of 3,000 accepted messages: 0 lost, 0 duplicates.",
+        "The consumers got 3,000 of 3,000 accepted messages: 0 lost, 0 duplicates.",
     )
 
 
@@ -335,6 +357,31 @@ def test_errors_and_duplicates_are_told_with_their_reason() -> None:
     assert "1 send raised an error, so their callers know." in drill_sheet(result).story
     (meaning,) = [row[2] for row in drill_sheet(result).tables[0].rows if row[0] == "duplicates"]
     assert meaning == "2: a send that had no answer was done again elsewhere"
+
+
+def test_a_message_that_the_kill_caught_before_its_completion_is_no_duplicate() -> None:
+    windows = {"redelivered": 2, "ambiguous": 1}
+    result = drilled(duplicates=3, duplicate_windows=windows)
+    assert (result.duplicates, result.redelivered) == (1, 2)
+    assert drill_sheet(result).story[-1] == (
+        "The primary delivered 2 messages again: the kill hit between delivery and completion."
+    )
+    rows = {name: (value, meaning) for name, value, meaning in drill_sheet(result).tables[0].rows}
+    assert rows["delivered again"] == ("2", "the kill hit before its completion")
+    assert rows["duplicates"] == ("1", "1: a send that had no answer was done again elsewhere")
+    assert "delivered again" not in [row[0] for row in drill_sheet(PASSED).tables[0].rows]
+
+
+def test_a_copy_that_came_twice_from_one_place_is_no_duplicate_either() -> None:
+    found = tuple(
+        DuplicateMessage("orders", name, 2, window)
+        for name, window in (("a", "unexplained"), ("b", "unexplained"), ("c", "ambiguous"))
+    )
+    result = drilled(duplicates=3, duplicate_windows={"unexplained": 2, "ambiguous": 1})
+    conservation = replace(result.report.conservation, duplicates=found)
+    report = replace(result.report, conservation=conservation)
+    again = replace(result, report=report, came_again=frozenset({"a", "c", "other"}))
+    assert (again.redelivered, again.duplicates) == (1, 2)
 
 
 def test_the_text_has_the_answer_first_and_the_numbers_without_a_heading() -> None:
