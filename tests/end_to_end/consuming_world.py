@@ -44,13 +44,13 @@ from tests.end_to_end.consuming_program import (
     places,
 )
 from tests.official_sdk import administration
-from tests.processes import ServedBroker, run_twinbus
+from tests.processes import ServedBroker, run_twinbus, until
 from twinbus import SendAvailabilityOptions, pair_namespaces
 from twinbus.kombu.process_pair import close_process_pairs
 
 ROOT = Path(__file__).resolve().parents[2]
 GAP_MAX_S: Final = FAILOVER_S + ATTEMPT_S + 5.0
-LEAD_S, OUTAGE_S, TAIL_S = 4.0, 30.0, 12.0
+LEAD_S, OUTAGE_S, TAIL_S = 3.0, 30.0, 12.0
 """Of healthy sends, of the outage, and of sends after it."""
 RATE: Final = 8.0
 """Messages a second to each entity."""
@@ -213,14 +213,25 @@ class ConsumingWorld:
             pair_namespaces(*text, SendAvailabilityOptions(**SETTINGS)) as pair,
             asyncio.TaskGroup() as group,
         ):
-            ends = time.monotonic() + LEAD_S + OUTAGE_S + TAIL_S
+            ended = asyncio.Event()
             for kind in KINDS[:2]:
-                group.create_task(self._send_to(pair, kind, ends))
-            group.create_task(self._send_tasks(pool, ends))
+                group.create_task(self._send_to(pair, kind, ended))
+            group.create_task(self._send_tasks(pool, ended))
+            # A consumer takes seconds to start on a busy machine.
+            await asyncio.to_thread(until, self._has_each_received, PATIENCE_S)
             await asyncio.sleep(LEAD_S)
             began = time.time()
             await self._outage(fault)
+            await asyncio.sleep(TAIL_S)
+            ended.set()
         return began, time.time()
+
+    def _has_each_received(self) -> bool:
+        """Whether a message of this round has come to every place."""
+        wanted = {str(place) for kind in KINDS for place in places(kind)}
+        events = [event for kind in KINDS for event in self._events(kind)]
+        mine = [event for event in events if event["id"].split("-")[1] == str(self._round)]
+        return wanted == {event["place"] for event in mine}
 
     async def _outage(self, fault: str) -> None:
         if fault == "killed":
@@ -234,7 +245,7 @@ class ConsumingWorld:
             finally:
                 self.primary.process.send_signal(signal.SIGCONT)
 
-    async def _send_to(self, pair: Any, kind: str, ends: float) -> None:
+    async def _send_to(self, pair: Any, kind: str, ended: asyncio.Event) -> None:
         """Send to the queue and the topic of a consumer, each message by a task of its own."""
         queue, topic = f"orders.{kind}", f"news.{kind}"
         async with (
@@ -243,7 +254,7 @@ class ConsumingWorld:
             asyncio.TaskGroup() as group,
         ):
             number = 0
-            while time.monotonic() < ends:
+            while not ended.is_set():
                 color = ("red", "blue")[number % 2]
                 group.create_task(self._send(to_queue, queue, number, [str(Place(queue))]))
                 names = ["all", "red"] if color == "red" else ["all"]
@@ -266,7 +277,7 @@ class ConsumingWorld:
             for place in there:
                 self.accepted[place].add(name)
 
-    async def _send_tasks(self, pool: ThreadPoolExecutor, ends: float) -> None:
+    async def _send_tasks(self, pool: ThreadPoolExecutor, ended: asyncio.Event) -> None:
         def send(name: str) -> None:
             try:
                 consuming_program.record.apply_async((name,), queue=CELERY_QUEUE)
@@ -277,7 +288,7 @@ class ConsumingWorld:
 
         loop = asyncio.get_running_loop()
         sends: list[asyncio.Future[None]] = []
-        while time.monotonic() < ends:
+        while not ended.is_set():
             name = f"{CELERY_QUEUE}-{self._round}-{len(sends):05d}"
             sends.append(loop.run_in_executor(pool, send, name))
             await asyncio.sleep(2 / RATE)
