@@ -13,7 +13,7 @@ import logging
 import math
 from functools import partial
 from typing import Any, Final, Protocol
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from twinbus.client.administration import NotAnswered
 from twinbus.client.connection import MACHINE, Environment
@@ -76,7 +76,8 @@ class PairedReceivers:
         self._receivers: set[PairedReceiver] = set()
         self._others: set[CountedReceiver] = set()
         """Receivers of a gateway's clients: they are in the status, and close by themselves."""
-        self._sides: WeakSet[ReceivingSide] = WeakSet()
+        self._sides: WeakKeyDictionary[ReceivingSide, None] = WeakKeyDictionary()
+        """All that were made, in their order: a simulation must tell the same story twice."""
         self._closed: dict[str, ReceiverStatus] = {}
         """The counts of receivers that were closed, by path."""
 
@@ -182,7 +183,7 @@ class PairedReceivers:
             read_mark=read_mark,
             environment=self._environment,
         )
-        self._sides.add(made)
+        self._sides[made] = None
         return made
 
     def connection(self, side: Side) -> UpstreamConnection:
