@@ -29,9 +29,13 @@ ASKED: Final = {
 
 def check_flow(world: FlowWorld) -> Iterator[tuple[str, str]]:
     """Look at everything; yield what is wrong, with the name of the rule."""
+    drained = list(check_namesake(world))
+    yield from (("namesake", text) for text in drained)
+    if drained:
+        return  # The other rules do not know such messages.
     for check in (
-        check_nothing_lost, check_unseen, check_settled_as_asked, check_twice, check_namesake,
-        check_gap, check_duplicates, check_calls, check_forwards,
+        check_nothing_lost, check_unseen, check_settled_as_asked, check_twice, check_gap,
+        check_duplicates, check_calls, check_forwards,
     ):  # fmt: skip
         for text in check(world):
             yield check.__name__.removeprefix("check_"), text
