@@ -127,6 +127,7 @@ class ConsumingWorld:
         self._directory = directory
         self._lock_s = lock_s
         self._round = 0
+        self._is_outage = threading.Event()
 
     @contextmanager
     def running(self) -> Iterator[ConsumingWorld]:
@@ -177,6 +178,7 @@ class ConsumingWorld:
         With `kill_consumers` each of them is killed at random points and started again.
         """
         self._round += 1
+        self._is_outage.clear()
         before = {kind: self._events(kind) for kind in KINDS}
         stopped = threading.Event()
         with ThreadPoolExecutor(THREADS) as pool:
@@ -201,7 +203,8 @@ class ConsumingWorld:
     def _kill_now_and_then(
         self, consumer: Consumer, chance: random.Random, stopped: threading.Event
     ) -> None:
-        # A Celery worker takes some seconds to start.
+        # Not before each has received: a Celery worker takes some seconds to start.
+        until(self._is_outage.is_set, PATIENCE_S)
         while not stopped.wait(chance.uniform(2.0, 9.0)):
             consumer.kill()
             consumer.start()
@@ -221,6 +224,7 @@ class ConsumingWorld:
             await asyncio.to_thread(until, self._has_each_received, PATIENCE_S)
             await asyncio.sleep(LEAD_S)
             began = time.time()
+            self._is_outage.set()
             await self._outage(fault)
             await asyncio.sleep(TAIL_S)
             ended.set()
