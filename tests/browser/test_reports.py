@@ -77,7 +77,7 @@ def test_the_outage_of_a_drill_is_drawn_with_its_numbers(browser: Browser, tmp_p
     page = browser.new_page()
     page.goto(file.as_uri())
     titles = page.locator("#sends-bars title").all_text_contents()
-    assert "15 Jan 08:00:05: 0 to the primary, 558 to the backlog" in titles
+    assert "15 Jan 08:00:05: 0 to the primary, 558 to the backlog or a twin" in titles
     assert page.locator("#outage ol li").all_text_contents()[0] == (
         "primary killed, 15 Jan 08:00:03"
     )

@@ -160,12 +160,20 @@ def suffer(
 PRIMARY, SECONDARY = 0, 1
 
 
-@pytest.mark.parametrize("language", ["go", "javascript", "java"])
+@pytest.mark.parametrize(
+    "language",
+    [
+        "go",
+        pytest.param("javascript", marks=pytest.mark.soak),
+        pytest.param("java", marks=pytest.mark.soak),
+    ],
+)
 def test_a_receiver_goes_on_while_the_primary_is_killed(language: str, tmp_path: Path) -> None:
     gaps = suffer(tmp_path, language, [("killed", PRIMARY)])
     assert max(gaps.values()) < GAP_MAX_S + BUSY_S
 
 
+@pytest.mark.soak
 def test_either_side_is_killed_and_hung_in_the_middle(tmp_path: Path) -> None:
     sides = (PRIMARY, SECONDARY)
     gaps = suffer(tmp_path, "python", [(kind, one) for kind in ("killed", "hung") for one in sides])
