@@ -159,7 +159,8 @@ def drain_beside_live_callers(
 
     with ServedBroker(directory, *names, options=options, ephemeral=True) as broker:
         primary, secondary = (broker.connection_string(name) for name in names)
-        with administration(primary) as admin:
+        # With retries: calls and drain may have left the namespace without credits for a while.
+        with administration(primary, retry_total=10) as admin:
             for path in ENTITIES:
                 admin.create_queue(path, requires_duplicate_detection=True)
             calls = asyncio.run(story(primary, secondary))
