@@ -60,7 +60,7 @@ PAIRED_TIMEOUT_S = 2_400
 PARALLEL = ("data", "async")
 DATA_WORKERS = "16"
 """They sleep most of the time: twice the suite's own number ends in little more than half."""
-PORT = re.compile(r"Endpoint=sb://[^;:]+:(\d+)/?;")
+PORT = re.compile(r"Endpoint=sb://[^;:]+:(\d+)[^;]*;")
 KEY_NAME, KEY = "RootManageSharedAccessKey", "SAS_KEY_VALUE"
 SEND_RULE, LISTEN_RULE = "sender:KEYS", "listener:KEYL"
 

@@ -94,6 +94,7 @@ SYMBOLS: Final = Multiple(
 )
 FIELDS: Final = FieldType("map", _instance_of(dict), encoding.symbolic_map)
 MAP: Final = FieldType("map", _instance_of(dict), encoding.write)
+ANY: Final = FieldType("value", lambda _value: True, encoding.write)
 
 
 @dataclasses.dataclass(slots=True)

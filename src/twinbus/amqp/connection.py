@@ -46,6 +46,14 @@ from twinbus.amqp.performatives import (
     SaslOutcome,
     Transfer,
 )
+from twinbus.amqp.sasl import (
+    ANONYMOUS,
+    SASL_AUTH_FAILED,
+    SASL_OK,
+    Login,
+    offered,
+    why_refused,
+)
 from twinbus.amqp.session import HANDLE_MAX, Session
 from twinbus.amqp.types import DecodeError, Symbol, UInt, UShort
 from twinbus.servicebus import conditions
@@ -64,13 +72,6 @@ IDLE_TIMEOUT_LEAST_MS = 250
 time, so a peer that asks for 1 ms and sends nothing would take half a processor."""
 
 FRAME_TYPE_AMQP, FRAME_TYPE_SASL = 0, 1
-
-ANONYMOUS = "ANONYMOUS"
-SASL_MECHANISMS = ("MSSBCBS", ANONYMOUS, "EXTERNAL")
-"""What a server offers: MSSBCBS is what .NET asks for, ANONYMOUS what Python and JavaScript do. A
-server asks for no secret here, because rights come later, from the token that a client puts."""
-
-SASL_OK, SASL_AUTH_FAILED = 0, 1
 
 SESSION_FRAMES = frozenset({Transfer, Disposition, Flow, Attach, Detach})
 """Frames that a session takes, for itself or its links."""
@@ -116,10 +117,14 @@ class Connection:
         self.container_id = container_id
         self.phase = ConnectionPhase.HEADER
         self.remote_container_id = ""
+        self.remote_hostname = ""
+        """The name of this end that the peer dialled, as it says in OPEN."""
         self.peer_closed = False
         """Whether the peer sent CLOSE: it sends nothing after it."""
         self.sessions: dict[int, Session] = {}
         """Live sessions by our channel."""
+        self.login: Login | None = None
+        """Of a server: checks the name and the key of SASL PLAIN; None: PLAIN is not offered."""
         self._server = server
         self._sasl = sasl
         self._hostname = hostname
@@ -311,8 +316,8 @@ class Connection:
             self.phase = ConnectionPhase.SASL
             if self._server:
                 self.output.put(SASL_HEADER)
-                offered: list[str] = [Symbol(name) for name in SASL_MECHANISMS]
-                self._put_sasl(SaslMechanisms(sasl_server_mechanisms=offered))
+                mechanisms: list[str] = [Symbol(name) for name in offered(self.login)]
+                self._put_sasl(SaslMechanisms(sasl_server_mechanisms=mechanisms))
         elif header == AMQP_HEADER:
             self.phase = ConnectionPhase.OPENING
             if self._server:
@@ -379,18 +384,18 @@ class Connection:
             raise ProtocolViolation(f"a frame of type {kind} during the sasl exchange")
         match frame:
             case SaslInit() if self._server:
-                is_offered = str(frame.mechanism) in SASL_MECHANISMS
-                self._put_sasl(SaslOutcome(code=SASL_OK if is_offered else SASL_AUTH_FAILED))
-                if is_offered:
+                refusal = why_refused(frame, self.login)
+                self._put_sasl(SaslOutcome(code=SASL_OK if refusal is None else SASL_AUTH_FAILED))
+                if refusal is None:
                     self.phase = ConnectionPhase.HEADER
                     return
-                text = f"the mechanism {frame.mechanism} is not offered"
+                text = refusal
             case SaslMechanisms() if not self._server:
-                offered = [str(name) for name in frame.sasl_server_mechanisms or []]
-                if ANONYMOUS in offered:
+                names = [str(name) for name in frame.sasl_server_mechanisms or []]
+                if ANONYMOUS in names:
                     self._put_sasl(SaslInit(mechanism=Symbol(ANONYMOUS), initial_response=b""))
                     return
-                text = f"the peer offers {offered}, not {ANONYMOUS}"
+                text = f"the peer offers {names}, not {ANONYMOUS}"
             case SaslOutcome() if not self._server:
                 if frame.code == SASL_OK:
                     self.phase = ConnectionPhase.HEADER
@@ -417,6 +422,7 @@ class Connection:
             )
         self.phase = ConnectionPhase.OPEN
         self.remote_container_id = remote.container_id or ""
+        self.remote_hostname = remote.hostname or ""
         asked = MAX_FRAME_BYTES if remote.max_frame_size is None else remote.max_frame_size
         self.output.max_frame_size = max(asked, SMALLEST_MAX_FRAME_BYTES)
         self._remote_idle_timeout_ms = idle_ms

@@ -105,6 +105,8 @@ class DeliveryArrived:
     message_format: int
     settled: bool
     payload: bytes
+    state: object = None
+    """The transactional state that came with it; other states of a transfer mean nothing here."""
 
 
 @dataclass(slots=True, eq=False)
@@ -114,6 +116,7 @@ class DeliveryTooLarge:
     link: ReceiverLink
     delivery_id: int
     settled: bool
+    state: object = None
 
 
 @dataclass(slots=True, eq=False)

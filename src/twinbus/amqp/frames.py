@@ -15,7 +15,14 @@ from typing import Any, Final
 from twinbus.amqp import encoding
 from twinbus.amqp.composites import LAYOUTS, read_composite, write_composite
 from twinbus.amqp.decoding import MALFORMED, Wire, malformed
-from twinbus.amqp.performatives import Disposition, Flow, Modified, Performative, Transfer
+from twinbus.amqp.performatives import (
+    Disposition,
+    Flow,
+    Modified,
+    Performative,
+    TransactionalState,
+    Transfer,
+)
 from twinbus.amqp.types import AmqpError, DecodeError
 from twinbus.servicebus import conditions
 
@@ -241,8 +248,8 @@ def _cached_reader(cls: type, known: int) -> Callable[[bytes, int], tuple[Any, .
 
 
 def _is_mutable(value: object) -> bool:
-    """Whether a value must not be handed out twice."""
-    return isinstance(value, dict) or (
+    """Whether a value must not be handed out twice, or is that of one transaction."""
+    return isinstance(value, dict | TransactionalState) or (
         isinstance(value, Modified) and value.message_annotations is not None
     )
 

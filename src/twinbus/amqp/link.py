@@ -23,6 +23,7 @@ from twinbus.amqp.performatives import (
     Flow,
     Source,
     Target,
+    TransactionalState,
     Transfer,
 )
 from twinbus.amqp.types import Symbol, UInt, ULong
@@ -62,12 +63,20 @@ class LinkSession(Protocol):
         self, *, handle: int, delivery_count: int, link_credit: int, drain: bool
     ) -> None: ...
     def send_transfer(
-        self, link: SenderLink, payload: bytes, tag: bytes, settled: bool, message_format: int
+        self,
+        link: SenderLink,
+        payload: bytes,
+        tag: bytes,
+        settled: bool,
+        message_format: int,
+        state: TransactionalState | None = None,
     ) -> int: ...
     def count_incoming(self, count: int) -> None: ...
     def settle(self, first: int, last: int, state: bytes, *, as_receiver: bool) -> None: ...
     def dispose(self, first: int, last: int, state: bytes) -> None: ...
+    def confirm(self, first: int, last: int, state: bytes) -> None: ...
     def take_unsettled(self, first: int, last: int) -> list[tuple[int, SenderLink, bytes]]: ...
+    def find_unsettled(self, first: int, last: int) -> list[tuple[int, SenderLink, bytes]]: ...
     def flush(self) -> None: ...
     def forget(self, link: Link) -> None: ...
 
@@ -205,13 +214,19 @@ class SenderLink(Link):
         self.drain = bool(flow.drain)
 
     def send(
-        self, payload: bytes, tag: bytes, *, settled: bool = False, message_format: int = 0
+        self,
+        payload: bytes,
+        tag: bytes,
+        *,
+        settled: bool = False,
+        message_format: int = 0,
+        state: TransactionalState | None = None,
     ) -> int:
         """Send one delivery, using one credit; returns its delivery id."""
         assert self.credit > 0, self
         self.credit -= 1
         self.delivery_count = (self.delivery_count + 1) & SERIAL_MASK
-        return self.session.send_transfer(self, payload, tag, settled, message_format)
+        return self.session.send_transfer(self, payload, tag, settled, message_format, state)
 
     def drained(self) -> None:
         """Give back the rest of the credit; a draining peer waits for this."""
@@ -233,8 +248,8 @@ class ReceiverLink(Link):
         self.limit_bytes = MAX_MESSAGE_BYTES
         self.partial: list[bytes] = []
         self.partial_bytes = 0
-        self.partial_start: tuple[int, bytes, int, bool] | None = None
-        """Delivery id, tag, format and settled of a delivery whose frames are still coming."""
+        self.partial_start: tuple[int, bytes, int, bool, object] | None = None
+        """Delivery id, tag, format, settled and state of a delivery whose frames still come."""
         self.rejects_oversize = False
         """True: the owner rejects a delivery beyond the limit and the link stays open. False: the
         session detaches the link."""
@@ -307,17 +322,27 @@ class Unsettled:
 
         `next_id` is the id of the next delivery that will be sent.
         """
-        span = (last - first) & SERIAL_MASK
-        if span < NARROW:
-            ids = [n & SERIAL_MASK for n in range(first, first + span + 1)]
-        else:
-            ids = self._take_between(first, span, next_id)
         taken = []
-        for delivery_id in ids:
+        for delivery_id in self._ids(first, last, next_id, keep=False):
             entry = self.by_id.pop(delivery_id, None)
             if entry is not None and entry[0].state is not CLOSED:
                 taken.append((delivery_id, entry[0], entry[1]))
         return taken
+
+    def find(self, first: int, last: int, next_id: int) -> list[tuple[int, SenderLink, bytes]]:
+        """Like `take`, and the deliveries stay."""
+        found = []
+        for delivery_id in self._ids(first, last, next_id, keep=True):
+            entry = self.by_id.get(delivery_id)
+            if entry is not None and entry[0].state is not CLOSED:
+                found.append((delivery_id, entry[0], entry[1]))
+        return found
+
+    def _ids(self, first: int, last: int, next_id: int, *, keep: bool) -> list[int]:
+        span = (last - first) & SERIAL_MASK
+        if span < NARROW:
+            return [n & SERIAL_MASK for n in range(first, first + span + 1)]
+        return self._between(first, span, next_id, keep=keep)
 
     def forget(self) -> None:
         """Drop the deliveries of closed links, once they may be as many as the others."""
@@ -327,8 +352,11 @@ class Unsettled:
             del self.by_id[delivery_id]
         self._sweep_at = max(SWEEP_FLOOR, 2 * len(self.by_id))
 
-    def _take_between(self, first: int, span: int, next_id: int) -> list[int]:
-        """Ids of the order from `first` on, over `span`; none of them is unsettled after this."""
+    def _between(self, first: int, span: int, next_id: int, *, keep: bool) -> list[int]:
+        """Ids of the order from `first` on, over `span`; unless `keep`, they leave the order.
+
+        The caller then settles all of them.
+        """
         by_id, order = self.by_id, self._order
         count = (next_id - self.known_to) & SERIAL_MASK if by_id else 0
         if count + len(order) > 2 * len(by_id) + NARROW:
@@ -353,7 +381,7 @@ class Unsettled:
         else:
             high = len(order) if start < HALF_SERIAL else 0
         ids = order[low:high]
-        if len(ids) > NARROW:
+        if len(ids) > NARROW and not keep:
             # Fewer stay in the order: to remove them would cost more than to meet them again.
             del order[low:high]
         return ids

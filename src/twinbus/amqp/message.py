@@ -160,8 +160,8 @@ def sections_at(data: bytes, offsets: tuple[int, int, int, int, int] | None) -> 
     while offset < size:
         code, end = _extent(data, offset, size)
         if code < DATA or code == FOOTER:
-            # The Python SDK writes delivery annotations last, so they may stand anywhere.
-            if raw[code - HEADER] or (code < previous and code != DELIVERY_ANNOTATIONS):
+            # The Python SDK writes delivery annotations last, rhea the footer before the body.
+            if raw[code - HEADER] or (code < previous and code not in _ANYWHERE):
                 raise _out_of_order(code, offset)
             raw[code - HEADER] = data[offset:end]
         elif previous < DATA:
@@ -170,10 +170,14 @@ def sections_at(data: bytes, offsets: tuple[int, int, int, int, int] | None) -> 
             body_end = end
         else:
             raise _out_of_order(code, offset)
-        if code != DELIVERY_ANNOTATIONS:
+        if code not in _ANYWHERE:
             previous = code
         offset = end
     return Sections(raw[0], raw[1], raw[2], raw[3], raw[4], data[body_start:body_end], raw[8])
+
+
+_ANYWHERE: Final = frozenset((DELIVERY_ANNOTATIONS, FOOTER))
+"""Sections that clients write at other places than the specification says."""
 
 
 def _extent(data: bytes, offset: int, size: int) -> tuple[int, int]:

@@ -58,7 +58,24 @@ class Modified:
     message_annotations: Map | None = None
 
 
-DeliveryState = Accepted | Rejected | Released | Modified | Received | Described
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """The outcome of a `Declare`: the transaction has begun."""
+
+    txn_id: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionalState:
+    """A transfer or an outcome that takes effect when its transaction is committed."""
+
+    txn_id: bytes = b""
+    outcome: Accepted | Rejected | Released | Modified | Described | None = None
+
+
+DeliveryState = (
+    Accepted | Rejected | Released | Modified | Received | Declared | TransactionalState | Described
+)
 
 
 @dataclass(slots=True)
@@ -98,6 +115,21 @@ class Coordinator:
     """The target of a link that declares and ends transactions."""
 
     capabilities: list[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Declare:
+    """The body of a message to the coordinator: begin a transaction."""
+
+    global_id: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class Discharge:
+    """The body of a message to the coordinator: commit a transaction, or undo it if `fail`."""
+
+    txn_id: bytes = b""
+    fail: bool = False
 
 
 @dataclass(slots=True)
@@ -253,8 +285,11 @@ _STR, _SYM, _SYMS, _FIELDS = kinds.STRING, kinds.SYMBOL, kinds.SYMBOLS, kinds.FI
 _BOOL, _UBYTE, _USHORT, _UINT = kinds.BOOLEAN, kinds.UBYTE, kinds.USHORT, kinds.UINT
 _ERROR = Nested("error", [Error])
 _STATE = Nested(
-    "delivery state", (Accepted, Rejected, Released, Modified, Received), open_ended=True
+    "delivery state",
+    (Accepted, Rejected, Released, Modified, Received, Declared, TransactionalState),
+    open_ended=True,
 )
+_OUTCOME = Nested("outcome", (Accepted, Rejected, Released, Modified), open_ended=True)
 _SOURCE = Nested("source", [Source])
 _TARGET = Nested("target or coordinator", [Target, Coordinator])
 
@@ -269,6 +304,10 @@ define(Source, "source", 0x28, _STR, _UINT, _SYM, _UINT, _BOOL, _FIELDS, _SYM, _
        _SYMS, _SYMS)
 define(Target, "target", 0x29, _STR, _UINT, _SYM, _UINT, _BOOL, _FIELDS, _SYMS)
 define(Coordinator, "coordinator", 0x30, _SYMS)
+define(Declare, "declare", 0x31, kinds.ANY)
+define(Discharge, "discharge", 0x32, kinds.BINARY, _BOOL, required="txn_id")
+define(Declared, "declared", 0x33, kinds.BINARY, required="txn_id")
+define(TransactionalState, "transactional-state", 0x34, kinds.BINARY, _OUTCOME, required="txn_id")
 define(Open, "open", 0x10, _STR, _STR, _UINT, _USHORT, _UINT, _SYMS, _SYMS, _SYMS, _SYMS, _FIELDS,
        required="container_id")
 define(Begin, "begin", 0x11, _USHORT, _UINT, _UINT, _UINT, _UINT, _SYMS, _SYMS, _FIELDS,

@@ -44,11 +44,13 @@ from twinbus.amqp.link import (
 from twinbus.amqp.performatives import (
     Attach,
     Begin,
+    Coordinator,
     Detach,
     Disposition,
     Flow,
     Source,
     Target,
+    TransactionalState,
     Transfer,
 )
 from twinbus.amqp.types import UInt
@@ -64,6 +66,9 @@ OUTGOING_WINDOW = 65_535
 HANDLE_MAX = 65_535
 TRANSFER_OVERHEAD = 64
 """Bytes of a frame that a transfer's own performative may take; the rest carries payload."""
+
+STATE_OVERHEAD = 128
+"""The same of a transactional state, whose transaction has an id of at most 32 bytes."""
 
 TAG_BYTES_MAX = 16
 """Longest tag for which the prefix of a transfer is remembered: a lock token."""
@@ -119,13 +124,14 @@ class Session:
         name: str,
         *,
         source: Source,
-        target: Target,
+        target: Target | Coordinator,
         settled: bool = False,
+        properties: dict[object, object] | None = None,
     ) -> SenderLink:
         """Attach a link on which we send to `target`; it is open once `Attached` says so."""
         link = SenderLink(self, name, self._new_handle())
         link.snd_settle_mode = 1 if settled else 0
-        self._attach(link, source, target, None)
+        self._attach(link, source, target, properties)
         return link
 
     def attach_receiver(
@@ -163,9 +169,18 @@ class Session:
         """As a receiver, send an outcome without settling: the peer's settlement confirms it."""
         self._output.put(encode_disposition_frame(self.channel, True, first, last, False, state))
 
+    def confirm(self, first: int, last: int, state: bytes) -> None:
+        """As a sender, repeat the peer's outcome without settling: it is part of a transaction."""
+        self.flush()
+        self._output.put(encode_disposition_frame(self.channel, False, first, last, False, state))
+
     def take_unsettled(self, first: int, last: int) -> list[tuple[int, SenderLink, bytes]]:
         """Remove our unsettled deliveries in that range; return id, link and tag of each."""
         return self.unsettled.take(first, last, self.next_delivery_id)
+
+    def find_unsettled(self, first: int, last: int) -> list[tuple[int, SenderLink, bytes]]:
+        """The same, and they stay unsettled."""
+        return self.unsettled.find(first, last, self.next_delivery_id)
 
     def flush(self) -> None:
         """Write the disposition that is still being joined."""
@@ -220,7 +235,13 @@ class Session:
         self._output.put(encode_frame(self.channel, flow))
 
     def send_transfer(
-        self, link: SenderLink, payload: bytes, tag: bytes, settled: bool, message_format: int
+        self,
+        link: SenderLink,
+        payload: bytes,
+        tag: bytes,
+        settled: bool,
+        message_format: int,
+        state: TransactionalState | None = None,
     ) -> int:
         """Write one delivery in frames of at most the peer's frame size; return its delivery id."""
         delivery_id = self.next_delivery_id
@@ -228,6 +249,8 @@ class Session:
         if not settled:
             self._unsettled_by_id[delivery_id] = (link, tag)
         room = self._output.max_frame_size - TRANSFER_OVERHEAD
+        if state is not None:
+            room -= STATE_OVERHEAD
         start, size = 0, len(payload)
         # The common case: one frame, and nothing waits before it.
         tag_size = len(tag)
@@ -236,6 +259,7 @@ class Session:
             and self.remote_incoming_window > 0
             and not self._blocked
             and tag_size <= TAG_BYTES_MAX
+            and state is None
         ):
             shape = (tag_size, settled, message_format)
             prefix = link.prefixes.get(shape)
@@ -249,9 +273,13 @@ class Session:
         while True:
             more = size - start > room
             part = payload[start : start + room] if more or start else payload
-            frame = encode_transfer_frame(
-                self.channel, link.handle, delivery_id, tag, message_format, settled, part, more
-            )
+            if state is None:
+                frame = encode_transfer_frame(
+                    self.channel, link.handle, delivery_id, tag, message_format, settled, part, more
+                )
+            else:
+                head = (link.handle, delivery_id, tag, message_format, settled, more)
+                frame = encode_frame(self.channel, Transfer(*head, state=state), part)
             self._blocked.append((link, frame))
             link.blocked_frames += 1
             self._release_blocked()
@@ -349,19 +377,20 @@ class Session:
                 transfer.delivery_tag or b"",
                 transfer.message_format or 0,
                 transfer.settled,
+                transfer.state if type(transfer.state) is TransactionalState else None,
             )
         link.partial.append(payload)
         link.partial_bytes += len(payload)
         if transfer.more and not transfer.aborted and link.partial_bytes <= link.limit_bytes:
             return
         start = link.partial_start
-        delivery_id, tag, message_format, settled = start
+        delivery_id, tag, message_format, settled, state = start
         whole = b"".join(link.partial)
         link.partial, link.partial_bytes, link.partial_start = [], 0, None
         if transfer.aborted:
             return
         settled = settled or transfer.settled
-        self._deliver(link, delivery_id, tag, message_format, settled, whole, events)
+        self._deliver(link, delivery_id, tag, message_format, settled, whole, events, state)
         if transfer.more:
             # Too large: the rest of it is still coming.
             link.partial_start, link.is_skipping = start, True
@@ -375,10 +404,11 @@ class Session:
         settled: bool,
         payload: bytes,
         events: list[Event],
+        state: object = None,
     ) -> None:
         if len(payload) > link.limit_bytes and link.rejects_oversize:
             link.count_incoming(1)
-            events.append(DeliveryTooLarge(link, delivery_id, settled))
+            events.append(DeliveryTooLarge(link, delivery_id, settled, state))
             return
         if len(payload) > link.limit_bytes:
             link.detach(
@@ -388,7 +418,9 @@ class Session:
             events.append(Detached(link, None, True))
             return
         link.count_incoming(1)
-        events.append(DeliveryArrived(link, delivery_id, tag, message_format, settled, payload))
+        events.append(
+            DeliveryArrived(link, delivery_id, tag, message_format, settled, payload, state)
+        )
 
     def _on_disposition(
         self, disposition: Disposition, payload: bytes, events: list[Event]
@@ -473,7 +505,11 @@ class Session:
         events.append(Detached(link, detach.error, bool(detach.closed)))
 
     def _attach(
-        self, link: Link, source: Source, target: Target, properties: dict[object, object] | None
+        self,
+        link: Link,
+        source: Source,
+        target: Target | Coordinator,
+        properties: dict[object, object] | None,
     ) -> None:
         link.state = LinkState.ATTACHING
         link.source, link.target = source, target

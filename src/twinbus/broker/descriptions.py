@@ -62,6 +62,8 @@ class QueueDescription:
     enable_express: bool = False
     max_message_size_kb: int = 256
     authorization_rules: tuple[AuthorizationRule, ...] = ()
+    forward_scheme: str = "sb"
+    """Of the addresses of both destinations, as the client wrote it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,6 +98,7 @@ class SubscriptionDescription:
     forward_dead_letters_to: str | None = None
     user_metadata: str | None = None
     auto_delete_on_idle_ms: int = FOREVER_MS
+    forward_scheme: str = "sb"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,6 +163,9 @@ class RuleDescription:
 
 DEFAULT_RULE = "$Default"
 
+UTC_TICKS = "twinbus:utc-ticks"
+"""Descriptor of a time in a rule that AMQP has no type for: UTC in units of 100 ns. Never sent."""
+
 Description = QueueDescription | TopicDescription | SubscriptionDescription
 
 _SECOND_MS = 1_000
@@ -207,12 +213,18 @@ def check_settings(path: str, description: Description) -> None:
 
 
 def check_change(path: str, before: Description, after: Description) -> None:
+    kind = type(before).__name__.removesuffix("Description")
     for name in UNCHANGEABLE:
         old, new = getattr(before, name, None), getattr(after, name, None)
         if old != new:
+            what = (
+                f"The value for the {name.title().replace('_', '')} property of an existing {kind}"
+            )
+            if name == "enable_partitioning":
+                what = f"Partitioning cannot be changed for {kind}. It"
             raise ArgumentInvalid(
-                f"{name} of {path!r} is {old} and cannot be changed; delete the entity and create "
-                "it again"
+                f"{what} cannot be changed. For {path!r} it is {str(old).lower()}; delete the"
+                " entity and create it again."
             )
 
 

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
 
@@ -53,6 +54,8 @@ class NamespaceAt:
 
     name: str
     port: int = 0
+    second_port: int | None = None
+    """A second port with the same protocols; None: there is none."""
 
     @classmethod
     def parse(cls, text: str) -> NamespaceAt:
@@ -108,8 +111,18 @@ class BrokerHost:
         fault_seed: int = 0,
         ledger: Path | str | None = None,
         profile: ServiceProfile = LAPTOP,
+        test_clock: bool = False,
     ) -> None:
-        """`access` says who may connect; None: clients with the default key, on loopback."""
+        """`access` says who may connect; None: clients with the default key, on loopback.
+
+        `test_clock`: the clock of each namespace can be moved (`BrokerServer.advance`).
+        """
+        if test_clock and (data is not None or ledger is not None):
+            raise BrokerStartError(
+                "a test clock needs a namespace in memory and no ledger: what is kept would have"
+                " times of the future; use --ephemeral, or leave out --test-clock"
+            )
+        self._test_clock = test_clock
         names = [namespace.name.lower() for namespace in namespaces]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
@@ -124,6 +137,8 @@ class BrokerHost:
         self._servers: dict[str, BrokerServer] = {}
         self._https: dict[str, HttpHost] = {}
         self._listeners: dict[str, Listener] = {}
+        self._second: dict[str, Listener] = {}
+        """Listeners of second ports."""
         self.on_gone: Callable[[], None] = lambda: None
         """Called when the store of a namespace is gone, if set before the start."""
 
@@ -150,13 +165,14 @@ class BrokerHost:
     async def close(self) -> None:
         """Stop listening, commit what is pending, close the connections and the stores."""
         try:
-            for listener in self._listeners.values():
+            for listener in (*self._listeners.values(), *self._second.values()):
                 await listener.close()
             for server in self._servers.values():
                 await server.close()
             for http in self._https.values():
                 await http.close()
             self._listeners.clear()
+            self._second.clear()
             self._servers.clear()
             self._https.clear()
         finally:
@@ -170,13 +186,17 @@ class BrokerHost:
         The namespace and its messages stay. `serve_again` opens the same port.
         """
         place = name or self.names[0]
-        await self._listeners[place].suspend()
+        for listeners in (self._listeners, self._second):
+            if place in listeners:
+                await listeners[place].suspend()
         for peer in list(self._servers[place].peers):
             peer.drop()
         await self._https[place].close()
 
     async def serve_again(self, name: str | None = None) -> None:
-        await self._listeners[name or self.names[0]].start()
+        for listeners in (self._listeners, self._second):
+            if (place := name or self.names[0]) in listeners:
+                await listeners[place].start()
 
     def server(self, name: str | None = None) -> BrokerServer:
         """The running server of a namespace, the first unless one is named."""
@@ -185,12 +205,17 @@ class BrokerHost:
     def port(self, name: str | None = None) -> int:
         return self._listeners[name or self.names[0]].port
 
+    def second_port(self, name: str | None = None) -> int | None:
+        """The second port of a namespace; None: it has one port."""
+        second = self._second.get(name or self.names[0])
+        return None if second is None else second.port
+
     def printable_connection_string(self, name: str | None = None) -> str:
-        return self._access.printable_connection_string(self.port(name))
+        return self._access.printable_connection_string(self.port(name), name or self.names[0])
 
     def connection_string(self, name: str | None = None, *, tls: bool = False) -> str:
         """What to give to a Service Bus client, with the right to manage; see `PortAccess`."""
-        return self._access.connection_string(self.port(name), tls=tls)
+        return self._access.connection_string(self.port(name), name or self.names[0], tls=tls)
 
     async def _start(self, namespace: NamespaceAt) -> None:
         access = self._access
@@ -205,6 +230,7 @@ class BrokerHost:
             ledger=self._ledger,
             on_gone=self.on_gone,
             profile=self._profile,
+            test_clock=self._test_clock,
         )
         self._servers[namespace.name] = server
         http = self._https[namespace.name] = HttpHost(
@@ -213,6 +239,10 @@ class BrokerHost:
         listener = access.listener(namespace.port, server.peer, http)
         await listener.start()
         self._listeners[namespace.name] = listener
+        if namespace.second_port is not None:
+            second = access.listener(namespace.second_port, server.peer, http)
+            await second.start()
+            self._second[namespace.name] = second
 
 
 T = TypeVar("T")
@@ -241,6 +271,7 @@ class EmbeddedBroker:
         fault_seed: int = 0,
         ledger: str | Path | None = None,
         profile: ServiceProfile = LAPTOP,
+        test_clock: bool = False,
     ) -> None:
         """Namespaces are "name" or "name:port"; without `data` all is kept in memory.
 
@@ -252,6 +283,7 @@ class EmbeddedBroker:
         more of them (`broker.access`); `require_token` refuses shared access keys.
         `ledger` is a directory for the broker's own view of what it does (`broker.ledger_view`).
         `profile` has the limits of the namespaces, such as `AZURE_STANDARD` of `broker.profile`.
+        `test_clock` lets `advance` move the clock of a namespace in memory.
         """
         self._host = BrokerHost(
             [NamespaceAt.parse(text) for text in namespaces or ("twinbus",)],
@@ -271,6 +303,7 @@ class EmbeddedBroker:
             fault_seed=fault_seed,
             ledger=ledger,
             profile=profile,
+            test_clock=test_clock,
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -344,6 +377,11 @@ class EmbeddedBroker:
     def clear_faults(self, namespace: str | None = None) -> None:
         """Remove all faults."""
         self._call(self._host.server(namespace).faults.clear)
+
+    def advance(self, by: timedelta, namespace: str | None = None) -> None:
+        """Move the clock on; locks, schedules, times to live and tokens end as time would do it."""
+        by_ms = round(by / timedelta(milliseconds=1))
+        self._call(lambda: self._host.server(namespace).advance(by_ms))
 
     def cut_off(self, namespace: str | None = None) -> None:
         """Refuse and drop every connection, as a killed broker would; messages stay."""

@@ -10,18 +10,27 @@ Pure: the shell asks `decide` before each operation and performs what the return
     drop_after_commit    send     stores the message and cuts the connection unacknowledged
     delay                any      waits `delay_ms`, then goes on
     hang                 any      never answers
+
+A fault proxy (docs/broker.md) sees frames. It has two kinds more, and can select by link, direction
+and frame:
+
+    detach               open     detaches links with the condition: open ones at once, later ones
+                                  with their first message
+    half_open            any      leaves the connection open; nothing passes any more
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from twinbus.broker.refusals import ArgumentInvalid, ArgumentOutOfRange
 from twinbus.servicebus import conditions
 
-Stage = Literal["attach", "send", "receive", "connect"]
+Stage = Literal["attach", "send", "receive", "connect", "request", "open"]
+"""What is about to happen. Of a proxy, `request` is a message to a node and `open` a link that is
+open when the fault is added."""
 
 FaultKind = Literal[
     "refuse_attach",
@@ -31,9 +40,21 @@ FaultKind = Literal[
     "hang",
     "drop_before_commit",
     "drop_after_commit",
+    "detach",
+    "half_open",
 ]
 
-_EVERY_STAGE: frozenset[Stage] = frozenset(("connect", "attach", "send", "receive"))
+Direction = Literal["to_service", "to_client"]
+
+FrameName = Literal["attach", "flow", "transfer", "disposition", "detach"]
+
+PROXY_KINDS: frozenset[FaultKind] = frozenset(("detach", "half_open"))
+FRAME_KINDS: frozenset[FaultKind] = frozenset(
+    ("delay", "hang", "drop_before_commit", "detach", "half_open")
+)
+"""Kinds that can strike any frame; the others answer a message or an attach."""
+
+_EVERY_STAGE: frozenset[Stage] = frozenset(("connect", "attach", "send", "receive", "request"))
 _SEND: frozenset[Stage] = frozenset(("send",))
 
 STAGES_BY_KIND: dict[FaultKind, frozenset[Stage]] = {
@@ -44,6 +65,8 @@ STAGES_BY_KIND: dict[FaultKind, frozenset[Stage]] = {
     "hang": _EVERY_STAGE,
     "drop_before_commit": _SEND,
     "drop_after_commit": _SEND,
+    "detach": frozenset(("send", "receive", "request", "open")),
+    "half_open": frozenset(("attach", "send", "receive", "request", "open")),
 }
 
 DELAY_MS_MAX = 3_600_000
@@ -56,6 +79,16 @@ DEFAULT_CONDITION = conditions.INTERNAL_ERROR
 """A failure that clients read as the service being unable to answer."""
 
 THROTTLE_CONDITION = conditions.SERVER_BUSY
+
+
+@dataclass(frozen=True, slots=True)
+class FrameAt:
+    """Where a proxy is when it asks: the frame that it holds, or a link that is open."""
+
+    link: str = ""
+    direction: Direction | None = None
+    """None: there is no frame yet, or the link is open both ways."""
+    frame: FrameName | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +107,12 @@ class Fault:
     probability: float = 1.0
     per_s: float | None = None
     """Sends a second that a throttle lets pass, from a bucket that holds one second's worth."""
+    link: str | None = None
+    """Of a proxy: name of a link, or `prefix*`."""
+    direction: Direction | None = None
+    """Of a proxy: only frames that go this way."""
+    frame: FrameName | None = None
+    """Of a proxy: the frame that the fault strikes, in place of the stages of its kind."""
 
     def __post_init__(self) -> None:
         if self.kind not in STAGES_BY_KIND:
@@ -95,6 +134,7 @@ class Fault:
             raise ArgumentOutOfRange(
                 f"per_s is 1 or more, and of a throttle fault only; got {self.per_s} of {self.kind}"
             )
+        self._check_selectors()
         default = THROTTLE_CONDITION if self.kind == "throttle" else DEFAULT_CONDITION
         # A frozen dataclass fills its own defaults this way; they depend on the kind.
         object.__setattr__(self, "condition", self.condition or default)
@@ -104,8 +144,35 @@ class Fault:
             self.description or f"a fault was injected: {self.kind}",
         )
 
-    def applies_to(self, stage: Stage, path: str) -> bool:
-        if stage not in STAGES_BY_KIND[self.kind]:
+    def _check_selectors(self) -> None:
+        if self.direction not in (None, *get_args(Direction)):
+            known = " or ".join(get_args(Direction))
+            raise ArgumentInvalid(f"direction of a fault is {known}, not {self.direction!r}")
+        if self.frame is None:
+            return
+        if self.frame not in get_args(FrameName):
+            known = ", ".join(get_args(FrameName))
+            raise ArgumentInvalid(f"frame of a fault is one of {known}, not {self.frame!r}")
+        if self.kind not in FRAME_KINDS:
+            known = ", ".join(sorted(FRAME_KINDS))
+            raise ArgumentInvalid(
+                f"a {self.kind} fault strikes no chosen frame; leave out frame, or use {known}"
+            )
+
+    @property
+    def needs_proxy(self) -> bool:
+        """Whether only a fault proxy can perform it."""
+        selectors = (self.link, self.direction, self.frame)
+        return self.kind in PROXY_KINDS or any(one is not None for one in selectors)
+
+    def applies_to(self, stage: Stage | None, path: str, at: FrameAt | None = None) -> bool:
+        """Whether it strikes here; `stage` is None for a frame that is at no stage."""
+        if self.frame is not None:
+            if at is None or at.frame != self.frame:
+                return False
+        elif stage not in STAGES_BY_KIND[self.kind]:
+            return False
+        if at is not None and not self._selects(stage, at):
             return False
         if self.entity is None:
             return True
@@ -114,12 +181,25 @@ class Fault:
             return path.startswith(entity[:-1])
         return path == entity
 
+    def _selects(self, stage: Stage | None, at: FrameAt) -> bool:
+        if self.direction not in (None, at.direction) and stage != "open":
+            return False
+        if self.link is None:
+            return True
+        if self.link.endswith("*"):
+            return at.link.startswith(self.link[:-1])
+        return at.link == self.link
+
 
 class FaultPlan:
     """The active faults, in order of addition; the first that applies is used."""
 
-    def __init__(self, draw: Callable[[], float]) -> None:
-        """`draw` returns numbers in [0, 1); the shell seeds it, so that a run can be repeated."""
+    def __init__(self, draw: Callable[[], float], *, proxy: bool = False) -> None:
+        """`draw` returns numbers in [0, 1); the shell seeds it, so that a run can be repeated.
+
+        `proxy`: the shell relays frames, and so can perform what a broker cannot.
+        """
+        self._proxy = proxy
         self._draw = draw
         self._faults: dict[int, Fault] = {}
         self._last_id = 0
@@ -131,6 +211,11 @@ class FaultPlan:
         return bool(self._faults)
 
     def add(self, fault: Fault) -> int:
+        if fault.needs_proxy and not self._proxy:
+            raise ArgumentInvalid(
+                "only `twinbus faults proxy` has detach, half_open, link, direction and frame;"
+                f" this broker cannot perform a {fault.kind} fault with them"
+            )
         if len(self._faults) >= FAULTS_MAX:
             raise ArgumentOutOfRange(f"{FAULTS_MAX} faults are in force already; remove some first")
         self._last_id += 1
@@ -151,13 +236,15 @@ class FaultPlan:
         self._forget_expired(now_ms)
         return dict(self._faults)
 
-    def decide(self, stage: Stage, path: str, now_ms: int) -> Fault | None:
+    def decide(
+        self, stage: Stage | None, path: str, now_ms: int, at: FrameAt | None = None
+    ) -> Fault | None:
         """The fault for this operation, or None; it lowers the fault's count."""
         if not self._faults:
             return None
         self._forget_expired(now_ms)
         for fault_id, fault in self._faults.items():
-            if fault.applies_to(stage, path) and self._strikes(fault_id, fault, now_ms):
+            if fault.applies_to(stage, path, at) and self._strikes(fault_id, fault, now_ms):
                 self._use_up(fault_id, fault)
                 return fault
         return None
@@ -219,7 +306,9 @@ def fault_from_json(document: object, now_ms: int) -> Fault:
 
 _TEXT, _WHOLE, _NUMBER = (str, "string"), (int, "whole number"), (int | float, "number")
 _KINDS: dict[str, tuple[Any, str]] = {
-    **dict.fromkeys(("kind", "entity", "condition", "description"), _TEXT),
+    **dict.fromkeys(
+        ("kind", "entity", "condition", "description", "link", "direction", "frame"), _TEXT
+    ),
     **dict.fromkeys(("count", "until_ms", "for_ms", "delay_ms"), _WHOLE),
     **dict.fromkeys(("probability", "per_s"), _NUMBER),
 }

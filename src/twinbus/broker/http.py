@@ -32,7 +32,14 @@ from uvicorn.server import ServerState
 
 from twinbus.broker import websocket as amqp_over_websocket
 from twinbus.broker.access import Admission, foreign_origin
-from twinbus.broker.admin.api import AdminRequest, Verified, respond, respond_faults, verified
+from twinbus.broker.admin.api import (
+    AdminRequest,
+    Verified,
+    respond,
+    respond_clock,
+    respond_faults,
+    verified,
+)
 from twinbus.broker.admin.atom import ERROR_CONTENT_TYPE, render_error
 from twinbus.broker.admin.entities import Document
 from twinbus.broker.sas import Grant
@@ -230,6 +237,9 @@ def application(broker: BrokerServer, access: MetricsAccess) -> Starlette:
     async def faults(request: Request) -> Response:
         return await _answered(broker, request, respond_faults)
 
+    async def clock(request: Request) -> Response:
+        return await _answered(broker, request, respond_clock)
+
     async def administration(request: Request) -> Response:
         return await _answered(broker, request, respond)
 
@@ -240,6 +250,7 @@ def application(broker: BrokerServer, access: MetricsAccess) -> Starlette:
         routes=[
             Route("/health", health, methods=["GET"]),
             Route("/metrics", metrics, methods=["GET"]),
+            Route("/$clock", clock, methods=EVERY_METHOD),
             Route("/$faults", faults, methods=EVERY_METHOD),
             Route("/$faults/{fault_id}", faults, methods=EVERY_METHOD),
             # Given a custom endpoint that has the path already, Azure's SDK appends it once more.

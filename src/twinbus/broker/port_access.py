@@ -95,20 +95,23 @@ class PortAccess:
     def accepted_tokens(self) -> tuple[AcceptedToken, ...]:
         return self._tokens + (self._token_file() if self._token_file is not None else ())
 
-    def printable_connection_string(self, port: int) -> str:
+    def printable_connection_string(self, port: int, name: str = "") -> str:
         """The connection string for a terminal: a key of one's own is a secret."""
-        text = self.connection_string(port, tls=self.require_tls)
+        text = self.connection_string(port, name, tls=self.require_tls)
         return text if self._key == DEFAULT_KEY else text.replace(self._key, HIDDEN_KEY)
 
-    def connection_string(self, port: int, *, tls: bool = False) -> str:
+    def connection_string(self, port: int, name: str = "", *, tls: bool = False) -> str:
         """What to give to a Service Bus client, with the right to manage.
 
+        The name of the namespace is behind a `#`: Twinbus takes it as the label, and the SDKs of
+        Python, Java, JavaScript and Go connect as without it.
         With `tls` it is what to give to Twinbus. The SDK itself ignores the port of such a string
         and needs `custom_endpoint_address="sb://HOST:PORT", transport_type=TransportType.Amqp`.
         """
         host = f"[{self._host}]" if ":" in self._host else self._host
+        label = f"/#{name}" if name else ""
         return (
-            f"Endpoint=sb://{host}:{port};SharedAccessKeyName={DEFAULT_RULE_NAME};"
+            f"Endpoint=sb://{host}:{port}{label};SharedAccessKeyName={DEFAULT_RULE_NAME};"
             f"SharedAccessKey={self._key};" + ("" if tls else "UseDevelopmentEmulator=true;")
         )
 

@@ -7,7 +7,11 @@ exception of the official SDK the user gets, so each one here is a condition tha
 
 from __future__ import annotations
 
+import re
+
 from twinbus.servicebus import conditions
+
+_HOST = re.compile(r"[A-Za-z0-9.:\[\]-]{1,260}", re.ASCII)
 
 
 class Refusal(Exception):
@@ -31,7 +35,13 @@ class EntityNotFound(Refusal):
     @classmethod
     def of(cls, path: str, why: str) -> EntityNotFound:
         """In Azure's words: the JavaScript SDK tells a missing entity only by this text."""
-        return cls(f"The messaging entity {path!r} could not be found: {why}.")
+        return cls(f"The messaging entity {path!r} could not be found. {why[:1].upper()}{why[1:]}.")
+
+    def name_host(self, namespace: str, host: str) -> None:
+        """Name the entity by the host that the client dialled, as Azure does."""
+        if _HOST.fullmatch(host):
+            before, after = f"'sb://{namespace}/", f"'sb://{host}/"
+            self.description = self.description.replace(before, after, 1)
 
 
 class EntityAlreadyExists(Refusal):
@@ -119,6 +129,18 @@ class LinkExpired(Refusal):
 
 class MalformedMessage(Refusal):
     condition, status = conditions.DECODE_ERROR, 400
+
+
+class TransactionRolledBack(Refusal):
+    condition, status = conditions.TRANSACTION_ROLLBACK, 409
+
+
+class TransactionTimedOut(Refusal):
+    condition, status = conditions.TRANSACTION_TIMEOUT, 408
+
+
+class UnknownTransaction(Refusal):
+    condition, status = conditions.TRANSACTION_UNKNOWN, 404
 
 
 def check_count(owner: str, what: str, count: int, limit: int | None, advice: str) -> None:

@@ -16,8 +16,9 @@ from urllib.parse import quote_plus, unquote, unquote_plus, urlsplit
 
 from twinbus.broker.descriptions import AuthorizationRule
 from twinbus.broker.refusals import Unauthorized
+from twinbus.namespace.address import is_loopback
 from twinbus.namespace.tokens import SCHEME, signature_digest, utc_text
-from twinbus.servicebus.names import ENTITY_NAME_MAX
+from twinbus.servicebus.names import ENTITY_NAME_MAX, path_of
 
 LISTEN, SEND, MANAGE = "Listen", "Send", "Manage"
 ALL_RIGHTS = frozenset({LISTEN, SEND, MANAGE})
@@ -129,28 +130,36 @@ class AccessPolicy:
         entity_rules: Callable[[str], Iterable[AuthorizationRule]] = lambda _path: (),
         tokens: Callable[[], Iterable[AcceptedToken]] = tuple,
         *,
+        rules_below: Callable[[], Iterable[tuple[str, AuthorizationRule]]] = tuple,
         require_token: bool = False,
+        ahead_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`entity_rules(path)` gives the rules of the entity at `path`, if there is one.
+        """`entity_rules(path)` gives the rules of the entity at `path`, if there is one;
+        `rules_below` those of all entities with their paths.
 
         `tokens` gives the bearer tokens that are accepted now. `require_token` refuses shared
-        access signatures, as a namespace with local authentication disabled does.
+        access signatures, as a namespace with local authentication disabled does. `ahead_s` is
+        how far the clock was moved: a token has an expiry by the clock of its client, which
+        presents it now.
         """
+        self._ahead_s = ahead_s
         self.rules = {rule.key_name: rule for rule in rules}
         self._entity_rules = entity_rules
+        self._rules_below = rules_below
         self._tokens = tokens
-        self._require_token = require_token
+        self.takes_keys = not require_token
+        """Whether shared access keys are accepted, as signatures or as they are."""
 
     def verify(self, token: str, now_s: float) -> Grant:
         """The grant of `token` at `now_s`; raises `Unauthorized` with the reason if it has none."""
         accepted = self._accepted(token, now_s)
         if accepted is not None:
             return accepted
-        if self._require_token and token.startswith(SCHEME):
+        if not self.takes_keys and token.startswith(SCHEME):
             raise Unauthorized(LOCAL_AUTH_DISABLED)
         fields = _parse(token)
         path = _audience_path(unquote_plus(fields["sr"]))
-        expires_at_s = _expiry(fields["se"])
+        expires_at_s = _expiry(fields["se"]) + self._ahead_s()
         name, candidates = self._named(fields["skn"], path)
         if not candidates:
             raise Unauthorized(
@@ -166,14 +175,34 @@ class AccessPolicy:
                 f"rule {name!r}; check SharedAccessKey."
             )
         _require_unexpired(f"of rule {name!r}", expires_at_s, now_s)
-        rights = ALL_RIGHTS if MANAGE in rule.rights else rule.rights
-        return Grant(
-            path=path,
-            rights=rights,
-            expires_at_s=expires_at_s,
-            rule_name=rule.key_name,
-            signed_with=key,
+        return _granted(rule, path, key, expires_at_s)
+
+    def login(self, name: str, key: str) -> list[Grant]:
+        """What a rule grants to who has its key (SASL PLAIN), until the rule or the key goes.
+
+        One of the namespace, else those of the entities that have a rule of that name and key.
+        Raises `Unauthorized` if there is none.
+        """
+        if not self.takes_keys:
+            raise Unauthorized(LOCAL_AUTH_DISABLED)
+        own = self.rules.get(name)
+        named = (
+            [("", own)]
+            if own is not None
+            else [(path, rule) for path, rule in self._rules_below() if rule.key_name == name]
         )
+        if not named:
+            raise Unauthorized(
+                f"No shared access rule is named {name[:80]!r}; check SharedAccessKeyName."
+            )
+        found = [
+            _granted(rule, path.lower(), key, NEVER_S) for path, rule in named if _is_key(rule, key)
+        ]
+        if not found:
+            raise Unauthorized(
+                f"The key is not one of the shared access rule {name!r}; check SharedAccessKey."
+            )
+        return found
 
     def still_holds(self, grant: Grant) -> bool:
         """Whether the rule of a grant still has the key that signed its token, and its rights."""
@@ -190,7 +219,7 @@ class AccessPolicy:
         for one in self._tokens():
             if hmac.compare_digest(one.text.encode(), text):
                 rights = ALL_RIGHTS if MANAGE in one.rights else one.rights
-                until_s = one.expires_at_s
+                until_s = one.expires_at_s + self._ahead_s()
                 _require_unexpired(f"{one.name!r}", until_s, now_s)
                 return Grant(path="", rights=rights, expires_at_s=until_s, rule_name=one.name)
         return None
@@ -214,11 +243,28 @@ class AccessPolicy:
             path = path.rpartition("/")[0]
 
 
+def _granted(rule: AuthorizationRule, path: str, key: str, expires_at_s: float) -> Grant:
+    rights = ALL_RIGHTS if MANAGE in rule.rights else rule.rights
+    return Grant(
+        path=path,
+        rights=rights,
+        expires_at_s=expires_at_s,
+        rule_name=rule.key_name,
+        signed_with=key,
+    )
+
+
+def _is_key(rule: AuthorizationRule, key: str) -> bool:
+    given = key.encode()
+    kept = [each.encode() for each in (rule.primary_key, rule.secondary_key) if each]
+    return any(hmac.compare_digest(each, given) for each in kept)
+
+
 def _require_unexpired(whose: str, expires_at_s: float, now_s: float) -> None:
     if now_s >= expires_at_s:
         raise Unauthorized(
-            f"{EXPIRED} The token {whose} expired at {utc_text(expires_at_s)}, "
-            f"{now_s - expires_at_s:.0f} s ago; present a new one (or check the clocks)."
+            f"{EXPIRED} Expiration time: {utc_text(expires_at_s)}, {now_s - expires_at_s:.0f} s"
+            f" ago. It is the token {whose}; present a new one, or check the clocks."
         )
 
 
@@ -259,6 +305,9 @@ def _not_a_signature(token: str) -> str:
 
 def _audience_path(audience: str) -> str:
     """The path part of an audience URI; its scheme and host are whatever the client dialled."""
+    if "://" not in audience and _is_host(audience.partition("/")[0]):
+        # Some libraries, such as that of the Go SDK, sign the host and the path alone.
+        audience = f"sb://{audience}"
     try:
         parts = urlsplit(audience)
         is_address = bool(parts.scheme and parts.hostname)
@@ -268,7 +317,7 @@ def _audience_path(audience: str) -> str:
         raise Unauthorized(
             f"The audience {audience[:200]!r} is no URI; expected one like sb://host/entity."
         )
-    path = unquote(parts.path).strip("/").lower()
+    path = unquote(path_of(parts)).strip("/").lower()
     if len(path) > AUDIENCE_PATH_MAX:
         raise Unauthorized(
             f"The path of the audience has {len(path)} characters, the limit is"
@@ -277,6 +326,15 @@ def _audience_path(audience: str) -> str:
     if "//" in path:
         raise Unauthorized(f"The path of the audience, {path!r:.200}, has an empty part ('//').")
     return path
+
+
+def _is_host(text: str) -> bool:
+    """Whether an audience that begins with this names a namespace. A bare path must not: a token
+    that was meant for one entity would be one for all of them."""
+    name, colon, port = text.rpartition(":")
+    if colon and port.isascii() and port.isdigit():
+        return bool(name)
+    return ".servicebus." in text.lower() or is_loopback(text.lower())
 
 
 def _expiry(text: str) -> float:

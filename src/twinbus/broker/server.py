@@ -14,13 +14,17 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from twinbus.amqp.events import Disposed
 from twinbus.amqp.link import ReceiverLink, SenderLink
 from twinbus.amqp.message import Sections
+from twinbus.amqp.performatives import Coordinator, TransactionalState
 from twinbus.broker.access import Admission
 from twinbus.broker.descriptions import AuthorizationRule
 from twinbus.broker.engine.engine_log import EngineLog
 from twinbus.broker.engine.limits import CreditAccount
 from twinbus.broker.engine.namespace import BrokerNamespace
+from twinbus.broker.engine.queue import Queue
+from twinbus.broker.engine.settlement import RequestedSettlement
 from twinbus.broker.faults import FaultPlan
 from twinbus.broker.ledger_view import BrokerView
 from twinbus.broker.links import management
@@ -29,6 +33,7 @@ from twinbus.broker.links.context import (
     BrokerContext,
     Dispatcher,
     LinkClient,
+    LinkOwner,
     LockTokens,
     RefusalTracker,
     ReplyLink,
@@ -37,15 +42,23 @@ from twinbus.broker.links.context import (
 from twinbus.broker.links.peer import Peer
 from twinbus.broker.links.receiving import DeliveringLink, settle
 from twinbus.broker.links.requests import ManagementContext, RequestLink
-from twinbus.broker.links.sending import SendingLink, refuse_transactions
+from twinbus.broker.links.sending import SendingLink
+from twinbus.broker.links.transactions import Transactions
 from twinbus.broker.profile import LAPTOP, ServiceProfile
-from twinbus.broker.refusals import EntityNotFound, QuotaExceeded, check_count
+from twinbus.broker.refusals import (
+    ArgumentInvalid,
+    ArgumentOutOfRange,
+    EntityNotFound,
+    QuotaExceeded,
+    Refusal,
+    check_count,
+)
 from twinbus.broker.sas import LISTEN, SEND, AcceptedToken, AccessPolicy
 from twinbus.broker.storage.store import GroupCommit, Store
 from twinbus.errors import StoreError
 from twinbus.ledger import LedgerWriter
 from twinbus.servicebus import conditions
-from twinbus.servicebus.names import MANAGEMENT_SUFFIX
+from twinbus.servicebus.names import MANAGEMENT_SUFFIX, TRANSFER_DESTINATION, entity_address
 
 log = logging.getLogger("twinbus.broker")
 
@@ -63,6 +76,13 @@ SWEEPS_PER_IDLE_TIME = 10
 """So an idle link is detached at most a tenth of the idle time late."""
 
 
+ADVANCE_MAX_MS = 10 * 365 * 86_400_000
+"""Ten years: further on, times would leave the range of dates."""
+
+ADVANCE_STEPS_MAX = 100_000
+"""Moments at which something falls due that one advance visits in their order; then it jumps."""
+
+
 class BrokerServer:
     def __init__(
         self,
@@ -77,8 +97,15 @@ class BrokerServer:
         ledger: LedgerWriter | None = None,
         on_gone: Callable[[], None] = lambda: None,
         profile: ServiceProfile = LAPTOP,
+        test_clock: bool = False,
     ) -> None:
-        """`on_gone` is called once if the store is gone: the broker then serves nothing more."""
+        """`on_gone` is called once if the store is gone: the broker then serves nothing more.
+
+        `test_clock` lets `advance` move the clock.
+        """
+        self._has_test_clock = test_clock
+        self._ahead_ms = 0
+        """How far the clock is ahead of the machine's."""
         self.name = name
         self.gone: str | None = None
         """Why the store is gone; None: it is there."""
@@ -96,7 +123,14 @@ class BrokerServer:
         # Faults that strike by chance must strike the same way again, given the seed.
         self.faults = FaultPlan(random.Random(fault_seed).random)  # noqa: S311
         self.commit = GroupCommit(store, self.loop, on_failure=self._on_commit_failure)
-        self.policy = AccessPolicy(rules, self.entity_rules, tokens, require_token=require_token)
+        self.policy = AccessPolicy(
+            rules,
+            self.entity_rules,
+            tokens,
+            rules_below=self.rules_below,
+            require_token=require_token,
+            ahead_s=lambda: self._ahead_ms / 1000,
+        )
         self.track = RefusalTracker(name, self.now_ms)
         self.admission = admission or Admission()
         self.engine_log = None if ledger is None else EngineLog()
@@ -115,8 +149,9 @@ class BrokerServer:
         """The engine. It and the dispatcher are replaced after a failed commit."""
         idle_s = profile.link_idle_s
         self._sweeping: asyncio.TimerHandle | None = None
+        self._idle_links = None if idle_s is None else IdleLinks(idle_s)
         if idle_s is not None:
-            self._sweep_idle_links(IdleLinks(idle_s), idle_s)
+            self._sweep_idle_links(idle_s)
         self._arm_timer()
         if self.view is not None:
             held = {queue.path: len(queue.messages) for queue in self.namespace.queues()}
@@ -126,7 +161,45 @@ class BrokerServer:
         return self.namespace.resolve(path)
 
     def now_ms(self) -> int:
-        return time.time_ns() // 1_000_000
+        return time.time_ns() // 1_000_000 + self._ahead_ms
+
+    def advance(self, by_ms: int) -> int:
+        """Move the clock on; return how far it is ahead of the machine's, in milliseconds.
+
+        What falls due on the way happens in the order of its times. Connections stay: what their
+        clients send and hear has the machine's time.
+        """
+        if not self._has_test_clock:
+            raise ArgumentInvalid(
+                "the clock of this broker cannot be moved; start it with --test-clock, or"
+                " EmbeddedBroker(test_clock=True)"
+            )
+        if not 1 <= by_ms <= ADVANCE_MAX_MS - self._ahead_ms:
+            raise ArgumentOutOfRange(
+                f"the clock moves on by 1 ms or more, and is at most {ADVANCE_MAX_MS} ms ahead; it"
+                f" is {self._ahead_ms} ms ahead, and was to move by {by_ms} ms"
+            )
+        self._detach_idle_links()
+        began_ms = self._ahead_ms
+        target_ms = self.now_ms() + by_ms
+        at_ms = self.now_ms() - 1
+        for _ in range(ADVANCE_STEPS_MAX):
+            due_ms = self.namespace.next_deadline_ms()
+            if not due_ms or due_ms > target_ms:
+                break
+            at_ms = max(due_ms, at_ms + 1)
+            self._ahead_ms = max(began_ms, self._ahead_ms + at_ms - self.now_ms())
+            self.namespace.run_timers(at_ms)
+        self._ahead_ms = began_ms + by_ms
+        self.namespace.run_timers(self.now_ms())
+        self._detach_idle_links()
+        for peer in list(self.peers):
+            peer.clock_moved()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.wake()
+        return self._ahead_ms
 
     def peer(self) -> Peer:
         peer = Peer(self, EntityLinks(self))
@@ -169,6 +242,11 @@ class BrokerServer:
             self._no_space = self.store.low_on_space()
         if self._no_space is not None:
             raise QuotaExceeded(self._no_space)
+
+    def distrust(self, error: Exception) -> None:
+        """Drop what is not committed and restore the engine: a step of it failed half-way."""
+        log.error("%s: a transaction failed: %s", self.name, repr(error), exc_info=error)
+        self.commit.distrust(error)
 
     async def close(self) -> None:
         """Commit what is pending, close the connections, close the store."""
@@ -249,13 +327,19 @@ class BrokerServer:
         self.wake()
         self.namespace.run_timers(self.now_ms())
 
-    def _sweep_idle_links(self, idle_links: IdleLinks, idle_s: float) -> None:
-        links = {link: peer for peer in self.peers for link in peer.entity_links()}
-        for link in idle_links.sweep(links, self.now_ms()):
-            links[link].detach(link, LinkIdle(link, idle_s))
+    def _sweep_idle_links(self, idle_s: float) -> None:
+        self._detach_idle_links()
         self._sweeping = self.loop.call_later(
-            idle_s / SWEEPS_PER_IDLE_TIME, self._sweep_idle_links, idle_links, idle_s
+            idle_s / SWEEPS_PER_IDLE_TIME, self._sweep_idle_links, idle_s
         )
+
+    def _detach_idle_links(self) -> None:
+        idle_s = self.profile.link_idle_s
+        if self._idle_links is None or idle_s is None:
+            return
+        links = {link: peer for peer in self.peers for link in peer.entity_links()}
+        for link in self._idle_links.sweep(links, self.now_ms()):
+            links[link].detach(link, LinkIdle(link, idle_s))
 
     # The engine
 
@@ -267,6 +351,7 @@ class BrokerServer:
             notify=self.dispatcher.ready,
             deleted=self._on_deleted,
             in_use=self._in_use,
+            session_lost=self._on_session_lost,
             engine_log=self.engine_log,
             failed=self._on_engine_failure,
             profile=self.profile,
@@ -283,6 +368,11 @@ class BrokerServer:
             for link in peer.links_on(path):
                 peer.detach(link, EntityNotFound.of(path, "it was deleted"))
 
+    def _on_session_lost(self, holder: object) -> None:
+        if isinstance(holder, DeliveringLink):
+            # Later: it may be in the middle of a delivery.
+            self.loop.call_soon(holder.session_lost)
+
     def _in_use(self, path: str) -> bool:
         return any(peer.links_on(path) for peer in self.peers)
 
@@ -291,6 +381,12 @@ class BrokerServer:
         # For strangers too: it builds no refusal and no queue of a transfer dead-letter path.
         entity = self.namespace.find(path)
         return () if entity is None else getattr(entity.description, "authorization_rules", ())
+
+    def rules_below(self) -> Iterable[tuple[str, AuthorizationRule]]:
+        """The shared access rules of all entities, each with the path of its entity."""
+        for entity in self.namespace.entities():
+            for rule in getattr(entity.description, "authorization_rules", ()):
+                yield entity.path, rule
 
     def _on_commit_failure(self, error: Exception) -> None:
         """Close every connection and restore the engine: the last changes were not stored.
@@ -339,6 +435,7 @@ class EntityLinks:
 
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
+        self._transactions = Transactions(context)
 
     def receiving(
         self, client: LinkClient, link: SenderLink, address: str, now_ms: int
@@ -357,17 +454,26 @@ class EntityLinks:
 
     def sending(
         self, client: LinkClient, link: ReceiverLink, address: str, now_ms: int
-    ) -> SendingLink:
-        refuse_transactions(link)
+    ) -> LinkOwner:
+        if isinstance(link.target, Coordinator):
+            return self._transactions.coordinate(client, link, now_ms)
         granted_until_ms = client.grants.require(address, SEND, now_ms)
+        via, destination = None, link.properties.get(TRANSFER_DESTINATION)
+        if destination is not None:
+            # The client sends to the destination through the entity that it attached to.
+            via = self._context.namespace.send_target(address).path
+            address = entity_address(str(destination))
+            granted_until_ms = client.grants.require(address, SEND, now_ms)
         entity = self._context.namespace.send_target(address)
-        sending = SendingLink(self._context, client, link, entity, address, granted_until_ms)
+        sending = SendingLink(
+            self._context, client, link, entity, address, granted_until_ms, self._transactions, via
+        )
         sending.attach()
         return sending
 
     def requests(self, client: LinkClient, link: ReceiverLink, address: str) -> RequestLink:
         respond = partial(self._respond, client, address.lower())
-        node = RequestLink(self._context, client, link, address, respond)
+        node = RequestLink(self._context, client, link, address, respond, takes_transactions=True)
         node.attach()
         return node
 
@@ -375,12 +481,23 @@ class EntityLinks:
         link.accept()
         return ReplyLink(client.replies, link, address)
 
-    settle = staticmethod(settle)
+    def settle(self, event: Disposed, now_ms: int) -> None:
+        if isinstance(event.state, TransactionalState):
+            self._transactions.dispose(event, now_ms)
+        else:
+            settle(event, now_ms)
 
     def disconnected(self, client: LinkClient) -> None:
-        """Nothing is kept for a client beside its links."""
+        self._transactions.close()
 
-    def _respond(self, client: LinkClient, address: str, request: Sections, now_ms: int) -> bytes:
+    def _respond(
+        self,
+        client: LinkClient,
+        address: str,
+        request: Sections,
+        now_ms: int,
+        txn_id: bytes | None = None,
+    ) -> bytes:
         broker = self._context
 
         def require(right: str) -> None:
@@ -398,5 +515,23 @@ class EntityLinks:
             new_message_id=new_message_id,
             track=broker.track,
             credits=broker.credits,
+            settle=None if txn_id is None else partial(self._settle_in, client, address, txn_id),
         )
         return management.handle(request, context, now_ms)
+
+    def _settle_in(
+        self,
+        client: LinkClient,
+        address: str,
+        txn_id: bytes,
+        queue: Queue,
+        wanted: RequestedSettlement,
+        now_ms: int,
+    ) -> None:
+        """Settle by a request that is part of a transaction."""
+        right = address, partial(client.grants.require, address, LISTEN)
+        try:
+            self._transactions.settle(txn_id, queue, wanted, now_ms, right=right)
+        except Refusal as refusal:
+            self._transactions.doom(txn_id, refusal)
+            raise

@@ -192,7 +192,11 @@ async def serve(websocket: WebSocket, amqp_factory: Callable[[], Peer]) -> None:
     protocol = amqp_factory()
     transport = WebSocketTransport(
         protocol,
-        {"peername": websocket.scope.get("client"), "sockname": websocket.scope.get("server")},
+        {
+            "peername": websocket.scope.get("client"),
+            "sockname": websocket.scope.get("server"),
+            "ssl_object": connection.transport.get_extra_info("ssl_object"),
+        },
         connection,
     )
     protocol.connection_made(transport)

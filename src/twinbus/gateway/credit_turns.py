@@ -138,7 +138,7 @@ class CreditTurns:
         return min((time for time in times if time > now), default=None)
 
     def drained(self, drain: DrainSide, brought: int, now: float) -> None:
-        """A side has answered a drain, and brought so many deliveries before that."""
+        """A side has answered a drain, and brought this many deliveries before that."""
         side = drain.side
         self._silent_s[side] = SILENT_S
         is_full = brought >= drain.credit

@@ -41,10 +41,12 @@ from twinbus.broker.http import (
 from twinbus.broker.refusals import ArgumentInvalid, Refusal
 from twinbus.client.administration import NotAnswered, host_header, http_connection, token_for
 from twinbus.exposition import CONTENT_TYPE, text_of
+from twinbus.gateway.addresses import with_host
 from twinbus.gateway.relay import require_plain
 from twinbus.gateway.sending import PENDING_BYTES_MAX
 from twinbus.gateway.server import GatewayServer
 from twinbus.namespace.access import endpoint_of
+from twinbus.namespace.address import bracketed
 from twinbus.pair import call_program, client_of, paired_receivers_of
 from twinbus.servicebus.names import entity_address
 
@@ -263,6 +265,8 @@ def _forward(
     connection = http_connection(primary, timeout_s=ANSWER_S)
     try:
         query = f"?{urlencode(request.query)}" if request.query else ""
+        here, there = request.headers.get("host", ""), headers.get("Host") or _authority(connection)
+        body = with_host(body, here, there)
         connection.request(request.method, request.raw_path + query, body or None, headers)
         answer = connection.getresponse()
         content = answer.read(ANSWER_BYTES_MAX + 1)
@@ -273,9 +277,15 @@ def _forward(
                 " entities at once ($top)",
             )
         passed = {"Content-Type": answer.headers.get("Content-Type", "application/xml")}
-        return Response(content, answer.status, passed)
+        return Response(with_host(content, there, here), answer.status, passed)
     finally:
         connection.close()
+
+
+def _authority(connection: http.client.HTTPConnection) -> str:
+    """The Host header of a request that has none of its own."""
+    is_default = connection.port == connection.default_port
+    return bracketed(connection.host) + ("" if is_default else f":{connection.port}")
 
 
 def _error(status: int, text: str) -> Response:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING
 
@@ -62,6 +63,9 @@ if TYPE_CHECKING:
     from twinbus.namespace.access import Endpoint
 
 
+DOOMED_MAX = 1_000
+
+
 class PrimaryRelay:
     """One client's connection to the primary."""
 
@@ -89,6 +93,8 @@ class PrimaryRelay:
         """Sessions of `$management` links: requests and answers must share one."""
         self._settling: dict[LinkSession, dict[int, tuple[Relayed, int]]] = {}
         """Settlements that the primary has not confirmed, by its delivery ids."""
+        self.doomed: OrderedDict[bytes, str] = OrderedDict()
+        """Transactions of which an operation was rejected here, and why."""
         self._closed = False
 
     def begin(self, relayed: Relayed) -> None:
@@ -165,6 +171,12 @@ class PrimaryRelay:
             raise
         return connection
 
+    def doom(self, txn_id: bytes, why: str) -> None:
+        """Let a transaction be rolled back at its discharge."""
+        self.doomed.setdefault(txn_id, why)
+        if len(self.doomed) > DOOMED_MAX:
+            self.doomed.popitem(last=False)
+
     def flush(self) -> None:
         if self._connection is not None:
             self._connection.flush()
@@ -214,11 +226,18 @@ class PrimaryRelay:
         state = encoded_state(event.state, ACCEPTED_BYTES)
         sessions: dict[LinkSession, None] = {}
         for number in event.among(waiting):
+            if not event.settled:
+                # Part of a transaction, whose discharge settles it: it may be given again.
+                receiver, here = waiting[number]
+                if receiver.link.state is not LinkState.CLOSED:
+                    receiver.link.session.confirm(here, here, state)
+                continue
             receiver, here = waiting.pop(number)
-            receiver.confirmed(number, event.state)
+            receiver.confirmed(number, here, event.state)
             if receiver.link.state is LinkState.CLOSED:
                 continue  # Its session may be gone, and another may have the channel.
             session = receiver.link.session
+            session.take_unsettled(here, here)
             session.settle(here, here, state, as_receiver=False)
             sessions[session] = None
         for session in sessions:
@@ -278,8 +297,8 @@ class Relayed(LinkOwner, ABC):
     def taken(self, number: int, state: bytes) -> None:
         """The primary settled a delivery of its link that the client sent."""
 
-    def confirmed(self, number: int, state: object) -> None:
-        """The primary answered a settlement of the client, of its own delivery id."""
+    def confirmed(self, number: int, here: int, state: object) -> None:
+        """The primary settled its delivery `number`, which is `here` at the client."""
 
     def not_confirmed(self, number: int, text: str) -> None:
         """The primary can answer a settlement no more."""

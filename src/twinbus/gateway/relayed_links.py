@@ -19,7 +19,14 @@ from twinbus.amqp.events import (
 )
 from twinbus.amqp.link import SETTLED, LinkState, ReceiverLink, SenderLink
 from twinbus.amqp.message import Sections, decode_map, join, split
-from twinbus.amqp.performatives import ACCEPTED_BYTES, RELEASED_BYTES, Source, Target
+from twinbus.amqp.performatives import (
+    ACCEPTED_BYTES,
+    RELEASED_BYTES,
+    Source,
+    Target,
+    TransactionalState,
+    encode_state,
+)
 from twinbus.amqp.types import DecodeError
 from twinbus.broker.links.context import ReplyLink
 from twinbus.broker.links.management import SENDING_OPERATIONS
@@ -38,7 +45,7 @@ from twinbus.gateway.twin_requests import TwinRequests
 
 if TYPE_CHECKING:
     from twinbus.amqp.session import Session
-    from twinbus.broker.links.context import PeerContext
+    from twinbus.broker.links.context import LinkClient, PeerContext
     from twinbus.gateway.relay_records import Asked
 
 WINDOW: Final = 250
@@ -97,6 +104,10 @@ class RelayedReceiver(Relayed):
         self._is_asking = False
         """Whether the primary is asked for more when all of the last read was handed on."""
         self._records = None if relay.records is None else relay.records.receiver(address)
+
+    @property
+    def client(self) -> LinkClient:
+        return self.relay.client
 
     def attach_to(self, session: Session) -> None:
         link = self.link
@@ -248,7 +259,29 @@ class RelayedReceiver(Relayed):
             up.session.dispose(first, last, state)
         self.relay.flush()
 
-    def confirmed(self, number: int, state: object) -> None:
+    def settle_in(self, numbers: list[int], event: Disposed, state: TransactionalState) -> bool:
+        """Settle deliveries in a transaction; false if the primary cannot be told all of it.
+
+        They stay unsettled until the primary settles them, unless the client has settled.
+        """
+        up = self.up
+        if up is None or up.state is not LinkState.OPEN:
+            return False
+        encoded, waiting = encode_state(state), self.relay.settling(up.session)
+        known = [number for number in numbers if number in self._numbers]
+        for number in known:
+            there = self._numbers[number]
+            if event.settled:
+                del self._numbers[number]
+                up.session.settle(there, there, encoded, as_receiver=True)
+            else:
+                waiting[there] = self, number
+                up.session.dispose(there, there, encoded)
+        self.relay.flush()
+        return len(known) == len(numbers)
+
+    def confirmed(self, number: int, here: int, state: object) -> None:
+        self._numbers.pop(here, None)
         if self._records is not None:
             self._records.confirmed(number, state)
 

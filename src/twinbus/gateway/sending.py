@@ -17,20 +17,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from twinbus.amqp.events import DeliveryArrived, DeliveryTooLarge
 from twinbus.amqp.link import MAX_MESSAGE_BYTES, LinkState, ReceiverLink
-from twinbus.amqp.performatives import ACCEPTED_BYTES, encode_state
+from twinbus.amqp.performatives import ACCEPTED_BYTES, TransactionalState, encode_state
 from twinbus.broker.links.context import LinkClient, LinkOwner, rejected
 from twinbus.broker.refusals import MessageTooLarge, Refusal
 from twinbus.broker.sas import SEND
 from twinbus.client.links import LinkPool
 from twinbus.gateway.messages import EncodedMessages
-from twinbus.gateway.relay import refusal_of
+from twinbus.gateway.relay import PrimaryRelay, refusal_of
+from twinbus.gateway.transactions import TransactedSends, not_served
 from twinbus.pairing.core.failover import Route
 from twinbus.pairing.sdk.failures import translated
 from twinbus.pairing.sending.send_calls import SendCall
@@ -89,9 +90,13 @@ class GatewaySendingLink(LinkOwner):
         target: SendTarget,
         pool: LinkPool,
         granted_until_ms: int,
+        relay: Callable[[], PrimaryRelay],
     ) -> None:
+        """`relay` returns the client's own connection to the primary, for its transactions."""
         self.address = address
         self.link = link
+        self._relay = relay
+        self._transacted: TransactedSends | None = None
         self._pending = pending
         self._client = client
         self._target = target
@@ -162,6 +167,8 @@ class GatewaySendingLink(LinkOwner):
     def close(self, now_ms: int) -> None:
         """The client is gone; what is in flight goes on to its end."""
         self._is_closed = True
+        if self._transacted is not None:
+            self._transacted.close(now_ms)
         if not self._unanswered:
             self._leave()
 
@@ -179,6 +186,9 @@ class GatewaySendingLink(LinkOwner):
         self._pending.add(self._client, len(event.payload))
         try:
             self.granted_until_ms(now_ms)
+            if event.state is not None:
+                self._take_transacted(event)
+                return
             messages = EncodedMessages.of(
                 event.payload,
                 event.message_format,
@@ -196,6 +206,17 @@ class GatewaySendingLink(LinkOwner):
             self._waiting.append(delivery)
         else:
             self._start(delivery)
+
+    def _take_transacted(self, event: DeliveryArrived) -> None:
+        """Send a delivery of a transaction, by the client's own connection to the primary."""
+        sends = self._transacted
+        if sends is None:
+            relay, address = self._relay(), self.address
+            sends = self._transacted = TransactedSends(relay, self.link, address, self._answer)
+        if self._target.entity.failover.route is Route.PRIMARY:
+            sends.forward(event)
+        else:
+            sends.refuse(event, not_served(self._target.entity.path))
 
     @property
     def _keeps_order(self) -> bool:
@@ -240,6 +261,7 @@ class GatewaySendingLink(LinkOwner):
             f"{self.link.limit_bytes} bytes) exceeds the limit "
             f"({self.link.limit_bytes - BATCH_ALLOWANCE} bytes) currently allowed on the link."
         )
+        self._doom(event, refusal)
         if event.settled:
             # Nobody waits for a disposition; only a detach tells the client.
             self._client.detach(self.link, refusal)
@@ -342,15 +364,23 @@ class GatewaySendingLink(LinkOwner):
 
     def _end(self, event: DeliveryArrived, refusal: Refusal | None) -> None:
         """Answer a delivery: accepted, or rejected with this condition."""
+        if refusal is not None:
+            self._client.log_refusal(f"a message to {self.address!r}", refusal)
+            self._doom(event, refusal)
+        self._answer(event, ACCEPTED_BYTES if refusal is None else encode_state(rejected(refusal)))
+
+    def _answer(self, event: DeliveryArrived, state: bytes) -> None:
         self._unanswered -= 1
         self._pending.release(len(event.payload))
         if self._is_closed and not self._unanswered:
             self._leave()
-        if refusal is not None:
-            self._client.log_refusal(f"a message to {self.address!r}", refusal)
         if not event.settled:
-            state = ACCEPTED_BYTES if refusal is None else encode_state(rejected(refusal))
             self._settle(event.delivery_id, state)
+
+    def _doom(self, event: DeliveryArrived | DeliveryTooLarge, refusal: Refusal) -> None:
+        """Let the transaction of a delivery fail that is refused here."""
+        if isinstance(event.state, TransactionalState):
+            self._relay().doom(event.state.txn_id, refusal.description)
 
     def _settle(self, number: int, state: bytes) -> None:
         link = self.link

@@ -15,23 +15,25 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from twinbus.amqp.performatives import Coordinator, TransactionalState, encode_state
 from twinbus.broker.faults import FaultPlan
-from twinbus.broker.links.context import RefusalTracker
+from twinbus.broker.links.context import RefusalTracker, rejected
 from twinbus.broker.links.peer import Peer
-from twinbus.broker.links.sending import refuse_transactions
 from twinbus.broker.profile import LAPTOP
-from twinbus.broker.refusals import NotAllowed, Unauthorized
+from twinbus.broker.refusals import NotAllowed, NotSupported, Refusal, ServerBusy, Unauthorized
 from twinbus.broker.sas import LISTEN, SEND, AccessPolicy
 from twinbus.client.links import LinkPool, UpstreamConnection
 from twinbus.gateway.relay import PrimaryRelay, require_plain
 from twinbus.gateway.relay_records import RelayRecords
 from twinbus.gateway.relayed_links import RelayedReceiver, RelayedReplies, RelayedRequests
 from twinbus.gateway.sending import PENDING_BYTES_MAX, GatewaySendingLink, PendingSends
+from twinbus.gateway.transactions import LOST, RelayedCoordinator, not_served, require_token
 from twinbus.gateway.twin_receiver import TwinReceiver
 from twinbus.gateway.twins import GatewayTwins
 from twinbus.namespace.access import endpoint_of
+from twinbus.pairing.core.failover import Route
 from twinbus.servicebus import conditions
-from twinbus.servicebus.names import is_entity_name
+from twinbus.servicebus.names import entity_of, is_entity_name
 from twinbus.wording import visible
 
 if TYPE_CHECKING:
@@ -70,14 +72,22 @@ class GatewayLinks:
     def sending(
         self, client: LinkClient, link: ReceiverLink, address: str, now_ms: int
     ) -> LinkOwner:
-        refuse_transactions(link)
+        if isinstance(link.target, Coordinator):
+            return self._coordinator(client, link, now_ms)
         granted_until_ms = client.grants.require(address, SEND, now_ms)
         if not is_entity_name(address):
             raise NotAllowed(f"{address!r} is no queue or topic that messages can be sent to.")
         pool = self._primary.pool(address)
         target = self._paired.target(address, pool, _name_of(client))
         sending = GatewaySendingLink(
-            self._pending, client, link, address, target, pool, granted_until_ms
+            self._pending,
+            client,
+            link,
+            address,
+            target,
+            pool,
+            granted_until_ms,
+            partial(self._relay, client),
         )
         link.owner = sending
         sending.attach()
@@ -119,12 +129,66 @@ class GatewayLinks:
     def settle(self, event: Disposed, now_ms: int) -> None:
         if event.state is None and not event.settled:
             return
+        if isinstance(event.state, TransactionalState):
+            self._settle_in(event, event.state)
+            return
         settled: dict[RelayedReceiver | TwinReceiver, list[int]] = {}
         for number, link, _ in event.session.take_unsettled(event.first, event.last):
             if isinstance(link.owner, RelayedReceiver | TwinReceiver):
                 settled.setdefault(link.owner, []).append(number)
         for receiver, numbers in settled.items():
             receiver.settle(numbers, event)
+
+    def _settle_in(self, event: Disposed, state: TransactionalState) -> None:
+        """Settle in a transaction, with the primary."""
+        session = event.session
+        found = session.take_unsettled if event.settled else session.find_unsettled
+        numbers: dict[RelayedReceiver | TwinReceiver, list[int]] = {}
+        for number, link, _ in found(event.first, event.last):
+            if isinstance(link.owner, RelayedReceiver | TwinReceiver):
+                numbers.setdefault(link.owner, []).append(number)
+        for receiver, settled in numbers.items():
+            refusal: Refusal = ServerBusy(LOST)
+            if isinstance(receiver, TwinReceiver):
+                refusal = NotSupported(
+                    f"Messages of {receiver.address!r} come from both sides (--twin), and a "
+                    "transaction has one. Settle them without a transaction."
+                )
+            elif not self._is_served(receiver.address):
+                refusal = not_served(receiver.address)
+            elif receiver.settle_in(settled, event, state):
+                continue
+            self._refuse_in(receiver, settled, event, state, refusal)
+
+    def _refuse_in(
+        self,
+        receiver: RelayedReceiver | TwinReceiver,
+        numbers: list[int],
+        event: Disposed,
+        state: TransactionalState,
+        refusal: Refusal,
+    ) -> None:
+        """Reject settlements, which can be given again, and let their transaction fail."""
+        client = receiver.client
+        client.log_refusal(f"a transactional settlement in {receiver.address!r}", refusal)
+        self._relay(client).doom(state.txn_id, refusal.description)
+        if not event.settled:
+            answer = encode_state(rejected(refusal))
+            for number in numbers:
+                event.session.confirm(number, number, answer)
+            client.touch()
+
+    def _is_served(self, address: str) -> bool:
+        """Whether the primary serves the entity, as far as its sends tell."""
+        entity = self._paired.state.monitors.find(entity_of(address))
+        return entity is None or entity.failover.route is Route.PRIMARY
+
+    def _coordinator(self, client: LinkClient, link: ReceiverLink, now_ms: int) -> LinkOwner:
+        relay = self._relay(client)
+        require_token(relay, now_ms)
+        coordinator = RelayedCoordinator(relay, link)
+        relay.begin(coordinator)
+        return coordinator
 
     def disconnected(self, client: LinkClient) -> None:
         relay = self._relays.pop(client, None)

@@ -44,6 +44,7 @@ from twinbus.gateway.credit_turns import (
 )
 from twinbus.gateway.relay import UpstreamRefusal, encoded_state, refusal_of
 from twinbus.gateway.relayed_links import ReceivingWindow
+from twinbus.gateway.twin_requests import SETTLE_S
 from twinbus.pairing.core.sides import Side
 from twinbus.pairing.receiving.copies import Copy, SecondCopies, read_copy
 from twinbus.pairing.receiving.mark_watch import NotReadable
@@ -72,8 +73,8 @@ comes beyond it is given back. Not with receive-and-delete, where it would be lo
 REOPEN_S: Final = 1.0
 """How long neither side may be open before the client's link is detached."""
 
-SETTLE_S: Final = 3.0
-"""How long a side may be down before a settlement of one of its messages fails at once."""
+PRIMARY_FIRST_S: Final = 0.5
+"""How long a client's attach waits for the primary alone: a refusal of the entity comes first."""
 
 COPIES_MAX: Final = 10_000
 """Messages that one receiver remembers for second copies: a few megabytes, and a gateway has many
@@ -124,7 +125,7 @@ class TwinReceiver(LinkOwner):
         """Messages that were completed without being handed out."""
         self._given = 0
         """Messages that the client got."""
-        self._client = client
+        self.client = client
         self._granted_until_ms = granted_until_ms
         self._label = label
         self._locks = locks
@@ -150,6 +151,7 @@ class TwinReceiver(LinkOwner):
         self._late: dict[Side, asyncio.Task[bool]] = {}
         """Drains that are not answered yet and no longer waited for."""
         self._down_since: dict[Side, float] = {}
+        """Sides whose link ended, or that did not answer a settlement in time."""
         self._losing: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -181,7 +183,14 @@ class TwinReceiver(LinkOwner):
 
     async def _open(self) -> bool:
         primary, secondary = self._sides
-        error = await primary.first_result()
+        error: Exception | None = None
+        try:
+            async with asyncio.timeout(PRIMARY_FIRST_S):
+                error = await primary.first_result()
+        except TimeoutError:
+            # It hangs. If it refuses later, the link is detached then.
+            if await secondary.first_result() is not None:
+                error = await primary.first_result()
         if error is not None and is_refusal(error):
             self._lose(refusal_of(error))
             return False
@@ -192,7 +201,7 @@ class TwinReceiver(LinkOwner):
             return False
         if self.link.state is LinkState.OFFERED:
             self.link.accept()
-            self._client.touch()
+            self.client.touch()
         return True
 
     @property
@@ -202,14 +211,14 @@ class TwinReceiver(LinkOwner):
     def _lose(self, refusal: Refusal) -> None:
         """Detach the client's link, or refuse it if it is not open yet."""
         if self.link.state is not LinkState.CLOSED:
-            self._client.detach(self.link, refusal)
+            self.client.detach(self.link, refusal)
 
     # For the client's connection
 
     def granted_until_ms(self, now_ms: int) -> int:
         """When the right to receive ends; raises `Unauthorized` if it has ended."""
         if now_ms >= self._granted_until_ms:
-            self._granted_until_ms = self._client.grants.require(self.address, LISTEN, now_ms)
+            self._granted_until_ms = self.client.grants.require(self.address, LISTEN, now_ms)
         return self._granted_until_ms
 
     def credit_changed(self) -> None:
@@ -257,7 +266,7 @@ class TwinReceiver(LinkOwner):
                     await self._drain(step)
                 case AnswerDrain():
                     self.link.drained()
-                    self._client.touch()
+                    self.client.touch()
                 case Wait():
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout_at(step.until):
@@ -268,7 +277,7 @@ class TwinReceiver(LinkOwner):
         return ClientCredit(
             credit=link.credit,
             window=self._window.size,
-            takes_more=self._client.takes_more and not link.session.blocks(link),
+            takes_more=self.client.takes_more and not link.session.blocks(link),
             is_draining=link.drain,
         )
 
@@ -338,6 +347,7 @@ class TwinReceiver(LinkOwner):
 
     def on_delivery(self, side: ReceivingSide, delivery: Delivery) -> None:
         self._changed.set()
+        self._down_since.pop(side.side, None)
         copy = read_copy(side.side, delivery.data, self._label)
         if self._is_second(side, delivery, copy):
             return
@@ -390,7 +400,7 @@ class TwinReceiver(LinkOwner):
             self._held[number] = HeldMessage(side, delivery, copy)
             if side.side is Side.SECONDARY:
                 self._locks.add(delivery.tag)
-        self._client.touch()
+        self.client.touch()
 
     # Settlement
 
@@ -400,10 +410,19 @@ class TwinReceiver(LinkOwner):
         found = [(number, held) for number in numbers if (held := self._held.pop(number, None))]
         answers = None
         if not event.settled:
-            answers = Answers(self._client, self.link, len(found), event.state)
+            answers = Answers(self.client, self.link, len(found), event.state)
         for number, held in found:
-            done = partial(self._answered, number, held, outcome, answers)
+            waits = answers
+            if answers is not None and self._is_given_up(held.side.side):
+                # It is sent all the same. Each one that waits holds up the client again.
+                answers.add(number, TimeoutError(f"the {held.side.side} does not answer"))
+                waits = None
+            done = partial(self._answered, number, held, outcome, waits)
             held.delivery.link.settle(held.delivery, outcome, done)
+
+    def _is_given_up(self, side: Side) -> bool:
+        since = self._down_since.get(side)
+        return since is not None and self._loop.time() >= since + SETTLE_S
 
     def _answered(
         self,
@@ -413,10 +432,16 @@ class TwinReceiver(LinkOwner):
         answers: Answers | None,
         error: Exception | None,
     ) -> None:
+        side = held.side
+        if isinstance(error, TimeoutError):
+            began = self._loop.time() - side.connection.answer_s
+            self._down_since.setdefault(side.side, began)
+        elif side.state == OPEN:
+            self._down_since.pop(side.side, None)
         if isinstance(error, LinkEnded | TimeoutError):
             self._spawn(self._settle_by_token(number, held, outcome, answers))
             return
-        held.side.was_settled(held.delivery)
+        side.was_settled(held.delivery)
         self._ended(number, held, outcome, answers, error)
 
     async def _settle_by_token(
@@ -460,7 +485,7 @@ class Answers:
     """The answers to one disposition of the client: the SDKs wait for a frame for each."""
 
     def __init__(self, client: LinkClient, link: SenderLink, left: int, state: object) -> None:
-        self._client = client
+        self.client = client
         self._link = link
         self._left = left
         # The SDKs read a rejection that has an error as a failure of the settlement.
@@ -481,4 +506,4 @@ class Answers:
         link.session.settle(number, number, state, as_receiver=False)
         if not self._left:
             link.session.flush()
-        self._client.touch()
+        self.client.touch()

@@ -9,6 +9,7 @@ All other requests, and those about a session, go to the primary (relayed_links.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from uuid import UUID
 from twinbus.amqp.message import Sections
 from twinbus.amqp.types import Array, Timestamp
 from twinbus.broker.links.requests import ManagementRequest, correlation_id, failure, success
-from twinbus.broker.refusals import ArgumentInvalid, Refusal, ServerBusy
+from twinbus.broker.refusals import ArgumentInvalid, MessageLockLost, Refusal, ServerBusy
 from twinbus.client.consumer_records import NO_NAMES, OPERATIONS
 from twinbus.client.request_node import ConnectionLost, RequestRefused
 from twinbus.errors import error_text
@@ -39,6 +40,12 @@ log = logging.getLogger("twinbus.gateway")
 PREFIX: Final = "com.microsoft:"
 LOCKS_MAX: Final = 100_000
 """Locks of twins that a gateway remembers; the oldest are forgotten, and asked of the primary."""
+
+SETTLE_S: Final = 3.0
+"""How long a side may be silent before a settlement of one of its messages fails at once."""
+
+AGAIN_S: Final = 10.0
+"""After this time such a side is asked again."""
 
 NAMES_MAX: Final = 10_000
 """Messages that were received by number, of one node, whose settlement the ledger can name."""
@@ -88,6 +95,8 @@ class TwinRequests:
         self._client = client
         self._names: OrderedDict[bytes, MessageNames] = OrderedDict()
         """What the ledger names messages by that were received by number, by lock token."""
+        self._silent: dict[Side, float] = {}
+        """When a side last did not answer a settlement."""
         self._operations: Mapping[str, Callable[[ManagementRequest], Awaitable[Any]]] = {
             f"{PREFIX}renew-lock": self._renew,
             f"{PREFIX}update-disposition": self._settle,
@@ -146,20 +155,40 @@ class TwinRequests:
         return {"expirations": Array([Timestamp(int(str(time))) for time in times])}
 
     async def _settle(self, request: ManagementRequest) -> dict[str, Any]:
-        refused: RequestRefused | ConnectionLost | None = None
+        refused: RequestRefused | MessageLockLost | None = None
         for side, tokens in self._by_side(request.lock_tokens()).items():
             try:
-                record = self._record_of(side, request, tokens)
-                await self._ask(side, request, record=record, lock_tokens=_uuids(tokens))
-            except (RequestRefused, ConnectionLost) as error:
-                # Each side settles for itself: one that is down must not hold up the other.
+                await self._settle_at(side, request, tokens)
+            # Each side settles for itself: one that is down must not hold up the other.
+            except RequestRefused as error:
                 refused = refused or error
+            except ConnectionLost as error:
+                # As on a link. After a busy server an SDK waits before it settles again, that of
+                # JavaScript for 30 s, and the other side's messages would wait with it.
+                text = f"The {side} does not answer; the message is delivered again: {error}"
+                refused = refused or MessageLockLost(text)
             else:
                 for token in tokens:
                     self._locks.discard(token)
         if refused is not None:
             raise refused
         return {}
+
+    async def _settle_at(
+        self, side: Side, request: ManagementRequest, tokens: Sequence[bytes]
+    ) -> None:
+        """Ask one side; a client that settles one after another waits for a silent one once."""
+        upstream, now = self._receivers.connection(side), asyncio.get_running_loop().time()
+        failed_at = self._silent.get(side)
+        if failed_at is not None and upstream.heard_at <= failed_at and now < failed_at + AGAIN_S:
+            raise ConnectionLost(f"{upstream.label} is silent")
+        record = self._record_of(side, request, tokens)
+        try:
+            async with asyncio.timeout(SETTLE_S):
+                await self._ask(side, request, record=record, lock_tokens=_uuids(tokens))
+        except (ConnectionLost, TimeoutError) as error:
+            self._silent[side] = asyncio.get_running_loop().time()
+            raise ConnectionLost(error_text(error)) from error
 
     async def _receive(self, request: ManagementRequest) -> dict[str, Any]:
         numbers: dict[Side, list[int]] = {}

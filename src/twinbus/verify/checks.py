@@ -30,6 +30,7 @@ from twinbus.pairing.sdk.administration import create_backlog_queue, description
 from twinbus.pairing.sdk.pooled_sender import message_limit_bytes
 from twinbus.pairing.sending.client import send_ping
 from twinbus.verify.scratch import ANSWER_S, IDLE, Check, Observed, ScratchNamespace
+from twinbus.verify.transactions import transactions
 
 RACERS: Final = 5
 WRONG_KEY: Final = "bm90IHRoZSBrZXkgb2YgdGhpcyBuYW1lc3BhY2U="
@@ -399,6 +400,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     Check("duplicates", "a repeated id is accepted and stored once", 6, duplicates),
     Check("lost lock", "errors for a lock that has expired", 6, lost_lock),
     Check("schedule", "a schedule is cancelled once", 5, schedules),
+    Check("transactions", "answers to transactions of two queues", 12, transactions),
     Check("link limits", "links of a session, size of messages and batches", 3, link_limits),
     Check(
         "handle-max", "the answer to one link too many on a session",

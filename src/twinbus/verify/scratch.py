@@ -13,13 +13,18 @@ import secrets
 import struct
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final, Self
 
-from azure.core.exceptions import AzureError, HttpResponseError, ResourceNotFoundError
+from azure.core.exceptions import (
+    AzureError,
+    ClientAuthenticationError,
+    HttpResponseError,
+    ResourceNotFoundError,
+)
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
 from azure.servicebus.exceptions import ServiceBusError
@@ -121,15 +126,26 @@ class ScratchNamespace:
     async def queue(self, name: str, **settings: Any) -> str:
         path = self.to_be_deleted(name)
         async with self.administration() as admin:
-            await admin.create_queue(path, auto_delete_on_idle=self.idle, **settings)
+            with self._not_made_if_refused(path):
+                await admin.create_queue(path, auto_delete_on_idle=self.idle, **settings)
         return path
 
     async def topic(self, name: str, subscription: str, **settings: Any) -> str:
         path = self.to_be_deleted(name, "topic")
         async with self.administration() as admin:
-            await admin.create_topic(path, auto_delete_on_idle=self.idle)
+            with self._not_made_if_refused(path):
+                await admin.create_topic(path, auto_delete_on_idle=self.idle)
             await admin.create_subscription(path, subscription, **settings)
         return path
+
+    @contextmanager
+    def _not_made_if_refused(self, path: str) -> Iterator[None]:
+        """Without the right to create an entity there is none, and its deletion is refused too."""
+        try:
+            yield
+        except ClientAuthenticationError:
+            del self._made[path]
+            raise
 
     def to_be_deleted(self, name: str, kind: str = "queue") -> str:
         """Return the path of an entity that the caller creates; it is deleted at the end."""

@@ -100,7 +100,6 @@ REFUSED = {
     DATA + VALUE: "amqp-value section at byte 7 is out of order",
     DATA + SEQUENCE: "amqp-sequence section at byte 7 is out of order",
     VALUE + VALUE: "amqp-value section at byte 6 is out of order",
-    FOOTER + DATA: "data section at byte 6 is out of order",
     FOOTER + FOOTER: "footer section",
     DATA + FOOTER + DATA: "data section at byte 13 is out of order",
     DATA + DELIVERY_ANNOTATIONS + DATA: "data section at byte 17 is out of order",
@@ -259,3 +258,9 @@ def test_the_python_sdk_reads_our_message() -> None:
     assert (theirs.properties.message_id, theirs.properties.creation_time) == (b"m", 5)
     assert theirs.application_properties == {b"k": 2}
     assert list(theirs.data or []) == [b"AB"]
+
+
+def test_a_footer_may_stand_before_the_body_as_rhea_writes_it() -> None:
+    early = split(as_bytes(PROPERTIES + FOOTER + DATA + DATA))
+    assert early == split(as_bytes(PROPERTIES + DATA + DATA + FOOTER))
+    assert early.footer == as_bytes(FOOTER)

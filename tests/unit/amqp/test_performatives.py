@@ -27,6 +27,7 @@ from twinbus.amqp.performatives import (
     Attach,
     Begin,
     Close,
+    Declared,
     Detach,
     Disposition,
     End,
@@ -43,6 +44,7 @@ from twinbus.amqp.performatives import (
     SaslOutcome,
     Source,
     Target,
+    TransactionalState,
     Transfer,
     encode_state,
 )
@@ -153,7 +155,10 @@ STATES = [
     Modified(delivery_failed=True, undeliverable_here=True),
     Modified(message_annotations={"k": 1}),
     Received(1, 2**40),
-    Described(ULong(0x34), [b"txn", None]),
+    Declared(b"txn"),
+    TransactionalState(b"txn"),
+    TransactionalState(b"txn", Modified(message_annotations={"k": 1})),
+    Described(ULong(0x3F), [b"own", None]),
 ]
 
 

@@ -147,6 +147,8 @@ class World:
         self.failures: list[tuple[str, str, Exception]] = []
         """Path, what was being done, and the error of each failure that the engine reported."""
         self.in_use: set[str] = set()
+        self.sessions_lost: list[object] = []
+        """Holders of sessions whose locks have expired."""
         self._tokens = count(1)
         self.namespace = BrokerNamespace(
             "test",
@@ -155,6 +157,7 @@ class World:
             notify=lambda queue: self.notified.append(queue.path),
             deleted=self.deleted.append,
             in_use=lambda path: path in self.in_use,
+            session_lost=self.sessions_lost.append,
             engine_log=engine_log,
             failed=lambda *failure: self.failures.append(failure),
         )

@@ -304,7 +304,24 @@ def test_a_token_ends_at_its_expiry_and_the_refusal_says_when() -> None:
     grant = POLICY.verify(token, LATER_S - 0.001)
     assert not grant.is_expired(LATER_S - 0.001)
     assert grant.is_expired(LATER_S)
-    assert "expired at 2023-11-14 23:13:20 UTC, 5 s ago" in refusal(token, LATER_S + 5)
+    assert (
+        "ExpiredToken: The token is expired. Expiration time: 2023-11-14 23:13:20 UTC, 5 s ago"
+        in refusal(token, LATER_S + 5)
+    )
+
+
+@pytest.mark.parametrize(
+    ("audience", "path"),
+    [
+        ("contoso.servicebus.windows.net", ""),
+        ("contoso.servicebus.windows.net/Orders", "orders"),
+        ("localhost:5672/orders", "orders"),
+        ("127.0.0.1", ""),
+    ],
+)
+def test_an_audience_may_lack_its_scheme_if_it_begins_with_a_host(audience: str, path: str) -> None:
+    token = sign(audience, ROOT.key_name, ROOT.primary_key, LATER_S)
+    assert POLICY.verify(token, LATER_S - 1).path == path
 
 
 def test_refusals_name_the_fault_and_never_the_key() -> None:
@@ -316,6 +333,7 @@ def test_refusals_name_the_fault_and_never_the_key() -> None:
     )
     assert "named 'Rot'" in refusal(sign("sb://h/q", "Rot", "SAS_KEY_VALUE", LATER_S))
     assert "is no URI" in refusal(sign("orders", ROOT.key_name, "SAS_KEY_VALUE", LATER_S))
+    assert "is no URI" in refusal(sign("orders/x.y", ROOT.key_name, "SAS_KEY_VALUE", LATER_S))
     assert "is no URI" in refusal(sign("sb://[::1/q", ROOT.key_name, "SAS_KEY_VALUE", LATER_S))
     assert "JSON web token is not accepted" in refusal("eyJhbGciOi.J9.x")
     assert "JSON web token is not accepted" in refusal("Bearer abc")

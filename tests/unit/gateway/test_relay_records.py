@@ -53,11 +53,11 @@ class World:
         data = encode_message(properties=properties, application_properties=headers, value=body)
         self.records.answered(NODE, data)
 
-    async def told(self) -> list[tuple[Any, ...]]:
+    async def recorded(self) -> list[tuple[Any, ...]]:
         await asyncio.sleep(0)
         assert {one["client"] for one in self.ledger.lines} <= {"a client"}
         assert {one["pair"] for one in self.ledger.lines} <= {"contoso+dr"}
-        return self.ledger.told()
+        return self.ledger.recorded()
 
 
 def request(request_id: Any, body: dict[str, Any]) -> Sections:
@@ -69,14 +69,14 @@ async def test_a_request_is_recorded_when_it_is_answered() -> None:
     world.ask("renew-lock", "1")
     world.ask("peek-message", UUID(int=1))
     world.ask("schedule-message", 3)
-    assert await world.told() == []
+    assert await world.recorded() == []
     world.answer(UUID(int=1), status=204)
     world.answer("1", status=410, error=conditions.MESSAGE_LOCK_LOST)
     world.answer("1", status=200)
     world.answer(3)
     world.answer("unknown")
     world.records.answered(NODE, b"no message")
-    assert await world.told() == [
+    assert await world.recorded() == [
         ("manage", "ok"),
         ("renew", "failed", conditions.MESSAGE_LOCK_LOST),
         ("manage", "ok"),
@@ -90,7 +90,7 @@ async def test_a_request_that_can_be_answered_no_more_is_unknown() -> None:
     world.records.lost("gone")
     world.records.lost("gone")
     world.answer()
-    assert await world.told() == [("manage", "unknown", "gone")]
+    assert await world.recorded() == [("manage", "unknown", "gone")]
 
 
 async def test_messages_received_by_number_are_named_when_their_tokens_settle_them() -> None:
@@ -103,7 +103,7 @@ async def test_messages_received_by_number_are_named_when_their_tokens_settle_th
     world.answer(status=410)
     world.ask("receive-by-sequence-number")
     world.answer(messages=[])
-    assert await world.told() == [
+    assert await world.recorded() == [
         ("manage", "ok"),
         ("receive", "m-7", "ok"),
         ("complete", "m-7", "ok"),
@@ -122,16 +122,16 @@ async def test_a_settlement_that_no_service_takes_is_a_request(body: dict[str, A
     world = World()
     world.ask("update-disposition", **body)
     world.answer(status=400)
-    assert await world.told() == [("manage", "failed", "status 400")]
+    assert await world.recorded() == [("manage", "failed", "status 400")]
 
 
 async def test_what_is_not_answered_and_not_settled_is_bounded() -> None:
     world = World()
     for number in range(ASKED_MAX + 5):
         world.ask("peek-message", number)
-    assert len(await world.told()) == 5
+    assert len(await world.recorded()) == 5
     world.records.lost("gone")
-    assert len(await world.told()) == ASKED_MAX + 5
+    assert len(await world.recorded()) == ASKED_MAX + 5
     for number in range(TOKENS_MAX + 5):
         world.ask("receive-by-sequence-number")
         world.answer(messages=[{"message": b"m", "lock-token": UUID(int=number)}])
@@ -169,7 +169,7 @@ async def test_settlements_of_a_receiver_end_once_with_the_primary_s_answer() ->
     for number, answer in enumerate(answers):
         receiver.confirmed(number + 100, answer)
         receiver.not_confirmed(number + 100, "gone")
-    assert sorted(await world.told()) == [
+    assert sorted(await world.recorded()) == [
         ("abandon", "m-1", "ok"),
         ("complete", "m-0", "ok"),
         ("complete", "m-6", "failed", conditions.MESSAGE_LOCK_LOST),
@@ -188,10 +188,10 @@ async def test_a_settlement_that_is_not_answered_is_unknown() -> None:
     receiver.settled(2, 102, Accepted(), is_answered=False)
     receiver.confirmed(102, Accepted())
     receiver.received(None, message(3), is_deleted=True)
-    deleted = [one for one in await world.told() if one[1] == "m-3"]
+    deleted = [one for one in await world.recorded() if one[1] == "m-3"]
     assert [one[0] for one in deleted] == ["receive"]
     assert "deleted" in deleted[0]
-    found = [one[:3] for one in await world.told() if one[0] != "receive"]
+    found = [one[:3] for one in await world.recorded() if one[0] != "receive"]
     assert found == [("complete", "m-1", "unknown"), ("complete", "m-2", "unknown")]
     assert world.receiver._held == {}
 
@@ -210,7 +210,7 @@ async def test_a_session_is_asked_for_once() -> None:
             is_free = end == "free"
             receiver.session_refused(conditions.TIMEOUT if is_free else conditions.UNAUTHORIZED, "")
         receiver.session_refused("", "gone")
-    assert await world.told() == [
+    assert await world.recorded() == [
         ("manage", "ok"),
         ("manage", "ok"),
         ("manage", "failed", conditions.UNAUTHORIZED),

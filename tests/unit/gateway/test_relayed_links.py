@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from tests.unit.broker.fakes import facts
-from tests.unit.broker.links.joined import new_server
+from tests.unit.broker.links.joined import TICKS, JoinedClient, new_server
 from tests.unit.broker.links.one_client import (
     BODY,
     EARLY_RECEIVING,
@@ -24,7 +24,14 @@ from tests.unit.broker.links.one_client import (
     pairs,
 )
 from tests.unit.gateway.joined_namespaces import PRIMARY, join, new_namespace
-from twinbus.amqp.events import Attached, CreditChanged, DeliveryArrived, Disposed, Event
+from twinbus.amqp.events import (
+    Attached,
+    CreditChanged,
+    DeliveryArrived,
+    Detached,
+    Disposed,
+    Event,
+)
 from twinbus.amqp.frames import FrameOutput, decode_performative
 from twinbus.amqp.link import MAX_MESSAGE_BYTES, LinkState, ReceiverLink, SenderLink
 from twinbus.amqp.message import Sections
@@ -38,6 +45,7 @@ from twinbus.broker.refusals import EntityNotFound, QuotaExceeded
 from twinbus.broker.server import BrokerServer
 from twinbus.client.connection import MACHINE
 from twinbus.client.links import UpstreamConnection, Wire
+from twinbus.client.receiving import SESSION_FILTER
 from twinbus.client.request_node import RequestRefused
 from twinbus.gateway.relay import PrimaryRelay, Relayed
 from twinbus.gateway.relayed_links import (
@@ -303,6 +311,29 @@ async def test_settlements_right_before_the_end_of_their_link_count(
     await primary.close()
 
 
+async def test_a_lost_session_lock_detaches_the_client_of_the_gateway_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    primary = new_namespace()
+    gateway = JoinedGateway(primary, monkeypatch)
+    description = QueueDescription(requires_session=True)
+    primary.namespace.create_queue("talks", description, primary.now_ms())
+    client = JoinedClient(gateway)
+    await client.exchange(5 * TICKS)
+    session = client.connection.begin()
+    await client.exchange(5 * TICKS)
+    source = Source(address="talks", filter={SESSION_FILTER: "s"})
+    session.attach_receiver("in", source=source, target=Target(address="me"))
+    assert not [e for e in await client.exchange(5 * TICKS) if isinstance(e, Detached)]
+    primary.namespace.run_timers(primary.now_ms() + 60_000)
+    (ended,) = [e for e in await client.exchange(5 * TICKS) if isinstance(e, Detached)]
+    assert ended.error is not None
+    assert ended.error.condition == "com.microsoft:session-lock-lost"
+    client.peer.connection_lost(None)
+    await asyncio.sleep(0.1)
+    await primary.close()
+
+
 @pytest.mark.parametrize("end", ["detach", "end", "close"])
 async def test_our_own_client_hears_an_acceptance_right_before_the_end_of_its_link(
     end: str, monkeypatch: pytest.MonkeyPatch
@@ -359,7 +390,8 @@ async def test_a_sender_is_told_no_larger_message_than_the_gateway_keeps(
     target: Any = SimpleNamespace(entity=entity)
     pool: Any = SimpleNamespace(limit_bytes=said_bytes, users=0)
     client: Any = SimpleNamespace(touch=int)
-    GatewaySendingLink(cast("Any", None), client, link, "orders", target, pool, 0).attach()
+    nothing: Any = None
+    GatewaySendingLink(nothing, client, link, "orders", target, pool, 0, nothing).attach()
     most_bytes = MAX_MESSAGE_BYTES if said_bytes is not None else UNKNOWN_LIMIT_BYTES
     assert link.limit_bytes - BATCH_ALLOWANCE == min(said_bytes or most_bytes, most_bytes)
 

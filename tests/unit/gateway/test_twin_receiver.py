@@ -14,8 +14,10 @@ from twinbus.amqp.performatives import Modified, Source, encode_state
 from twinbus.amqp.types import Symbol
 from twinbus.broker.links.receiving import SESSION_FILTER
 from twinbus.gateway.credit_turns import LOOK_S, SILENT_S
-from twinbus.gateway.twin_receiver import SETTLE_S
+from twinbus.gateway.twin_receiver import PRIMARY_FIRST_S
+from twinbus.gateway.twin_requests import SETTLE_S
 from twinbus.pairing.core.sides import Side
+from twinbus.pairing.receiving.receivers import ANSWER_LEAST_S
 from twinbus.servicebus.twins import DIVERTED, SECONDARY_BIT, DivertMark
 
 pytestmark = pytest.mark.virtual_time
@@ -215,6 +217,27 @@ async def test_settlements_of_a_side_that_is_down_hold_up_the_client_for_seconds
     await world.close()
 
 
+async def test_settlements_of_a_side_that_hangs_hold_up_the_client_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = TwinWorld(monkeypatch)
+    names = [f"m{number}" for number in range(10)]
+    world.put(PRIMARY, *names)
+    await world.open()
+    world.link.grant(len(names))
+    await world.run(2)
+    world.ends[PRIMARY].hang()
+    began = asyncio.get_running_loop().time()
+    for number, name in enumerate(names):
+        world.complete(name)
+        while len(world.answers) <= number:
+            await world.run(0.1)
+    # One answer is waited for, and each round of this loop takes 0.15 s.
+    assert asyncio.get_running_loop().time() - began < ANSWER_LEAST_S + len(names) * 0.15 + 0.5
+    assert all("message-lock-lost" in str(one.state) for one in world.answers)
+    await world.close()
+
+
 @pytest.mark.parametrize("down", [(PRIMARY,), (SECONDARY,), (PRIMARY, SECONDARY)])
 async def test_a_link_can_be_attached_while_one_side_is_down(
     down: tuple[Side, ...], monkeypatch: pytest.MonkeyPatch
@@ -236,6 +259,24 @@ async def test_a_link_can_be_attached_while_one_side_is_down(
     await world.close()
 
 
+async def test_a_link_is_attached_at_once_while_the_primary_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The SDK of JavaScript closes a link whose drain takes a second, and attaches another one.
+    world = TwinWorld(monkeypatch)
+    await world.open()
+    world.link.detach()
+    await world.run(1)
+    world.ends[PRIMARY].hang()
+    world.put(SECONDARY, "a")
+    world.attach()
+    world.link.grant(1)
+    await world.run(PRIMARY_FIRST_S + 0.5)
+    assert world.texts == ["a"]
+    assert world.detached == []
+    await world.close()
+
+
 async def test_an_entity_that_the_primary_does_not_have_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -252,7 +293,7 @@ async def test_a_namesake_without_the_mark_is_never_received_from(
     marked: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = TwinWorld(monkeypatch, marked=marked)
-    world.put(SECONDARY, "somebody's")
+    world.put(SECONDARY, "foreign")
     world.put(PRIMARY, "a")
     await world.open()
     world.link.grant(5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any, cast
 from uuid import UUID
@@ -17,7 +18,7 @@ from twinbus.amqp.message import (
 )
 from twinbus.amqp.types import Array, Int, Symbol, Timestamp, UInt
 from twinbus.client.request_node import ConnectionLost, RequestRefused
-from twinbus.gateway.twin_requests import SecondaryLocks, TwinRequests
+from twinbus.gateway.twin_requests import AGAIN_S, SETTLE_S, SecondaryLocks, TwinRequests
 from twinbus.pairing.core.sides import Side
 from twinbus.pairing.receiving.mark_watch import NotReadable
 from twinbus.servicebus.twins import SECONDARY_BIT
@@ -39,6 +40,8 @@ class Receivers:
         self.asked: list[tuple[Side, str, dict[str, Any]]] = []
         self.answers: dict[Side, Answer] = {}
         self.down: set[Side] = set()
+        self.hung: set[Side] = set()
+        self.heard_at = dict.fromkeys(Side, 0.0)
         self.is_marked = True
         self.records: Records | None = None
 
@@ -69,6 +72,11 @@ class Records:
 class Connection:
     def __init__(self, receivers: Receivers, side: Side) -> None:
         self._receivers, self._side = receivers, side
+        self.label = str(side)
+
+    @property
+    def heard_at(self) -> float:
+        return self._receivers.heard_at[self._side]
 
     async def opened(self) -> Connection:
         if self._side in self._receivers.down:
@@ -85,6 +93,8 @@ class Connection:
         self, path: str, operation: str, body: dict[str, Any], *, record: Any = None
     ) -> dict[str, Any]:
         assert path == "q"
+        if self._side in self._receivers.hung:
+            await asyncio.Event().wait()
         if record is not None:
             record(None, is_known=True)
         self._receivers.asked.append((self._side, operation, body))
@@ -183,6 +193,42 @@ async def test_each_side_settles_for_itself_and_a_refusal_is_answered() -> None:
     )
     assert answer[:2] == (410, "com.microsoft:message-lock-lost")
     assert world.sides == [PRIMARY, SECONDARY]
+
+
+async def test_a_settlement_that_its_side_does_not_answer_is_not_answered_as_busy() -> None:
+    # The SDK of JavaScript waits 30 s before a second attempt, and receives nothing meanwhile.
+    world = World()
+    world.answers(SECONDARY, lambda *_: {})
+    world.receivers.down = {PRIMARY}
+    answer = await world.ask(
+        "update-disposition",
+        disposition_status="completed",
+        lock_tokens=Array([HERE, THERE]),
+    )
+    assert answer[:2] == (410, "com.microsoft:message-lock-lost")
+    assert world.sides == [SECONDARY]
+
+
+@pytest.mark.virtual_time
+async def test_a_client_waits_once_for_a_side_that_hangs_until_it_is_heard_again() -> None:
+    world = World()
+    world.answers(PRIMARY, lambda *_: {})
+    world.receivers.hung = {PRIMARY}
+    loop = asyncio.get_running_loop()
+
+    async def settle() -> int:
+        tokens = Array([HERE])
+        asked = {"disposition_status": "completed", "lock_tokens": tokens}
+        return (await world.ask("update-disposition", **asked))[0]
+
+    began = loop.time()
+    assert [await settle() for _ in range(10)] == [410] * 10
+    assert loop.time() - began == pytest.approx(SETTLE_S)
+    await asyncio.sleep(AGAIN_S)
+    assert await settle() == 410
+    assert loop.time() - began == pytest.approx(2 * SETTLE_S + AGAIN_S)
+    world.receivers.hung, world.receivers.heard_at[PRIMARY] = set(), loop.time() + 1
+    assert await settle() == 200
 
 
 def received(_: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -85,6 +85,11 @@ class TwinWorld:
         await self.run(0)
         self.session = self.client.connection.begin()
         await self.run(0)
+        self.attach(settled=settled, filters=filters)
+        await self.run(0.3)
+
+    def attach(self, *, settled: bool = False, filters: Any = None) -> None:
+        """Attach a receiver, without waiting for the answer."""
         self.link = self.session.attach_receiver(
             "in",
             source=Source(address="q", filter=filters),
@@ -92,7 +97,6 @@ class TwinWorld:
             settled=settled,
             confirmed=not settled,
         )
-        await self.run(0.3)
 
     async def close(self) -> None:
         """End the client's connection, and all others."""

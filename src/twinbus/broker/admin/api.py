@@ -10,21 +10,25 @@ import asyncio
 import json
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Protocol
 from urllib.parse import unquote
 
 from twinbus.broker.admin.atom import ERROR_CONTENT_TYPE, render_error
+from twinbus.broker.admin.atom_entities import LATEST
 from twinbus.broker.admin.entities import (
     Address,
     Administration,
+    AdminNode,
     Document,
     parse_address,
     parse_page,
 )
 from twinbus.broker.engine.limits import ADMINISTRATION_COST
-from twinbus.broker.faults import fault_from_json, fault_to_json
+from twinbus.broker.faults import FaultPlan, fault_from_json, fault_to_json
 from twinbus.broker.refusals import ArgumentInvalid, EntityNotFound, Refusal, Unauthorized
-from twinbus.broker.sas import MANAGE, SEND, AccessPolicy, Grant
+from twinbus.broker.sas import LISTEN, MANAGE, SEND, AccessPolicy, Grant
 from twinbus.broker.server import BrokerServer
 from twinbus.errors import StoreError
 from twinbus.servicebus import conditions
@@ -81,7 +85,11 @@ def verified(policy: AccessPolicy, request: AdminRequest, now_s: float) -> Verif
 async def respond(broker: BrokerServer, request: AdminRequest, token: Verified) -> Document:
     try:
         address = parse_address(request.raw_path)
-        grant = require_manage(token, f"{broker.name}/{address.path}", request)
+        if _is_missing(broker, request, address, token):
+            assert isinstance(token, Grant)
+            grant = token
+        else:
+            grant = require_manage(token, f"{broker.name}/{address.path}", request)
         if broker.credits is not None:
             broker.credits.require(ADMINISTRATION_COST, broker.now_ms())
         if request.method == "GET":
@@ -122,11 +130,39 @@ async def _change(
     return document
 
 
-async def respond_faults(broker: BrokerServer, request: AdminRequest, token: Verified) -> Document:
+class Steered(Protocol):
+    """What has faults: a broker or a fault proxy."""
+
+    name: str
+    faults: FaultPlan
+
+    def now_ms(self) -> int: ...
+
+
+async def respond_faults(broker: Steered, request: AdminRequest, token: Verified) -> Document:
     """Perform one request on the active faults: list, add, remove, clear."""
     try:
         require_manage(token, f"{broker.name}/", request)
         return _faults(broker, request)
+    except Refusal as refusal:
+        return _json(refusal.status, {"error": refusal.description})
+
+
+async def respond_clock(broker: BrokerServer, request: AdminRequest, token: Verified) -> Document:
+    """Move the clock by `advance_ms` of a JSON object; answer how far it is ahead."""
+    try:
+        require_manage(token, f"{broker.name}/", request)
+        if request.method != "POST":
+            raise MethodNotAllowed(f"{request.method} is not a method of {request.raw_path}")
+        document = _read_json(request.body)
+        given = document if isinstance(document, dict) else {}
+        by_ms = given.get("advance_ms")
+        if len(given) != 1 or isinstance(by_ms, bool) or not isinstance(by_ms, int):
+            raise ArgumentInvalid('the body is a JSON object such as {"advance_ms": 60000}')
+        ahead_ms = broker.advance(by_ms)
+        _log.info("the clock was moved by %d ms; it is %d ms ahead", by_ms, ahead_ms)
+        await broker.commit.durable()
+        return _json(200, {"ahead_ms": ahead_ms})
     except Refusal as refusal:
         return _json(refusal.status, {"error": refusal.description})
 
@@ -138,6 +174,7 @@ def _perform(
         namespace=broker.namespace,
         authority=request.headers.get("host", "localhost"),
         now_ms=broker.now_ms(),
+        api_version=request.query.get("api-version", LATEST),
         may_forward_to=lambda path: require_send(
             broker.policy, broker.name, request, grant, path, broker.now_ms() / 1000
         ),
@@ -159,12 +196,52 @@ def require_manage(token: Verified, resource: str, request: AdminRequest) -> Gra
         raise token
     # The JavaScript SDK signs the address of the request itself, as in `$Resources/queues`.
     if not token.allows(unquote(request.raw_path), MANAGE):
-        raise Unauthorized.lacking(
-            MANAGE,
-            f"sb://{resource}",
-            f" The rule {token.rule_name!r} does not grant it.",
+        raise Unauthorized(
+            f"{_lacking(request, resource)} The rule {token.rule_name!r} does not grant it."
         )
     return token
+
+
+_ACTIONS = {"PUT": "EntityWrite", "DELETE": "EntityDelete"}
+_VERBS = {"GET": "Get", "PUT": "CreateOrUpdate", "DELETE": "Delete"}
+_PARTS = {
+    AdminNode.SUBSCRIPTION: "Subscription",
+    AdminNode.SUBSCRIPTIONS: "Subscriptions",
+    AdminNode.RULE: "Rule",
+    AdminNode.RULES: "Rules",
+}
+
+
+def _lacking(request: AdminRequest, resource: str) -> str:
+    """What a request lacks without the right to manage, in Azure's words."""
+    part, method = None, request.method
+    with suppress(ArgumentInvalid):
+        part = _PARTS.get(parse_address(request.raw_path).node)
+    if part is not None:
+        verb = "Enumerate" if part.endswith("s") else _VERBS.get(method, method)
+        return (
+            f"401 SubCode=40100: Unauthorized : Unauthorized access for '{verb}{part}' operation on"
+            f" endpoint 'sb://{resource}'; it needs the right to manage."
+        )
+    if method in _ACTIONS:
+        return (
+            f"Authorization failed for specified action: Manage,{_ACTIONS[method]}. Resource:"
+            f" 'sb://{resource}'."
+        )
+    return f"Manage,EntityRead claims required for this operation. Resource: 'sb://{resource}'."
+
+
+def _is_missing(
+    broker: BrokerServer, request: AdminRequest, address: Address, token: Verified
+) -> bool:
+    """Whether a request reads a missing queue or topic: who may send or listen learns that."""
+    return (
+        request.method == "GET"
+        and address.node is AdminNode.ENTITY
+        and isinstance(token, Grant)
+        and any(token.allows(address.path, right) for right in (SEND, LISTEN))
+        and broker.namespace.find(address.path) is None
+    )
 
 
 def require_send(
@@ -192,7 +269,7 @@ def _refused(broker: BrokerServer, request: AdminRequest, refusal: Refusal) -> D
     return Document(refusal.status, body, ERROR_CONTENT_TYPE)
 
 
-def _faults(broker: BrokerServer, request: AdminRequest) -> Document:
+def _faults(broker: Steered, request: AdminRequest) -> Document:
     plan, now_ms = broker.faults, broker.now_ms()
     fault_id = request.raw_path.removeprefix("/").partition("/")[2]
     match request.method, fault_id:

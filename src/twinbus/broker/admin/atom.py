@@ -17,7 +17,8 @@ from datetime import UTC, datetime, timedelta
 from xml.etree import ElementTree as ET
 from xml.sax.saxutils import escape, quoteattr
 
-from twinbus.amqp.types import Described, Symbol, Timestamp
+from twinbus.amqp.types import Described, Int, Symbol, Timestamp
+from twinbus.broker.descriptions import UTC_TICKS
 from twinbus.broker.refusals import ArgumentInvalid
 from twinbus.servicebus import names
 from twinbus.servicebus.names import (
@@ -141,6 +142,8 @@ TIME_SPAN = Symbol(names.TIME_SPAN)
 ZONELESS = Symbol(names.DATE_TIME)
 """Stands for a time that was given without a zone, and is given back so: AMQP's own timestamp is
 always UTC, and a client compares what it gets with what it gave. Filters see the same moment."""
+EXACT = Symbol(UTC_TICKS)
+"""Stands for a time with more digits than the milliseconds of AMQP's timestamp."""
 
 _MS = timedelta(milliseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -153,6 +156,8 @@ _DURATION = re.compile(
     r"P(?:(\d+)Y)?(?:(\d+)M)?(?:(\d+)W)?(?:(\d+)D)?"
     r"(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)(?:\.(\d+))?S)?)?"
 )
+
+_FRACTION = re.compile(r"\.(\d{1,7})", re.ASCII)
 
 _DIGITS_MAX = 15
 """Digits of one number in a duration; more is beyond every limit, whatever the unit."""
@@ -242,7 +247,9 @@ def parse_typed(schema_type: str, text: str, name: str) -> object:
             case (
                 "int" | "long" | "short" | "byte" | "unsignedInt" | "unsignedShort" | "unsignedByte"
             ):
-                return parse_int(text, name)
+                number = parse_int(text, name)
+                is_long = schema_type == "long" or not -INT32_MAX - 1 <= number <= INT32_MAX
+                return number if is_long else Int(number)
             case "boolean":
                 return parse_bool(text, name)
             case "double" | "float" | "decimal":
@@ -270,14 +277,18 @@ def render_typed(value: object) -> tuple[str, str]:
             return "boolean", "true" if value else "false"
         case Timestamp():
             return "dateTime", _render_moment(int(value)) + "Z"
+        case Int():
+            return "int", str(int(value))
         case int():
-            return ("int" if -INT32_MAX - 1 <= value <= INT32_MAX else "long"), str(int(value))
+            return "long", str(int(value))
         case float():
             return "double", repr(float(value))
         case Described(descriptor=str(descriptor), value=int(ticks)) if descriptor == TIME_SPAN:
             return "duration", render_duration(ticks // TICKS_PER_MS)
         case Described(descriptor=str(descriptor), value=int(ticks)) if descriptor == ZONELESS:
-            return "dateTime", _render_moment((ticks - EPOCH_TICKS) // TICKS_PER_MS)
+            return "dateTime", _render_ticks(ticks)
+        case Described(descriptor=str(descriptor), value=int(ticks)) if descriptor == EXACT:
+            return "dateTime", _render_ticks(ticks) + "Z"
         case uuid.UUID():
             return "guid", str(value)
         case bytes():
@@ -288,10 +299,23 @@ def render_typed(value: object) -> tuple[str, str]:
 
 def _parse_moment(text: str) -> object:
     moment = datetime.fromisoformat(text.strip())
-    if moment.tzinfo is not None:
-        return Timestamp((moment - _EPOCH) // _MS)
-    at_ms = (moment.replace(tzinfo=UTC) - _EPOCH) // _MS
-    return Described(ZONELESS, at_ms * TICKS_PER_MS + EPOCH_TICKS)
+    is_zoned = moment.tzinfo is not None
+    at_ms = ((moment if is_zoned else moment.replace(tzinfo=UTC)) - _EPOCH) // _MS
+    fraction = _FRACTION.search(text)
+    # Python keeps six digits of a second, .NET has seven.
+    rest = int(fraction[1].ljust(7, "0")) % TICKS_PER_MS if fraction else 0
+    if is_zoned and not rest:
+        return Timestamp(at_ms)
+    ticks = at_ms * TICKS_PER_MS + rest + EPOCH_TICKS
+    return Described(EXACT if is_zoned else ZONELESS, ticks)
+
+
+def _render_ticks(ticks: int) -> str:
+    at_ms, rest = divmod(ticks - EPOCH_TICKS, TICKS_PER_MS)
+    if not rest:
+        return _render_moment(at_ms)
+    seconds, fraction_ms = divmod(at_ms, 1000)
+    return f"{_render_moment(seconds * 1000)}.{fraction_ms:03d}{rest:04d}"
 
 
 def _render_moment(at_ms: int) -> str:

@@ -57,7 +57,7 @@ class SettingType(NamedTuple):
     read: Callable[[str, str], object]
     """Takes the text of an element and its name."""
     write: Callable[[Any, str], str]
-    """Takes the value and the host:port of forwarding URIs."""
+    """Takes the value and the beginning of forwarding URIs: scheme and host."""
     is_cleared_when_absent: bool = False
     """Clients end forwarding by leaving the element out; other kinds then stay as they were."""
 
@@ -68,11 +68,12 @@ _BOOL = SettingType(parse_bool, lambda value, _: "true" if value else "false")
 _WORD = SettingType(lambda text, _: text, lambda value, _: str(value))
 _TEXT = SettingType(lambda text, _: text or None, lambda value, _: str(value), True)
 _PATH = SettingType(
-    lambda text, _: entity_path(text) or None, lambda value, at: f"sb://{at}/{value}", True
+    lambda text, _: entity_path(text) or None, lambda value, at: f"{at}/{value}", True
 )
 """A path inside, the URI of the entity outside."""
 _RULES = "AuthorizationRules"
 """Has a reader and a writer of its own, not those of its kind."""
+_MESSAGE_SIZE = "MaxMessageSizeInKilobytes"
 
 _SETTINGS = {
     "LockDuration": ("lock_duration_ms", _DURATION),
@@ -95,7 +96,7 @@ _SETTINGS = {
     "EnablePartitioning": ("enable_partitioning", _BOOL),
     "ForwardDeadLetteredMessagesTo": ("forward_dead_letters_to", _PATH),
     "EnableExpress": ("enable_express", _BOOL),
-    "MaxMessageSizeInKilobytes": ("max_message_size_kb", _INT),
+    _MESSAGE_SIZE: ("max_message_size_kb", _INT),
 }
 """Field of the description and kind, by name of the element."""
 
@@ -115,6 +116,16 @@ _ORDERS: dict[type, list[str]] = {
         ForwardDeadLetteredMessagesTo AutoDeleteOnIdle""".split(),
 }
 """The settings of each description, in the order of the service."""
+
+FORWARDING = ("ForwardTo", "ForwardDeadLetteredMessagesTo")
+FORWARD_SCHEMES = frozenset({"sb", "https", "http", "amqp", "amqps"})
+
+PARTITIONS = 16
+PARTITION_MB_MAX = 5_120
+"""An entity with partitioning has so many of them, and each has the size that was asked for."""
+
+EARLIER, LATEST = "2021-05", "2024-05"
+"""Versions of the administration API, which are dates: what came new is not given to older ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,13 +160,19 @@ def read_settings(element: Element, present: _D, now_ms: int, *, is_premium: boo
             wanted[field] = _read_rules(found, known, now_ms)
         else:
             wanted[field] = kind.read(found.text or "", name)
+    scheme = _forward_scheme(element)
+    if scheme is not None:
+        wanted["forward_scheme"] = scheme
     settings = replace(present, **wanted)
-    if not is_premium:
-        _refuse_other_tiers(settings)
-    return settings
+    if is_premium:
+        return settings
+    _refuse_other_tiers(settings)
+    return _partitioned(settings)
 
 
-def write_entity(description: Description, runtime: RuntimeInfo, authority: str) -> str:
+def write_entity(
+    description: Description, runtime: RuntimeInfo, authority: str, api_version: str = LATEST
+) -> str:
     """The element of a queue, topic or subscription, which has the name of its description.
 
     `authority` is the host:port of forwarding URIs.
@@ -169,14 +186,15 @@ def write_entity(description: Description, runtime: RuntimeInfo, authority: str)
             held |= {
                 "IsAnonymousAccessible": "false",
                 "SubscriptionCount": runtime.subscription_count,
-                "SqlFilterCount": runtime.sql_filter_count,
-                "CorrelationFilterCount": runtime.correlation_filter_count,
                 "EnableSubscriptionPartitioning": "false",
             }
+            if api_version >= LATEST:
+                held["SqlFilterCount"] = runtime.sql_filter_count
+                held["CorrelationFilterCount"] = runtime.correlation_filter_count
         case SubscriptionDescription():
             held = {"MessageCount": runtime.message_count}
     facts = "".join(tag(name, str(value)) for name, value in held.items())
-    settings = _write_settings(description, authority)
+    settings = _write_settings(description, authority, api_version)
     return described(type(description).__name__, settings + facts + _write_runtime(runtime))
 
 
@@ -244,6 +262,24 @@ def _read_rule(
     )
 
 
+def _forward_scheme(element: Element) -> str | None:
+    """The scheme of the addresses that messages are forwarded to; None: there is none."""
+    for name in FORWARDING:
+        scheme, separator, _ = (child_text(element, name) or "").strip().partition("://")
+        if separator and scheme.lower() in FORWARD_SCHEMES:
+            return scheme.lower()
+    return None
+
+
+def _partitioned(settings: _D) -> _D:
+    """As Azure reports an entity with partitioning: as large as all its partitions together."""
+    if isinstance(settings, SubscriptionDescription):
+        return settings
+    if not settings.enable_partitioning or settings.max_size_mb > PARTITION_MB_MAX:
+        return settings
+    return replace(settings, max_size_mb=settings.max_size_mb * PARTITIONS)
+
+
 def _refuse_other_tiers(settings: _D) -> None:
     standard_kb = QueueDescription().max_message_size_kb
     size_kb = getattr(settings, "max_message_size_kb", standard_kb)
@@ -254,28 +290,36 @@ def _refuse_other_tiers(settings: _D) -> None:
         )
 
 
-def _write_settings(description: Description, authority: str) -> str:
+def _write_settings(description: Description, authority: str, api_version: str) -> str:
+    is_old = api_version < EARLIER
+    destination = f"{getattr(description, 'forward_scheme', 'sb')}://{authority}"
     parts = []
     for name in _ORDERS[type(description)]:
         field, kind = _SETTINGS[name]
         value = getattr(description, field)
         if name == _RULES:
-            parts.append(f"<{name}>{''.join(map(_write_rule, value))}</{name}>")
-        elif value is not None:
-            parts.append(tag(name, kind.write(value, authority)))
+            rules = "".join(_write_rule(rule, has_times=is_old) for rule in value)
+            parts.append(f"<{name}>{rules}</{name}>")
+        elif value is not None and not (is_old and name == _MESSAGE_SIZE):
+            parts.append(tag(name, kind.write(value, destination)))
     return "".join(parts)
 
 
-def _write_rule(rule: AuthorizationRule) -> str:
+def _write_rule(rule: AuthorizationRule, *, has_times: bool) -> str:
     rights = "".join(tag("AccessRights", right) for right in RIGHTS if right in rule.rights)
+    times = tag("CreatedTime", render_time(rule.created_at_ms))
+    times += tag("ModifiedTime", render_time(rule.modified_at_ms))
     return (
         '<AuthorizationRule i:type="SharedAccessAuthorizationRule">'
         f"{tag('ClaimType', 'SharedAccessKey')}{tag('ClaimValue', 'None')}<Rights>{rights}</Rights>"
-        f"{tag('CreatedTime', render_time(rule.created_at_ms))}"
-        f"{tag('ModifiedTime', render_time(rule.modified_at_ms))}{tag('KeyName', rule.key_name)}"
+        f"{times if has_times else ''}{tag('KeyName', rule.key_name)}"
         f"{tag('PrimaryKey', rule.primary_key)}{tag('SecondaryKey', rule.secondary_key)}"
         "</AuthorizationRule>"
     )
+
+
+NEVER = "0001-01-01T00:00:00"
+"""When an entity was accessed that nobody has accessed yet, as Azure writes it."""
 
 
 def _write_runtime(runtime: RuntimeInfo) -> str:
@@ -290,7 +334,9 @@ def _write_runtime(runtime: RuntimeInfo) -> str:
     return (
         tag("CreatedAt", render_time(runtime.created_at_ms))
         + tag("UpdatedAt", render_time(runtime.updated_at_ms))
-        + tag("AccessedAt", render_time(runtime.accessed_at_ms))
+        + tag(
+            "AccessedAt", render_time(runtime.accessed_at_ms) if runtime.accessed_at_ms else NEVER
+        )
         + f'<CountDetails xmlns:d2p1="{COUNTS}">{details}</CountDetails>'
         + tag("EntityAvailabilityStatus", "Available")
     )

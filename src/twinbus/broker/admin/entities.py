@@ -36,6 +36,7 @@ from twinbus.broker.admin.atom import (
     render_feed,
 )
 from twinbus.broker.admin.atom_entities import (
+    LATEST,
     RuntimeInfo,
     read_rule,
     read_settings,
@@ -115,6 +116,11 @@ def parse_address(raw_path: str) -> Address:
             return Address(AdminNode.SUBSCRIPTION, _join(names[:-2]), _named(names[-1]))
         case [*topic, "subscriptions"] if topic:
             return Address(AdminNode.SUBSCRIPTIONS, _join(names[:-1]))
+    if any(word.startswith("$") for word in words[1:]):
+        raise ArgumentInvalid(
+            f"{_join(names)!r:.280} is part of an entity and has no description of its own; name"
+            " the queue or topic alone"
+        )
     return Address(AdminNode.ENTITY, _join(names))
 
 
@@ -184,6 +190,8 @@ class Administration:
     now_ms: int
     may_forward_to: Callable[[str], None]
     """Raises Unauthorized unless the client may have messages sent to the entity of that path."""
+    api_version: str = LATEST
+    """For which version of the API to answer."""
 
     def get(self, address: Address, page: ListPage) -> Document:
         match address.node:
@@ -195,7 +203,11 @@ class Administration:
                 return self._list(address, page)
         try:
             return Document(200, self._entry(address).encode())
-        except EntityNotFound:
+        except EntityNotFound as refusal:
+            if address.node is not AdminNode.ENTITY:
+                raise EntityNotFound(
+                    f"Entity {render_path(address)!r} was not found. {refusal.description}"
+                ) from None
             # Azure answers with an empty feed, and its SDKs turn that into their not-found error.
             return self._nothing()
 
@@ -262,7 +274,7 @@ class Administration:
             found = SubscriptionDescription(), namespace.get_subscription, create_subscription
             kinds = {"SubscriptionDescription": found}
         fresh, find, create = kinds[_require(element, *kinds)]
-        present = find(*names).description if update else fresh
+        present = self._present(address, partial(find, *names)) if update else fresh
         is_premium = namespace.profile.sku == "Premium"
         wanted = read_settings(element, present, self.now_ms, is_premium=is_premium)
         self._check_forwarding(address.path, present, wanted)
@@ -270,6 +282,16 @@ class Administration:
             namespace.update(address.path, wanted, self.now_ms)
         else:
             create(*names, wanted, self.now_ms)
+
+    def _present(self, address: Address, find: Callable[[], Any]) -> Any:
+        """The settings before an update, in Azure's words if there are none."""
+        try:
+            return find().description
+        except EntityNotFound as refusal:
+            if address.node is AdminNode.ENTITY:
+                text = "SubCode=40400. Not Found. The Operation doesn't exist. "
+                refusal.description = text + refusal.description
+            raise
 
     def _create_subscription(
         self, element: Element, topic: str, name: str, wanted: SubscriptionDescription, now_ms: int
@@ -319,7 +341,7 @@ class Administration:
         if isinstance(entity, Subscription):
             address = Address(AdminNode.SUBSCRIPTION, entity.topic_path, entity.name)
         runtime = _topic_runtime(entity) if isinstance(entity, Topic) else _queue_runtime(entity)
-        content = write_entity(entity.description, runtime, self.authority)
+        content = write_entity(entity.description, runtime, self.authority, self.api_version)
         return self._render(address.subscription or entity.path, address, runtime, content)
 
     def _rule_entry(self, address: Address, rule: RuleDescription) -> str:
@@ -376,13 +398,23 @@ def _since(at_ms: int) -> RuntimeInfo:
     return RuntimeInfo(created_at_ms=at_ms, updated_at_ms=at_ms, accessed_at_ms=at_ms)
 
 
+def _accessed(entity: Queue | Topic) -> int:
+    """When clients last used an entity; 0: not since it was made or changed, or started.
+
+    Azure says so of queues and topics, and gives a subscription the time when it was made.
+    """
+    if isinstance(entity, Subscription):
+        return max(entity.accessed_at_ms, entity.created_at_ms)
+    return entity.accessed_at_ms if entity.accessed_at_ms > entity.updated_at_ms else 0
+
+
 def _queue_runtime(queue: Queue) -> RuntimeInfo:
     dead_letters = queue.dead_letter
     dead_letter_count = len(dead_letters.messages) if dead_letters is not None else 0
     return RuntimeInfo(
         created_at_ms=queue.created_at_ms,
         updated_at_ms=queue.updated_at_ms,
-        accessed_at_ms=queue.accessed_at_ms,
+        accessed_at_ms=_accessed(queue),
         size_bytes=queue.size_bytes + (dead_letters.size_bytes if dead_letters is not None else 0),
         message_count=len(queue.messages) + dead_letter_count,
         active_count=queue.active_count,
@@ -398,7 +430,7 @@ def _topic_runtime(topic: Topic) -> RuntimeInfo:
     return RuntimeInfo(
         created_at_ms=topic.created_at_ms,
         updated_at_ms=topic.updated_at_ms,
-        accessed_at_ms=topic.accessed_at_ms,
+        accessed_at_ms=_accessed(topic),
         size_bytes=topic.size_bytes
         + sum(_queue_runtime(each).size_bytes for each in subscriptions),
         scheduled_count=topic.scheduled_count,

@@ -5,7 +5,7 @@ Also makes entities from descriptions, and again from what the store kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from twinbus.broker.descriptions import (
     QueueDescription,
@@ -48,10 +48,7 @@ class Directory:
     def require_free(self, path: str) -> None:
         present = self._entities.get(address_key(path))
         if present is not None:
-            raise EntityAlreadyExists(
-                f"{kind_of(present)} {present.path!r} exists already in namespace "
-                f"{self._namespace!r}; update it, or choose another name"
-            )
+            raise _already_there(present, self._namespace)
 
     def add(self, entity: Entity) -> None:
         """List a new entity, and its dead-letter queue with it."""
@@ -101,7 +98,10 @@ class Directory:
         """The queue, subscription or dead-letter queue that gives messages out at the address."""
         found = self.resolve(address)
         if isinstance(found, Topic):
-            raise NotAllowed(f"{found.path!r} is a topic; receive from one of its subscriptions")
+            raise NotAllowed(
+                f"{found.path!r} is a topic; receive from one of its subscriptions, which has the"
+                f" address '{found.path}/Subscriptions/NAME' (in JMS the name of a queue)"
+            )
         return found
 
     def queue(self, path: str) -> Queue:
@@ -137,6 +137,10 @@ class Directory:
         address = f"sb://{self._namespace}/{path}"
         return EntityNotFound.of(address, f"this {kind} does not exist; create it first")
 
+    def entities(self) -> Iterable[Entity]:
+        """All queues, topics and subscriptions."""
+        return self._entities.values()
+
     def queues(self) -> list[Queue]:
         """All queues in order of their names, subscriptions and dead-letter queues left out."""
         entities = self._sorted()
@@ -151,6 +155,19 @@ class Directory:
 
     def _sorted(self) -> list[Entity]:
         return [self._entities[key] for key in sorted(self._entities)]
+
+
+def _already_there(present: Entity, namespace: str) -> EntityAlreadyExists:
+    """In Azure's words: the tests of the JavaScript SDK compare how they begin."""
+    kind, advice = kind_of(present), "update it, or choose another name"
+    if kind == "subscription":
+        address = f"sb://{namespace}/{present.path}"
+        return EntityAlreadyExists(f"The messaging entity {address!r} exists already; {advice}.")
+    return EntityAlreadyExists(
+        "SubCode=40900. Conflict. You're requesting an operation that isn't allowed in the"
+        f" resource's current state: the {kind} {present.path!r} exists already in namespace"
+        f" {namespace!r}; {advice}."
+    )
 
 
 def kind_of(entity: Entity) -> str:

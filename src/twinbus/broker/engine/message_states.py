@@ -62,6 +62,8 @@ class EngineContext:
     arm: Callable[[Any, int], None]
     """Gets a queue and the time at which its timers must run."""
     resolve: Resolve
+    session_lost: Callable[[object], None] = lambda _: None
+    """Gets the holder of a session whose lock has expired, and must only take note of it."""
     engine_log: EngineLog | None = None
     """Gets every operation, if the broker writes a ledger."""
     failed: Failed | None = None
@@ -85,6 +87,7 @@ class MessageStates:
         self.entity_id = entity_id
         self.description = description
         self.dead_letter = dead_letter
+        self._has_copies = isinstance(description, SubscriptionDescription)
         self.last_sequence_number = 0
         self.ttl_limit_ms = FOREVER_MS
         """An upper limit for times to live beside the description's: a topic's own."""
@@ -97,6 +100,7 @@ class MessageStates:
         self.journal = context.journal
         self.tokens = context.tokens
         self._arm = partial(context.arm, queue)
+        self._session_lost = context.session_lost
         self._resolve = context.resolve
         self.index = MessageIndex()
         self.messages = self.index.messages
@@ -169,12 +173,16 @@ class MessageStates:
             incoming.session_id,
             ttl_ms,
             now_ms + ttl_ms if ttl_ms and not is_scheduled else 0,
-            scheduled_for_ms,
+            scheduled_for_ms if is_scheduled else 0,
             SCHEDULED if is_scheduled else ACTIVE,
         )
         if origin is not None:
             message.enqueued_sequence_number = first_number(origin)
             message.dead_letter_source = origin.dead_letter_source
+            message.scheduled_for_ms = origin.scheduled_for_ms
+        elif self._has_copies:
+            # A topic gives no numbers to what it hands on at once; clients expect one of a copy.
+            message.enqueued_sequence_number = message.sequence_number
         self.journal.put(self.entity_id, message, incoming.payload)
         self.index.add(message)
         return message
@@ -259,10 +267,12 @@ class MessageStates:
 
     def put_back(self, message: StoredMessage, now_ms: int, *, counted: bool) -> None:
         """Make an unlocked message ready again; dead-letter it after its last delivery."""
-        if counted:
+        if counted and self.dead_letter is None:
+            self.journal.amend(self.entity_id, message)  # A dead-letter queue counts nothing.
+        elif counted:
             message.delivery_count += 1
             tries = self.description.max_delivery_count
-            if self.dead_letter is not None and message.delivery_count >= tries:
+            if message.delivery_count >= tries:
                 text = f"The message was delivered {tries} times without being completed."
                 self.move_to_dead_letter(
                     message, now_ms, reason=DELIVERED_TOO_OFTEN, description=text
@@ -393,7 +403,9 @@ class MessageStates:
             self._end_lock(token, now_ms, counted=True)
         while left > 0 and self.sessions and (session := self.sessions.expired(now_ms)):
             left -= 1 + len(session.tokens)
+            holder = session.holder
             self.free_session(session, now_ms, counted=True)
+            self._session_lost(holder)
         while left > 0 and (number := self._schedule.pop(now_ms)) is not None:
             left -= 1
             message = self.messages[number]

@@ -54,6 +54,7 @@ class BrokerNamespace:
         notify: Callable[[Queue], None],
         deleted: Callable[[str], None],
         in_use: Callable[[str], bool] | None = None,
+        session_lost: Callable[[object], None] = lambda _: None,
         engine_log: EngineLog | None = None,
         failed: Failed | None = None,
         profile: ServiceProfile = LAPTOP,
@@ -73,6 +74,7 @@ class BrokerNamespace:
             notify=notify,
             arm=self._timetable.arm,
             resolve=self.send_target,
+            session_lost=session_lost,
             engine_log=engine_log,
             failed=failed,
         )
@@ -87,6 +89,7 @@ class BrokerNamespace:
         self.get_topic = self._directory.topic
         self.get_subscription = self._directory.subscription
         self.get_rule = self._directory.rule
+        self.entities = self._directory.entities
         self.queues = self._directory.queues
         self.topics = self._directory.topics
         self.subscriptions = self._directory.subscriptions
@@ -104,7 +107,11 @@ class BrokerNamespace:
         if len(batch) == 1:
             target.admit(batch[0], now_ms)
         else:
-            self._admit_all(target, batch, now_ms)
+            self.admit_all(target, batch, now_ms)
+        self.take_admitted(target, batch, now_ms)
+
+    def take_admitted(self, target: Entity, batch: Sequence[Incoming], now_ms: int) -> None:
+        """Take messages that were admitted; never refuses."""
         if self._engine_log is not None:
             self._take_logged(self._engine_log, target, batch, now_ms)
             return
@@ -119,7 +126,7 @@ class BrokerNamespace:
 
     def schedule(self, target: Entity, batch: Sequence[Incoming], now_ms: int) -> list[int]:
         """Like `send`; returns the sequence number of each message, 0 where nothing was kept."""
-        self._admit_all(target, batch, now_ms)
+        self.admit_all(target, batch, now_ms)
         if self._engine_log is not None:
             kept = self._take_logged(self._engine_log, target, batch, now_ms)
         else:
@@ -138,8 +145,15 @@ class BrokerNamespace:
             kept.append(stored)
         return kept
 
-    def _admit_all(self, target: Entity, batch: Sequence[Incoming], now_ms: int) -> None:
-        reserved_bytes = reserved_memory_bytes = 0
+    def admit_all(
+        self,
+        target: Entity,
+        batch: Sequence[Incoming],
+        now_ms: int,
+        reserved_memory_bytes: int = 0,
+    ) -> None:
+        """Raise unless `target` could take all of these now, beside what is reserved."""
+        reserved_bytes = 0
         for incoming in batch:
             target.admit(
                 incoming,
@@ -249,7 +263,8 @@ class BrokerNamespace:
         check_rule(rule)
         if rule.name.lower() in owner.rules:
             raise EntityAlreadyExists(
-                f"the subscription {owner.path!r} has a rule {rule.name!r} already; delete it first"
+                f"The messaging entity 'sb://{self.name}/{owner.path}/Rules/{rule.name}' exists"
+                " already; delete it first."
             )
         check_rule_counts(owner, rule)
         self._check_filter_count(self.get_topic(topic), rule)

@@ -27,6 +27,7 @@ from twinbus.broker.engine.message_states import (
 from twinbus.broker.engine.sessions import MessageSession, Sessions
 from twinbus.broker.engine.settlement import (
     LockedMessage,
+    RequestedSettlement,
     SettlementOutcome,
     dead_letter_description,
     require_bounded,
@@ -49,6 +50,7 @@ from twinbus.servicebus.names import STANDARD_MESSAGE_BYTES
 EXPIRED_AT_ONCE = 1000
 """Expired messages that one receive removes before others have their turn."""
 
+COMPLETE = SettlementOutcome.COMPLETE
 REFUSE_SENDS = ("Disabled", "SendDisabled")
 REFUSE_RECEIVES = ("Disabled", "ReceiveDisabled")
 
@@ -401,6 +403,19 @@ class Queue:
                         break
         return found
 
+    def shown_lock_ms(self, message: StoredMessage) -> int:
+        """Until when a peeked message is shown as locked; 0: it is not.
+
+        A deferred message was locked once. Until when is not kept: it is shown with the lock of its
+        session, or with the time when it was enqueued.
+        """
+        if message.state is not DEFERRED:
+            return 0
+        sessions = self.states.sessions
+        session = None if sessions is None else sessions.get(message.session_id)
+        held_ms = 0 if session is None else session.locked_until_ms
+        return held_ms or message.enqueued_at_ms
+
     # Settling
 
     def settle(
@@ -415,38 +430,73 @@ class Queue:
         session_id: str | None = None,
     ) -> None:
         """End a delivery; raises `MessageLockLost` or `SessionLockLost` if its lock is gone."""
+        if outcome is COMPLETE:  # The common case, in half the time.
+            if now_ms >= self.states.wake_ms:
+                self.states.run_timers(now_ms)
+            self.accessed_at_ms = now_ms
+            self._require_lock(lock_token, session_id, now_ms)
+            self._complete(lock_token, now_ms)
+            return
+        wanted = RequestedSettlement(
+            lock_token, outcome, overrides, reason, description, session_id
+        )
+        self.settle_one(wanted, now_ms)
+
+    def settle_one(self, wanted: RequestedSettlement, now_ms: int) -> None:
+        """Like `settle`."""
+        self.check_settlement(wanted, now_ms)
+        self.settle_checked(wanted, now_ms)
+
+    def check_settlement(
+        self, wanted: RequestedSettlement, now_ms: int, *, reserved_memory_bytes: int = 0
+    ) -> None:
+        """Raise unless the delivery could be settled now, beside what is reserved for others."""
         states = self.states
         if now_ms >= states.wake_ms:
             states.run_timers(now_ms)
         self.accessed_at_ms = now_ms
+        lock_token, outcome, overrides, reason, description, session_id = wanted
         held = self._require_lock(lock_token, session_id, now_ms).message
-        if outcome is SettlementOutcome.COMPLETE:
-            message = states.unlock(lock_token)
-            states.forget(message)
-            if states.engine_log is not None:
-                states.engine_log.note("complete", self.path, [message], now_ms)
+        if outcome is COMPLETE:
             return
         if outcome is SettlementOutcome.DEAD_LETTER and self.dead_letter is None:
             raise NotAllowed(f"{self.path!r} is a dead-letter queue; complete or abandon instead")
         if outcome is SettlementOutcome.RELEASE:
             overrides = None
-        changes = {**(held.overrides or {}), **(overrides or {})}
         if overrides or reason or description:
+            changes = {**(held.overrides or {}), **(overrides or {})}
             require_bounded(changes, reason, description)
         if overrides:
-            states.require_room(value_bytes(overrides))
+            states.require_room(value_bytes(overrides) + reserved_memory_bytes)
+
+    def settle_checked(self, wanted: RequestedSettlement, now_ms: int) -> None:
+        """End a delivery that was checked; never refuses."""
+        states = self.states
+        lock_token, outcome, overrides, reason, description, _ = wanted
+        if outcome is COMPLETE:
+            self._complete(lock_token, now_ms)
+            return
         message = states.unlock(lock_token)
-        if overrides:
-            states.index.override(message, changes)
+        if overrides and outcome is not SettlementOutcome.RELEASE:
+            states.index.override(message, {**(message.overrides or {}), **overrides})
         if outcome is SettlementOutcome.DEAD_LETTER:
             states.move_to_dead_letter(message, now_ms, reason=reason, description=description)
         elif outcome is SettlementOutcome.DEFER:
+            if self.dead_letter is not None:
+                message.delivery_count += 1  # As in Azure, which counts in no dead-letter queue.
             states.index.defer(message)
             self._journal.amend(self.entity_id, message)
             if states.engine_log is not None:
                 states.engine_log.note("defer", self.path, [message], now_ms)
         else:
             states.put_back(message, now_ms, counted=outcome is SettlementOutcome.ABANDON)
+
+    def _complete(self, lock_token: bytes, now_ms: int) -> None:
+        states = self.states
+        message = states.unlock(lock_token)
+        states.forget(message)
+        if states.engine_log is not None:
+            states.engine_log.note("complete", self.path, [message], now_ms)
 
     def complete_all(self, lock_tokens: list[bytes], now_ms: int) -> bool:
         """Complete these deliveries; false, and nothing done, unless all locks are valid.
@@ -492,8 +542,9 @@ class Queue:
         if sessions is not None:
             sessions.held(session_id or "", None, now_ms)
         raise MessageLockLost(
-            f"the message's lock in {self.path!r} expired, or the message was settled already; "
-            "receive it again, and renew the lock if processing takes longer"
+            "The lock supplied is invalid. Either the lock expired, or the message has already been"
+            f" removed from the queue {self.path!r}. Receive it again, and renew the lock if"
+            " processing takes longer."
         )
 
 

@@ -148,6 +148,18 @@ class SettlementOutcome(Enum):
     """Ready again, without counting as a failed delivery."""
 
 
+class RequestedSettlement(NamedTuple):
+    """How a receiver ends a delivery."""
+
+    lock_token: bytes
+    outcome: SettlementOutcome
+    overrides: dict[str, object] | None = None
+    """Application properties that it gives to the message."""
+    reason: str | None = None
+    description: str | None = None
+    session_id: str | None = None
+
+
 class LockedMessage(NamedTuple):
     message: StoredMessage
     lock_token: bytes

@@ -32,7 +32,7 @@ from twinbus.broker.filters.rules import (
     validate,
 )
 from twinbus.broker.filters.values import FilterError
-from twinbus.broker.journal import StoredMessage
+from twinbus.broker.journal import StoredMessage, copy_message
 from twinbus.broker.messages.incoming import Incoming, parse
 from twinbus.broker.messages.rendering import render
 from twinbus.broker.refusals import ArgumentOutOfRange, Refusal, check_count, entity_full
@@ -347,7 +347,10 @@ class Topic:
 
 def resent(payload: bytes, message: StoredMessage) -> Incoming:
     """A stored message as if its sender sent it again now, with what was added to it since."""
-    incoming = parse(render(payload, message), lambda: message.message_id or "")
+    # Without a time to live, so that no time of expiry is put into its properties.
+    bare = copy_message(message)
+    bare.ttl_ms = 0
+    incoming = parse(render(payload, bare), lambda: message.message_id or "")
     incoming.size_bytes = message.size_bytes
     incoming.ttl_ms = message.ttl_ms
     incoming.scheduled_for_ms = 0

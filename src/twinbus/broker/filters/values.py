@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import Any, TypeGuard
 
 from twinbus.amqp.types import Described, Symbol, Timestamp
+from twinbus.broker import descriptions
 from twinbus.broker.refusals import ArgumentInvalid
 from twinbus.servicebus import names
 from twinbus.servicebus.names import (
@@ -131,7 +132,7 @@ def _from_described(raw: Described) -> Value:
     match str(raw.descriptor), raw.value:
         case names.TIME_SPAN, int(ticks):
             return Duration(ticks // TICKS_PER_MS)
-        case names.DATE_TIME, int(ticks):
+        case ((names.DATE_TIME | descriptions.UTC_TICKS), int(ticks)):
             return Instant((ticks - EPOCH_TICKS) // TICKS_PER_MS)
         case "com.microsoft:uri", str(text):
             return str(text)  # It may be a symbol.

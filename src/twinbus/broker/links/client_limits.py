@@ -144,6 +144,11 @@ class BackPressure:
             transport.pause_reading()
 
 
+LINGER_S = 2.0
+"""How long a connection that the broker closed stays open for the client to read why. A socket that
+is closed while the client still sends is reset, which can destroy the CLOSE frame on its way."""
+
+
 class LinkIdle(Refusal):
     """In Azure's words."""
 
@@ -206,6 +211,7 @@ class ExpiryTimer:
     def cancel(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
 
     def _end(self) -> None:
         self._timer = None

@@ -69,6 +69,15 @@ class LinkOwner:
         """The link was closed, by the client or by the broker."""
 
 
+NOBODY = LinkOwner()
+"""Ignores what concerns a link without an owner."""
+
+
+def owner_of(link: Link) -> LinkOwner:
+    """The object behind a link. A link that was never opened, or is closed, has none."""
+    return link.owner if isinstance(link.owner, LinkOwner) else NOBODY
+
+
 log = logging.getLogger("twinbus.broker")
 
 TURN = 32
@@ -277,6 +286,9 @@ class BrokerContext(PeerContext, Protocol):
 
     def require_space(self) -> None:
         """Raise `QuotaExceeded` while the disk is nearly full."""
+
+    def distrust(self, error: Exception) -> None:
+        """Drop what is not committed and restore the engine: a step of it failed half-way."""
 
 
 class LinkClient(Protocol):

@@ -7,11 +7,12 @@ status and condition. Every operation is one function, found by name in `OPERATI
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from uuid import UUID
 
-from twinbus.amqp.message import Sections
+from twinbus.amqp.message import Sections, join, split
 from twinbus.amqp.types import Array, Described, Int, Timestamp, ULong
 from twinbus.broker.descriptions import (
     CORRELATION_FIELDS,
@@ -24,7 +25,7 @@ from twinbus.broker.descriptions import (
     TrueFilter,
 )
 from twinbus.broker.engine.queue import Queue
-from twinbus.broker.engine.settlement import LockedMessage, SettlementOutcome
+from twinbus.broker.engine.settlement import LockedMessage, RequestedSettlement, SettlementOutcome
 from twinbus.broker.engine.topic import Subscription
 from twinbus.broker.filters.values import to_amqp, to_value
 from twinbus.broker.links.requests import (
@@ -169,6 +170,10 @@ def handle(request: Sections, context: ManagementContext, now_ms: int) -> bytes:
             raise NotSupported(
                 f"The operation {wanted.operation!r} is unknown; known are {', '.join(OPERATIONS)}."
             )
+        if context.settle is not None and operation is not _update_disposition:
+            raise NotSupported(
+                f"{wanted.operation!r} cannot be part of a transaction; sends and settlements can."
+            )
         if context.credits is None:
             return success(request_id, operation(wanted, context, now_ms))
         context.credits.require(1, now_ms)
@@ -194,10 +199,14 @@ def _peek(request: ManagementRequest, context: ManagementContext, now_ms: int) -
         now_ms,
         session_id=request.optional_text("session-id"),
     )
+    omits_body = request.get("omit-message-body") is True
     entries: list[dict[str, Any]] = []
     room = PEEK_BYTES_MAX
     for message in found:
-        wire = render(context.payload(queue.entity_id, message.sequence_number), message)
+        payload = context.payload(queue.entity_id, message.sequence_number)
+        wire = render(payload, message, locked_until_ms=queue.shown_lock_ms(message))
+        if omits_body:
+            wire = join(replace(split(wire), body=b""))
         room -= len(wire)
         if room < 0 and entries:
             break
@@ -264,20 +273,20 @@ def _update_disposition(
             f"disposition-status must be one of {', '.join(OUTCOMES)}, not {status!r}."
         )
     is_dead_letter = outcome is SettlementOutcome.DEAD_LETTER
-    settle = partial(
-        queue.settle,
+    settlement = partial(
+        RequestedSettlement,
         outcome=outcome,
-        now_ms=now_ms,
         overrides=request.table("properties-to-modify") or None,
         reason=request.optional_text("deadletter-reason") if is_dead_letter else None,
         description=request.optional_text("deadletter-description") if is_dead_letter else None,
         session_id=request.optional_text("session-id"),
     )
+    settle = context.settle or Queue.settle_one
     # Each message is settled for itself: one lost lock must not hold up the others.
     refusals: list[Refusal] = []
     for token in request.lock_tokens():
         try:
-            settle(token)
+            settle(queue, settlement(token), now_ms)
         except Refusal as refusal:
             refusals.append(refusal)
     if refusals:
@@ -342,7 +351,8 @@ def _set_session_state(request: ManagementRequest, context: ManagementContext, n
     if state is not None and not isinstance(state, bytes):
         raise ArgumentInvalid("session-state must be binary or null.")
     holder = _holder(request, context, session_id)
-    queue.sessions.set_state(session_id, state, now_ms, holder=holder)
+    # Azure keeps no empty state: the Go SDK removes one so.
+    queue.sessions.set_state(session_id, state or None, now_ms, holder=holder)
     return {}
 
 

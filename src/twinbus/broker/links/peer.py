@@ -29,6 +29,7 @@ from twinbus.amqp.events import (
 from twinbus.amqp.link import Link, LinkState, ReceiverLink, SenderLink
 from twinbus.broker.access import CUT_OFF_S
 from twinbus.broker.links.client_limits import (
+    LINGER_S,
     OUTPUT_BYTES_MAX,
     UNWRITTEN_BYTES_MAX,
     BackPressure,
@@ -42,20 +43,23 @@ from twinbus.broker.links.context import (
     PeerContext,
     ReplyLink,
     ReplyLinks,
+    owner_of,
 )
-from twinbus.broker.links.requests import RequestLink, put_token
-from twinbus.broker.refusals import LinkExpired, QuotaExceeded, Refusal, ServerBusy, Unauthorized
+from twinbus.broker.links.requests import RequestLink, log_in, put_token, require_address
+from twinbus.broker.refusals import (
+    EntityNotFound,
+    LinkExpired,
+    NotAllowed,
+    QuotaExceeded,
+    Refusal,
+    ServerBusy,
+    Unauthorized,
+)
 from twinbus.broker.sas import ConnectionGrants, covers
+from twinbus.namespace.address import is_loopback
 from twinbus.servicebus.names import MANAGEMENT_SUFFIX, entity_address
 
 log = logging.getLogger("twinbus.broker")
-
-LINGER_S = 2.0
-"""How long a connection that the broker closed stays open for the client to read why. A socket that
-is closed while the client still sends is reset, which can destroy the CLOSE frame on its way."""
-
-NOBODY = LinkOwner()
-"""Ignores what concerns a link without an owner."""
 
 
 class PeerServer(PeerContext, Protocol):
@@ -83,7 +87,7 @@ class Peer(asyncio.Protocol):
         self._receivers: dict[str, LinkOwner] = {}
         """By the names of their links: a request names the link whose locks it is about."""
         self.probation: Probation | None = None
-        """Present from the first byte to the first valid token."""
+        """Present from the first byte to the first valid token, or to the OPEN after a login."""
         self._pressure = BackPressure()
         self._host = ""
         self.address = "?"
@@ -108,6 +112,9 @@ class Peer(asyncio.Protocol):
         probation = self.probation = Probation(
             self.connection, context.admission, self._host, context.loop, self._give_up
         )
+        is_private = is_loopback(self._host) or transport.get_extra_info("ssl_object") is not None
+        if is_private and context.policy.takes_keys:
+            self.connection.login = partial(log_in, context.policy, self.grants)
         if self._hanging:
             self._transport.abort()
             return
@@ -138,16 +145,16 @@ class Peer(asyncio.Protocol):
             if type(event) is DeliveryArrived:
                 # Deliveries of one link that came one after the other are taken together.
                 if run and run[0].link is not event.link:
-                    _owner(run[0].link).take_all(run, now_ms)
+                    owner_of(run[0].link).take_all(run, now_ms)
                     run = []
                 run.append(event)
                 continue
             if run:
-                _owner(run[0].link).take_all(run, now_ms)
+                owner_of(run[0].link).take_all(run, now_ms)
                 run = []
             self._act(event, now_ms)
         if run:
-            _owner(run[0].link).take_all(run, now_ms)
+            owner_of(run[0].link).take_all(run, now_ms)
 
     def overhead_received(self, size_bytes: int) -> None:
         """Count bytes of a WebSocket that are not AMQP: a stranger may send few of either."""
@@ -182,7 +189,7 @@ class Peer(asyncio.Protocol):
 
     def _deliver_again(self) -> None:
         for link in self._links():
-            _owner(link).may_write_again()
+            owner_of(link).may_write_again()
 
     # Calls of links
 
@@ -225,6 +232,8 @@ class Peer(asyncio.Protocol):
 
     def log_refusal(self, what: str, refusal: Refusal) -> None:
         """Log why the client is refused; gives the refusal its TrackingId."""
+        if isinstance(refusal, EntityNotFound):
+            refusal.name_host(self._context.name, self.connection.remote_hostname)
         self._context.track(refusal)
         why = f"{refusal.description} ({refusal.condition})"
         # A throttled client tries again and again; /metrics counts its requests.
@@ -300,12 +309,12 @@ class Peer(asyncio.Protocol):
     def abandon_links(self) -> None:
         """Detach every link from its entity: the engine is being replaced."""
         for link in self._links():
-            _owner(link).abandon()
+            owner_of(link).abandon()
             link.owner = None
 
     def entity_links(self) -> list[Link]:
         """Open links that send to an entity or receive from one."""
-        links = (link for link in self._links() if _owner(link).is_on_entity)
+        links = (link for link in self._links() if owner_of(link).is_on_entity)
         return [link for link in links if link.state is LinkState.OPEN]
 
     def _links(self) -> list[Link]:
@@ -325,13 +334,13 @@ class Peer(asyncio.Protocol):
                 if event.by_receiver:
                     self._opener.settle(event, now_ms)
             case CreditChanged():
-                _owner(event.link).credit_changed()
+                owner_of(event.link).credit_changed()
             case Attached():
                 self._attach(event.link, now_ms)
             case Detached():
                 self._close_owner(event.link, now_ms)
             case DeliveryTooLarge():
-                _owner(event.link).refuse_oversize(event, now_ms)
+                owner_of(event.link).refuse_oversize(event, now_ms)
             case Ended():
                 for link in list(event.session.links.values()):
                     self._close_owner(link, now_ms)
@@ -356,7 +365,9 @@ class Peer(asyncio.Protocol):
 
     def _opened(self) -> None:
         self._arm()
-        if self.probation is not None:
+        if list(self.grants):  # Of a login: no token can come before.
+            self.trust()
+        elif self.probation is not None:
             self.probation.opened()
         name, limit = self._context.name, self._context.profile.connections_max
         if limit is None or len(self._context.peers) <= limit:
@@ -386,6 +397,7 @@ class Peer(asyncio.Protocol):
 
     def _open(self, link: Link, address: str, now_ms: int) -> None:
         try:
+            require_address(link, address)
             if address.lower() == CBS or address.lower().endswith(MANAGEMENT_SUFFIX):
                 link.owner = self._open_node(link, address)
                 return
@@ -405,6 +417,10 @@ class Peer(asyncio.Protocol):
         is_cbs = address.lower() == CBS
         if self.probation is not None and not is_cbs:
             raise Unauthorized(f"{address!r} needs a token; put one on {CBS} first")
+        if is_cbs and any(
+            one.sends is link.sends and one.state is LinkState.OPEN for one in self.links_on(CBS)
+        ):
+            raise NotAllowed(f"A connection has one link each way on {CBS}; use the open one.")
         if isinstance(link, SenderLink):
             if not is_cbs:
                 return self._opener.replies(self, link, address)
@@ -423,7 +439,7 @@ class Peer(asyncio.Protocol):
             self._close_owner(link, now_ms)
 
     def _close_owner(self, link: Link, now_ms: int) -> None:
-        owner, link.owner = _owner(link), None
+        owner, link.owner = owner_of(link), None
         if self._receivers.get(link.name) is owner:
             del self._receivers[link.name]
         owner.close(now_ms)
@@ -471,17 +487,18 @@ class Peer(asyncio.Protocol):
         now_ms = self._context.now_ms()
         for link in self._links():
             try:
-                self._watch(_owner(link), now_ms)
+                self._watch(owner_of(link), now_ms)
             except Unauthorized as refusal:
                 self.detach(link, LinkExpired(link.name, refusal))
+
+    def clock_moved(self) -> None:
+        """Go on after a jump of the clock: the client was not silent; its tokens may have ended."""
+        self.connection.postpone_idle(self._context.now_ms())
+        self._expiry.cancel()
+        self._end_expired()
 
     def _watch(self, owner: LinkOwner, now_ms: int) -> None:
         """Have the link detached when its right ends."""
         until_ms = owner.granted_until_ms(now_ms)
         if until_ms is not None:
             self._expiry.watch(until_ms)
-
-
-def _owner(link: Link) -> LinkOwner:
-    """The object behind a link. A link that was never opened, or is closed, has none."""
-    return link.owner if isinstance(link.owner, LinkOwner) else NOBODY

@@ -7,6 +7,7 @@ next free one within the time that the client gave.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 from twinbus.amqp.events import Disposed
@@ -57,6 +58,9 @@ BROWSING = "copy"
 """Distribution mode of a receiver that leaves the messages where they are, such as a JMS
 QueueBrowser. To serve it as another receiver would consume them."""
 
+SELECTORS = ("jms-selector", "apache.org:selector-filter:string", 0x0000_468C_0000_0004)
+"""How clients name the filter of a selector, or its descriptor."""
+
 SESSION_WAIT_DEFAULT_MS = 60_000
 SESSION_WAIT_MAX_MS = 3_600_000
 
@@ -94,10 +98,17 @@ class DeliveringLink(EntityLink[SenderLink]):
                 f" {self.address + MANAGEMENT_SUFFIX!r}, or receive them."
             )
         filters = source.filter or {}
+        if any(_is_selector(name, value) for name, value in filters.items()):
+            # A client that does not check the answer would take what it did not select.
+            raise NotSupported(
+                f"Messages of {self.queue.path!r} cannot be selected by a receiver (a JMS"
+                " selector). Give a subscription a rule with that condition, and receive from it."
+            )
         wants_session = SESSION_FILTER in filters
         if wants_session != self.queue.requires_session:
             raise NotAllowed(
-                f"{self.queue.path!r} requires sessions: accept one to receive from it"
+                "It is not possible for an entity that requires sessions to create a non-sessionful"
+                f" message receiver. Accept a session of {self.queue.path!r}."
                 if self.queue.requires_session
                 else f"{self.queue.path!r} has no sessions: receive without a session id"
             )
@@ -215,12 +226,20 @@ class DeliveringLink(EntityLink[SenderLink]):
 
     def settle(self, lock_token: bytes, state: object, now_ms: int) -> bytes | None:
         """Settle with a client's outcome; returns the state to answer with if that failed."""
-        outcome, given = _outcome_of(state)
+        outcome, given = outcome_of(state)
         try:
             self.queue.settle(lock_token, outcome, now_ms, session_id=self.session_id, **given)
         except Refusal as refusal:
             return encode_state(rejected(refusal))
         return None
+
+    def give_back(self, lock_token: bytes, refusal: Refusal, now_ms: int) -> None:
+        """Abandon a message whose settlement is refused as part of a transaction, as Azure does."""
+        self._client.log_refusal(f"a settlement in {self.queue.path!r}", refusal)
+        with suppress(Refusal):  # The lock was lost: then the message is back already.
+            self.queue.settle(
+                lock_token, SettlementOutcome.ABANDON, now_ms, session_id=self.session_id
+            )
 
     def complete_all(self, lock_tokens: list[bytes], now_ms: int) -> bool:
         """Complete all of these; false, and nothing done, if they must be settled one by one."""
@@ -233,6 +252,20 @@ class DeliveringLink(EntityLink[SenderLink]):
 
     def may_write_again(self) -> None:
         self._context.dispatcher.ready(self.queue)
+
+    def session_lost(self) -> None:
+        """Detach the client: the lock of its session has expired, and another may have it.
+
+        Without locks nothing is lost: the session is taken again with the next message.
+        """
+        if self.settles and self.link.state is LinkState.OPEN:
+            self._client.detach(
+                self.link,
+                SessionLockLost(
+                    f"The lock of session {self.session_id!r} of {self.queue.path!r} expired;"
+                    " accept the session again, and renew its lock if processing takes longer"
+                ),
+            )
 
     def abandon(self) -> None:
         self.stop_waiting()
@@ -327,7 +360,7 @@ def _complete_all(
 _COMPLETE: tuple[SettlementOutcome, dict[str, Any]] = (SettlementOutcome.COMPLETE, {})
 
 
-def _outcome_of(state: object) -> tuple[SettlementOutcome, dict[str, Any]]:
+def outcome_of(state: object) -> tuple[SettlementOutcome, dict[str, Any]]:
     """What a client's state asks for, and what it gives to the message."""
     match state:
         case Released() | None:
@@ -338,7 +371,8 @@ def _outcome_of(state: object) -> tuple[SettlementOutcome, dict[str, Any]]:
             return SettlementOutcome.DEFER if is_deferred else SettlementOutcome.ABANDON, given
         case Rejected():
             info = _named(state.error.info if state.error else None) or {}
-            reason, text = (_text(info.pop(name, None)) for name in (REASON, ERROR_DESCRIPTION))
+            # Values that are no text stay properties of their own type.
+            reason, text = (_popped_text(info, name) for name in (REASON, ERROR_DESCRIPTION))
             given = {"overrides": info or None, "reason": reason, "description": text}
             return SettlementOutcome.DEAD_LETTER, given
     return _COMPLETE
@@ -354,6 +388,10 @@ def _echo(state: object) -> DeliveryState:
     return state if isinstance(state, DeliveryState) else Accepted()
 
 
+def _is_selector(name: object, value: object) -> bool:
+    return name in SELECTORS or (isinstance(value, Described) and value.descriptor in SELECTORS)
+
+
 def _plain(value: object) -> str | None:
     inner = value.value if isinstance(value, Described) else value
     if inner is not None and not isinstance(inner, str):
@@ -361,8 +399,11 @@ def _plain(value: object) -> str | None:
     return inner
 
 
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)
+def _popped_text(info: dict[str, object], name: str) -> str | None:
+    if not isinstance(info.get(name), str | None):
+        return None
+    text = info.pop(name, None)
+    return None if text is None else str(text)
 
 
 def _named(values: dict[object, object] | None) -> dict[str, object] | None:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from twinbus.amqp.events import DeliveryArrived
-from twinbus.amqp.link import LinkState, ReceiverLink
+from twinbus.amqp.link import Link, LinkState, ReceiverLink
 from twinbus.amqp.message import (
     Properties,
     Sections,
@@ -27,11 +27,17 @@ from twinbus.amqp.message import (
     encode_message,
     split,
 )
-from twinbus.amqp.performatives import ACCEPTED_BYTES, encode_state
+from twinbus.amqp.performatives import (
+    ACCEPTED_BYTES,
+    Coordinator,
+    TransactionalState,
+    encode_state,
+)
 from twinbus.amqp.types import DecodeError, Int, Symbol
 from twinbus.broker.engine.limits import CreditAccount
 from twinbus.broker.engine.namespace import BrokerNamespace
 from twinbus.broker.engine.queue import Queue
+from twinbus.broker.engine.settlement import RequestedSettlement
 from twinbus.broker.engine.topic import Topic
 from twinbus.broker.faults import Fault, Stage
 from twinbus.broker.links.context import (
@@ -48,9 +54,10 @@ from twinbus.broker.refusals import (
     EntityNotFound,
     MalformedMessage,
     NotAllowed,
+    NotSupported,
     Refusal,
 )
-from twinbus.broker.sas import LISTEN, Grant, covers
+from twinbus.broker.sas import LISTEN, AccessPolicy, ConnectionGrants, Grant, covers
 from twinbus.servicebus.names import MANAGEMENT_SUFFIX, entity_address
 
 T = TypeVar("T")
@@ -82,6 +89,8 @@ class ManagementContext:
     """Adds a TrackingId to the text of a refusal."""
     credits: CreditAccount | None = None
     """Present if the namespace limits operations per second."""
+    settle: Callable[[Queue, RequestedSettlement, int], None] | None = None
+    """Settles as part of a transaction; present if the request is one."""
 
     def queue(self) -> Queue:
         """The queue, subscription or dead-letter queue at the address, if the client may listen."""
@@ -258,10 +267,14 @@ class RequestLink(LinkOwner):
         client: LinkClient,
         link: ReceiverLink,
         address: str,
-        respond: Callable[[Sections, int], bytes | None],
+        respond: Callable[..., bytes | None],
+        *,
+        takes_transactions: bool = False,
     ) -> None:
+        """`takes_transactions`: `respond` also takes the id of a request's transaction."""
         self._context = context
         self._respond = respond
+        self._takes_transactions = takes_transactions
         self._client = client
         self.link = link
         self.address = address.lower()
@@ -306,7 +319,7 @@ class RequestLink(LinkOwner):
             request = _decoded(split, event.payload)
             reply = self._reply_link(request)
             if fault is None:
-                response = self._respond(request, now_ms)
+                response = self._respond(request, now_ms, *self._transaction_of(event))
             else:
                 response = failure(correlation_id(request), _FaultRefusal(fault))
             if response is None:
@@ -322,6 +335,14 @@ class RequestLink(LinkOwner):
             self.link.session.settle(event.delivery_id, event.delivery_id, state, as_receiver=True)
         if self.link.credit < CREDIT // 2:
             self.link.grant(CREDIT)
+
+    def _transaction_of(self, event: DeliveryArrived) -> tuple[bytes, ...]:
+        """The id of a request's transaction, if it is part of one."""
+        if not isinstance(event.state, TransactionalState):
+            return ()
+        if not self._takes_transactions:
+            raise NotSupported(f"A request to {self.address!r} cannot be part of a transaction.")
+        return (event.state.txn_id,)
 
     def _reply_link(self, request: Sections) -> ReplyLink:
         reply_to = _decoded(decode_properties, request.properties).reply_to
@@ -350,7 +371,41 @@ def put_token(context: PeerContext, client: LinkClient, request: Sections, now_m
         client.log_refusal("a token", refusal)
         return _token_response(message_id, refusal.status, refusal.description)
     client.grants.put(audience, grant)
-    return _token_response(message_id, 200, "OK")
+    # As Azure, not 200: the Rust client takes no other answer.
+    return _token_response(message_id, 202, "Accepted")
+
+
+def log_in(policy: AccessPolicy, grants: ConnectionGrants, name: str, key: str) -> str | None:
+    """Grant a connection what the key of a rule grants (SASL PLAIN); returns why it is refused."""
+    try:
+        granted = policy.login(name, key)
+    except Refusal as refusal:
+        return refusal.description
+    for grant in granted:
+        # Audiences of tokens are addresses, so the names of these differ from theirs.
+        grants.put(f"login {grant.path}", grant)
+    return None
+
+
+def require_address(link: Link, address: str) -> None:
+    """Raise for a link that names no node, or asks for a new one."""
+    terminus = link.source if link.sends else link.target
+    if isinstance(terminus, Coordinator) or (address and not getattr(terminus, "dynamic", False)):
+        return
+    if getattr(terminus, "dynamic", False):
+        raise NotSupported(
+            "Nodes made on request (dynamic nodes, temporary queues and topics of JMS) are not"
+            " supported. Create a queue, and name it in the address of the link."
+        )
+    if link.sends:
+        raise EntityNotFound(
+            "The link names no address to receive from. Subscriptions are found by their address,"
+            " TOPIC/Subscriptions/NAME, not by the name of a link (durable subscribers of JMS)."
+        )
+    raise NotSupported(
+        "The link names no address to send to. Open a link for each queue or topic (anonymous"
+        " senders are not supported)."
+    )
 
 
 class _FaultRefusal(Refusal):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from twinbus.amqp.events import DeliveryArrived, DeliveryTooLarge
 from twinbus.amqp.link import ReceiverLink
 from twinbus.amqp.message import BATCH_FORMAT, data_sections, split
-from twinbus.amqp.performatives import ACCEPTED_BYTES, Coordinator, encode_state
+from twinbus.amqp.performatives import ACCEPTED_BYTES, TransactionalState, encode_state
 from twinbus.amqp.types import DecodeError
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.topic import Topic
@@ -18,16 +18,11 @@ from twinbus.broker.links.context import (
     rejected,
     rejected_with,
 )
+from twinbus.broker.links.transactions import Transactions
 from twinbus.broker.messages.incoming import Incoming, parse
-from twinbus.broker.refusals import MalformedMessage, MessageTooLarge, NotSupported, Refusal
+from twinbus.broker.refusals import MalformedMessage, MessageTooLarge, Refusal, ServerBusy
 from twinbus.broker.sas import SEND
 from twinbus.servicebus.names import BATCH_ALLOWANCE
-
-
-def refuse_transactions(link: ReceiverLink) -> None:
-    """Raise `NotSupported` for a link on which a client wants to declare transactions."""
-    if isinstance(link.target, Coordinator):
-        raise NotSupported("This broker does not support transactions; send without one.")
 
 
 class SendingLink(EntityLink[ReceiverLink]):
@@ -41,9 +36,14 @@ class SendingLink(EntityLink[ReceiverLink]):
         entity: Queue | Topic,
         address: str,
         granted_until_ms: int,
+        transactions: Transactions,
+        via: str | None = None,
     ) -> None:
+        """`via` is the path of the entity through which the link sends to `entity`."""
         super().__init__(context, client, link, address, granted_until_ms)
         self.entity = entity
+        self.via = via
+        self._transactions = transactions
         self._credit = context.profile.sender_credit
 
     def attach(self) -> None:
@@ -73,12 +73,18 @@ class SendingLink(EntityLink[ReceiverLink]):
         settle, send = self.link.session.settle, self._context.namespace.send
         first = last = -1  # Accepted and not yet settled, always consecutive.
         try:
-            self._require(now_ms)
+            self.require(now_ms)
         except Refusal:
             for event in events:
                 self._store(event, now_ms)
             return
         for event in events:
+            if event.state is not None:
+                if first >= 0:
+                    settle(first, last, ACCEPTED_BYTES, as_receiver=True)
+                first = last = -1
+                self._store(event, now_ms)
+                continue
             number, refused = event.delivery_id, b""
             try:
                 send(self.entity, self._parse(event), now_ms)
@@ -109,6 +115,7 @@ class SendingLink(EntityLink[ReceiverLink]):
             f"{self.link.limit_bytes} bytes) exceeds the limit ({self.entity.max_message_bytes} "
             "bytes) currently allowed on the link."
         )
+        self._doom(event, refusal)
         if event.settled:
             # Nobody waits for a disposition; only a detach tells the client.
             self._client.detach(self.link, refusal)
@@ -137,19 +144,29 @@ class SendingLink(EntityLink[ReceiverLink]):
     def _store(self, event: DeliveryArrived, now_ms: int) -> None:
         state = ACCEPTED_BYTES
         try:
-            self._require(now_ms)
+            self.require(now_ms)
             batch = self._parse(event)
             if self._context.credits is not None:
                 cost = len(batch) * (1 + self.entity.filter_count)
                 self._context.credits.require(cost, now_ms)
-            self._context.namespace.send(self.entity, batch, now_ms)
+            if isinstance(event.state, TransactionalState):
+                txn_id = event.state.txn_id
+                state = self._transactions.send(txn_id, self, batch, now_ms)
+            else:
+                self._context.namespace.send(self.entity, batch, now_ms)
         except Refusal as refusal:
             state = self._refused(event, refusal, now_ms)
+            self._doom(event, refusal)
         if not event.settled:
             self.link.session.settle(event.delivery_id, event.delivery_id, state, as_receiver=True)
         self._top_up()
 
-    def _require(self, now_ms: int) -> None:
+    def _doom(self, event: DeliveryArrived | DeliveryTooLarge, refusal: Refusal) -> None:
+        """Let the transaction of a delivery fail that is refused."""
+        if isinstance(event.state, TransactionalState):
+            self._transactions.doom(event.state.txn_id, refusal)
+
+    def require(self, now_ms: int) -> None:
         """Raise unless the link may still send: tokens expire, and disks fill up."""
         self.granted_until_ms(now_ms)
         self._context.require_space()
@@ -171,6 +188,9 @@ class SendingLink(EntityLink[ReceiverLink]):
 
     def _perform_fault(self, fault: Fault, event: DeliveryArrived, now_ms: int) -> bool:
         """Perform a fault; true if the delivery is still to be stored."""
+        # A delayed send is a part of its transaction if the client waits for the answer.
+        if fault.kind != "drop_after_commit" and (event.settled or fault.kind != "delay"):
+            self._doom(event, ServerBusy(f"a fault struck one of its sends ({fault.kind})"))
         match fault.kind:
             case "refuse_send" | "throttle":
                 state = encode_state(rejected_with(fault.condition, fault.description))

@@ -30,6 +30,7 @@ from twinbus.broker.messages.rendering import (
     content_at,
     entries_at,
     entries_without,
+    flags_of,
     key_text,
 )
 from twinbus.broker.refusals import ArgumentOutOfRange, MalformedMessage
@@ -136,7 +137,7 @@ def parse(wire: bytes, new_message_id: Callable[[], str]) -> Incoming:
 
 
 def _parse_sections(wire: bytes, sections: Sections, new_message_id: Callable[[], str]) -> Incoming:
-    durable, priority, ttl_ms = _read_header(sections.header)
+    flags, priority, ttl_ms = _read_header(sections.header)
     scheduled_for_ms, partition_key, item_count, kept = (
         _read_annotations(sections.message_annotations)
         if sections.message_annotations
@@ -156,7 +157,8 @@ def _parse_sections(wire: bytes, sections: Sections, new_message_id: Callable[[]
     if sections.delivery_annotations:
         # Passed on as Azure does. A forwarded message may bring a lock token along, which is the
         # broker's to set.
-        marks = entries_without(sections.delivery_annotations, {LOCK_TOKEN})
+        entries = entries_without(sections.delivery_annotations, {LOCK_TOKEN})
+        marks = [_symbol_keyed(entry) for entry in entries]
     marks_bytes = b"".join(marks)
     if scheduled_for_ms and not DATE_MIN_MS <= scheduled_for_ms <= DATE_MAX_MS:
         raise ArgumentOutOfRange(
@@ -164,8 +166,9 @@ def _parse_sections(wire: bytes, sections: Sections, new_message_id: Callable[[]
             f"{DATE_MAX_MS}, milliseconds since 1970 within the years 1 to 9999"
         )
     sizes = 2 * len(marks), len(marks_bytes), item_count, len(kept)
-    prefix = PREFIX.pack(FORMAT, durable, priority, *sizes)
-    rest = (properties, application_properties, sections.body, sections.footer)
+    prefix = PREFIX.pack(FORMAT, flags, priority, *sizes)
+    footer = _with_symbol_keys(sections.footer) if sections.footer else b""
+    rest = (properties, application_properties, sections.body, footer)
     return Incoming(
         message_id,
         session_id,
@@ -185,20 +188,20 @@ _NO_ANNOTATIONS: Final = (0, None, 0, b"")
 
 @lru_cache(maxsize=1024)
 def _read_header(raw: bytes) -> tuple[int, int, int]:
-    """Durable as its format code, priority (-1: null), ttl in ms (0: none).
+    """Durable and first-acquirer as `PREFIX` has them, priority (-1: null), ttl in ms (0: none).
 
     Remembered, because senders repeat themselves.
     """
     header = decode_header(raw)
-    durable = 0x40 if header.durable is None else 0x41 if header.durable else 0x42
-    return durable, -1 if header.priority is None else header.priority, header.ttl or 0
+    flags = flags_of(header.durable, header.first_acquirer)
+    return flags, -1 if header.priority is None else header.priority, header.ttl or 0
 
 
 @lru_cache(maxsize=1024)
 def _plain_header(raw: bytes) -> tuple[bytes, int]:
     """The stored prefix of a message with that header and no annotations, and its ttl in ms."""
-    durable, priority, ttl_ms = _read_header(raw)
-    return PREFIX.pack(FORMAT, durable, priority, 0, 0, 0, 0), ttl_ms
+    flags, priority, ttl_ms = _read_header(raw)
+    return PREFIX.pack(FORMAT, flags, priority, 0, 0, 0, 0), ttl_ms
 
 
 def _read_annotations(raw: bytes) -> tuple[int, str | None, int, bytes]:
@@ -217,7 +220,7 @@ def _read_annotations(raw: bytes) -> tuple[int, str | None, int, bytes]:
         offset = skip(raw, value_at)
         if name in BROKER_ANNOTATIONS:
             continue
-        kept.append(raw[start:offset])
+        kept.append(_symbol_keyed(raw[start:offset]))
         if name == SCHEDULED_FOR:
             at_ms = _value(raw, value_at)
             scheduled_for_ms = 0 if at_ms is None else _integer(SCHEDULED_FOR.decode(), at_ms)
@@ -226,6 +229,24 @@ def _read_annotations(raw: bytes) -> tuple[int, str | None, int, bytes]:
     if offset != len(raw):
         raise DecodeError(f"the annotations end at byte {offset}, their map at {len(raw)}")
     return scheduled_for_ms, partition_key, 2 * len(kept), b"".join(kept)
+
+
+def _symbol_keyed(entry: bytes) -> bytes:
+    """An entry of annotations or a footer, its key as the symbol that AMQP asks for.
+
+    The Java SDK writes strings there, and its receiver takes symbols only, which Azure gives back.
+    """
+    code = entry[0]
+    # A symbol has ASCII characters only.
+    if code not in (0xA1, 0xB1) or not key_text(entry, 0, skip(entry, 0)).isascii():
+        return entry
+    return bytes((code + 2,)) + entry[1:]
+
+
+def _with_symbol_keys(footer: bytes) -> bytes:
+    start = entries_at(footer)[1]
+    entries = entries_without(footer, frozenset())
+    return footer[:start] + b"".join(map(_symbol_keyed, entries))
 
 
 def _value(raw: bytes, offset: int) -> Any:

@@ -15,18 +15,21 @@ from twinbus.amqp import encoding
 from twinbus.amqp.decoding import skip
 from twinbus.amqp.message import APPLICATION_PROPERTIES, Header, encode_header, section_at
 from twinbus.amqp.types import DecodeError
-from twinbus.broker.journal import StoredMessage
+from twinbus.broker.journal import MessageState, StoredMessage
 from twinbus.servicebus import names
 
 PREFIX: Final = struct.Struct(">BBhIIII")
-"""Format, durable as its AMQP format code, priority (-1: null), then items and bytes of the
-delivery annotations, and of the message annotations."""
+"""Format, flags (`flags_of`), priority (-1: null), then items and bytes of the delivery
+annotations, and of the message annotations."""
 
 FORMAT: Final = 1
 
 UINT_MAX: Final = 0xFFFF_FFFF
 """Longest time to live a header can tell, 49.7 days in ms; who means more sends this and an
 absolute expiry time beside it."""
+
+_FLAGS: Final = {None: 0, True: 1, False: 2}
+_VALUES: Final = {code: value for value, code in _FLAGS.items()}
 
 SEQUENCE_NUMBER: Final = names.SEQUENCE_NUMBER.encode()
 ENQUEUED_TIME: Final = names.ENQUEUED_TIME.encode()
@@ -37,6 +40,11 @@ DEAD_LETTER_SOURCE: Final = names.DEAD_LETTER_SOURCE.encode()
 SCHEDULED_FOR: Final = names.SCHEDULED_TIME.encode()
 PARTITION_KEY: Final = names.PARTITION_KEY.encode()
 LOCK_TOKEN: Final = names.LOCK_TOKEN.encode()
+
+ABSOLUTE_EXPIRY_TIME, CREATION_TIME = 8, 9
+"""Places of two of the properties."""
+
+SCHEDULED: Final = MessageState.SCHEDULED
 
 BROKER_ANNOTATIONS: Final = frozenset(
     (
@@ -51,6 +59,11 @@ BROKER_ANNOTATIONS: Final = frozenset(
 """Annotations the broker sets. Who forwards a message it received sends the old ones along."""
 
 _U32 = struct.Struct(">I").unpack_from
+
+
+def flags_of(durable: bool | None, first_acquirer: bool | None) -> int:
+    """Both fields of the header in one byte: what older versions wrote has durable only."""
+    return 0x40 | _FLAGS[durable] | _FLAGS[first_acquirer] << 2
 
 
 def content_at(raw: bytes) -> int:
@@ -94,21 +107,17 @@ def _key(name: bytes, value_code: int) -> bytes:
     return bytes((0xA3, len(name))) + name + bytes((value_code,))
 
 
-_KEYS: Final = (
-    _key(SEQUENCE_NUMBER, 0x81),
-    _key(ENQUEUED_TIME, 0x83),
-    _key(ENQUEUED_SEQUENCE_NUMBER, 0x81),
-    _key(MESSAGE_STATE, 0x54),
-)
-_ANNOTATIONS: Final = struct.Struct(
-    ">3sBII" + "".join(f"{len(key)}s{kind}" for key, kind in zip(_KEYS, "qqqb", strict=True))
-)
+_KEYS: Final = (_key(SEQUENCE_NUMBER, 0x81), _key(ENQUEUED_TIME, 0x83))
+_ANNOTATIONS: Final = struct.Struct(">3sBII" + "".join(f"{len(key)}sq" for key in _KEYS))
 _OUR_BYTES: Final = _ANNOTATIONS.size - 8
 """Of the annotations section, what its size field counts when nothing follows ours."""
 
+_ENQUEUED_NUMBER: Final = _key(ENQUEUED_SEQUENCE_NUMBER, 0x81)
+_STATE: Final = _key(MESSAGE_STATE, 0x54)
 _LOCKED_UNTIL: Final = _key(LOCKED_UNTIL, 0x83)
 _DEAD_LETTER_SOURCE: Final = _key(DEAD_LETTER_SOURCE, 0xB1)
 _I64: Final = struct.Struct(">q").pack
+_i64: Final = struct.Struct(">q").unpack_from
 
 
 def render(
@@ -122,12 +131,20 @@ def render(
 
     A locked message has its token among the delivery annotations too, where SDKs look for it.
     """
-    form, durable, priority, mark_count, mark_size, item_count, size = PREFIX.unpack_from(payload)
+    form, flags, priority, mark_count, mark_size, item_count, size = PREFIX.unpack_from(payload)
     assert form == FORMAT, f"stored payload of format {form}"
-    has_source = message.dead_letter_source is not None
-    is_changed = mark_size or size or has_source or message.overrides
+    # The state that a receiver sees stays "scheduled" after the time has come, as in Azure.
+    state = message.state or (SCHEDULED if message.scheduled_for_ms else 0)
+    is_changed = (
+        mark_size
+        or size
+        or state
+        or message.dead_letter_source is not None
+        or message.overrides
+        or message.ttl_ms > UINT_MAX
+    )
     if lock_token is not None and locked_until_ms and not is_changed:
-        header = _header(durable, priority, message.ttl_ms, message.delivery_count)
+        header = _header(flags, priority, message.ttl_ms, message.delivery_count)
         marks = _plain_marks(message, locked_until_ms, lock_token)
         return b"".join((header, marks, payload[PREFIX.size :]))
     start = PREFIX.size + mark_size
@@ -135,15 +152,23 @@ def render(
     if locked_until_ms:
         item_count += 2
         extra = _LOCKED_UNTIL + _I64(locked_until_ms) + extra
+    if state:
+        item_count += 2
+        extra = _STATE + bytes((state,)) + extra
+    if message.enqueued_sequence_number:
+        item_count += 2
+        extra = _ENQUEUED_NUMBER + _I64(message.enqueued_sequence_number) + extra
     if message.dead_letter_source is not None:
         item_count += 2
         source = message.dead_letter_source.encode()
         extra = _DEAD_LETTER_SOURCE + len(source).to_bytes(4, "big") + source + extra
-    first, second, third, fourth = _KEYS
+    first, second = _KEYS
     rest = payload[start + size :]
+    if message.ttl_ms > UINT_MAX:
+        rest = _with_lifetime(rest, message.enqueued_at_ms, message.ttl_ms)
     return b"".join(
         (
-            _header(durable, priority, message.ttl_ms, message.delivery_count),
+            _header(flags, priority, message.ttl_ms, message.delivery_count),
             _delivery_annotations(payload[PREFIX.size : start], mark_count, lock_token),
             _ANNOTATIONS.pack(
                 b"\x00\x53\x72",
@@ -154,10 +179,6 @@ def render(
                 message.sequence_number,
                 second,
                 message.enqueued_at_ms,
-                third,
-                message.enqueued_sequence_number,
-                fourth,
-                message.state,
             ),
             extra,
             _overridden(rest, message.overrides) if message.overrides else rest,
@@ -166,12 +187,13 @@ def render(
 
 
 @lru_cache(maxsize=1024)
-def _header(durable: int, priority: int, ttl_ms: int, delivery_count: int) -> bytes:
+def _header(flags: int, priority: int, ttl_ms: int, delivery_count: int) -> bytes:
     return encode_header(
         Header(
-            durable=None if durable == 0x40 else durable == 0x41,
+            durable=_VALUES[flags & 3],
             priority=None if priority < 0 else priority,
             ttl=min(ttl_ms, UINT_MAX) or None,
+            first_acquirer=_VALUES[flags >> 2 & 3],
             delivery_count=delivery_count,
         )
     )
@@ -182,33 +204,36 @@ _TOKEN_ALONE: Final = b"\x00\x53\x71" + bytes((0xC1, 1 + len(_LOCK_TOKEN) + 16, 
 
 
 _PLAIN: Final = struct.Struct(
-    f">{len(_TOKEN_ALONE)}s16s{12 + len(_KEYS[0])}sq{len(_KEYS[1])}sq{len(_KEYS[2])}sq"
-    f"{len(_KEYS[3])}sb{len(_LOCKED_UNTIL)}sq"
+    f">{len(_TOKEN_ALONE)}s16s{12 + len(_KEYS[0])}sq{len(_KEYS[1])}sq{len(_LOCKED_UNTIL)}sq"
 )
-_PLAIN_HEAD: Final = (
-    b"\x00\x53\x72\xd1"
-    + struct.pack(">II", _OUR_BYTES + len(_LOCKED_UNTIL) + 8, 2 * len(_KEYS) + 2)
-    + _KEYS[0]
-)
+_NUMBERED: Final = struct.Struct(f">{len(_ENQUEUED_NUMBER)}sq")
+
+
+def _plain_head(size_bytes: int, count: int) -> bytes:
+    sizes = struct.pack(">II", _OUR_BYTES + size_bytes, 2 * (len(_KEYS) + count))
+    return b"\x00\x53\x72\xd1" + sizes + _KEYS[0]
+
+
+_LOCK_BYTES: Final = len(_LOCKED_UNTIL) + 8
+_PLAIN_HEAD: Final = _plain_head(_LOCK_BYTES, 1)
+_NUMBERED_HEAD: Final = _plain_head(_LOCK_BYTES + _NUMBERED.size, 2)
 
 
 def _plain_marks(message: StoredMessage, locked_until_ms: int, lock_token: bytes) -> bytes:
-    """Both kinds of annotations of a locked message whose sender set none: nearly all."""
+    """Both kinds of annotations of a locked message that has no others: nearly all."""
     guid = lock_token[3::-1] + lock_token[5:3:-1] + lock_token[7:5:-1] + lock_token[8:]
-    return _PLAIN.pack(
+    number = message.enqueued_sequence_number
+    marks = _PLAIN.pack(
         _TOKEN_ALONE,
         guid,
-        _PLAIN_HEAD,
+        _NUMBERED_HEAD if number else _PLAIN_HEAD,
         message.sequence_number,
         _KEYS[1],
         message.enqueued_at_ms,
-        _KEYS[2],
-        message.enqueued_sequence_number,
-        _KEYS[3],
-        message.state,
         _LOCKED_UNTIL,
         locked_until_ms,
     )
+    return marks + _NUMBERED.pack(_ENQUEUED_NUMBER, number) if number else marks
 
 
 def _delivery_annotations(marks: bytes, mark_count: int, lock_token: bytes | None) -> bytes:
@@ -223,6 +248,30 @@ def _delivery_annotations(marks: bytes, mark_count: int, lock_token: bytes | Non
     return b"\x00\x53\x71" + encoding.compound(
         0xC1, 0xD1, mark_count + 2, _LOCK_TOKEN + guid + marks
     )
+
+
+def _with_lifetime(rest: bytes, created_ms: int, ttl_ms: int) -> bytes:
+    """The sections from the properties on, with a time to live that is too long for the header.
+
+    The SDKs reckon it from creation-time and absolute-expiry-time, which end with the year 9999.
+    """
+    end = skip(rest, 0)
+    content = content_at(rest)
+    wide = rest[content] == 0xD0
+    count = _U32(rest, content + 5)[0] if wide else rest[content + 2]
+    offset = content + (9 if wide else 3)
+    fields = []
+    for _ in range(count):
+        start, offset = offset, skip(rest, offset)
+        fields.append(rest[start:offset])
+    fields += [b"\x40"] * (CREATION_TIME + 1 - count)
+    expiry, creation = fields[ABSOLUTE_EXPIRY_TIME], fields[CREATION_TIME]
+    if expiry[0] == creation[0] == 0x83 and _i64(expiry, 1)[0] - _i64(creation, 1)[0] == ttl_ms:
+        return rest  # The sender has said it so.
+    fields[CREATION_TIME] = b"\x83" + _I64(created_ms)
+    fields[ABSOLUTE_EXPIRY_TIME] = b"\x83" + _I64(min(created_ms + ttl_ms, names.DATE_MAX_MS))
+    properties = encoding.compound(0xC0, 0xD0, len(fields), b"".join(fields))
+    return b"".join((rest[:content], properties, rest[end:]))
 
 
 def _overridden(rest: bytes, overrides: dict[str, object]) -> bytes:

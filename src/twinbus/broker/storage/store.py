@@ -213,6 +213,8 @@ class GroupCommit:
         self._in_flight: tuple[Batch, list[Callable[[], None]]] | None = None
         self._flush_is_due = False
         self._failure: Exception | None = None
+        self._distrusted: Exception | None = None
+        """Why what was noted since the last batch must not be committed."""
         self._is_stopped = False
         self._is_closed = False
         self._promises: set[asyncio.Future[None]] = set()
@@ -255,6 +257,11 @@ class GroupCommit:
         self.after_commit(resolve)
         await promise
 
+    def distrust(self, error: Exception) -> None:
+        """Drop what is not in a batch yet, as if its commit had failed with `error`."""
+        self._distrusted = error
+        self.schedule()
+
     def stop(self, failure: Exception) -> None:
         """Store no more and run nothing that waits, because of `failure`."""
         self._is_stopped = True
@@ -285,6 +292,10 @@ class GroupCommit:
     def _flush(self) -> None:
         self._flush_is_due = False
         if self._in_flight is not None or self._failure is not None or self._is_closed:
+            return
+        if self._distrusted is not None:
+            error, self._distrusted = self._distrusted, None
+            self._fail(error)
             return
         batch = self._store.take_batch()
         waiting, self._waiting = self._waiting, []
@@ -328,6 +339,7 @@ class GroupCommit:
 
     def _fail(self, failure: Exception) -> None:
         self.failures += 1
+        self._distrusted = None
         self._give_up(failure)
         self._store.discard()
         if self.on_failure is not None:

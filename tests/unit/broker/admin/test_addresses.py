@@ -43,6 +43,12 @@ def test_a_path_names_a_node(path: str, address: Address) -> None:
     assert parse_address(path) == address
 
 
+@pytest.mark.parametrize("path", ["/t/$DeadLetterQueue", "/a/b/%24management", "/q/$Transfer/x"])
+def test_a_part_of_an_entity_has_no_description(path: str) -> None:
+    with pytest.raises(ArgumentInvalid, match="part of an entity"):
+        parse_address(path)
+
+
 @pytest.mark.parametrize(
     "path", ["/t/subscriptions//", "/t/subscriptions/s/rules//", "//subscriptions/s"]
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from dataclasses import replace
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -29,6 +30,7 @@ from twinbus.broker.admin.atom import (
 )
 from twinbus.broker.admin.atom_entities import (
     AUTHORIZATION_RULES_MAX,
+    PARTITION_MB_MAX,
     RuntimeInfo,
     entity_path,
     read_rule,
@@ -119,7 +121,7 @@ rules = st.lists(
 queues = st.builds(
     QueueDescription,
     lock_duration_ms=durations_ms,
-    max_size_mb=counts,
+    max_size_mb=st.integers(PARTITION_MB_MAX + 1, 81_920),
     requires_session=st.booleans(),
     requires_duplicate_detection=st.booleans(),
     default_ttl_ms=durations_ms,
@@ -138,7 +140,7 @@ queues = st.builds(
 )
 topics = st.builds(
     TopicDescription,
-    max_size_mb=counts,
+    max_size_mb=st.integers(PARTITION_MB_MAX + 1, 81_920),
     requires_duplicate_detection=st.booleans(),
     default_ttl_ms=durations_ms,
     duplicate_detection_window_ms=durations_ms,
@@ -205,6 +207,56 @@ def test_an_update_keeps_what_it_does_not_name_but_ends_forwarding_and_metadata(
     )
 
 
+@pytest.mark.parametrize(
+    ("asked_mb", "is_partitioned", "is_premium", "held_mb"),
+    [
+        (1_024, True, False, 16_384),
+        (5_120, True, False, 81_920),
+        (16_384, True, False, 16_384),
+        (1_024, False, False, 1_024),
+        (1_024, True, True, 1_024),
+    ],
+)
+def test_a_partitioned_entity_is_as_large_as_its_16_partitions(
+    asked_mb: int, is_partitioned: bool, is_premium: bool, held_mb: int
+) -> None:
+    asked = description(
+        f"TopicDescription><MaxSizeInMegabytes>{asked_mb}</MaxSizeInMegabytes>"
+        f"<EnablePartitioning>{str(is_partitioned).lower()}</EnablePartitioning>"
+    )
+    held = read_settings(asked, TopicDescription(), NOW_MS, is_premium=is_premium)
+    assert held.max_size_mb == held_mb
+    again = parse_entry(entry_of(write_entity(held, HELD, AUTHORITY)))
+    assert read_settings(again, held, NOW_MS, is_premium=is_premium) == held
+
+
+@pytest.mark.parametrize(
+    ("version", "has_size", "has_counts", "has_times"),
+    [
+        ("2017-04", False, False, True),
+        ("2021-05", True, False, False),
+        ("2024-05", True, True, False),
+    ],
+)
+def test_a_version_of_the_api_is_not_given_what_came_later(
+    version: str, has_size: bool, has_counts: bool, has_times: bool
+) -> None:
+    rule = AuthorizationRule(key_name="k", primary_key="a", rights=frozenset({"Send"}))
+    topic = TopicDescription(authorization_rules=(rule,))
+    written = write_entity(topic, HELD, AUTHORITY, version)
+    assert ("<MaxMessageSizeInKilobytes>" in written) is has_size
+    assert ("<SqlFilterCount>" in written) is has_counts
+    assert ("<CorrelationFilterCount>" in written) is has_counts
+    assert ("<ModifiedTime>" in written) is has_times
+
+
+def test_an_entity_that_nobody_used_was_accessed_in_the_year_1() -> None:
+    unused = replace(HELD, accessed_at_ms=0)
+    assert "<AccessedAt>0001-01-01T00:00:00</AccessedAt>" in write_entity(
+        QueueDescription(), unused, AUTHORITY
+    )
+
+
 def test_a_changed_authorization_rule_keeps_when_it_was_created() -> None:
     old = AuthorizationRule(
         key_name="k", primary_key="a", rights=frozenset({"Send"}), created_at_ms=1, modified_at_ms=1
@@ -260,7 +312,48 @@ def test_forwarding_is_a_path_inside_and_an_address_outside() -> None:
     assert "<ForwardTo>sb://localhost:5672/a/b</ForwardTo>" in written
 
 
+@pytest.mark.parametrize(
+    ("put", "scheme"),
+    [("https://h/b", "https"), ("SB://h/b", "sb"), ("b", "sb"), ("x://h/b", "sb")],
+)
+@pytest.mark.parametrize("name", ["ForwardTo", "ForwardDeadLetteredMessagesTo"])
+def test_forwarding_comes_back_with_the_scheme_that_was_put(
+    name: str, put: str, scheme: str
+) -> None:
+    asked = description(f"SubscriptionDescription><{name}>{put}</{name}>")
+    held = read_settings(asked, SubscriptionDescription(), NOW_MS)
+    written = write_entity(held, HELD, AUTHORITY)
+    assert f"<{name}>{scheme}://{AUTHORITY}/b</{name}>" in written
+
+
 # Rules
+
+
+@pytest.mark.parametrize(
+    ("schema_type", "text"),
+    [
+        ("int", "12"),
+        ("long", "12"),
+        ("dateTime", "2026-11-18T00:17:39.0316031Z"),
+        ("dateTime", "2026-11-18T00:17:39.031Z"),
+        ("dateTime", "2026-11-18T00:17:39Z"),
+        ("dateTime", "2026-11-18T00:17:39.0316031"),
+        ("dateTime", "0001-01-01T00:00:00.0000001Z"),
+    ],
+)
+def test_a_typed_value_comes_back_as_it_was_put(schema_type: str, text: str) -> None:
+    value = parse_typed(schema_type, text, "p")
+    assert render_typed(value) == (schema_type, text)
+    rule = RuleDescription(name="r", filter=SqlFilter(expression="1=1", parameters=(("p", value),)))
+    kept = rule_of_record(json.loads(json.dumps(rule_record(rule))))
+    assert isinstance(kept.filter, SqlFilter)
+    assert render_typed(kept.filter.parameters[0][1]) == (schema_type, text)
+
+
+def test_a_rule_sees_a_time_of_100_ns_in_milliseconds() -> None:
+    exact = parse_typed("dateTime", "2026-11-18T00:17:39.0316031Z", "p")
+    assert to_value(exact) == to_value(parse_typed("dateTime", "2026-11-18T00:17:39.031Z", "p"))
+
 
 pairs = st.lists(
     st.tuples(xml_text.filter(bool), typed_values), max_size=3, unique_by=lambda pair: pair[0]

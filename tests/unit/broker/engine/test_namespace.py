@@ -166,7 +166,7 @@ def test_settings_out_of_range_are_refused_with_the_limit(
 def test_what_decides_how_messages_are_kept_cannot_change(
     world: World, change: QueueDescription
 ) -> None:
-    with pytest.raises(ArgumentInvalid, match="cannot be changed"):
+    with pytest.raises(ArgumentInvalid, match="property of an existing Queue cannot"):
         world.namespace.update("orders/open", change, 0)
 
 

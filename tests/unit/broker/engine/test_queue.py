@@ -188,7 +188,7 @@ def test_a_deferred_message_is_had_by_number_only(world: World, queue: Queue) ->
     [delivery] = queue.receive_by_sequence([1, 1], ME, 1)
     with pytest.raises(MessageNotFound, match="locked"):
         queue.receive_by_sequence([1], ME, 1)
-    queue.settle(delivery.lock_token, SettlementOutcome.ABANDON, 2)
+    queue.settle(delivery.lock_token, SettlementOutcome.RELEASE, 2)
     assert (counts(queue), queue.acquire(ME, 1, 2)) == ((0, 0, 1, 0), [])
     [delivery] = queue.receive_by_sequence([1], ME, 2)
     queue.run_timers(2 + LOCK_MS)
@@ -211,7 +211,7 @@ def test_receiving_by_number_takes_all_or_none(queue: Queue) -> None:
 def test_a_deferred_message_used_up_by_number_is_dead_lettered(queue: Queue) -> None:
     queue.enqueue(incoming(message_id="a"), 0)
     queue.settle(acquire_one(queue, 0), SettlementOutcome.DEFER, 0)
-    for _ in range(3):
+    for _ in range(2):
         [delivery] = queue.receive_by_sequence([1], ME, 1)
         queue.settle(delivery.lock_token, SettlementOutcome.ABANDON, 1)
     assert [row[:2] for row in dead_letters(queue, 1)] == [("a", "MaxDeliveryCountExceeded")]
@@ -340,7 +340,7 @@ def test_a_restart_keeps_everything_but_locks(world: World, queue: Queue) -> Non
     again = world.restarted().namespace.get_queue("orders")
     assert facts(again, 2) == [
         (1, "m0", MessageState.ACTIVE, 1),
-        (2, "m1", MessageState.DEFERRED, 0),
+        (2, "m1", MessageState.DEFERRED, 1),
         (3, "m2", MessageState.ACTIVE, 0),
         (4, "m3", MessageState.ACTIVE, 0),
         (5, "late", MessageState.SCHEDULED, 0),
@@ -368,3 +368,36 @@ def test_receivers_cannot_make_a_message_grow_without_bound(
         queue.settle(token, SettlementOutcome.DEAD_LETTER, 1, reason="x" * OVERRIDE_BYTES_MAX)
     assert queue.locked_count == 1
     queue.settle(token, outcome, 1, overrides={"a": "x" * 40_000})
+
+
+def test_a_dead_letter_queue_counts_no_deliveries_and_keeps_new_properties(
+    world: World, queue: Queue
+) -> None:
+    queue.enqueue(incoming(), 0)
+    queue.settle(acquire_one(queue, 0), SettlementOutcome.DEAD_LETTER, 0)
+    dead = queue.dead_letter
+    assert dead is not None
+    dead.settle(acquire_one(dead, 1), SettlementOutcome.DEFER, 1)
+    [delivery] = dead.receive_by_sequence([1], ME, 1)
+    queue_of_dead = world.restarted().namespace.receive_source("orders/$DeadLetterQueue")
+    assert facts(queue_of_dead, 1)[0][3] == 0
+    dead.settle(delivery.lock_token, SettlementOutcome.ABANDON, 1, overrides={"a": 1})
+    [again] = world.restarted().namespace.receive_source("orders/$DeadLetterQueue").peek(0, 1, 1)
+    assert (again.delivery_count, again.overrides) == (0, {"a": 1})
+
+
+def test_each_deferral_counts_a_delivery(queue: Queue) -> None:
+    queue.enqueue(incoming(), 0)
+    queue.settle(acquire_one(queue, 0), SettlementOutcome.DEFER, 0)
+    [delivery] = queue.receive_by_sequence([1], ME, 1)
+    assert delivery.message.delivery_count == 1
+    queue.settle(delivery.lock_token, SettlementOutcome.DEFER, 1)
+    [delivery] = queue.receive_by_sequence([1], ME, 1)
+    assert delivery.message.delivery_count == 2
+
+
+def test_a_message_is_known_as_scheduled_once_unless_its_time_was_past(queue: Queue) -> None:
+    queue.enqueue(incoming(scheduled_for_ms=500), 0)
+    queue.enqueue(incoming(scheduled_for_ms=500), 600)
+    queue.run_timers(600)
+    assert [each.scheduled_for_ms for each in queue.peek(0, 9, 600)] == [500, 0]

@@ -167,7 +167,8 @@ def test_a_deferred_message_belongs_to_its_session(queue: Queue) -> None:
     with pytest.raises(SessionLockLost):
         queue.receive_by_sequence([1], BOB, 1, session_id="a")
     [delivery] = queue.receive_by_sequence([1], ANN, 1, session_id="a")
-    queue.run_timers(LOCK_MS)
+    assert delivery.message.delivery_count == 1
+    queue.settle(delivery.lock_token, SettlementOutcome.RELEASE, 1, session_id="a")
     assert (queue.deferred_count, queue.locked_count) == (1, 0)
 
 
@@ -223,3 +224,26 @@ class TestState:
         queue.sessions.accept("s", ANN, 0)
         with pytest.raises(ArgumentOutOfRange, match=str(STATE_BYTES_MAX)):
             queue.sessions.set_state("s", b"x" * (STATE_BYTES_MAX + 1), 0)
+
+
+def test_the_holder_of_an_expired_session_is_told_and_one_that_leaves_is_not() -> None:
+    world = World()
+    queue = world.queue("orders", SESSIONS)
+    queue.sessions.accept("a", ANN, 0)
+    queue.sessions.accept("b", BOB, 0)
+    queue.sessions.release_holder(BOB, 1)
+    queue.run_timers(LOCK_MS - 1)
+    assert world.sessions_lost == []
+    queue.run_timers(LOCK_MS)
+    assert world.sessions_lost == [ANN]
+
+
+def test_a_peeked_deferred_message_shows_the_lock_of_its_session(queue: Queue) -> None:
+    queue.sessions.accept("a", ANN, 5)
+    [delivery] = queue.acquire(ANN, 1, 5, session_id="a")
+    queue.settle(delivery.lock_token, SettlementOutcome.DEFER, 6)
+    [deferred, ready] = queue.peek(1, 2, 7)
+    assert queue.shown_lock_ms(deferred) == 5 + LOCK_MS
+    assert queue.shown_lock_ms(ready) == 0
+    queue.sessions.release_holder(ANN, 8)
+    assert queue.shown_lock_ms(deferred) == deferred.enqueued_at_ms

@@ -348,3 +348,13 @@ class TestForwarding:
             source.enqueue(incoming(message_id="1"), 0)
         assert (ids(source), ids(target)) == ([], ["1"])
         assert ids(world.restarted().namespace.get_queue("source")) == []
+
+
+def test_copies_tell_their_first_number_and_that_they_were_scheduled(news: News) -> None:
+    subscription = news.subscribe("all")
+    news.topic.enqueue(incoming(message_id="now"), 0)
+    news.topic.enqueue(incoming(message_id="later", scheduled_for_ms=500), 0)
+    news.namespace.run_timers(500)
+    now, later = subscription.peek(0, 9, 500)
+    assert (now.enqueued_sequence_number, now.scheduled_for_ms) == (now.sequence_number, 0)
+    assert later.scheduled_for_ms == 500

@@ -21,7 +21,8 @@ TICKS = 20
 class JoinedTransport:
     """A transport that keeps what is written, and whether reading is paused."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "192.0.2.1", tls: object = None) -> None:
+        self._info = {"peername": (host, 50_000), "sockname": (host, 50_000), "ssl_object": tls}
         self.written = b""
         self.is_paused = False
         self.is_closed = False
@@ -41,8 +42,8 @@ class JoinedTransport:
     def resume_reading(self) -> None:
         self.is_paused = False
 
-    def get_extra_info(self, name: str) -> tuple[str, int] | None:
-        return ("192.0.2.1", 50_000) if name in ("peername", "sockname") else None
+    def get_extra_info(self, name: str) -> object:
+        return self._info.get(name)
 
     def can_write_eof(self) -> bool:
         return True
@@ -69,10 +70,12 @@ class Front(Protocol):
 class JoinedClient:
     """A client's connection to a broker; without `trusted` it has put no token."""
 
-    def __init__(self, server: Front, *, trusted: bool = True) -> None:
+    def __init__(
+        self, server: Front, *, trusted: bool = True, transport: JoinedTransport | None = None
+    ) -> None:
         self.connection = Connection("c")
         self.peer = server.peer()
-        self.transport = JoinedTransport()
+        self.transport = transport or JoinedTransport()
         self.peer.connection_made(cast(asyncio.Transport, self.transport))
         if trusted:
             everything = Grant(path="", rights=ALL_RIGHTS, expires_at_s=1e12, rule_name="r")

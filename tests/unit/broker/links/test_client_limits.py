@@ -36,7 +36,6 @@ from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.faults import Fault
 from twinbus.broker.links.client_limits import (
     FRAME_BYTES_MAX,
-    LINKS_MAX,
     OUTPUT_BYTES_MAX,
     RECEIVED_BYTES_MAX,
     SESSIONS_MAX,
@@ -90,7 +89,6 @@ Greed = Callable[[JoinedClient, Session], None]
 
 TOO_MUCH: dict[str, Greed] = {
     "sessions": begin_more,
-    "links": lambda _, session: attach(session, LINKS_MAX + 1),
     "bytes": lambda client, _: client.connection.output.put(
         # Keep-alives, the cheapest frames there are.
         b"\x00\x00\x00\x08\x02\x00\x00\x00" * (RECEIVED_BYTES_MAX // 8)
@@ -112,6 +110,23 @@ async def test_a_stranger_that_takes_too_much_is_closed_with_one_line_in_the_log
         assert len(lines) == 1
         assert "broke off" in lines[0]
         assert "token" in lines[0]
+
+
+async def test_a_connection_has_one_link_each_way_on_cbs() -> None:
+    """The Go SDK makes its connection anew when another end of it is still open."""
+    async with serving() as server:
+        client = JoinedClient(server, trusted=False)
+        session = await begun(client)
+        attach(session, 2)
+        assert condition(await client.exchange(), Detached) == "amqp:not-allowed"
+        session.attach_sender("out", source=Source(), target=Target(address="$cbs"))
+        (answer,) = [each for each in await client.exchange() if isinstance(each, Attached)]
+        assert isinstance(answer.link.target, Target)
+        for link in list(session.links.values()):
+            link.detach()
+        await client.exchange()
+        attach(session, 1)
+        assert not [each for each in await client.exchange() if isinstance(each, Detached)]
 
 
 async def test_a_strangers_frame_is_smaller_than_what_was_announced() -> None:

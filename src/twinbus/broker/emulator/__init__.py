@@ -1,0 +1,1 @@
+"""Config.json of Microsoft's Service Bus emulator."""
