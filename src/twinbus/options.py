@@ -15,7 +15,7 @@ from pathlib import PurePath
 from typing import Literal, get_args, get_origin, get_type_hints
 
 from twinbus.errors import error_text
-from twinbus.servicebus.failures import of_error
+from twinbus.servicebus.failures import DivertCause, of_error
 
 Duration = timedelta | float
 """Seconds, or a timedelta."""
@@ -29,6 +29,7 @@ BACKLOG_QUEUE_COUNT_MAX = 100
 FAILOVER_INTERVAL_MAX_S = 3_600.0
 PING_INTERVAL_MAX_S = 1_800.0
 HEALTHY_PINGS_MAX = 10
+QUORUM_MAX = 100
 SYPHON_POLL_MAX_S = 900.0
 SYPHON_RATE_MIN, SYPHON_RATE_MAX = 0.01, 1_000_000.0
 UNDELIVERABLE_GRACE_MAX_S = 30 * DAY_S
@@ -141,6 +142,14 @@ class SendAvailabilityOptions:
     strict_guards: bool = False
     """Refuse oversize messages and reserved property names also while the entity is healthy."""
 
+    board: bool = True
+    """Share evidence and recoveries with other hosts over a queue in the secondary. Needs Listen
+    and Send on it; without them the pair goes on alone, and its status says so."""
+
+    quorum: int = 2
+    """Other hosts on which an entity has failed over, 1 to 100, before one failure is enough for a
+    failover here."""
+
     message_size_limit: int | None = None
     """Largest message of a backlog queue in bytes. None: the link reports it."""
 
@@ -150,6 +159,11 @@ class SendAvailabilityOptions:
 
     classify: Callable[[BaseException], Verdict] | None = None
     """Decides whether a failure counts, instead of the built-in table."""
+
+    divert_on: Collection[DivertCause] = frozenset()
+    """Answers of the primary that count as well, so that an entity which is disabled, full or
+    throttled for the failover interval fails over too. They count whatever `classify` says. Not
+    "full" or "throttled" with ping_mode="link": a link opens to such an entity."""
 
     failover_interval_s = _InSeconds()
     ping_primary_interval_s = _InSeconds()
@@ -162,6 +176,7 @@ class SendAvailabilityOptions:
     def __post_init__(self) -> None:
         _require_count("backlog_queue_count", self.backlog_queue_count, 1, BACKLOG_QUEUE_COUNT_MAX)
         _require_count("healthy_pings", self.healthy_pings, 1, HEALTHY_PINGS_MAX)
+        _require_count("quorum", self.quorum, 1, QUORUM_MAX)
         if self.retry_total is not None:
             _require_count("retry_total", self.retry_total, 0, RETRY_TOTAL_MAX)
         if self.message_size_limit is not None:
@@ -188,6 +203,12 @@ class SendAvailabilityOptions:
         if self.classify is not None and not callable(self.classify):
             raise ValueError(
                 f"classify must be None or a callable (error) -> Verdict; got {self.classify!r}"
+            )
+        _require_causes(self.divert_on)
+        if self.ping_mode == "link" and {*self.divert_on} - {"disabled"}:
+            raise ValueError(
+                'ping_mode="link" and divert_on with "full" or "throttled" exclude each other: a'
+                f" link opens to such an entity; got divert_on={self.divert_on!r}"
             )
 
     def ledger_location(self, environment: Mapping[str, str]) -> str | None:
@@ -253,6 +274,13 @@ def _require_names(option: str, value: object) -> None:
         raise ValueError(f"{option} must be names of queues and topics, or None; got {value!r}")
 
 
+def _require_causes(value: object) -> None:
+    causes = value if isinstance(value, Collection) and not isinstance(value, str) else (None,)
+    allowed = get_args(DivertCause)
+    if not all(isinstance(cause, str) and cause in allowed for cause in causes):
+        raise ValueError(f"divert_on must be a set of {', '.join(allowed)}; got {value!r}")
+
+
 def _require_choice(option: str, value: object, choices: tuple[str | bool, ...]) -> None:
     # To Python 1 is equal to True.
     if not any(isinstance(value, type(choice)) and value == choice for choice in choices):
@@ -266,13 +294,18 @@ def classify(error: BaseException) -> Verdict:
 
 
 def judge(
-    error: BaseException, own: Callable[[BaseException], object] | None
+    error: BaseException,
+    own: Callable[[BaseException], object] | None,
+    divert_on: Collection[str] = (),
 ) -> tuple[Verdict, str]:
     """The verdict of the user's own classifier, if there is one, and a complaint about it.
 
-    If the classifier raises or does not return a Verdict, the built-in table judges instead: a bug
-    in it must cost neither the failover nor the send's own error.
+    What `divert_on` names counts in any case. If the classifier raises or does not return a
+    Verdict, the built-in table judges instead: a bug in it must cost neither the failover nor the
+    send's own error.
     """
+    if of_error(error).diverted_on(divert_on):
+        return Verdict.COUNTS, ""
     if own is None:
         return classify(error), ""
     kind = type(error).__name__

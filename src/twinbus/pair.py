@@ -29,6 +29,7 @@ from twinbus.errors import (
 )
 from twinbus.namespace.namespace import Namespace, both_sides
 from twinbus.options import SendAvailabilityOptions
+from twinbus.pair_fleet import PairFleet
 from twinbus.pairing.core.failover import Event
 from twinbus.pairing.core.sides import ClosePair, Side, SideChange
 from twinbus.pairing.core.status import backlog_status, side_status
@@ -93,6 +94,8 @@ class PairParts:
     )
     client: type[PairedClient] = PairedClient
     control: type[ControlServer] = ControlServer
+    fleet: Callable[[PairedClient], PairFleet] | None = PairFleet
+    """None: the pair shares nothing with other processes."""
 
 
 class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
@@ -136,6 +139,7 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
         self._discovery: Discovery | None = None
         self._protection: ProtectionMonitor | None = None
         self._twin_marks: TwinMarks | None = None
+        self._fleet: PairFleet | None = None
         self._receiving: ServiceBusClient | None = None
         self._receivers: PairedReceivers | None = None
         self._syphon: PairSyphon | None = None
@@ -195,6 +199,8 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
         self._discovery = Discovery(self._client.state, self._drain)
         self._protection = ProtectionMonitor(self._client.state)
         self._twin_marks = TwinMarks(self._client.state)
+        if parts.fleet is not None:
+            self._fleet = parts.fleet(self._client)
         # A task of its own, because closing a side meanwhile must end it.
         self._starting = asyncio.create_task(self._discover(self._discovery), name="pairing")
         try:
@@ -210,6 +216,9 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
         # First, so that the control socket shows what a pair waits for while it starts.
         await self._control.start()
         await discovery.start()
+        if self._fleet is not None:
+            # Now the notice board is there, if it can be made.
+            self._fleet.start()
         assert self._protection is not None
         self._protection.start()
         assert self._twin_marks is not None
@@ -267,7 +276,7 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
             protected=state.rotation.protected,
             searching=discovery.searching if self._stopping is None else None,
             entities={
-                entity.path: entity.status(state.twins.status(entity.path, now))
+                entity.path: entity.status(state.twins.status(entity.path, now), state.fleet)
                 for entity in state.monitors.all()
             },
             backlog_queues=backlog_status(state.rotation, state.paths, now, discovery.not_verified),
@@ -284,6 +293,7 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
             receivers={} if self._receivers is None else self._receivers.status(),
             processors=self._processors.status(),
             twins={} if self._syphon is None else self._syphon.twins,
+            fleet=None if self._fleet is None else self._fleet.status(),
         )
 
     def events(self, *, buffer: int = BUFFER_MAX) -> EventStream:
@@ -380,7 +390,7 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
         if self._starting is not None and not self._starting.done():
             self._starting.cancel()
             await asyncio.wait({self._starting})
-        for part in (self._discovery, self._protection, self._twin_marks):
+        for part in (self._discovery, self._protection, self._twin_marks, self._fleet):
             if part is not None:
                 await part.close()
         parts = [meter.close() for meter in self._meters]

@@ -287,7 +287,7 @@ class SimSession:
         return next((c for link, c in self._consumers.items() if link.name == link_name), None)
 
     def send_transfer(
-        self, link: SenderLink, payload: bytes, tag: bytes, settled: bool, message_format: int
+        self, link: SenderLink, payload: bytes, tag: bytes, settled: bool, *_: object
     ) -> int:
         number = next(self._delivery_ids)
         self._unsettled[number] = (link, tag)

@@ -38,6 +38,8 @@ class Rivals:
         self.both: list[tuple[float, str]] = []
         """When two held one lease."""
         self.had: set[tuple[str, str]] = set()
+        self.seen = {queue: [frozenset[str]()] for queue in QUEUES}
+        """Who held each lease, from change to change."""
 
     async def start(self, name: str) -> None:
         self.processes[name] = Process(self.world.loop, name, len(self.processes))
@@ -59,6 +61,8 @@ class Rivals:
         for queue in QUEUES:
             holders = [name for name, leases in self.leases.items() if leases.holds(queue)]
             self.had.update((name, queue) for name in holders)
+            if self.seen[queue][-1] != frozenset(holders):
+                self.seen[queue].append(frozenset(holders))
             if len(holders) > 1:
                 self.both.append((self.world.loop.time(), queue))
 

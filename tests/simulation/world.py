@@ -169,7 +169,8 @@ class World:
         self.rng = rng = Random(seed)
         self.loop = loop
         self.plan = draw(rng)
-        self.options = SendAvailabilityOptions(**self.plan.options)
+        # No process shares anything with another: each is to prove itself alone.
+        self.options = SendAvailabilityOptions(board=False, **self.plan.options)
         self.timeline = Timeline(loop.time)
         self.truth = Truth(loop.time)
         self.network = Network(rng)
@@ -182,6 +183,7 @@ class World:
             open_recorder=lambda *sides: Recorder(self.ledger, *sides[:2]),
             client=client_class(self),
             control=_NoControl,
+            fleet=None,
         )
         per_s = self.plan.credits_per_s
         self.primary = SimNamespace(loop, "primary", self.truth.performed, per_s)

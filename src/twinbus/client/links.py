@@ -156,6 +156,10 @@ class UpstreamConnection:
         except ConnectionLost as error:
             self._failure = self.loop.time(), str(error)
             raise
+        except BaseException:
+            # Closed meanwhile: a socket that is open by now must not stay.
+            await connection.close()
+            raise
         self._failure = None
         self._connection = connection
         self.heard_at = self.loop.time()

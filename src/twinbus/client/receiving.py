@@ -252,7 +252,7 @@ class ReceivingLink(IncomingOwner):
     async def drain(self, timeout_s: float, credit: int = 0) -> bool:
         """Take all credit back; return whether the entity has answered: nothing more comes then.
 
-        With `credit` the entity first sends what it has, up to so many deliveries.
+        With `credit` the entity first sends what it has, up to this many deliveries.
         """
         if not self.is_open:
             return False

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Literal
 
+from twinbus.status.fleet import FleetStatus
 from twinbus.status.receiving import ProcessorStatus, ReceiverStatus
 
 VERSION: Final = 1
@@ -141,6 +142,10 @@ class EntityStatus:
     """How many of the diverted messages are in the twin, not in backlog queues."""
     twin: TwinStatus | None = None
     """Its twin; None: it is to have none, and is diverted to backlog queues."""
+    evidence: str = ""
+    """Who else says that it failed over: processes of this host, other hosts; empty: nobody."""
+    pinger: str = ""
+    """Who pings it while it has failed over; empty: it has not, or that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +302,8 @@ class PairStatus:
     """The paired and guarded receivers, by the path that they receive from."""
     processors: dict[str, ProcessorStatus] = field(default_factory=dict)
     """The processors, by the path that they receive from."""
+    fleet: FleetStatus | None = None
+    """With whom it shares evidence; None: it was made by an earlier release."""
     version: int = VERSION
 
     @property
@@ -341,6 +348,8 @@ class PairStatus:
             yield f"  {queue}: {status}"
         for part in (*self.receivers.values(), *self.processors.values()):
             yield f"  {part}"
+        if self.fleet is not None and str(self.fleet):
+            yield f"  {self.fleet}"
         for queue, moved in (self.syphon or {}).items():
             yield f"  syphon {queue}: " + _syphon_line(moved)
         if self.ledger_unrecorded:
@@ -364,7 +373,13 @@ def _entity_line(entity: EntityStatus) -> str:
     if entity.raising:
         error = f"; RAISING, {entity.raising} calls in the last minute: {entity.raising_reason}"
     twin = "" if entity.twin is None else f"; {entity.twin}"
-    return f"{entity.path}: {entity.state}{since}{why}{holds}; {counts}{twin}{error}"
+    fleet = "".join(f"; {text}" for text in (entity.evidence, pinged_by(entity)) if text)
+    return f"{entity.path}: {entity.state}{since}{why}{holds}; {counts}{twin}{fleet}{error}"
+
+
+def pinged_by(entity: EntityStatus) -> str:
+    """Who pings the entity, for people; empty: nobody, or this process as ever."""
+    return f"pinged by {entity.pinger}" if entity.pinger else ""
 
 
 def _syphon_line(moved: SyphonQueueStatus) -> str:

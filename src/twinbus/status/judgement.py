@@ -213,10 +213,17 @@ def _entity_concerns(troubled: Sequence[EntityStatus]) -> Iterator[Concern]:
         yield Concern("raising", Severity.ATTENTION, text)
     for state in (EntityState.FAILED_OVER, EntityState.SUSPECT):
         if found := [one for one in troubled if one.state is state]:
-            yield Concern(str(state), Severity.ATTENTION, f"{state}: {_paths(found)}")
+            text = f"{state}: {_paths(found)}{_evidence(found)}"
+            yield Concern(str(state), Severity.ATTENTION, text)
     if frozen := [one for one in troubled if one.frozen]:
         severity = Severity.EXPOSED if any(map(_is_stuck, frozen)) else Severity.ATTENTION
         yield Concern("frozen", severity, f"frozen by hand: {_paths(frozen)}")
+
+
+def _evidence(entities: Sequence[EntityStatus]) -> str:
+    """Return who else says so, of the first entity of which others say it; empty: nobody."""
+    said = next((one.evidence for one in entities if one.evidence), "")
+    return f" (also: {plain(said)})" if said else ""
 
 
 def _verified(status: PairStatus, now: float) -> str:

@@ -18,7 +18,7 @@ from twinbus.options import SendAvailabilityOptions
 from twinbus.status.document import SyphonQueueStatus
 from twinbus.syphon.bookkeeping import OutageLog, RelayLedger
 from twinbus.syphon.core.pacing import Pace, Rate
-from twinbus.syphon.core.pump import IntakeLimits, Pump
+from twinbus.syphon.core.pump import ASKED, IntakeLimits, Pump
 from twinbus.syphon.lease import Leases
 from twinbus.syphon.relay import Relay
 from twinbus.syphon.twin_relay import twin_relay
@@ -189,14 +189,15 @@ class SyphonHost:
         if self.leases is not None:
             await self.leases.close()
 
-    def pause(self) -> None:
+    def pause(self, why: str = ASKED) -> None:
         """Receive nothing more and release what was not sent; what was sent is completed."""
         for relay in self.relays:
-            relay.notify(relay.pump.pause)
+            relay.notify(partial(relay.pump.pause, why=why))
 
-    def resume(self) -> None:
+    def resume(self, why: str = ASKED) -> None:
+        """Receive again, once no other reason to pause is left."""
         for relay in self.relays:
-            relay.notify(relay.pump.resume)
+            relay.notify(partial(relay.pump.resume, why=why))
 
     def limit_rate(self, most_per_s: float | None) -> None:
         """Messages sent per second, at most; None: as fast as the primary takes them."""

@@ -21,6 +21,10 @@ from twinbus.syphon.host import SyphonGroup, SyphonHost
 
 log = logging.getLogger("twinbus.syphon")
 
+OUTAGE: Final = "the entity takes no messages now"
+"""Why a pump pauses. It would send what consumers may have already to a primary that hangs, which
+could store it and not answer: then both sides have a copy that nobody knows of."""
+
 TOPICS_EVERY_S: Final = 3_600.0
 """Time between two listings of topics while none is known to be a twin."""
 
@@ -51,6 +55,18 @@ class TwinSearch:
         self._changing = asyncio.Lock()
         """Two searches at the same time must not start two pumps of one twin."""
         self._is_closed = False
+        self._ailing: set[str] = set()
+        """Entities that are not healthy, in lower case."""
+
+    def entity_changed(self, path: str, *, is_healthy: bool) -> None:
+        """Leave the twin of an entity to its consumers until the entity is healthy."""
+        if is_healthy:
+            self._ailing.discard(path.lower())
+        else:
+            self._ailing.add(path.lower())
+        for twin, host in self._hosts.items():
+            if twin.lower() == path.lower():
+                (host.resume if is_healthy else host.pause)(OUTAGE)
 
     def close(self) -> None:
         """Start no more pumps; the owner of the group closes those that run."""
@@ -98,5 +114,7 @@ class TwinSearch:
                 await self._group.remove(self._hosts.pop(path))
             for path in changes.start:
                 log.info("%s: the twin holds messages, its pump starts", path)
-                self._hosts[path] = self._make_host(path)
-                await self._group.add(self._hosts[path])
+                host = self._hosts[path] = self._make_host(path)
+                if path.lower() in self._ailing:
+                    host.pause(OUTAGE)
+                await self._group.add(host)

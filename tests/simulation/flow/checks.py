@@ -42,14 +42,14 @@ def check_flow(world: FlowWorld) -> Iterator[tuple[str, str]]:
 
 
 def check_nothing_lost(world: FlowWorld) -> Iterator[str]:
-    """What an application was told is stored was handed out, or waits somewhere."""
+    """What was acknowledged to an application was handed out, or waits somewhere."""
     found = {one.serial for one in world.received.handed_out}
     for path in world.backlog_paths:
         found |= {serial_of(payload) for _, payload in world.secondary.dead_letters(path)}
     for entity in world.plan.entities:
         for side in world.namespaces.values():
             stored = side.contents(entity.path) + side.dead_letters(entity.path)
-            # In a queue of somebody else, too: a sender may not know yet that it is no twin.
+            # In a foreign queue, too: a sender may not know yet that it is no twin.
             found |= {serial_of(payload) for _, payload in stored if b"#" in payload}
     for call in world.truth.calls:
         for serial in sorted(call.stored):
@@ -128,7 +128,7 @@ def check_namesake(world: FlowWorld) -> Iterator[str]:
     """A queue without the mark is never received from; one that never had it is not written to."""
     for one in world.received.given.values():
         if one.serial is None:
-            yield f"{one} belongs to somebody else, and was delivered to a receiver"
+            yield f"{one} is foreign, and was delivered to a receiver"
     for path in sorted(world.not_ours):
         stored = [payload for _, payload in world.secondary.contents(path)]
         theirs = [payload for payload in stored if FOREIGN in payload]

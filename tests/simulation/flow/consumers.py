@@ -156,6 +156,6 @@ class Consumer(Program):
 
 
 def body_serial(message: Any) -> int | None:
-    """The number of a received message; None: it is of somebody else."""
+    """The number of a received message; None: it is of another application."""
     body = b"".join(message.body)
     return serial_of(body) if body.startswith(b"#") else None

@@ -1,7 +1,7 @@
 """Worlds whose entities have twins, and whose consumers are paired receivers.
 
 In a calm world nothing fails but the primary, once: then the receive gap is bounded. Elsewhere the
-faults of plan.py come, to consumers too; a twin may be replaced by a queue of somebody else.
+faults of plan.py come, to consumers too; a twin may be replaced by a queue of another application.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WITHOUT_CONSUMERS: Final = frozenset({"carts"})
 LOCK_S: Final = 10.0
 
 NAMESAKE: Final = EntityPlan("invoices", lock_s=LOCK_S)
-"""The secondary has a queue of this name without the mark, with messages of somebody else."""
+"""The secondary has a queue of this name without the mark, with messages of another application."""
 
 LEFT_OUT: Final = frozenset({"delete", "command"})
 """Faults that say nothing about receivers."""

@@ -20,7 +20,7 @@ class Given:
     path: str
     number: int
     serial: int | None
-    """None: a message of somebody else."""
+    """None: a message of another application."""
     is_ambiguous: bool
     """A twin's message whose mark says that an attempt on the primary was not answered."""
     who: str

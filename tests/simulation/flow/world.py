@@ -37,7 +37,7 @@ from twinbus.servicebus.twins import (
 
 
 class FlowFaults(Faults):
-    """The faults of other worlds, and a twin that becomes somebody else's queue."""
+    """The faults of other worlds, and a twin that becomes the queue of another application."""
 
     def __init__(self, world: FlowWorld) -> None:
         super().__init__(world)

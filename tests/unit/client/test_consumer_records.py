@@ -43,7 +43,7 @@ class Kept:
     def _keep(self, fields: dict[str, Any]) -> None:
         self.lines.append({name: value for name, value in fields.items() if value is not None})
 
-    def told(self) -> list[tuple[Any, ...]]:
+    def recorded(self) -> list[tuple[Any, ...]]:
         names = ("operation", "message_id", "outcome", "error", "state")
         return [tuple(one[name] for name in names if name in one) for one in self.lines]
 
@@ -94,7 +94,10 @@ async def test_a_message_that_came_settled_is_recorded_as_received_and_deleted()
     world.bring(1, settled=True)
     world.bring(2)
     await asyncio.sleep(0)
-    assert world.ledger.told() == [("receive", "m-1", "ok", "deleted"), ("receive", "m-2", "ok")]
+    assert world.ledger.recorded() == [
+        ("receive", "m-1", "ok", "deleted"),
+        ("receive", "m-2", "ok"),
+    ]
 
 
 async def test_the_deliveries_of_a_turn_are_one_group_of_lines() -> None:
@@ -104,7 +107,7 @@ async def test_the_deliveries_of_a_turn_are_one_group_of_lines() -> None:
     assert world.ledger.lines == []
     await asyncio.sleep(0)
     assert world.ledger.calls == 1
-    assert world.ledger.told() == [("receive", f"m-{n}", "ok") for n in (1, 2, 3)]
+    assert world.ledger.recorded() == [("receive", f"m-{n}", "ok") for n in (1, 2, 3)]
     assert world.ledger.lines[2] == {
         "operation": "receive",
         "cause": "consumer",
@@ -141,7 +144,7 @@ async def test_a_settlement_is_recorded_when_it_is_answered_with_what_the_servic
     world.confirm(1, 5)
     world.confirm(6, 6, error_of(conditions.MESSAGE_LOCK_LOST))
     await asyncio.sleep(0)
-    assert world.ledger.told() == [
+    assert world.ledger.recorded() == [
         ("complete", "m-1", "ok"),
         ("abandon", "m-2", "ok"),
         ("defer", "m-3", "ok"),
@@ -160,7 +163,7 @@ async def test_a_settlement_without_an_answer_is_unknown_and_one_not_sent_has_no
     world.ledger.lines.clear()
     world.settle(not_sent)
     world.detach()
-    assert world.ledger.told() == [("complete", "m-1", "unknown", conditions.DETACH_FORCED)]
+    assert world.ledger.recorded() == [("complete", "m-1", "unknown", conditions.DETACH_FORCED)]
     assert len(world.answers) == 2
 
 
@@ -169,7 +172,7 @@ def test_a_settlement_that_is_not_answered_in_time_is_unknown() -> None:
         world = opened(answer_s=5.0)
         world.settle(*world.bring(1))
         await asyncio.sleep(6.0)
-        return world.ledger.told()[1:]
+        return world.ledger.recorded()[1:]
 
     ((operation, message_id, outcome, _),) = run_virtual(scenario())
     assert (operation, message_id, outcome) == ("complete", "m-1", "unknown")
@@ -183,7 +186,7 @@ async def test_a_second_copy_is_marked_where_it_is_completed() -> None:
     await asyncio.sleep(0)
     world.confirm(1, 1)
     await asyncio.sleep(0)
-    assert world.ledger.told()[1:] == [("complete", "m-1", "ok", "second_copy")]
+    assert world.ledger.recorded()[1:] == [("complete", "m-1", "ok", "second_copy")]
 
 
 async def test_what_comes_while_a_link_closes_is_recorded_as_received_and_released_unseen() -> None:
@@ -192,27 +195,27 @@ async def test_what_comes_while_a_link_closes_is_recorded_as_received_and_releas
     await asyncio.sleep(0)
     world.bring(1)
     await closing
-    assert world.ledger.told() == [("receive", "m-1", "ok")]
+    assert world.ledger.recorded() == [("receive", "m-1", "ok")]
 
 
 async def test_a_message_that_cannot_be_read_is_recorded_without_names() -> None:
     world = opened()
     world.deliver(1)
     await asyncio.sleep(0)
-    assert world.ledger.told() == [("receive", "ok")]
+    assert world.ledger.recorded() == [("receive", "ok")]
 
 
 async def test_an_accepted_session_is_one_request_of_the_consumer() -> None:
     world = Recorded(session=NEXT_SESSION)
     world.answer({SESSION_FILTER: Described(SESSION_FILTER, "a")})
     world.detach()
-    assert world.ledger.told() == [("manage", "ok")]
+    assert world.ledger.recorded() == [("manage", "ok")]
     assert world.ledger.lines[0]["cause"] == "consumer"
     assert world.ledger.lines[0]["entity"] == "orders"
 
 
 @pytest.mark.parametrize(
-    ("condition", "told"),
+    ("condition", "recorded"),
     [
         (conditions.TIMEOUT, ("manage", "ok")),
         (conditions.SESSION_TAKEN, ("manage", "ok")),
@@ -220,18 +223,18 @@ async def test_an_accepted_session_is_one_request_of_the_consumer() -> None:
     ],
 )
 async def test_a_session_that_is_not_given_is_one_request_too(
-    condition: str, told: tuple[str, ...]
+    condition: str, recorded: tuple[str, ...]
 ) -> None:
     world = Recorded(session=NEXT_SESSION)
     world.detach(condition)
     world.link._withdraw()
-    assert world.ledger.told() == [told]
+    assert world.ledger.recorded() == [recorded]
 
 
 async def test_a_session_whose_attach_is_not_answered_is_unknown() -> None:
     world = Recorded(session="a")
     world.link._withdraw()
-    assert world.ledger.told()[0][:2] == ("manage", "unknown")
+    assert world.ledger.recorded()[0][:2] == ("manage", "unknown")
     assert len(world.ledger.lines) == 1
 
 
@@ -294,13 +297,13 @@ async def test_a_request_whose_caller_gave_up_is_unknown_if_it_was_sent(is_sent:
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
-    assert [one[:2] for one in line.ledger.told()] == [("manage", "unknown")] * is_sent
+    assert [one[:2] for one in line.ledger.recorded()] == [("manage", "unknown")] * is_sent
 
 
 async def test_a_receive_by_number_is_a_request_only_if_it_brought_nothing() -> None:
-    for messages, told in (([{"message": b"m"}], []), ([], [("manage", "ok")])):
+    for messages, recorded in (([{"message": b"m"}], []), ([], [("manage", "ok")])):
         line = Line()
         line.node.has_credit.set()
         line.node.answer.set_result({"messages": messages})
         await line.ask(RECEIVE)
-        assert line.ledger.told() == told
+        assert line.ledger.recorded() == recorded

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
@@ -172,6 +173,34 @@ SYN_TIMES_S = (0.0, 1.0, 3.0, 7.0, 15.0)
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="an option of Linux")
+async def test_a_connection_that_is_closed_while_it_opens_leaves_no_socket() -> None:
+    came, ended = asyncio.Event(), asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Read all that the client sends, and answer nothing."""
+        came.set()
+        with suppress(ConnectionError):
+            while await reader.read(4_096):
+                pass
+        ended.set()
+        writer.close()
+
+    async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        text = (
+            f"Endpoint=sb://localhost:{port};SharedAccessKeyName=k;SharedAccessKey=a2V5"
+            ";UseDevelopmentEmulator=true;"
+        )
+        upstream = UpstreamConnection(Namespace.from_connection_string(text), 60.0)
+        opening = asyncio.create_task(upstream.opened())
+        async with asyncio.timeout(60):
+            await came.wait()
+            await upstream.close()
+            await ended.wait()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+
+
 def test_the_kernel_ends_a_connection_whose_peer_acknowledges_nothing() -> None:
     with socket.socket() as opened:
         limit_silence(opened)

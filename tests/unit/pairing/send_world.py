@@ -10,10 +10,18 @@ from twinbus.pairing.core.attempts import (
     RetryPolicy,
     SendDecisions,
     Step,
+    TryPrimary,
     call_limit_s,
 )
 from twinbus.pairing.core.backlog import KeptChoice, PullCause, Rotation
-from twinbus.pairing.core.failover import EntityFailover, ForceFailover, SendFailed
+from twinbus.pairing.core.failover import (
+    EntityFailover,
+    ForceFailover,
+    OthersRecovered,
+    PrimaryTried,
+    SendFailed,
+    TimerFired,
+)
 from twinbus.pairing.core.secondary import DivertFault
 from twinbus.pairing.core.twins import TwinFirst
 from twinbus.servicebus.failures import FailureMeaning
@@ -54,6 +62,7 @@ class World:
             ends_at=call_limit_s(policy) if timeout is None else timeout,
             is_patient=timeout is not None,
             jitter=jitter,
+            tries_for_others=True,
         )
         self.step: Step | None = None
         """The last step, which the test performs by hand."""
@@ -108,12 +117,20 @@ class World:
 
     def _next(self, steps: list[Step], now: float) -> list[Step]:
         self.step, self.began = steps[-1], now
+        if isinstance(self.step, TryPrimary) and self.step.is_trial:
+            self.entity.handle(PrimaryTried(), now)
         if isinstance(self.step, DivertTo) and self.step.is_turn:
             self.rotation.secondary.begin_turn(now, self.step.timeout_s)
         return steps
 
     def fail_over(self, now: float) -> None:
         self.entity.handle(ForceFailover(), now)
+
+    def others_recovered(self) -> None:
+        """The entity has failed over, and another process says that it is back."""
+        self.entity.handle(SendFailed(counts=True), -61.0)
+        self.entity.handle(TimerFired(), -1.0)
+        self.entity.handle(OthersRecovered(), -1.0)
 
     def woken(self, now: float) -> list[Step]:
         return self._next(self.call.wait_ended(now), now)

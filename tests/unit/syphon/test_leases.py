@@ -11,20 +11,19 @@ import pytest
 from twinbus.amqp.events import Attached
 from twinbus.amqp.link import ReceiverLink
 from twinbus.client.connection import Environment
-from twinbus.client.request_node import ConnectionLost, RequestRefused
-from twinbus.namespace.access import endpoint_of
-from twinbus.syphon.core.lease_validity import (
+from twinbus.client.lock_validity import (
     LEASE_LOCK_S,
     LOCK_ASSUMED_S,
     LOCK_LEAST_S,
     SILENCE_S,
     STANDBY_SHARE,
-    LeaseValidity,
+    LockValidity,
     handover_s,
-    lease_address,
     relied_on_s,
 )
-from twinbus.syphon.lease import Leases
+from twinbus.client.request_node import ConnectionLost, RequestRefused
+from twinbus.namespace.access import endpoint_of
+from twinbus.syphon.lease import Leases, lease_address
 from twinbus.testing import run_virtual
 
 QUEUE = "contoso/x-servicebus-transfer/0"
@@ -49,6 +48,7 @@ class Service:
         self.answers_requests = True
         self.has_lease_queue = True
         self.renewals = 0
+        self.detached: list[str] = []
         self.environment = Environment(
             since_boot=now,
             wall_ns=lambda: int(now() * 1e9),
@@ -104,7 +104,11 @@ class Line:
     def flush(self) -> None:
         """Everything is on the wire at once."""
 
-    write = forget = lambda *_: None
+    def write(self, *_: object) -> None:
+        """Everything is written at once."""
+
+    def forget(self, link: ReceiverLink) -> None:
+        self._service.detached.append(link.name.rpartition("-")[0])
 
     async def close(self) -> None:
         """Nothing to close."""
@@ -214,7 +218,7 @@ def test_a_missing_lease_queue_is_named_with_what_to_do(service: Service) -> Non
 
 
 def test_a_lease_ends_before_its_lock_counted_from_the_question() -> None:
-    lease = LeaseValidity()
+    lease = LockValidity()
     assert not lease.holds(0.0)
     lease.granted(100.0, 30.0)
     assert lease.holds(123.9)
@@ -223,7 +227,7 @@ def test_a_lease_ends_before_its_lock_counted_from_the_question() -> None:
 
 
 def test_a_renewal_prolongs_it_and_one_that_failed_is_tried_again_in_time() -> None:
-    lease = LeaseValidity()
+    lease = LockValidity()
     lease.granted(100.0, 30.0)
     lease.not_renewed(108.0)
     assert 108.0 < lease.renew_at < lease.ends_at
@@ -256,10 +260,34 @@ def test_after_the_death_of_a_machine_a_standby_takes_over_within_five_minutes()
 
 def test_a_standby_waits_until_the_former_holder_must_have_stopped() -> None:
     for lock_s in (5.0, 30.0, LEASE_LOCK_S):
-        former = LeaseValidity()
+        former = LockValidity()
         former.granted(0.0, lock_s)
         assert handover_s(lock_s) == min(SILENCE_S, former.ends_at)
 
 
 def test_a_queue_with_another_name_has_a_lease_of_its_own() -> None:
     assert lease_address("backlog") == ("backlog/x-twinbus-lease", "0")
+
+
+def test_a_lock_can_be_added_and_given_back_while_others_are_held(service: Service) -> None:
+    async def hold() -> None:
+        changes: list[tuple[str, bool]] = []
+        queues = [QUEUE, QUEUE.replace("/0", "/1")]
+        leases = Leases(
+            PLACE, queues[:1], lambda *change: changes.append(change), None, service.environment
+        )
+        leases.start()
+        await asyncio.sleep(10.0)
+        leases.add(queues[1], lease_address(queues[1]))
+        await asyncio.sleep(1.0)
+        assert changes == [(queues[0], True), (queues[1], True)]
+        leases.remove(queues[0])
+        await asyncio.sleep(600.0)
+        assert leases.holds(queues[1])
+        assert service.detached == ["contoso/x-twinbus-lease-0"]
+        leases.add(queues[0], lease_address(queues[0]))
+        await asyncio.sleep(1.0)
+        assert leases.holds(queues[0])
+        await leases.close()
+
+    run_virtual(hold())

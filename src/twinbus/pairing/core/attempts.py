@@ -43,6 +43,10 @@ backlog queue, a pair without backlog queues. It is the SDK's own number."""
 LATE_PAUSE_S: Final = 1.0
 """Shortest back-off after this many retries: the options may make it 0, and an hour may be left."""
 
+TRIAL_LEAST_S: Final = 0.5
+"""A call tries the primary for the others only if it has twice this time left: a trial takes half
+of it at most, and the rest is for the backlog."""
+
 LONGEST_BUSY_S: Final = 10.0
 """Longest back-off of a divert that the secondary throttles: the time that Azure asks for."""
 
@@ -58,6 +62,9 @@ class EntityView(Protocol):
 
     @property
     def failover_at(self) -> float | None: ...
+
+    @property
+    def may_try(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +122,8 @@ class TryPrimary:
     """Send to the primary, once, for at most this long."""
 
     timeout_s: float
+    is_trial: bool = False
+    """The attempt is made for all calls to the entity, which has failed over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +184,10 @@ class SendDecisions:
     """The decisions of one call of `send_messages`."""
 
     __slots__ = (
-        "_backlog", "_busy", "_entity", "_failed", "_has_turn", "_is_patient", "_jitter",
+        "_backlog", "_busy", "_entity", "_failed", "_has_turn", "_is_patient", "_is_trial",
+        "_jitter",
         "_policy", "_queue", "_queue_retries", "_recoveries", "_retries", "_retry_at", "_tried",
-        "diverting", "ends_at", "primary_error", "queue_errors",
+        "_tries_for_others", "diverting", "ends_at", "primary_error", "queue_errors",
     )  # fmt: skip
 
     def __init__(
@@ -189,12 +199,15 @@ class SendDecisions:
         ends_at: float,
         is_patient: bool,
         jitter: Callable[[], float] = lambda: 0.0,
+        tries_for_others: bool = False,
     ) -> None:
         """`is_patient`: the caller gave a timeout, so the call may use all of it.
 
-        `jitter` returns a random number from 0 to 1.
+        `jitter` returns a random number from 0 to 1. `tries_for_others`: the call may try the
+        primary when another process says that the entity is back.
         """
         self._entity = entity
+        self._tries_for_others = tries_for_others
         self._backlog = backlog
         self._policy = policy
         self._is_patient = is_patient
@@ -208,6 +221,8 @@ class SendDecisions:
         self._queue = ""
         self._queue_retries = 0
         self._has_turn = False
+        self._is_trial = False
+        """The present attempt tries the primary for all calls."""
         self._tried: set[str] = set()
         """Queues that do not take this call's message."""
         self._failed: set[str] = set()
@@ -227,13 +242,17 @@ class SendDecisions:
     @property
     def stays(self) -> bool:
         """Whether the entity's route still leads where the last attempt went."""
-        return self._route() is (Route.BACKLOG if self.diverting else Route.PRIMARY)
+        return self._is_trial or self._route() is (
+            Route.BACKLOG if self.diverting else Route.PRIMARY
+        )
 
     def _try_again(self, now: float) -> list[Step]:
         """Make an attempt where the entity's route leads now."""
-        self._retry_at = None
+        self._retry_at, self._is_trial = None, False
         if self._is_over(now):
             return [self._give_up()]
+        if self._may_try(now):
+            return [self._try_for_all(now)]
         match self._route():
             case Route.PRIMARY:
                 if self.diverting:
@@ -245,10 +264,23 @@ class SendDecisions:
             case Route.REFUSED:
                 return [Raise(CallEnding.UNUSABLE, self.primary_error)]
 
+    def _may_try(self, now: float) -> bool:
+        if not (self._tries_for_others and self._entity.may_try):
+            return False
+        return self._route() is not Route.PRIMARY and self.ends_at - now >= 2 * TRIAL_LEAST_S
+
+    def _try_for_all(self, now: float) -> Step:
+        """Try the primary; whatever comes of it, the call ends when it would have without."""
+        self._limit_diverts(now)
+        self.diverting, self._is_trial = False, True
+        return TryPrimary(min(self._policy.attempt_timeout_s, (self.ends_at - now) / 2), True)
+
     def primary_failed(
         self, error: BaseException, meaning: FailureMeaning, now: float, *, counts: bool
     ) -> list[Step]:
         self.primary_error = error
+        if self._is_trial and meaning is not FailureMeaning.MESSAGE:
+            return self._try_again(now)
         # Neither another namespace nor a later time would repair the caller's own fault.
         if not counts and not meaning.retried:
             return [Raise(CallEnding.PRIMARY, error)]
@@ -284,7 +316,7 @@ class SendDecisions:
         """A wait ended: by its time, by its turn, or because the entity changed its state."""
         if self._is_over(now):
             return [self._give_up()]
-        if not self.stays:
+        if not self.stays or (self.diverting and self._may_try(now)):
             # The entity's route changed meanwhile, and the call follows it at once.
             return self._try_again(now)
         if self._retry_at is not None:
@@ -310,11 +342,8 @@ class SendDecisions:
         return [WaitForRetry(retry_at)]
 
     def _divert(self, now: float) -> Step:
-        if not self.diverting and not self._is_patient:
-            # The time for the failover is not needed any more.
-            policy = self._policy
-            limit_s = _tries_s(policy) if policy.total is None else call_limit_s(policy)
-            self.ends_at = min(self.ends_at, now + limit_s)
+        if not self.diverting:
+            self._limit_diverts(now)
         self.diverting = True
         queue, needs_turn = self._next_queue(now)
         if queue is None:
@@ -328,6 +357,13 @@ class SendDecisions:
         self._has_turn = needs_turn
         self._queue = queue
         return DivertTo(queue, self._attempt_timeout_s(now), needs_turn)
+
+    def _limit_diverts(self, now: float) -> None:
+        """End a call without a timeout earlier: it needs no time for the failover any more."""
+        if not self._is_patient:
+            policy = self._policy
+            limit_s = _tries_s(policy) if policy.total is None else call_limit_s(policy)
+            self.ends_at = min(self.ends_at, now + limit_s)
 
     def _next_queue(self, now: float) -> tuple[str | None, bool]:
         """The queue of the next attempt, and whether that needs the turn."""

@@ -65,6 +65,12 @@ class BacklogDescription:
 
 WANTED: Final = BacklogDescription()
 
+BOARD: Final = BacklogDescription(
+    max_size_mb=1_024, default_ttl_ms=300_000, dead_letter_on_expiration=False
+)
+"""The notice board as it is created. Its messages have a shorter time to live of their own, and
+nobody wants them when it has ended."""
+
 
 @dataclass(frozen=True, slots=True)
 class Drift:
@@ -91,6 +97,17 @@ def drift_of(found: BacklogDescription) -> tuple[Drift, ...]:
         for field in fields(BacklogDescription)
         if not _same(wanted := getattr(WANTED, field.name), actual := getattr(found, field.name))
     )
+
+
+def board_flaws(found: BacklogDescription) -> tuple[str, ...]:
+    """Why a queue cannot serve as a notice board; empty: it can."""
+    flaws = {
+        "it requires sessions, so it refuses posts": found.requires_session,
+        "it forwards its messages": bool(found.forward_to),
+        "it keeps expired messages as dead letters": found.dead_letter_on_expiration,
+        f"its status is {found.status}": found.status.lower() != BOARD.status.lower(),
+    }
+    return tuple(text for text, is_so in flaws.items() if is_so)
 
 
 def _same(wanted: object, actual: object) -> bool:

@@ -1,6 +1,7 @@
 """Failover of one entity: when its sends leave the primary, and when they return.
 
     HEALTHY --counting failure--> SUSPECT --failover interval--> FAILED_OVER <--> UNUSABLE
+                                          --others failed over->
        ^----- success, not found -----'                             |    not found, disabled
        '-------------------- pings answered, late success ----------'
 
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar, Final
 
+from twinbus.pairing.core.own_evidence import OwnEvidence
 from twinbus.status.document import EntityState
 
 
@@ -37,6 +39,16 @@ ROUTES: Final = {
     EntityState.FAILED_OVER: Route.BACKLOG,
     EntityState.UNUSABLE: Route.REFUSED,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class OthersRecovered:
+    """The entity answers another process again: one send may try the primary."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrimaryTried:
+    """A send tries the primary for the others, which go on to the backlog."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +72,16 @@ class SendFailed:
     error: str = ""
     is_missing: bool = False
     """The primary answered that the entity does not exist or is disabled."""
+    kind: str = ""
+    """How a counting attempt failed, in a fixed text of two words at most, for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class OthersFailedOver:
+    """The same entity has failed over in enough other processes (docs/failures.md)."""
+
+    evidence: str
+    """Who says so, for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +91,17 @@ class PingAnswered:
 
 @dataclass(frozen=True, slots=True)
 class PingFailed:
-    """A ping failed; `unusable`: the entity is missing or disabled."""
+    """A ping failed; `unusable`: the entity is missing, or disabled and no cause to divert."""
 
     unusable: bool = False
     error: str = ""
+    counts: bool = True
+    """The classifier's verdict."""
+
+
+@dataclass(frozen=True, slots=True)
+class PingLeftOut:
+    """No ping was sent: another process pings the entity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +130,8 @@ class StopWatching:
 
 
 Event = (
-    SendSucceeded | SendFailed | TimerFired | PingAnswered | PingFailed
+    SendSucceeded | SendFailed | OthersFailedOver | OthersRecovered | PrimaryTried | TimerFired
+    | PingAnswered | PingFailed | PingLeftOut
     | ForceFailover | MarkHealthy | Freeze | Unfreeze | StopWatching
 )  # fmt: skip
 
@@ -109,6 +139,11 @@ Event = (
 @dataclass(frozen=True, slots=True)
 class StartDiverting:
     """Sends go to the backlog from now on: wake every call that waits for a retry."""
+
+
+@dataclass(frozen=True, slots=True)
+class LetOneTry:
+    """Wake every call that waits: the first of them tries the primary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +167,7 @@ class Transition:
     reason: str
 
 
-Action = StartDiverting | SendPing | StopPinging | Transition
+Action = StartDiverting | LetOneTry | SendPing | StopPinging | Transition
 
 NOTHING: Final[tuple[Action, ...]] = ()
 
@@ -143,24 +178,34 @@ _TIMER_MOVED = "the timer was moved before its event came in"
 _OLD_PING = "a ping of an earlier failover; it proves nothing now"
 _STOPPED_PING = "a ping that was stopped, or of an earlier failover"
 _OLD_ATTEMPT = "an attempt that began before the failover"
+_OWN_FAILURE_FIRST = "others are evidence only for a process with a failure of its own"
+_DECIDED = "the entity has failed over before"
 
 LATE_AND_HARMLESS: Final = {
     (_HEALTHY, TimerFired): _TIMER_CANCELLED,
     (_HEALTHY, PingAnswered): "the ping ended after something else had healed the entity",
     (_HEALTHY, PingFailed): "the ping ended after something else had healed the entity",
+    (_HEALTHY, PingLeftOut): _STOPPED_PING,
+    (_HEALTHY, OthersFailedOver): _OWN_FAILURE_FIRST,
     (_HEALTHY, SendFailed): "the caller's own fault, or while frozen",
     (_SUSPECT, TimerFired): _TIMER_MOVED,
     (_SUSPECT, PingAnswered): _OLD_PING,
     (_SUSPECT, PingFailed): _OLD_PING,
+    (_SUSPECT, PingLeftOut): _OLD_PING,
+    (_SUSPECT, OthersFailedOver): "while frozen",
     (_SUSPECT, SendFailed): "the timer runs from the first failure; later ones add nothing",
     (_FAILED_OVER, TimerFired): _TIMER_MOVED,
     (_FAILED_OVER, PingAnswered): _STOPPED_PING,
     (_FAILED_OVER, PingFailed): _STOPPED_PING,
+    (_FAILED_OVER, PingLeftOut): _STOPPED_PING,
+    (_FAILED_OVER, OthersFailedOver): _DECIDED,
     (_FAILED_OVER, SendFailed): _OLD_ATTEMPT,
     (_FAILED_OVER, SendSucceeded): "a late success, while a person or `healthy_pings` holds it",
     (_UNUSABLE, TimerFired): _TIMER_MOVED,
     (_UNUSABLE, PingAnswered): _STOPPED_PING,
     (_UNUSABLE, PingFailed): _STOPPED_PING,
+    (_UNUSABLE, PingLeftOut): _STOPPED_PING,
+    (_UNUSABLE, OthersFailedOver): _DECIDED,
     (_UNUSABLE, SendFailed): _OLD_ATTEMPT,
     (_UNUSABLE, SendSucceeded): "a late success, while a person or `healthy_pings` holds it",
 }
@@ -171,9 +216,23 @@ class EntityFailover:
     """The failover state of one entity, shared by all senders of a pair."""
 
     __slots__ = (
-        "_failover_interval_s", "_healthy_pings", "_ping_in_flight", "_ping_interval_s",
-        "answered_pings", "closed", "forced", "frozen", "last_error", "last_error_at", "reason",
-        "route", "since", "state", "timer_at",
+        "_failover_interval_s",
+        "_healthy_pings",
+        "_may_try",
+        "_ping_in_flight",
+        "_ping_interval_s",
+        "answered_pings",
+        "closed",
+        "forced",
+        "frozen",
+        "last_error",
+        "last_error_at",
+        "own_evidence",
+        "reason",
+        "route",
+        "since",
+        "state",
+        "timer_at",
     )  # fmt: skip
 
     def __init__(
@@ -186,6 +245,8 @@ class EntityFailover:
         self._ping_interval_s = ping_interval_s
         self._healthy_pings = healthy_pings
         self._ping_in_flight = False
+        self._may_try = False
+        """Another process was answered, and no send has tried the primary since."""
         self.state = EntityState.HEALTHY
         self.route = Route.PRIMARY
         self.since: float | None = None
@@ -199,6 +260,8 @@ class EntityFailover:
         self.forced = False
         self.frozen = False
         self.closed = False
+        self.own_evidence: OwnEvidence | None = None
+        """The failures of this process; None: the entity is healthy, or a person diverts it."""
         self.answered_pings = 0
         """Pings answered in a row since the failover."""
         self.timer_at: float | None = None
@@ -214,6 +277,20 @@ class EntityFailover:
         """When the entity will fail over if nothing succeeds; None: it is not SUSPECT."""
         return self.timer_at if self.state is EntityState.SUSPECT else None
 
+    @property
+    def may_try(self) -> bool:
+        """Whether one send may try the primary, although the route leads elsewhere."""
+        return self._may_try and not self.forced
+
+    def is_evidence(self, now: float) -> bool:
+        """Whether others may be told that the entity has failed over here.
+
+        Not while a person decides where its sends go: that says nothing about the primary.
+        """
+        is_own = self.own_evidence is not None and self.own_evidence.convinces(now)
+        is_held = self.forced or self.frozen or self.closed
+        return self.state is EntityState.FAILED_OVER and is_own and not is_held
+
     def handle(self, event: Event, now: float) -> Sequence[Action]:
         """Take one event at time `now`; return what the shell must do, in order."""
         # The usual case comes first.
@@ -224,9 +301,17 @@ class EntityFailover:
                 return self._success(event, now)
             case SendFailed():
                 return self._failure(event, now)
+            case OthersRecovered():
+                self._may_try = self.state in PINGED and not (self.forced or self.frozen)
+                return (LetOneTry(),) if self._may_try else NOTHING
+            case PrimaryTried():
+                self._may_try = False
+                return NOTHING
+            case OthersFailedOver():
+                return self._others_failed_over(event, now)
             case TimerFired():
                 return self._timer(now)
-            case PingAnswered() | PingFailed():
+            case PingAnswered() | PingFailed() | PingLeftOut():
                 return self._ping_ended(event, now)
         return self._command(event, now)
 
@@ -249,6 +334,10 @@ class EntityFailover:
                 # The primary answers: what failed before was a link that ended with its entity.
                 return self._enter(EntityState.HEALTHY, now, "the primary answers a send")
             return self._harmless(event)
+        if self.own_evidence is None and self.state is EntityState.HEALTHY:
+            self.own_evidence = OwnEvidence(now, self._failover_interval_s)
+        if self.own_evidence is not None and self.state not in PINGED:
+            self.own_evidence.failed(event.kind)
         match self.state:
             case EntityState.HEALTHY if self._failover_interval_s == 0:
                 return self._enter(EntityState.FAILED_OVER, now, "a send failed", StartDiverting())
@@ -258,6 +347,14 @@ class EntityFailover:
             case EntityState.SUSPECT if self._is_due(now):
                 return self._fail_over(now)
         return self._harmless(event)
+
+    def _others_failed_over(self, event: OthersFailedOver, now: float) -> Sequence[Action]:
+        if self.state is not EntityState.SUSPECT or self.frozen:
+            return self._harmless(event)
+        assert self.own_evidence is not None
+        self.own_evidence.others = event.evidence
+        reason = f"{self.own_evidence}; {event.evidence}"
+        return self._enter(EntityState.FAILED_OVER, now, reason, StartDiverting())
 
     def _timer(self, now: float) -> Sequence[Action]:
         match self.state:
@@ -269,11 +366,15 @@ class EntityFailover:
                 return (SendPing(),)
         return self._harmless(TimerFired())
 
-    def _ping_ended(self, event: PingAnswered | PingFailed, now: float) -> Sequence[Action]:
+    def _ping_ended(
+        self, event: PingAnswered | PingFailed | PingLeftOut, now: float
+    ) -> Sequence[Action]:
         if not self._ping_in_flight:
             return self._harmless(event)
         self._ping_in_flight = False
         self.timer_at = now + self._ping_interval_s
+        if isinstance(event, PingLeftOut):
+            return NOTHING
         if isinstance(event, PingAnswered):
             self.answered_pings += 1
             # While forced, a person decides when to return; the status shows the answer.
@@ -287,6 +388,8 @@ class EntityFailover:
                 return self._enter(EntityState.FAILED_OVER, now, reason, StartDiverting())
             return NOTHING
         self.answered_pings = 0
+        if self.own_evidence is not None:
+            self.own_evidence.ping_failed(counts=event.counts)
         self._note_error(event.error, now)
         if self.forced:
             return NOTHING
@@ -346,6 +449,9 @@ class EntityFailover:
             # The same failover goes on: its pings keep their interval and their count.
             return (*actions, announcement)
         self.answered_pings = 0
+        self._may_try = False
+        if state is EntityState.HEALTHY:
+            self.own_evidence = None
         self._ping_in_flight = False
         self.timer_at = self._timer_of(state, now)
         stop = (StopPinging(),) if before in PINGED else ()
@@ -360,7 +466,7 @@ class EntityFailover:
 
     def _stop(self) -> Sequence[Action]:
         self.timer_at = None
-        self._ping_in_flight = False
+        self._ping_in_flight = self._may_try = False
         return (StopPinging(),) if self.state in PINGED else NOTHING
 
     def _note_error(self, error: str, now: float) -> None:

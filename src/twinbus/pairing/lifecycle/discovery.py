@@ -35,6 +35,7 @@ from twinbus.pairing.sdk.administration import (
     first_line,
 )
 from twinbus.servicebus.failures import FailureMeaning, of_error
+from twinbus.servicebus.names import board_path
 from twinbus.status.document import EntityState, short_queue_list
 from twinbus.wording import plain
 
@@ -74,6 +75,7 @@ class Discovery:
         self._answers = True
         self._missing_right: str | None = None
         self._has_lease_queue = False
+        self._has_board = False
         options = state.options
         self._times: ListingTimes | None = None
         """When to list the queues of other applications; None: no syphon runs here, or the pair
@@ -240,6 +242,13 @@ class Discovery:
             if options.session_order == "strict" and not self._has_lease_queue:
                 await admin.ensure_lease_queue(lease_path(state.primary.label))
                 self._has_lease_queue = True
+            if options.board and not self._has_board:
+                # What is wrong with it concerns the fleet alone, which finds it out by itself.
+                await admin.ensure_board(board_path(state.primary.label))
+                if not self._has_lease_queue:
+                    # Its leases say which host pings; without it each host does.
+                    await admin.ensure_ping_leases(lease_path(state.primary.label))
+                self._has_board = True
             if self._times is not None and self._lists_now():
                 self._times.searched(state.now)
                 own = {path.lower() for path in state.paths}

@@ -26,9 +26,16 @@ log = logging.getLogger("twinbus.pairing")
 class TwinListing:
     """Calls `search` again and again, from `start` to `close`."""
 
-    def __init__(self, state: SharedState, search: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        state: SharedState,
+        search: Callable[[], Awaitable[None]],
+        changed: Callable[[str, bool], None],
+    ) -> None:
+        """`changed` gets the path of each entity that changes, and whether it is healthy now."""
         self._state = state
         self._search = search
+        self._changed = changed
         self._times = ListingTimes()
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -47,8 +54,11 @@ class TwinListing:
             await asyncio.wait({task})
 
     def _on_event(self, event: PairEvent) -> None:
-        if isinstance(event, EntityChanged) and event.after is EntityState.HEALTHY:
-            self._woken.set()
+        if isinstance(event, EntityChanged):
+            is_healthy = event.after is EntityState.HEALTHY
+            self._changed(event.path, is_healthy)
+            if is_healthy:
+                self._woken.set()
 
     async def _run(self) -> None:
         while True:

@@ -1,8 +1,8 @@
 """The paired and guarded receivers of a pair, and the two connections that they share.
 
 The twin of an entity is read only if it has the mark of `twinbus twins create | adopt` for this
-primary: a namesake without it may be the live queue of somebody else. Reading the mark needs the
-right Manage on the twin. Without that right the twin is read if the option `twins` has the very
+primary: a namesake without it may be the live queue of another application. Reading the mark needs
+the right Manage on the twin. Without that right the twin is read if the option `twins` has the very
 name of the entity: the application that names it vouches for it.
 """
 

@@ -185,11 +185,11 @@ class ReceivingSide:
         lasts_s = None
         if state == RECONNECTING and lost_at is not None:
             lasts_s = round(max(0.0, self._loop.time() - lost_at), 1)
-        is_told = state in (RECONNECTING, NOT_READ)
+        has_reason = state in (RECONNECTING, NOT_READ)
         return ReceivingSideStatus(
             states={state: 1},
             since_s=lasts_s,
-            error=error_text(error) if is_told and error is not None else "",
+            error=error_text(error) if has_reason and error is not None else "",
             delivered=self.delivered,
             reopened=self.reopened,
             silent=self.silent,
@@ -393,11 +393,13 @@ class ReceivingSide:
 
         Without credit that is wanted, up to `ready` deliveries may come.
         """
-        # A check lets the entity send what it has; credit that nobody wants is taken back.
+        # A check lets the entity send what it has; credit that no call wants is taken back.
         credit, delivered = link.credit if self._wanted else ready, self.delivered
         self._is_draining = True
-        is_answered = await link.drain(DRAIN_ANSWER_S, credit)
-        self._is_draining = False
+        try:
+            is_answered = await link.drain(DRAIN_ANSWER_S, credit)
+        finally:
+            self._is_draining = False
         now = self._loop.time()
         self._watchdog.credit_changed(now, is_out=False)
         if not is_answered and link.is_open:
@@ -448,7 +450,9 @@ class ReceivingSide:
         self._mark.link_ended()
         self._pause_s = self._pauses.after_end(now)
         # The messages that the application holds cannot be settled any more, nor their order kept.
-        self.has_ended = self.has_ended or (self.is_session and self._held > 0)
+        # Of a session whose lock expired another receiver may have got the next ones already.
+        is_lost = getattr(error, "condition", "") == conditions.SESSION_LOCK_LOST
+        self.has_ended = self.has_ended or (self.is_session and (self._held > 0 or is_lost))
         self._failed(error)
         self._changed.set()
 

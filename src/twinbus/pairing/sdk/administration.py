@@ -33,11 +33,13 @@ from twinbus.client.connection import MACHINE, Environment
 from twinbus.namespace.address import is_loopback
 from twinbus.namespace.tokens import expiry_of, refusal_error, utc_text
 from twinbus.pairing.core.backlog import (
+    BOARD,
     LEASE_LOCK_S,
     OLD_LEASE_LOCK_S,
     WANTED,
     BacklogDescription,
     Drift,
+    board_flaws,
     drift_of,
 )
 from twinbus.servicebus.failures import refused_token
@@ -107,6 +109,8 @@ class BacklogAdministration:
         self._timeout_s = timeout_s
         self._stack = AsyncExitStack()
         self._gate = asyncio.Semaphore(CALLS_AT_ONCE)
+        self._seen: dict[str, BacklogDescription] = {}
+        """Queues of any kind that a listing has shown, by their paths in lower case."""
         self._client: ServiceBusAdministrationClient
 
     async def __aenter__(self) -> Self:
@@ -168,15 +172,34 @@ class BacklogAdministration:
                 create = partial(self._client.create_queue, path, requires_session=True)
                 await self._call(path, partial(create, lock_duration=lock))
 
+    async def ensure_ping_leases(self, path: str) -> None:
+        """Create the lease queue unless it exists; a pair can do without it."""
+        if path.lower() not in self._seen:
+            with contextlib.suppress(HttpResponseError, SecondaryUnreachable):
+                await self.ensure_lease_queue(path)
+
+    async def ensure_board(self, path: str) -> tuple[str, ...]:
+        """Create the notice board unless it exists; return why it cannot be used, if so."""
+        try:
+            found = self._seen.get(path.lower()) or await self._get(path)
+            if found is not None:
+                return board_flaws(found)
+            with contextlib.suppress(ResourceExistsError):
+                await self._call(path, partial(create_board, self._client, path))
+        except (HttpResponseError, SecondaryUnreachable) as error:
+            return (first_line(error),)
+        return ()
+
     async def _list(self, wanted: dict[str, str]) -> tuple[dict[str, BacklogDescription], bool]:
         """The wanted queues that exist, and whether the list is complete."""
         there: dict[str, BacklogDescription] = {}
         pages: Any = self._client.list_queues().by_page()
         for _ in range(LIST_PAGES_MAX):
             for found in await self._call(None, lambda: _next_page(pages)):
+                self._seen[found.name.lower()] = description_of(found)
                 path = wanted.get(found.name.lower())
                 if path is not None:
-                    there[path] = description_of(found)
+                    there[path] = self._seen[found.name.lower()]
             if pages.continuation_token is None or len(there) == len(wanted):
                 return there, True
         return there, False
@@ -307,6 +330,20 @@ async def create_backlog_queue(
         lock_duration=timedelta(milliseconds=WANTED.lock_duration_ms),
         dead_lettering_on_message_expiration=WANTED.dead_letter_on_expiration,
         enable_batched_operations=WANTED.enable_batched_operations,
+    )
+
+
+async def create_board(client: ServiceBusAdministrationClient, path: str) -> QueueProperties:
+    """Create the notice board with the settings of docs/production.md, and no others."""
+    return await client.create_queue(
+        path,
+        max_size_in_megabytes=BOARD.max_size_mb,
+        max_delivery_count=BOARD.max_delivery_count,
+        default_message_time_to_live=timedelta(milliseconds=BOARD.default_ttl_ms),
+        auto_delete_on_idle=FOREVER,
+        lock_duration=timedelta(milliseconds=BOARD.lock_duration_ms),
+        dead_lettering_on_message_expiration=BOARD.dead_letter_on_expiration,
+        enable_batched_operations=BOARD.enable_batched_operations,
     )
 
 

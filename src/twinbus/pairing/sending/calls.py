@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from twinbus.errors import (
     EntityUnusableError,
@@ -32,6 +32,7 @@ from twinbus.pairing.core.attempts import (
     WaitForSecondary,
 )
 from twinbus.pairing.core.backlog import KeptChoice, Rotation
+from twinbus.pairing.core.failover import PrimaryTried
 from twinbus.pairing.core.twins import TwinFirst
 from twinbus.pairing.sdk.failures import (
     ScheduleTimedOutError,
@@ -77,6 +78,9 @@ class SendTarget:
 class PairedCall:
     """One call: makes attempts until one succeeds or the decisions end it with an error."""
 
+    tries_for_others: ClassVar[bool] = False
+    """Whether it may try the primary for the others when their entity is said to be back."""
+
     def __init__(
         self,
         target: SendTarget,
@@ -112,6 +116,7 @@ class PairedCall:
             ends_at=ends_at,
             is_patient=deadline is not None,
             jitter=self.state.jitter,
+            tries_for_others=self.tries_for_others,
         )
 
     @property
@@ -140,7 +145,9 @@ class PairedCall:
                     assert isinstance(pull, PullQueue)
                     self.state.pull(pull.queue, pull.reason, pull.cause)
                 match steps[-1]:
-                    case TryPrimary(timeout_s):
+                    case TryPrimary(timeout_s, is_trial):
+                        if is_trial:
+                            self.entity.tell(PrimaryTried())
                         done, result = await self._try_primary(timeout_s)
                     case DivertTo() as step:
                         done, result = await self.divert(step)

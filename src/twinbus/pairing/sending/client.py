@@ -25,6 +25,7 @@ from twinbus.pairing.core.failover import (
     Transition,
     ping_delay_s,
 )
+from twinbus.pairing.core.fleet import PingedElsewhere
 from twinbus.pairing.core.session_order import SessionOrder
 from twinbus.pairing.core.status import consequence_of
 from twinbus.pairing.observing.events import EntityChanged, PingEnded
@@ -37,6 +38,7 @@ from twinbus.pairing.sending.entity_monitor import EntityMonitor
 from twinbus.pairing.sending.sender import PairedSender
 from twinbus.pairing.sending.sessions import SessionScan
 from twinbus.pairing.sending.shared_state import SharedState
+from twinbus.servicebus.failures import FailureMeaning, of_error
 from twinbus.servicebus.names import PING_CONTENT_TYPE, is_entity_name, not_an_entity_name
 from twinbus.status.document import EntityState
 
@@ -155,6 +157,7 @@ class PairedClient:
         state.listeners.tell(
             EntityChanged(path=entity.path, before=before, after=after, reason=reason)
         )
+        state.fleet.changed(entity.path)
         if after is EntityState.HEALTHY:
             state.wake_diverting_calls()
             state.rest_twin(entity.path)
@@ -205,6 +208,8 @@ class Pinger:
     async def ping(self, entity: EntityMonitor) -> None:
         """Ping an entity once, over a connection of its own; raises if it was not answered."""
         state, loop = self._state, self._state.loop
+        if not state.fleet.pings(entity.path):
+            raise PingedElsewhere
         await asyncio.sleep(ping_delay_s(state.options.ping_primary_interval_s, state.jitter()))
         now = loop.time()
         await asyncio.sleep(self._turns.take(now) - now)
@@ -240,6 +245,8 @@ class Pinger:
             pings["dropped"] += 1
             return
         pings["answered" if error is None else "failed"] += 1
+        may_send = error is None or of_error(error) is not FailureMeaning.UNAUTHORIZED
+        self._state.fleet.ping_ended(path, answered=error is None, may_send=may_send)
         text = "" if error is None else error_text(error)
         log.debug("%s: ping %s", path, f"failed: {text}" if text else "answered")
         self._state.listeners.tell(

@@ -23,12 +23,15 @@ from twinbus.errors import (
 )
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.core.failover import (
+    PINGED,
     Action,
     EntityFailover,
     Event,
     Freeze,
+    LetOneTry,
     PingAnswered,
     PingFailed,
+    PingLeftOut,
     SendFailed,
     SendPing,
     SendSucceeded,
@@ -38,8 +41,9 @@ from twinbus.pairing.core.failover import (
     TimerFired,
     Transition,
 )
+from twinbus.pairing.core.fleet import FleetOfPair, NoFleet, PingedElsewhere
 from twinbus.pairing.core.status import CANCELLED, RecentErrors
-from twinbus.servicebus.failures import MESSAGE, of_error
+from twinbus.servicebus.failures import MESSAGE, kind_of, of_error
 from twinbus.status.document import EntityState, EntityStatus, EntityTotals, TwinStatus
 
 log = logging.getLogger("twinbus.pairing")
@@ -49,6 +53,8 @@ UNUSED_MAX: Final = 1_000
 
 _COUNTING: Final = threading.Lock()
 """Guards what several threads count."""
+
+NO_FLEET: Final = NoFleet()
 
 HEALTHY: Final = EntityState.HEALTHY
 """A name of its own: member lookup in an enum takes Python 3.11 a tenth of a microsecond."""
@@ -61,6 +67,7 @@ class EntityMonitor:
     __slots__ = (
         "_armed_for",
         "_changed",
+        "_divert_on",
         "_listeners",
         "_loop",
         "_ping",
@@ -89,7 +96,10 @@ class EntityMonitor:
         ping: Callable[[EntityMonitor], Awaitable[None]],
         changed: Callable[[EntityMonitor, Transition], None],
     ) -> None:
-        """`ping` pings the entity once and raises if it was not answered."""
+        """`ping` pings the entity once and raises if it was not answered.
+
+        It raises PingedElsewhere if it left that to another process.
+        """
         self.path = path
         self.failover = EntityFailover(
             failover_interval_s=options.failover_interval_s,
@@ -106,6 +116,7 @@ class EntityMonitor:
         """When a person last forced, froze or released it, in unix seconds."""
         self._recent_errors: RecentErrors | None = None
         """None: no call has raised, as for nearly all of ten thousand entities."""
+        self._divert_on = options.divert_on
         self._ping = ping
         self._changed = changed
         self._loop = asyncio.get_running_loop()
@@ -208,7 +219,7 @@ class EntityMonitor:
         is_held = failover.forced or failover.frozen or self._listeners or self._waiters
         return failover.state is HEALTHY and not is_held
 
-    def status(self, twin: TwinStatus | None = None) -> EntityStatus:
+    def status(self, twin: TwinStatus | None = None, fleet: FleetOfPair = NO_FLEET) -> EntityStatus:
         failover, now = self.failover, self._loop.time()
         timer_at, error_at = failover.timer_at, failover.last_error_at
         left_s = None if timer_at is None else max(0.0, timer_at - now)
@@ -236,11 +247,20 @@ class EntityMonitor:
             held_at=self.held_at,
             twinned=self.twinned,
             twin=twin,
+            evidence="" if failover.state is HEALTHY else fleet.said_of(self.path),
+            pinger=fleet.pinger_of(self.path) if failover.state in PINGED else "",
         )
 
     def attempt_failed(self, error: BaseException, *, counts: bool) -> None:
         is_missing = of_error(error).unusable
-        self.tell(SendFailed(counts=counts, is_missing=is_missing, error=error_text(error)))
+        self.tell(
+            SendFailed(
+                counts=counts,
+                is_missing=is_missing,
+                error=error_text(error),
+                kind=kind_of(error) if counts else "",
+            )
+        )
 
     def known_error(self) -> PairingError | None:
         """Why the entity failed over, for a call that did not try the primary; None: forced.
@@ -258,8 +278,8 @@ class EntityMonitor:
 
     def _perform(self, action: Action) -> None:
         match action:
-            case StartDiverting():
-                pass  # Every change wakes the calls that wait; they see the new route.
+            case StartDiverting() | LetOneTry():
+                pass  # Every change wakes the calls that wait; they see what has changed.
             case SendPing():
                 assert self._pinging is None
                 self._pinging = asyncio.create_task(self._run_ping())
@@ -279,8 +299,14 @@ class EntityMonitor:
         event: Event = PingAnswered()
         try:
             await self._ping(self)
+        except PingedElsewhere:
+            event = PingLeftOut()
         except Exception as error:  # noqa: BLE001  # every failure is a result
-            event = PingFailed(unusable=of_error(error).unusable, error=error_text(error))
+            meaning = of_error(error)
+            counts = meaning.counts or meaning.diverted_on(self._divert_on)
+            event = PingFailed(
+                unusable=meaning.unusable and not counts, error=error_text(error), counts=counts
+            )
         # A ping that was stopped meanwhile proves nothing, and its result is dropped.
         if self._pinging is asyncio.current_task():
             self._pinging = None

@@ -24,6 +24,8 @@ from twinbus.servicebus.twins import ATTEMPTS_MAX, DivertMark
 
 
 class SendCall(PairedCall):
+    tries_for_others = True
+
     def __init__(
         self,
         target: SendTarget,

@@ -72,6 +72,11 @@ class CallSessions(KeptChoice):
         return self._failover.failover_at
 
     @property
+    def may_try(self) -> bool:
+        """Never for a session: it would overtake its messages in the backlog."""
+        return self._failover.may_try and self._keys == [None]
+
+    @property
     def route(self) -> Route:
         """Bound sessions go to the backlog, all others where the entity's state leads."""
         route = self._failover.route

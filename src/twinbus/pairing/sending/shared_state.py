@@ -19,6 +19,7 @@ from twinbus.namespace.namespace import KEEP_ALIVE_OFF
 from twinbus.options import SendAvailabilityOptions, Verdict, judge
 from twinbus.pairing.core.attempts import RetryPolicy, call_limit_s
 from twinbus.pairing.core.backlog import KeptChoice, PullCause, Rotation
+from twinbus.pairing.core.fleet import FleetOfPair, NoFleet
 from twinbus.pairing.core.secondary import DivertFault, SecondaryHealth, Verification
 from twinbus.pairing.core.status import DIVERT_BOUNDS_S, DurationHistogram
 from twinbus.pairing.core.twins import TwinFirst, Twins
@@ -120,6 +121,8 @@ class SharedState:
         application, it was pulled, or it refuses every message."""
         self.on_twins: Callable[[], None] = lambda: None
         """Called when the mark of a twin may have to be read."""
+        self.fleet: FleetOfPair = NoFleet()
+        """The other processes of this pair of namespaces."""
         self.on_pull: Callable[[], None] = lambda: None
         """Called when a queue was pulled: it may have to be probed."""
         self._has_complained = False
@@ -130,8 +133,8 @@ class SharedState:
         return self.loop.time()
 
     def counts(self, error: BaseException) -> bool:
-        """Whether a failure counts towards a failover, by the user's classifier if there is one."""
-        verdict, complaint = judge(error, self.options.classify)
+        """Whether a failure counts towards a failover, by the options of the pair."""
+        verdict, complaint = judge(error, self.options.classify, self.options.divert_on)
         if complaint and not self._has_complained:
             # Once: every failed send of an outage would repeat it.
             self._has_complained = True

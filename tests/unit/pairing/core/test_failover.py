@@ -15,9 +15,14 @@ from twinbus.pairing.core.failover import (
     Event,
     ForceFailover,
     Freeze,
+    LetOneTry,
     MarkHealthy,
+    OthersFailedOver,
+    OthersRecovered,
     PingAnswered,
     PingFailed,
+    PingLeftOut,
+    PrimaryTried,
     Route,
     SendFailed,
     SendPing,
@@ -34,6 +39,7 @@ from twinbus.testing import VirtualClock
 
 FAILED = SendFailed(counts=True, error="connection refused")
 UNUSABLE = PingFailed(unusable=True, error="no such queue")
+OTHERS = OthersFailedOver("1 other process since 17:00:12 UTC")
 
 
 def performed(it: EntityFailover, event: Event, now: float) -> list[object]:
@@ -70,6 +76,52 @@ def test_with_interval_zero_the_first_failure_fails_over_at_once() -> None:
         Transition(EntityState.HEALTHY, EntityState.FAILED_OVER, 3.0, "a send failed"),
     )
     assert (it.route, it.timer_at) == (Route.BACKLOG, 63.0)
+
+
+def test_others_that_failed_over_end_the_interval_and_are_named() -> None:
+    it = healthy()
+    for at in (0.0, 1.0, 1.5):
+        it.handle(SendFailed(counts=True, error="silence", kind="timeout"), at)
+    it.handle(SendFailed(counts=True, error="refused", kind="connection error"), 1.6)
+    others = OthersFailedOver("4 other hosts since 17:00:12 UTC")
+    reason = "own 3 timeouts, 1 connection error; 4 other hosts since 17:00:12 UTC"
+    assert it.handle(others, 2.0) == (
+        StartDiverting(),
+        Transition(EntityState.SUSPECT, EntityState.FAILED_OVER, 2.0, reason),
+    )
+    assert it.timer_at == 62.0
+    assert performed(pinged(it), PingAnswered(), 62.0) == [StopPinging()]
+    assert it.state is EntityState.HEALTHY
+    # The next failure begins a new interval: nothing of the failover before is left.
+    it.handle(FAILED, 70.0)
+    assert (it.state, it.timer_at) == (EntityState.SUSPECT, 80.0)
+
+
+def test_a_failover_by_the_own_interval_is_evidence_at_once_and_an_early_one_is_not() -> None:
+    assert failed_over().is_evidence(FAILOVER_S)
+    early = after(suspect(), OTHERS, 1.0)
+    assert not early.is_evidence(FAILOVER_S + 1)
+
+
+def test_an_early_failover_is_evidence_after_a_failed_ping_and_a_whole_interval() -> None:
+    late = EntityFailover(failover_interval_s=100.0, ping_interval_s=PING_S)
+    late.handle(FAILED, 0.0)
+    late.handle(OTHERS, 1.0)
+    pinged(late).handle(PingFailed(error="refused"), 62.0)
+    assert not late.is_evidence(99.9), "the interval is not over"
+    assert late.is_evidence(100.0)
+
+
+def test_what_answers_or_is_held_by_a_person_is_no_evidence() -> None:
+    busy = pinged(failed_over())
+    busy.handle(PingFailed(error="the entity is full", counts=False), 71.0)
+    assert not busy.is_evidence(71.0)
+    pinged(busy).handle(PingFailed(error="refused"), 140.0)
+    assert busy.is_evidence(140.0)
+    assert not forced().is_evidence(50.0)
+    assert not after(failed_over(), ForceFailover(), 20.0).is_evidence(20.0)
+    assert not after(failed_over(), Freeze(), 20.0).is_evidence(20.0)
+    assert not suspect().is_evidence(5.0)
 
 
 def test_a_failure_after_the_interval_fails_over_before_its_late_timer() -> None:
@@ -114,6 +166,28 @@ def test_not_found_ends_a_suspicion() -> None:
     assert it.state is EntityState.SUSPECT
 
 
+def test_after_a_recovery_of_others_one_send_may_try_the_primary_and_its_success_heals() -> None:
+    for it in (failed_over(), unusable()):
+        state = it.state
+        assert not it.may_try
+        assert performed(it, OthersRecovered(), 80.0) == [LetOneTry()]
+        assert (it.state, it.may_try) == (state, True)
+        it.handle(PrimaryTried(), 81.0)
+        it.handle(FAILED, 82.0)
+        assert (it.state, it.may_try) == (state, False)
+        it.handle(OthersRecovered(), 90.0)
+        it.handle(SendSucceeded(), 91.0)
+        assert (it.state, it.may_try) == (EntityState.HEALTHY, False)
+
+
+def test_what_a_person_decides_is_not_tried_for_others() -> None:
+    for event in (ForceFailover(), Freeze()):
+        it = after(after(failed_over(), OthersRecovered(), 80.0), event, 81.0)
+        assert not it.may_try
+        assert performed(it, OthersRecovered(), 82.0) == []
+        assert not after(it, Unfreeze(), 83.0).may_try
+
+
 @pytest.mark.parametrize("healthy_pings", [1, 2])
 def test_a_forward_of_the_syphon_heals_unless_pings_must_be_answered_in_a_row(
     healthy_pings: int,
@@ -141,7 +215,10 @@ def test_what_is_no_event_is_a_bug_and_says_so() -> None:
 def test_each_harmless_pair_has_a_reason_and_only_machine_events() -> None:
     assert all(LATE_AND_HARMLESS.values())
     kinds = {kind for _, kind in LATE_AND_HARMLESS}
-    assert kinds == {SendSucceeded, SendFailed, TimerFired, PingAnswered, PingFailed}
+    assert kinds == {
+        SendSucceeded, SendFailed, OthersFailedOver,
+        TimerFired, PingAnswered, PingFailed, PingLeftOut,
+    }  # fmt: skip
     # A success calms a suspect whatever else holds; it can never be harmless there.
     assert (EntityState.SUSPECT, SendSucceeded) not in LATE_AND_HARMLESS
 
@@ -159,12 +236,16 @@ EVENTS: dict[str, Event] = {
     "success": SendSucceeded(),
     "failure": FAILED,
     "own failure": SendFailed(counts=False, error="too large"),
+    "others failed over": OthersFailedOver("4 other hosts"),
     "not found": SendFailed(counts=False, is_missing=True, error="no such queue"),
     "timer": TimerFired(),
     "early timer": TimerFired(),
     "ping answered": PingAnswered(),
     "ping failed": PingFailed(error="timed out"),
     "gone": UNUSABLE,
+    "ping left out": PingLeftOut(),
+    "others recovered": OthersRecovered(),
+    "primary tried": PrimaryTried(),
     "force": ForceFailover(),
     "mark healthy": MarkHealthy(),
     "freeze": Freeze(),
@@ -226,7 +307,7 @@ SITUATIONS: dict[str, Callable[[], EntityFailover]] = {
     "closed": lambda: after(failed_over(), StopWatching(), 100.0),
 }
 HOLDS = ("forced", "frozen", "closed")
-WORDS = {StartDiverting: "divert", SendPing: "ping", StopPinging: "stop"}
+WORDS = {StartDiverting: "divert", LetOneTry: "try", SendPing: "ping", StopPinging: "stop"}
 
 
 def cell(it: EntityFailover, name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from twinbus.client import lock_validity
 from twinbus.pairing.core.backlog import LEASE_LOCK_S, lease_path, session_queue
 from twinbus.pairing.core.session_order import (
     DOUBT_S,
@@ -15,7 +16,7 @@ from twinbus.pairing.core.session_order import (
     SessionOrder,
 )
 from twinbus.servicebus.names import backlog_paths
-from twinbus.syphon.core import lease_validity
+from twinbus.syphon.lease import lease_address
 
 PATHS = backlog_paths("contoso", 3)
 KEY = SessionKey.of("Orders", "s1")
@@ -170,5 +171,5 @@ def test_a_send_waits_for_a_short_backlog_to_drain_but_not_again_and_again() -> 
 
 def test_the_two_ends_agree_on_the_lease() -> None:
     for index, path in enumerate(PATHS):
-        assert lease_validity.lease_address(path) == (lease_path("contoso"), str(index))
-    assert lease_validity.LEASE_LOCK_S == LEASE_LOCK_S
+        assert lease_address(path) == (lease_path("contoso"), str(index))
+    assert lock_validity.LEASE_LOCK_S == LEASE_LOCK_S

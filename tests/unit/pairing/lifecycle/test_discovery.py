@@ -26,11 +26,13 @@ from azure.servicebus.exceptions import (
 )
 
 from twinbus.errors import BacklogUnavailableError, MissingRightError
+from twinbus.pairing.core.backlog import lease_path
 from twinbus.pairing.core.failover import ForceFailover
 from twinbus.pairing.lifecycle import attaching
 from twinbus.pairing.lifecycle.discovery import Discovery
 from twinbus.pairing.observing.events import PairEvent
 from twinbus.servicebus.failures import refusing_setting
+from twinbus.servicebus.names import board_path
 from twinbus.testing.fake_sdk import FakePair, hangs
 
 pytestmark = pytest.mark.virtual_time
@@ -156,7 +158,8 @@ async def world(
 
 async def test_while_every_queue_is_in_use_no_search_runs() -> None:
     async with world() as made:
-        assert made.admin.created == made.paths
+        label = made.state.primary.label
+        assert made.admin.created == [*made.paths, board_path(label), lease_path(label)]
         assert made.discovery.searching is None
         await asyncio.sleep(48 * HOUR_S)
         assert made.searched_at == [0.0]

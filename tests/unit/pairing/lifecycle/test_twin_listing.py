@@ -44,7 +44,12 @@ async def test_it_searches_at_the_times_of_a_listing_and_at_each_recovery() -> N
         if len(times) == 2:
             raise OSError("away")
 
-    listing = TwinListing(cast("SharedState", state), search)
+    changes = list[tuple[str, bool]]()
+
+    def changed(path: str, is_healthy: bool) -> None:
+        changes.append((path, is_healthy))
+
+    listing = TwinListing(cast("SharedState", state), search, changed)
     listing.start()
     await asyncio.sleep(LIST_IDLE_S + 1)
     assert times == [0.0, LIST_IDLE_S]
@@ -54,6 +59,7 @@ async def test_it_searches_at_the_times_of_a_listing_and_at_each_recovery() -> N
     state.change(EntityState.HEALTHY)
     await asyncio.sleep(0.001)
     assert times[4:] == [round(state.now - began - 0.001, 3)]
+    assert changes == [("orders", False), ("orders", True)]
     await listing.close()
     await asyncio.sleep(10 * LIST_IDLE_S)
     assert len(times) == 5

@@ -206,6 +206,24 @@ def test_a_lost_link_is_opened_again_with_growing_pauses(monkeypatch: pytest.Mon
     run_virtual(story())
 
 
+@pytest.mark.parametrize(
+    ("condition", "state"),
+    [(conditions.SESSION_LOCK_LOST, "closed"), (conditions.DETACH_FORCED, "open")],
+)
+def test_a_session_whose_lock_is_lost_is_not_opened_again_though_nothing_is_held(
+    condition: str, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        world = World(monkeypatch, session="s")
+        await world.started()
+        world.link.end(LinkEnded("detached", condition))
+        await world.passes(20)
+        assert world.side.state == state
+        await world.side.close([])
+
+    run_virtual(story())
+
+
 def test_a_namespace_that_answers_again_ends_the_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         world = await World(monkeypatch).started()

@@ -10,18 +10,21 @@ import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus.exceptions import (
     MessageSizeExceededError,
+    MessagingEntityDisabledError,
     MessagingEntityNotFoundError,
     OperationTimeoutError,
     ServiceBusQuotaExceededError,
+    ServiceBusServerBusyError,
 )
 
 from twinbus.errors import (
     EntityUnusableError,
     PairingError,
     PartialDivertError,
+    ScheduleUnavailableError,
 )
 from twinbus.options import Verdict
-from twinbus.pairing.core.failover import ForceFailover, Freeze, MarkHealthy
+from twinbus.pairing.core.failover import ForceFailover, Freeze, MarkHealthy, OthersRecovered
 from twinbus.testing.fake_sdk import Behaviour, FakePair, accepts, hangs, refuses
 
 pytestmark = pytest.mark.virtual_time
@@ -175,6 +178,99 @@ async def test_an_entity_that_is_gone_is_unusable_until_a_ping_is_answered() -> 
     await asyncio.sleep(61)
     await sender.send_messages(message(3))
     assert world.state() == "healthy"
+
+
+@pytest.mark.parametrize("behaviour", [hangs, refuses], ids=["hangs", "refuses"])
+async def test_of_all_calls_one_tries_a_primary_that_is_said_to_be_back_and_all_are_stored(
+    behaviour: Behaviour,
+) -> None:
+    world = FakePair(failover_interval=0.0)
+    world.primary.behaviour = behaviour
+    sender = world.client.get_queue_sender("orders")
+    await sender.send_messages(message(), timeout=20)
+    entity, before = world.client.entity("orders"), world.now
+    entity.tell(OthersRecovered())
+    calls = [sender.send_messages(message(n), timeout=8) for n in range(2, 12)]
+    await asyncio.gather(*calls)
+    assert world.now - before <= 4.0
+    assert len(world.secondary.took) == 11
+    assert len(world.ledger.of("send", "outcome")) == 2
+    assert world.state() == "failed over"
+    world.primary.behaviour = accepts
+    await sender.send_messages(message(12), timeout=8)
+    assert len(world.primary.took) == 0
+    entity.tell(OthersRecovered())
+    await sender.send_messages(message(13), timeout=8)
+    assert (world.state(), len(world.primary.took)) == ("healthy", 1)
+
+
+async def test_a_schedule_is_not_tried_for_others() -> None:
+    world = FakePair(failover_interval=0.0)
+    world.primary.behaviour = refuses
+    sender = world.client.get_queue_sender("orders")
+    await sender.send_messages(message(), timeout=20)
+    world.client.entity("orders").tell(OthersRecovered())
+    with pytest.raises(ScheduleUnavailableError):
+        await sender.schedule_messages(message(), datetime(2030, 1, 1, tzinfo=UTC))
+    assert world.client.entity("orders").failover.may_try
+
+
+UNWILLING: dict[str, type[Exception]] = {
+    "disabled": MessagingEntityDisabledError,
+    "full": ServiceBusQuotaExceededError,
+    "throttled": ServiceBusServerBusyError,
+}
+
+
+def answers(kind: Any) -> Behaviour:
+    async def refuse(_: Any) -> None:
+        raise kind(message="the primary answers")
+
+    return refuse
+
+
+@pytest.mark.parametrize("cause", UNWILLING)
+async def test_what_takes_no_message_is_diverted_only_by_the_option(cause: str) -> None:
+    refuse = answers(UNWILLING[cause])
+    plain = FakePair()
+    plain.primary.behaviour = refuse
+    with pytest.raises(UNWILLING[cause]):
+        await plain.client.get_queue_sender("orders").send_messages(message(), timeout=60)
+    assert plain.state() == "healthy"
+    others = FakePair(divert_on={*UNWILLING} - {cause})
+    others.primary.behaviour = refuse
+    with pytest.raises(UNWILLING[cause]):
+        await others.client.get_queue_sender("orders").send_messages(message(), timeout=60)
+    assert others.state() == "healthy"
+    world = FakePair(divert_on={cause})
+    world.primary.behaviour = refuse
+    sender = world.client.get_queue_sender("orders")
+    with pytest.raises(UNWILLING[cause]):
+        await sender.send_messages(message(), timeout=1)
+    assert world.state() == "suspect"
+    await sender.send_messages(message(), timeout=60)
+    assert (world.elapsed, world.state()) == (10.0, "failed over")
+    assert len(world.secondary.took) == 1
+    # Pings that find the same keep it there, and the first that is answered ends it.
+    await asyncio.sleep(125)
+    assert world.ledger.of("ping", "outcome") == [("failed",)] * 2
+    assert world.state() == "failed over"
+    world.primary.behaviour = accepts
+    await asyncio.sleep(60)
+    assert world.state() == "healthy"
+
+
+async def test_what_is_deleted_is_unusable_whatever_may_be_diverted() -> None:
+    world = FakePair(failover_interval=0.0, divert_on=[*UNWILLING])
+    world.primary.behaviour = answers(MessagingEntityDisabledError)
+    sender = world.client.get_queue_sender("orders")
+    await sender.send_messages(message())
+    world.primary.behaviour = answers(MessagingEntityNotFoundError)
+    await asyncio.sleep(61)
+    assert world.state() == "unusable"
+    world.primary.behaviour = answers(MessagingEntityDisabledError)
+    await asyncio.sleep(61)
+    assert world.state() == "failed over"
 
 
 async def test_a_ping_that_hangs_is_bounded_and_dropped_when_the_entity_is_marked_healthy() -> None:

@@ -15,7 +15,7 @@ from azure.servicebus.exceptions import ServiceBusQuotaExceededError, ServiceBus
 from twinbus.errors import BacklogUnavailableError, PartialDivertError, ReservedPropertyError
 from twinbus.options import Verdict, classify, judge
 from twinbus.pairing.core.backlog import session_queue
-from twinbus.pairing.core.failover import ForceFailover, MarkHealthy
+from twinbus.pairing.core.failover import ForceFailover, MarkHealthy, OthersRecovered
 from twinbus.pairing.lifecycle.attaching import ProtectionMonitor
 from twinbus.pairing.sdk.outgoing import MessageIds, Outgoing
 from twinbus.testing import VirtualLoop
@@ -434,6 +434,26 @@ def says_nothing(_: BaseException) -> Any:
 def test_the_built_in_table_judges_when_there_is_no_other() -> None:
     assert judge(ConnectionResetError(), None) == (Verdict.COUNTS, "")
     assert judge(ValueError(), None) == (Verdict.IGNORED, "")
+
+
+async def test_a_session_in_the_backlog_is_not_overtaken_by_a_send_that_tries_for_others() -> None:
+    async with strict_world(failover_interval=0.0) as world:
+        world.primary.behaviour = refuses
+        await world.sender.send_messages(message("a1"), timeout=20)
+        world.primary.behaviour = accepts
+        world.client.entity("orders").tell(OthersRecovered())
+        await world.sender.send_messages(message("a2"), timeout=20)
+        assert (world.state(), world.primary.took) == ("failed over", [])
+        await world.sender.send_messages(message("n1", None), timeout=20)
+        assert (world.state(), world.ids("primary")) == ("healthy", [("orders", ["n1"])])
+
+
+def test_what_the_option_names_counts_whatever_ones_own_judgement_is() -> None:
+    busy, lost = ServiceBusServerBusyError(), ConnectionResetError()
+    for own in (None, nothing_counts, raises):
+        assert judge(busy, own, {"throttled"}) == (Verdict.COUNTS, "")
+    assert judge(busy, None, {"full"}) == (Verdict.IGNORED, "")
+    assert judge(lost, nothing_counts, {"throttled"}) == (Verdict.IGNORED, "")
 
 
 def test_ones_own_judgement_replaces_it() -> None:

@@ -1,9 +1,8 @@
-"""The lease of a backlog queue: where it is held, and for how long it is valid.
+"""A session lock that stands for a right: where it is held, and for how long it is valid. Pure.
 
-The lease holder owns a session lock on `<label>/x-twinbus-lease`. The lock ends by the clock of the
-service. The holder counts from the time of its *request*, on its own clock, and stops well before
-the end. It also stops when it has not heard from the service for a while: the service frees a
-session whose connection it has lost, long before the lock ends.
+The lock ends by the clock of the service. The holder counts from the time of its *request*, on its
+own clock, and stops well before the end. It also stops when it has not heard from the service for a
+while: the service frees a session whose connection it has lost, long before the lock ends.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ LEASE_MARK: Final = "x-twinbus-lease"
 
 LEASE_LOCK_S: Final = 200.0
 """Lock duration of the lease queue as it is created: each renewal is billed, so the lock is long.
-The holder's machine may die without closing its connection. Then another syphon takes over when
-the lock has ended and it tries again: within 5 minutes."""
+The holder's machine may die without closing its connection. Then another program takes over when
+the lock has ended and it tries again: a syphon within 5 minutes."""
 
 LOCK_ASSUMED_S: Final = 30.0
 """The longest lock that is relied on while the lock duration of the lease queue is not known.
@@ -33,7 +32,7 @@ RENEW_SHARE: Final = 0.4
 """Share of the lock duration between two renewals; a failed one can be tried again twice."""
 
 STANDBY_SHARE: Final = 0.125
-"""Share of the lock duration between two attempts to get a lease that another syphon holds."""
+"""Share of the lock duration between two attempts to get a lease that another program holds."""
 
 SILENCE_S: Final = 24.0
 """How long a lease is valid after the last sign of life of the service, whatever its lock."""
@@ -42,17 +41,16 @@ PROOF_S: Final = 6.0
 """Time between two signs of life that the holder asks for; they are not billed."""
 
 
-class LeaseAddress(NamedTuple):
-    """Where the lease of a backlog queue is held."""
+class LockAddress(NamedTuple):
+    """The session whose lock is held."""
 
     queue: str
     session: str
 
 
-def lease_address(backlog_queue: str) -> LeaseAddress:
-    """Return session 3 of `contoso/x-twinbus-lease` for `contoso/x-servicebus-transfer/3`."""
-    label, _, index = [*backlog_queue.rsplit("/", 2), "", ""][:3]
-    return LeaseAddress(f"{label}/{LEASE_MARK}", index or "0")
+def lease_queue(label: str) -> str:
+    """Return the queue on whose sessions the programs of a label hold their leases."""
+    return f"{label}/{LEASE_MARK}"
 
 
 def relied_on_s(by_clock_s: float, described_s: float | None) -> float:
@@ -67,7 +65,7 @@ def relied_on_s(by_clock_s: float, described_s: float | None) -> float:
 
 
 def handover_s(lock_s: float) -> float:
-    """Return how long a standby waits after it got a lease that another syphon had.
+    """Return how long a standby waits after it got a lease that another program had.
 
     The service may have ended the link of the former holder while that was cut off. The former
     holder notices it after this time at the latest.
@@ -75,15 +73,15 @@ def handover_s(lock_s: float) -> float:
     return min(SILENCE_S, KEPT_SHARE * lock_s)
 
 
-class LeaseValidity:
-    """How long the holder of a lease may act on it."""
+class LockValidity:
+    """How long the holder of a lock may act on it."""
 
     def __init__(self) -> None:
         self.ends_at = float("-inf")
         self.renew_at = float("-inf")
 
     def __repr__(self) -> str:
-        return f"<lease until {self.ends_at:.1f}>"
+        return f"<lock until {self.ends_at:.1f}>"
 
     def holds(self, now: float) -> bool:
         return now < self.ends_at
@@ -98,5 +96,5 @@ class LeaseValidity:
         self.renew_at = now + max(0.1, (self.ends_at - now) / 4)
 
     def lost(self) -> None:
-        """End the lease: another syphon may hold it."""
+        """End the lease: another program may hold it."""
         self.ends_at = float("-inf")
