@@ -29,7 +29,7 @@ class Roads:
         self.broker = broker
         self.primary = broker.connection_string("contoso")
         self.secondary = broker.connection_string("contoso-dr")
-        self.label = f"localhost-{broker.port('contoso')}"
+        self.label = "contoso"
 
     @property
     def backlog(self) -> list[str]:

@@ -75,6 +75,7 @@ def test_every_setting_of_a_queue_comes_back(admin: Admin) -> None:
     }  # fmt: skip
     admin.create_queue("a/b.c-d_e", forward_to="target/one", **settings)
     queue = admin.get_queue("a/b.c-d_e")
+    settings["max_size_in_megabytes"] *= 16  # Of 16 partitions, as Azure reports them.
     assert {name: getattr(queue, name) for name in settings} == settings
     assert queue.forward_to.endswith("/target/one")
     assert queue.name == "a/b.c-d_e"
@@ -173,8 +174,12 @@ def test_what_lasts_as_long_as_the_queue_cannot_be_updated(
     admin: Admin,
 ) -> None:
     queue = admin.create_queue("orders")
-    for name in ("requires_session", "requires_duplicate_detection", "enable_partitioning"):
-        with pytest.raises(HttpResponseError, match=name) as refused:
+    for name, words in (
+        ("requires_session", "RequiresSession property of an existing Queue cannot be changed"),
+        ("requires_duplicate_detection", "RequiresDuplicateDetection property of an existing"),
+        ("enable_partitioning", "Partitioning cannot be changed for Queue"),
+    ):
+        with pytest.raises(HttpResponseError, match=words) as refused:
             admin.update_queue(queue, **{name: True})
         assert refused.value.status_code == 400
     assert admin.get_queue("orders").requires_session is False
@@ -192,7 +197,6 @@ def test_authorization_rules_of_an_entity_are_kept_replaced_and_cleared(
     assert [each.key_name for each in queue.authorization_rules] == ["owner"]
     assert sorted(queue.authorization_rules[0].rights) == ["Listen", "Manage", "Send"]
     assert queue.authorization_rules[0].primary_key == "owner-key"
-    assert queue.authorization_rules[0].created_at_utc is not None
     rule.rights = [AccessRights.LISTEN]
     queue.authorization_rules = [rule]
     admin.update_queue(queue)

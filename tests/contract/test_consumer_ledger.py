@@ -49,7 +49,8 @@ def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
 
 @pytest.fixture
 def paired(tmp_path: Path) -> Any:
-    return partial(pairs.paired, attempt_timeout=5.0, ledger=tmp_path / "clients")
+    # A look at the notice board is a request too.
+    return partial(pairs.paired, attempt_timeout=5.0, ledger=tmp_path / "clients", board=False)
 
 
 @pytest.fixture
@@ -81,7 +82,7 @@ def lines(tmp_path: Path, *operations: str) -> list[dict[str, Any]]:
     return [one for one in found if not operations or one["operation"] in operations]
 
 
-def told(found: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+def recorded(found: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     names = ("operation", "side", "message_id", "outcome", "error", "state")
     return [tuple(one[name] for name in names if name in one) for one in found]
 
@@ -118,7 +119,7 @@ async def test_messages_of_both_sides_and_their_settlements(
     assert twins["sequence_number"] == (found["t"].sequence_number or 0) & ~SECONDARY_BIT
     assert {one["entity"] for one in received} == {"orders"}
     assert all(one["size_bytes"] > 0 for one in received)
-    assert sorted(told(lines(tmp_path, *SETTLED))) == [
+    assert sorted(recorded(lines(tmp_path, *SETTLED))) == [
         ("abandon", "primary", "d", "ok"),
         ("complete", "primary", "a", "ok"),
         ("complete", "primary", "d", "ok"),
@@ -211,7 +212,7 @@ async def test_a_second_copy_is_received_and_completed_as_one(
         assert await receiver.receive_messages(max_wait_time=2) == []
         assert receiver.status().second_copies == 1
     sides = {PRIMARY: "primary", SECONDARY: "secondary"}
-    assert told(lines(tmp_path)) == [
+    assert recorded(lines(tmp_path)) == [
         ("receive", sides[first], "7", "ok"),
         ("complete", sides[first], "7", "ok"),
         ("receive", sides[second], "7", "ok"),
@@ -234,7 +235,7 @@ async def test_sessions_and_their_requests(
         with pytest.raises(OperationTimeoutError):
             async with get(session_id=NEXT_AVAILABLE_SESSION, max_wait_time=1):
                 pass
-    assert told(lines(tmp_path)) == [
+    assert recorded(lines(tmp_path)) == [
         ("manage", "primary", "ok"),
         ("receive", "primary", "a", "ok"),
         ("renew", "primary", "ok"),
@@ -261,7 +262,7 @@ async def test_a_settlement_that_the_service_refuses_is_failed(
         found._expiry = datetime.now(UTC) + timedelta(hours=1)
         with pytest.raises(MessageLockLostError):
             await receiver.complete_message(found)
-    assert told(lines(tmp_path, "complete")) == [
+    assert recorded(lines(tmp_path, "complete")) == [
         ("complete", "primary", "a", "failed", "com.microsoft:message-lock-lost")
     ]
 

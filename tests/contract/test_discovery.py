@@ -23,8 +23,9 @@ from twinbus import (
 )
 from twinbus.broker.descriptions import AuthorizationRule, QueueDescription
 from twinbus.pair import Pair
+from twinbus.pairing.core.backlog import lease_path
 from twinbus.pairing.sdk.administration import LIST_PAGES_MAX
-from twinbus.servicebus.names import backlog_paths
+from twinbus.servicebus.names import backlog_paths, board_path
 
 pytestmark = pytest.mark.contract
 
@@ -237,7 +238,7 @@ async def test_safe_drift_is_reported_and_the_queue_is_used(
     assert "default_ttl_ms is 3600000" in line
 
 
-@pytest.mark.parametrize(("others", "calls"), [(0, 1), (150, 2), (LIST_PAGES_MAX * 100 + 50, 5)])
+@pytest.mark.parametrize(("others", "calls"), [(0, 1), (150, 2), (LIST_PAGES_MAX * 100 + 50, 7)])
 async def test_queues_are_listed_and_asked_for_by_name_only_in_a_crowd(
     broker: EmbeddedBroker, tmp_path: Any, others: int, calls: int
 ) -> None:
@@ -249,7 +250,7 @@ async def test_queues_are_listed_and_asked_for_by_name_only_in_a_crowd(
     # Letter case is the service's to keep or not; paths are the same in any.
     async with paired(broker, ledger=tmp_path) as pair:
         assert pair.backlog_queues == backlog_paths("contoso", 2)
-    manages = [record for record in read(tmp_path) if record["operation"] == "manage"]
+    manages = [record for record in read(tmp_path) if record["cause"] == "administration"]
     assert [record["outcome"] for record in manages] == ["ok"] * calls
 
 
@@ -260,4 +261,5 @@ async def test_extra_queues_are_left_alone(broker: EmbeddedBroker) -> None:
         assert pair.backlog_queues == backlog_paths("contoso", 2)
     async with async_administration(broker.connection_string("contoso-dr")) as client:
         names = [queue.name async for queue in client.list_queues()]
-    assert sorted(names) == list(backlog_paths("contoso", 4))
+    others = [board_path("contoso"), lease_path("contoso")]
+    assert sorted(names) == [*backlog_paths("contoso", 4), *others]

@@ -41,7 +41,8 @@ from twinbus import (
     pair_namespaces,
 )
 from twinbus.broker.descriptions import AuthorizationRule, QueueDescription
-from twinbus.servicebus.names import FOREVER_MS, backlog_paths
+from twinbus.pairing.core.backlog import lease_path
+from twinbus.servicebus.names import FOREVER_MS, backlog_paths, board_path
 
 pytestmark = pytest.mark.contract
 
@@ -355,11 +356,15 @@ async def test_the_ledger_has_a_line_for_each_message_and_attempt(
     ]
     assert sent[2]["backlog_queue"].startswith("contoso/x-servicebus-transfer/")
     assert [r["state"] for r in records if r["operation"] == "state"] == ["failed over", "closed"]
-    calls = [r for r in records if r["operation"] == "manage"]
-    # One list of what is there, which are none, and two queues created.
+    calls = [r for r in records if r.get("cause") == "administration"]
+    # One list of what is there, which are none, and two queues created; then the notice board
+    # and the lease queue.
     assert calls[0].get("backlog_queue") is None
-    assert {r["backlog_queue"] for r in calls[1:]} == set(backlog_paths("contoso", 2))
-    assert [r["outcome"] for r in calls] == ["ok", "ok", "ok"]
+    assert {r["backlog_queue"] for r in calls[1:3]} == set(backlog_paths("contoso", 2))
+    others = {board_path("contoso"), lease_path("contoso")}
+    assert {r["backlog_queue"] for r in calls[3:]} == others
+    assert calls[-1]["outcome"] == "ok"
+    assert [r["outcome"] for r in calls[:3]] == ["ok", "ok", "ok"]
 
 
 async def test_the_syphon_of_the_pair_brings_the_backlog_home(broker: EmbeddedBroker) -> None:

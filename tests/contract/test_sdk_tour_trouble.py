@@ -262,7 +262,7 @@ def test_a_missing_entity_is_told_by_the_text_that_the_javascript_sdk_looks_for(
     for act in (send("ghost"), receive("ghost")):
         said = refused(text, act, ServiceBusAuthenticationError)
         assert "Status code: 404" in said
-        assert "The messaging entity 'sb://contoso/ghost' could not be found" in said
+        assert "The messaging entity 'sb://localhost/ghost' could not be found." in said
         tracking = TRACKING.search(said)
         assert tracking is not None
         assert tracking.group() in caplog.text
@@ -278,7 +278,7 @@ def test_a_missing_right_and_a_bad_key_have_azures_words(refusing: EmbeddedBroke
     assert TRACKING.search(said)
     wrong = text.replace("SAS_KEY_VALUE", "WRONG")
     for string, expected in (
-        (listening, "'Manage' claim(s) are required"),
+        (listening, "Authorization failed for specified action: Manage,EntityWrite."),
         (wrong, "InvalidSignature: The token has an invalid signature."),
     ):
         with administration(string) as admin, pytest.raises(ClientAuthenticationError) as caught:

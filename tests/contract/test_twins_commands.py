@@ -352,7 +352,7 @@ def test_forwarding_stays_between_twins(typed: Terminal, texts: tuple[str, str])
         done = typed("twins", "create", "alpha", "events", "zulu")
         assert done.status == 0, done
         assert "remark: dead letters stay in the twin" in done.out
-        port = texts[1].partition("localhost:")[2].partition(";")[0].strip("/")
+        port = texts[1].partition("localhost:")[2].partition("/")[0]
         twin = secondary.get_queue("alpha")
         assert (twin.forward_to or "").endswith(f":{port}/zulu")
         assert not twin.forward_dead_lettered_messages_to

@@ -53,7 +53,7 @@ class Sides:
         self.broker = broker
         self.primary = broker.connection_string("contoso")
         self.secondary = broker.connection_string("contoso-dr")
-        self.label = f"localhost-{broker.port('contoso')}"
+        self.label = "contoso"
         with administration(self.primary) as admin:
             admin.create_queue(TWIN)
         self.create_twin(TWIN)
@@ -340,7 +340,7 @@ def test_kill_9_in_the_middle_loses_nothing(tmp_path: Path) -> None:
         ServedBroker(tmp_path / "two", "contoso-dr") as secondary,
     ):
         texts = primary.connection_string(), secondary.connection_string()
-        label = f"localhost-{texts[0].partition(';')[0].rpartition(':')[2].strip('/')}"
+        label = "contoso"
         with administration(texts[0]) as admin:
             admin.create_queue(TWIN)
         with administration(texts[1]) as admin:

@@ -96,6 +96,28 @@ async def test_one_link_too_many_is_tried_and_its_frames_are_kept() -> None:
     assert not any("SharedAccessSignature" in frame for frame in other.frames)
 
 
+async def test_transactions_are_compared(broker: EmbeddedBroker) -> None:
+    plan = VerifyPlan(profile=AZURE_STANDARD, only=frozenset({"transactions"}))
+    [fact] = (await verify({"primary": namespace_of(broker)}, plan)).facts
+    assert fact.likeness is SAME
+    told = dict(fact.observed)
+    answers = {key: value.pop("text") for key, value in told.items() if isinstance(value, dict)}
+    rolled_back, unknown = "amqp:transaction:rollback", "amqp:transaction:unknown-id"
+    assert told == {
+        "send": "transactional Accepted",
+        "send to another queue": "transactional Accepted",
+        "commit": "Accepted",
+        "commit again": {"condition": unknown},
+        "send after the commit": {"condition": unknown},
+        "send to be undone": "transactional Accepted",
+        "roll back": "Accepted",
+        "send too much": {"condition": "amqp:link:message-size-exceeded"},
+        "commit after a refusal": {"condition": rolled_back},
+    }
+    text = "The transaction ID is not open on this connection"
+    assert answers["commit again"].startswith(text)
+
+
 async def test_a_key_that_may_only_listen_receives_and_is_refused_a_send(
     broker: EmbeddedBroker,
 ) -> None:

@@ -51,8 +51,8 @@ app = typer.Typer(
         " 3 done, but a person must look at the result; 130 stopped by Ctrl-C or SIGTERM. `check`"
         " has those of Nagios. A command that fails prints one line on stderr."
         "\n\nConnection strings come from TWINBUS_PRIMARY and TWINBUS_SECONDARY, because other"
-        " users can see a command line, or from --pair NAME of the settings file. Only `serve` and"
-        " `gateway` print any."
+        " users can see a command line, or from --pair NAME of the settings file. Only `serve`,"
+        " `gateway` and `faults proxy` print any."
         "\n\nA duration is 8 (seconds), 60s, 15min or 1h30min; a rate 500, 500/s or 30000/min; a"
         " time 90min or 2h ago, 2026-11-16 or 2026-11-16T05:30 (UTC)."
     ),
@@ -273,9 +273,10 @@ def doctor(
 
     It checks that the two namespaces differ and can be reached, the clocks (a difference of 10 s
     warns, 4 min fails), the credential, the rights Manage, Send and Listen, existing backlog queues
-    and their drift, twins, and the size of messages. It sends a ping that no receiver may see, and
-    moves a message with session, time to live and schedule through a backlog queue and back. Of a
-    gateway it asks /health, puts a token and attaches a sender. It says what it could not check.
+    and their drift, the notice board, twins, and the size of messages. It sends a ping that no
+    receiver may see, and moves a message with session, time to live and schedule through a backlog
+    queue and back. Of a gateway it asks /health, puts a token and attaches a sender. It says what
+    it could not check.
     """
     from twinbus.console.doctor.commands import run
     from twinbus.console.doctor.rights import ExaminedPair

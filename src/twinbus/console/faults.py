@@ -1,4 +1,4 @@
-"""`twinbus faults`: the faults of a served broker, over its HTTP endpoint `/$faults`."""
+"""`twinbus faults`: faults and clock of a served broker, over its HTTP endpoints; and a proxy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
-from twinbus.console.declaration import argument, command, command_group, option, setting
+import typer
+
+from twinbus.console.declaration import argument, command, command_group, flag, option, setting
 from twinbus.console.options import AccessOptions
 from twinbus.console.output import Output, OutputOption, WrongUse, show, table_lines
 from twinbus.console.times import seconds_of
@@ -18,6 +20,7 @@ from twinbus.wording import counted, duration, visible
 app = command_group("Have a served broker misbehave, for tests and drills.")
 
 FAULTS: Final = "$faults"
+CLOCK: Final = "$clock"
 BAD_REQUEST: Final = 400
 ANSWER_BYTES_MAX: Final = 2_000_000
 """A thousand faults, the broker's limit, have a quarter of it."""
@@ -35,7 +38,7 @@ class BrokerOptions(AccessOptions):
     ] = None
 
     async def ask(
-        self, method: str, path: str = FAULTS, fault: Mapping[str, Any] | None = None
+        self, method: str, path: str = FAULTS, body: Mapping[str, Any] | None = None
     ) -> Any:
         """Return the answer of the broker; a TwinbusError of one line if it refuses."""
         import asyncio
@@ -49,10 +52,10 @@ class BrokerOptions(AccessOptions):
         endpoint = endpoint_of(self.side(self.namespace, "primary"))
 
         def exchange(token: str) -> tuple[int, str]:
-            body = None if fault is None else json.dumps(fault)
+            content = None if body is None else json.dumps(body)
             headers = {"Authorization": token, **administration.host_header(endpoint)}
             with closing(administration.http_connection(endpoint)) as connection:
-                connection.request(method, f"/{path}", body, headers)
+                connection.request(method, f"/{path}", content, headers)
                 answer = connection.getresponse()
                 return answer.status, answer.read(ANSWER_BYTES_MAX).decode("utf-8", "replace")
 
@@ -85,7 +88,7 @@ async def add(
         argument(
             "KIND",
             "refuse_attach, refuse_send, throttle, drop_before_commit, drop_after_commit, delay"
-            " or hang.",
+            " or hang; of a proxy also detach or half_open.",
         ),
     ],
     broker: BrokerOptions,
@@ -97,7 +100,17 @@ async def add(
     delay: Annotated[str | None, option("TIME", "Length of a delay.")] = None,
     rate: Annotated[float | None, option("N", "Sends a second that a throttle passes.")] = None,
     probability: Annotated[float | None, option("P", "Apply at random, above 0, to 1.")] = None,
-    condition: Annotated[str | None, option("TEXT", "AMQP condition of a refusal.")] = None,
+    condition: Annotated[
+        str | None, option("TEXT", "AMQP condition of a refusal or detach.")
+    ] = None,
+    link: Annotated[str | None, option("NAME", "Of a proxy: only this link, or NAME*.")] = None,
+    direction: Annotated[
+        str | None, option("WAY", "Of a proxy: only frames to-service or to-client.")
+    ] = None,
+    frame: Annotated[
+        str | None,
+        option("FRAME", "Of a proxy: attach, flow, transfer, disposition or detach."),
+    ] = None,
     output: OutputOption = Output.TEXT,
 ) -> int:
     """Add a fault; it lasts until it is removed, or as long as given."""
@@ -110,9 +123,12 @@ async def add(
         "per_s": rate,
         "probability": probability,
         "condition": condition,
+        "link": link,
+        "direction": None if direction is None else direction.replace("-", "_"),
+        "frame": frame,
     }
     given = {name: value for name, value in fault.items() if value is not None}
-    added = await broker.ask("POST", fault=given)
+    added = await broker.ask("POST", body=given)
     text = f"fault {added['id']}: {_text(added)}; `twinbus faults remove {added['id']}` ends it"
     return show(output, added, [text])
 
@@ -155,6 +171,40 @@ async def clear(broker: BrokerOptions, output: OutputOption = Output.TEXT) -> in
     return show(output, document, [f"{counted(len(before), 'fault')} ended"])
 
 
+@command(app, "twinbus faults advance 2h")
+async def advance(
+    span: Annotated[str, argument("TIME", "How far to move the clock, such as 90s or 2h.")],
+    broker: BrokerOptions,
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """Move the clock of a broker with --test-clock."""
+    document = await broker.ask("POST", CLOCK, {"advance_ms": _ms(span, "TIME")})
+    ahead = duration(document["ahead_ms"] / 1_000)
+    return show(output, document, [f"the clock of the broker is {ahead} ahead"])
+
+
+@command(
+    app,
+    "twinbus faults proxy 5673 --upstream contoso.servicebus.windows.net",
+    takes_pair=False,
+)
+def proxy(
+    port: Annotated[int, argument("PORT", "Port on localhost; 0 picks a free one.", min=0)],
+    upstream: Annotated[str, typer.Option(metavar="sb://HOST", help="The namespace behind it.")],
+    fault_seed: Annotated[int, option("N", "Seed of random faults.")] = 0,
+    quiet: Annotated[bool, flag("--quiet", "Log errors only, not each fault.")] = False,
+) -> int:
+    """Put faults in front of a real namespace.
+
+    It relays AMQP in the foreground, and `twinbus faults add` has it misbehave. It listens on
+    localhost only. Clients keep their own keys and tokens, which pass through. It prints how each
+    SDK connects and trusts it, and how to steer it.
+    """
+    from twinbus.console.fault_proxy import serve_proxy
+
+    return serve_proxy(port, upstream, fault_seed, quiet=quiet)
+
+
 def _ms(text: str, name: str) -> int:
     return round(seconds_of(text, name, least=0.001) * 1_000)
 
@@ -177,10 +227,12 @@ def _details(fault: Mapping[str, Any]) -> str:
     kind, parts = fault["kind"], []
     if kind == "delay":
         parts.append(f"{fault['delay_ms']:,} ms")
-    if kind.startswith("refuse"):
+    if kind.startswith("refuse") or kind == "detach":
         parts.append(visible(fault["condition"]))
     if fault["per_s"] is not None:
         parts.append(f"above {fault['per_s']:g}/s")
     if fault["probability"] < 1:
         parts.append(f"probability {fault['probability']:g}")
+    selectors = ((name, fault.get(name)) for name in ("link", "direction", "frame"))
+    parts += [f"{name} {visible(value)}" for name, value in selectors if value]
     return ", ".join(parts)

@@ -14,7 +14,7 @@ from twinbus.console.declaration import argument, flag, option, setting
 from twinbus.console.output import WrongUse
 from twinbus.console.times import window_of
 from twinbus.cost.arithmetic import CountingRule
-from twinbus.options import BACKLOG_QUEUE_COUNT_MAX
+from twinbus.options import BACKLOG_QUEUE_COUNT_MAX, QUORUM_MAX
 from twinbus.settings.keys import EMBEDDED
 
 if TYPE_CHECKING:
@@ -150,6 +150,7 @@ class GatewayOptions:
     ping_interval: Annotated[str, setting("gateway.ping-interval")] = "60s"
     attempt_timeout: Annotated[str, setting("gateway.attempt-timeout")] = "5s"
     patience: Annotated[str, setting("gateway.patience")] = "55s"
+    divert_on: Annotated[list[str] | None, setting("gateway.divert-on")] = None
     twins: Annotated[
         list[str] | None,
         setting(
@@ -159,6 +160,8 @@ class GatewayOptions:
     twins_with_sessions: Annotated[
         bool, setting("twins-with-sessions", "--twins-with-sessions")
     ] = False
+    board: Annotated[bool, setting("board", "--board/--no-board")] = True
+    quorum: Annotated[int, setting("quorum", min=1, max=QUORUM_MAX)] = 2
     strict: StrictOption = False
     syphon: Annotated[bool, setting("gateway.syphon", "--syphon/--no-syphon")] = True
     ledger: RecordingOption = None
@@ -170,9 +173,20 @@ class ServeOptions(PortOptions):
     """The options of `twinbus serve`; without a repr, which would show its secrets."""
 
     namespaces: Annotated[
-        list[str],
+        list[str] | None,
         argument("NAME:PORT...", "Namespaces; port 0 picks a free one."),
-    ]
+    ] = None
+    config: Annotated[
+        Path | None,
+        option(
+            "FILE",
+            "Config.json of Microsoft's emulator: its entities, on ports 5672 and 5300 unless"
+            " NAME:PORT is given; in memory unless --data is.",
+        ),
+    ] = None
+    second_port: Annotated[
+        int | None, option("PORT", "Serve the first namespace on this port too.", min=0)
+    ] = None
     data: Annotated[Path | None, option("DIR", "Directory to keep messages in.")] = None
     ephemeral: Annotated[bool, flag("--ephemeral", "Keep messages in memory only.")] = False
     queue: Annotated[
@@ -192,6 +206,10 @@ class ServeOptions(PortOptions):
         option("TIME", "Detach a link that is idle for this long; 10min with --like."),
     ] = None
     fault_seed: Annotated[int, option("N", "Seed of random faults.")] = 0
+    test_clock: Annotated[
+        bool,
+        flag("--test-clock", "Let `twinbus faults advance` move the clock; with --ephemeral only."),
+    ] = False
     ledger: Annotated[str | None, option("DIR", "Directory for the broker's own ledger.")] = None
     quiet: Annotated[bool, flag("--quiet", "Log errors only, not each connection and refusal.")] = (
         False

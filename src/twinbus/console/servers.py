@@ -8,19 +8,21 @@ import logging
 import secrets
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
 from twinbus.broker.access import ConnectionLimits
 from twinbus.broker.descriptions import QueueDescription, SubscriptionDescription, TopicDescription
 from twinbus.broker.embedded import BrokerHost, NamespaceAt, parse_rule, parse_token
+from twinbus.broker.emulator.config import ADMINISTRATION_PORT, AMQP_PORT, EmulatorConfig
 from twinbus.broker.port_access import DEFAULT_KEY, PortAccess, reload_on_change
 from twinbus.broker.profile import LAPTOP, PROFILES, ServiceProfile
 from twinbus.broker.refusals import EntityAlreadyExists, Refusal
 from twinbus.broker.server import BrokerServer
+from twinbus.console.emulator import create_configured, read_config_file
 from twinbus.console.options import (
     GatewayOptions,
     PortOptions,
@@ -35,6 +37,7 @@ from twinbus.console.times import seconds_of
 from twinbus.errors import BrokerStartError, StoreError
 from twinbus.loops import run_alone
 from twinbus.options import FAILOVER_INTERVAL_MAX_S, PING_INTERVAL_MAX_S, SendAvailabilityOptions
+from twinbus.servicebus.failures import DivertCause
 from twinbus.settings.keys import ATTEMPT_TIMEOUT_MAX_S, EMBEDDED, PATIENCE_MAX_S
 
 PLAIN: Final = "UseDevelopmentEmulator=true;"
@@ -46,22 +49,42 @@ EMBEDDED_NAME: Final = "backlog"
 
 def serve(given: ServeOptions) -> int:
     """Serve until SIGTERM or Ctrl-C; connection strings go to stdout, the log to stderr."""
-    if (given.data is None) == (not given.ephemeral):
+    is_said = given.data is not None or given.ephemeral or given.config is not None
+    if not is_said or (given.data is not None and given.ephemeral):
         raise BrokerStartError(
             "where to keep messages? Give --data DIR, or --ephemeral to keep them in memory only"
         )
+    config = None if given.config is None else read_config_file(given.config)
     access = port_access_of(given)
     broker = BrokerHost(
-        [NamespaceAt.parse(text) for text in given.namespaces],
+        _namespaces(given, config),
         data=given.data,
         access=access,
         fault_seed=given.fault_seed,
         ledger=given.ledger,
         profile=_profile(given.like, given.idle_detach),
+        test_clock=given.test_clock,
     )
-    _log_to_stderr(is_quiet=given.quiet)
-    run_alone(_serve_broker(broker, access, given))
+    log_to_stderr(is_quiet=given.quiet)
+    run_alone(_serve_broker(broker, access, given, config))
     return 0
+
+
+def _namespaces(given: ServeOptions, config: EmulatorConfig | None) -> list[NamespaceAt]:
+    found = [NamespaceAt.parse(text) for text in given.namespaces or ()]
+    second = given.second_port
+    if config is None and not found:
+        raise WrongUse("which namespace? Give NAME:PORT, as in contoso:5672, or --config FILE")
+    if config is not None:
+        if not found:
+            second = ADMINISTRATION_PORT if second is None else second
+            found = [NamespaceAt(config.namespace, AMQP_PORT)]
+        if [one.name for one in found] != [config.namespace]:
+            raise WrongUse(
+                f"--config is of the namespace {config.namespace!r}; give {config.namespace}:PORT"
+                " alone, or no namespace"
+            )
+    return [replace(found[0], second_port=second), *found[1:]]
 
 
 def _profile(like: str | None, idle_detach: str | None) -> ServiceProfile:
@@ -96,8 +119,10 @@ async def _create_entities(server: BrokerServer, given: ServeOptions) -> None:
     await server.commit.durable()
 
 
-async def _serve_broker(broker: BrokerHost, access: PortAccess, given: ServeOptions) -> None:
-    stopping = _stop_signal()
+async def _serve_broker(
+    broker: BrokerHost, access: PortAccess, given: ServeOptions, config: EmulatorConfig | None
+) -> None:
+    stopping = stop_signal()
     broker.on_gone = stopping.set
     # A start with a deep queue makes millions of objects, and they stay: no collection need visit
     # them, now or later.
@@ -106,6 +131,8 @@ async def _serve_broker(broker: BrokerHost, access: PortAccess, given: ServeOpti
     gc.freeze()
     gc.enable()
     try:
+        if config is not None:
+            await create_configured(broker.server(), config)
         await _create_entities(broker.server(), given)
     except BaseException:
         await broker.close()
@@ -115,6 +142,9 @@ async def _serve_broker(broker: BrokerHost, access: PortAccess, given: ServeOpti
         print(f"{name}  {text}", flush=True)
         if given.tls_cert is not None and text.endswith(PLAIN):
             print(f"{name} over TLS  {text.removesuffix(PLAIN)}", flush=True)
+    if (second := broker.second_port()) is not None:
+        text = access.printable_connection_string(second, broker.names[0])
+        print(f"{broker.names[0]} for administration  {text}", flush=True)
     stores = (broker.server(name).store for name in broker.names)
     for why in filter(None, (store.low_on_space() for store in stores)):
         print(f"twinbus: sends are refused: {why}", file=sys.stderr, flush=True)
@@ -153,7 +183,7 @@ def serve_gateway(given: GatewayOptions, sides: SidesOptions, access: PortOption
     primary = sides.side(sides.primary, "primary", sides.label)
     directory = embedded_directory(sides.secondary)
     secondary = None if directory is not None else sides.secondary_side
-    _log_to_stderr(is_quiet=given.quiet)
+    log_to_stderr(is_quiet=given.quiet)
     for noisy in ("azure", "uamqp"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
 
@@ -175,7 +205,7 @@ def serve_gateway(given: GatewayOptions, sides: SidesOptions, access: PortOption
             pair = pair_namespaces(primary, side, options)
             gateway = GatewayHost(name, pair, port, patience_s=patience_s)
             await stack.enter_async_context(certificate_reloaded(port, access))
-            stopping = _stop_signal()
+            stopping = stop_signal()
             await gateway.start()
             stack.push_async_callback(gateway.close)
             print(f"{gateway.name}  {gateway.printable_connection_string()}", flush=True)
@@ -209,12 +239,24 @@ def _options(given: GatewayOptions, interval_s: float) -> SendAvailabilityOption
         attempt_timeout=seconds_of(
             given.attempt_timeout, "--attempt-timeout", least=1, most=ATTEMPT_TIMEOUT_MAX_S
         ),
+        divert_on=_causes(given.divert_on or ()),
+        board=given.board,
+        quorum=given.quorum,
         twins=given.twins or None,
         twins_with_sessions=given.twins_with_sessions,
         session_order="strict" if given.strict else "relaxed",
         enable_syphon=given.syphon,
         ledger=given.ledger,
     )
+
+
+def _causes(given: Sequence[str]) -> frozenset[DivertCause]:
+    found = frozenset(cause for cause in get_args(DivertCause) if cause in given)
+    if unknown := {*given} - found:
+        raise WrongUse(
+            f"--divert-on must be {' or '.join(get_args(DivertCause))}; got {min(unknown)!r:.60}"
+        )
+    return found
 
 
 def port_access_of(given: PortOptions) -> PortAccess:
@@ -258,7 +300,7 @@ def _key(key: str | None, file: Path | None) -> str:
     return secret_in(file) or key or DEFAULT_KEY
 
 
-def _log_to_stderr(*, is_quiet: bool) -> None:
+def log_to_stderr(*, is_quiet: bool) -> None:
     logging.basicConfig(
         stream=sys.stderr,
         level=logging.ERROR if is_quiet else logging.INFO,
@@ -267,7 +309,7 @@ def _log_to_stderr(*, is_quiet: bool) -> None:
     )
 
 
-def _stop_signal() -> asyncio.Event:
+def stop_signal() -> asyncio.Event:
     """Return an event that SIGTERM and Ctrl-C set."""
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

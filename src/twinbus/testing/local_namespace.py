@@ -13,9 +13,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, Protocol, Self, get_args
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Final, Protocol, Self
 
 from azure.core.pipeline.transport import AioHttpTransport, RequestsTransport
 from azure.servicebus.aio.management import (
@@ -32,6 +33,7 @@ from twinbus.broker.journal import StoredMessage
 from twinbus.broker.messages.incoming import Incoming
 from twinbus.options import SendAvailabilityOptions
 from twinbus.servicebus.names import BACKLOG_MARK
+from twinbus.testing.outages import OutageKind, misbehaving
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,17 +129,9 @@ def _body(raw: bytes) -> Any:
     return b"".join(data_sections(raw)) if code == DATA else decode(raw, content)[0]
 
 
-OutageKind = Literal["kill", "hang", "throttle", "refuse"]
-
 WAIT_S: Final = 30.0
 """How long a test waits for messages that another thread or process sends. A busy machine is slow;
 a test that passes does not wait for its end."""
-
-_FAULTS: Final = {
-    "hang": (Fault(kind="hang"),),
-    "throttle": (Fault(kind="throttle"),),
-    "refuse": (Fault(kind="refuse_attach"), Fault(kind="refuse_send")),
-}
 
 _QUICK: Final = SendAvailabilityOptions(
     backlog_queue_count=1,
@@ -147,13 +141,6 @@ _QUICK: Final = SendAvailabilityOptions(
     enable_syphon=True,
     syphon_poll=5.0,
 )
-
-
-class Outage(Protocol):
-    """The type of the fixture `outage`."""
-
-    def __call__(self, kind: OutageKind, entity: str | None = None) -> AbstractContextManager[None]:
-        """Misbehave for a block, as `LocalNamespace.outage` does."""
 
 
 class SentMessages(Protocol):
@@ -168,7 +155,7 @@ class LocalNamespace:
 
     def __init__(self, name: str = "contoso") -> None:
         self.name = name
-        self._broker = EmbeddedBroker(name)
+        self._broker = EmbeddedBroker(name, test_clock=True)
         self._log = SentLog()
 
     def __enter__(self) -> Self:
@@ -186,6 +173,11 @@ class LocalNamespace:
     def connection_string(self) -> str:
         """What to give to a Service Bus client; it has all rights."""
         return self._broker.connection_string()
+
+    @property
+    def client_options(self) -> dict[str, Any]:
+        """Further keywords for `ServiceBusClient`; none, see `ProxiedNamespace`."""
+        return {}
 
     def create_queue(self, path: str) -> None:
         """Create a queue; `twinbus.testing.administration` creates those with other settings."""
@@ -209,29 +201,22 @@ class LocalNamespace:
         return self._log.messages(lambda entity: BACKLOG_MARK in entity, count, timeout)
 
     @contextmanager
-    def outage(self, kind: OutageKind, entity: str | None = None) -> Iterator[None]:
+    def outage(self, kind: OutageKind | Fault, entity: str | None = None) -> Iterator[None]:
         """Misbehave for the block, all entities or one.
 
         kill: connections are dropped and refused; messages stay. hang: no answer. throttle: sends
         are rejected as server-busy. refuse: links and sends are rejected with an internal error.
+        A `Fault` says the same in detail, for example `Fault(kind="delay", delay_ms=200)`.
         """
-        if kind not in get_args(OutageKind):
-            raise ValueError(f"an outage is {', '.join(get_args(OutageKind))}; got {kind!r}")
-        if kind == "kill":
-            if entity is not None:
-                raise ValueError("kill ends the whole namespace; use refuse for one entity")
-            self._broker.cut_off()
-            try:
-                yield
-            finally:
-                self._broker.serve_again()
-            return
-        faults = [self._broker.add_fault(replace(each, entity=entity)) for each in _FAULTS[kind]]
-        try:
+        with misbehaving(self._broker, kind, entity):
             yield
-        finally:
-            for number in faults:
-                self._broker.remove_fault(number)
+
+    def advance(self, by: timedelta) -> None:
+        """Move the namespace's clock on: locks, schedules, times to live and tokens end with it.
+
+        So do duplicate windows and idle links. The clock of the test and its clients stays.
+        """
+        self._broker.advance(by)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +224,7 @@ class LocalPair:
     """Two namespaces for a paired application, and options that make a failover quick."""
 
     primary: LocalNamespace
+    """With TWINBUS_UPSTREAM a `ProxiedNamespace`, which cannot create entities."""
     secondary: LocalNamespace
     options: SendAvailabilityOptions = field(default=_QUICK)
     """An entity fails over after half a second, is pinged each second, and a syphon runs."""

@@ -10,6 +10,8 @@ from cryptography.hazmat.primitives import serialization
 
 from tests.contract.certificates import write_server_files
 from tests.unit.console.commands import run
+from twinbus.console.options import GatewayOptions
+from twinbus.console.servers import _options
 
 USAGE_ERROR = 2
 
@@ -105,3 +107,14 @@ def test_a_key_file_without_a_key_is_named(
     if content is not None:
         file.write_text(content)
     assert said in refusal(capsys, "contoso:0", "--ephemeral", "--key-file", str(file))
+
+
+def test_a_gateway_diverts_by_the_causes_that_it_is_given(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ran = run(capsys, "gateway", "contoso:0", "--divert-on", "full", "--divert-on", "busy")
+    said = "twinbus: --divert-on must be disabled or full or throttled; got 'busy'\n"
+    assert (ran.status, ran.out, ran.err) == (USAGE_ERROR, "", said)
+    given = GatewayOptions(namespace="contoso:0", divert_on=["full", "disabled"])
+    assert _options(given, 20.0).divert_on == {"full", "disabled"}
+    assert _options(GatewayOptions(namespace="contoso:0"), 20.0).divert_on == frozenset()

@@ -24,7 +24,7 @@ from twinbus.console.output import (
 from twinbus.errors import MissingRightError
 from twinbus.namespace.access import endpoint_of
 from twinbus.pairing.core.backlog import lease_path
-from twinbus.servicebus.names import backlog_paths
+from twinbus.servicebus.names import backlog_paths, board_path
 from twinbus.wording import NOT_KNOWN, counted, duration, size, visible
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ async def create(
     ] = False,
     output: OutputOption = Output.TEXT,
 ) -> int:
-    """Create missing backlog queues.
+    """Create missing backlog queues and the notice board.
 
     Applications with create_backlog_queues=False need this once. It never changes a queue that
     exists.
@@ -130,7 +130,7 @@ async def create(
 
     primary, secondary = sides.both
     paths, lease = backlog_paths(primary.label, queues), lease_path(primary.label)
-    findings = Findings()
+    board, findings = board_path(primary.label), Findings()
     with LiveLine() as line:
         line.say(f"creating backlog queues in {secondary.endpoint}")
         doing = "creating backlog queues"
@@ -138,14 +138,16 @@ async def create(
             await calls.find_or_create(paths, findings, accept_drift=False)
             if strict:
                 await calls.ensure_lease_queue(lease)
+            flaws = await calls.ensure_board(board)
     rows = [created_row(path, findings) for path in paths]
     rows += [(lease, "there", "for the leases of strict order")] if strict else []
+    rows.append((board, "UNUSABLE" if flaws else "there", "; ".join(flaws) or "the notice board"))
     made = [dict(zip(("path", "state", "detail"), row, strict=True)) for row in rows]
     lines = created_lines(rows, findings, secondary.endpoint)
     show(output, {"secondary": secondary.endpoint, "queues": made}, lines)
     if {*findings.usable, *findings.drained} != set(paths):
         return COULD_NOT
-    return ATTENTION if findings.left_out else 0
+    return ATTENTION if findings.left_out or flaws else 0
 
 
 @command(app, "twinbus backlog prune --queues 4 --dry-run")

@@ -17,6 +17,7 @@ from azure.servicebus import ServiceBusMessage
 
 from twinbus.console import COULD_NOT
 from twinbus.console.declaration import runs_to_its_end
+from twinbus.console.doctor.board import check_board
 from twinbus.console.doctor.connectivity import check_clock, check_gateway, check_sides, reach
 from twinbus.console.doctor.rights import (
     ExaminedPair,
@@ -109,6 +110,7 @@ async def _examine(
             await ask("checking rights", check_rights(pair))
             if "secondary" in pair.sound:
                 await ask("checking backlog queues", check_queues(pair))
+                await ask("checking the notice board", check_board(pair))
             if pair.unsound:
                 (role,) = pair.unsound
                 text = f"twins, message size, ping, there and back: they need the {role} too"

@@ -35,11 +35,12 @@ from twinbus.console.drill.result import DrillResult
 from twinbus.console.output import LiveLine, progress_bar
 from twinbus.console.twins.reports import TwinState
 from twinbus.console.twins.survey import TwinSurvey
-from twinbus.control.sockets import VARIABLE as RUN_DIRECTORY
 from twinbus.errors import TwinbusError
+from twinbus.namespace.address import ConnectionString
 from twinbus.namespace.administration_client import administration_client
 from twinbus.namespace.namespace import Namespace
 from twinbus.page.jobs import keep_proof
+from twinbus.run_directory import VARIABLE as RUN_DIRECTORY
 
 PRIMARY: Final = "contoso"
 SECONDARY: Final = "contoso-dr"
@@ -164,7 +165,7 @@ class NamespaceProcess(Program):
             name, _, rest = line.strip().partition("  ")
             if name == self.name:
                 self.connection_string = rest
-                self.port = int(rest.partition("sb://")[2].partition(";")[0].rpartition(":")[2])
+                self.port = ConnectionString.parse(rest).port
             if line.startswith("ready"):
                 return
         self.kill()

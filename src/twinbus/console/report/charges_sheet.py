@@ -20,6 +20,7 @@ CAUSES: Final = {
     "lease": "syphon: leases",
     "administration": "administration",
     "consumer": "receivers: receive, settle, renew",
+    "board": "notice board: looks and posts",
 }
 """Names of the ledger's causes, in the order in which a message meets them."""
 

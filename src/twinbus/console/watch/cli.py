@@ -10,7 +10,7 @@ from typer.core import TyperCommand
 
 from twinbus.console.declaration import argument, command, command_group, flag, option
 from twinbus.console.options import SECRETS, PageOptions, PairOption, SidesOptions
-from twinbus.console.output import Output, OutputOption
+from twinbus.console.output import Output, OutputOption, WrongUse
 from twinbus.console.times import seconds_of
 from twinbus.errors import SettingsError
 
@@ -178,6 +178,28 @@ def top(
     from twinbus.console.watch.top import run_top
 
     return run_top(pair, output, once=once)
+
+
+@command(
+    app,
+    "twinbus fleet --output json",
+    exit_status="0 no entity failed over by any notice, 1 the board cannot be read, 3 one did.",
+    note=SECRETS,
+)
+async def fleet(sides: SidesOptions, output: OutputOption = Output.TEXT) -> int:
+    """Show which hosts say that which entity failed over.
+
+    It reads the notice board in the secondary and asks no host, so it works from anywhere. A host
+    with no notice is healthy, or silent because some others say the same. SINCE is by the clock of
+    the host. Notices expire within minutes. It needs the Listen right on the board, and costs one
+    operation for 100 notices.
+    """
+    from twinbus.console.watch.fleet import run_fleet
+
+    label = sides.given_label
+    if label is None:
+        raise WrongUse("whose notice board? Give --primary, TWINBUS_PRIMARY or --label")
+    return await run_fleet(sides.secondary_side, label, output)
 
 
 @command(app, "twinbus page --ledger ./ledger", note=SECRETS)

@@ -32,6 +32,7 @@ from twinbus.status.document import (
     HostStatus,
     PairStatus,
     SyphonStatus,
+    pinged_by,
     short_queue_list,
 )
 from twinbus.status.judgement import (
@@ -46,7 +47,7 @@ from twinbus.status.judgement import (
 )
 from twinbus.status.reading import StatusUnreadable, read, read_status
 from twinbus.status.twins import twins_text
-from twinbus.wording import counted, duration, named, short, visible
+from twinbus.wording import counted, duration, named, plain, short, visible
 
 HEALTHY: Final = "healthy"
 HEALTHY_SHOWN_MAX: Final = 20
@@ -78,6 +79,8 @@ def render(view: PairView, *, show_all: bool = False) -> list[str]:
     lines += [f"  {line}".rstrip() for line in _entity_table(entities, show_all=show_all)]
     lines.append("")
     lines += [f"  {line}" for line in (*_queue_lines(status), *_syphon_lines(status))]
+    if status.fleet is not None and str(status.fleet):
+        lines.append(f"  {short(str(status.fleet))}")
     lines += [f"  {line}".rstrip() for line in receiving_lines(status)]
     return lines
 
@@ -152,7 +155,9 @@ def _entity_row(entity: EntityStatus) -> list[object]:
 
 def _remarks(entity: EntityStatus) -> tuple[str, ...]:
     is_diverted = entity.twin is not None and entity.state is EntityState.FAILED_OVER
-    return _why(entity), _next(entity), short(str(entity.twin)) if is_diverted else ""
+    twin = short(str(entity.twin)) if is_diverted else ""
+    others = f"also: {plain(entity.evidence)}" if entity.evidence else ""
+    return _why(entity), others, _next(entity), twin
 
 
 def _why(entity: EntityStatus) -> str:
@@ -166,7 +171,10 @@ def _next(entity: EntityStatus) -> str:
     if (left_s := entity.fails_over_in_s) is not None:
         return f"fails over in {duration(left_s)}"
     if (ping_s := entity.next_ping_in_s) is not None:
-        return f"next ping in {duration(ping_s)}" if ping_s else "pinging now"
+        if not ping_s:
+            return "pinging now"
+        by = f", {plain(pinged_by(entity))}" if entity.pinger else ""
+        return f"next ping in {duration(ping_s)}{by}"
     return ""
 
 

@@ -324,11 +324,14 @@ def _next(entity: ShownEntity) -> str:
     if (left_s := entity.fails_over_in_s) is not None:
         parts.append(f"fails over in {duration(left_s)}")
     if (ping_s := entity.next_ping_in_s) is not None:
-        parts.append(f"ping in {duration(ping_s)}" if ping_s else "pinging")
+        by = f" by {entity.pinger}" if entity.pinger else ""
+        parts.append(f"ping in {duration(ping_s)}{by}" if ping_s else "pinging")
     if entity.raising:
         parts.append(f"{entity.raising:,} raised in 1 min: {entity.raising_reason}")
     elif entity.state != "healthy" and entity.reason:
         parts.append(entity.reason)
+    if entity.evidence:
+        parts.append(f"also: {entity.evidence}")
     return ", ".join(parts)
 
 

@@ -207,12 +207,13 @@ def test_the_month_by_cause_the_bill_and_the_documented_figures(capsys: Capsys) 
         "syphon 25,210 25,210 0.00 USD",
         "poll 28,800 28,800 0.013608 USD",
         "administration 2,881 2,881 0.002305 USD",
-        "all 13,019,891 13,019,891",
+        "board 16,205 16,205 0.012964 USD",
+        "all 13,036,096 13,036,096",
         "base charge 720 hours 9.68 USD",
-        "operations 13,019,891 units 0.015913 USD",
+        "operations 13,036,096 units 0.028877 USD",
         "egress 13,289,472,000 bytes not priced",
-        "total 9.69 USD",
-        "the pair adds 0.015913 USD a month, without egress",
+        "total 9.71 USD",
+        "the pair adds 0.028877 USD a month, without egress",
         "idle syphon: 40 receives an hour, 960 a day, 28,800 in 30 days",
         "Assumed:",
     ):
@@ -222,9 +223,9 @@ def test_the_month_by_cause_the_bill_and_the_documented_figures(capsys: Capsys) 
 
 def test_json_has_the_same_figures_exactly(capsys: Capsys) -> None:
     found = json.loads(run(capsys, *ASKED, "--output", "json").out)
-    assert (found["messages"], found["moved"], found["units"]) == (6_480_000, 9_000, 13_019_891)
-    assert found["bill"]["total"] == "9.6934328"
-    assert found["pair_adds"] == "0.0159128"
+    assert (found["messages"], found["moved"], found["units"]) == (6_480_000, 9_000, 13_036_096)
+    assert found["bill"]["total"] == "9.7063968"
+    assert found["pair_adds"] == "0.0288768"
     assert found["idle_receives"] == {"hour": 40, "day": 960, "month": 28_800}
     assert found["idle_operations"] == 28_800 + 10 * 721 + 2_881
     assert found["assumptions"]

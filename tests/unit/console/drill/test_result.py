@@ -24,10 +24,10 @@ from twinbus.console.drill.result import DrillPlan, DrillResult
 from twinbus.console.drill.sheet import drill_sheet
 from twinbus.console.drill.world import DrillPage, DrillScreen
 from twinbus.console.sheet import page_of, text_of
-from twinbus.control.sockets import VARIABLE
 from twinbus.pipeline.reports.documents import DuplicateMessage
 from twinbus.pipeline.reports.values import Charge
 from twinbus.pipeline.store.writers import SENDS, WriterGap
+from twinbus.run_directory import VARIABLE
 
 
 def test_a_drill_in_which_all_came_back_passes() -> None:

@@ -13,6 +13,7 @@ from twinbus.console.watch.receiving import ROWS_MAX
 from twinbus.console.watch.status import PairView, entity_line, render, summary
 from twinbus.control.protocol import HostCard
 from twinbus.status.document import PairStatus, SyphonQueueStatus, TwinContents, TwinStatus
+from twinbus.status.fleet import FleetStatus
 from twinbus.status.judgement import Severity, judgement_of
 from twinbus.status.receiving import ProcessorStatus, ReceiverStatus, ReceivingSideStatus
 from twinbus.wording import duration, size, visible
@@ -326,3 +327,12 @@ def test_durations_sizes_and_columns() -> None:
         "3.0 GB",
     ]
     assert aligned([["a", "12"], ["bbb", "7", "x"]], right={1}) == ["a    12", "bbb   7  x"]
+
+
+def test_who_says_so_and_who_pings_is_in_the_row_of_the_entity() -> None:
+    said, by = "4 other hosts since 17:00:12 UTC", "another host"
+    down = entity("orders", "failed over", evidence=said, pinger=by, next_ping_in_s=7.0)
+    lines = render(view(status(down, fleet=FleetStatus(hosts=4))))
+    assert f"  ! failed over: orders (also: {said})" in lines
+    assert any(f"also: {said}, next ping in 7 s, pinged by {by}" in line for line in lines)
+    assert lines[-1] == "  4 other hosts on the notice board"

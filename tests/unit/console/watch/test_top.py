@@ -49,7 +49,7 @@ OUTAGE = answer(
         entity("events", sent=12_345),
         entity(
             "orders", "failed over", since_s=75.0, sent=7, diverted=1_204, next_ping_in_s=12.0,
-            reason="no success for 60 s",
+            reason="no success for 60 s", pinger="another host",
         ),
         entity("payments", "suspect", since_s=3.0, fails_over_in_s=57.0, reason="a send failed"),
         backlog_waiting=1_204,
@@ -70,7 +70,7 @@ def test_an_outage_at_80_columns() -> None:
     assert rows == ["orders", "payments", "events"]
     (orders,) = [line for line in lines if line.startswith("orders")]
     assert "1 min 15 s" in orders
-    assert "ping in 12 s" in orders
+    assert "ping in 12 s by another host" in "".join(drawn(OUTAGE, width=200))
     assert any("fails over in 57 s" in line for line in lines)
     assert lines[-1].endswith("q ends")
 

@@ -1,0 +1,1 @@
+"""What becomes of each frame that a fault proxy relays; pure."""
