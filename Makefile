@@ -18,6 +18,8 @@ MINUTES ?= 10
 PART ?=
 # The official SDK's own tests, which `make soak` runs with guarded receivers if they are there.
 CONFORMANCE ?= ../shared/conformance
+# Judges of other clients (.ci/judges.py), which `make soak` runs if they are there; they need root.
+JUDGES ?= ../shared/judges
 # The oldest Spark that is supported has an environment of its own.
 FLOOR := .cache/spark-floor
 FLOOR_SPARK := 4.0.*
@@ -28,7 +30,7 @@ ONLY ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup docs drill pictures test spark-floor simulate fuzz soak lint types fmt bench
+.PHONY: help setup docs drill pictures test spark-floor simulate model fuzz soak lint types fmt bench
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -79,6 +81,9 @@ docs: $(STAMP) ## the site of docs/, into build/docs/site
 simulate: $(STAMP) ## replay one simulated world; SEED=123
 	@$(BIN)/python -m tests.simulation $(or $(SEED),1)
 
+model: $(STAMP) ## every state of the protocol in spec/, and its planted faults
+	@$(BIN)/python -m tests.model
+
 fuzz: $(STAMP) ## hostile bytes against broker and syphon; MINUTES=10
 	@$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(PART),--part $(PART)) $(if $(SEED),--seed $(SEED))
 
@@ -86,6 +91,7 @@ soak: $(STAMP) ## the long fault runs
 	@$(BIN)/python -m pytest -m soak --timeout 7200 $(PYTEST_ARGS)
 	@$(BIN)/python -m pytest tests/property --hypothesis-profile soak --timeout 7200 $(PYTEST_ARGS)
 	@if [ -x $(CONFORMANCE)/run ]; then PYTHONPATH=. $(BIN)/python .ci/conformance.py --suite $(CONFORMANCE) --only data --guarded; fi
+	@if [ -x $(JUDGES)/run-go ]; then PYTHONPATH=. $(BIN)/python .ci/judges.py --judges $(JUDGES) && PYTHONPATH=. $(BIN)/python .ci/judges.py --judges $(JUDGES) --gateway; fi
 
 lint: $(STAMP) ## ruff: rules and format
 	@$(BIN)/ruff check --quiet $(SOURCES)

@@ -34,7 +34,7 @@ WRITER: Final = "writer"
 """The operation of lines about the ledger itself, which are not records and not counted."""
 
 CAUSES: Final = frozenset(
-    "application failover ping syphon poll lease administration consumer".split()
+    "application failover ping syphon poll lease administration consumer board".split()
 )
 """Who wanted it: the bill is split by these."""
 

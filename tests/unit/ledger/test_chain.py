@@ -195,6 +195,12 @@ def test_a_careless_edit_is_noticed(tmp_path: Path, change: str) -> None:
     assert not is_whole(shown)
 
 
+def test_a_last_line_without_its_hash_is_noticed(tmp_path: Path) -> None:
+    *_, last = written(tmp_path, files=2)
+    edit(last, b'"hash"', b'"hush"')
+    assert list(found(tmp_path).changed) == [last.name]
+
+
 def test_a_killed_writers_file_is_verified_up_to_its_last_heartbeat(tmp_path: Path) -> None:
     now_s = 1_000.0
     some = LedgerFiles(tmp_path, "web-1", clock=lambda: now_s)
