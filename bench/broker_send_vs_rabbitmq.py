@@ -39,7 +39,7 @@ DATA = Path(__file__).parent / "results"
 """Both brokers keep their data here: a temporary directory may be memory, not disk."""
 
 CONNECTION_STRING = re.compile(
-    r"Endpoint=(sb://[^;/]+)/?;SharedAccessKeyName=([^;]+);SharedAccessKey=([^;]+)"
+    r"Endpoint=(sb://[^;/]+)[^;]*;SharedAccessKeyName=([^;]+);SharedAccessKey=([^;]+)"
 )
 MESSAGE_COUNT = re.compile(r"<MessageCount>(\d+)</MessageCount>")
 QUEUE_ENTRY = (

@@ -260,7 +260,7 @@ class PipelinedSender:
         while not isinstance((arrival := self._next())[0], Transfer):
             self._take(arrival[0])
         reply = sections.decode_map(sections.split(arrival[1]).application_properties)
-        if reply.get("status-code") != 200:
+        if reply.get("status-code") not in (200, 202):
             raise BrokerRefused(f"put-token: {reply.get('status-description')}")
 
     def _take(self, performative: object) -> None:

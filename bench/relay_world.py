@@ -47,7 +47,7 @@ MEMORY_SAMPLE_S = 0.05
 DESTINATION = "orders"
 
 CONNECTION_STRING = re.compile(
-    r"(Endpoint=(sb://[^;/]+)/?;SharedAccessKeyName=([^;]+);SharedAccessKey=([^;]+);\S*)"
+    r"(Endpoint=(sb://[^;/]+)[^;]*;SharedAccessKeyName=([^;]+);SharedAccessKey=([^;]+);\S*)"
 )
 COUNT = re.compile(r"<(?:\w+:)?MessageCount>(\d+)<")
 QUEUE_ENTRY = (

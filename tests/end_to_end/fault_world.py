@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,9 @@ from tests.contract.pairs import quick, until
 from tests.end_to_end.fault_table import HASTY, RETURNS, ROWS, UNLIMITED
 from tests.official_sdk import ClosedTogether, Faults, administration, client, sas_token
 from tests.processes import ServedBroker
-from twinbus import Namespace, pair_namespaces
+from twinbus import Namespace, SendAvailabilityOptions, pair_namespaces
 from twinbus.pair import Pair
+from twinbus.servicebus.names import BACKLOG_MARK
 
 PATIENCE_S = 30.0
 HASTE_S = 1.0
@@ -33,6 +34,7 @@ FAILOVER_S = 5.0
 ATTEMPT_S = 4.0
 """Several times what opening a link takes, so that a busy machine does not look like an outage."""
 TOKEN_LIFE_S = 12.0
+FULL = {"kind": "refuse_send", "condition": "amqp:resource-limit-exceeded"}
 TOO_LARGE_BYTES = 400_000
 """A queue takes 256 KB."""
 OPTIONS = quick(
@@ -45,6 +47,7 @@ OPTIONS = quick(
     retry_backoff_factor=0.7,
     retry_backoff_max=1.4,
 )
+DIVERTING = replace(OPTIONS, divert_on={"disabled", "full", "throttled"})
 DETECTING = ("drop-after-once-detected", "drop-after-detected", "drop-after-hasty")
 SENDERS_MAX = 100
 """By then one of them has chosen a given queue of three, unless chance is out to get us."""
@@ -80,6 +83,7 @@ class FaultWorld:
         async with self._pair("contoso") as pair:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._faults_of_entities(pair))
+                group.create_task(self._diverted_by_option())
                 group.create_task(self._bad_backlog_queues())
                 group.create_task(self._expired_tokens())
             await self._hang(pair)
@@ -93,6 +97,7 @@ class FaultWorld:
         self._create_queues()
         async with self._pair("contoso") as pair, asyncio.TaskGroup() as group:
             group.create_task(self._faults_of_entities(pair))
+            group.create_task(self._diverted_by_option())
             group.create_task(self._expired_tokens())
         # In the long run the restart of the namespaces ends the faults.
         await asyncio.to_thread(Faults(self.primary.connection_string()).clear)
@@ -105,13 +110,15 @@ class FaultWorld:
                 admin.create_queue(row.key, requires_duplicate_detection=detects)
 
     @asynccontextmanager
-    async def _pair(self, label: str, primary: str | None = None) -> AsyncIterator[Pair]:
+    async def _pair(
+        self, label: str, primary: str | None = None, options: SendAvailabilityOptions = OPTIONS
+    ) -> AsyncIterator[Pair]:
         first = primary or self.primary.connection_string()
         sides = (
             Namespace.from_connection_string(first, label),
             Namespace.from_connection_string(self.secondary.connection_string()),
         )
-        async with pair_namespaces(*sides, OPTIONS) as pair:
+        async with pair_namespaces(*sides, options) as pair:
             yield pair
 
     async def _send(self, pair: Pair, key: str, sender: Any = None, number: int = 1) -> None:
@@ -148,6 +155,7 @@ class FaultWorld:
             "drop-after-hasty": {"kind": "drop_after_commit"},
             "throttle-once": {"kind": "throttle", "count": 1},
             "throttle": {"kind": "throttle"},
+            "full": FULL,
             "hang": {"kind": "hang"},
             "internal-error": {"kind": "refuse_send"},
         }
@@ -160,6 +168,18 @@ class FaultWorld:
             for key in ("deleted", "disabled"):
                 group.create_task(self._gone(pair, key))
                 group.create_task(self._gone_meanwhile(pair, f"{key}-meanwhile", faults))
+
+    async def _diverted_by_option(self) -> None:
+        faults = Faults(self.primary.connection_string())
+        async with (
+            self._pair("contoso", options=DIVERTING) as pair,
+            asyncio.TaskGroup() as group,
+        ):
+            for key, fault in {"throttle": {"kind": "throttle"}, "full": FULL}.items():
+                group.create_task(self._with_fault(pair, f"{key}-diverted", faults, fault))
+            group.create_task(self._gone(pair, "disabled-diverted"))
+            meanwhile = "disabled-meanwhile-diverted"
+            group.create_task(self._gone_meanwhile(pair, meanwhile, faults, "failed over"))
 
     async def _with_fault(
         self, pair: Pair, key: str, faults: Faults, fault: dict[str, Any]
@@ -177,13 +197,17 @@ class FaultWorld:
         await asyncio.to_thread(self._remove, key)
         await self._send(pair, key)
 
-    async def _gone_meanwhile(self, pair: Pair, key: str, faults: Faults) -> None:
+    async def _gone_meanwhile(
+        self, pair: Pair, key: str, faults: Faults, state: str = "unusable"
+    ) -> None:
         number = await asyncio.to_thread(lambda: faults.add("hang", entity=key))
         sender = pair.get_queue_sender(key)
         await sender.send_messages(ServiceBusMessage("before", message_id="before"), timeout=30)
         await asyncio.to_thread(self._remove, key)
         await asyncio.to_thread(faults.remove, number)
-        await until(lambda: pair.status().entities[key].state == "unusable")
+        found = "Disabled" if key.startswith("disabled") else ""
+        await until(lambda: found in pair.status().entities[key].last_error)
+        await until(lambda: pair.status().entities[key].state == state)
         await self._send(pair, key, sender)
 
     def _remove(self, key: str) -> None:
@@ -298,7 +322,8 @@ class FaultWorld:
 
     def _look_where_messages_are(self) -> None:
         with administration(self.secondary.connection_string()) as admin:
-            backlog = [queue.name for queue in admin.list_queues()]
+            names = [queue.name for queue in admin.list_queues()]
+        backlog = [name for name in names if BACKLOG_MARK in name]
         in_backlog = self._peek(self.secondary, *backlog)
         kept = [key for key in self.outcomes if not key.startswith("deleted")]
         on_primary = self._peek(self.primary, *kept)

@@ -37,7 +37,7 @@ HALVES = (b"A", AMQP_HEADER, b"GET /health HTTP/1.1\r\nHost: loc", b"\x16")
 class Burden:
     def __init__(self, connection_string: str) -> None:
         self._text = connection_string
-        endpoint = connection_string.partition(";")[0].rstrip("/")
+        endpoint = connection_string.partition(";")[0].partition("/#")[0]
         self._port = int(endpoint.rpartition(":")[2])
         self._kept: list[object] = []
         self._random = random.Random(1)

@@ -100,8 +100,8 @@ class RawClient:
     ) -> Self:
         """A connection with a token: the given one, or one for `path` by the string's rule."""
         client = cls()
-        endpoint = connection_string.partition(";")[0].removeprefix("Endpoint=sb://")
-        host, _, port = endpoint.rstrip("/").rpartition(":")
+        endpoint = connection_string.removeprefix("Endpoint=sb://").replace(";", "/")
+        host, _, port = endpoint.partition("/")[0].rpartition(":")
         try:
             client.transport = await connect(client.connection, host, int(port), client.on_event)
         except OSError as error:
@@ -209,7 +209,7 @@ class RawClient:
         reply = await replies.receive()
         assert reply is not None
         answer = decode_map(split(reply.payload).application_properties)
-        if answer["status-code"] != 200:
+        if answer["status-code"] != 202:
             raise Refused(Error(description=str(answer["status-description"])))
 
     def on_event(self, event: Event) -> None:

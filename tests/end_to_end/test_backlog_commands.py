@@ -120,13 +120,16 @@ def test_create_list_peek_and_prune(typed: Terminal, primary: str, secondary: st
     dry = typed(None, secondary, *spare, "--dry-run")
     assert "contoso/x-servicebus-transfer/1  kept: it holds 2 messages" in dry.out
     assert "contoso/x-servicebus-transfer/2  would be deleted" in dry.out
-    assert len(names(secondary)) == 3
+    assert len(names(secondary)) == 3 + 1, "the queues, and the notice board"
     unasked = typed(None, secondary, *spare)
     assert unasked.status == ASKED_WRONGLY
     assert "--yes" in one_line(unasked)
     pruned = typed(None, secondary, *spare, "--yes")
     assert pruned.status == 0, pruned
-    assert names(secondary) == [f"contoso/x-servicebus-transfer/{n}" for n in (0, 1)]
+    assert names(secondary) == [
+        *(f"contoso/x-servicebus-transfer/{n}" for n in (0, 1)),
+        "contoso/x-twinbus-board",
+    ]
     # Nobody was disturbed: what was looked at is there, unlocked, never delivered.
     first = "contoso/x-servicebus-transfer/1"
     with client(secondary) as sdk, sdk.get_queue_receiver(first) as receiver:
@@ -244,6 +247,7 @@ def test_a_doctor_without_rights_says_which_and_what_for(
     assert {check: level for check, level in levels(done).items() if level != "ok"} == {
         "right Manage secondary": "warn",
         "right Listen secondary": "warn",
+        "right Listen board": "warn",
         "backlog queues": "skip",
         "ping": "skip",
         "there and back": "skip",
@@ -290,5 +294,6 @@ def test_a_doctor_examines_the_side_that_answers_while_the_other_is_down(
     expected |= {f"right {right} {other}": "ok" for right in ("Manage", "Send")}
     if other == "secondary":
         expected |= {"right Listen secondary": "ok", "backlog queues": "ok", "drift": "ok"}
+        expected["notice board"] = "ok"
     assert levels(done) == {**expected, "not checked": "skip"}
     assert not any("doctor" in name for name in names(sides[other]))

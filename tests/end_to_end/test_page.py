@@ -23,7 +23,8 @@ from tests.end_to_end.paired_program import running
 from tests.ledger_reading import read
 from tests.official_sdk import administration, client
 from tests.processes import ENTRY, ServedBroker, line_of, run_twinbus, started, until
-from twinbus.control.sockets import VARIABLE, ask, sockets_in
+from twinbus.control.sockets import ask, sockets_in
+from twinbus.run_directory import VARIABLE
 
 pytestmark = pytest.mark.end_to_end
 

@@ -51,7 +51,7 @@ def test_the_wheel_with_two_extras_runs_the_broker_and_the_first_example(tmp_pat
     command = [str(bin_directory / "twinbus"), "serve", "contoso:0", "--ephemeral"]
     with serve(command, log=log) as process:
         wait_until(lambda: "ready" in log.read_text(), process=process, log=log, timeout_s=60)
-        assert re.search(r"Endpoint=sb://localhost:\d+;", log.read_text())
+        assert re.search(r"Endpoint=sb://localhost:\d+/#\w+;", log.read_text())
 
     program, printed = examples("README.md")[0]
     assert run(bin_directory / "python", "-c", program, directory=tmp_path) == printed

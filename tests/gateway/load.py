@@ -62,7 +62,7 @@ class Load:
             self.accepted.add(key)
 
     async def reach(self, count: int) -> None:
-        """Wait until so many sends were accepted."""
+        """Wait until this many sends were accepted."""
         async with asyncio.timeout(PATIENCE_S):
             while len(self.accepted) < count:  # noqa: ASYNC110  # counted by callbacks
                 await asyncio.sleep(0.01)

@@ -24,7 +24,7 @@ from twinbus.broker.faults import Fault
 from twinbus.console.drill.result import DrillPlan
 from twinbus.console.drill.traffic import DrillGateway, DrillTraffic
 from twinbus.console.drill.world import ENTITIES, World, create_entities
-from twinbus.control.sockets import VARIABLE
+from twinbus.run_directory import VARIABLE
 
 pytestmark = pytest.mark.end_to_end
 

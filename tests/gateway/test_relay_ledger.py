@@ -40,7 +40,7 @@ def lines(ledger: Path, *, cause: str = "consumer") -> list[dict[str, Any]]:
     return found
 
 
-def told(found: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+def recorded(found: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     names = ("operation", "entity", "message_id", "outcome", "error")
     return [tuple(one[name] for name in names if name in one) for one in found]
 
@@ -69,7 +69,7 @@ async def test_deliveries_settlements_and_requests_of_a_client(tmp_path: Path) -
     first = {one["message_id"]: one for one in mine if one["operation"] == "receive"}
     assert first["a"]["sequence_number"] == found["a"].sequence_number
     assert first["a"]["size_bytes"] > 0
-    others = [one for one in told(mine) if one[0] != "receive"]
+    others = [one for one in recorded(mine) if one[0] != "receive"]
     assert others == [
         ("complete", "orders", "a", "ok"),
         ("dead_letter", "orders", "b", "ok"),
@@ -92,7 +92,7 @@ async def test_requests_that_send_have_the_cause_of_a_sender(tmp_path: Path) -> 
         numbers = await sender.schedule_messages(ServiceBusMessage("x"), due)
         await sender.cancel_scheduled_messages(numbers)
     assert lines(tmp_path) == []
-    assert told(lines(tmp_path, cause="application")) == [("manage", "orders", "ok")] * 2
+    assert recorded(lines(tmp_path, cause="application")) == [("manage", "orders", "ok")] * 2
 
 
 async def test_sessions_received_and_deleted_and_refused_requests(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ async def test_sessions_received_and_deleted_and_refused_requests(tmp_path: Path
                 assert len(await receiver.receive_messages(1, max_wait_time=WAIT_S)) == 1
                 with pytest.raises(MessageNotFoundError):
                     await receiver.receive_deferred_messages(4711)
-    assert told(lines(tmp_path)) == [
+    assert recorded(lines(tmp_path)) == [
         ("manage", "sessions", "ok"),
         ("receive", "sessions", "a", "ok"),
         ("renew", "sessions", "ok"),

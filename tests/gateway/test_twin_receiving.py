@@ -161,7 +161,7 @@ async def test_a_subscription_is_received_from_both_sides() -> None:
 async def test_a_namesake_without_the_mark_is_never_received_from() -> None:
     async with twin_world(marked=False) as world, world.client() as client:
         await put(world.primary, "a")
-        await put(world.secondary, "somebody's")
+        await put(world.secondary, "foreign")
         async with client.get_queue_receiver("orders") as receiver:
             [message] = await taken(receiver, 1)
             await receiver.complete_message(message)
@@ -251,16 +251,16 @@ async def test_what_a_client_receives_from_both_sides_is_in_the_ledger(tmp_path:
     lines = [one for one in read(tmp_path) if one.get("cause") == "consumer"]
     assert {one["entity"] for one in lines} == {"orders"}
     names = {message.message_id: text for text, message in found.items()}
-    told = [(names.get(one.get("message_id")), one["operation"], one["side"]) for one in lines]
-    assert [one for one in told if one[0] == "a"] == [
+    recorded = [(names.get(one.get("message_id")), one["operation"], one["side"]) for one in lines]
+    assert [one for one in recorded if one[0] == "a"] == [
         ("a", "receive", "primary"),
         ("a", "complete", "primary"),
     ]
-    assert [one for one in told if one[0] == "x"] == [
+    assert [one for one in recorded if one[0] == "x"] == [
         ("x", "receive", "secondary"),
         ("x", "complete", "secondary"),
     ]
-    assert [one for one in told if one[0] in ("y", None)] == [
+    assert [one for one in recorded if one[0] in ("y", None)] == [
         ("y", "receive", "secondary"),
         ("y", "defer", "secondary"),
         ("y", "receive", "secondary"),

@@ -125,7 +125,7 @@ class SendingProgram(ClientProgram):
         return [f"{send.texts}: {send.error}" for send in self.sends if send.error is not None]
 
     def has_sent_since(self, time_s: float, count: int = 1) -> bool:
-        """Whether so many sends that began after this moment have ended; raises if it ended."""
+        """Whether this many sends that began after this moment have ended; raises if it ended."""
         self.require_running()
         return sum(send.began_s >= time_s for send in self.sends) >= count
 
@@ -147,7 +147,7 @@ class ReceivingProgram(ClientProgram):
     """The program beside one that sends: it receives and completes what comes."""
 
     def __init__(
-        self, sending: Sequence[str], connection_string: str, queue: str, name: str, log: Path
+        self, sending: Sequence[str], connection_string: str, entity: str, name: str, log: Path
     ) -> None:
         """`sending` is the command of the one that sends."""
         self.receives: list[Receive] = []
@@ -158,7 +158,7 @@ class ReceivingProgram(ClientProgram):
             program = f"{folder}receive{rest}"
         elif program == "Outage":
             program = "Receive"
-        super().__init__([*interpreter, program, queue], connection_string, name, log)
+        super().__init__([*interpreter, program, entity], connection_string, name, log)
 
     def take(self, line: dict[str, Any]) -> None:
         at_s, number = line["at_ms"] / 1_000, int(line["number"])
@@ -175,7 +175,7 @@ class ReceivingProgram(ClientProgram):
         return [one for one in self.receives if one.text]
 
     def has_received_since(self, time_s: float, count: int) -> bool:
-        """Whether so many messages came after this moment; raises if the program ended."""
+        """Whether this many messages came after this moment; raises if the program ended."""
         self.require_running()
         return sum(one.at_s >= time_s for one in self.messages) >= count
 

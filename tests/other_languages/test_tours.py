@@ -59,7 +59,7 @@ COMMON = (
 )
 OWN = {
     "go": ("list sessions",),
-    "java": ("processor", "session processor", "rules over AMQP", "transaction is refused"),
+    "java": ("processor", "session processor", "rules over AMQP", "transaction"),
     "javascript": ("processor", "rules over AMQP", "session of a missing entity"),
 }
 

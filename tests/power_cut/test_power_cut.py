@@ -8,13 +8,19 @@ losses: a check that cannot fail proves nothing.
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.end_to_end import transaction_steps
 from tests.end_to_end.mixed_load import Load, create_queues, load_and_kill
 from tests.end_to_end.raw_client import Refused
+from tests.end_to_end.test_transaction_kill import REPOSITORY, broken
 from tests.power_cut.forgetful import ForgetfulDisk
 from tests.processes import ServedBroker
 
@@ -23,6 +29,9 @@ SOAK_ROUNDS = 50
 LOAD_S = (0.3, 1.2)
 KEPT_SHARES = (0.0, 0.3, 0.7, 1.0)
 """How much of what was not synced is on the disk all the same, torn at the bounds of sectors."""
+
+LAST_LINES = ("950", "19")
+"""Where kills begin, and their distance: from before the write of a commit to its answer."""
 
 WITHOUT_SYNC = """
 import lmdb
@@ -80,3 +89,25 @@ def test_a_broker_that_does_not_sync_is_found_out(disk: ForgetfulDisk, tmp_path:
             raise
         problems = [str(error)]
     assert problems
+
+
+@pytest.mark.end_to_end
+def test_a_transaction_is_whole_or_absent_after_a_power_cut(disk: ForgetfulDisk) -> None:
+    module = transaction_steps.__name__
+    command = [sys.executable, "-m", module, str(disk.path), *LAST_LINES, "pause"]
+    runs: list[dict[str, Any]] = []
+    with subprocess.Popen(
+        command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("killed"):
+                disk.cut(len(runs), KEPT_SHARES[len(runs) % len(KEPT_SHARES)])
+                process.stdin.write("\n")
+                process.stdin.flush()
+            else:
+                runs.append(json.loads(line))
+    assert process.returncode == 0
+    assert broken(runs) == []
+    assert runs[-1]["told"]

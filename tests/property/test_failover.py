@@ -16,8 +16,12 @@ from twinbus.pairing.core.failover import (
     ForceFailover,
     Freeze,
     MarkHealthy,
+    OthersFailedOver,
+    OthersRecovered,
     PingAnswered,
     PingFailed,
+    PingLeftOut,
+    PrimaryTried,
     Route,
     SendFailed,
     SendPing,
@@ -50,12 +54,20 @@ TOLD: list[Event] = [
     SendFailed(counts=True, error="down"),
     SendFailed(counts=True, error="down"),
     SendFailed(counts=False, error="mine"),
+    OthersFailedOver("2 other hosts"),
+    OthersRecovered(),
+    PrimaryTried(),
     ForceFailover(),
     MarkHealthy(),
     Freeze(),
     Unfreeze(),
 ]
-PINGS_END = [PingAnswered(), PingFailed(error="down"), PingFailed(unusable=True, error="gone")]
+PINGS_END = [
+    PingAnswered(),
+    PingLeftOut(),
+    PingFailed(error="down"),
+    PingFailed(unusable=True, error="gone"),
+]
 EVENTS = st.sampled_from([*TOLD, TimerFired(), *PINGS_END])
 GAPS = st.one_of(st.just(0.0), st.floats(0, 3), st.floats(0, 200))
 STEPS = st.lists(st.tuples(GAPS, EVENTS, st.booleans()), max_size=60)
@@ -82,7 +94,7 @@ class Shell:
     def feed(self, event: Event) -> None:
         entity = self.entity
         before, route, held = entity.state, entity.route, entity.forced or entity.frozen
-        if isinstance(event, PingAnswered | PingFailed):
+        if isinstance(event, PingAnswered | PingFailed | PingLeftOut):
             if not self.ping_out:
                 # A stray: the shell promised not to report it, but nothing may break.
                 assert not entity.handle(event, self.now)
@@ -95,6 +107,10 @@ class Shell:
             self.quiet_since = self.now if self.quiet_since is None else self.quiet_since
         actions = entity.handle(event, self.now)
         self.perform(actions, before)
+        if entity.is_evidence(self.now):
+            assert entity.state is EntityState.FAILED_OVER
+            assert self.quiet_since is not None
+            assert self.now >= self.quiet_since + self.interval_s
         self.check_routing(event, before, route, held)
         self.check_rest()
         if entity.state is EntityState.HEALTHY:
@@ -143,7 +159,17 @@ class Shell:
             patient = (
                 self.quiet_since is not None and self.now >= self.quiet_since + self.interval_s
             )
-            assert patient or commanded, "failed over before a quiet interval"
+            told = before is EntityState.SUSPECT and isinstance(event, OthersFailedOver)
+            assert self.quiet_since is not None or commanded, "failed over without a failure"
+            assert patient or commanded or told, "failed over before a quiet interval"
+            assert not (told and entity.is_evidence(self.now)), "evidence breeds evidence"
+        if isinstance(event, OthersRecovered | PrimaryTried):
+            assert entity.state is before, "a notice that commands"
+        if entity.may_try:
+            assert before in PINGED
+            held_now = entity.forced, entity.frozen, entity.closed
+            assert held_now == (False, False, False)
+            assert not isinstance(event, PrimaryTried), "two sends try for the others"
         if isinstance(event, SendSucceeded) and not held:
             assert entity.state is EntityState.HEALTHY
 

@@ -211,6 +211,7 @@ class QueueMachine(RuleBasedStateMachine):
                 self.model.bury(entry, "")
             case SettlementOutcome.DEFER:
                 entry.token, entry.state = None, DEFERRED
+                entry.delivery_count += 1
             case _:
                 counted = outcome is SettlementOutcome.ABANDON
                 self.model.give_back(entry, self.now_ms, counted=counted)

@@ -17,8 +17,9 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage
 from azure.servicebus.exceptions import ServiceBusError, ServiceBusServerBusyError
 
 from tests.official_sdk import client
-from twinbus import testing
+from twinbus import Fault, testing
 from twinbus.blocking import pair_namespaces
+from twinbus.broker.refusals import ArgumentInvalid
 from twinbus.testing import LocalNamespace, LocalPair, OutageKind, SentMessage, administration
 
 pytestmark = pytest.mark.end_to_end
@@ -190,3 +191,48 @@ def test_the_public_names_of_testing_all_load() -> None:
         assert getattr(testing, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'crystal_ball'"):
         testing.crystal_ball  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_an_outage_can_be_any_fault(namespace: LocalNamespace, sender: ServiceBusSender) -> None:
+    lost = Fault(kind="refuse_send", entity="orders", count=1)
+    with namespace.outage(lost):
+        with pytest.raises(ServiceBusError):
+            sender.send_messages(ServiceBusMessage("refused"))
+        sender.send_messages(ServiceBusMessage("taken"))
+    assert texts(namespace.sent("orders")) == ["taken"]
+    with pytest.raises(ValueError, match="in the fault"), namespace.outage(lost, "orders"):
+        pass
+    # A broker cannot detach links on request, and what was added before is gone.
+    with pytest.raises(ArgumentInvalid), namespace.outage(Fault(kind="detach")):
+        pass
+
+
+def test_the_clock_of_the_namespace_can_be_moved(
+    namespace: LocalNamespace, sender: ServiceBusSender
+) -> None:
+    sender.send_messages(ServiceBusMessage("short", time_to_live=timedelta(minutes=5)))
+    namespace.advance(timedelta(minutes=6))
+    with (
+        client(namespace.connection_string) as sdk,
+        sdk.get_queue_receiver("orders") as receiver,
+    ):
+        assert receiver.peek_messages(1) == []
+
+
+def test_with_an_upstream_the_fixtures_break_a_real_namespace_behind_a_proxy(
+    namespace: LocalNamespace, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setenv("TWINBUS_UPSTREAM", namespace.connection_string)
+    proxied = request.getfixturevalue("service_bus")
+    outage = request.getfixturevalue("outage")
+    assert proxied.connection_string != namespace.connection_string
+    with (
+        client(proxied.connection_string, retry_total=0, **proxied.client_options) as sdk,
+        sdk.get_queue_sender("orders") as opened,
+    ):
+        opened.send_messages(ServiceBusMessage("through the proxy"))
+        with outage("throttle", "orders"), pytest.raises(ServiceBusServerBusyError):
+            opened.send_messages(ServiceBusMessage("refused"))
+    assert texts(namespace.sent("orders")) == ["through the proxy"]
+    with pytest.raises(pytest.skip.Exception, match="unset TWINBUS_UPSTREAM"):
+        request.getfixturevalue("sent_messages")

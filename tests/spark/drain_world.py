@@ -24,7 +24,7 @@ from tests.processes import ServedBroker
 from twinbus.amqp.message import Properties, encode_message, join, split
 from twinbus.client.administration import counts_of
 from twinbus.namespace.access import Endpoint
-from twinbus.syphon.core.lease_validity import lease_address
+from twinbus.syphon.lease import lease_address
 from twinbus.transfer.sections import to_backlog_sections
 
 QUEUES = [f"contoso/x-servicebus-transfer/{index}" for index in range(4)]

@@ -53,8 +53,8 @@ EAST: Line = {"side": "secondary", "namespace": "east"}
 
 def stored(operation: str, message_id: str, namespace: str = "east", **fields: Any) -> Line:
     """A line of the broker's view: it knows namespaces and entities, and no pair."""
-    told = {"view": "broker", "cause": None, "namespace": namespace, **fields}
-    return line(operation, message_id, **told)
+    judged = {"view": "broker", "cause": None, "namespace": namespace, **fields}
+    return line(operation, message_id, **judged)
 
 
 def by_id(table: DataFrame, *names: str) -> dict[str, Any]:
@@ -79,8 +79,8 @@ def test_a_message_in_a_twin_is_delivered_and_never_in_the_backlog(spark: SparkS
         twinned("refused", 1, outcome="failed"),
         twinned("topic", 1, entity="news", backlog_queue="news"),
     )
-    told = at_hand(fates(records))
-    assert by_id(told, "fate", "twinned", "at_twin") == {
+    judged = at_hand(fates(records))
+    assert by_id(judged, "fate", "twinned", "at_twin") == {
         "there": ("delivered", True, True),
         "received": ("delivered", True, False),
         "home": ("delivered", True, False),
@@ -89,15 +89,15 @@ def test_a_message_in_a_twin_is_delivered_and_never_in_the_backlog(spark: SparkS
         "full": ("undecided", False, False),
         "refused": (None, False, False),
     }
-    stays = availability.stays(told, bucket_s=1).collect()
+    stays = availability.stays(judged, bucket_s=1).collect()
     assert [(row["destination"], row["messages"]) for row in stays] == [("orders", 1)]
-    assert not conservation.ages(told).collect()
-    assert not conservation.skews(told).collect()
+    assert not conservation.ages(judged).collect()
+    assert not conservation.skews(judged).collect()
     # No peek looks into a twin, so it finds nothing missing there.
     nothing = session_for_few(spark).createDataFrame([], SIGHTINGS)
-    looked = by_id(journeys.with_peek(told, nothing), "fate")
-    assert looked == {**by_id(told, "fate"), "full": "lost"}
-    sums = {row["destination"]: row for row in conservation.fate_sums(told).collect()}
+    looked = by_id(journeys.with_peek(judged, nothing), "fate")
+    assert looked == {**by_id(judged, "fate"), "full": "lost"}
+    sums = {row["destination"]: row for row in conservation.fate_sums(judged).collect()}
     for row in sums.values():
         assert row["accepted"] == sum(row[fate] for fate in journeys.FATES_OF_ACCEPTED)
     orders = sums["orders"]
@@ -114,11 +114,11 @@ def test_what_a_syphon_takes_out_of_a_twin_hides_no_loss(spark: SparkSession) ->
         *(twinned("again", 3), completed("again", 4, **TWIN)),
         # One waits in the backlog behind one that came home from the twin.
         *(diverted("behind", 1), twinned("behind", 2), *brought_home("behind", 3)),
-        # Nobody recorded that it was accepted.
+        # No line says that it was accepted.
         *brought_home("unsent", 5),
     )
-    told = at_hand(fates(records))
-    [row] = conservation.fate_sums(told).collect()
+    judged = at_hand(fates(records))
+    [row] = conservation.fate_sums(judged).collect()
     assert (row["reused"], row["masked"], row["moved_unsent"]) == (2, 2, 1)
 
 
@@ -143,8 +143,8 @@ def test_the_broker_sees_both_namespaces_and_a_message_that_came_home_is_no_dupl
         *(sent("both", 1, outcome="unknown"), stored("send", "both", LABEL)),
         *(twinned("both", 2), stored("send", "both")),
     )
-    told = at_hand(fates(records))
-    assert by_id(told, "primary_label", "fate", "at_twin", "copies") == {
+    judged = at_hand(fates(records))
+    assert by_id(judged, "primary_label", "fate", "at_twin", "copies") == {
         "home": (LABEL, "delivered", False, 1),
         "gone": (LABEL, "delivered", False, 1),
         "there": (LABEL, "delivered", True, 1),
@@ -152,7 +152,7 @@ def test_the_broker_sees_both_namespaces_and_a_message_that_came_home_is_no_dupl
         "one-left": (LABEL, "delivered", False, 1),
         "both": (LABEL, "delivered", True, 2),
     }
-    named = conservation.named_duplicates(told).select("message_id", "times", "window")
+    named = conservation.named_duplicates(judged).select("message_id", "times", "window")
     assert [tuple(row) for row in named.collect()] == [("both", 2, "twin")]
 
 
@@ -189,8 +189,8 @@ def test_a_second_copy_is_counted_apart_and_is_not_handed_out(spark: SparkSessio
         *second_copy("fan", 4, entity=topic + "a"),
         *(received("fan", 3, entity=topic + "b"), received("fan", 4, entity=topic + "b")),
     )
-    told = at_hand(fates(records))
-    assert by_id(told, "repeats", "second_copies", "redeliveries", "copies") == {
+    judged = at_hand(fates(records))
+    assert by_id(judged, "repeats", "second_copies", "redeliveries", "copies") == {
         "unseen": (0, 1, 0, 1),
         "twice": (1, 0, 0, 0),
         "stubborn": (0, 2, 0, 0),
@@ -199,14 +199,14 @@ def test_a_second_copy_is_counted_apart_and_is_not_handed_out(spark: SparkSessio
         "locked": (1, 0, 0, 0),
         "odd": (1, 0, 0, 0),
     }
-    named = conservation.named_duplicates(told).select("message_id", "times", "window")
+    named = conservation.named_duplicates(judged).select("message_id", "times", "window")
     assert {row[0]: tuple(row[1:]) for row in named.collect()} == {
         "twice": (2, "twin"),
         "locked": (2, "redelivered"),
         "odd": (2, "unexplained"),
         "fan": (2, "twin"),
     }
-    sums = {row["destination"]: row for row in conservation.fate_sums(told).collect()}
+    sums = {row["destination"]: row for row in conservation.fate_sums(judged).collect()}
     # A message that came several times is received once.
     orders = sums["orders"]
     assert (orders["received"], orders["second_copies"], orders["redeliveries"]) == (7, 4, 2)
@@ -300,7 +300,7 @@ def test_calls_of_receivers_and_twins_are_charged_by_cause_and_stage(spark: Spar
     }
 
 
-def test_receives_are_counted_once_whoever_recorded_them(spark: SparkSession) -> None:
+def test_receives_are_counted_once_by_one_view_or_the_other(spark: SparkSession) -> None:
     day_s = 86_400
     billing: Line = {"entity": "billing"}
     records = ledger(
@@ -313,12 +313,12 @@ def test_receives_are_counted_once_whoever_recorded_them(spark: SparkSession) ->
         twinned("m", 1, **billing, backlog_queue="billing"),
         *({**one, **billing, "backlog_queue": "billing"} for one in brought_home("m", 2)),
         *(stored("receive", "m", "dr", **billing), stored("receive", "m", LABEL, **billing)),
-        # Nobody recorded a receive of these: at the twin, and by it.
+        # No line says that these were received: at the twin, and by it.
         twinned("c", 1, entity="silent", backlog_queue="silent"),
         # A consumer kept a ledger on the first day, and received one of them a day later.
-        *(sent("d", 1, entity="told"), received("d", 2, entity="told")),
-        *(sent("e", 1, entity="told"), sent("f", day_s, entity="told")),
-        *(sent("g", 2 * day_s, entity="told"), received("g", 3 * day_s, entity="told")),
+        *(sent("d", 1, entity="heard"), received("d", 2, entity="heard")),
+        *(sent("e", 1, entity="heard"), sent("f", day_s, entity="heard")),
+        *(sent("g", 2 * day_s, entity="heard"), received("g", 3 * day_s, entity="heard")),
     )
     found, _ = charged(records)
     receives = found.where("operation = 'receive'").groupBy(
@@ -332,10 +332,10 @@ def test_receives_are_counted_once_whoever_recorded_them(spark: SparkSession) ->
             (days[0], "billing", "receive_twin", "broker", False, 0),
             (days[0], "billing", "receive_primary", "broker", False, 1),
             (days[0], "silent", "receive_twin", "client", True, 1),
-            (days[0], "told", "receive_primary", "client", False, 1),
+            (days[0], "heard", "receive_primary", "client", False, 1),
             # The third day has no receive, and its only message was received on the fourth.
-            (days[1], "told", "receive_primary", "client", True, 1),
-            (days[3], "told", "receive_primary", "client", False, 1),
+            (days[1], "heard", "receive_primary", "client", True, 1),
+            (days[3], "heard", "receive_primary", "client", False, 1),
         ]
     )
     by_view = charges.receives_by_view(at_hand(charges.charges(tallied(records, bucket_s=60))))

@@ -133,9 +133,12 @@ OPTIONS = [
     "require_secondary",
     "accept_drift",
     "strict_guards",
+    "board",
+    "quorum",
     "message_size_limit",
     "ledger",
     "classify",
+    "divert_on",
 ]
 """In the order of SPEC 1."""
 

@@ -33,9 +33,12 @@ DOCUMENTED = {
     "require_secondary": False,
     "accept_drift": False,
     "strict_guards": False,
+    "board": True,
+    "quorum": 2,
     "message_size_limit": None,
     "ledger": None,
     "classify": None,
+    "divert_on": frozenset(),
 }
 """SPEC 1, option by option."""
 
@@ -44,6 +47,7 @@ RANGES = {
     "failover_interval": (0, 3600, 0.001),
     "ping_primary_interval": (1, 1800, 0.001),
     "healthy_pings": (1, 10, 1),
+    "quorum": (1, 100, 1),
     "syphon_rate": (0.01, 1_000_000, 0.001),
     "syphon_poll": (1, 900, 0.001),
     "undeliverable_grace": (0, 30 * 86_400, 0.001),
@@ -96,7 +100,9 @@ def test_what_is_no_number_is_refused(option: str, value: object) -> None:
         made(**{option: value})
 
 
-@pytest.mark.parametrize("option", ["backlog_queue_count", "healthy_pings", "retry_total"])
+@pytest.mark.parametrize(
+    "option", ["backlog_queue_count", "healthy_pings", "quorum", "retry_total"]
+)
 def test_a_count_is_a_whole_number(option: str) -> None:
     with pytest.raises(ValueError, match="whole number"):
         made(**{option: 2.0})
@@ -124,6 +130,20 @@ def test_twins_are_names_or_patterns(names: object) -> None:
         made(twins=names)
     for listed in (["orders", "audit-*"], "*", ["*"]):
         assert made(twins=listed).twins == listed
+
+
+@pytest.mark.parametrize("causes", ["disabled", ["busy"], {"full", 1}, None, 5])
+def test_causes_to_divert_are_a_set_of_three_words(causes: object) -> None:
+    with pytest.raises(ValueError, match="divert_on must be a set of disabled, full, throttled"):
+        made(divert_on=causes)
+    assert made(divert_on=["full", "throttled"]).divert_on == ["full", "throttled"]
+
+
+@pytest.mark.parametrize("cause", ["full", "throttled"])
+def test_a_ping_by_link_would_be_answered_by_an_entity_that_takes_no_message(cause: str) -> None:
+    with pytest.raises(ValueError, match=r"exclude each other.*got divert_on="):
+        made(ping_mode="link", divert_on={cause, "disabled"})
+    assert made(ping_mode="link", divert_on={"disabled"}).ping_mode == "link"
 
 
 def test_twins_and_strict_order_exclude_each_other() -> None:

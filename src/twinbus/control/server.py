@@ -32,15 +32,9 @@ from twinbus.control.protocol import (
     encode_result,
     parse_request,
 )
-from twinbus.control.sockets import (
-    VARIABLE,
-    RunDirectoryUnusable,
-    open_socket,
-    prepare,
-    socket_directories_of,
-    sweep,
-)
+from twinbus.control.sockets import open_socket, sweep
 from twinbus.errors import TwinbusError
+from twinbus.run_directory import VARIABLE, RunDirectoryUnusable, prepare, run_directories_of
 
 log = logging.getLogger("twinbus.control")
 
@@ -89,7 +83,7 @@ class ControlServer:
             began_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )
         reasons = []
-        for directory in socket_directories_of(os.environ):
+        for directory in run_directories_of(os.environ):
             try:
                 prepare(directory)
                 sweep(directory.path)

@@ -1,8 +1,6 @@
-"""The control sockets of one user: their directory, how one is opened, and how a command asks.
+"""The control sockets of one user: how one is opened, and how a command asks.
 
-`$TWINBUS_RUN_DIR` names it; set but empty, it turns control sockets off. Unset it is
-`$XDG_RUNTIME_DIR/twinbus`, or `twinbus-UID` in the directory for temporary files where a program
-has no such variable (a service, a container). A command searches all of these, because a shell
+They are in the run directory. A command searches every directory that it may be, because a shell
 and a service of the same user differ in their environment. Asking blocks, so that a command starts
 quickly.
 """
@@ -13,8 +11,6 @@ import contextlib
 import os
 import secrets
 import socket
-import stat
-import tempfile
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -32,8 +28,7 @@ from twinbus.control.protocol import (
     parse_answer,
 )
 from twinbus.errors import ControlError
-
-VARIABLE: Final = "TWINBUS_RUN_DIR"
+from twinbus.run_directory import VARIABLE, RunDirectoryUnusable, require_own, run_directories_of
 
 SUFFIX: Final = ".sock"
 
@@ -52,58 +47,6 @@ ANSWER_S: Final = 5.0
 
 CONCURRENT_REQUESTS: Final = 16
 CHUNK_BYTES: Final = 256 * 1024
-
-
-class RunDirectoryUnusable(Exception):
-    """No socket can be opened there; the text says why and what to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class SocketDirectory:
-    """A directory for control sockets."""
-
-    path: Path
-    is_configured: bool
-    """Whether TWINBUS_RUN_DIR names it. A default has a predictable name and is checked more."""
-
-
-def socket_directories_of(environment: Mapping[str, str]) -> list[SocketDirectory]:
-    """Return the directories for sockets, best first; none if the environment turns them off."""
-    named = environment.get(VARIABLE)
-    if named is not None:
-        return [SocketDirectory(Path(named), is_configured=True)] if named.strip() else []
-    found = []
-    runtime = environment.get("XDG_RUNTIME_DIR")
-    if runtime and os.path.isdir(runtime):
-        found.append(SocketDirectory(Path(runtime) / "twinbus", is_configured=False))
-    name = f"twinbus-{os.getuid()}"
-    return [*found, SocketDirectory(Path(tempfile.gettempdir()) / name, is_configured=False)]
-
-
-def prepare(place: SocketDirectory) -> None:
-    """Create the directory, private to its user; RunDirectoryUnusable if others could interfere."""
-    directory = place.path
-    try:
-        directory.mkdir(mode=0o700, parents=place.is_configured, exist_ok=True)
-    except OSError as error:
-        raise RunDirectoryUnusable(f"{directory}: {error.strerror}") from error
-    require_own(place)
-
-
-def require_own(place: SocketDirectory) -> None:
-    """RunDirectoryUnusable unless the directory is this user's and nobody else can write to it."""
-    directory = place.path
-    try:
-        # A default name is predictable: another user may have put a link there.
-        found = directory.stat() if place.is_configured else directory.lstat()
-    except OSError as error:
-        raise RunDirectoryUnusable(f"{directory}: {error.strerror}") from error
-    if not stat.S_ISDIR(found.st_mode):
-        raise RunDirectoryUnusable(f"{directory} is not a directory")
-    if found.st_uid != os.getuid():
-        raise RunDirectoryUnusable(f"{directory} belongs to another user")
-    if found.st_mode & 0o022:
-        raise RunDirectoryUnusable(f"{directory} is writable by other users; chmod 700 it")
 
 
 def open_socket(directory: Path, label: str, pid: int) -> tuple[socket.socket, Path]:
@@ -220,7 +163,7 @@ def find_sockets() -> tuple[list[Path], list[SilentHost]]:
     """Return the control sockets of this user, and the directories that are not safe to use."""
     unsafe: list[SilentHost] = []
     paths: list[Path] = []
-    for place in socket_directories_of(os.environ):
+    for place in run_directories_of(os.environ):
         try:
             if place.path.exists() or place.path.is_symlink():
                 require_own(place)
@@ -231,7 +174,7 @@ def find_sockets() -> tuple[list[Path], list[SilentHost]]:
 
 
 def socket_directories() -> str:
-    searched = [str(place.path) for place in socket_directories_of(os.environ)]
+    searched = [str(place.path) for place in run_directories_of(os.environ)]
     return " and ".join(searched) if searched else f"nowhere: {VARIABLE} is empty"
 
 

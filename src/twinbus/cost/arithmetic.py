@@ -15,6 +15,8 @@
     a syphon, idle or not      one search for deferred messages in each queue every hour, one for
                                new queues every 15 minutes
     a lease                    one renewal every 80 s; a standby tries to get each every 25 s
+    the notice board           each host looks every 15 minutes; in an outage every 12 s, and it
+                               posts once a minute at most
     a missing backlog queue    each client searches for it: one listing, and one call to create each
                                queue that is missing; while none is missing there is no search
 
@@ -203,6 +205,12 @@ LEASE_RENEW_S: Final = 80
 LEASE_STANDBY_S: Final = 25
 """Times between the requests of a syphon that moves nothing, as `twinbus.syphon` has them."""
 
+BOARD_LOOK_S: Final = 900
+BOARD_OUTAGE_LOOK_S: Final = 12
+BOARD_POST_S: Final = 60
+"""Mean times between two looks of a healthy host at the notice board, between two in an outage, and
+between two posts, as `twinbus.fleet` has them."""
+
 TWIN_MARK_S: Final = 240
 TWIN_MARKS_SINGLE_MAX: Final = 10
 TWIN_TOPICS_S: Final = 3_600
@@ -262,6 +270,16 @@ def lease_operations(
     """
     held = 1 + queue_count * (1 + int(period_s // LEASE_RENEW_S))
     return held + standby_count * (1 + queue_count * (1 + int(period_s // LEASE_STANDBY_S)))
+
+
+def board_operations(*, host_count: int, period_s: float | Fraction) -> int:
+    """Return the looks of healthy hosts at the notice board, the first ones included."""
+    return host_count * (1 + int(period_s // BOARD_LOOK_S))
+
+
+def board_outage_operations(*, host_count: int, outage_s: float | Fraction) -> int:
+    """Return the looks and posts of an outage, at most."""
+    return host_count * (int(outage_s // BOARD_OUTAGE_LOOK_S) + int(outage_s // BOARD_POST_S))
 
 
 def deferred_search_operations(*, queue_count: int, period_s: float | Fraction) -> int:

@@ -12,6 +12,8 @@
     administration  the syphon's searches for new queues, and those of the clients for backlog
                   queues that are missing all month; of the latter none by default; with twins, the
                   readings of their marks
+    board         the looks of the hosts at the notice board, and in an outage their posts; each
+                  client counts as a host
 
 A moved message went through the backlog. Its four stages are charged to the same causes as in the
 ledger. With twins a message of an outage is not moved: it is sent to the twin and received there,
@@ -28,6 +30,9 @@ from fractions import Fraction
 from typing import Any, Final
 
 from twinbus.cost.arithmetic import (
+    BOARD_LOOK_S,
+    BOARD_OUTAGE_LOOK_S,
+    BOARD_POST_S,
     DAY_S,
     HOUR_S,
     KB,
@@ -37,6 +42,8 @@ from twinbus.cost.arithmetic import (
     TWIN_MARKS_SINGLE_MAX,
     CountingRule,
     QuantityError,
+    board_operations,
+    board_outage_operations,
     deferred_search_operations,
     idle_operations,
     idle_syphon_operations,
@@ -336,6 +343,10 @@ def _counted(work: Workload, messages: int, moved: int) -> Iterator[CauseCost]:
             period_s=MONTH_S,
         ) + twin_topic_operations(syphon_count=1 + work.standbys, period_s=MONTH_S)
     yield CauseCost("administration", searches, searches)
+    busy = board_outage_operations(host_count=work.clients, outage_s=work.outage_s)
+    looks = board_operations(host_count=work.clients, period_s=MONTH_S)
+    looks += _whole(busy * work.outages_per_month)
+    yield CauseCost("board", looks, looks)
 
 
 def _renewals(work: Workload, messages: int) -> int:
@@ -396,6 +407,11 @@ def _assumed(work: Workload) -> Iterator[str]:
     else:
         yield "every backlog queue is in use, so that no client searches for one"
     yield from _assumed_of_receivers(work)
+    yield (
+        "each client is on a host of its own, and looks at the notice board every"
+        f" {BOARD_LOOK_S // 60} min; in an outage every {BOARD_OUTAGE_LOOK_S} s, and posts every"
+        f" {BOARD_POST_S} s. Several on one host share these; board=False saves them"
+    )
     yield "the amount of a cause is what it adds to the causes above it"
     if work.connections is None:
         yield (

@@ -115,6 +115,8 @@ def _named_pair(name: str) -> tuple[tuple[NamespaceAccess, NamespaceAccess], dic
         "ledger": values.get("ledger"),
         "twins": values.get("twins"),
         "twins_with_sessions": values.get("twins-with-sessions"),
+        "board": values.get("board"),
+        "quorum": values.get("quorum"),
     }
     return (
         (primary, NamespaceAccess.parse(values["secondary"], **route)),

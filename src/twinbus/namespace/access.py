@@ -87,7 +87,8 @@ class NamespaceAccess:
         if not is_access_text(text):
             parts = ConnectionString.parse(text)
             _require_route(**given)
-            return cls(host=parts.host, port=parts.port, connection_string=text, name=name, **given)
+            host, port, name = parts.host, parts.port, name or parts.name
+            return cls(host=host, port=port, connection_string=text, name=name, **given)
         address, query = _split(text)
         said = {**given, "credential": credential, **query}
         host, port = host_and_port(address, TLS_PORT)
@@ -185,7 +186,8 @@ class Endpoint:
         parts = ConnectionString.parse(connection_string)
         tokens = tokens_of(parts)
         assert tokens is not None
-        return cls(host=parts.host, port=parts.port, tls=not parts.emulator, tokens=tokens)
+        tls, name = not parts.emulator, parts.name or ""
+        return cls(host=parts.host, port=parts.port, tls=tls, tokens=tokens, name=name)
 
     @property
     def label(self) -> str:

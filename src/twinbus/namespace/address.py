@@ -87,6 +87,8 @@ class ConnectionString:
     """`UseDevelopmentEmulator=true`: no TLS, and administration over plain HTTP."""
     entity_path: str | None = None
     """The one entity that the string is for; None: the whole namespace."""
+    name: str | None = None
+    """The label behind `#` of the Endpoint, which an embedded broker puts there."""
 
     @property
     def named_key(self) -> tuple[str, str]:
@@ -106,6 +108,7 @@ class ConnectionString:
                 + ("its Endpoint starts otherwise" if endpoint else "this one has no Endpoint")
             )
         emulator = parts.get("usedevelopmentemulator", "").lower() == "true"
+        endpoint, _, name = endpoint.partition("#")
         host, port = host_and_port(endpoint, PLAIN_PORT if emulator else TLS_PORT)
         parsed = cls(
             host=host,
@@ -115,6 +118,7 @@ class ConnectionString:
             signature=parts.get("sharedaccesssignature"),
             emulator=emulator,
             entity_path=parts.get("entitypath") or None,
+            name=namespace_label(host, port, name) if name else None,
         )
         if not parsed.signature and not (parsed.key_name and parsed.key):
             raise ValueError(

@@ -85,7 +85,8 @@ class Namespace:
         """Return the namespace of a connection string."""
         parts = ConnectionString.parse(text)
         namespace = cls.__new__(cls)
-        namespace._set(parts.host, parts.port, name, sdk_options)
+        label = parts.name if name is None else name
+        namespace._set(parts.host, parts.port, label, sdk_options)
         namespace.connection_string = text
         namespace.parts = parts
         namespace.emulator = parts.emulator

@@ -7,6 +7,7 @@ another. Our own client raises `NamespaceFailure`, which carries its meaning.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Literal
@@ -46,11 +47,27 @@ class FailureMeaning(Enum):
 
     @property
     def unusable(self) -> bool:
-        """Whether a ping with this error makes its entity UNUSABLE (docs/failures.md)."""
+        """Whether a ping with this error makes its entity UNUSABLE, unless `diverted_on` holds."""
         return self in (NOT_FOUND, DISABLED)
+
+    def diverted_on(self, causes: Collection[str]) -> bool:
+        """Whether the option `divert_on` with these causes makes it evidence for a failover.
+
+        A ping that ends so leaves its entity FAILED_OVER (docs/failures.md).
+        """
+        return DIVERT_CAUSES.get(self) in causes
 
 
 UNREACHABLE, BUSY, UNAUTHORIZED, NOT_FOUND, DISABLED, QUOTA, MESSAGE, STALE, OTHER = FailureMeaning
+
+DivertCause = Literal["disabled", "full", "throttled"]
+
+DIVERT_CAUSES: Final[dict[FailureMeaning, DivertCause]] = {
+    DISABLED: "disabled",
+    QUOTA: "full",
+    BUSY: "throttled",
+}
+"""What else may count: the entity answers, and takes no message. Each has a name in `divert_on`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,6 +367,19 @@ def _is(error: BaseException, sdk_class: str, condition: str) -> bool:
     if isinstance(error, NamespaceFailure):
         return error.condition == condition
     return _known_name(error) == sdk_class
+
+
+def kind_of(error: BaseException) -> str:
+    """How an attempt failed, in two words at most, for people; one of a few fixed texts."""
+    meaning = of_error(error)
+    if meaning is not UNREACHABLE:
+        return _KINDS.get(meaning, "other failure")
+    if is_timeout(error) or isinstance(error, TimeoutError):
+        return "timeout"
+    return "internal error" if is_answer(error) else "connection error"
+
+
+_KINDS: Final = {BUSY: "busy answer", DISABLED: "disabled answer", QUOTA: "full answer"}
 
 
 def outcome_of(error: BaseException | None) -> Outcome:

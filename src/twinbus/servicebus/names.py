@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 from typing import Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 FOREVER_MS: Final = 922_337_203_685_477
 """TimeSpan.MaxValue (10,675,199 days), which stands for "never" and is never added to a time. Azure
@@ -59,6 +59,9 @@ MANAGEMENT_SUFFIX: Final = "/$management"
 BACKLOG_MARK: Final = "/x-servicebus-transfer/"
 """Between label and index in a backlog queue's path, as the retired .NET library named them."""
 
+BOARD_MARK: Final = "x-twinbus-board"
+"""Ends the path of the notice board, a queue in the secondary (docs/production.md)."""
+
 PING_CONTENT_TYPE: Final = "application/vnd.ms-servicebus-ping"
 """A service that knows pings recognizes them by this and delivers none to a receiver."""
 
@@ -76,6 +79,9 @@ SEQUENCE_NUMBER: Final = "x-opt-sequence-number"
 TIME_SPAN: Final = "com.microsoft:timespan"
 DATE_TIME: Final = "com.microsoft:datetime-offset"
 """Descriptors of .NET values in properties; both values are ticks."""
+
+TRANSFER_DESTINATION: Final = "com.microsoft:transfer-destination-address"
+"""Property of a sender link: the entity that gets what is sent through the link's own."""
 
 SESSION_FILTER: Final = "com.microsoft:session-filter"
 SESSION_LOCKED_UNTIL: Final = "com.microsoft:locked-until-utc"
@@ -141,10 +147,21 @@ def entity_address(address: str) -> str:
     """The path of an AMQP address: `amqps://host:5672/orders`, `/orders` and `orders` are one."""
     if "://" in address:
         try:
-            address = unquote(urlsplit(address).path)
+            address = unquote(path_of(urlsplit(address)))
         except ValueError:
             return address  # Not an address at all, such as amqps://[x; no entity is found by it.
     return address.strip("/")
+
+
+def path_of(address: SplitResult) -> str:
+    """The path of an address, still quoted.
+
+    The JavaScript SDK appends the path to the whole Endpoint of a connection string, and so behind
+    the label that an embedded broker puts after `#`. An address with a path of its own has that.
+    """
+    if address.path.strip("/"):
+        return address.path
+    return address.fragment.partition("/")[2].partition("?")[0]
 
 
 def address_key(address: str) -> str:
@@ -154,6 +171,11 @@ def address_key(address: str) -> str:
 
 def backlog_paths(label: str, count: int) -> tuple[str, ...]:
     return tuple(f"{label}{BACKLOG_MARK}{index}" for index in range(count))
+
+
+def board_path(label: str) -> str:
+    """The notice board of the pairs of a primary."""
+    return f"{label}/{BOARD_MARK}"
 
 
 def parse_backlog_path(path: str) -> tuple[str, int] | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, get_args
 
 from twinbus.cost.arithmetic import parse_duration, parse_rate
 from twinbus.namespace.access import NamespaceAccess, require_source
@@ -19,10 +19,12 @@ from twinbus.options import (
     BACKLOG_QUEUE_COUNT_MAX,
     FAILOVER_INTERVAL_MAX_S,
     PING_INTERVAL_MAX_S,
+    QUORUM_MAX,
     SYPHON_POLL_MAX_S,
     SYPHON_RATE_MAX,
     UNDELIVERABLE_GRACE_MAX_S,
 )
+from twinbus.servicebus.failures import DivertCause
 from twinbus.servicebus.names import DETECTION_MAX_S
 
 ENVIRONMENT: Final = "env:"
@@ -96,6 +98,15 @@ def _that(fits: Callable[[Any], object]) -> Callable[[Any], Any]:
         return value
 
     return read
+
+
+def _whole(most: int) -> ValueKind:
+    """The kind of whole numbers from 1 on."""
+    return ValueKind(
+        "N",
+        f"a whole number from 1 to {most}",
+        _that(lambda value: type(value) is int and 1 <= value <= most),
+    )
 
 
 _text: Final = _that(lambda value: isinstance(value, str) and value.strip() and value.isprintable())
@@ -174,15 +185,17 @@ _SOURCE: Final = ValueKind(
     " env:NAME",
     _source,
 )
-_QUEUES: Final = ValueKind(
-    "N",
-    f"a whole number from 1 to {BACKLOG_QUEUE_COUNT_MAX}",
-    _that(lambda value: type(value) is int and 1 <= value <= BACKLOG_QUEUE_COUNT_MAX),
-)
+_QUEUES: Final = _whole(BACKLOG_QUEUE_COUNT_MAX)
+_QUORUM: Final = _whole(QUORUM_MAX)
 _ENTITIES: Final = ValueKind(
     "ENTITY",
     'a list of names and patterns, like ["orders", "billing-*"]',
     _that(lambda value: isinstance(value, list) and value and all(map(_text, value))),
+)
+_CAUSES: Final = ValueKind(
+    "CAUSE",
+    f"a list of {', '.join(get_args(DivertCause))}",
+    _that(lambda value: isinstance(value, list) and {*value} <= {*get_args(DivertCause)}),
 )
 _PLACE: Final = ValueKind("DIR", "a path that starts with / or ~/, or a URL", _place)
 _RATE: Final = ValueKind(
@@ -232,6 +245,8 @@ _DECLARED: Final = (
         "TWINBUS_ENDPOINT",
     ),
     PairKey("queues", _QUEUES, "Backlog queues: the application's backlog_queue_count."),
+    PairKey("board", _SWITCH, "Share evidence with other hosts over a queue in the secondary."),
+    PairKey("quorum", _QUORUM, "Other hosts whose failover makes one failure enough, 1 to 100."),
     PairKey("twins", _ENTITIES, "Entities that have a twin: the application's option twins."),
     PairKey(
         "twins-with-sessions", _SWITCH, "Divert messages with a session id to the twin as well."
@@ -292,6 +307,12 @@ _DECLARED: Final = (
         "gateway.patience",
         _duration("from 1s to 1h, like 55s", 1, PATIENCE_MAX_S),
         "How long a client's send may wait for a namespace. Shorter than the client's own timeout.",
+    ),
+    PairKey(
+        "gateway.divert-on",
+        _CAUSES,
+        "Fail over an entity that is disabled, full or throttled as well: one of the three words."
+        " Repeatable.",
     ),
     PairKey("gateway.syphon", _SWITCH, "Move the backlog to the primary from here."),
     PairKey("gateway.key-file", _FILE, "File with the key, instead of --key."),

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
 
 	sb "github.com/Azure/azure-sdk-for-go/sdk/messaging/azservicebus"
@@ -26,15 +27,21 @@ type received struct {
 }
 
 // receive receives and completes messages with the SDK's defaults until its input ends, and prints
-// one JSON line for each. An error is that of the completion, or without a text of the receive.
-func receive(queue string) {
+// one JSON line for each. An error is that of the completion, or without a text of the receive. The
+// entity is a queue, or TOPIC/subscriptions/NAME.
+func receive(entity string) {
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() {
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		cancel()
 	}()
 	client := must(sb.NewClientFromConnectionString(text, nil))
-	receiver := must(client.NewReceiverForQueue(queue, nil))
+	var receiver *sb.Receiver
+	if topic, name, is := strings.Cut(entity, "/subscriptions/"); is {
+		receiver = must(client.NewReceiverForSubscription(topic, name, nil))
+	} else {
+		receiver = must(client.NewReceiverForQueue(entity, nil))
+	}
 	output := json.NewEncoder(os.Stdout)
 	for ctx.Err() == nil {
 		messages, err := receiver.ReceiveMessages(ctx, atOnce, nil)

@@ -10,8 +10,8 @@ import java.util.concurrent.TimeUnit;
 
 /**
  * Receives and completes messages with the SDK's defaults until its input ends. Prints one JSON line
- * for each. The argument is the queue. An error is that of the completion, or without a text of the
- * receive.
+ * for each. The argument is a queue, or TOPIC/subscriptions/NAME. An error is that of the completion,
+ * or without a text of the receive.
  */
 final class Receive {
     private static final int AT_ONCE = 10;
@@ -20,9 +20,12 @@ final class Receive {
 
     private final ServiceBusReceiverClient receiver;
 
-    private Receive(String queue) {
-        this.receiver = new ServiceBusClientBuilder()
-            .connectionString(Tour.TEXT).receiver().queueName(queue).buildClient();
+    private Receive(String entity) {
+        var builder = new ServiceBusClientBuilder().connectionString(Tour.TEXT).receiver();
+        var parts = entity.split("/subscriptions/");
+        this.receiver = (parts.length == 2
+            ? builder.topicName(parts[0]).subscriptionName(parts[1])
+            : builder.queueName(entity)).buildClient();
     }
 
     private void turn(CountDownLatch ended) throws InterruptedException {

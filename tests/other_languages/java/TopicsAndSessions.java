@@ -1,7 +1,6 @@
 import com.azure.core.amqp.AmqpTransportType;
 import com.azure.core.amqp.exception.AmqpErrorCondition;
 import com.azure.core.amqp.exception.AmqpException;
-import com.azure.messaging.servicebus.ServiceBusException;
 import com.azure.messaging.servicebus.ServiceBusFailureReason;
 import com.azure.messaging.servicebus.ServiceBusMessage;
 import com.azure.messaging.servicebus.ServiceBusReceiverClient;
@@ -12,6 +11,7 @@ import com.azure.messaging.servicebus.administration.models.CreateSubscriptionOp
 import com.azure.messaging.servicebus.administration.models.RuleProperties;
 import com.azure.messaging.servicebus.administration.models.SqlRuleAction;
 import com.azure.messaging.servicebus.administration.models.SqlRuleFilter;
+import com.azure.messaging.servicebus.models.CompleteOptions;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
@@ -38,7 +38,7 @@ record TopicsAndSessions(Tour tour) {
         if (!Tour.PLAIN) { // this SDK has no WebSocket without TLS
             steps.put("websocket", this::websocket);
         }
-        steps.put("transaction is refused", this::transactionIsRefused);
+        steps.put("transaction", this::transaction);
         return steps;
     }
 
@@ -264,15 +264,22 @@ record TopicsAndSessions(Tour tour) {
         }
     }
 
-    /** The broker has no transactions. */
-    private void transactionIsRefused() {
+    /** A transaction is applied as a whole or not at all. */
+    private void transaction() {
         tour.admin().createQueue("transacted");
         try (var sender = tour.sender("transacted"); var receiver = tour.receiver("transacted")) {
-            var error = Tour.error(sender::createTransaction);
-            Tour.holds("a ServiceBusException", error instanceof ServiceBusException);
-            Tour.holds(error.getMessage(), error.getMessage().contains("does not support transactions"));
-            Tour.send(sender, "without");
-            Tour.equal("body", Tour.one(receiver).getBody().toString(), "without");
+            Tour.send(sender, "first");
+            var first = Tour.one(receiver);
+            var undone = sender.createTransaction();
+            sender.sendMessage(new ServiceBusMessage("undone"), undone);
+            sender.rollbackTransaction(undone);
+            var done = sender.createTransaction();
+            sender.sendMessage(new ServiceBusMessage("done"), done);
+            receiver.complete(first, new CompleteOptions().setTransactionContext(done));
+            sender.commitTransaction(done);
+            var left = Tour.one(receiver);
+            Tour.equal("body", left.getBody().toString(), "done");
+            receiver.complete(left);
         }
     }
 }

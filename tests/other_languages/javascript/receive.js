@@ -1,19 +1,19 @@
 // Receives and completes messages with the SDK's defaults until its input ends. Prints one JSON line
-// for each. The argument is the queue. An error is that of the completion, or without a text of the
-// receive.
+// for each. The argument is a queue, or TOPIC/subscriptions/NAME. An error is that of the
+// completion, or without a text of the receive.
 
 import { ServiceBusClient, delay } from "@azure/service-bus";
 
 const AT_ONCE = 10;
 const WAIT_MS = 2000;
 const AFTER_ERROR_MS = 200;
-const [queue] = process.argv.slice(2);
+const [entity] = process.argv.slice(2);
 
 let stopping = false;
 process.stdin.on("end", () => (stopping = true)).resume();
 
 const client = new ServiceBusClient(process.env.SERVICEBUS_CONNECTION_STRING);
-const receiver = client.createReceiver(queue);
+const receiver = client.createReceiver(...entity.split("/subscriptions/"));
 
 const said = (error) => `${error.name} ${error.code ?? ""}: ${error.message}`;
 const print = (line) => console.log(JSON.stringify({ text: "", id: "", number: 0, ...line }));

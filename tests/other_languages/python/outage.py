@@ -2,6 +2,7 @@
 
 Prints one JSON line for each send. The arguments are the queue and the beginning of every message's
 text. In turn: one message with an id of its own, one without, a batch with ids, a batch without.
+Those with ids are red, the others blue, for the rule of a subscription.
 """
 
 from __future__ import annotations
@@ -41,7 +42,13 @@ def _turn(sender: ServiceBusSender, turn: int, texts: Iterator[str]) -> dict[str
     has_ids, is_batch = turn % 2 == 0, turn % 4 >= 2
     mine = list(itertools.islice(texts, IN_BATCH if is_batch else 1))
     line: dict[str, object] = {"texts": mine, "has_ids": has_ids, "began_ms": _now_ms()}
-    messages = [ServiceBusMessage(one, message_id=one if has_ids else None) for one in mine]
+    color = "red" if has_ids else "blue"
+    messages = [
+        ServiceBusMessage(
+            one, message_id=one if has_ids else None, application_properties={"color": color}
+        )
+        for one in mine
+    ]
     try:
         if is_batch:
             batch = sender.create_message_batch()

@@ -1,7 +1,7 @@
 """Receives and completes messages with the SDK's defaults until its input ends.
 
-Prints one JSON line for each. The argument is the queue. An error is that of the completion, or
-without a text of the receive.
+Prints one JSON line for each. The argument is a queue, or TOPIC/subscriptions/NAME. An error is
+that of the completion, or without a text of the receive.
 """
 
 from __future__ import annotations
@@ -21,13 +21,18 @@ AFTER_ERROR_S = 0.2
 
 
 def main() -> None:
-    [queue] = sys.argv[1:]
+    [entity] = sys.argv[1:]
+    topic, _, name = entity.partition("/subscriptions/")
     stopping = threading.Event()
     threading.Thread(target=_wait_for_end_of_input, args=(stopping,), daemon=True).start()
     text = os.environ["SERVICEBUS_CONNECTION_STRING"]
     with (
         ServiceBusClient.from_connection_string(text) as client,
-        client.get_queue_receiver(queue) as receiver,
+        (
+            client.get_subscription_receiver(topic, name)
+            if name
+            else client.get_queue_receiver(entity)
+        ) as receiver,
     ):
         while not stopping.is_set():
             try:

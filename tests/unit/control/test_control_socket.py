@@ -37,15 +37,9 @@ from twinbus.control.protocol import (
     steering_verbs,
 )
 from twinbus.control.server import CLIENTS_MAX, ControlServer
-from twinbus.control.sockets import (
-    PATH_BYTES_MAX,
-    VARIABLE,
-    ask,
-    find,
-    socket_directories_of,
-    sockets_in,
-)
+from twinbus.control.sockets import PATH_BYTES_MAX, ask, find, sockets_in
 from twinbus.errors import ControlError, PairingError
+from twinbus.run_directory import VARIABLE
 from twinbus.syphon.core.pacing import Rate
 from twinbus.syphon.host import SyphonGroup
 
@@ -261,28 +255,6 @@ async def test_a_long_label_is_cut_in_the_path_only(
         hosts, _ = await asyncio.to_thread(find)
         assert hosts[0].card.name == label
         assert hosts[0].is_called(label.upper())
-
-
-def test_places_by_environment(run_directory: Path) -> None:
-    own = Path(tempfile.gettempdir(), f"twinbus-{os.getuid()}")
-    runtime = run_directory.parent
-    assert [p.path for p in socket_directories_of({VARIABLE: "/here"})] == [Path("/here")]
-    assert socket_directories_of({VARIABLE: ""}) == []
-    assert [p.path for p in socket_directories_of({})] == [own]
-    found = [p.path for p in socket_directories_of({"XDG_RUNTIME_DIR": str(runtime)})]
-    assert found == [runtime / "twinbus", own]
-    assert [p.path for p in socket_directories_of({"XDG_RUNTIME_DIR": "/not/there"})] == [own]
-
-
-def test_a_default_place_is_never_somebody_elses_link(run_directory: Path) -> None:
-    from twinbus.control.sockets import RunDirectoryUnusable, SocketDirectory, prepare
-
-    target = run_directory.parent / "target"
-    target.mkdir(mode=0o700)
-    run_directory.symlink_to(target)
-    with pytest.raises(RunDirectoryUnusable, match="not a directory"):
-        prepare(SocketDirectory(run_directory, is_configured=False))
-    prepare(SocketDirectory(run_directory, is_configured=True))
 
 
 FORKING = """

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twinbus.client.administration import LIST_PAGE
+from twinbus.client.lock_validity import LEASE_LOCK_S, RENEW_SHARE, STANDBY_SHARE
 from twinbus.cost import arithmetic
 from twinbus.cost.arithmetic import (
     CountingRule,
@@ -23,13 +24,13 @@ from twinbus.cost.arithmetic import (
 from twinbus.cost.bill import ServiceTier
 from twinbus.cost.estimate import CostEstimate, Workload, estimate
 from twinbus.cost.prices import standard
+from twinbus.fleet.core.board_turns import HEALTHY_LOOK_S, LOOK_EVERY_S, POST_EVERY_MAX_S
 from twinbus.pairing.core.processing import LockRenewal
 from twinbus.pairing.core.secondary import JITTER, LIST_IDLE_S
 from twinbus.pairing.core.twins import READ_EVERY_S
 from twinbus.pairing.lifecycle.twin_marks import SINGLE_MAX
 from twinbus.pairing.receiving.watchdog import SILENT_LEAST_S
 from twinbus.syphon.core.destination import VALID_S
-from twinbus.syphon.core.lease_validity import LEASE_LOCK_S, RENEW_SHARE, STANDBY_SHARE
 from twinbus.syphon.twin_search import TOPICS_EVERY_S
 
 KB = 1024
@@ -69,13 +70,15 @@ def test_a_small_application_stays_free_and_the_polls_cross_the_free_13_million(
         "poll": (28_800, 28_800, Decimal("0.013608")),
         # The queues are listed at the start, and 2,880 times.
         "administration": (2_881, 2_881, Decimal("0.0023048")),
+        # 5 hosts look at the start and 2,880 times; in an hour of outage 300 times, with 60 posts.
+        "board": (16_205, 16_205, Decimal("0.012964")),
     }
-    assert found.units == 13_019_891
+    assert found.units == 13_036_096
     assert found.bill.line("base charge").amount == Decimal("9.67752")
     # 5 x 10 connections, 5 x 10 more in the outage, 20 of the syphon: all free.
     assert found.bill.line("connections").quantity == 120
-    assert found.bill.total == Decimal("9.6934328")
-    assert found.added == Decimal("0.0159128")
+    assert found.bill.total == Decimal("9.7063968")
+    assert found.added == Decimal("0.0288768")
 
 
 def test_large_messages_with_settlement_cross_100_million() -> None:
@@ -99,8 +102,9 @@ def test_large_messages_with_settlement_cross_100_million() -> None:
         "syphon": (64_810, 103_210, Decimal("0.051605")),
         "poll": (28_800, 28_800, Decimal("0.0144")),
         "administration": (2_881, 2_881, Decimal("0.0014405")),
+        "board": (3_121, 3_121, Decimal("0.0015605")),
     }
-    assert found.bill.line("operations").amount == Decimal("71.5074655")
+    assert found.bill.line("operations").amount == Decimal("71.509026")
     # Every message out of the primary, and the moved ones out of the secondary too.
     assert found.bill.line("egress").quantity == (20_736_000 + 19_200) * 96 * KB
     assert found.bill.not_priced == ("egress",)
@@ -117,6 +121,7 @@ def test_a_large_application_in_the_last_tier() -> None:
         ("syphon", 407_210),
         ("poll", 28_800),
         ("administration", 2_881),
+        ("board", 58_420),
     ]
     # 69.60 + 1,200 + 91.8 M at 0.20; the others at 0.20 too.
     assert [cause.amount for cause in found.causes] == [
@@ -126,11 +131,12 @@ def test_a_large_application_in_the_last_tier() -> None:
         Decimal("0.081442"),
         Decimal("0.00576"),
         Decimal("0.0005762"),
+        Decimal("0.011684"),
     ]
     # 800 connections, 200 more in the outage, 20 of the syphon: 20 past the free thousand.
     assert found.bill.line("connections").amount == Decimal("0.60")
     # Against 2,592 M operations and 800 connections without a pair.
-    assert found.added == Decimal("0.6888448")
+    assert found.added == Decimal("0.7005288")
     # 2 x 720 h at 0.9275, and 1,296 M x 2,048 bytes at 0.09 a GB.
     assert found.geo_replication.total == Decimal("1335.60") + Decimal("238.87872")
 
@@ -168,16 +174,16 @@ def test_premium_pays_hours_and_the_pair_a_second_namespace() -> None:
 def test_basic_pays_every_operation() -> None:
     found = made(Workload(rate_per_s=Fraction(10), size_bytes=KB, tier=ServiceTier.BASIC))
     # 25,920,000 messages, 4,000 moved (four operations instead of two), 7 pings, 28,800 polls,
-    # 7,210 searches for deferred messages, 2,881 for new queues.
-    assert found.units == 51_840_000 + 8_000 + 7 + 28_800 + 7_210 + 2_881
-    assert found.bill.line("operations").amount == Decimal("2.5943449")
+    # 7,210 searches for deferred messages, 2,881 for new queues, 2,921 looks and posts.
+    assert found.units == 51_840_000 + 8_000 + 7 + 28_800 + 7_210 + 2_881 + 2_921
+    assert found.bill.line("operations").amount == Decimal("2.59449095")
     assert any("no duplicate detection" in line for line in found.warnings)
 
 
 def test_no_outage_leaves_the_requests_of_an_idle_syphon() -> None:
     found = made(Workload(rate_per_s=Fraction(1), size_bytes=0, outages_per_year=Fraction(0)))
     assert found.moved == 0
-    assert [cause.units for cause in found.causes] == [5_184_000, 0, 0, 7_210, 28_800, 2_881]
+    assert [cause.units for cause in found.causes] == [5_184_000, 0, 0, 7_210, 28_800, 2_881, 2_881]
 
 
 def test_a_queue_that_stays_missing_costs_what_its_searches_cost() -> None:
@@ -273,6 +279,12 @@ def test_the_times_of_twins_and_receivers_are_those_of_the_pair() -> None:
     assert arithmetic.TWIN_TOPICS_S == TOPICS_EVERY_S
     assert arithmetic.LIST_PAGE == LIST_PAGE
     assert arithmetic.RECEIVER_CHECK_S == SILENT_LEAST_S
+
+
+def test_the_times_of_the_notice_board_are_those_of_the_fleet() -> None:
+    assert arithmetic.BOARD_LOOK_S == HEALTHY_LOOK_S
+    assert arithmetic.BOARD_OUTAGE_LOOK_S == LOOK_EVERY_S
+    assert arithmetic.BOARD_POST_S == POST_EVERY_MAX_S
 
 
 def test_the_times_of_an_idle_syphon_are_those_of_the_syphon() -> None:

@@ -33,6 +33,8 @@ def test_azure_is_reached_with_tls_and_a_local_broker_without() -> None:
     assert azure.administration == ("contoso.servicebus.windows.net", 443, True)
     assert local.administration == ("localhost", 5700, False)
     assert (azure.label, local.label) == ("contoso", "localhost-5700")
+    named = Endpoint.parse(LOCAL.replace(":5700", ":5700/#eu"))
+    assert (named.host, named.port, named.label) == ("localhost", 5700, "eu")
 
 
 def test_a_token_is_good_for_its_entity_until_it_expires() -> None:

@@ -20,10 +20,11 @@ from tests.unit.page.asgi import answer
 from tests.unit.status.statuses import QUEUE, entity, status
 from twinbus.control.protocol import Verb, steering_verbs
 from twinbus.control.server import ControlServer
-from twinbus.control.sockets import VARIABLE, open_socket
+from twinbus.control.sockets import open_socket
 from twinbus.page.core.model import PAIRS_MAX, PairTable, as_json, foreign_pairs
 from twinbus.page.core.view import Board, HostAnswer
 from twinbus.page.live import HostPoller, PeerAddress, PeerPoller, PeerRefused, read_peer
+from twinbus.run_directory import VARIABLE
 from twinbus.status.document import SyphonQueueStatus, SyphonStatus
 
 

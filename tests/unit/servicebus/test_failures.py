@@ -234,6 +234,19 @@ def test_what_follows_from_each_meaning(meaning: FailureMeaning) -> None:
     assert meaning.pulls_queue is (word in {"UNREACHABLE", "NOT_FOUND", "DISABLED", "QUOTA"})
 
 
+def test_the_option_makes_an_answer_count_that_shows_an_entity_which_takes_no_message() -> None:
+    causes = {
+        cause: {meaning.name for meaning in FailureMeaning if meaning.diverted_on({cause})}
+        for cause in ("disabled", "full", "throttled", "")
+    }
+    assert causes == {
+        "disabled": {"DISABLED"},
+        "full": {"QUOTA"},
+        "throttled": {"BUSY"},
+        "": set(),
+    }
+
+
 def test_classifying_imports_nothing_of_azure() -> None:
     script = (
         "import sys, twinbus.servicebus.failures, twinbus.pairing.core.attempts\n"

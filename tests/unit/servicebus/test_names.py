@@ -1,10 +1,15 @@
-"""Paths of entities, and of what is below them."""
+"""Paths of entities, and addresses as clients of several languages write them."""
 
 from __future__ import annotations
 
 import pytest
 
-from twinbus.servicebus.names import dead_letter_path, entity_of, subscription_path
+from twinbus.servicebus.names import (
+    dead_letter_path,
+    entity_address,
+    entity_of,
+    subscription_path,
+)
 from twinbus.servicebus.names import transfer_dead_letter_path as transfer_path
 
 
@@ -25,3 +30,22 @@ from twinbus.servicebus.names import transfer_dead_letter_path as transfer_path
 )
 def test_the_entity_of_a_path(path: str, entity: str) -> None:
     assert entity_of(path) == entity
+
+
+@pytest.mark.parametrize(
+    ("address", "path"),
+    [
+        ("orders", "orders"),
+        ("/orders", "orders"),
+        ("amqps://host:5672/orders", "orders"),
+        ("sb://localhost:5692/#contoso/orders", "orders"),
+        ("sb://localhost:5692/#contoso/news/Subscriptions/a?x=y", "news/Subscriptions/a"),
+        ("sb://localhost:5692/#contoso", ""),
+        # A path of its own is the path: another one behind it does not count.
+        ("sb://localhost:5692/orders#contoso/other", "orders"),
+        ("sb://localhost:5692/orders?x#contoso/other", "orders"),
+        ("amqps://[x", "amqps://[x"),
+    ],
+)
+def test_the_path_of_an_address(address: str, path: str) -> None:
+    assert entity_address(address) == path

@@ -211,6 +211,8 @@ poll = 900
 detection-window = "10min"
 twins = ["orders", "billing-*"]
 twins-with-sessions = true
+board = false
+quorum = 3
 
 [pair.eu.gateway]
 address = "contoso:5672"
@@ -219,6 +221,7 @@ failover-interval = "10s"
 ping-interval = 30
 attempt-timeout = "5s"
 patience = "50s"
+divert-on = ["disabled", "full"]
 syphon = false
 key-file = "~/gateway-key"
 rule-file = "/etc/twinbus/rules"
@@ -249,8 +252,8 @@ def test_every_key_is_taken_with_its_line() -> None:
     assert pairs["eu"].keys() == KEYS.keys()
     assert pairs["eu"]["queues"] == (20, 10)
     assert pairs["eu"]["twins"] == (["orders", "billing-*"], 19)
-    assert pairs["eu"]["gateway.patience"] == ("50s", 28)
-    assert pairs["us"]["secondary"] == ("file:/run/secrets/us", 40)
+    assert pairs["eu"]["gateway.patience"] == ("50s", 30)
+    assert pairs["us"]["secondary"] == ("file:/run/secrets/us", 43)
     assert not any(holds_secret(key, entry.value) for key, entry in pairs["eu"].items())
 
 
@@ -308,6 +311,11 @@ def test_an_empty_file_has_no_pair() -> None:
         ("'gateway.patience' = '1s'", "pair.eu.a key is not a known key"),
         ("gateway = {host = 3}", "pair.eu.gateway.host must be a host name"),
         ("gateway.patience = '2h'", "pair.eu.gateway.patience must be a duration from 1s to 1h"),
+        (
+            "gateway.divert-on = ['busy']",
+            "pair.eu.gateway.divert-on must be a list of disabled, full, throttled",
+        ),
+        ("gateway.divert-on = [[]]", "pair.eu.gateway.divert-on must be a list of disabled"),
         ("gateway.key-file = 'key'", "pair.eu.gateway.key-file must be a path"),
         ("gateway.syphon = 'no'", "pair.eu.gateway.syphon must be true or false"),
         (f"primary = {STRING}", "not TOML: Invalid value"),

@@ -130,6 +130,8 @@ class ShownPair:
     """Times in which sends were not watched."""
     receiving: list[ShownReceiver] = field(default_factory=list)
     """What is received from, what is handled, and what twins hold; worst first."""
+    fleet: str = ""
+    """Which other processes and hosts it hears; empty: none, or it is not known."""
 
     DERIVED: ClassVar = ("level", "word")
 

@@ -54,6 +54,9 @@ JUDGED_AGAIN_S: Final = 20.0
 
 NO_LONGER_RUNNING: Final = "no longer running"
 
+PLAIN_TEXTS: Final = ("reason", "last_error", "raising_reason", "evidence", "pinger")
+"""Texts of an entity that may hold anything."""
+
 NAMED_MAX: Final = 3
 """Pairs or entities that the sentence names."""
 
@@ -237,6 +240,7 @@ class _HostHistory:
             verified_at=status.verified_at,
             safe=judgement.is_safe,
             safety=judgement.sends,
+            fleet=plain(status.fleet or ""),
             waiting=status.backlog_waiting,
             syphon=None if syphon is None else syphon_of(syphon),
             entities=[self._entity(one, judgement, now) for one in entities.values()],
@@ -289,7 +293,7 @@ class _HostHistory:
             since = None
         spans = self._spans.setdefault(status.path, EntitySpans())
         known: dict[str, Any] = as_json(status)
-        known |= {name: plain(known[name]) for name in ("reason", "last_error", "raising_reason")}
+        known |= {name: plain(known[name]) for name in PLAIN_TEXTS}
         known |= {"since_s": None, "states": states, "since": entered}
         return ShownEntity(**known, spans=spans.observe(state, since, now, self._began_at))
 

@@ -68,7 +68,8 @@ function note(entity, pair) {
   if (failover_s !== null) return `fails over in ${duration(failover_s)}`;
   const ping_s = left(pair, entity.next_ping_in_s);
   if (ping_s === null) return entity.raising ? `${count(entity.raising)} raised in 1 min` : "";
-  return ping_s ? `next ping in ${duration(ping_s)}` : "pings now";
+  const by = entity.pinger ? ` by ${entity.pinger}` : "";
+  return ping_s ? `next ping in ${duration(ping_s)}${by}` : "pings now";
 }
 
 function showDetail(row) {
@@ -81,6 +82,7 @@ function showDetail(row) {
     facts.push({ name: "Calls raised in the last minute", value: count(entity.raising), note: entity.raising_reason });
   }
   if (entity.reason) facts.push({ name: "Reason", value: entity.reason });
+  if (entity.evidence) facts.push({ name: "Also failed over", value: entity.evidence });
   if (entity.last_error) {
     facts.push({ name: "Last error", value: entity.last_error });
     facts.push({ name: "Last error at", at: entity.last_error_at });

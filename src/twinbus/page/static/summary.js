@@ -39,6 +39,7 @@ function facts(pair) {
     { name: "Errors raised to callers", value: count(total("raised")) },
     { name: "Sends now", value: rate(recent(pair)) },
   );
+  if (pair.fleet) list.push({ name: "Other processes", value: pair.fleet });
   if (pair.state !== "running") list.push({ name: "Last heard", at: pair.state_since });
   return list;
 }

@@ -232,7 +232,7 @@ _COLUMNS: Final[Mapping[str, str]] = {
     "bytes": "Sum of the message sizes in bytes.",
     "came_out": "The syphon received it from a backlog queue.",
     "cause": "Who wanted the operation: application, failover, ping, syphon, poll, lease,"
-    " administration or consumer.",
+    " administration, consumer or board.",
     "changes": "Number of such records.",
     "client": "Client of a gateway that sent the message: its connection's container id.",
     "completed": "The syphon completed it in the backlog or in a twin.",

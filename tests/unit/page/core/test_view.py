@@ -13,6 +13,7 @@ from twinbus.page.core.timeline import SPANS_MAX, WINDOW_S, EntitySpans, SendHis
 from twinbus.page.core.view import GONE_MAX, GONE_SHOWN_S, Board, headline_of
 from twinbus.page.documents import with_observed
 from twinbus.status.document import SyphonQueueStatus, SyphonStatus
+from twinbus.status.fleet import FleetStatus
 
 
 def board() -> Board:
@@ -58,10 +59,14 @@ def test_an_outage_becomes_spans_events_and_a_headline() -> None:
 
 def test_a_document_has_the_words_and_figures_of_status() -> None:
     shown = board()
-    found = status(entity(state="failed over", since_s=3.0), protected=True)
+    said = {"evidence": "1 other process", "pinger": "another host"}
+    found = status(entity(state="failed over", since_s=3.0, **said), fleet=FleetStatus(hosts=2))
     shown.observe([answer(found)], NOW)
     pair = only(shown)
-    assert pair.attention == ["failed over: orders"]
+    assert pair.attention == ["failed over: orders (also: 1 other process)"]
+    assert (pair.entities[0].pinger, pair.fleet) == (
+        "another host", "2 other hosts on the notice board",
+    )  # fmt: skip
     assert pair.safe is True
     assert pair.safety.startswith("sends are safe: those to orders go to the backlog")
     assert pair.started_at == 1_794_873_600.0
