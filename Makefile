@@ -35,23 +35,27 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-11s %s\n", $$1, $$2}'
 
-# A drill needs no tools of the tests: without `make setup` it installs less.
-DRILL_STAMP := $(if $(wildcard $(STAMP)),$(STAMP),$(VENV)/.installed-all)
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
+# A drill begins without Spark, whose packages come while it runs: without `make setup` it installs less.
+DRILL_STAMP := $(if $(wildcard $(STAMP)),$(STAMP),$(VENV)/.installed-drill)
 
 setup: $(STAMP) ## make .venv and install everything the targets need
 	@echo "setup: $(VENV) is ready"
 
-$(VENV)/.installed-all: EXTRAS := all
-$(STAMP) $(VENV)/.installed-all: pyproject.toml
+$(STAMP): SIZE := about three minutes on an empty cache (Spark is 460 MB)
+$(VENV)/.installed-drill: EXTRAS := broker,console
+$(VENV)/.installed-drill: SIZE := half a minute on an empty cache
+$(STAMP) $(VENV)/.installed-drill: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 	  { echo "setup: needs Python 3.11 or newer as $(PYTHON); name another with PYTHON=..." >&2; exit 1; }
-	@echo "setup: installing twinbus[$(EXTRAS)] into $(VENV), about three minutes on an empty cache (Spark is 460 MB)"
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[$(EXTRAS)]'
+	@echo "setup: installing twinbus[$(EXTRAS)] into $(VENV), $(SIZE)"
+	@# A line every five seconds, until pip or this shell has ended.
+	@s=0; while sleep 5 && kill -0 $$$$ 2>/dev/null; do s=$$((s + 5)); echo "setup: $$s s"; done & lines=$$!; trap 'kill $$lines' EXIT; trap 'exit 130' INT TERM; \
+	  { test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); } && $(PIP) --editable '.[$(EXTRAS)]'
 	@touch $@
 
 drill: $(DRILL_STAMP) ## kill the primary and watch nothing get lost
-	@$(BIN)/twinbus drill --page $(DRILL_ARGS)
+	@TWINBUS_INSTALL_SPARK="$(PIP) twinbus[spark,jre]" $(BIN)/twinbus drill --page $(DRILL_ARGS)
 
 pictures: $(STAMP) ## take the pictures of the page from a drill, with Chromium
 	@$(BIN)/python -m tests.browser.drill_page

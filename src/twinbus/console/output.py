@@ -65,15 +65,18 @@ def progress_bar(share: float) -> str:
 class LiveLine:
     """The last line of a terminal. Any thread may call its methods.
 
-    As a context manager it refreshes itself. Without a terminal it shows nothing.
+    As a context manager it refreshes itself. Without a terminal it shows nothing, or prints a line
+    after each `SILENT_S` without one.
     """
+
+    SILENT_S: float | None = None
 
     def __init__(self, stream: IO[str] | None = None) -> None:
         self._stream = stream or sys.stderr
         self.is_live = self._stream.isatty()
-        """False for a file or a pipe: then nothing but `print` writes."""
+        """False for a file or a pipe."""
         self._step = ""
-        self._began = time.monotonic()
+        self._began = self._printed = time.monotonic()
         self._is_shown = False
         self._lock = threading.RLock()
         self._done = threading.Event()
@@ -82,15 +85,19 @@ class LiveLine:
         )
 
     def __enter__(self) -> Self:
-        if self.is_live:
+        if self._refreshes:
             self._refreshing.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._done.set()
-        if self.is_live:
+        if self._refreshes:
             self._refreshing.join()
         self.clear()
+
+    @property
+    def _refreshes(self) -> bool:
+        return self.is_live or self.SILENT_S is not None
 
     def say(self, step: str) -> None:
         """Begin a step, which is shown, with its age, once it takes long."""
@@ -112,6 +119,7 @@ class LiveLine:
         with self._lock:
             self.clear()
             print(line, file=stream, flush=True)
+            self._printed = time.monotonic()
 
     def clear(self) -> None:
         """Remove the line until it is shown again."""
@@ -126,11 +134,19 @@ class LiveLine:
         took_s = time.monotonic() - self._began
         return f"… {self._step}, {took_s:.0f} s" if self._step and took_s >= SHOW_AFTER_S else ""
 
+    def refresh(self, now: float) -> None:
+        """Show the line; without a terminal print it, if there was none for `SILENT_S`."""
+        with self._lock:
+            if not (text := self.text()):
+                return
+            if self.is_live:
+                self.show(text)
+            elif self.SILENT_S is not None and now - self._printed >= self.SILENT_S:
+                self.print(text, self._stream)
+
     def _refresh(self) -> None:
         while not self._done.wait(REFRESH_S):
-            with self._lock:
-                if text := self.text():
-                    self.show(text)
+            self.refresh(time.monotonic())
 
 
 GAP: Final = "  "

@@ -5,15 +5,20 @@ One thread does all of it: a session belongs to the thread that made it.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import os
 import queue
+import shlex
+import subprocess
+import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from twinbus.extras import install_command
 from twinbus.pipeline.spark.classic import spark_failures_in_one_line
@@ -39,11 +44,74 @@ LONG_BYTES: Final = 500 << 20
 """For larger ledgers Spark compiles fully: a slower start, a faster run."""
 
 
+INSTALL: Final = "TWINBUS_INSTALL_SPARK"
+"""The command that installs Spark's packages while a drill runs, as `make drill` sets it."""
+
+
 def require_spark() -> None:
     """Raise SparkStartError if Spark, or what the tables need beside it, is not installed."""
     for package, what in (("pyspark", "Spark"), ("deltalake", "the package deltalake")):
         if importlib.util.find_spec(package) is None:
             raise SparkStartError(f"this command needs {what}: {install_command('spark,jre')}")
+
+
+class SparkInstallation:
+    """The packages of Spark, which are installed in the background if `INSTALL` says how.
+
+    A context manager, which ends an installation that still runs. SparkStartError if the packages
+    are missing and nothing installs them.
+    """
+
+    def __init__(self) -> None:
+        self._command = os.environ.get(INSTALL, "")
+        self.process: subprocess.Popen[bytes] | None = None
+        """The installation, while it runs."""
+        self._output: IO[bytes]
+
+    def __enter__(self) -> Self:
+        try:
+            require_spark()
+        except SparkStartError:
+            if not self._command:
+                raise
+            self._output = tempfile.TemporaryFile()
+            self.process = subprocess.Popen(  # noqa: S603 - the user's own command
+                shlex.split(self._command),
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=subprocess.STDOUT,
+                # Ctrl-C is for the drill, which ends this itself.
+                start_new_session=True,
+            )
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    def is_done(self, timeout_s: float) -> bool:
+        """Whether the packages are there; waits for them, but no longer than the timeout.
+
+        SparkStartError if the installation failed.
+        """
+        if self.process is None:
+            return True
+        try:
+            status = self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        self.process = None
+        importlib.invalidate_caches()
+        if status:
+            self._output.seek(0)
+            said = self._output.read().decode(errors="replace").strip().splitlines()
+            raise SparkStartError(
+                f"Spark could not be installed: {said[-1] if said else f'status {status}'}"
+                f" ({self._command})"
+            )
+        require_spark()
+        return True
 
 
 def settings_for(ledger: str, tables: str | None = None) -> Mapping[str, str]:

@@ -9,7 +9,6 @@ With --gateway the senders know nothing of the pair; the phases are the same.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import logging
 import shlex
@@ -18,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, ExitStack, closing, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -48,12 +48,10 @@ from twinbus.console.drill.world import (
 from twinbus.console.output import Output, show
 from twinbus.console.report.making import BacklogScan
 from twinbus.console.sheet import page_of, text_of
-from twinbus.console.spark_thread import SparkThread, require_spark
+from twinbus.console.spark_thread import SparkInstallation, SparkThread
 from twinbus.cost import prices
 from twinbus.namespace.access import endpoint_of
 from twinbus.pair import Pair
-from twinbus.pipeline.drain import drain
-from twinbus.pipeline.reports.outage import outage_report
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -77,6 +75,10 @@ ERROR_LENGTH_MAX: Final = 200
 LOST_IDS_MAX: Final = 10_000
 """Limit of the lost messages that a drill names."""
 
+DRAIN: Final = "twinbus.pipeline.drain.drain"
+REPORT: Final = "twinbus.pipeline.reports.outage"
+"""Modules that need Spark, whose packages may still be on their way when the drill begins."""
+
 BACKOFF_S: Final = 0.2
 RETRIES: Final = 1_000
 """Effectively unlimited: time ends the calls of a drill (`traffic`), not a count."""
@@ -87,16 +89,15 @@ async def run(
     plan: DrillPlan, directory: Path, output: Output, *, is_page_wanted: bool = False
 ) -> int:
     """Run a drill, write its report to `directory` and to stdout; return the exit status."""
-    require_spark()
-    _make_directory(directory)
-    _log_to(directory / "drill.log")
     # However the drill ends, no process and no file of its world is left.
-    with World(plan.like) as world, ExitStack() as stack:
+    with SparkInstallation() as packages, World(plan.like) as world, ExitStack() as stack:
+        _make_directory(directory)
+        _log_to(directory / "drill.log")
         page = stack.enter_context(DrillPage(world)) if is_page_wanted else None
         with SparkThread() as spark, DrillScreen() as screen:
             if page is not None:
                 screen.on_line = page.say
-            drill = Drill(plan, world, spark, screen, page)
+            drill = Drill(plan, world, packages, spark, screen, page)
             try:
                 result = await drill.run()
             except BaseException as error:
@@ -161,12 +162,14 @@ class Drill:
         self,
         plan: DrillPlan,
         world: World,
+        packages: SparkInstallation,
         spark: SparkThread,
         screen: DrillScreen,
         page: DrillPage | None = None,
     ) -> None:
         self._plan = plan
         self._world = world
+        self._packages = packages
         self._spark = spark
         self._screen = screen
         self._page = page
@@ -200,6 +203,8 @@ class Drill:
     async def _get_spark_ready(self, sent: asyncio.Event) -> None:
         """Start Spark while messages are sent, and warm it up if there is time."""
         with self._screen.phase("Spark", "starting Spark") as phase:
+            while not await asyncio.to_thread(self._packages.is_done, POLL_S):
+                phase.note = "installing Spark, 460 MB; the drill goes on meanwhile"
             ready = self._spark.submit(_start_worker)
             while not await _is_done(ready):
                 phase.note = self._spark.announcement or "starting Spark"
@@ -321,7 +326,7 @@ class Drill:
     async def _drain_once(self, phase: Phase, waiting: int) -> BaseException | None:
         """Drain once; return the error that ended it early, or None."""
         work = self._spark.submit(
-            lambda session: drain.drain(
+            lambda session: import_module(DRAIN).drain(
                 session,
                 _side(self._world.primary),
                 _side(self._world.secondary),
@@ -360,7 +365,7 @@ class Drill:
                 await scan.peek()
                 seen = list(scan.sightings())
             work = self._spark.submit(
-                lambda session: outage_report(
+                lambda session: import_module(REPORT).outage_report(
                     session,
                     self._world.ledger,
                     prices.standard(),
@@ -404,11 +409,13 @@ def _warm_up_reports(session: SparkSession, ledger: Path) -> None:
     The first time costs Spark several times the second (it loads and compiles). While messages are
     sent no phase waits for it.
     """
-    outage_report(session, ledger, prices.standard(), (), peeked_ms=0, ids_max=1)
+    import_module(REPORT).outage_report(
+        session, ledger, prices.standard(), (), peeked_ms=0, ids_max=1
+    )
 
 
 def _unchanged(batches: Iterator[Any]) -> Iterator[Any]:
-    importlib.import_module("twinbus.syphon.host")
+    import_module("twinbus.syphon.host")
     yield from batches
 
 

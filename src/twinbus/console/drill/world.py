@@ -266,6 +266,8 @@ class Phase:
 class DrillScreen(LiveLine):
     """Shows the phases of a drill; a context manager."""
 
+    SILENT_S = 5.0
+
     def __init__(self, stream: IO[str] | None = None) -> None:
         super().__init__(stream)
         self.took_s: dict[str, float] = {}

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -227,6 +228,20 @@ def test_a_log_gets_a_line_when_a_phase_begins_and_one_when_it_ends() -> None:
     assert last.startswith("drain ")
     assert last.endswith(" s  10 messages are home")
     assert list(screen.took_s) == ["drain"]
+
+
+def test_a_log_gets_a_line_of_a_long_phase_every_five_seconds() -> None:
+    text = io.StringIO()
+    screen = DrillScreen(text)
+    began = time.monotonic()
+    with screen.phase("count", "Spark reads the ledger", 10) as phase:
+        phase.reach(5)
+        screen.refresh(began + 4.9)
+        assert len(text.getvalue().splitlines()) == 1
+        screen.refresh(time.monotonic() + 5.0)
+    _, long, _ = text.getvalue().splitlines()
+    assert "50%" in long
+    assert long.endswith("Spark reads the ledger")
 
 
 def test_a_phase_that_is_stopped_says_so_and_took_no_time() -> None:
