@@ -75,7 +75,8 @@ def compact(store: TableStore, *, announce: Announce | None = None) -> Compacted
         if len(small) > 1:
             say(f"compacting {len(small)} files of {table}")
             new = write(store, before, small, part)
-            commit_changes(store, {table: TableChange(new, small)})
+            # Rows of journeys are merged, records stay as they are.
+            commit_changes(store, {table: TableChange(new, small, same_rows=table == BRONZE)})
     sums = _compacted_sums(store, before, part)
     if sums:
         commit_changes(store, sums, sum_parts=1)

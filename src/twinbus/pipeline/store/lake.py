@@ -37,7 +37,7 @@ from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction
 
 from twinbus.ledger.record import FILE_SUFFIX, LedgerError
-from twinbus.pipeline.store.place_files import first_line
+from twinbus.pipeline.store.place_files import Bounds, first_line
 
 FORMAT: Final = 6
 """Increment when old readers would misread new tables."""
@@ -53,6 +53,10 @@ REBUILD: Final = "rebuild them (twinbus ledger rebuild LEDGER)"
 
 SET_FILES_MAX: Final = 50
 """Files of `sets`, one for each row, before the next commit merges them into one file."""
+
+BOUNDED: Final = frozenset({"day", "at_ms", "at_s", "first_ms", "last_ms"})
+"""Columns whose bounds the log has for each file, so that readers skip files: days and times. No
+ids: what is in a log cannot be erased."""
 
 _VERSION: Final = "_version"
 _TOOK: Final = "took"
@@ -113,6 +117,8 @@ class DataFile:
     size_bytes: int
     rows: int
     modified_ms: int
+    bounds: Bounds = field(default_factory=dict, compare=False)
+    """Of `BOUNDED` columns."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +127,9 @@ class TableChange:
 
     added: Sequence[DataFile] = ()
     removed: Sequence[DataFile] = ()
+    same_rows: bool = False
+    """Whether the added files have the rows of the removed ones: streams that follow the table
+    then skip the change."""
 
 
 class Lake:
@@ -237,9 +246,15 @@ class Lake:
                 if wanted.pop(one.path, None) is None:
                     raise CommitConflict(f"{table}/{one.path} has been replaced")
             wanted.update((one.path, one) for one in change.added)
+            # What a process that died has left, or removed, changes the rows of the last version.
+            moved = {one.path for one in (*change.added, *change.removed) if change.same_rows}
             actions: list[AddAction | RemoveAction] = [
-                *(_add(one) for path, one in wanted.items() if path not in now),
-                *(_remove(one) for path, one in now.items() if path not in wanted),
+                *(_add(one, path not in moved) for path, one in wanted.items() if path not in now),
+                *(
+                    _remove(one, path not in moved)
+                    for path, one in now.items()
+                    if path not in wanted
+                ),
             ]
             if not actions:
                 return latest.version()
@@ -395,16 +410,37 @@ def _newest(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def _files_of(table: DeltaTable) -> dict[str, DataFile]:
-    names = ("size_bytes", "num_records", "modification_time")
-    rows = pa.table(table.get_add_actions()).to_pylist()
-    paths = ((unquote(row["path"]), row) for row in rows)
-    return {path: DataFile(path, *(row[name] for name in names)) for path, row in paths}
+    found = (
+        DataFile(
+            unquote(row["path"]),
+            row["size_bytes"],
+            row["num_records"],
+            row["modification_time"],
+            dict(_bounds_of(row)),
+        )
+        for row in pa.table(table.get_add_actions()).to_pylist()
+    )
+    return {file.path: file for file in found}
 
 
-def _add(file: DataFile) -> AddAction:
-    stats = json.dumps({"numRecords": file.rows})
-    return AddAction(file.path, file.size_bytes, {}, file.modified_ms, True, stats)
+def _bounds_of(row: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    least, greatest = row.get("min") or {}, row.get("max") or {}
+    for name in BOUNDED & least.keys() & greatest.keys():
+        if least[name] is not None and greatest[name] is not None:
+            yield name, (least[name], greatest[name])
 
 
-def _remove(file: DataFile) -> RemoveAction:
-    return RemoveAction(file.path, True, int(time.time() * 1000), file.size_bytes, {})
+def _add(file: DataFile, is_change: bool = True) -> AddAction:
+    bounds = sorted(file.bounds.items())
+    said = {
+        "numRecords": file.rows,
+        "minValues": {name: least for name, (least, _) in bounds},
+        "maxValues": {name: greatest for name, (_, greatest) in bounds},
+    }
+    # A day in the form of ISO 8601.
+    stats = json.dumps(said, default=str)
+    return AddAction(file.path, file.size_bytes, {}, file.modified_ms, is_change, stats)
+
+
+def _remove(file: DataFile, is_change: bool = True) -> RemoveAction:
+    return RemoveAction(file.path, is_change, int(time.time() * 1000), file.size_bytes, {})

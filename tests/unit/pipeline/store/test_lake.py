@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -355,16 +357,70 @@ def test_checksums_of_hadoop_are_hidden_and_go_with_their_file(
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
 
-def test_the_rows_of_a_file_are_those_of_its_footer(files: PlaceFiles, tmp_path: Path) -> None:
-    pq.write_table(pa.table({"number": [1, 2, 3]}), tmp_path / "three.parquet")
-    assert files.rows("three.parquet") == 3
+def test_rows_and_bounds_of_a_file_are_those_of_its_footer(
+    files: PlaceFiles, tmp_path: Path
+) -> None:
+    rows = pa.table({"number": [3, None, 1], "id": ["b", "a", "c"], "none": pa.nulls(3, "int64")})
+    pq.write_table(rows, tmp_path / "three.parquet", row_group_size=2)
+    bounds = files.footer("three.parquet", {"number", "none", "missing"})
+    assert bounds == (3, {"number": (1, 3)})
+
+
+def test_the_log_has_the_bounds_of_days_and_times_and_of_no_id(tmp_path: Path) -> None:
+    kinds = {"id": "string", "day": "date", "at_ms": "long"}
+    columns = [
+        {"name": name, "type": kind, "nullable": False, "metadata": {}}
+        for name, kind in kinds.items()
+    ]
+    schemas = {"records": json.dumps({"type": "struct", "fields": columns})}
+    first, last = date(2026, 11, 5), date(2026, 11, 6)
+    rows = pa.table({"id": ["secret-1", "secret-2"], "day": [first, last], "at_ms": [7, 9]})
+    (tmp_path / "records").mkdir()
+    pq.write_table(rows, tmp_path / "records" / "0.parquet")
+    files = PlaceFiles(str(tmp_path))
+    count, bounds = files.footer("records/0.parquet", lake.BOUNDED)
+    found = Lake(str(tmp_path), schemas)
+    written = DataFile("0.parquet", 1, count, 0, bounds)
+    snapshot = found.publish(Snapshot(), Snapshot(), {"records": TableChange([written])})
+    [action] = pa.table(DeltaTable(str(tmp_path / "records")).get_add_actions()).to_pylist()
+    assert action["min"] == {"id": None, "day": first, "at_ms": 7}
+    assert action["max"] == {"id": None, "day": last, "at_ms": 9}
+    # As another process reads it, and writes it again if it must restore the file.
+    [read_back] = Lake(str(tmp_path), schemas).files("records", snapshot)
+    assert read_back.bounds == {"day": (first, last), "at_ms": (7, 9)}
+    assert not any(b"secret" in log.read_bytes() for log in tmp_path.rglob("*.json"))
+
+
+def test_streams_skip_a_change_that_keeps_all_rows(place: Path) -> None:
+    tables = lake_at(place)
+    before = tables.latest()
+    # A process died after its version of the table: its file goes again, which is a change.
+    left = write_file(place, "records", "1-dead", ["9"])
+    changes = {"records": TableChange([left])}
+    with pytest.raises(KeyboardInterrupt), mock.patch.object(Lake, "_append", _killed):
+        tables.publish(before, before, changes)
+    merged = write_file(place, "records", "1-merged", ["1", "2"])
+    old = tables.files("records", before)
+    tables.publish(before, before, {"records": TableChange([merged], old, same_rows=True)})
+    newest = max((place / "records" / "_delta_log").glob("*.json"))
+    lines = map(json.loads, newest.read_text().splitlines())
+    actions = [line[kind] for line in lines for kind in ("add", "remove") if kind in line]
+    assert {one["path"]: one["dataChange"] for one in actions} == {
+        merged.path: False,
+        old[0].path: False,
+        left.path: True,
+    }
+
+
+def _killed(*given: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_what_cannot_be_read_is_one_line(files: PlaceFiles, tmp_path: Path) -> None:
     (tmp_path / "torn.parquet").write_bytes(b"PAR1")
     for attempt in (
         lambda: files.content("nothing"),
-        lambda: files.rows("torn.parquet"),
+        lambda: files.footer("torn.parquet", ()),
         lambda: PlaceFiles("nofs://host/ledger"),
     ):
         with pytest.raises(LedgerError, match=r"^\S+ cannot be used: [^\n]+$"):
