@@ -26,7 +26,7 @@ from twinbus.amqp.performatives import (
     TransactionalState,
 )
 from twinbus.broker.engine.settlement import SettlementOutcome
-from twinbus.broker.engine.transaction import Transaction
+from twinbus.broker.engine.transaction import BrokerTransaction
 from twinbus.broker.faults import Fault, FaultKind
 from twinbus.broker.links import transactions
 from twinbus.broker.links.transactions import LIFETIME_MS
@@ -431,13 +431,13 @@ async def test_an_unexpected_error_inside_a_commit_cuts_the_clients_off_unanswer
 ) -> None:
     async with opened() as world:
 
-        def fail(_work: Transaction, _now_ms: int) -> None:
+        def fail(_work: BrokerTransaction, _now_ms: int) -> None:
             raise RuntimeError("half-way")
 
         before = world.server.namespace
         txn_id = await world.declare()
         await world.send(txn_id)
-        monkeypatch.setattr(Transaction, "commit", fail)
+        monkeypatch.setattr(BrokerTransaction, "commit", fail)
         assert await world.ask(Discharge(txn_id, False)) is None
         (closed,) = [one for one in world.seen if isinstance(one, Closed)]
         assert closed.error is not None
