@@ -76,6 +76,7 @@ class DischargeLink:
         """Requests without credit."""
         self._asked: dict[int, asyncio.Future[object]] = {}
         """By delivery id: what has no answer."""
+        self._ended: LinkEnded | ConnectionLost | None = None
         name = f"coordinator-{next(_numbers)}"
         self._link: SenderLink = session.attach_sender(
             name, source=Source(address=name), target=CoordinatorTarget(list(CAPABILITIES))
@@ -85,17 +86,18 @@ class DischargeLink:
 
     @property
     def is_open(self) -> bool:
-        return self.opened.done() and self._link.state is LinkState.OPEN
+        return self._ended is None and self.opened.done() and self._link.state is LinkState.OPEN
 
     def ask(self, request: Declare | Discharge) -> asyncio.Future[object]:
-        """Send a request; the future gets the answer, DeliveryRejected or LinkEnded.
+        """Send a request; the future gets the answer, or DeliveryRejected, or why there is none.
 
-        It goes on if the one who waits for it is cancelled.
+        LinkEnded: it was sent; ConnectionLost: it was not. It goes on if the one who waits for it
+        is cancelled.
         """
         answer: asyncio.Future[object] = self._loop.create_future()
         answer.add_done_callback(_retrieved)
-        if self._link.state is LinkState.CLOSED:
-            answer.set_exception(LinkEnded("the coordinator's link has ended"))
+        if self._ended is not None:
+            answer.set_exception(ConnectionLost(str(self._ended)))
             return answer
         self._waiting.append((encode_request(request), answer))
         self._send()
@@ -140,6 +142,7 @@ class DischargeLink:
 
     def end(self, why: LinkEnded | ConnectionLost) -> None:
         """The link is gone: what was asked gets no answer any more."""
+        self._ended = self._ended or why
         if not self.opened.done():
             self.opened.set_exception(why)
             self.opened.exception()
@@ -150,7 +153,7 @@ class DischargeLink:
                 answer.set_exception(LinkEnded(str(why), why.condition, was_sent=True))
         for _, answer in waiting:
             if not answer.done():
-                answer.set_exception(LinkEnded(str(why), why.condition))
+                answer.set_exception(ConnectionLost(str(why)))
 
     def close(self) -> None:
         """Detach: the namespace rolls back what is not discharged."""

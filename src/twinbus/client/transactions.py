@@ -207,32 +207,31 @@ class NamespaceTransaction:
         if self._failure is not None:
             failure = self._failure
             await self.roll_back(error_text(failure))
-            raise TransactionRolledBackError(
-                f"the transaction was rolled back: {_reason(failure)}"
-            ) from failure
+            raise _rolled_back(failure) from failure
         if not self._txn_id:
             self._end(Ending.COMMITTED)
             return
+        await self._discharge()
+
+    async def _discharge(self) -> None:
         assert self._coordinator is not None
         self._discharged = True
         answer = self._coordinator.ask(Discharge(self._txn_id, False))
+        # Also if nobody waits for it any more.
         answer.add_done_callback(self._take_answer)
+        error: Exception | None = None
         try:
             await self._answer(answer)
         except TimeoutError:
-            error: Exception = TimeoutError(f"no answer for {self._connection.answer_s:g} s")
+            error = TimeoutError(f"no answer for {self._connection.answer_s:g} s")
             self._end(Ending.UNKNOWN, str(error))
         except NamespaceFailure as failure:
             error = failure
-        else:
-            return
-        if self.ending is Ending.ROLLED_BACK:
-            text = f"the transaction was rolled back: {_reason(error)}"
-            raise TransactionRolledBackError(text) from error
-        raise TransactionUnknownError(
-            f"the answer to the discharge is lost ({error}), so it is unknown whether the"
-            " transaction was committed; receive to find out, or send again with the same ids"
-        ) from error
+        if self.ending is None:
+            self._take_answer(answer)
+        if error is not None:
+            is_back = self.ending is Ending.ROLLED_BACK
+            raise (_rolled_back if is_back else _unknown)(error) from error
 
     def _take_answer(self, answer: asyncio.Future[object]) -> None:
         error = answer.exception()
@@ -274,7 +273,14 @@ class NamespaceTransaction:
         self._on_end(ending, why)
 
 
-def _reason(error: BaseException) -> str:
-    if not isinstance(error, NamespaceFailure):
-        return error_text(error)
-    return str(error).removeprefix("The transaction was rolled back: ")
+def _rolled_back(why: BaseException) -> TransactionRolledBackError:
+    text = str(why) if isinstance(why, NamespaceFailure) else error_text(why)
+    text = text.removeprefix("The transaction was rolled back: ")
+    return TransactionRolledBackError(f"the transaction was rolled back: {text}")
+
+
+def _unknown(why: Exception) -> TransactionUnknownError:
+    return TransactionUnknownError(
+        f"the answer to the discharge is lost ({why}), so it is unknown whether the transaction was"
+        " committed; receive to find out, or send again with the same ids"
+    )

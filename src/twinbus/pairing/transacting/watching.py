@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from twinbus.errors import TransactionError, TransactionUnavailableError
+from twinbus.errors import TransactionError, TransactionUnavailableError, TransactionUnknownError
 from twinbus.namespace.namespace import Namespace
 from twinbus.pairing.core.failover import Route
 from twinbus.pairing.core.sides import Side
@@ -80,9 +80,15 @@ class WatchedTransactions:
         entity.attempt_failed(error, counts=self._state.counts(error))
 
     def ended(self, sent: Sequence[TransactedSend], error: TransactionError | None) -> None:
+        recorded: Exception | None = error
+        if isinstance(error, TransactionUnknownError):
+            # The ledger knows an attempt without an answer by its kind of error.
+            recorded = TimeoutError(str(error))
         for path, measured, began, ended in sent:
             entity = self._client.entity(path)
-            self._state.recorder.attempted(entity.path, None, measured, began, ended, error=error)
+            self._state.recorder.attempted(
+                entity.path, None, measured, began, ended, error=recorded
+            )
             if error is None:
                 entity.succeeded(len(measured))
             else:
