@@ -170,7 +170,8 @@ class ClientTransactions:
             return
         try:
             self._require_rights(transaction, now_ms)
-            transaction.work.commit(now_ms)
+            with self._context.store.undoing():
+                transaction.work.commit(now_ms)
         except TransactionRolledBack:
             self._end(txn_id, now_ms)
             raise
