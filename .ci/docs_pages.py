@@ -80,6 +80,9 @@ the rights that each command needs.
 
 PROCESSOR: Final = ("run_until_stopped", "stop", "stop_soon")
 
+TRANSACTED: Final = ("transaction", "transactions")
+RECEIVED: Final = ("get_queue_receiver", "get_subscription_receiver")
+
 SHARED_MIN: Final = 4
 """An option that as many commands have is described once."""
 
@@ -93,6 +96,7 @@ def api_page() -> str:
         function("pair_namespaces", twinbus.pair_namespaces),
         table("Pair", twinbus.Pair),
         table("PairSide", twinbus.PairSide, "`pair.primary` and `pair.secondary`."),
+        table("PrimarySide", twinbus.PrimarySide, "`pair.primary`.", only=TRANSACTED),
         table("Namespace", twinbus.Namespace, only=("__init__", "from_connection_string")),
         _OPTIONS,
         table("PairedSender", twinbus.PairedSender) + _MESSAGES,
@@ -100,6 +104,9 @@ def api_page() -> str:
         table(
             "Processor", twinbus.Processor, "Made by `pair.process` and `process`.", only=PROCESSOR
         ),
+        function("transactions", twinbus.transactions),
+        table("Transactions", twinbus.Transactions, only=(*RECEIVED, "transaction", "close")),
+        table("Transaction", twinbus.Transaction),
         attributes("Options of a processor", ProcessSettings, "Keywords of both."),
         attributes("PairStatus", twinbus.PairStatus, "What `pair.status()` returns."),
         attributes("EntityStatus", EntityStatus, "The values of `status.entities`."),

@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from twinbus.errors import ScheduleUnknownError as ScheduleUnknownError
     from twinbus.errors import StoreError as StoreError
     from twinbus.errors import StoreFull as StoreFull
+    from twinbus.errors import TransactionError as TransactionError
+    from twinbus.errors import TransactionRolledBackError as TransactionRolledBackError
+    from twinbus.errors import TransactionUnavailableError as TransactionUnavailableError
+    from twinbus.errors import TransactionUnknownError as TransactionUnknownError
     from twinbus.errors import TransferError as TransferError
     from twinbus.errors import TwinbusError as TwinbusError
     from twinbus.errors import WrongKeyError as WrongKeyError
@@ -67,6 +71,10 @@ if TYPE_CHECKING:
     from twinbus.pairing.receiving.sources import process as process
     from twinbus.pairing.sending.sender import MessageSender as MessageSender
     from twinbus.pairing.sending.sender import PairedSender as PairedSender
+    from twinbus.pairing.transacting.primary_side import PrimarySide as PrimarySide
+    from twinbus.pairing.transacting.transaction import Transaction as Transaction
+    from twinbus.pairing.transacting.transactions import Transactions as Transactions
+    from twinbus.pairing.transacting.transactions import transactions as transactions
     from twinbus.status.document import PairStatus as PairStatus
 
 __version__ = "0.1.0.dev0"
@@ -81,7 +89,8 @@ _NAMES = {
         MissingDestinationError MissingPackageError MissingRightError NamespaceInUseError
         PairClosedError PairFaultedError PairingError PairNotStartedError PartialDivertError
         ReservedPropertyError SameNamespaceError ScheduleUnavailableError ScheduleUnknownError
-        StoreError StoreFull TransferError TwinbusError WrongKeyError
+        StoreError StoreFull TransactionError TransactionRolledBackError
+        TransactionUnavailableError TransactionUnknownError TransferError TwinbusError WrongKeyError
     """,
     "twinbus.namespace.namespace": "Namespace",
     "twinbus.options": "SendAvailabilityOptions Verdict classify",
@@ -96,6 +105,9 @@ _NAMES = {
     "twinbus.pairing.receiving.processor": "Processor",
     "twinbus.pairing.receiving.sources": "process",
     "twinbus.pairing.sending.sender": "MessageSender PairedSender",
+    "twinbus.pairing.transacting.primary_side": "PrimarySide",
+    "twinbus.pairing.transacting.transaction": "Transaction",
+    "twinbus.pairing.transacting.transactions": "Transactions transactions",
 }
 """Module and names of each public object; the imports above show the same to type checkers."""
 

@@ -22,6 +22,10 @@
      |    +-- BacklogGuardError            the message could not be stored in a backlog queue
      |         +-- BacklogMessageTooLargeError     ... because of its size
      |         +-- ReservedPropertyError           ... because of the name of a property
+     +-- TransactionError          an operation that a transaction cannot have
+     |    +-- TransactionRolledBackError   nothing of the transaction happened
+     |    +-- TransactionUnknownError      no answer came: all of it happened, or nothing
+     |    +-- TransactionUnavailableError  it needs the primary, and the entity failed over
      +-- MissingPackageError       a package of an extra is not installed; a ModuleNotFoundError too
      +-- SettingsError             the settings file cannot be used
      +-- CredentialError           a source of credentials cannot be opened or read
@@ -207,6 +211,41 @@ class ReservedPropertyError(BacklogGuardError):
             "backlog queue; give it another name"
         )
         self.name = name
+
+
+class TransactionError(TwinbusError):
+    """An operation cannot be part of the transaction, which is rolled back; the text says why.
+
+    `message_ids` are the ids of the messages that the transaction was to send, empty if it had
+    none.
+    """
+
+    def __init__(self, text: str, *, message_ids: Sequence[str] = ()) -> None:
+        super().__init__(text)
+        self.message_ids = tuple(message_ids)
+
+
+class TransactionRolledBackError(TransactionError):
+    """The transaction could not be committed, and nothing of it happened. Try all of it again.
+
+    Its cause is the operation that failed, or the answer of the namespace. Messages that it was to
+    settle are still locked.
+    """
+
+
+class TransactionUnknownError(TransactionError):
+    """The answer to the discharge is lost: all of the transaction happened, or nothing of it.
+
+    Receive to find out: messages that it settled come again if it was rolled back. Or send again
+    under the ids of `message_ids` to entities that detect duplicates.
+    """
+
+
+class TransactionUnavailableError(TransactionError):
+    """A transaction runs on the primary, and an entity of it has failed over.
+
+    Try it again when the entity is healthy, or send without one: that is diverted.
+    """
 
 
 class MissingPackageError(TwinbusError, ModuleNotFoundError):

@@ -52,6 +52,7 @@ from twinbus.pairing.receiving.processors import PairedProcessors
 from twinbus.pairing.receiving.sources import receivers_of
 from twinbus.pairing.sdk.sdk_cleanup import close_sdk_client
 from twinbus.pairing.sending.client import PairedClient
+from twinbus.pairing.transacting.primary_side import PrimarySide
 from twinbus.status.document import EntityState, PairStatus
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ if TYPE_CHECKING:
     from twinbus.pairing.receiving.handling import Handler
     from twinbus.pairing.receiving.receivers import PairedReceivers
     from twinbus.pairing.sending.sender import PairedSender
+    from twinbus.pairing.transacting.transactions import Transactions
+    from twinbus.pairing.transacting.watching import WatchedTransactions
 
 __all__ = ["Pair", "PairStatus", "pair_namespaces"]
 
@@ -132,7 +135,7 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
         self._keeper = SideKeeper(
             syphon=options.enable_syphon, release=self._release_side, changed=self._side_changed
         )
-        self.primary = PairSide(self._keeper, Side.PRIMARY, primary.endpoint)
+        self.primary = PrimarySide(self._keeper, primary.endpoint, self._open_transactions)
         self.secondary = PairSide(self._keeper, Side.SECONDARY, secondary.endpoint)
         self._recorder: Recorder | None = None
         self._client: PairedClient | None = None
@@ -142,6 +145,7 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
         self._fleet: PairFleet | None = None
         self._receiving: ServiceBusClient | None = None
         self._receivers: PairedReceivers | None = None
+        self._transactions: WatchedTransactions | None = None
         self._syphon: PairSyphon | None = None
         self._processors = PairedProcessors()
         self._closer: asyncio.Task[Any] | None = None
@@ -379,6 +383,8 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
             return
         ended = self._keeper.sides.refusal() or PairClosedError("the primary was closed")
         await self._processors.stop(ended, self._closer)
+        if self._transactions is not None:
+            await self._transactions.close()
         if self._receivers is not None:
             await self._receivers.close()
         await client.close_primary()
@@ -459,6 +465,15 @@ class Pair(AsyncOnly, PairMethods[ServiceBusReceiver, AsyncItemPaged[str]]):
             )
             self._started().state.listeners.on_event(self._receive_again)
         return self._receivers
+
+    def _open_transactions(self) -> Transactions:
+        client = self._live()
+        if self._transactions is None:
+            from twinbus.pairing.transacting.watching import WatchedTransactions
+
+            receivers = self._paired_receivers()
+            self._transactions = WatchedTransactions(client, self._primary, receivers)
+        return self._transactions.make()
 
     def _receive_again(self, event: PairEvent) -> None:
         """Let receivers open their links at once when the primary takes messages again."""

@@ -26,7 +26,7 @@ from tests.unit.broker.fakes import facts
 from tests.unit.broker.links.transacting import Transacting
 from twinbus.amqp.events import DeliveryArrived
 from twinbus.amqp.performatives import Accepted
-from twinbus.broker.engine.transaction import Transaction, _Send
+from twinbus.broker.engine.transaction import BrokerTransaction, _Send
 from twinbus.broker.server import BrokerServer
 from twinbus.broker.storage.lmdb_store import LmdbStore
 from twinbus.broker.storage.store import flush
@@ -57,7 +57,7 @@ class Lines:
 def commit_twice() -> None:
     """Plant a bug: the first half of a transaction is on disk before the second."""
 
-    def commit(self: Transaction, now_ms: int) -> None:
+    def commit(self: BrokerTransaction, now_ms: int) -> None:
         self._check(now_ms)
         for index, step in enumerate(self._work):
             if index == 1:
@@ -67,7 +67,7 @@ def commit_twice() -> None:
             else:
                 step.queue.settle_checked(step.wanted, now_ms)
 
-    Transaction.commit = commit  # type: ignore[method-assign]
+    BrokerTransaction.commit = commit  # type: ignore[method-assign]
 
 
 async def discharge(directory: Path, lines: Lines, told: int) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.unit.broker.fakes import World, incoming
 from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.engine.settlement import RequestedSettlement, SettlementOutcome
-from twinbus.broker.engine.transaction import Transaction
+from twinbus.broker.engine.transaction import BrokerTransaction
 from twinbus.broker.refusals import Refusal, TransactionRolledBack
 
 LOCK_MS = 5_000
@@ -62,7 +62,7 @@ class Known:
 class Planned:
     """A transaction, as the model has it."""
 
-    work: Transaction
+    work: BrokerTransaction
     sends: list[str] = field(default_factory=list)
     settles: dict[bytes, tuple[Known, SettlementOutcome, bool]] = field(default_factory=dict)
 
@@ -83,7 +83,7 @@ class Both:
             self.sent(self.name())
 
     def new(self) -> Planned:
-        return Planned(Transaction(self.world.namespace))
+        return Planned(BrokerTransaction(self.world.namespace))
 
     def name(self) -> str:
         return f"m{next(self.names)}"

@@ -111,6 +111,9 @@ class SimLine:
     async def session_with_room(self) -> SimSession:
         return self.session
 
+    async def begin_session(self) -> SimSession:
+        return SimSession(self)
+
     def forget_token(self, path: str) -> None:
         self._authorized.discard(path)
 

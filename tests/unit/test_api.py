@@ -27,6 +27,9 @@ from twinbus.pairing.lifecycle.pair_methods import PairMethods
 from twinbus.pairing.observing.events import EventStream
 from twinbus.pairing.receiving.processor import Processor
 from twinbus.pairing.sending.sender import PairedSender
+from twinbus.pairing.transacting.primary_side import PrimarySide
+from twinbus.pairing.transacting.transaction import Transaction
+from twinbus.pairing.transacting.transactions import Transactions
 
 PAIR = {
     "backlog_queues": "tuple[str, ...]",
@@ -65,6 +68,33 @@ SIDE = {
     "fault": "(error: BaseException) -> None",
     "reason": "str",
     "state": "SideState",
+}
+
+PRIMARY = {
+    **SIDE,
+    "transaction": "() -> Transaction",
+    "transactions": "() -> Transactions",
+}
+
+TRANSACTIONS = {
+    "close": "() -> None",
+    "get_queue_receiver": "(queue_name: str, **sdk_options: Any) -> ServiceBusReceiver",
+    "get_subscription_receiver": (
+        "(topic_name: str, subscription_name: str, **sdk_options: Any) -> ServiceBusReceiver"
+    ),
+    "transaction": "() -> Transaction",
+}
+
+TRANSACTION = {
+    **{
+        f"{action}_message": "(message: ServiceBusReceivedMessage) -> None"
+        for action in ("abandon", "complete", "defer")
+    },
+    "dead_letter_message": (
+        "(message: ServiceBusReceivedMessage, reason: str | None = None,"
+        " error_description: str | None = None) -> None"
+    ),
+    "send_messages": "(entity_name: str, message: Messages | ServiceBusMessageBatch) -> None",
 }
 
 SENDER = {
@@ -156,6 +186,9 @@ OF_THE_CORE = {
     # For the pair that a processor belongs to.
     *((Processor, name) for name in ("end_soon", "hurry", "is_handler", "name", "status")),
     (Processor, "stop_timeout_s"),
+    # For its transactions.
+    *((Transactions, name) for name in ("connection", "now", "ended", "entity_path")),
+    *((Transactions, name) for name in ("require_open", "require_served", "send_failed")),
 }
 """What only the core calls."""
 
@@ -209,6 +242,28 @@ def test_a_side_offers_exactly_this(kind: type) -> None:
     assert public(kind) == SIDE
 
 
+def test_the_primary_is_a_side_that_has_transactions() -> None:
+    for kind in (PrimarySide, blocking.PrimarySide):
+        assert public(kind) == PRIMARY
+    for function in (twinbus.transactions, blocking.transactions):
+        assert signature(function) == "(namespace: str | Namespace) -> Transactions"
+
+
+@pytest.mark.parametrize(
+    ("kind", "wanted"),
+    [
+        (Transactions, TRANSACTIONS),
+        (blocking.Transactions, TRANSACTIONS),
+        (Transaction, TRANSACTION),
+        (blocking.Transaction, TRANSACTION),
+    ],
+)
+def test_transactions_offer_exactly_this(kind: type, wanted: dict[str, str]) -> None:
+    found = without_managers(public(kind))
+    core = {name for owner, name in OF_THE_CORE if owner is kind}
+    assert {name: found[name] for name in set(found) - core} == wanted
+
+
 @pytest.mark.parametrize("kind", [Processor, blocking.Processor])
 def test_a_processor_offers_and_takes_exactly_this(kind: type) -> None:
     found = without_managers(public(kind))
@@ -226,6 +281,9 @@ def test_a_processor_offers_and_takes_exactly_this(kind: type) -> None:
         (PairSide, blocking.PairSide),
         (EventStream, blocking.EventStream),
         (Processor, blocking.Processor),
+        (PrimarySide, blocking.PrimarySide),
+        (Transaction, blocking.Transaction),
+        (Transactions, blocking.Transactions),
     ],
     ids=lambda kind: str(kind.__name__),
 )
@@ -343,9 +401,13 @@ def test_blocking_exports_these_names() -> None:
         "PairSide",
         "PairStatus",
         "PairedSender",
+        "PrimarySide",
         "Processor",
         "SendAvailabilityOptions",
+        "Transaction",
+        "Transactions",
         "Verdict",
         "pair_namespaces",
         "process",
+        "transactions",
     ]

@@ -80,10 +80,13 @@ PUBLIC_NAMES = """
     GuardWarned InvalidDestinationError ListenError MessageSender MissingDestinationError
     MissingPackageError MissingRightError Namespace NamespaceInUseError Pair PairClosedError
     PairEvent PairFaultedError PairNotStartedError PairSide PairStatus PairedSender
-    PairingError PartialDivertError PingEnded Processor ProtectionChanged ReservedPropertyError
+    PairingError PartialDivertError PingEnded PrimarySide Processor ProtectionChanged
+    ReservedPropertyError
     RightMissing SameNamespaceError ScheduleUnavailableError ScheduleUnknownError
-    SendAvailabilityOptions SideChanged StoreError StoreFull TransferError TwinChanged TwinbusError
-    Verdict WrongKeyError classify pair_namespaces process
+    SendAvailabilityOptions SideChanged StoreError StoreFull Transaction TransactionError
+    TransactionRolledBackError TransactionUnavailableError TransactionUnknownError Transactions
+    TransferError TwinChanged TwinbusError
+    Verdict WrongKeyError classify pair_namespaces process transactions
 """.split()
 
 

@@ -24,9 +24,10 @@ interrupted: Ctrl-C ends it in the core too.
 
 from __future__ import annotations
 
-from twinbus.blocking.pair import EventStream, Pair, PairSide, pair_namespaces
+from twinbus.blocking.pair import EventStream, Pair, PairSide, PrimarySide, pair_namespaces
 from twinbus.blocking.processor import Processor, process
 from twinbus.blocking.sender import MessageSender, PairedSender
+from twinbus.blocking.transactions import Transaction, Transactions, transactions
 from twinbus.namespace.namespace import Namespace
 from twinbus.options import SendAvailabilityOptions, Verdict
 from twinbus.pair import PairStatus
@@ -39,9 +40,13 @@ __all__ = [
     "PairSide",
     "PairStatus",
     "PairedSender",
+    "PrimarySide",
     "Processor",
     "SendAvailabilityOptions",
+    "Transaction",
+    "Transactions",
     "Verdict",
     "pair_namespaces",
     "process",
+    "transactions",
 ]

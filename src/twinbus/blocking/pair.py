@@ -14,6 +14,7 @@ from twinbus.blocking.loop_thread import LoopThread
 from twinbus.blocking.processor import Handler, Processor, processor_of
 from twinbus.blocking.receiver import PairedReceiver
 from twinbus.blocking.sender import PairedSender
+from twinbus.blocking.transactions import Transaction, Transactions
 from twinbus.errors import PairClosedError, PairingError
 from twinbus.namespace.namespace import KEEP_ALIVE_OFF, Namespace, both_sides, bounds
 from twinbus.options import SendAvailabilityOptions
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from twinbus.pairing.core.processing import ProcessOptions
     from twinbus.pairing.observing.metrics import PairCollector
     from twinbus.pairing.sending.sender import PairedSender as CoreSender
+    from twinbus.pairing.transacting.primary_side import PrimarySide as CorePrimary
 
 T = TypeVar("T")
 
@@ -72,6 +74,27 @@ class PairSide:
         """Declare that this side must not be used, as `twinbus.PairSide.fault` does."""
         self._loop_thread.call(lambda: self._core.fault(error))
         self._on_end()
+
+
+class PrimarySide(PairSide):
+    """The primary of a pair, to be closed or faulted by hand, and for transactions."""
+
+    def __init__(
+        self, core: CorePrimary, loop_thread: LoopThread, on_end: Callable[[], None]
+    ) -> None:
+        super().__init__(core, loop_thread, on_end)
+        self._primary = core
+
+    def transaction(self) -> Transaction:
+        """A transaction of sends to the primary, for one `with` block.
+
+        As `twinbus.PrimarySide.transaction`.
+        """
+        return Transaction(self._primary.transaction, self._loop_thread)
+
+    def transactions(self) -> Transactions:
+        """A connection to the primary for transactions, with receivers of its own."""
+        return Transactions(self._loop_thread.call(self._primary.transactions), self._loop_thread)
 
 
 class EventStream:
@@ -141,7 +164,7 @@ class Pair(BlockingOnly, PairMethods[ServiceBusReceiver, ItemPaged[str]]):
         self._primary = primary
         self._core = CorePair(primary, secondary, options)
         self._loop_thread = LoopThread("twinbus-pair")
-        self.primary = PairSide(self._core.primary, self._loop_thread, self._close_sync)
+        self.primary = PrimarySide(self._core.primary, self._loop_thread, self._close_sync)
         self.secondary = PairSide(self._core.secondary, self._loop_thread)
         self._lock = threading.Lock()
         self._is_started = False

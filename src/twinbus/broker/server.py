@@ -43,7 +43,7 @@ from twinbus.broker.links.peer import Peer
 from twinbus.broker.links.receiving import DeliveringLink, settle
 from twinbus.broker.links.requests import ManagementContext, RequestLink
 from twinbus.broker.links.sending import SendingLink
-from twinbus.broker.links.transactions import Transactions
+from twinbus.broker.links.transactions import ClientTransactions
 from twinbus.broker.profile import LAPTOP, ServiceProfile
 from twinbus.broker.refusals import (
     ArgumentInvalid,
@@ -435,7 +435,7 @@ class EntityLinks:
 
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
-        self._transactions = Transactions(context)
+        self._transactions = ClientTransactions(context)
 
     def receiving(
         self, client: LinkClient, link: SenderLink, address: str, now_ms: int

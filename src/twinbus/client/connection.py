@@ -167,23 +167,30 @@ class NamespaceConnection:
             for session in self._sessions:
                 if session.free_handles >= links:
                     return session
-            if self.lost.done():
-                raise ConnectionLost(self.lost.result())
-            self._begun.clear()
-            try:
-                session = self._connection.begin()
-                self.flush()
-                async with asyncio.timeout(self._answer_s):
-                    await self._unless_lost(self._begun.wait())
-            except ProtocolViolation as error:
-                raise RequestRefused(
-                    f"{self.endpoint.label}: {error}", 0, RESOURCE_LIMIT
-                ) from error
-            except TimeoutError as error:
-                text = f"{self.endpoint.label} began no session for {self._answer_s:g} s"
-                raise ConnectionLost(text) from error
+            session = await self._begin()
             self._sessions.append(session)
             return session
+
+    async def begin_session(self) -> Session:
+        """Begin a session for links of one owner: no other link is put on it."""
+        async with self._beginning:
+            return await self._begin()
+
+    async def _begin(self) -> Session:
+        if self.lost.done():
+            raise ConnectionLost(self.lost.result())
+        self._begun.clear()
+        try:
+            session = self._connection.begin()
+            self.flush()
+            async with asyncio.timeout(self._answer_s):
+                await self._unless_lost(self._begun.wait())
+        except ProtocolViolation as error:
+            raise RequestRefused(f"{self.endpoint.label}: {error}", 0, RESOURCE_LIMIT) from error
+        except TimeoutError as error:
+            text = f"{self.endpoint.label} began no session for {self._answer_s:g} s"
+            raise ConnectionLost(text) from error
+        return session
 
     async def authorize(self, path: str) -> bool:
         """Put a token for links to `path`, and renew it before it expires.

@@ -28,9 +28,11 @@ from twinbus.amqp.events import (
     Event,
 )
 from twinbus.amqp.link import LinkSession, LinkState, SenderLink
-from twinbus.amqp.performatives import Accepted, Error, Rejected, Source, Target
+from twinbus.amqp.performatives import Accepted, Source, Target, TransactionalState
+from twinbus.amqp.session import Session
 from twinbus.client.connection import NamespaceConnection, Record
 from twinbus.client.consumer_records import ConsumerRecords, records_of
+from twinbus.client.coordinator import DischargeLink, TransactedSession, refusal_of
 from twinbus.client.incoming import IncomingLinks, IncomingOwner
 from twinbus.client.request_node import (
     ConnectionLost,
@@ -65,6 +67,8 @@ _numbers = itertools.count(1)
 class Wire(NamedTuple):
     data: bytes
     message_format: int
+    state: TransactionalState | None = None
+    """The transaction that it is part of."""
 
 
 class Sent(NamedTuple):
@@ -82,8 +86,13 @@ class UpstreamConnection:
         answer_s: float,
         connect: Callable[..., NamespaceConnection] = NamespaceConnection,
         requests: BilledRequests | None = None,
+        *,
+        transacts: bool = False,
     ) -> None:
-        """`requests` records what is billed; None: as a command's."""
+        """`requests` records what is billed; None: as a command's.
+
+        `transacts`: its links can take part in transactions (client/transactions.py).
+        """
         self.label = namespace.label
         self.answer_s = answer_s
         self.loop = asyncio.get_running_loop()
@@ -98,6 +107,7 @@ class UpstreamConnection:
         self._in_flight: dict[LinkSession, dict[int, Sent]] = {}
         self._requests = requests
         self._incoming = IncomingLinks()
+        self._coordinator = TransactedSession(answer_s) if transacts else None
         self._before_flush: list[Callable[[], None]] = []
         self._is_flush_due = False
         self._closed = False
@@ -129,6 +139,20 @@ class UpstreamConnection:
         if pool is None or pool.closed:
             pool = self.pools[path.lower()] = LinkPool(self, path, on_open, splits=splits)
         return pool
+
+    async def session(self, connection: NamespaceConnection) -> Session:
+        """Return the session for another link; the open connection has a token for its entity.
+
+        Attach before the next `await`.
+        """
+        if self._coordinator is None:
+            return await connection.session_with_room()
+        return await self._coordinator.session(connection)
+
+    async def coordinator(self) -> DischargeLink:
+        """Return the link that declares and discharges; a link of this connection is open."""
+        assert self._coordinator is not None, "the connection was not opened for transactions"
+        return await self._coordinator.link(await self.opened())
 
     async def opened(self) -> NamespaceConnection:
         """Return the open connection, or raise ConnectionLost."""
@@ -262,7 +286,7 @@ class UpstreamConnection:
             return
         link = getattr(event, "link", None)
         owner = getattr(link, "owner", None)
-        if isinstance(owner, UpstreamLink | IncomingOwner):
+        if isinstance(owner, UpstreamLink | IncomingOwner | DischargeLink):
             owner.handle(event)
 
     def _on_deliveries(self, run: list[DeliveryArrived]) -> None:
@@ -270,6 +294,8 @@ class UpstreamConnection:
         self._incoming.take(run, self.heard_at)
 
     def _on_disposed(self, event: Disposed) -> None:
+        if self._coordinator is not None:
+            self._coordinator.answered(event)
         sent = self._in_flight.get(event.session)
         if not sent or event.state is None:
             return
@@ -280,10 +306,7 @@ class UpstreamConnection:
                 continue  # It was not answered in time, and its call goes on without it.
             if type(event.state) is not Accepted:
                 # Each call has an error of its own: it gets the ids of its messages.
-                reason = event.state.error if isinstance(event.state, Rejected) else None
-                reason = reason or Error(description=f"{event.state!r:.60}")
-                text = reason.description or "the namespace gave no reason"
-                error = DeliveryRejected(text, str(reason.condition))
+                error = refusal_of(event.state)
             one.link.answered_at = self.heard_at
             one.done(error)
 
@@ -294,6 +317,8 @@ class UpstreamConnection:
         if not self._closed:
             log.warning("%s", text)
         self._connection = None
+        if self._coordinator is not None:
+            self._coordinator.lost(text)
         in_flight, self._in_flight = self._in_flight, {}
         for pool in self.pools.values():
             pool.forget_links(text)
@@ -341,7 +366,9 @@ class UpstreamLink:
 
     def _write(self, wire: Wire, done: Done, ends_at: float) -> None:
         tag = next(_numbers).to_bytes(8, "big")[-TAG_BYTES:]
-        number = self.link.send(wire.data, tag, message_format=wire.message_format)
+        number = self.link.send(
+            wire.data, tag, message_format=wire.message_format, state=wire.state
+        )
         self._sent[number] = Sent(self, done, ends_at)
         self._connection.flush()
 
@@ -505,7 +532,7 @@ class LinkPool:
         connection = await self._connection.opened()
         try:
             await connection.authorize(self.path)
-            session = await connection.session_with_room()
+            session = await self._connection.session(connection)
         except RequestRefused:
             connection.forget_token(self.path)
             raise

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from twinbus.amqp.composites import read_composite
 from twinbus.amqp.performatives import (
     ACCEPTED_BYTES,
     RELEASED_BYTES,
@@ -18,6 +19,7 @@ from twinbus.amqp.performatives import (
     Error,
     Modified,
     Rejected,
+    TransactionalState,
     encode_state,
 )
 from twinbus.amqp.types import Symbol
@@ -89,6 +91,13 @@ def dead_letter(
         info[Symbol("DeadLetterErrorDescription")] = arguments["deadletter-description"] = text
     state = Rejected(error=Error(condition=Symbol(conditions.DEAD_LETTER), info=info or None))
     return SettlingOutcome("suspended", encode_state(state), arguments)
+
+
+def transacted(outcome: SettlingOutcome, txn_id: bytes) -> SettlingOutcome:
+    """The same outcome, to take effect when a transaction is committed."""
+    state, _ = read_composite(outcome.state, 0)
+    within = encode_state(TransactionalState(txn_id, state))
+    return SettlingOutcome(outcome.status, within, outcome.arguments)
 
 
 def outcome_of(state: object) -> SettlingOutcome:

@@ -44,7 +44,7 @@ from twinbus.client.consumer_records import (
 )
 from twinbus.client.incoming import IncomingOwner
 from twinbus.client.links import Done, UpstreamConnection
-from twinbus.client.outcomes import RELEASE, SettlingOutcome
+from twinbus.client.outcomes import RELEASE, SettlingOutcome, transacted
 from twinbus.client.request_node import ConnectionLost, LinkEnded, RequestRefused, uuid_of_token
 from twinbus.client.settling import NOT_SENT, LinkSettlements, Settleable
 from twinbus.servicebus import conditions, names
@@ -198,7 +198,7 @@ class ReceivingLink(IncomingOwner):
     async def _authorized_session(self, connection: NamespaceConnection) -> Session:
         try:
             await connection.authorize(self.path)
-            session = await connection.session_with_room()
+            session = await self._connection.session(connection)
         except RequestRefused:
             connection.forget_token(self.path)
             raise
@@ -284,6 +284,36 @@ class ReceivingLink(IncomingOwner):
         already, `done` is called before this returns. While one waits for its answer, those of one
         turn of the event loop leave together.
         """
+        if self._records is not None:
+            operation = operation_of(outcome)
+            if operation is not None:
+                done = partial(self._record_settled, self._records, operation, delivery, done)
+        self._settle(delivery, outcome, done)
+
+    def settle_within(
+        self, txn_id: bytes, delivery: Delivery, outcome: SettlingOutcome, done: Done
+    ) -> None:
+        """Settle a delivery of this link when a transaction is committed, as `settle` does.
+
+        `done` gets None when the transaction has it. Call `discharged` at the transaction's end.
+        """
+        self._settle(delivery, transacted(outcome, txn_id), done)
+
+    def discharged(
+        self, delivery: Delivery, error: Exception | None, *, can_be_settled: bool
+    ) -> None:
+        """Record the end of the transaction that settled a delivery; None: it was committed.
+
+        `can_be_settled`: it was not, and the delivery can be settled again.
+        """
+        outcome = delivery.outcome
+        operation = None if outcome is None else operation_of(outcome)
+        if self._records is not None and operation is not None:
+            self._record_settled(self._records, operation, delivery, _ignore, error)
+        if can_be_settled:
+            delivery.outcome, delivery.ends_at = None, NOT_SENT
+
+    def _settle(self, delivery: Delivery, outcome: SettlingOutcome, done: Done) -> None:
         assert delivery.link is self, delivery
         assert not delivery.settled, "a message that was received and deleted cannot be settled"
         assert delivery.outcome is None, "a delivery is settled once"
@@ -293,10 +323,6 @@ class ReceivingLink(IncomingOwner):
             why = self._ended or LinkEnded(f"{self.path}: the link is not open")
             done(LinkEnded(str(why), why.condition))
             return
-        if self._records is not None:
-            operation = operation_of(outcome)
-            if operation is not None:
-                done = partial(self._record_settled, self._records, operation, delivery, done)
         settlements.add(delivery, done)
 
     def _record_settled(

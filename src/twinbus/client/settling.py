@@ -12,7 +12,7 @@ import logging
 from typing import Final
 
 from twinbus.amqp.link import LinkSession
-from twinbus.amqp.performatives import Accepted, Error, Rejected
+from twinbus.amqp.performatives import Accepted, Error, Rejected, TransactionalState
 from twinbus.client.incoming import IncomingOwner
 from twinbus.client.links import Done, UpstreamConnection
 from twinbus.client.outcomes import COMPLETE, SettlingOutcome, ranges
@@ -116,7 +116,8 @@ class LinkSettlements:
         """Take the service's answer to one settlement."""
         delivery = self._unconfirmed.pop(number, None)
         if delivery is not None:
-            is_accepted = type(state) is Accepted
+            # What is part of a transaction is confirmed with the state that was sent.
+            is_accepted = type(state) is Accepted or type(state) is TransactionalState
             delivery.end(None if is_accepted else self._refusal(delivery, state))
             if self._all_ended is not None and not self._unconfirmed:
                 self._wake()

@@ -41,7 +41,7 @@ class _Settle(NamedTuple):
     wanted: RequestedSettlement
 
 
-class Transaction:
+class BrokerTransaction:
     def __init__(self, namespace: BrokerNamespace) -> None:
         self._namespace = namespace
         self._work: list[_Send | _Settle] = []

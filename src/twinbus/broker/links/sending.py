@@ -18,7 +18,7 @@ from twinbus.broker.links.context import (
     rejected,
     rejected_with,
 )
-from twinbus.broker.links.transactions import Transactions
+from twinbus.broker.links.transactions import ClientTransactions
 from twinbus.broker.messages.incoming import Incoming, parse
 from twinbus.broker.refusals import MalformedMessage, MessageTooLarge, Refusal, ServerBusy
 from twinbus.broker.sas import SEND
@@ -36,7 +36,7 @@ class SendingLink(EntityLink[ReceiverLink]):
         entity: Queue | Topic,
         address: str,
         granted_until_ms: int,
-        transactions: Transactions,
+        transactions: ClientTransactions,
         via: str | None = None,
     ) -> None:
         """`via` is the path of the entity through which the link sends to `entity`."""

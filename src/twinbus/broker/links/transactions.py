@@ -37,7 +37,7 @@ from twinbus.amqp.types import DecodeError
 from twinbus.broker.engine.directory import Entity
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import RequestedSettlement
-from twinbus.broker.engine.transaction import OPERATIONS_MAX, Transaction
+from twinbus.broker.engine.transaction import OPERATIONS_MAX, BrokerTransaction
 from twinbus.broker.links.client_limits import ExpiryTimer
 from twinbus.broker.links.context import (
     BrokerContext,
@@ -107,7 +107,9 @@ class _Open:
 
     __slots__ = ("coordinator", "deadline_ms", "deliveries", "rights", "work")
 
-    def __init__(self, work: Transaction, coordinator: CoordinatorLink, deadline_ms: int) -> None:
+    def __init__(
+        self, work: BrokerTransaction, coordinator: CoordinatorLink, deadline_ms: int
+    ) -> None:
         self.work = work
         self.coordinator = coordinator
         self.deadline_ms = deadline_ms
@@ -116,7 +118,7 @@ class _Open:
         """By link: what the discharge must check once more."""
 
 
-class Transactions:
+class ClientTransactions:
     """The open transactions of one client."""
 
     def __init__(self, context: BrokerContext) -> None:
@@ -151,7 +153,9 @@ class Transactions:
             )
         txn_id = self._new_id()
         deadline_ms = now_ms + LIFETIME_MS
-        self._open[txn_id] = _Open(Transaction(self._context.namespace), coordinator, deadline_ms)
+        self._open[txn_id] = _Open(
+            BrokerTransaction(self._context.namespace), coordinator, deadline_ms
+        )
         self._timer.watch(deadline_ms)
         return txn_id
 
@@ -166,7 +170,8 @@ class Transactions:
             return
         try:
             self._require_rights(transaction, now_ms)
-            transaction.work.commit(now_ms)
+            with self._context.store.undoing():
+                transaction.work.commit(now_ms)
         except TransactionRolledBack:
             self._end(txn_id, now_ms)
             raise
@@ -365,7 +370,9 @@ class CoordinatorLink(LinkOwner):
 
     address = "the transaction coordinator"
 
-    def __init__(self, transactions: Transactions, client: LinkClient, link: ReceiverLink) -> None:
+    def __init__(
+        self, transactions: ClientTransactions, client: LinkClient, link: ReceiverLink
+    ) -> None:
         self._transactions = transactions
         self._client = client
         self.link = link

@@ -18,14 +18,17 @@ import asyncio
 import copy
 import threading
 from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
 from twinbus.broker.journal import EntityImage, Journal, SessionState, StoredMessage, copy_message
 from twinbus.errors import StoreError
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 
@@ -69,6 +72,10 @@ class Store(Journal, Protocol):
     def discard(self) -> None:
         """Drop all that is not durable, after a failed batch. `recover` must be called next."""
 
+    def undoing(self) -> AbstractContextManager[None]:
+        """A block whose changes are undone if it raises; a disk drops them with their batch."""
+        return nullcontext()
+
     def low_on_space(self) -> str | None:
         """Why no more should be stored, in one line; None while there is space."""
 
@@ -99,35 +106,56 @@ class MemoryStore(Store):
         """What is kept of each entity, its messages aside."""
         self._messages: defaultdict[int, dict[int, tuple[StoredMessage, bytes]]] = defaultdict(dict)
         """Messages and their payloads, by entity id and sequence number."""
+        self._undo: list[Callable[[], object]] | None = None
+        """What undoes the changes of a block, in their order; None: there is no block."""
+
+    @contextmanager
+    def undoing(self) -> Iterator[None]:
+        assert self._undo is None, "a block in a block"
+        undo: list[Callable[[], object]] = []
+        self._undo = undo
+        try:
+            yield
+        except BaseException:
+            for change in reversed(undo):
+                change()
+            raise
+        finally:
+            self._undo = None
 
     def put_entity(
         self, entity_id: int, kind: str, path: str, description: dict[str, object]
     ) -> None:
+        description = copy.deepcopy(description)
         image = self._images[entity_id]
-        image.entity_id, image.kind, image.path = entity_id, kind, path
-        image.description = copy.deepcopy(description)
+        image = replace(image, entity_id=entity_id, kind=kind, path=path, description=description)
+        self._set(self._images, entity_id, image)
 
     def drop_entity(self, entity_id: int) -> None:
-        self._images.pop(entity_id, None)
-        self._messages.pop(entity_id, None)
+        self._set(self._images, entity_id, None)
+        self._set(self._messages, entity_id, None)
 
     def put(self, entity_id: int, message: StoredMessage, payload: bytes) -> None:
         image, number = self._images[entity_id], message.sequence_number
-        self._messages[entity_id][number] = (_snapshot(message), payload)
+        self._set(self._messages[entity_id], number, (_snapshot(message), payload))
+        # It stays after an undo: a number is never used twice.
         image.last_sequence_number = max(image.last_sequence_number, number)
 
     def amend(self, entity_id: int, message: StoredMessage) -> None:
-        kept, _ = self._messages[entity_id][message.sequence_number]
+        before, payload = self._messages[entity_id][message.sequence_number]
+        kept = _snapshot(before)
         kept.state, kept.delivery_count = message.state, message.delivery_count
         kept.overrides = copy.copy(message.overrides)
+        self._set(self._messages[entity_id], message.sequence_number, (kept, payload))
 
     def remove(self, entity_id: int, sequence_number: int) -> None:
-        self._messages[entity_id].pop(sequence_number, None)
+        self._set(self._messages[entity_id], sequence_number, None)
 
     def move(
         self, entity_id: int, sequence_number: int, to_entity_id: int, message: StoredMessage
     ) -> None:
-        _, payload = self._messages[entity_id].pop(sequence_number)
+        _, payload = self._messages[entity_id][sequence_number]
+        self.remove(entity_id, sequence_number)
         self.put(to_entity_id, message, payload)
 
     def payload(self, entity_id: int, sequence_number: int) -> bytes:
@@ -141,13 +169,13 @@ class MemoryStore(Store):
     def put_session_state(
         self, entity_id: int, session_id: str, state: SessionState | None
     ) -> None:
-        _put(self._images[entity_id].session_states, session_id, state)
+        self._set(self._images[entity_id].session_states, session_id, state)
 
     def put_rule(self, entity_id: int, name: str, record: dict[str, Any] | None) -> None:
-        _put(self._images[entity_id].rules, name, copy.deepcopy(record))
+        self._set(self._images[entity_id].rules, name, copy.deepcopy(record))
 
     def put_message_id(self, entity_id: int, message_id: str, first_seen_ms: int | None) -> None:
-        _put(self._images[entity_id].message_ids, message_id, first_seen_ms)
+        self._set(self._images[entity_id].message_ids, message_id, first_seen_ms)
 
     def recover(self) -> list[EntityImage]:
         images = [copy.deepcopy(image) for _, image in sorted(self._images.items()) if image.kind]
@@ -165,7 +193,7 @@ class MemoryStore(Store):
     finish = write
 
     def discard(self) -> None:
-        """Nothing to drop: every change is kept."""
+        """Nothing to drop: every change is kept, but those that `undoing` undid."""
 
     def low_on_space(self) -> str | None:
         return None
@@ -177,12 +205,18 @@ class MemoryStore(Store):
         self._images.clear()
         self._messages.clear()
 
+    def _set(self, table: dict[K, T], key: K, value: T | None) -> None:
+        """Change an entry, None removes it; remember how to undo that."""
+        if self._undo is not None:
+            self._undo.append(partial(_put, table, key, table.get(key)))
+        _put(table, key, value)
 
-def _put(table: dict[str, T], name: str, value: T | None) -> None:
+
+def _put(table: dict[K, T], key: K, value: T | None) -> None:
     if value is None:
-        table.pop(name, None)
+        table.pop(key, None)
     else:
-        table[name] = value
+        table[key] = value
 
 
 def _snapshot(message: StoredMessage) -> StoredMessage:

@@ -14,7 +14,7 @@ from twinbus.broker.descriptions import (
 )
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import REASON, RequestedSettlement, SettlementOutcome
-from twinbus.broker.engine.transaction import OPERATIONS_MAX, Transaction
+from twinbus.broker.engine.transaction import OPERATIONS_MAX, BrokerTransaction
 from twinbus.broker.refusals import (
     MessageLockLost,
     NotAllowed,
@@ -40,7 +40,7 @@ class Bench:
         for name in "abcd":
             self.queue.enqueue(incoming(message_id=name), 0)
         self.tokens = [one.lock_token for one in self.queue.acquire(ME, 4, 0)]
-        self.work = Transaction(self.world.namespace)
+        self.work = BrokerTransaction(self.world.namespace)
 
     def settle(self, index: int, outcome: SettlementOutcome, now_ms: int = 1, **given: Any) -> None:
         self.work.settle(
@@ -241,7 +241,7 @@ def test_a_topic_its_subscriptions_and_their_dead_letters_are_one_entity() -> No
     dead = subscription.dead_letter
     assert dead is not None
     (held,), (second,) = dead.acquire(ME, 1, 0), subscription.acquire(ME, 1, 0)
-    work = Transaction(namespace)
+    work = BrokerTransaction(namespace)
     work.settle(dead, RequestedSettlement(held.lock_token, COMPLETE), 1)
     work.settle(subscription, RequestedSettlement(second.lock_token, COMPLETE), 1)
     work.send(topic, [incoming(message_id="c")], 1)
@@ -257,7 +257,7 @@ def test_messages_of_a_session_are_settled_while_it_is_held() -> None:
     queue.sessions.accept("one", ME, 0)
     (held,) = queue.acquire(ME, 1, 0, session_id="one")
     for is_released in (True, False):
-        work = Transaction(world.namespace)
+        work = BrokerTransaction(world.namespace)
         work.settle(queue, RequestedSettlement(held.lock_token, COMPLETE, session_id="one"), 1)
         if is_released:
             queue.sessions.release_holder(ME, 1)

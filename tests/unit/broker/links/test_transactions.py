@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import itertools
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 
@@ -26,11 +28,12 @@ from twinbus.amqp.performatives import (
     TransactionalState,
 )
 from twinbus.broker.engine.settlement import SettlementOutcome
-from twinbus.broker.engine.transaction import Transaction
+from twinbus.broker.engine.transaction import BrokerTransaction
 from twinbus.broker.faults import Fault, FaultKind
 from twinbus.broker.links import transactions
 from twinbus.broker.links.transactions import LIFETIME_MS
 from twinbus.broker.sas import ALL_RIGHTS, Grant
+from twinbus.broker.storage.store import Store
 from twinbus.servicebus.names import STANDARD_MESSAGE_BYTES
 from twinbus.testing.virtual_time import run_virtual
 
@@ -431,15 +434,69 @@ async def test_an_unexpected_error_inside_a_commit_cuts_the_clients_off_unanswer
 ) -> None:
     async with opened() as world:
 
-        def fail(_work: Transaction, _now_ms: int) -> None:
+        def fail(_work: BrokerTransaction, _now_ms: int) -> None:
             raise RuntimeError("half-way")
 
         before = world.server.namespace
         txn_id = await world.declare()
         await world.send(txn_id)
-        monkeypatch.setattr(Transaction, "commit", fail)
+        monkeypatch.setattr(BrokerTransaction, "commit", fail)
         assert await world.ask(Discharge(txn_id, False)) is None
         (closed,) = [one for one in world.seen if isinstance(one, Closed)]
         assert closed.error is not None
         assert "half-way" in (closed.error.description or "")
         assert world.server.namespace is not before
+
+
+STEPS_MAX = 40
+"""More than the transaction below has changes."""
+
+
+@pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
+async def test_a_commit_that_breaks_at_any_change_leaves_nothing_in_memory(is_done: bool) -> None:
+    """A store on disk drops the batch; one in memory undoes what was done so far."""
+    steps = 0
+    for steps in range(STEPS_MAX):
+        async with opened() as world:
+            numbers = await world.received(3)
+            before = stored(world)
+            txn_id = await world.declare()
+            await world.send(txn_id)
+            for number, outcome in zip(
+                numbers, (Accepted(), DEAD_LETTER, Modified(undeliverable_here=True)), strict=True
+            ):
+                await world.dispose(txn_id, number, outcome)
+            await world.send(txn_id)
+            with pytest.MonkeyPatch.context() as patch:
+                break_at(patch, world.server.store, steps, is_done=is_done)
+                if await world.ask(Discharge(txn_id, False)) == Accepted():
+                    assert stored(world) != before
+                    break
+            assert stored(world) == before
+            queue = world.server.namespace.get_queue("q")
+            assert (len(queue.messages), queue.locked_count) == (3, 0)
+    assert 5 <= steps < STEPS_MAX
+
+
+def stored(world: Transacting) -> list[object]:
+    """What a restart would find; delivery counts and all."""
+    return [
+        (image.kind, image.path, [repr(one) for one in image.messages])
+        for image in world.server.store.recover()
+    ]
+
+
+def break_at(patch: pytest.MonkeyPatch, store: Store, step: int, *, is_done: bool) -> None:
+    """Raise in the change of this number, before or after it is done."""
+    numbers = itertools.count()
+
+    def broken(change: Callable[..., None], *given: object) -> None:
+        is_it = next(numbers) == step
+        if is_it and not is_done:
+            raise RuntimeError("half-way")
+        change(*given)
+        if is_it:
+            raise RuntimeError("half-way")
+
+    for name in ("put", "amend", "remove", "move", "put_message_id"):
+        patch.setattr(store, name, partial(broken, getattr(store, name)))

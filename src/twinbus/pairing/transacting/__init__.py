@@ -1,0 +1,1 @@
+"""Transactions: sends and settlements on one namespace that happen together or not at all."""
