@@ -191,6 +191,7 @@ class GatewayLinks:
         return coordinator
 
     def disconnected(self, client: LinkClient) -> None:
+        self._pending.forget(client)
         relay = self._relays.pop(client, None)
         if relay is not None:
             self._pending.spawn(relay.close())
