@@ -37,7 +37,7 @@ from twinbus.pairing.core.failover import Route
 from twinbus.pairing.sdk.failures import translated
 from twinbus.pairing.sending.send_calls import SendCall
 from twinbus.servicebus.failures import of_error, outcome_of
-from twinbus.servicebus.names import BATCH_ALLOWANCE
+from twinbus.servicebus.names import BATCH_ALLOWANCE, TRANSFER_DESTINATION, entity_address
 from twinbus.status.document import EntityState
 
 if TYPE_CHECKING:
@@ -63,6 +63,22 @@ CREDIT: Final = 2_000
 UNKNOWN_LIMIT_BYTES: Final = 1024 * 1024
 """Message limit of a link that is opened while the primary cannot say its own: Azure Standard takes
 256 KB and Premium 1 MB for a batch. A backlog queue's own limit holds as well."""
+
+
+def destination_of(link: ReceiverLink) -> str | None:
+    """The entity that gets what a link sends through the one that it is attached to, if any."""
+    destination = link.properties.get(TRANSFER_DESTINATION)
+    return None if destination is None else entity_address(str(destination))
+
+
+def may_send_until_ms(
+    client: LinkClient, address: str, destination: str | None, now_ms: int
+) -> int:
+    """When the right to send to an entity, and through it, ends; `Unauthorized` if it has ended."""
+    until_ms = client.grants.require(address, SEND, now_ms)
+    if destination is None:
+        return until_ms
+    return min(until_ms, client.grants.require(destination, SEND, now_ms))
 
 
 @dataclass(slots=True, eq=False)
@@ -167,7 +183,9 @@ class GatewaySendingLink(LinkOwner):
     def granted_until_ms(self, now_ms: int) -> int:
         """When the right to send ends; raises `Unauthorized` if it has ended."""
         if now_ms >= self._granted_until_ms:
-            self._granted_until_ms = self._client.grants.require(self.address, SEND, now_ms)
+            self._granted_until_ms = may_send_until_ms(
+                self._client, self.address, destination_of(self.link), now_ms
+            )
         return self._granted_until_ms
 
     def close(self, now_ms: int) -> None:

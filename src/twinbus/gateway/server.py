@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from twinbus.amqp.performatives import Coordinator, TransactionalState, encode_state
+from twinbus.amqp.types import Symbol
 from twinbus.broker.faults import FaultPlan
 from twinbus.broker.links.context import RefusalTracker, rejected
 from twinbus.broker.links.peer import Peer
@@ -26,14 +27,20 @@ from twinbus.client.links import LinkPool, UpstreamConnection
 from twinbus.gateway.relay import PrimaryRelay, require_plain
 from twinbus.gateway.relay_records import RelayRecords
 from twinbus.gateway.relayed_links import RelayedReceiver, RelayedReplies, RelayedRequests
-from twinbus.gateway.sending import PENDING_BYTES_MAX, GatewaySendingLink, PendingSends
+from twinbus.gateway.sending import (
+    PENDING_BYTES_MAX,
+    GatewaySendingLink,
+    PendingSends,
+    destination_of,
+    may_send_until_ms,
+)
 from twinbus.gateway.transactions import LOST, RelayedCoordinator, not_served, require_token
 from twinbus.gateway.twin_receiver import TwinReceiver
 from twinbus.gateway.twins import GatewayTwins
 from twinbus.namespace.access import endpoint_of
 from twinbus.pairing.core.failover import Route
 from twinbus.servicebus import conditions
-from twinbus.servicebus.names import entity_of, is_entity_name
+from twinbus.servicebus.names import TRANSFER_DESTINATION, entity_of, is_entity_name
 from twinbus.wording import visible
 
 if TYPE_CHECKING:
@@ -74,11 +81,17 @@ class GatewayLinks:
     ) -> LinkOwner:
         if isinstance(link.target, Coordinator):
             return self._coordinator(client, link, now_ms)
-        granted_until_ms = client.grants.require(address, SEND, now_ms)
-        if not is_entity_name(address):
-            raise NotAllowed(f"{address!r} is no queue or topic that messages can be sent to.")
-        pool = self._primary.pool(address)
-        target = self._paired.target(address, pool, _name_of(client))
+        destination = destination_of(link)
+        granted_until_ms = may_send_until_ms(client, address, destination, now_ms)
+        path = address if destination is None else destination
+        for each in (address, path):
+            if not is_entity_name(each):
+                raise NotAllowed(f"{each!r} is no queue or topic that messages can be sent to.")
+        if destination is not None:
+            # What was checked goes to the primary, with our credential, and not what was sent.
+            link.properties = {**link.properties, Symbol(TRANSFER_DESTINATION): destination}
+        pool = self._primary.pool(path)
+        target = self._paired.target(path, pool, _name_of(client))
         sending = GatewaySendingLink(
             self._pending,
             client,

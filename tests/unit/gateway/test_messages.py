@@ -22,9 +22,8 @@ from twinbus.amqp.message import (
     split,
 )
 from twinbus.amqp.types import Symbol
-from twinbus.broker.admin.atom import ATOM, CONNECT
 from twinbus.broker.links.context import LinkClient
-from twinbus.broker.refusals import ArgumentInvalid, MalformedMessage, MessageTooLarge
+from twinbus.broker.refusals import MalformedMessage, MessageTooLarge
 from twinbus.client.connection import NamespaceConnection
 from twinbus.client.links import Wire
 from twinbus.client.request_node import ConnectionLost, DeliveryRejected, LinkEnded, RequestRefused
@@ -35,7 +34,7 @@ from twinbus.errors import (
     EntityUnusableError,
     ReservedPropertyError,
 )
-from twinbus.gateway.host import RequestThreads, _destinations
+from twinbus.gateway.administration import RequestThreads
 from twinbus.gateway.messages import BATCH_MESSAGES_MAX, EncodedMessages
 from twinbus.gateway.relay import refusal_of
 from twinbus.gateway.sending import EACH_BYTES, PendingSends
@@ -280,25 +279,6 @@ def test_a_batch_of_more_messages_than_azure_standard_takes_is_refused_before_it
         assert tracemalloc.get_traced_memory()[1] < 4_000_000
     finally:
         tracemalloc.stop()
-
-
-def entry(forward_to: str) -> bytes:
-    return (
-        f'<entry xmlns="{ATOM}"><content><QueueDescription xmlns="{CONNECT}">'
-        f"<ForwardTo>{forward_to}</ForwardTo></QueueDescription></content></entry>"
-    ).encode()
-
-
-def test_the_entities_that_a_description_forwards_to() -> None:
-    assert _destinations(b"") == []
-    assert _destinations(entry("")) == []
-    assert _destinations(entry(" sb://contoso/pay<!-- -->ments ")) == ["payments"]
-
-
-def test_a_name_with_an_element_inside_is_refused() -> None:
-    """The right would be that to `payments-archive`, and the primary forward to `payments`."""
-    with pytest.raises(ArgumentInvalid, match="text without elements"):
-        _destinations(entry("payments<x/>-archive"))
 
 
 async def test_work_returns_or_raises_and_so_many_are_under_way_at_once() -> None:
