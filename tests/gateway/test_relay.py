@@ -29,6 +29,7 @@ from tests.contract.pairs import until
 from tests.end_to_end.raw_client import RawClient, RawReceiver, RawSender, Refused, message
 from tests.gateway.gateway_world import GatewayWorld, gateway_world
 from tests.official_sdk import async_administration, sas_token
+from twinbus.amqp.link import ReceiverLink
 from twinbus.amqp.message import Properties, decode_map, encode_message, split
 from twinbus.amqp.performatives import Source, Target
 from twinbus.amqp.types import Int, Symbol
@@ -277,6 +278,27 @@ async def test_a_node_needs_a_right_to_its_entity() -> None:
         requests = await raw.sender("orders/$management")
         replies = await raw.receiver("orders/$management", credit=10)
         assert (await _asked(requests, replies))[0] == 204
+
+
+async def test_a_request_that_never_ends_is_given_up_at_two_mebibytes() -> None:
+    async with gateway_world("orders") as world:
+        raw = await world.raw()
+        requests = await raw.sender("orders/$management")
+        await requests.room()
+        (peer,) = world.server.peers
+        held = next(
+            link
+            for session in peer.connection.sessions.values()
+            for link in session.links.values()
+            if getattr(link.owner, "address", "") == "orders/$management"
+        )
+        assert isinstance(held, ReceiverLink)
+        requests.link.send(b"x" * (3 * 1024 * 1024), b"tag", settled=True)
+        raw.flush()
+        error = await asyncio.wait_for(raw.detached.get(), 60)
+        assert error is not None
+        assert error.condition == "amqp:link:message-size-exceeded"
+        assert held.partial_bytes == 0
 
 
 async def test_administration_needs_the_right_to_manage() -> None:

@@ -56,6 +56,10 @@ CLIENT_NAME_MAX: Final = 100
 """Characters kept of a client's container id; those of the SDKs have 36 to 60."""
 
 
+TOKENS_CHECK_S: Final = 2.0
+"""Time between two looks at the file of `--tokens`."""
+
+
 class GatewayLinks:
     """What the gateway does with a client's links; a `LinkOpener`."""
 
@@ -264,6 +268,9 @@ class GatewayServer:
             access.rules, tokens=access.accepted_tokens, require_token=access.require_token
         )
         self.admission: Admission = access.admission
+        self._accepted = access.accepted_tokens
+        self._tokens = frozenset(access.accepted_tokens())
+        self._checking: asyncio.TimerHandle | None = None
         self.faults = FaultPlan(lambda: 0.0)
         self.profile = LAPTOP
         self.track = RefusalTracker(name, self.now_ms)
@@ -287,6 +294,21 @@ class GatewayServer:
         # Spans belong to an application; the gateway's own process has none to continue.
         self.client.state.tracing = None
         await self.client.state.divert_by(self._backlog_pool)
+        self._checking = self.loop.call_later(TOKENS_CHECK_S, self._check_tokens)
+
+    def _check_tokens(self) -> None:
+        """End what was opened with bearer tokens that are accepted no more."""
+        accepted = frozenset(self._accepted())
+        removed = {token.name for token in self._tokens - accepted}
+        self._tokens = accepted
+        for peer in list(self.peers) if removed else ():
+            # A signature is good as long as the gateway runs: its rules do not change.
+            names = {grant.rule_name for grant in peer.grants if not grant.signed_with} & removed
+            if names:
+                text = f"the token {min(names)!r} is not accepted any more; put another one"
+                peer.expel(conditions.UNAUTHORIZED, text)
+                log.warning("%s: closed %s: %s", self.name, peer.address, text)
+        self._checking = self.loop.call_later(TOKENS_CHECK_S, self._check_tokens)
 
     def now_ms(self) -> int:
         return self.client.state.environment.wall_ms()
@@ -342,6 +364,8 @@ class GatewayServer:
 
     async def close(self) -> None:
         """Close the client connections, then those to the namespaces."""
+        if self._checking is not None:
+            self._checking.cancel()
         self._tick()
         for peer in list(self.peers):
             peer.close(conditions.CONNECTION_FORCED, "the gateway is shutting down", linger=False)
