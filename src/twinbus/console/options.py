@@ -65,7 +65,14 @@ PairOption = Annotated[
         is_eager=True,
     ),
 ]
-MasterOption = Annotated[str | None, option("URL", "Spark master. Unset: this machine.")]
+MasterOption = Annotated[
+    str | None,
+    option(
+        "URL",
+        "Spark master. Unset: this machine. Give a token of Spark Connect in"
+        " SPARK_CONNECT_AUTHENTICATE_TOKEN, not here.",
+    ),
+]
 SettlementOption = Annotated[
     str,
     option(
