@@ -29,6 +29,9 @@ settings.load_profile("test")
 # those that the tests stop with it would never hear it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Files of secrets that others can read are refused.
+os.umask(0o077)
+
 SPARK_PROGRAMS = (
     "tests/spark/test_cluster.py",
     "tests/spark/test_drain_tokens.py",

@@ -15,6 +15,7 @@ from azure.core.exceptions import ClientAuthenticationError, ServiceRequestError
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, TransportType
 
 from tests.contract.certificates import client_context, server_context
+from tests.contract.pairs import until
 from tests.contract.test_credentials import Fetching, over_tls
 from tests.end_to_end.raw_client import RawClient, Refused, message
 from tests.gateway.gateway_world import PATIENCE_S, gateway_world
@@ -108,6 +109,26 @@ async def test_a_gateway_that_wants_tokens_reads_them_from_a_file_as_it_changes(
         assert found.key == "m"
         for client in (weak, short):
             await client.close()
+
+
+async def test_what_a_token_opened_ends_when_it_is_removed_from_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text("app one Send,Listen never\nother two Send never\nchanged three Send never\n")
+    async with gateway_world("orders", access=PortAccess(token_file=path)) as world:
+        text = world.connection_string()
+        clients = {one: await RawClient.open(text, token=one) for one in ("one", "two", "three")}
+        clients["key"] = await RawClient.open(text)
+        for client in clients.values():
+            await (await client.ready_sender("orders")).send(message("m"))
+        receiver = await clients["one"].receiver("orders", credit=1)
+        assert await receiver.receive() is not None
+        path.with_suffix(".new").write_text("other two Send never\nchanged three Listen never\n")
+        path.with_suffix(".new").replace(path)
+        await until(lambda: clients["one"].lost and clients["three"].lost)
+        assert "the token 'app' is not accepted any more" in str(clients["one"].lost)
+        for name in ("two", "key"):
+            await (await clients[name].ready_sender("orders")).send(message("m"))
+            await clients[name].close()
 
 
 @asynccontextmanager

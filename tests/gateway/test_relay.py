@@ -7,6 +7,7 @@ import threading
 import time
 from datetime import UTC, datetime, timedelta
 from http.client import HTTPConnection
+from urllib.parse import unquote_plus
 
 import pytest
 from azure.core.exceptions import ClientAuthenticationError, HttpResponseError
@@ -28,13 +29,17 @@ from tests.contract.pairs import until
 from tests.end_to_end.raw_client import RawClient, RawReceiver, RawSender, Refused, message
 from tests.gateway.gateway_world import GatewayWorld, gateway_world
 from tests.official_sdk import async_administration, sas_token
+from twinbus.amqp.link import ReceiverLink
 from twinbus.amqp.message import Properties, decode_map, encode_message, split
-from twinbus.amqp.types import Int
+from twinbus.amqp.performatives import Source, Target
+from twinbus.amqp.types import Int, Symbol
+from twinbus.broker.admin.api import AdminRequest
 from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.links.management import OPERATIONS, SENDING_OPERATIONS
 from twinbus.broker.port_access import DEFAULT_KEY
 from twinbus.client.links import REOPEN_PAUSE_S
 from twinbus.namespace.tokens import sign
+from twinbus.servicebus.names import TRANSFER_DESTINATION
 
 pytestmark = pytest.mark.contract
 
@@ -275,6 +280,27 @@ async def test_a_node_needs_a_right_to_its_entity() -> None:
         assert (await _asked(requests, replies))[0] == 204
 
 
+async def test_a_request_that_never_ends_is_given_up_at_two_mebibytes() -> None:
+    async with gateway_world("orders") as world:
+        raw = await world.raw()
+        requests = await raw.sender("orders/$management")
+        await requests.room()
+        (peer,) = world.server.peers
+        held = next(
+            link
+            for session in peer.connection.sessions.values()
+            for link in session.links.values()
+            if getattr(link.owner, "address", "") == "orders/$management"
+        )
+        assert isinstance(held, ReceiverLink)
+        requests.link.send(b"x" * (3 * 1024 * 1024), b"tag", settled=True)
+        raw.flush()
+        error = await asyncio.wait_for(raw.detached.get(), 60)
+        assert error is not None
+        assert error.condition == "amqp:link:message-size-exceeded"
+        assert held.partial_bytes == 0
+
+
 async def test_administration_needs_the_right_to_manage() -> None:
     async with gateway_world() as world:
         async with async_administration(world.connection_string()) as admin:
@@ -304,7 +330,7 @@ async def test_administration_of_a_primary_that_hangs_leaves_the_threads_of_the_
         answers.wait(60)
         return Response("late")
 
-    monkeypatch.setattr("twinbus.gateway.host._forward", hang)
+    monkeypatch.setattr("twinbus.gateway.administration._forward", hang)
     async with gateway_world() as world:
         place, count = f"localhost:{world.gateway.port}", 40
         expires_s = int(time.time()) + 600
@@ -344,22 +370,106 @@ async def test_a_path_that_leads_to_another_entity_is_not_handed_on() -> None:
 
 
 def _delete(world: GatewayWorld, path: str) -> tuple[int, str]:
+    return _administer(world, "DELETE", path)
+
+
+def _administer(
+    world: GatewayWorld, method: str, path: str, body: bytes = b"", **headers: str
+) -> tuple[int, str]:
     """A request with a token that is for `orders` alone."""
     place = f"localhost:{world.gateway.port}"
     expires_s = int(time.time()) + 600
     token = sign(f"sb://{place}/orders", "RootManageSharedAccessKey", DEFAULT_KEY, expires_s)
     connection = HTTPConnection(place, timeout=60)
-    connection.request("DELETE", path, headers={"Authorization": token})
+    connection.request(method, path, body or None, {"Authorization": token, **headers})
     answer = connection.getresponse()
     text = answer.read().decode()
     connection.close()
     return answer.status, text
 
 
+async def test_what_goes_to_the_primary_is_what_was_checked_with_tokens_for_that_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The gateway's own credential is good for everything: a client must not lead it elsewhere."""
+    sent: list[tuple[AdminRequest, dict[str, str], bytes]] = []
+
+    def keep(_: object, asked: AdminRequest, headers: dict[str, str], body: bytes) -> Response:
+        sent.append((asked, headers, body))
+        return Response("kept")
+
+    monkeypatch.setattr("twinbus.gateway.administration._forward", keep)
+    description = (
+        b'<entry xmlns="http://www.w3.org/2005/Atom"><content type="application/xml"><QueueDescript'
+        b'ion xmlns="urn:x"><ForwardTo>%s</ForwardTo></QueueDescription></content></entry>'
+    )
+    async with gateway_world() as world:
+        place = f"sb://localhost:{world.primary.port()}"
+
+        async def put(path: str, forward_to: bytes, before: bytes = b"") -> tuple[int, str]:
+            body = before + description % forward_to
+            return await asyncio.to_thread(
+                _administer, world, "PUT", path, body, **{"Content-Type": "text/xml;charset=utf-7"}
+            )
+
+        for elsewhere in (b"orders/../payments", b"sb://h/orders/%2e%2e/payments"):
+            status, text = await put("/orders", elsewhere)
+            assert (status, "is not the path of a queue or topic" in text) == (400, True)
+        assert (await put("/orders", b"payments"))[0] == 401
+        assert not sent
+        declared = b'<?xml version="1.0" encoding="utf-7"?>'
+        # An address with two slashes in front names a host to some readers.
+        status, text = await put("//orders%2Fpart/", b"sb://h/orders/other", declared)
+        assert (status, text) == (200, "kept")
+    [(asked, headers, body)] = sent
+    assert asked.raw_path == "/orders/part"
+    assert body == description % b"sb://h/orders/other"
+    tokens = {
+        name: unquote_plus(str(text).partition("sr=")[2].partition("&")[0])
+        for name, text in headers.items()
+        if str(text).startswith("SharedAccessSignature")
+    }
+    assert tokens == {
+        "Authorization": f"{place}/orders/part",
+        "servicebussupplementaryauthorization": f"{place}/orders/other",
+    }
+    assert "utf-7" not in str(headers)
+
+
+async def test_a_link_that_sends_on_to_another_entity_needs_the_right_to_send_there() -> None:
+    """The primary sends on with the gateway's credential, which is good for both."""
+    async with gateway_world("orders", "payments") as world:
+        both = await world.raw()
+        one = await world.raw(None, "orders")
+        for destination in ("payments", "sb://h/payments", "orders/../payments"):
+            with pytest.raises(Refused, match=r"'Send' claim|is no queue or topic"):
+                await _sender_through(one, "orders", destination)
+        sender = await _sender_through(both, "orders", "payments")
+        await sender.room()
+        await sender.send(message("m"))
+        # Without a transaction there is nothing to keep together: it is sent to its destination.
+        assert await world.received("payments", 1) == [""]
+
+
+async def _sender_through(client: RawClient, address: str, destination: str) -> RawSender:
+    """A sender that is attached to one entity and sends to another."""
+    link = client.session.attach_sender(
+        f"through-{destination}",
+        source=Source(address="raw"),
+        target=Target(address=address),
+        properties={Symbol(TRANSFER_DESTINATION): destination},
+    )
+    sender = RawSender(client, link)
+    link.owner = sender
+    client.flush()
+    await client._attached(link)
+    return sender
+
+
 async def test_an_answer_of_the_primary_that_is_too_long_is_not_cut(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("twinbus.gateway.host.ANSWER_BYTES_MAX", 100)
+    monkeypatch.setattr("twinbus.gateway.administration.ANSWER_BYTES_MAX", 100)
     async with (
         gateway_world("orders") as world,
         async_administration(world.connection_string()) as admin,

@@ -44,7 +44,7 @@ from twinbus.ledger.requests import BilledRequests
 from twinbus.namespace.access import endpoint_of
 from twinbus.namespace.namespace import Namespace
 from twinbus.servicebus import conditions
-from twinbus.servicebus.failures import ANSWER_MIN_S, CutShort
+from twinbus.servicebus.failures import ANSWER_MIN_S, CutShort, of_detach
 
 log = logging.getLogger("twinbus.client")
 
@@ -397,9 +397,10 @@ class UpstreamLink:
         self._pool.forget(self)
         waiting, self._waiting = self._waiting, OrderedDict()
         mine = [number for number, one in self._sent.items() if one.link is self]
+        meaning = of_detach(condition, len(mine))
         for one in [self._sent.pop(number) for number in mine]:
             # A detach is no answer, whatever its reason: the namespace may have stored this one.
-            one.done(LinkEnded(text, condition, was_sent=True))
+            one.done(LinkEnded(text, condition, was_sent=True, meaning=meaning))
         for done in waiting:
             done(LinkEnded(text, condition))
 

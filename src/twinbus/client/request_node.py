@@ -72,10 +72,21 @@ class DeliveryRejected(NamespaceFailure):
 class LinkEnded(NamespaceFailure):
     """A link ended before its answer; `condition` says why, "" if the namespace gave none."""
 
-    def __init__(self, text: str, condition: str = "", *, was_sent: bool = False) -> None:
-        """`was_sent`: the delivery was on its way. A detach is no answer, whatever its reason."""
-        # An unknown condition (detach-forced, ...) names no configuration error.
-        meaning = of_condition(condition, FailureMeaning.UNREACHABLE)
+    def __init__(
+        self,
+        text: str,
+        condition: str = "",
+        *,
+        was_sent: bool = False,
+        meaning: FailureMeaning | None = None,
+    ) -> None:
+        """`was_sent`: the delivery was on its way. A detach is no answer, whatever its reason.
+
+        `meaning`: None for that of the condition.
+        """
+        if meaning is None:
+            # An unknown condition (detach-forced, ...) names no configuration error.
+            meaning = of_condition(condition, FailureMeaning.UNREACHABLE)
         may_be_stored = was_sent or meaning is FailureMeaning.UNREACHABLE
         super().__init__(text, meaning, condition, may_be_stored=may_be_stored)
 

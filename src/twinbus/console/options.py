@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import stat
+import sys
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -65,7 +68,14 @@ PairOption = Annotated[
         is_eager=True,
     ),
 ]
-MasterOption = Annotated[str | None, option("URL", "Spark master. Unset: this machine.")]
+MasterOption = Annotated[
+    str | None,
+    option(
+        "URL",
+        "Spark master. Unset: this machine. Give a token of Spark Connect in"
+        " SPARK_CONNECT_AUTHENTICATE_TOKEN, not here.",
+    ),
+]
 SettlementOption = Annotated[
     str,
     option(
@@ -428,11 +438,33 @@ def secret_lines(file: Path | None) -> list[str]:
     """Return the lines of a file of secrets, without empty ones and comments."""
     if file is None:
         return []
+    require_private(file)
     try:
         lines = [line.strip() for line in file.read_text().splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise WrongUse(f"{file} cannot be read: {error}") from error
     return [line for line in lines if line and not line.startswith("#")]
+
+
+def require_private(file: Path | None) -> None:
+    """WrongUse if a file of secrets is this user's, and other users can read it.
+
+    As ssh does: a file of another user, such as a mounted secret of root, is that one's business.
+    Root gets a warning, since containers run as root with secrets that all in them may read.
+    """
+    try:
+        found = None if file is None else file.stat()
+    except OSError:
+        return  # Whoever reads it says so.
+    if found is None or not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        return
+    mode = stat.S_IMODE(found.st_mode)
+    if not mode & 0o077:
+        return
+    text = f"{file} has mode {mode:04o}: other users can get the secret in it; chmod 600 {file}"
+    if os.geteuid() != 0:
+        raise WrongUse(text)
+    print(f"warning: {text}", file=sys.stderr)
 
 
 def tls_of(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
@@ -443,4 +475,5 @@ def tls_of(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
         raise WrongUse("TLS needs both --tls-cert FILE and --tls-key FILE; give the other one too")
     from twinbus.broker.port_access import server_context
 
+    require_private(key)
     return server_context(certificate, key)

@@ -28,6 +28,7 @@ from twinbus.console.options import (
     PortOptions,
     ServeOptions,
     SidesOptions,
+    require_private,
     secret_in,
     secret_lines,
     tls_of,
@@ -261,6 +262,7 @@ def _causes(given: Sequence[str]) -> frozenset[DivertCause]:
 
 def port_access_of(given: PortOptions) -> PortAccess:
     """The checked options; BrokerStartError if one is not valid."""
+    require_private(given.tokens)
     return PortAccess(
         host=given.host,
         key=_key(given.key, given.key_file),

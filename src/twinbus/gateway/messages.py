@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import Final, NamedTuple
 
 from twinbus.amqp.encoding import binary, string
@@ -29,7 +30,7 @@ from twinbus.amqp.message import (
 )
 from twinbus.amqp.types import DecodeError, Symbol
 from twinbus.broker.links.context import new_message_id
-from twinbus.broker.refusals import MalformedMessage
+from twinbus.broker.refusals import MalformedMessage, MessageTooLarge
 from twinbus.client.links import Wire
 from twinbus.errors import BacklogGuardError, BacklogMessageTooLargeError
 from twinbus.servicebus.names import BATCH_ALLOWANCE, PARTITION_KEY, SESSION_ID_MAX
@@ -48,6 +49,9 @@ from twinbus.transfer.sections import (
 _has_reserved: Final = re.compile("|".join(map(re.escape, RESERVED_NAMES)).encode()).search
 _ID_GROWTH: Final = overhead_bytes("", message_id="") - overhead_bytes("")
 """What a message with an empty id grows by when its copy gets an id of its own."""
+
+BATCH_MESSAGES_MAX: Final = 4_500
+"""Messages of one batch: as many as Azure Standard takes and the .NET SDK puts into one."""
 
 _LONGEST_SESSION_ID: Final = chr(0x10FFFF) * SESSION_ID_MAX
 _DATA_SECTION: Final = bytes((0x00, 0x53, DATA))
@@ -216,9 +220,16 @@ def _read(data: bytes) -> tuple[EncodedMessage, bool]:
 
 def _read_batch(data: bytes) -> tuple[Wire, list[EncodedMessage]]:
     envelope = split(data)
-    read = [_read(bytes(part)) for part in data_sections(envelope.body)]
-    if not read:
+    # Counted first: an empty message is 5 bytes on the wire and a hundred times that here.
+    parts = list(islice(data_sections(envelope.body), BATCH_MESSAGES_MAX + 1))
+    if not parts:
         raise MalformedMessage("the batch holds no message")
+    if len(parts) > BATCH_MESSAGES_MAX:
+        raise MessageTooLarge(
+            f"The batch holds more than {BATCH_MESSAGES_MAX} messages, which is the limit; send"
+            " fewer in one batch."
+        )
+    read = [_read(bytes(part)) for part in parts]
     messages = [message for message, _ in read]
     if not any(is_given for _, is_given in read):
         return Wire(data, BATCH_FORMAT), messages

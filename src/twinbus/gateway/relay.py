@@ -15,10 +15,11 @@ every sender: without it the SDK would send nothing in an outage. Its requests a
 from __future__ import annotations
 
 import asyncio
+import re
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from twinbus.amqp.events import (
     DeliveryArrived,
@@ -353,6 +354,11 @@ def refusal_of(error: Exception) -> Refusal:
     return UpstreamRefusal(condition or CONDITION_OF[meaning], str(error))
 
 
+_PLAIN: Final = re.compile(r"[!-~ ]*")
+_NEVER_PLAIN: Final = frozenset("%\\@?#*")
+"""Characters that no name at Azure has; to some readers of an address they end or escape a part."""
+
+
 def require_plain(path: str) -> None:
     """Raise `NotAllowed` for a path that the primary might read as another one.
 
@@ -360,5 +366,10 @@ def require_plain(path: str) -> None:
     gateway's own credential would then reach `payments` at a server that resolves the path.
     """
     parts = path.split("/")
-    if "%" in path or "\\" in path or any(part in {".", ".."} for part in parts) or "" in parts[1:]:
+    if (
+        not _PLAIN.fullmatch(path)
+        or not _NEVER_PLAIN.isdisjoint(path)
+        or any(part in {".", ".."} for part in parts)
+        or "" in parts[1:]
+    ):
         raise NotAllowed(f"{path!r:.280} is no address of an entity or its nodes.")

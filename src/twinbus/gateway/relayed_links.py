@@ -60,6 +60,9 @@ WAITING_MAX: Final = 1_000
 WAITING_BYTES_MAX: Final = 16 * 1024 * 1024
 """Requests on one link that wait for credit of the primary; a single one may be larger."""
 
+REQUEST_BYTES_MAX: Final = 2 * 1024 * 1024
+"""One request: scheduling of a batch of 1 MB, which Azure Premium takes, with its envelope."""
+
 ANSWERING_MAX: Final = 200
 """Requests on one link that the sides of an entity with a twin are answering."""
 
@@ -362,6 +365,7 @@ class RelayedRequests(RequestLink, Relayed):
     ) -> None:
         """`twins` answers requests about messages of an entity with a twin."""
         super().__init__(context, relay.client, link, address, self.forward)
+        link.limit_bytes = REQUEST_BYTES_MAX
         self.relay = relay
         self._twins = twins
         self._answering = 0

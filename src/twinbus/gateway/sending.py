@@ -8,8 +8,8 @@ namespace has accepted the message, or when the call has ended with an error.
 On a healthy entity a retry holds back the later deliveries of the link, so that they arrive in
 their order (docs/gateway.md).
 
-A hung namespace must not fill the memory (`PendingSends`): beyond a bound the gateway stops reading
-from clients that send more, and the credit of each link is bounded by what it has in flight.
+A hung namespace must not fill the memory (`PendingSends`): the gateway stops reading from a client
+that holds more than its share, and the credit of each link is bounded by what it has in flight.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ from twinbus.broker.sas import SEND
 from twinbus.client.links import LinkPool
 from twinbus.gateway.messages import EncodedMessages
 from twinbus.gateway.relay import PrimaryRelay, refusal_of
+from twinbus.gateway.shares import Share, Shares
 from twinbus.gateway.transactions import TransactedSends, not_served
 from twinbus.pairing.core.failover import Route
 from twinbus.pairing.sdk.failures import translated
 from twinbus.pairing.sending.send_calls import SendCall
 from twinbus.servicebus.failures import of_error, outcome_of
-from twinbus.servicebus.names import BATCH_ALLOWANCE
+from twinbus.servicebus.names import BATCH_ALLOWANCE, TRANSFER_DESTINATION, entity_address
 from twinbus.status.document import EntityState
 
 if TYPE_CHECKING:
@@ -45,14 +46,16 @@ if TYPE_CHECKING:
 log = logging.getLogger("twinbus.gateway")
 
 PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Messages without an answer, of all clients. Beyond it the gateway stops reading from clients that
-send more; it reads on when half of them have been answered."""
+"""Messages without an answer, of all clients; `shares` divides it among them."""
 
 EACH_BYTES: Final = 4 * 1024
 """What a message without an answer takes besides its own bytes, about: 2 KB were measured for one
 that the primary has and 6 to 7 KB for one with a call, its task and timer. Without this, small
 messages would take many times the bound."""
 
+BATCHED_BYTES: Final = 1024
+"""What each further message of a batch takes besides its bytes: 0.45 KB were measured as it came,
+and 0.56 KB for its copy in backlog form."""
 
 CREDIT: Final = 2_000
 """Deliveries of one link that may be without an answer."""
@@ -60,6 +63,22 @@ CREDIT: Final = 2_000
 UNKNOWN_LIMIT_BYTES: Final = 1024 * 1024
 """Message limit of a link that is opened while the primary cannot say its own: Azure Standard takes
 256 KB and Premium 1 MB for a batch. A backlog queue's own limit holds as well."""
+
+
+def destination_of(link: ReceiverLink) -> str | None:
+    """The entity that gets what a link sends through the one that it is attached to, if any."""
+    destination = link.properties.get(TRANSFER_DESTINATION)
+    return None if destination is None else entity_address(str(destination))
+
+
+def may_send_until_ms(
+    client: LinkClient, address: str, destination: str | None, now_ms: int
+) -> int:
+    """When the right to send to an entity, and through it, ends; `Unauthorized` if it has ended."""
+    until_ms = client.grants.require(address, SEND, now_ms)
+    if destination is None:
+        return until_ms
+    return min(until_ms, client.grants.require(destination, SEND, now_ms))
 
 
 @dataclass(slots=True, eq=False)
@@ -98,6 +117,9 @@ class GatewaySendingLink(LinkOwner):
         self._relay = relay
         self._transacted: TransactedSends | None = None
         self._pending = pending
+        self._share = pending.share_of(client)
+        self._batches: dict[int, int] = {}
+        """What batches take besides their bytes, by delivery."""
         self._client = client
         self._target = target
         self._pool = pool
@@ -161,7 +183,9 @@ class GatewaySendingLink(LinkOwner):
     def granted_until_ms(self, now_ms: int) -> int:
         """When the right to send ends; raises `Unauthorized` if it has ended."""
         if now_ms >= self._granted_until_ms:
-            self._granted_until_ms = self._client.grants.require(self.address, SEND, now_ms)
+            self._granted_until_ms = may_send_until_ms(
+                self._client, self.address, destination_of(self.link), now_ms
+            )
         return self._granted_until_ms
 
     def close(self, now_ms: int) -> None:
@@ -183,7 +207,7 @@ class GatewaySendingLink(LinkOwner):
     def take(self, event: DeliveryArrived, now_ms: int) -> None:
         """Take one delivery; its answer comes when a namespace has it."""
         self._unanswered += 1
-        self._pending.add(self._client, len(event.payload))
+        self._pending.add(self._share, len(event.payload))
         try:
             self.granted_until_ms(now_ms)
             if event.state is not None:
@@ -199,6 +223,8 @@ class GatewaySendingLink(LinkOwner):
         except Refusal as refusal:
             self._end(event, refusal)
             return
+        if len(messages) > 1:
+            self._count_batch(event, (len(messages) - 1) * BATCHED_BYTES)
         now = self._pending.loop.time()
         delivery = _Delivery(event, messages, now, now)
         if (self._calls or self._refused or self._waiting) and self._keeps_order:
@@ -206,6 +232,12 @@ class GatewaySendingLink(LinkOwner):
             self._waiting.append(delivery)
         else:
             self._start(delivery)
+
+    def _count_batch(self, event: DeliveryArrived, size_bytes: int) -> None:
+        # A client may use the id of a delivery again before it is answered.
+        before = self._batches.get(event.delivery_id, 0)
+        self._batches[event.delivery_id] = before + size_bytes
+        self._pending.grow(self._share, size_bytes)
 
     def _take_transacted(self, event: DeliveryArrived) -> None:
         """Send a delivery of a transaction, by the client's own connection to the primary."""
@@ -371,7 +403,8 @@ class GatewaySendingLink(LinkOwner):
 
     def _answer(self, event: DeliveryArrived, state: bytes) -> None:
         self._unanswered -= 1
-        self._pending.release(len(event.payload))
+        more_bytes = self._batches.pop(event.delivery_id, 0) if self._batches else 0
+        self._pending.release(self._share, len(event.payload) + more_bytes)
         if self._is_closed and not self._unanswered:
             self._leave()
         if not event.settled:
@@ -401,6 +434,16 @@ class GatewaySendingLink(LinkOwner):
         self._go_on()
 
 
+class ClientShare(Share):
+    """What one client has without an answer."""
+
+    __slots__ = ("client",)
+
+    def __init__(self, client: LinkClient) -> None:
+        super().__init__()
+        self.client = client
+
+
 class PendingSends:
     """The sends of all clients that have no answer yet."""
 
@@ -408,33 +451,46 @@ class PendingSends:
         """`patience_s`: how long a client's send may wait for a namespace to accept it."""
         self.loop = asyncio.get_running_loop()
         self.patience_s = patience_s
-        self.bytes_max = bytes_max
         self.count = 0
-        self.size_bytes = 0
-        """About the memory that they take."""
         self.is_closing = False
         """Clients get no more credit."""
         self._name = name
-        self._paused: set[LinkClient] = set()
+        self._shares = Shares(bytes_max)
+        self._clients: dict[LinkClient, ClientShare] = {}
         self.calls: set[asyncio.Task[None]] = set()
         self._empty = asyncio.Event()
 
-    def add(self, client: LinkClient, size_bytes: int) -> None:
-        """Count a message that has no answer yet."""
-        self.count += 1
-        self.size_bytes += size_bytes + EACH_BYTES
-        if self.size_bytes > self.bytes_max and client not in self._paused:
-            self._paused.add(client)
-            client.pause_reading()
+    @property
+    def size_bytes(self) -> int:
+        """About the memory that they take."""
+        return self._shares.size_bytes
 
-    def release(self, size_bytes: int) -> None:
-        """Count a message that was answered."""
+    def share_of(self, client: LinkClient) -> ClientShare:
+        """What a client has here: all its links share it."""
+        share = self._clients.get(client)
+        if share is None:
+            share = self._clients[client] = ClientShare(client)
+        return share
+
+    def forget(self, client: LinkClient) -> None:
+        """The client is gone; its links still give back what is in flight."""
+        self._clients.pop(client, None)
+
+    def add(self, share: ClientShare, size_bytes: int) -> None:
+        """Count a delivery that has no answer yet."""
+        self.count += 1
+        self.grow(share, size_bytes + EACH_BYTES)
+
+    def grow(self, share: ClientShare, size_bytes: int) -> None:
+        """Count what a delivery takes besides."""
+        if self._shares.take(share, size_bytes):
+            share.client.pause_reading()
+
+    def release(self, share: ClientShare, size_bytes: int) -> None:
+        """Count a delivery that was answered."""
         self.count -= 1
-        self.size_bytes -= size_bytes + EACH_BYTES
-        if self._paused and self.size_bytes <= self.bytes_max // 2 and not self.is_closing:
-            paused, self._paused = self._paused, set()
-            for client in paused:
-                client.resume_reading()
+        if self._shares.give_back(share, size_bytes + EACH_BYTES) and not self.is_closing:
+            share.client.resume_reading()
         if self.is_closing and not self.count:
             self._empty.set()
 

@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from twinbus.amqp.performatives import Coordinator, TransactionalState, encode_state
+from twinbus.amqp.types import Symbol
 from twinbus.broker.faults import FaultPlan
 from twinbus.broker.links.context import RefusalTracker, rejected
 from twinbus.broker.links.peer import Peer
@@ -26,14 +27,20 @@ from twinbus.client.links import LinkPool, UpstreamConnection
 from twinbus.gateway.relay import PrimaryRelay, require_plain
 from twinbus.gateway.relay_records import RelayRecords
 from twinbus.gateway.relayed_links import RelayedReceiver, RelayedReplies, RelayedRequests
-from twinbus.gateway.sending import PENDING_BYTES_MAX, GatewaySendingLink, PendingSends
+from twinbus.gateway.sending import (
+    PENDING_BYTES_MAX,
+    GatewaySendingLink,
+    PendingSends,
+    destination_of,
+    may_send_until_ms,
+)
 from twinbus.gateway.transactions import LOST, RelayedCoordinator, not_served, require_token
 from twinbus.gateway.twin_receiver import TwinReceiver
 from twinbus.gateway.twins import GatewayTwins
 from twinbus.namespace.access import endpoint_of
 from twinbus.pairing.core.failover import Route
 from twinbus.servicebus import conditions
-from twinbus.servicebus.names import entity_of, is_entity_name
+from twinbus.servicebus.names import TRANSFER_DESTINATION, entity_of, is_entity_name
 from twinbus.wording import visible
 
 if TYPE_CHECKING:
@@ -47,6 +54,10 @@ if TYPE_CHECKING:
 
 CLIENT_NAME_MAX: Final = 100
 """Characters kept of a client's container id; those of the SDKs have 36 to 60."""
+
+
+TOKENS_CHECK_S: Final = 2.0
+"""Time between two looks at the file of `--tokens`."""
 
 
 class GatewayLinks:
@@ -74,11 +85,17 @@ class GatewayLinks:
     ) -> LinkOwner:
         if isinstance(link.target, Coordinator):
             return self._coordinator(client, link, now_ms)
-        granted_until_ms = client.grants.require(address, SEND, now_ms)
-        if not is_entity_name(address):
-            raise NotAllowed(f"{address!r} is no queue or topic that messages can be sent to.")
-        pool = self._primary.pool(address)
-        target = self._paired.target(address, pool, _name_of(client))
+        destination = destination_of(link)
+        granted_until_ms = may_send_until_ms(client, address, destination, now_ms)
+        path = address if destination is None else destination
+        for each in (address, path):
+            if not is_entity_name(each):
+                raise NotAllowed(f"{each!r} is no queue or topic that messages can be sent to.")
+        if destination is not None:
+            # What was checked goes to the primary, with our credential, and not what was sent.
+            link.properties = {**link.properties, Symbol(TRANSFER_DESTINATION): destination}
+        pool = self._primary.pool(path)
+        target = self._paired.target(path, pool, _name_of(client))
         sending = GatewaySendingLink(
             self._pending,
             client,
@@ -191,6 +208,7 @@ class GatewayLinks:
         return coordinator
 
     def disconnected(self, client: LinkClient) -> None:
+        self._pending.forget(client)
         relay = self._relays.pop(client, None)
         if relay is not None:
             self._pending.spawn(relay.close())
@@ -250,6 +268,9 @@ class GatewayServer:
             access.rules, tokens=access.accepted_tokens, require_token=access.require_token
         )
         self.admission: Admission = access.admission
+        self._accepted = access.accepted_tokens
+        self._tokens = frozenset(access.accepted_tokens())
+        self._checking: asyncio.TimerHandle | None = None
         self.faults = FaultPlan(lambda: 0.0)
         self.profile = LAPTOP
         self.track = RefusalTracker(name, self.now_ms)
@@ -273,6 +294,21 @@ class GatewayServer:
         # Spans belong to an application; the gateway's own process has none to continue.
         self.client.state.tracing = None
         await self.client.state.divert_by(self._backlog_pool)
+        self._checking = self.loop.call_later(TOKENS_CHECK_S, self._check_tokens)
+
+    def _check_tokens(self) -> None:
+        """End what was opened with bearer tokens that are accepted no more."""
+        accepted = frozenset(self._accepted())
+        removed = {token.name for token in self._tokens - accepted}
+        self._tokens = accepted
+        for peer in list(self.peers) if removed else ():
+            # A signature is good as long as the gateway runs: its rules do not change.
+            names = {grant.rule_name for grant in peer.grants if not grant.signed_with} & removed
+            if names:
+                text = f"the token {min(names)!r} is not accepted any more; put another one"
+                peer.expel(conditions.UNAUTHORIZED, text)
+                log.warning("%s: closed %s: %s", self.name, peer.address, text)
+        self._checking = self.loop.call_later(TOKENS_CHECK_S, self._check_tokens)
 
     def now_ms(self) -> int:
         return self.client.state.environment.wall_ms()
@@ -328,6 +364,8 @@ class GatewayServer:
 
     async def close(self) -> None:
         """Close the client connections, then those to the namespaces."""
+        if self._checking is not None:
+            self._checking.cancel()
         self._tick()
         for peer in list(self.peers):
             peer.close(conditions.CONNECTION_FORCED, "the gateway is shutting down", linger=False)

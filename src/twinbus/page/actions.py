@@ -238,14 +238,16 @@ class Actions:
     async def _replay(self, pair: ShownPair, given: Mapping[str, Any]) -> str:
         queue, numbers = given.get("queue"), given.get("sequences")
         secondary = self.secondary_of(pair)
-        if not isinstance(queue, str) or not queue.lower().startswith(f"{pair.name}/".lower()):
-            raise Unanswerable("queue must be a backlog queue of this pair")
         if (
             not isinstance(numbers, list)
             or not 0 < len(numbers) <= SEQUENCES_MAX
             or not all(type(one) is int and one > 0 for one in numbers)
         ):
             raise Unanswerable(f"sequences must be 1 to {SEQUENCES_MAX:,} sequence numbers")
+        # By name: what begins with the label may be a queue of an application.
+        known = [one["path"] for one in await secondary.queues(pair.name)]
+        if not isinstance(queue, str) or queue not in known:
+            raise Unanswerable("queue must be a backlog queue of this pair")
         return await secondary.replay(queue, numbers)
 
     async def _ask(self, id_: str, verb: str, arguments: Mapping[str, str] | None = None) -> None:

@@ -182,6 +182,7 @@ class Guard:
             return None
         if access.role_of(token) is None:
             return None
+        _trust(scope)
         # Not a redirect: after a link on another site, the browser would follow it as that site's
         # request, without the cookie.
         answer = HTMLResponse(ENTERED)
@@ -194,11 +195,19 @@ class Guard:
         headers = Headers(scope=scope)
         role: Role | Refused | None = self._access.admit(headers)
         if isinstance(role, Role):
+            _trust(scope)
             scope.setdefault("state", {}).update(role=role, is_operator=role is Role.OPERATOR)
             if scope["method"] in ("GET", "HEAD"):
                 return None
             role = self._access.may_act(headers, role)
         return None if role is None else refusal(role)
+
+
+def _trust(scope: Scope) -> None:
+    """Tell the connection of a request that its client has a token, if it wants to know."""
+    trust = scope.get("state", {}).get("trust")
+    if trust is not None:
+        trust()
 
 
 def application(

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
-from twinbus.page.actions import Actions, Unanswerable
+from twinbus.page.actions import Actions, SecondarySource, Unanswerable
 from twinbus.page.core.model import ShownEvent, ShownPair, ShownProof
 from twinbus.page.core.timeline import merged_spans
 from twinbus.page.ledger_tail import ledger_events, timeline
@@ -23,6 +23,9 @@ REMEMBERED_S: Final = 5.0
 COST_S: Final = 30.0
 OUTAGE_COST_S: Final = 10.0
 """How long a cost is kept, without an outage and in one: it may read 64 MB of the ledger."""
+
+VIEWERS_PAUSE_S: Final = 5.0
+"""Time between two searches of viewers: each peeks at up to 5,000 messages, which is billed."""
 
 HISTORY_S: Final = 7 * 86_400.0
 EVENTS_MAX: Final = 1_000
@@ -42,6 +45,10 @@ class PageDocuments:
         self._cost = cost
         self._remembered: dict[object, tuple[float, Any]] = {}
         self._asking = asyncio.Lock()
+        self._searching = asyncio.Lock()
+        """Searches of operators, which wait for each other and for nothing else."""
+        self._viewers_at = 0.0
+        """When viewers may search again, by the monotonic clock."""
 
     @property
     def offers(self) -> list[str]:
@@ -113,8 +120,7 @@ class PageDocuments:
         except Unanswerable as error:
             why = str(error)
         else:
-            key, again_s = ("counts", pair.name), secondary.count_again_s
-            as_of, queues = await self._cached(key, again_s, secondary.queues, pair.name)
+            as_of, queues = await self._counts(secondary, pair.name)
         return backlog_of(queues, as_of, why, self._syphons(pair.name))
 
     async def dead_letters(self, request: Request) -> dict[str, Any]:
@@ -127,9 +133,24 @@ class PageDocuments:
         is_operator = request.state.is_operator
         names = ("reason", "entity", "id", *(("body",) if is_operator else ()))
         search = {name: request.query_params.get(name, "") for name in names}
-        async with self._asking:
-            found = await secondary.letters(pair.name, search, with_bodies=is_operator)
+        if is_operator:
+            async with self._searching:
+                found = await secondary.letters(pair.name, search, with_bodies=True)
+        else:
+            found = await self._search_of_viewer(secondary, pair.name, search)
         return {"as_of": time.time(), **found}
+
+    async def _search_of_viewer(
+        self, secondary: SecondarySource, label: str, search: dict[str, str]
+    ) -> dict[str, Any]:
+        """Search for a viewer: one at a time, with a pause, beside everything of the operator."""
+        if time.monotonic() < self._viewers_at:
+            raise Unanswerable("viewers search one at a time; try again in some seconds", 429)
+        self._viewers_at = float("inf")
+        try:
+            return await secondary.letters(label, search, with_bodies=False)
+        finally:
+            self._viewers_at = time.monotonic() + VIEWERS_PAUSE_S
 
     async def dead_letter(self, request: Request) -> dict[str, Any]:
         if not request.state.is_operator:
@@ -137,12 +158,20 @@ class PageDocuments:
         pair = self._pair(request)
         secondary = self.actions.secondary_of(pair)
         queue, number = request.query_params.get("queue", ""), int(_number(request, "sequence", 0))
-        if not queue.lower().startswith(f"{pair.name}/".lower()):
+        # By name: what begins with the label may be a queue of an application.
+        if queue not in [one["path"] for one in (await self._counts(secondary, pair.name))[1]]:
             raise Unanswerable("that queue is no backlog queue of this pair")
         found = await secondary.letter(queue, number)
         if found is None:
             raise Unanswerable("there is no such dead letter", 404)
         return found
+
+    async def _counts(
+        self, secondary: SecondarySource, label: str
+    ) -> tuple[float, list[dict[str, Any]]]:
+        """Return the backlog queues of a label with what they hold, and when that was so."""
+        kept_s = secondary.count_again_s
+        return await self._cached(("counts", label), kept_s, secondary.queues, label)
 
     def _pair(self, request: Request) -> ShownPair:
         return self.actions.pair(request.query_params.get("pair", ""))

@@ -13,10 +13,13 @@ import contextlib
 import http.client
 import json
 import logging
+import socket
 import ssl
+import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -161,6 +164,7 @@ ASK_AGAIN_S: Final = 2.0
 READ_S: Final = 3.0
 """Timeout of one step: connecting, or one piece of the answer."""
 ANSWER_S: Final = 6.0
+LATE: Final = f"no answer for more than {ANSWER_S:g} s"
 """Timeout of the whole answer, however slowly it comes."""
 ANSWER_BYTES_MAX: Final = 8 * 1024 * 1024
 """The view of 50 pairs with 40 entities each has about 2 MB."""
@@ -314,8 +318,12 @@ class PeerPoller:
         for peer in self._peers:
             if peer.request is not None and peer.request.done():
                 self._take(peer, peer.request, now)
+            elif peer.request is not None and now - peer.asked_at > ANSWER_S:
+                # Whatever keeps the request, such as a name that is not resolved.
+                self._show(peer, peer.silent(LATE), "unreachable", LATE, now)
             if peer.request is None and now >= peer.ask_at:
                 peer.request = self._pool.submit(read_peer, peer.address, self._read_s)
+                peer.asked_at = now
 
     @property
     def states(self) -> list[dict[str, Any]]:
@@ -336,6 +344,9 @@ class PeerPoller:
         except PeerRefused as error:
             pairs, state, why = peer.silent(str(error)), "unreachable", str(error)
             peer.ask_at = now + SILENT_AGAIN_S
+        self._show(peer, pairs, state, why, now)
+
+    def _show(self, peer: _Peer, pairs: list[ShownPair], state: str, why: str, now: float) -> None:
         if state != peer.state:
             peer.state, peer.since = state, now
         peer.why = why
@@ -353,6 +364,7 @@ class _Peer:
     why: str = "not asked yet"
     since: float | None = None
     ask_at: float = 0.0
+    asked_at: float = 0.0
     request: Future[tuple[list[ShownPair], str]] | None = None
     pairs: list[ShownPair] = field(default_factory=list)
 
@@ -376,22 +388,58 @@ def read_peer(
 
 
 def _read(address: PeerAddress, read_s: float, answer_s: float) -> bytes:
-    deadline = time.monotonic() + answer_s
     kind = http.client.HTTPSConnection if address.is_tls else http.client.HTTPConnection
     more: dict[str, Any] = {"context": ssl.create_default_context()} if address.is_tls else {}
     connection = kind(address.host, address.port, timeout=read_s, **more)
+    began = time.monotonic()
     try:
-        connection.request("GET", "/api/view", headers={"Authorization": f"Bearer {address.token}"})
-        answer = connection.getresponse()
-        if answer.status != http.client.OK:
-            raise PeerRefused(f"it answers {answer.status}")
-        body = bytearray()
-        while piece := answer.read1(PIECE_BYTES):
-            body += piece
-            if len(body) > ANSWER_BYTES_MAX:
-                raise PeerRefused(f"its answer has more than {ANSWER_BYTES_MAX:,} bytes")
-            if time.monotonic() > deadline:
+        connection.connect()
+        body = b""
+        with _ended_at(connection.sock, began + answer_s) as is_late:
+            try:
+                body = _answer(connection, address.token)
+            except (OSError, ValueError, http.client.HTTPException):
+                if not is_late.is_set():
+                    raise
+            # An answer without a length seems whole when its connection is ended.
+            if is_late.is_set():
                 raise PeerRefused(f"its answer takes longer than {answer_s:g} s")
-        return bytes(body)
+        return body
     finally:
         connection.close()
+
+
+@contextmanager
+def _ended_at(line: socket.socket, at: float) -> Iterator[threading.Event]:
+    """End a connection at a time of the monotonic clock, whatever is read of it then.
+
+    A limit for each read is none for the whole: one byte a second would go on for ever.
+    """
+    is_late = threading.Event()
+
+    def end() -> None:
+        is_late.set()
+        with suppress(OSError):
+            # Not `close`: another thread reads from it.
+            socket.socket.shutdown(line, socket.SHUT_RDWR)
+
+    timer = threading.Timer(max(0.0, at - time.monotonic()), end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield is_late
+    finally:
+        timer.cancel()
+
+
+def _answer(connection: http.client.HTTPConnection, token: str) -> bytes:
+    connection.request("GET", "/api/view", headers={"Authorization": f"Bearer {token}"})
+    answer = connection.getresponse()
+    if answer.status != http.client.OK:
+        raise PeerRefused(f"it answers {answer.status}")
+    body = bytearray()
+    while piece := answer.read1(PIECE_BYTES):
+        body += piece
+        if len(body) > ANSWER_BYTES_MAX:
+            raise PeerRefused(f"its answer has more than {ANSWER_BYTES_MAX:,} bytes")
+    return bytes(body)

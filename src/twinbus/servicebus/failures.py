@@ -259,6 +259,22 @@ def of_condition(
     return unknown if row is None else row.meaning
 
 
+SERVICE_DETACHES: Final = frozenset({"", conditions.DETACH_FORCED, conditions.CONNECTION_FORCED})
+"""Conditions with which a service that goes away closes links; CONDITIONS has the others."""
+
+
+def of_detach(condition: str, in_flight: int) -> FailureMeaning:
+    """What a detach says to each of the deliveries that were on their way on the link.
+
+    One of them may be its reason, and clients of a gateway share the link. So a condition that
+    names no fault of the service is no evidence for an outage: a client that sends such a message
+    again and again would fail the entity over for all. And it is the message's own fault only
+    where no other one was on its way.
+    """
+    meaning = of_condition(condition, UNREACHABLE if condition in SERVICE_DETACHES else OTHER)
+    return OTHER if meaning is MESSAGE and in_flight > 1 else meaning
+
+
 def of_token_status(status: object) -> FailureMeaning:
     """The meaning of the status with which a namespace refused a token."""
     if status == MISSING_STATUS:

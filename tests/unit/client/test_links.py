@@ -28,6 +28,7 @@ from twinbus.client.request_node import ConnectionLost, LinkEnded
 from twinbus.errors import SyphonError
 from twinbus.namespace.access import Endpoint, endpoint_of
 from twinbus.namespace.namespace import Namespace
+from twinbus.servicebus.failures import FailureMeaning, of_error
 from twinbus.syphon.core.pacing import FIRST_RECONNECT_S, ReconnectBackoff
 from twinbus.testing import run_virtual
 
@@ -120,6 +121,30 @@ async def test_a_detach_says_nothing_about_what_was_in_flight() -> None:
     busy = Error(condition="com.microsoft:server-busy", description="too much")
     world.up.handle(Detached(world.link, busy, True))
     assert [isinstance(one, LinkEnded) and one.may_be_stored for one in answers] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("condition", "alone", "among_others"),
+    [
+        ("com.example:unheard-of", FailureMeaning.OTHER, FailureMeaning.OTHER),
+        ("amqp:decode-error", FailureMeaning.MESSAGE, FailureMeaning.OTHER),
+        ("amqp:link:detach-forced", FailureMeaning.UNREACHABLE, FailureMeaning.UNREACHABLE),
+        ("amqp:internal-error", FailureMeaning.UNREACHABLE, FailureMeaning.UNREACHABLE),
+        ("com.microsoft:entity-disabled", FailureMeaning.DISABLED, FailureMeaning.DISABLED),
+    ],
+)
+async def test_a_detach_that_a_message_may_have_caused_is_no_evidence_of_an_outage(
+    condition: str, alone: FailureMeaning, among_others: FailureMeaning
+) -> None:
+    """Clients of a gateway share the link: one of them must not fail the entity over for all."""
+    for count, meaning in ((1, alone), (3, among_others)):
+        world, answers = World(), list[Exception | None]()
+        world.give_credit(count)
+        for _ in range(count):
+            world.up.send(WIRE, answers.append)
+        world.up.handle(Detached(world.link, Error(condition=condition), True))
+        assert [of_error(one) for one in answers if one is not None] == [meaning] * count
+        assert all(isinstance(one, LinkEnded) and one.may_be_stored for one in answers)
 
 
 async def test_a_connection_that_is_silent_is_dropped_and_its_sends_time_out() -> None:

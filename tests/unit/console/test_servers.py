@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import trustme
@@ -10,7 +13,8 @@ from cryptography.hazmat.primitives import serialization
 
 from tests.contract.certificates import write_server_files
 from tests.unit.console.commands import run
-from twinbus.console.options import GatewayOptions
+from twinbus.console.options import GatewayOptions, require_private
+from twinbus.console.output import WrongUse
 from twinbus.console.servers import _options
 
 USAGE_ERROR = 2
@@ -107,6 +111,58 @@ def test_a_key_file_without_a_key_is_named(
     if content is not None:
         file.write_text(content)
     assert said in refusal(capsys, "contoso:0", "--ephemeral", "--key-file", str(file))
+
+
+@pytest.mark.parametrize(
+    ("mode", "owner", "user", "is_refused", "is_warned"),
+    [
+        (0o640, 1000, 1000, True, False),
+        (0o604, 1000, 1000, True, False),
+        (0o600, 1000, 1000, False, False),
+        # A secret that is mounted belongs to root.
+        (0o644, 0, 1000, False, False),
+        (0o644, 0, 0, False, True),
+        (0o600, 0, 0, False, False),
+    ],
+)
+def test_a_file_of_secrets_that_others_can_read_is_refused_as_ssh_does(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    mode: int,
+    owner: int,
+    user: int,
+    is_refused: bool,
+    is_warned: bool,
+) -> None:
+    found = SimpleNamespace(st_mode=stat.S_IFREG | mode, st_uid=owner)
+    monkeypatch.setattr(Path, "stat", lambda _: found)
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    said = f"key has mode {mode:04o}: other users can get the secret in it; chmod 600 key"
+    if is_refused:
+        with pytest.raises(WrongUse, match=said):
+            require_private(Path("key"))
+    else:
+        require_private(Path("key"))
+    assert capsys.readouterr().err == (f"warning: {said}\n" if is_warned else "")
+
+
+@pytest.mark.parametrize("option", ["--key-file", "--rule-file", "--tokens", "--tls-key"])
+def test_each_file_of_secrets_is_checked(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    asked: list[Path | None] = []
+
+    def refuse(file: Path | None) -> None:
+        asked.append(file)
+        if file is not None:
+            raise WrongUse(f"{file} is not private")
+
+    monkeypatch.setattr("twinbus.console.options.require_private", refuse)
+    monkeypatch.setattr("twinbus.console.servers.require_private", refuse)
+    certificate = ["--tls-cert", "chain.pem"] if option == "--tls-key" else []
+    assert "s3cret is not private" in refusal(
+        capsys, "contoso:0", "--ephemeral", option, "s3cret", *certificate
+    )
 
 
 def test_a_gateway_diverts_by_the_causes_that_it_is_given(

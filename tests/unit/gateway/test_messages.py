@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import tracemalloc
 from types import SimpleNamespace
 from typing import cast
 from unittest.mock import AsyncMock
@@ -21,9 +22,8 @@ from twinbus.amqp.message import (
     split,
 )
 from twinbus.amqp.types import Symbol
-from twinbus.broker.admin.atom import ATOM, CONNECT
 from twinbus.broker.links.context import LinkClient
-from twinbus.broker.refusals import ArgumentInvalid, MalformedMessage
+from twinbus.broker.refusals import MalformedMessage, MessageTooLarge
 from twinbus.client.connection import NamespaceConnection
 from twinbus.client.links import Wire
 from twinbus.client.request_node import ConnectionLost, DeliveryRejected, LinkEnded, RequestRefused
@@ -34,8 +34,8 @@ from twinbus.errors import (
     EntityUnusableError,
     ReservedPropertyError,
 )
-from twinbus.gateway.host import RequestThreads, _destinations
-from twinbus.gateway.messages import EncodedMessages
+from twinbus.gateway.administration import RequestThreads
+from twinbus.gateway.messages import BATCH_MESSAGES_MAX, EncodedMessages
 from twinbus.gateway.relay import refusal_of
 from twinbus.gateway.sending import EACH_BYTES, PendingSends
 from twinbus.namespace.access import Endpoint
@@ -253,34 +253,32 @@ class Client:
 async def test_small_messages_count_with_what_their_calls_take() -> None:
     """A million messages of ten bytes are ten megabytes, and gigabytes of calls."""
     client = Client()
-    pending = PendingSends("gate", 60.0, bytes_max=100 * EACH_BYTES)
+    pending = PendingSends("gate", 60.0, bytes_max=1_000 * EACH_BYTES)
+    share = pending.share_of(cast("LinkClient", client))
     for _ in range(1_000):
-        pending.add(cast("LinkClient", client), 10)
+        pending.add(share, 10)
         if client.told:
             break
-    assert (client.told, pending.count) == (["stop"], 100)
+    # One client alone has half of the bound.
+    assert client.told == ["stop"]
+    assert 490 < pending.count <= 500
     while pending.count:
-        pending.release(10)
+        pending.release(share, 10)
     assert (client.told, pending.size_bytes) == (["stop", "read"], 0)
 
 
-def entry(forward_to: str) -> bytes:
-    return (
-        f'<entry xmlns="{ATOM}"><content><QueueDescription xmlns="{CONNECT}">'
-        f"<ForwardTo>{forward_to}</ForwardTo></QueueDescription></content></entry>"
-    ).encode()
-
-
-def test_the_entities_that_a_description_forwards_to() -> None:
-    assert _destinations(b"") == []
-    assert _destinations(entry("")) == []
-    assert _destinations(entry(" sb://contoso/pay<!-- -->ments ")) == ["payments"]
-
-
-def test_a_name_with_an_element_inside_is_refused() -> None:
-    """The right would be that to `payments-archive`, and the primary forward to `payments`."""
-    with pytest.raises(ArgumentInvalid, match="text without elements"):
-        _destinations(entry("payments<x/>-archive"))
+def test_a_batch_of_more_messages_than_azure_standard_takes_is_refused_before_it_is_read() -> None:
+    empty = b"\x00\x53\x75\xa0\x00"
+    most = read(batch_of(*[empty] * BATCH_MESSAGES_MAX), BATCH_FORMAT)
+    assert len(most) == BATCH_MESSAGES_MAX
+    hostile = batch_of(*[empty] * 65_536)
+    tracemalloc.start()
+    try:
+        with pytest.raises(MessageTooLarge, match="more than 4500 messages, which is the limit"):
+            read(hostile, BATCH_FORMAT)
+        assert tracemalloc.get_traced_memory()[1] < 4_000_000
+    finally:
+        tracemalloc.stop()
 
 
 async def test_work_returns_or_raises_and_so_many_are_under_way_at_once() -> None:

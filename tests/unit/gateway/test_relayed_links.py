@@ -391,7 +391,8 @@ async def test_a_sender_is_told_no_larger_message_than_the_gateway_keeps(
     pool: Any = SimpleNamespace(limit_bytes=said_bytes, users=0)
     client: Any = SimpleNamespace(touch=int)
     nothing: Any = None
-    GatewaySendingLink(nothing, client, link, "orders", target, pool, 0, nothing).attach()
+    pending: Any = SimpleNamespace(share_of=lambda _: None)
+    GatewaySendingLink(pending, client, link, "orders", target, pool, 0, nothing).attach()
     most_bytes = MAX_MESSAGE_BYTES if said_bytes is not None else UNKNOWN_LIMIT_BYTES
     assert link.limit_bytes - BATCH_ALLOWANCE == min(said_bytes or most_bytes, most_bytes)
 

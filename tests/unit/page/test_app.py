@@ -19,7 +19,7 @@ from twinbus.page import actions as actions_module
 from twinbus.page.actions import Actions
 from twinbus.page.app import PageAccess, Role, application
 from twinbus.page.core.view import Board, HostAnswer
-from twinbus.page.documents import PageDocuments
+from twinbus.page.documents import VIEWERS_PAUSE_S, PageDocuments
 from twinbus.page.live import POLL_EVERY_S, HostPoller, LiveView, PeerPoller
 from twinbus.status.document import SyphonQueueStatus
 
@@ -99,7 +99,7 @@ class World:
         self.live = LiveView(self.board, self.hosts, PeerPoller([], self.board.table))
         acting = Actions(self.live, self.secondary, ledger, is_read_only=is_read_only)
         directory = None if ledger is None else ledger.directory
-        documents = PageDocuments(acting, directory)
+        documents = self.documents = PageDocuments(acting, directory)
         access = PageAccess(
             tokens={Role.OPERATOR: OPERATOR, Role.VIEWER: VIEWER},
             hosts=frozenset({HOST, "127.0.0.1:8080"}),
@@ -362,6 +362,10 @@ async def test_dead_letters_are_replayed_by_the_operator(asked: list[Any]) -> No
     wanted = {"action": "replay", "pair": ID, "queue": queue, "sequences": [4, 5]}
     assert (await world.act(wanted)).json["text"] == "replayed 2"
     assert world.secondary.replayed == [(queue, [4, 5])]
+    # It begins with the label, and is a queue of an application.
+    refused = await world.act({**wanted, "queue": "contoso/orders"})
+    assert refused.status == 400
+    assert len(world.secondary.replayed) == 1
 
 
 async def test_bodies_are_for_operators() -> None:
@@ -378,6 +382,36 @@ async def test_bodies_are_for_operators() -> None:
     assert (await world.get(one)).json["body_text"] == "secret"
     assert (await world.get(one.replace("=4", "=5"))).status == 404
     assert (await world.get(one.replace("queue=contoso", "queue=other"))).status == 400
+    # It begins with the label, and is a queue of an application.
+    assert (await world.get(one.replace("x-servicebus-transfer/0", "orders"))).status == 400
+
+
+async def test_searches_of_viewers_are_one_at_a_time_and_hold_up_no_operator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, go_on, letters = World(), asyncio.Event(), FakeSecondary.letters
+    await world.live.refresh()
+
+    async def slowly(*given: Any, with_bodies: bool) -> dict[str, Any]:
+        if not with_bodies:
+            await go_on.wait()
+        return await letters(*given, with_bodies=with_bodies)
+
+    monkeypatch.setattr(FakeSecondary, "letters", slowly)
+    search = f"/api/dead-letters?pair={ID}"
+    first = asyncio.create_task(world.get(search, VIEWER))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(60):
+        second = await world.get(search, VIEWER)
+        assert (second.status, "one at a time" in second.json["text"]) == (429, True)
+        assert (await world.get(search)).status == 200
+        assert (await world.get(f"/api/backlog?pair={ID}")).status == 200
+        go_on.set()
+        assert (await first).status == 200
+    # A pause follows: each search is billed.
+    assert (await world.get(search, VIEWER)).status == 429
+    world.documents._viewers_at -= VIEWERS_PAUSE_S
+    assert (await world.get(search, VIEWER)).status == 200
 
 
 async def test_names_with_markup_come_as_json_alone() -> None:

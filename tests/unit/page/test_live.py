@@ -265,11 +265,22 @@ def drip(line: socket.socket) -> None:
         time.sleep(0.02)
 
 
+def drip_headers(line: socket.socket) -> None:
+    line.sendall(b"HTTP/1.1 200 OK\r\n")
+    while True:
+        line.sendall(b"X-Slow: 1\r\n")
+        time.sleep(0.02)
+
+
 def hang(line: socket.socket) -> None:
     line.recv(1)
 
 
-SHORT_S: dict[Answering, dict[str, float]] = {drip: {"answer_s": 0.5}, hang: {"read_s": 0.3}}
+SHORT_S: dict[Answering, dict[str, float]] = {
+    drip: {"answer_s": 0.5},
+    drip_headers: {"answer_s": 0.5},
+    hang: {"read_s": 0.3},
+}
 """The limit that ends each. The others end by themselves, however slow the machine is."""
 
 
@@ -278,6 +289,7 @@ SHORT_S: dict[Answering, dict[str, float]] = {drip: {"answer_s": 0.5}, hang: {"r
     [
         (endless, "more than 8,388,608 bytes"),
         (drip, "takes longer than"),
+        (drip_headers, "takes longer than"),
         (hang, "timed out"),
         (lambda line: line.sendall(OK + b"[" * 100_000), "not JSON"),
         (lambda line: line.sendall(OK + b"\xff\xfe"), "not JSON"),
@@ -309,6 +321,40 @@ def test_a_peer_that_hangs_delays_and_hides_no_other() -> None:
             assert time.monotonic() < limit, poller.states
         poller.close()
     assert "s3cret" not in json.dumps(poller.states)
+
+
+def test_a_peer_whose_request_is_kept_by_whatever_is_not_shown_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table, answers, go_on = PairTable(), iter([real_view()]), threading.Event()
+
+    def read(*_: Any) -> Any:
+        view = next(answers, None)
+        if view is None:
+            # As a name that is not resolved, which no deadline of a socket ends.
+            go_on.wait(60)
+        return foreign_pairs(view or real_view(), "x")
+
+    monkeypatch.setattr("twinbus.page.live.read_peer", read)
+    poller = PeerPoller([PeerAddress("localhost", 1, is_tls=False, token="s3cret")], table)
+    limit, now = time.monotonic() + 60, 1_000.0
+    while poller.states[0]["state"] != "ok":
+        poller.poll(now)
+        time.sleep(0.01)
+        assert time.monotonic() < limit
+    poller.poll(now + 10)
+    poller.poll(now + 12)
+    assert poller.states[0]["state"] == "ok"
+    poller.poll(now + 17)
+    assert poller.states[0]["state"] == "unreachable"
+    assert poller.states[0]["why"] == "no answer for more than 6 s"
+    assert {one.state for one in table.pairs.values()} == {"silent"}
+    go_on.set()
+    while poller.states[0]["state"] != "ok":
+        poller.poll(now + 18)
+        time.sleep(0.01)
+        assert time.monotonic() < limit
+    poller.close()
 
 
 def test_a_peer_that_is_gone_leaves_its_pairs_as_silent() -> None:

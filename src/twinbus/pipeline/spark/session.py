@@ -199,7 +199,7 @@ def _launched(settings: Mapping[str, str], *, records: bool = False) -> SparkSes
             return classic.launch(settings, output, ends_alone=records)
         except Exception as error:
             classic.reset()
-            master, words = settings["spark.master"], _last_words(output)
+            master, words = shown_master(settings["spark.master"]), _last_words(output)
             raise SparkStartError(f"Spark does not start on {master}: {words or error}") from error
 
 
@@ -281,6 +281,11 @@ def master_of(spark: SparkSession) -> str:
     return spark.conf.get("spark.master", None) or "Spark Connect"
 
 
+def shown_master(master: str) -> str:
+    """Return a master for people: the parameters of Spark Connect may have its token."""
+    return master.partition(";")[0].removesuffix("/")
+
+
 def reads_local_files(spark: SparkSession) -> bool:
     """Return whether tasks surely see the files of this machine."""
     return classic.is_classic(spark) and _is_local(master_of(spark))
@@ -305,9 +310,9 @@ def require_shared(
     for place in places:
         if place and not is_url(str(place)):
             raise LedgerError(
-                f"{place} is a local path and {master} is a cluster, where each machine has its own"
-                " disk: use a URL that all machines reach, or declare a directory that all of them"
-                " mount (--shared, in Python shared=True)"
+                f"{place} is a local path and {shown_master(master)} is a cluster, where each"
+                " machine has its own disk: use a URL that all machines reach, or declare a"
+                " directory that all of them mount (--shared, in Python shared=True)"
             )
 
 
@@ -406,15 +411,22 @@ def _connect(url: str) -> SparkSession:
     """A session of the Spark at a URL `sc://HOST:PORT`, with the settings of that one."""
     from pyspark.sql import SparkSession
 
-    parts, builder = urlsplit(url), SparkSession.builder
+    builder, shown = SparkSession.builder, shown_master(url)
+    try:
+        parts = urlsplit(shown)
+        address = parts.hostname or "", parts.port or _CONNECT_PORT
+    except ValueError:
+        raise SparkStartError(
+            f"{shown} is no address of Spark Connect; give sc://HOST:PORT"
+        ) from None
     try:
         # Spark itself tries for minutes before it reports that nothing answers.
-        address = parts.hostname or "", parts.port or _CONNECT_PORT
         socket.create_connection(address, _CONNECT_ANSWER_S).close()
         remote: Any = builder.remote(url)
         return require_tried(remote.getOrCreate())
     except (ImportError, OSError) as error:
-        raise SparkStartError(f"Spark Connect at {url} cannot be used: {error}") from error
+        text = str(error).replace(url, shown)
+        raise SparkStartError(f"Spark Connect at {shown} cannot be used: {text}") from error
 
 
 def _submitted(settings: Mapping[str, str]) -> SparkSession:

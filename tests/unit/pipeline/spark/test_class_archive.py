@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -113,6 +114,43 @@ def test_an_archive_that_belongs_to_another_user_is_used(
     used = machine.ask()
     assert used is not None
     assert used.path == archive
+
+
+def test_nothing_is_taken_from_a_cache_that_others_can_write_to(machine: Machine) -> None:
+    """A JVM maps the archive as code: who can write it runs code as this user."""
+    archive = machine.recorded()
+    assert machine.cache.stat().st_mode & 0o777 == 0o700
+    archive.chmod(0o620)
+    assert machine.ask(record=False) is None
+    archive.chmod(0o600)
+    machine.cache.chmod(0o770)
+    assert machine.ask() is None
+    machine.cache.chmod(0o700)
+    real = machine.cache.rename(machine.cache.with_name("elsewhere"))
+    machine.cache.symlink_to(real)
+    assert machine.ask() is None
+    machine.cache.unlink()
+    real.rename(machine.cache)
+    used = machine.ask()
+    assert used is not None
+    assert used.path == archive
+
+
+@pytest.mark.parametrize("what", ["cache", "archive"])
+def test_nothing_is_taken_that_belongs_to_another_user(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    archive = machine.recorded()
+    foreign, lstat = machine.cache if what == "cache" else archive, Path.lstat
+
+    def seen(path: Path) -> os.stat_result:
+        found = list(lstat(path))
+        if path == foreign:
+            found[stat.ST_UID] = 65534
+        return os.stat_result(found)
+
+    monkeypatch.setattr(Path, "lstat", seen)
+    assert machine.ask(record=False) is None
 
 
 def test_of_two_that_recorded_one_is_used_and_the_other_goes(machine: Machine) -> None:

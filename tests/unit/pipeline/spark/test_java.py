@@ -134,6 +134,17 @@ def test_the_shim_is_made_once_and_leaves_nothing_beside_it(tmp_path: Path) -> N
     assert list((tmp_path / "cache").iterdir()) == [first]
 
 
+def test_a_shim_that_others_can_write_is_not_run(tmp_path: Path) -> None:
+    echo, cache = fake_java(tmp_path / "java", "echo"), tmp_path / "cache"
+    first = shim(echo, cache)
+    for place in (first / "bin" / "java", first / "bin", first, cache):
+        before = place.stat().st_mode
+        place.chmod(before | 0o020)
+        assert shim(echo, cache) != first
+        place.chmod(before)
+    assert shim(echo, cache) == first
+
+
 def test_a_cache_that_cannot_be_used_gives_way_to_another_place(tmp_path: Path) -> None:
     echo = fake_java(tmp_path / "java", "echo hello")
     (tmp_path / "file").write_text("")
