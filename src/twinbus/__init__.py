@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from twinbus.errors import SameNamespaceError as SameNamespaceError
     from twinbus.errors import ScheduleUnavailableError as ScheduleUnavailableError
     from twinbus.errors import ScheduleUnknownError as ScheduleUnknownError
+    from twinbus.errors import StoreDamaged as StoreDamaged
     from twinbus.errors import StoreError as StoreError
     from twinbus.errors import StoreFull as StoreFull
     from twinbus.errors import TransactionError as TransactionError
@@ -89,7 +90,7 @@ _NAMES = {
         MissingDestinationError MissingPackageError MissingRightError NamespaceInUseError
         PairClosedError PairFaultedError PairingError PairNotStartedError PartialDivertError
         ReservedPropertyError SameNamespaceError ScheduleUnavailableError ScheduleUnknownError
-        StoreError StoreFull TransactionError TransactionRolledBackError
+        StoreDamaged StoreError StoreFull TransactionError TransactionRolledBackError
         TransactionUnavailableError TransactionUnknownError TransferError TwinbusError WrongKeyError
     """,
     "twinbus.namespace.namespace": "Namespace",

@@ -6,6 +6,7 @@
      |    |    +-- ListenError     ... an address
      |    +-- StoreError           its data directory cannot be used, at start or later
      |         +-- StoreFull       ... because the disk is full
+     |         +-- StoreDamaged    ... because its files are not what was stored
      +-- PairingError              two namespaces as a pair; has `message_ids`
      |    +-- SameNamespaceError           both sides are the same namespace
      |    +-- NamespaceInUseError          a Namespace object already belongs to a pair
@@ -73,6 +74,10 @@ class StoreError(BrokerError):
 
 class StoreFull(StoreError):
     """The disk is full. Free space; messages acknowledged before are safe."""
+
+
+class StoreDamaged(StoreError):
+    """The files of a data directory are not what was stored. Put back a copy of the directory."""
 
 
 class PairingError(TwinbusError):

@@ -16,7 +16,8 @@ from tests.official_sdk import administration
 from twinbus import EmbeddedBroker, Fault
 from twinbus.amqp.message import Properties, decode_map, decode_properties, encode_message, split
 from twinbus.broker.descriptions import QueueDescription
-from twinbus.client.links import UpstreamConnection, Wire
+from twinbus.client.in_flight import Wire
+from twinbus.client.links import UpstreamConnection
 from twinbus.client.lock_requests import (
     peek,
     receive_deferred,

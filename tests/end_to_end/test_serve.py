@@ -21,6 +21,7 @@ from tests.end_to_end.raw_client import ConnectionLost, RawClient, message
 from tests.official_sdk import PATIENCE_S, ClosedTogether, administration, client, is_missing
 from tests.processes import ServedBroker, run_twinbus
 from twinbus.broker.storage import records
+from twinbus.broker.storage.checksums import is_sound, seal
 
 pytestmark = pytest.mark.end_to_end
 
@@ -365,7 +366,8 @@ def set_format(data: Path, version: int) -> None:
     ):
         found = transaction.get(records.FORMAT_KEY)
         assert found is not None
-        changed = version.to_bytes(len(found), "little")
+        assert is_sound(records.FORMAT_KEY, found)
+        changed = seal(records.FORMAT_KEY, version.to_bytes(records.FORMAT_BYTES, "little"))
         assert records.unpack_format(changed) == version
         transaction.put(records.FORMAT_KEY, changed)
 

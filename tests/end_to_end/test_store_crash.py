@@ -22,6 +22,8 @@ from tests.end_to_end.raw_client import RawClient, message
 from tests.official_sdk import administration, client, receive_all
 from tests.processes import ServedBroker, line_of, started
 from twinbus.broker.journal import EntityImage, StoredMessage
+from twinbus.broker.storage import records
+from twinbus.broker.storage.checksums import unsealed
 from twinbus.broker.storage.data_directory import LOW_SPACE_BYTES
 from twinbus.broker.storage.lmdb_store import LmdbStore
 from twinbus.broker.storage.store import flush
@@ -203,6 +205,55 @@ def test_a_kill_while_the_store_is_made_leaves_a_store_that_opens(tmp_path: Path
             return
         assert done.returncode == -signal.SIGKILL, done.stderr
     pytest.fail("the process never lived to its end")
+
+
+def test_a_kill_at_any_commit_of_an_upgrade_leaves_a_store_whose_upgrade_goes_on(
+    tmp_path: Path,
+) -> None:
+    script = """
+    from twinbus.broker.storage import upgrade
+    left, seal_slice = int(os.environ["SLICES"]), upgrade._seal_slice
+    def dying(transaction, last, slice_bytes):
+        global left
+        left -= 1
+        done = seal_slice(transaction, last, slice_bytes)
+        if left == 0:
+            os.kill(os.getpid(), 9)
+        return done
+    upgrade._seal_slice = dying
+    upgrade.upgrade.__defaults__ = (4_000,)
+    LmdbStore(directory).close()
+    """
+    whole = tmp_path / "whole"
+    made(whole, 40, 400)
+    expected = stored(whole)
+    for slices in range(1, 20):
+        directory = tmp_path / str(slices)
+        made_without_checksums(directory, expected)
+        done = run(script, directory, {**os.environ, "SLICES": str(slices)})
+        if done.returncode == 0:
+            assert slices > 4
+            return
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        assert stored(directory) != expected
+        assert len(recovered(directory).messages) == 40
+        assert stored(directory) == expected
+    pytest.fail("the upgrade never lived to its end")
+
+
+def stored(directory: Path) -> dict[bytes, bytes]:
+    with lmdb.open(str(directory)) as environment, environment.begin() as transaction:
+        return dict(transaction.cursor())
+
+
+def made_without_checksums(directory: Path, sealed: dict[bytes, bytes]) -> None:
+    """A store as an earlier Twinbus wrote it."""
+    directory.mkdir()
+    with lmdb.open(str(directory)) as environment, environment.begin(write=True) as transaction:
+        for key, record in sealed.items():
+            transaction.put(key, bytes(unsealed(record)))
+        transaction.put(records.FORMAT_KEY, (2).to_bytes(4, "little"))
+        transaction.delete(records.INVENTORY_KEY)
 
 
 def test_a_full_disk_is_said_in_one_line_and_takes_nothing_that_was_acknowledged(

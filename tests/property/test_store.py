@@ -83,6 +83,25 @@ class TwoStores(RuleBasedStateMachine):
             store.put(entity_id, message, payload)
         self.messages[entity_id, message.sequence_number] = message, payload
 
+    @rule(
+        entity=ENTITIES,
+        names=st.lists(st.sampled_from(["", "a", "bb", "cc", "é"]), min_size=1, max_size=4),
+        prefix=st.binary(max_size=9),
+        ttl_ms=st.sampled_from([0, 9]),
+    )
+    def put_run(self, entity: int, names: list[str], prefix: bytes, ttl_ms: int) -> None:
+        entity_id, run = self.ids[entity], []
+        for name in names:
+            message = self.new_message(entity_id, message_id=name, ttl_ms=ttl_ms)
+            message.enqueued_at_ms = 7
+            message.size_bytes = len(name) % 2
+            run.append(message)
+        rests = [bytes(number) for number in range(len(run))]
+        for store in (self.disk, self.memory):
+            store.put_run(entity_id, run, [name.encode() for name in names], prefix, rests)
+        for message, rest in zip(run, rests, strict=True):
+            self.messages[entity_id, message.sequence_number] = message, prefix + rest
+
     @precondition(lambda self: self.messages)
     @rule(
         data=st.data(), state=st.sampled_from(MessageState), count=st.integers(0, 9), reason=NAMES

@@ -25,7 +25,8 @@ from tests.silence.faults import FAULTS, Stricken, make_half_open
 from tests.silence.proxy import SilentProxy
 from twinbus import EmbeddedBroker, Namespace, SendAvailabilityOptions, pair_namespaces
 from twinbus.broker.descriptions import QueueDescription
-from twinbus.client.links import UpstreamConnection, Wire
+from twinbus.client.in_flight import Wire
+from twinbus.client.links import UpstreamConnection
 from twinbus.client.request_node import ConnectionLost
 
 PRIMARY, SECONDARY = "contoso", "contoso-dr"

@@ -83,9 +83,9 @@ PUBLIC_NAMES = """
     PairingError PartialDivertError PingEnded PrimarySide Processor ProtectionChanged
     ReservedPropertyError
     RightMissing SameNamespaceError ScheduleUnavailableError ScheduleUnknownError
-    SendAvailabilityOptions SideChanged StoreError StoreFull Transaction TransactionError
-    TransactionRolledBackError TransactionUnavailableError TransactionUnknownError Transactions
-    TransferError TwinChanged TwinbusError
+    SendAvailabilityOptions SideChanged StoreDamaged StoreError StoreFull Transaction
+    TransactionError TransactionRolledBackError TransactionUnavailableError
+    TransactionUnknownError Transactions TransferError TwinChanged TwinbusError
     Verdict WrongKeyError classify pair_namespaces process transactions
 """.split()
 

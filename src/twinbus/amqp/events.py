@@ -3,14 +3,15 @@
 `Connection.receive` yields them in the order in which their frames came.
 
 Nearly all frames of a busy link differ only in size, delivery id, tag and payload. `TransferShape`
-keeps what a link's transfers have in common and reads a run of them with one struct each. Frames of
-another shape go to the general decoder, which also reports errors.
+keeps what a link's transfers have in common and reads a run of them with one struct each: they
+become one `DeliveryRun`, whose payloads are not copied. Frames of another shape go to the general
+decoder, which also reports errors.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -109,6 +110,36 @@ class DeliveryArrived:
     """The transactional state that came with it; other states of a transfer mean nothing here."""
 
 
+Span = tuple[bytes, int, int]
+"""Tag of a delivery, and where its payload starts and ends in the bytes of its run."""
+
+
+@dataclass(slots=True, eq=False)
+class DeliveryRun:
+    """Whole deliveries of one link that came in one read, with consecutive delivery ids.
+
+    Their frames look alike; none of them belongs to a transaction.
+    """
+
+    link: ReceiverLink
+    first_id: int
+    """Delivery id of the first; those of the others follow, below 2^32."""
+    message_format: int
+    settled: bool
+    data: bytes
+    spans: list[Span]
+    """At least one."""
+
+    def deliveries(self, first: int = 0) -> list[DeliveryArrived]:
+        """Each delivery as an event of its own, from the one at that place on."""
+        data, link, form, settled = self.data, self.link, self.message_format, self.settled
+        spans = self.spans[first:] if first else self.spans
+        return [
+            DeliveryArrived(link, number, tag, form, settled, data[start:stop])
+            for number, (tag, start, stop) in enumerate(spans, self.first_id + first)
+        ]
+
+
 @dataclass(slots=True, eq=False)
 class DeliveryTooLarge:
     """A delivery exceeds the link's limit; its payload was dropped. The owner rejects it."""
@@ -155,9 +186,19 @@ Event = (
     | Drained
     | FlowArrived
     | DeliveryArrived
+    | DeliveryRun
     | DeliveryTooLarge
     | Disposed
 )
+
+
+def one_by_one(events: Iterable[Event]) -> Iterator[Event]:
+    """The same events, with each delivery of a run as an event of its own."""
+    for event in events:
+        if type(event) is DeliveryRun:
+            yield from event.deliveries()
+        else:
+            yield event
 
 
 SHAPES_MAX: Final = 256
@@ -216,16 +257,18 @@ class TransferShape:
     ) -> int:
         """Read the frames from `position` on that have this shape; return where the run ends.
 
-        `most_bytes` is the largest frame that is taken.
+        `most_bytes` is the largest frame that is taken. The run ends before a delivery id that does
+        not follow.
         """
         link = self._link
         if link.state is not OPEN or link.partial_start is not None:
             return position
         unpack, mark, tail, least = self._unpack, self._mark, self._tail, self._size
-        message_format, settled = self._format, self._settled
         most_bytes = min(most_bytes, least + link.limit_bytes)
-        end, last, append = len(data), len(data) - least, events.append
-        before = len(events)
+        end, last = len(data), len(data) - least
+        spans: list[Span] = []
+        append = spans.append
+        first_id = next_id = -1
         while position <= last:
             size, found, delivery_id, tag_mark, tag, flags = unpack(data, position)
             stop = position + size
@@ -233,11 +276,15 @@ class TransferShape:
                 break
             if size < least or size > most_bytes or stop > end:
                 break
-            payload = data[position + least : stop]
-            append(DeliveryArrived(link, delivery_id, tag, message_format, settled, payload))
+            if delivery_id != next_id:
+                if spans:
+                    break
+                first_id = next_id = delivery_id
+            next_id += 1
+            append((tag, position + least, stop))
             position = stop
-        count = len(events) - before
-        if count:
-            link.count_incoming(count)
-            self._session.count_incoming(count)
+        if spans:
+            events.append(DeliveryRun(link, first_id, self._format, self._settled, data, spans))
+            link.count_incoming(len(spans))
+            self._session.count_incoming(len(spans))
         return position

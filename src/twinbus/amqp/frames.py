@@ -8,7 +8,7 @@ frame (flags and the delivery state) is one of a few byte strings: read once and
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, Final
 
@@ -304,6 +304,31 @@ class TransferPrefix:
             self._size + payload_size, self._head, delivery_id, self._mark, tag, self._flags
         )
 
+    def frames(
+        self,
+        first_id: int,
+        tags: list[bytes],
+        heads: Iterable[bytes],
+        rests: Iterable[bytes],
+        most_bytes: int,
+    ) -> list[bytes]:
+        """Frames of deliveries with consecutive ids, three pieces each, up to a larger one.
+
+        A payload is a head and a rest, at most `most_bytes` together.
+        """
+        pack, least, start, mark, flags = (
+            self._pack, self._size, self._head, self._mark, self._flags,
+        )  # fmt: skip
+        pieces: list[bytes] = []
+        number = first_id
+        for tag, head, rest in zip(tags, heads, rests, strict=False):
+            size = len(head) + len(rest)
+            if size > most_bytes:
+                break
+            pieces += (pack(least + size, start, number, mark, tag, flags), head, rest)
+            number += 1
+        return pieces
+
 
 _prefix = lru_cache(maxsize=_TAILS_CACHED)(TransferPrefix)
 
@@ -393,6 +418,12 @@ class FrameOutput:
         if not self.is_closed:
             self._frames += (start, rest)
             self.size_bytes += len(start) + len(rest)
+
+    def put_all(self, pieces: list[bytes]) -> None:
+        """Add whole frames in pieces, which `take` joins."""
+        if not self.is_closed:
+            self._frames += pieces
+            self.size_bytes += sum(map(len, pieces))
 
     def take(self) -> bytes:
         data = b"".join(self._frames)

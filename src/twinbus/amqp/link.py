@@ -10,6 +10,7 @@ A link writes its frames through its session; only the session knows channels an
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
 from dataclasses import replace
 from enum import Enum
 from typing import Protocol
@@ -56,6 +57,7 @@ class LinkSession(Protocol):
 
     channel: int
     links: dict[int, Link]
+    next_delivery_id: int
 
     def blocks(self, link: SenderLink) -> bool: ...
     def write(self, performative: Attach | Detach) -> None: ...
@@ -70,6 +72,9 @@ class LinkSession(Protocol):
         settled: bool,
         message_format: int,
         state: TransactionalState | None = None,
+    ) -> int: ...
+    def send_run(
+        self, link: SenderLink, tags: list[bytes], heads: Iterable[bytes], rests: list[bytes]
     ) -> int: ...
     def count_incoming(self, count: int) -> None: ...
     def settle(self, first: int, last: int, state: bytes, *, as_receiver: bool) -> None: ...
@@ -227,6 +232,19 @@ class SenderLink(Link):
         self.credit -= 1
         self.delivery_count = (self.delivery_count + 1) & SERIAL_MASK
         return self.session.send_transfer(self, payload, tag, settled, message_format, state)
+
+    def send_run(self, tags: list[bytes], heads: Iterable[bytes], rests: list[bytes]) -> int:
+        """Send deliveries of format 0, unsettled, that can be written at once; return how many.
+
+        Each is given by its tag (all of one size) and the two parts of its payload. Their ids are
+        consecutive; those that are left are to be sent one by one.
+        """
+        if self.credit < len(tags):
+            tags = tags[: self.credit]
+        count = self.session.send_run(self, tags, heads, rests) if tags else 0
+        self.credit -= count
+        self.delivery_count = (self.delivery_count + count) & SERIAL_MASK
+        return count
 
     def drained(self) -> None:
         """Give back the rest of the credit; a draining peer waits for this."""

@@ -102,6 +102,9 @@ def outline(data: bytes, offset: int = 0) -> tuple[int, int, int, int, int] | No
         if head == 0x005370C0:
             offset += 5 + size
             head, size = _HEAD_AND_SIZE(data, offset)
+        elif head == 0x005370D0:
+            offset += 8 + _U32(data, offset + 4)[0]
+            head, size = _HEAD_AND_SIZE(data, offset)
         delivery_at = annotations_at = offset
         if head < 0x00537300:
             if head == 0x005371C1:

@@ -7,7 +7,7 @@ deliveries are joined into ranges: a client reads one range faster than a thousa
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from twinbus.amqp.decoding import MALFORMED
 from twinbus.amqp.events import (
@@ -289,6 +289,32 @@ class Session:
         if not self._blocked:
             self._window_waiters.clear()
         return delivery_id
+
+    def send_run(
+        self, link: SenderLink, tags: list[bytes], heads: Iterable[bytes], rests: list[bytes]
+    ) -> int:
+        """Write unsettled deliveries of one frame each, up to one that is larger or must wait.
+
+        Returns how many. `SenderLink.send_run` describes the arguments.
+        """
+        output, first_id = self._output, self.next_delivery_id
+        most = min(self.remote_incoming_window, SERIAL_MASK + 1 - first_id)
+        if self._blocked or most <= 0 or len(tags[0]) > TAG_BYTES_MAX:
+            return 0
+        shape = (len(tags[0]), False, 0)
+        prefix = link.prefixes.get(shape)
+        if prefix is None:
+            prefix = link.prefixes[shape] = TransferPrefix(self.channel, link.handle, *shape)
+        room = output.max_frame_size - TRANSFER_OVERHEAD
+        pieces = prefix.frames(first_id, tags[:most], heads, rests, room)
+        count = len(pieces) // 3
+        entries = [(link, tag) for tag in tags[:count]]
+        self._unsettled_by_id.update(zip(range(first_id, first_id + count), entries, strict=True))
+        self.next_delivery_id = (first_id + count) & SERIAL_MASK
+        self.remote_incoming_window -= count
+        self.next_outgoing_id = (self.next_outgoing_id + count) & SERIAL_MASK
+        output.put_all(pieces)
+        return count
 
     def forget(self, link: Link) -> None:
         """Drop a link that this end closed; the peer's own DETACH may still come."""

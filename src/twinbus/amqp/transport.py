@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any, Final, cast
 
 from twinbus.amqp.connection import Connection, ConnectionPhase
-from twinbus.amqp.events import Closed, DeliveryArrived, Event
+from twinbus.amqp.events import Closed, DeliveryArrived, DeliveryRun, Event, one_by_one
 from twinbus.amqp.performatives import Error
 from twinbus.amqp.types import Symbol
 from twinbus.lookups import LOOKUPS
@@ -95,7 +95,7 @@ class ClientTransport(asyncio.Protocol):
         """Hand on what happened, then answer."""
         for events in self._connection.receive(data, self._now_ms()):
             if self._on_deliveries is None:
-                for event in events:
+                for event in one_by_one(events):
                     self._on_event(event)
             else:
                 self._hand_on(events, self._on_deliveries)
@@ -111,6 +111,9 @@ class ClientTransport(asyncio.Protocol):
         for event in events:
             if type(event) is DeliveryArrived:
                 run.append(event)
+                continue
+            if type(event) is DeliveryRun:
+                run += event.deliveries()
                 continue
             if run:
                 on_deliveries(run)

@@ -31,6 +31,7 @@ FAMILIES: Final[Families] = {
     "twinbus_broker_commits": (COUNTER, "Group commits that are on disk"),
     "twinbus_broker_commit_failures": (COUNTER, "Commits that failed"),
     "twinbus_broker_engine_failures": (COUNTER, "Unexpected errors that the engine contained"),
+    "twinbus_broker_damaged": (GAUGE, "Records found damaged on the disk and set aside"),
     "twinbus_broker_pending_bytes": (GAUGE, "Bytes that wait for the disk"),
     "twinbus_broker_throttled": (COUNTER, "Requests answered server-busy for lack of credits"),
     "twinbus_broker_ledger_unrecorded": (COUNTER, "Records that the ledger could not take"),
@@ -51,6 +52,7 @@ def _samples(broker: BrokerServer) -> Iterator[Sample]:
     yield "twinbus_broker_commits", commit.commits
     yield "twinbus_broker_commit_failures", commit.failures
     yield "twinbus_broker_engine_failures", broker.engine_failures
+    yield "twinbus_broker_damaged", len(broker.damage.lines(broker.namespace))
     yield "twinbus_broker_pending_bytes", commit.pending_bytes
     if broker.credits is not None:
         yield "twinbus_broker_throttled", broker.credits.throttled

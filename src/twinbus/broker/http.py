@@ -218,10 +218,13 @@ def application(broker: BrokerServer, access: MetricsAccess) -> Starlette:
     async def health(_: Request) -> Response:
         broker.check_store()
         full = None if broker.gone else broker.store.low_on_space()
-        status = "gone" if broker.gone else "full" if full else "ok"
+        damaged = broker.damage.lines(broker.namespace)
+        status = "gone" if broker.gone else "full" if full else "damaged" if damaged else "ok"
         answer = {"status": status, "namespace": broker.namespace.name}
         if why := broker.gone or full:
             answer["detail"] = why
+        elif damaged:
+            answer["detail"] = f"{damaged[0]} (records set aside: {len(damaged)})"
         return JSONResponse(answer, 503 if broker.gone else 200)
 
     async def metrics(request: Request) -> Response:

@@ -65,6 +65,26 @@ class SessionState(NamedTuple):
     updated_at_ms: int
 
 
+class Damage(NamedTuple):
+    """A stored record that cannot be trusted, and is set aside."""
+
+    entity_id: int
+    sequence_number: int
+    """Of the message; 0: it is an id for duplicate detection."""
+    why: str
+
+
+class DamagedMessage(Exception):
+    """A message cannot be read from the disk as it was stored."""
+
+    def __init__(self, damage: Damage, salvage: bytes = b"") -> None:
+        super().__init__(
+            f"entity {damage.entity_id}: message {damage.sequence_number} is damaged: {damage.why}"
+        )
+        self.salvage = salvage
+        """What can be read of the payload."""
+
+
 @dataclass(slots=True)
 class EntityImage:
     """One entity as the store holds it, handed to the engine at start."""
@@ -98,6 +118,20 @@ class Journal(Protocol):
     def put(self, entity_id: int, message: StoredMessage, payload: bytes) -> None:
         """Store a new message; also raises the entity's last sequence number to the message's."""
 
+    def put_run(
+        self,
+        entity_id: int,
+        messages: list[StoredMessage],
+        ids: list[bytes],
+        prefix: bytes,
+        rests: list[bytes],
+    ) -> None:
+        """Store new messages with consecutive numbers; if this raises, none of them is stored.
+
+        They were enqueued at one time, with one time to live, and have a message id (`ids`, UTF-8)
+        and no other text. The payload of each is the prefix and its rest.
+        """
+
     def amend(self, entity_id: int, message: StoredMessage) -> None:
         """Store the message's changed state, delivery count and overrides; the payload stays."""
 
@@ -107,10 +141,16 @@ class Journal(Protocol):
     def move(
         self, entity_id: int, sequence_number: int, to_entity_id: int, message: StoredMessage
     ) -> None:
-        """Re-key a message: the old (entity, number) goes, the same payload is put as `message`."""
+        """Re-key a message: the old (entity, number) goes, the same payload is put as `message`.
+
+        A damaged payload stays damaged.
+        """
 
     def payload(self, entity_id: int, sequence_number: int) -> bytes:
-        """The stored payload of a message that was put (committed or not)."""
+        """The stored payload of a message that was put (committed or not).
+
+        Raises `DamagedMessage` if it is not what was put.
+        """
 
     def put_rule(self, entity_id: int, name: str, record: dict[str, Any] | None) -> None:
         """Store a subscription's rule, JSON-ready; None removes it."""

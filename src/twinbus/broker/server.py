@@ -19,6 +19,7 @@ from twinbus.amqp.link import ReceiverLink, SenderLink
 from twinbus.amqp.message import Sections
 from twinbus.amqp.performatives import Coordinator, TransactionalState
 from twinbus.broker.access import Admission
+from twinbus.broker.damage import DamageReport
 from twinbus.broker.descriptions import AuthorizationRule
 from twinbus.broker.engine.engine_log import EngineLog
 from twinbus.broker.engine.limits import CreditAccount
@@ -55,7 +56,7 @@ from twinbus.broker.refusals import (
 )
 from twinbus.broker.sas import LISTEN, SEND, AcceptedToken, AccessPolicy
 from twinbus.broker.storage.store import GroupCommit, Store
-from twinbus.errors import StoreError
+from twinbus.errors import StoreDamaged, StoreError
 from twinbus.ledger import LedgerWriter
 from twinbus.servicebus import conditions
 from twinbus.servicebus.names import MANAGEMENT_SUFFIX, TRANSFER_DESTINATION, entity_address
@@ -144,6 +145,7 @@ class BrokerServer:
         """Why the disk takes no more sends; checked once a tick."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = 0
+        self.damage = DamageReport(store.damaged)
         self.dispatcher = Dispatcher(self.wake)
         self.namespace = self._restore()
         """The engine. It and the dispatcher are replaced after a failed commit."""
@@ -279,6 +281,7 @@ class BrokerServer:
         self._no_space = UNKNOWN
         now_ms = self.now_ms()
         self.dispatcher.run(now_ms)
+        self.damage.log_new(self.namespace)
         if self.engine_log is not None:
             self._record_operations()
         peers, self._to_collect = self._to_collect, {}
@@ -357,6 +360,7 @@ class BrokerServer:
             profile=self.profile,
         )
         namespace.restore(self.store.recover())
+        self.damage.log_new(namespace)
         return namespace
 
     def _on_engine_failure(self, path: str, doing: str, error: Exception) -> None:
@@ -393,7 +397,7 @@ class BrokerServer:
 
         No client saw them: acknowledgements wait for commits.
         """
-        lost = self.store.lost()
+        lost = str(error) if isinstance(error, StoreDamaged) else self.store.lost()
         if lost is not None:
             self._lose(lost)
             return

@@ -17,7 +17,8 @@ import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Final, NamedTuple
+from itertools import repeat
+from typing import Any, Final
 
 from twinbus.amqp.events import (
     Attached,
@@ -27,12 +28,23 @@ from twinbus.amqp.events import (
     Disposed,
     Event,
 )
-from twinbus.amqp.link import LinkSession, LinkState, SenderLink
-from twinbus.amqp.performatives import Accepted, Source, Target, TransactionalState
+from twinbus.amqp.link import SERIAL_MASK, LinkSession, LinkState, SenderLink
+from twinbus.amqp.performatives import Source, Target
 from twinbus.amqp.session import Session
 from twinbus.client.connection import NamespaceConnection, Record
 from twinbus.client.consumer_records import ConsumerRecords, records_of
-from twinbus.client.coordinator import DischargeLink, TransactedSession, refusal_of
+from twinbus.client.coordinator import DischargeLink, TransactedSession
+from twinbus.client.in_flight import (
+    Done,
+    InFlight,
+    RunOwner,
+    Sent,
+    SentRun,
+    WaitingRun,
+    WaitingSend,
+    Wire,
+    answer,
+)
 from twinbus.client.incoming import IncomingLinks, IncomingOwner
 from twinbus.client.request_node import (
     ConnectionLost,
@@ -56,25 +68,7 @@ UNUSED_S: Final = 30.0
 """How long the link to an entity stays open after its last user: many programs open and close a
 sender for each message."""
 
-TAG_BYTES: Final = 4
-
-Done = Callable[[Exception | None], None]
-"""Called once for each transfer: None when a namespace has accepted it."""
-
 _numbers = itertools.count(1)
-
-
-class Wire(NamedTuple):
-    data: bytes
-    message_format: int
-    state: TransactionalState | None = None
-    """The transaction that it is part of."""
-
-
-class Sent(NamedTuple):
-    link: UpstreamLink
-    done: Done
-    ends_at: float
 
 
 class UpstreamConnection:
@@ -104,7 +98,7 @@ class UpstreamConnection:
         self._opening: asyncio.Task[NamespaceConnection] | None = None
         self._failure: tuple[float, str] | None = None
         self.pools: dict[str, LinkPool] = {}
-        self._in_flight: dict[LinkSession, dict[int, Sent]] = {}
+        self._in_flight: dict[LinkSession, InFlight] = {}
         self._requests = requests
         self._incoming = IncomingLinks()
         self._coordinator = TransactedSession(answer_s) if transacts else None
@@ -255,7 +249,7 @@ class UpstreamConnection:
         if path.lower() not in self.pools and not self._incoming.uses(path):
             self.forget_token(path)
 
-    def in_flight(self, session: LinkSession) -> dict[int, Sent]:
+    def in_flight(self, session: LinkSession) -> InFlight:
         """The transfers of one session that are not answered, by delivery id."""
         return self._in_flight.setdefault(session, {})
 
@@ -297,18 +291,8 @@ class UpstreamConnection:
         if self._coordinator is not None:
             self._coordinator.answered(event)
         sent = self._in_flight.get(event.session)
-        if not sent or event.state is None:
-            return
-        error: DeliveryRejected | None = None
-        for number, _, _ in event.session.take_unsettled(event.first, event.last):
-            one = sent.pop(number, None)
-            if one is None:
-                continue  # It was not answered in time, and its call goes on without it.
-            if type(event.state) is not Accepted:
-                # Each call has an error of its own: it gets the ids of its messages.
-                error = refusal_of(event.state)
-            one.link.answered_at = self.heard_at
-            one.done(error)
+        if sent and event.state is not None:
+            answer(sent, event, self.heard_at)
 
     def _on_lost(self, connection: NamespaceConnection, reason: asyncio.Future[str]) -> None:
         if connection is not self._connection:
@@ -324,11 +308,11 @@ class UpstreamConnection:
             pool.forget_links(text)
         self._incoming.lost(text)
         for sent in in_flight.values():
-            ended = list(sent.values())
+            ended = list(sent.items())
             # A retired link has a timer of its own, which must not end them a second time.
             sent.clear()
-            for one in ended:
-                one.done(LinkEnded(text, was_sent=True))
+            for number, one in ended:
+                one.end(number, LinkEnded(text, was_sent=True))
 
 
 class UpstreamLink:
@@ -340,8 +324,8 @@ class UpstreamLink:
         self.opened: asyncio.Future[None] = connection.loop.create_future()
         self._pool = pool
         self._connection = connection
-        self._waiting: OrderedDict[Done, tuple[Wire, float]] = OrderedDict()
-        """What has no credit, and until when it waits; the first came first."""
+        self._waiting: OrderedDict[Done | WaitingRun, WaitingSend | WaitingRun] = OrderedDict()
+        """What has no credit, by what is called for it; the first came first."""
         self._sent = connection.in_flight(link.session)
         self._timer: asyncio.TimerHandle | None = None
         link.owner = self
@@ -356,7 +340,16 @@ class UpstreamLink:
         if self.link.credit > 0 and not self._waiting:
             self._write(wire, done, ends_at)
         else:
-            self._waiting[done] = wire, ends_at
+            self._waiting[done] = WaitingSend(wire, done, ends_at)
+        if self._timer is None:
+            self._timer = self._connection.loop.call_at(ends_at, self._end_overdue)
+
+    def send_run(self, payloads: list[bytes], owner: RunOwner) -> None:
+        """Send deliveries of format 0 together, or let those wait that have no credit."""
+        ends_at = self._connection.loop.time() + self._connection.answer_s
+        run = WaitingRun(owner, payloads, ends_at)
+        if self._waiting or not self._write_run(run):
+            self._waiting[run] = run
         if self._timer is None:
             self._timer = self._connection.loop.call_at(ends_at, self._end_overdue)
 
@@ -365,21 +358,47 @@ class UpstreamLink:
         self._waiting.pop(done, None)
 
     def _write(self, wire: Wire, done: Done, ends_at: float) -> None:
-        tag = next(_numbers).to_bytes(8, "big")[-TAG_BYTES:]
+        tag = self.link.session.next_delivery_id.to_bytes(4)
         number = self.link.send(
             wire.data, tag, message_format=wire.message_format, state=wire.state
         )
         self._sent[number] = Sent(self, done, ends_at)
         self._connection.flush()
 
+    def _write_run(self, run: WaitingRun) -> bool:
+        """Write what a run has credit for; return whether that is all of it."""
+        link, payloads = self.link, run.payloads
+        while run.place < len(payloads) and link.credit > 0:
+            rests = payloads[run.place :] if run.place else payloads
+            first_id = link.session.next_delivery_id
+            last_id = first_id + min(len(rests), link.credit) - 1
+            tags = [(n & SERIAL_MASK).to_bytes(4) for n in range(first_id, last_id + 1)]
+            count = link.send_run(tags, repeat(b""), rests)
+            if not count:
+                # It needs several frames, or the window of the session is used up.
+                link.send(rests[0], tags[0])
+                count = 1
+            numbers = range(first_id, first_id + count)
+            self._sent.update(dict.fromkeys(numbers, SentRun(self, run, first_id)))
+            run.place += count
+            self._connection.flush()
+        return run.place == len(payloads)
+
+    def _write_waiting(self) -> None:
+        while self._waiting and self.link.credit > 0:
+            one = next(iter(self._waiting.values()))
+            if isinstance(one, WaitingSend):
+                self._write(one.wire, one.done, one.ends_at)
+            elif not self._write_run(one):
+                return
+            self._waiting.popitem(last=False)
+
     def handle(self, event: Event) -> None:
         match event:
             case CreditChanged():
                 if self.link.credit and not self.opened.done():
                     self.opened.set_result(None)
-                while self._waiting and self.link.credit > 0:
-                    done, (wire, ends_at) = self._waiting.popitem(last=False)
-                    self._write(wire, done, ends_at)
+                self._write_waiting()
             case Detached():
                 text = event.error.description if event.error else None
                 condition = str(event.error.condition) if event.error else ""
@@ -398,11 +417,11 @@ class UpstreamLink:
         waiting, self._waiting = self._waiting, OrderedDict()
         mine = [number for number, one in self._sent.items() if one.link is self]
         meaning = of_detach(condition, len(mine))
-        for one in [self._sent.pop(number) for number in mine]:
+        for number, one in [(number, self._sent.pop(number)) for number in mine]:
             # A detach is no answer, whatever its reason: the namespace may have stored this one.
-            one.done(LinkEnded(text, condition, was_sent=True, meaning=meaning))
-        for done in waiting:
-            done(LinkEnded(text, condition))
+            one.end(number, LinkEnded(text, condition, was_sent=True, meaning=meaning))
+        for each in waiting.values():
+            each.end(lambda: LinkEnded(text, condition))
 
     def _end_overdue(self) -> None:
         """End transfers that were not answered in time; a silent link is not used again."""
@@ -410,15 +429,19 @@ class UpstreamLink:
         now, began = loop.time(), loop.time() - self._connection.answer_s
         self._timer = None
         overdue = [n for n, one in self._sent.items() if one.link is self and one.ends_at <= now]
-        ended = [self._sent.pop(number).done for number in overdue]
+        late = [(number, self._sent.pop(number)) for number in overdue]
+        ended: list[WaitingSend | WaitingRun] = []
         while self._waiting and self._first_ends_at() <= now:
-            ended.append(self._waiting.popitem(last=False)[0])
-        if ended and self._connection.heard_at < began:
+            ended.append(self._waiting.popitem(last=False)[1])
+        is_late = bool(late or ended)
+        if is_late and self._connection.heard_at < began:
             self._connection.drop(f"it sent nothing for {self._connection.answer_s:g} s")
-        elif ended and self.answered_at < began:
+        elif is_late and self.answered_at < began:
             self._pool.retire(self)
-        for done in ended:
-            done(TimeoutError())
+        for number, one in late:
+            one.end(number, TimeoutError())
+        for each in ended:
+            each.end(TimeoutError)
         left = [one.ends_at for one in self._sent.values() if one.link is self]
         if self._waiting:
             left.append(self._first_ends_at())
@@ -427,7 +450,7 @@ class UpstreamLink:
 
     def _first_ends_at(self) -> float:
         """When the first of what waits has waited long enough; each later one ends later."""
-        return self._waiting[next(iter(self._waiting))][1]
+        return next(iter(self._waiting.values())).ends_at
 
 
 class LinkPool:
@@ -465,6 +488,11 @@ class LinkPool:
         """Send one delivery on the open link."""
         assert self.link is not None
         self.link.send(wire, done)
+
+    def send_run(self, payloads: list[bytes], owner: RunOwner) -> None:
+        """Send deliveries of format 0 on the open link together."""
+        assert self.link is not None
+        self.link.send_run(payloads, owner)
 
     def release(self) -> None:
         """A sender that used these links is gone; after the last one the link is closed in time."""

@@ -42,8 +42,9 @@ from twinbus.client.consumer_records import (
     operation_of,
     result_of,
 )
+from twinbus.client.in_flight import Done
 from twinbus.client.incoming import IncomingOwner
-from twinbus.client.links import Done, UpstreamConnection
+from twinbus.client.links import UpstreamConnection
 from twinbus.client.outcomes import RELEASE, SettlingOutcome, transacted
 from twinbus.client.request_node import ConnectionLost, LinkEnded, RequestRefused, uuid_of_token
 from twinbus.client.settling import NOT_SENT, LinkSettlements, Settleable

@@ -13,8 +13,9 @@ from typing import Final
 
 from twinbus.amqp.link import LinkSession
 from twinbus.amqp.performatives import Accepted, Error, Rejected, TransactionalState
+from twinbus.client.in_flight import Done
 from twinbus.client.incoming import IncomingOwner
-from twinbus.client.links import Done, UpstreamConnection
+from twinbus.client.links import UpstreamConnection
 from twinbus.client.outcomes import COMPLETE, SettlingOutcome, ranges
 from twinbus.client.request_node import LinkEnded, LockLost, SettlementRefused
 from twinbus.servicebus import conditions

@@ -28,7 +28,8 @@ from twinbus.amqp.performatives import (
     TransactionalState,
 )
 from twinbus.client.coordinator import DischargeLink
-from twinbus.client.links import LinkPool, UpstreamConnection, Wire
+from twinbus.client.in_flight import Wire
+from twinbus.client.links import LinkPool, UpstreamConnection
 from twinbus.client.outcomes import SettlingOutcome
 from twinbus.client.receiving import Delivery
 from twinbus.client.request_node import LinkEnded, SettlementRefused

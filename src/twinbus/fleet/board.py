@@ -19,7 +19,8 @@ from typing import Final, NamedTuple
 
 from twinbus.amqp.message import Header, Properties, encode_message
 from twinbus.client.connection import MACHINE, NOT_AWAITED, Environment
-from twinbus.client.links import UpstreamConnection, Wire
+from twinbus.client.in_flight import Wire
+from twinbus.client.links import UpstreamConnection
 from twinbus.client.lock_requests import peek_page
 from twinbus.client.peeked_message import ACTIVE, PeekedMessage, read_peeked
 from twinbus.errors import error_text

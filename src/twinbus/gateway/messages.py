@@ -30,8 +30,9 @@ from twinbus.amqp.message import (
 )
 from twinbus.amqp.types import DecodeError, Symbol
 from twinbus.broker.links.context import new_message_id
+from twinbus.broker.messages.plain import ID_BYTES_MAX
 from twinbus.broker.refusals import MalformedMessage, MessageTooLarge
-from twinbus.client.links import Wire
+from twinbus.client.in_flight import Wire
 from twinbus.errors import BacklogGuardError, BacklogMessageTooLargeError
 from twinbus.servicebus.names import BATCH_ALLOWANCE, PARTITION_KEY, SESSION_ID_MAX
 from twinbus.servicebus.twins import DIVERTED, DivertMark
@@ -198,6 +199,18 @@ class EncodedMessages:
         return EncodedMessages(
             payload, messages, self.path, [self._own_ids[number] for number in numbers]
         )
+
+
+def plain_bytes_max(path: str, limit_bytes: int, *, has_own_ids: bool) -> int:
+    """The largest plain message without reserved names that is no suspect: it needs no guard."""
+    growth = _ID_GROWTH + 4 * ID_BYTES_MAX if has_own_ids else 0
+    return limit_bytes - _overhead_max(path) - growth
+
+
+@lru_cache(maxsize=1_024)
+def takes_as_it_is(fixed: bytes) -> bool:
+    """Whether a plain message with these bytes before its body has no reserved name."""
+    return not _has_reserved(fixed)
 
 
 def _read(data: bytes) -> tuple[EncodedMessage, bool]:

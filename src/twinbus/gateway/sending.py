@@ -22,13 +22,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from twinbus.amqp.events import DeliveryArrived, DeliveryTooLarge
+from twinbus.amqp.events import DeliveryArrived, DeliveryRun, DeliveryTooLarge
 from twinbus.amqp.link import MAX_MESSAGE_BYTES, LinkState, ReceiverLink
 from twinbus.amqp.performatives import ACCEPTED_BYTES, TransactionalState, encode_state
 from twinbus.broker.links.context import LinkClient, LinkOwner, rejected
 from twinbus.broker.refusals import MessageTooLarge, Refusal
 from twinbus.broker.sas import SEND
 from twinbus.client.links import LinkPool
+from twinbus.gateway.direct_runs import DirectRun, PlainDeliveries
 from twinbus.gateway.messages import EncodedMessages
 from twinbus.gateway.relay import PrimaryRelay, refusal_of
 from twinbus.gateway.shares import Share, Shares
@@ -138,6 +139,7 @@ class GatewaySendingLink(LinkOwner):
         """Refused for now; decided on when all that were sent directly are answered."""
         self._waiting: deque[_Delivery] = deque()
         """Deliveries that came later than one that is sent again."""
+        self._plain = PlainDeliveries(target)
         self._is_closed = False
         self._stop_listening = target.entity.on_change(self._entity_changed)
         pool.users += 1
@@ -213,13 +215,7 @@ class GatewaySendingLink(LinkOwner):
             if event.state is not None:
                 self._take_transacted(event)
                 return
-            messages = EncodedMessages.of(
-                event.payload,
-                event.message_format,
-                self._target.entity.path,
-                self._target.state.limits.watched,
-                has_own_ids=self._target.state.message_ids.own_in_backlog,
-            )
+            messages = self._read(event)
         except Refusal as refusal:
             self._end(event, refusal)
             return
@@ -238,6 +234,81 @@ class GatewaySendingLink(LinkOwner):
         before = self._batches.get(event.delivery_id, 0)
         self._batches[event.delivery_id] = before + size_bytes
         self._pending.grow(self._share, size_bytes)
+
+    def take_run(self, run: DeliveryRun, now_ms: int) -> None:
+        """Take deliveries of one read: plain ones go to a healthy primary as they are, together."""
+        taken = 0
+        if (
+            not run.message_format
+            and not run.settled
+            and not self._calls
+            and not self._refused
+            and not self._waiting
+            and self._target.entity.failover.route is Route.PRIMARY
+            and self._target.sessions is None
+            and self._pool.is_ready
+            and now_ms < self._granted_until_ms
+        ):
+            taken = self._send_run(run)
+        if taken < len(run.spans):
+            self.take_all(run.deliveries(taken), now_ms)
+
+    def _send_run(self, run: DeliveryRun) -> int:
+        """Send the first deliveries of a run to the primary together; return how many."""
+        count, shape = self._plain.count(run, self._pool.limit_bytes)
+        if not count or shape is None:
+            return 0
+        data = run.data
+        payloads = [data[start:stop] for _, start, stop in run.spans[:count]]
+        sent = DirectRun(self, shape, payloads, run.first_id, self._pending.loop.time())
+        sent.first_number = self._last_number + 1
+        self._last_number += count
+        self._direct += count
+        self._unanswered += count
+        self._pending.add(self._share, sum(map(len, payloads)), count)
+        self._pool.send_run(payloads, sent)
+        return count
+
+    def run_accepted(self, run: DirectRun, first: int, last: int) -> None:
+        """The primary accepted these deliveries of a run, by their places in it."""
+        count, payloads, target = last - first + 1, run.take(first, last), self._target
+        self._direct -= count
+        self._last_accepted = max(self._last_accepted, run.first_number + last)
+        if target.state.recorder.is_on:
+            now = self._pending.loop.time()
+            target.state.recorder.attempted(
+                target.entity.path,
+                None,
+                run.measured(payloads),
+                run.sent_at,
+                now,
+                client=target.client,
+            )
+        target.entity.succeeded(count)
+        self._unanswered -= count
+        self._pending.release(self._share, sum(map(len, payloads)), count)
+        if self._is_closed and not self._unanswered:
+            self._leave()
+        self._settle(run.first_id + first, ACCEPTED_BYTES, run.first_id + last)
+        if self._refused and not self._direct:
+            self._sort_refused()
+
+    def run_failed(self, run: DirectRun, place: int, error: Exception) -> None:
+        """The primary refused a delivery of a run, or did not answer it in time."""
+        event = run.arrival(place)
+        messages = self._read(event)
+        delivery = _Delivery(event, messages, run.sent_at, run.sent_at, run.first_number + place)
+        self._answered(delivery, error)
+
+    def _read(self, event: DeliveryArrived) -> EncodedMessages:
+        """The messages of a delivery; `MalformedMessage` if it cannot be read."""
+        return EncodedMessages.of(
+            event.payload,
+            event.message_format,
+            self._target.entity.path,
+            self._target.state.limits.watched,
+            has_own_ids=self._target.state.message_ids.own_in_backlog,
+        )
 
     def _take_transacted(self, event: DeliveryArrived) -> None:
         """Send a delivery of a transaction, by the client's own connection to the primary."""
@@ -415,11 +486,12 @@ class GatewaySendingLink(LinkOwner):
         if isinstance(event.state, TransactionalState):
             self._relay().doom(event.state.txn_id, refusal.description)
 
-    def _settle(self, number: int, state: bytes) -> None:
+    def _settle(self, number: int, state: bytes, last: int | None = None) -> None:
+        """Settle a delivery, or all from it up to `last`."""
         link = self.link
         if link.state is not LinkState.OPEN:
             return
-        link.session.settle(number, number, state, as_receiver=True)
+        link.session.settle(number, number if last is None else last, state, as_receiver=True)
         # What is pending counts as used: credit is bounded by what the namespaces take.
         # A client that sends more than it has credit for gets no more.
         room = CREDIT - self._unanswered
@@ -476,20 +548,21 @@ class PendingSends:
         """The client is gone; its links still give back what is in flight."""
         self._clients.pop(client, None)
 
-    def add(self, share: ClientShare, size_bytes: int) -> None:
-        """Count a delivery that has no answer yet."""
-        self.count += 1
-        self.grow(share, size_bytes + EACH_BYTES)
+    def add(self, share: ClientShare, size_bytes: int, count: int = 1) -> None:
+        """Count deliveries that have no answer yet."""
+        self.count += count
+        self.grow(share, size_bytes + count * EACH_BYTES)
 
     def grow(self, share: ClientShare, size_bytes: int) -> None:
         """Count what a delivery takes besides."""
         if self._shares.take(share, size_bytes):
             share.client.pause_reading()
 
-    def release(self, share: ClientShare, size_bytes: int) -> None:
-        """Count a delivery that was answered."""
-        self.count -= 1
-        if self._shares.give_back(share, size_bytes + EACH_BYTES) and not self.is_closing:
+    def release(self, share: ClientShare, size_bytes: int, count: int = 1) -> None:
+        """Count deliveries that were answered."""
+        self.count -= count
+        given_back = size_bytes + count * EACH_BYTES
+        if self._shares.give_back(share, given_back) and not self.is_closing:
             share.client.resume_reading()
         if self.is_closing and not self.count:
             self._empty.set()

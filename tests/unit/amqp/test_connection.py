@@ -27,6 +27,7 @@ from twinbus.amqp.events import (
     Ended,
     Event,
     Opened,
+    one_by_one,
 )
 from twinbus.amqp.frames import (
     ProtocolViolation,
@@ -55,7 +56,7 @@ T = TypeVar("T")
 
 def read(connection: Connection, data: bytes, now_ms: int = 1) -> list[Event]:
     """All events of what came in one read, for a test that handles none of them."""
-    return [event for events in connection.receive(data, now_ms) for event in events]
+    return [each for events in connection.receive(data, now_ms) for each in one_by_one(events)]
 
 
 @dataclass

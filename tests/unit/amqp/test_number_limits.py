@@ -18,6 +18,7 @@ from twinbus.amqp.events import (
     DeliveryArrived,
     Disposed,
     Event,
+    one_by_one,
 )
 from twinbus.amqp.frames import encode_frame, encode_transfer_frame
 from twinbus.amqp.link import (
@@ -160,7 +161,7 @@ class Peer:
         at = self.channel if channel is None else channel
         data = b"".join(one if isinstance(one, bytes) else encode_frame(at, one) for one in frames)
         for events in self.server.receive(data, 1):
-            self.events += events
+            self.events += one_by_one(events)
             for event in events:
                 if isinstance(event, Attached):
                     event.link.accept()

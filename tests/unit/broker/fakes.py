@@ -70,6 +70,18 @@ class FakeJournal:
         kept.messages[number] = (_snapshot(message), payload)
         kept.last_sequence_number = number
 
+    def put_run(
+        self,
+        entity_id: int,
+        messages: list[StoredMessage],
+        ids: list[bytes],
+        prefix: bytes,
+        rests: list[bytes],
+    ) -> None:
+        for message, raw_id, rest in zip(messages, ids, rests, strict=True):
+            assert message.message_id == raw_id.decode()
+            self.put(entity_id, message, prefix + rest)
+
     def amend(self, entity_id: int, message: StoredMessage) -> None:
         kept, _ = self._changed(entity_id).messages[message.sequence_number]
         kept.state, kept.delivery_count = message.state, message.delivery_count

@@ -22,7 +22,8 @@ from twinbus.amqp.transport import SILENT_S, UNANSWERED_S, limit_silence
 from twinbus.client import administration, connection
 from twinbus.client.administration import NotAnswered, QueueCounts, counts_of
 from twinbus.client.connection import CONNECT_S, NamespaceConnection
-from twinbus.client.links import LinkPool, UpstreamConnection, UpstreamLink, Wire
+from twinbus.client.in_flight import Wire
+from twinbus.client.links import LinkPool, UpstreamConnection, UpstreamLink
 from twinbus.client.peeking import BacklogMeter, QueueDepth
 from twinbus.client.request_node import ConnectionLost, LinkEnded
 from twinbus.errors import SyphonError

@@ -28,7 +28,8 @@ from twinbus.amqp.session import Session
 from twinbus.amqp.types import Described, Symbol
 from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.refusals import ServerBusy
-from twinbus.client.links import UpstreamConnection, Wire
+from twinbus.client.in_flight import Wire
+from twinbus.client.links import UpstreamConnection
 from twinbus.client.outcomes import COMPLETE, RELEASE, abandon, dead_letter, defer
 from twinbus.client.receiving import (
     NEXT_SESSION,

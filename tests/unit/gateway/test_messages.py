@@ -25,7 +25,7 @@ from twinbus.amqp.types import Symbol
 from twinbus.broker.links.context import LinkClient
 from twinbus.broker.refusals import MalformedMessage, MessageTooLarge
 from twinbus.client.connection import NamespaceConnection
-from twinbus.client.links import Wire
+from twinbus.client.in_flight import Wire
 from twinbus.client.request_node import ConnectionLost, DeliveryRejected, LinkEnded, RequestRefused
 from twinbus.errors import (
     BacklogGuardError,

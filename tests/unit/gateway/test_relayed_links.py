@@ -44,7 +44,8 @@ from twinbus.broker.links.peer import Peer
 from twinbus.broker.refusals import EntityNotFound, QuotaExceeded
 from twinbus.broker.server import BrokerServer
 from twinbus.client.connection import MACHINE
-from twinbus.client.links import UpstreamConnection, Wire
+from twinbus.client.in_flight import Wire
+from twinbus.client.links import UpstreamConnection
 from twinbus.client.receiving import SESSION_FILTER
 from twinbus.client.request_node import RequestRefused
 from twinbus.gateway.relay import PrimaryRelay, Relayed

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from twinbus.broker.engine.settlement import CANNOT_FORWARD, NO_SESSION_ID, REASON, TOO_MANY_HOPS
-from twinbus.broker.journal import StoredMessage
+from twinbus.broker.journal import DamagedMessage, StoredMessage
 from twinbus.broker.refusals import EntityDisabled, EntityNotFound, QuotaExceeded, Refusal
 from twinbus.errors import StoreError
 
@@ -125,6 +125,10 @@ class Forwarding:
             no_session = destination.requires_session and message.session_id is None
             reason = NO_SESSION_ID if no_session else CANNOT_FORWARD
             return self._queue.give_up(message, reason, refusal.description, now_ms, hops)
+        except DamagedMessage:
+            # A topic's rules cannot judge it. It is set aside: its record stays on the disk.
+            self._queue.forget_moved(message)
+            return True
         except StoreError as error:
             self._queue.report(f"read a message to forward to {self._target!r}", error)
             return False

@@ -76,6 +76,17 @@ class MessageIndex:
             if len(order) > 2 * len(self.messages) + ORDER_SLACK:
                 self._order = None
 
+    def add_run(self, messages: list[StoredMessage]) -> None:
+        """Add active messages that are plain (`limits`), in ascending order of their numbers."""
+        by_number, numbers = self.messages, [message.sequence_number for message in messages]
+        by_number.update(zip(numbers, messages, strict=True))
+        self.size_bytes += sum([message.size_bytes for message in messages])
+        order = self._order
+        if order is not None:
+            order.extend(numbers)
+            if len(order) > 2 * len(by_number) + ORDER_SLACK:
+                self._order = None
+
     def remove(self, message: StoredMessage) -> None:
         del self.messages[message.sequence_number]
         self.size_bytes -= message.size_bytes
@@ -151,6 +162,10 @@ class ReadyMessages:
     def append(self, message: StoredMessage) -> None:
         """Add a message whose number is higher than any before."""
         self._fresh.append(message)
+
+    def extend(self, messages: list[StoredMessage]) -> None:
+        """Add messages in ascending order, each with a number higher than any before."""
+        self._fresh.extend(messages)
 
     def give_back(self, message: StoredMessage) -> None:
         """Put a popped message back in its place."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
 
 from twinbus.broker.descriptions import QueueDescription, SubscriptionDescription
 from twinbus.broker.engine.engine_log import EngineLog
@@ -35,6 +36,9 @@ from twinbus.broker.engine.settlement import (
 from twinbus.broker.journal import EntityImage, Journal, MessageState, StoredMessage
 from twinbus.broker.messages.incoming import Incoming
 from twinbus.servicebus.names import FOREVER_MS
+
+if TYPE_CHECKING:
+    from twinbus.broker.messages.plain import PlainRun
 
 ACTIVE, DEFERRED, SCHEDULED = MessageState.ACTIVE, MessageState.DEFERRED, MessageState.SCHEDULED
 
@@ -186,6 +190,36 @@ class MessageStates:
         self.journal.put(self.entity_id, message, incoming.payload)
         self.index.add(message)
         return message
+
+    def store_run(self, run: PlainRun, now_ms: int) -> list[StoredMessage]:
+        """Store new messages of one shape and make them ready.
+
+        Not for an entity that forwards or has sessions.
+        """
+        ttl_ms = self.ttl_of(run.ttl_ms)
+        expires_at_ms = now_ms + ttl_ms if ttl_ms else 0
+        first = self.last_sequence_number + 1
+        numbers = range(first, first + len(run))
+        # By position and without a loop of Python's: this is done for every message.
+        fields = (
+            numbers,
+            repeat(now_ms),
+            run.sizes,
+            run.message_ids,
+            repeat(None),
+            repeat(ttl_ms),
+            repeat(expires_at_ms),
+        )
+        messages = list(map(StoredMessage, *fields))
+        self.journal.put_run(self.entity_id, messages, run.ids, run.prefix, run.rests)
+        self.last_sequence_number = numbers[-1]
+        self.index.add_run(messages)
+        self.ready_messages.extend(messages)
+        if expires_at_ms:
+            self._expiries.add_all(expires_at_ms, numbers)
+            self.wake_by(expires_at_ms)
+        self.announce()
+        return messages
 
     def ttl_of(self, ttl_ms: int) -> int:
         """The shorter of a message's time to live and the entity's; 0: unlimited."""

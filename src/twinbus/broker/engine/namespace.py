@@ -7,7 +7,7 @@ dead-letter queue are created and deleted in one call, so a crash leaves both or
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from twinbus.broker.descriptions import (
     DEFAULT_RULE,
@@ -31,6 +31,7 @@ from twinbus.broker.engine.engine_log import EngineLog
 from twinbus.broker.engine.limits import MESSAGE_BYTES, rule_bytes
 from twinbus.broker.engine.message_states import FAILED_RETRY_MS, EngineContext, Failed
 from twinbus.broker.engine.queue import Queue
+from twinbus.broker.engine.runs import enqueue_run
 from twinbus.broker.engine.settlement import Timetable
 from twinbus.broker.engine.topic import Subscription, Topic, check_rule, check_rule_counts
 from twinbus.broker.journal import EntityImage, Journal, StoredMessage
@@ -38,6 +39,9 @@ from twinbus.broker.messages.incoming import Incoming
 from twinbus.broker.profile import LAPTOP, ServiceProfile
 from twinbus.broker.refusals import EntityAlreadyExists, NotAllowed, check_count
 from twinbus.servicebus.names import FOREVER_MS, subscription_path
+
+if TYPE_CHECKING:
+    from twinbus.broker.messages.plain import PlainRun
 
 NAMESPACE_ID = 0
 """Entity id of the namespace's own record, which keeps the last id assigned. No id is used twice:
@@ -109,6 +113,13 @@ class BrokerNamespace:
         else:
             self.admit_all(target, batch, now_ms)
         self.take_admitted(target, batch, now_ms)
+
+    def send_run(self, queue: Queue, run: PlainRun, now_ms: int) -> int:
+        """Take messages of one shape, up to the first that must take `send`; return how many."""
+        stored = enqueue_run(queue, run, now_ms)
+        if self._engine_log is not None:
+            self._engine_log.note("send", queue.path, stored, now_ms)
+        return len(stored)
 
     def take_admitted(self, target: Entity, batch: Sequence[Incoming], now_ms: int) -> None:
         """Take messages that were admitted; never refuses."""

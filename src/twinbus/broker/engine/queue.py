@@ -32,7 +32,7 @@ from twinbus.broker.engine.settlement import (
     dead_letter_description,
     require_bounded,
 )
-from twinbus.broker.journal import StoredMessage
+from twinbus.broker.journal import DamagedMessage, StoredMessage
 from twinbus.broker.messages.incoming import Incoming
 from twinbus.broker.refusals import (
     EntityDisabled,
@@ -337,6 +337,8 @@ class Queue:
         self.require_receiving(now_ms)
         session, until_ms = self._lock_terms(session_id, holder, now_ms)
         found = [self._deferred(number, session_id, now_ms) for number in dict.fromkeys(numbers)]
+        for message in found:
+            self._require_payload(message)
         return self._give_out(found, session, until_ms, now_ms, settled=settled)
 
     def _deferred(self, number: int, session_id: str | None, now_ms: int) -> StoredMessage:
@@ -351,6 +353,22 @@ class Queue:
             self.states.expire(message, now_ms)
             raise MessageNotFound(f"deferred message {number} has expired")
         return message
+
+    def _require_payload(self, message: StoredMessage) -> None:
+        """Raise unless the disk can give the message; one that is damaged is set aside."""
+        try:
+            self._journal.payload(self.entity_id, message.sequence_number)
+        except DamagedMessage as error:
+            self.states.index.remove(message)
+            number = message.sequence_number
+            raise MessageNotFound(
+                f"deferred message {number} of {self.path!r} is damaged on the broker's disk and"
+                " was set aside; the broker's log says more"
+            ) from error
+
+    def set_aside(self, lock_token: bytes) -> None:
+        """End the delivery of a message that the disk cannot give; its record stays there."""
+        self.states.index.remove(self.states.unlock(lock_token))
 
     def _give_out(
         self,

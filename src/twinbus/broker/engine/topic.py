@@ -32,7 +32,7 @@ from twinbus.broker.filters.rules import (
     validate,
 )
 from twinbus.broker.filters.values import FilterError
-from twinbus.broker.journal import StoredMessage, copy_message
+from twinbus.broker.journal import DamagedMessage, StoredMessage, copy_message
 from twinbus.broker.messages.incoming import Incoming, parse
 from twinbus.broker.messages.rendering import render
 from twinbus.broker.refusals import ArgumentOutOfRange, Refusal, check_count, entity_full
@@ -159,7 +159,13 @@ class Schedule(Queue):
     def _publish(self, message: StoredMessage, now_ms: int) -> None:
         """Publish a message whose time has come; it stays until every subscription has it."""
         number = message.sequence_number
-        incoming = resent(self._journal.payload(self.entity_id, number), message)
+        try:
+            payload = self._journal.payload(self.entity_id, number)
+        except DamagedMessage:
+            # Set aside: its record stays on the disk.
+            self.states.index.remove(message)
+            return
+        incoming = resent(payload, message)
         reached = self._reached.pop(number, None) or set()
         try:
             self._topic.fan_out(incoming, now_ms, origin=message, reached=reached)

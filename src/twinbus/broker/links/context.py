@@ -16,7 +16,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Generic, Protocol, TypeVar
 
-from twinbus.amqp.events import DeliveryArrived, DeliveryTooLarge, Disposed
+from twinbus.amqp.events import DeliveryArrived, DeliveryRun, DeliveryTooLarge, Disposed
 from twinbus.amqp.link import Link, LinkSession, LinkState, ReceiverLink, SenderLink
 from twinbus.amqp.performatives import Error, Rejected, Target
 from twinbus.amqp.types import Symbol
@@ -48,6 +48,10 @@ class LinkOwner:
         """Take deliveries that came one after the other."""
         for event in events:
             self.take(event, now_ms)
+
+    def take_run(self, run: DeliveryRun, now_ms: int) -> None:
+        """Take deliveries that came in one read and whose frames look alike."""
+        self.take_all(run.deliveries(), now_ms)
 
     def refuse_oversize(self, event: DeliveryTooLarge, now_ms: int) -> None:
         """Reject a delivery beyond the link's limit, if its link rejects such."""

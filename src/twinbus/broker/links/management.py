@@ -6,7 +6,8 @@ status and condition. Every operation is one function, found by name in `OPERATI
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -28,6 +29,7 @@ from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import LockedMessage, RequestedSettlement, SettlementOutcome
 from twinbus.broker.engine.topic import Subscription
 from twinbus.broker.filters.values import to_amqp, to_value
+from twinbus.broker.journal import DamagedMessage, StoredMessage
 from twinbus.broker.links.requests import (
     INT_MAX,
     ITEMS_MAX,
@@ -193,17 +195,18 @@ def _message_count(body: Body) -> int:
 
 def _peek(request: ManagementRequest, context: ManagementContext, now_ms: int) -> Body:
     queue = context.queue()
-    found = queue.peek(
+    found = _peeked(
+        context,
+        queue,
         request.integer("from-sequence-number", 0),
         min(request.integer("message-count", 1, minimum=0), ITEMS_MAX),
+        request.optional_text("session-id"),
         now_ms,
-        session_id=request.optional_text("session-id"),
     )
     omits_body = request.get("omit-message-body") is True
     entries: list[dict[str, Any]] = []
     room = PEEK_BYTES_MAX
-    for message in found:
-        payload = context.payload(queue.entity_id, message.sequence_number)
+    for message, payload in found:
         wire = render(payload, message, locked_until_ms=queue.shown_lock_ms(message))
         if omits_body:
             wire = join(replace(split(wire), body=b""))
@@ -212,6 +215,26 @@ def _peek(request: ManagementRequest, context: ManagementContext, now_ms: int) -
             break
         entries.append({"message": wire})
     return {"messages": entries} if entries else None
+
+
+def _peeked(
+    context: ManagementContext,
+    queue: Queue,
+    from_number: int,
+    limit: int,
+    session_id: str | None,
+    now_ms: int,
+) -> Iterator[tuple[StoredMessage, bytes]]:
+    """Messages with their payloads; those that are damaged on the disk are passed over."""
+    while limit > 0:
+        page = queue.peek(from_number, limit, now_ms, session_id=session_id)
+        for message in page:
+            from_number = message.sequence_number + 1
+            with suppress(DamagedMessage):
+                yield message, context.payload(queue.entity_id, message.sequence_number)
+                limit -= 1
+        if not page:
+            return
 
 
 def _renew_lock(request: ManagementRequest, context: ManagementContext, now_ms: int) -> Body:

@@ -19,6 +19,7 @@ from twinbus.amqp.events import (
     Closed,
     CreditChanged,
     DeliveryArrived,
+    DeliveryRun,
     DeliveryTooLarge,
     Detached,
     Disposed,
@@ -152,7 +153,10 @@ class Peer(asyncio.Protocol):
             if run:
                 owner_of(run[0].link).take_all(run, now_ms)
                 run = []
-            self._act(event, now_ms)
+            if type(event) is DeliveryRun:
+                owner_of(event.link).take_run(event, now_ms)
+            else:
+                self._act(event, now_ms)
         if run:
             owner_of(run[0].link).take_all(run, now_ms)
 

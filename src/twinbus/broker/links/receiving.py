@@ -30,6 +30,7 @@ from twinbus.broker.engine.settlement import (
     LockedMessage,
     SettlementOutcome,
 )
+from twinbus.broker.journal import DamagedMessage
 from twinbus.broker.links.context import BrokerContext, EntityLink, LinkClient, rejected
 from twinbus.broker.messages.rendering import render
 from twinbus.broker.refusals import (
@@ -199,7 +200,10 @@ class DeliveringLink(EntityLink[SenderLink]):
                 self._client.detach(self.link, refusal)
             return 0
         numbers = [delivery.message.sequence_number for delivery in batch]
-        payloads = self._context.store.payloads(self.queue.entity_id, numbers)
+        try:
+            payloads = self._context.store.payloads(self.queue.entity_id, numbers)
+        except DamagedMessage:
+            batch, payloads = self._readable(batch)
         send = self.link.send
         if self.settles:
             for (message, token, until_ms, _), payload in zip(batch, payloads, strict=True):
@@ -212,6 +216,20 @@ class DeliveringLink(EntityLink[SenderLink]):
         if batch:
             self._client.touch()
         return len(batch)
+
+    def _readable(self, batch: list[LockedMessage]) -> tuple[list[LockedMessage], list[bytes]]:
+        """The messages that the disk can give, and their payloads; the others are set aside."""
+        found, payloads = [], []
+        for delivery in batch:
+            number = delivery.message.sequence_number
+            try:
+                payloads.append(self._context.store.payload(self.queue.entity_id, number))
+                found.append(delivery)
+            except DamagedMessage:
+                self.queue.set_aside(delivery.lock_token)
+        # There may be more, though this turn sends less than the client has credit for.
+        self._context.dispatcher.ready(self.queue)
+        return found, payloads
 
     def _acquire(self, limit: int, now_ms: int) -> list[LockedMessage]:
         try:

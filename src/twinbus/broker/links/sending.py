@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from twinbus.amqp.events import DeliveryArrived, DeliveryTooLarge
+from twinbus.amqp.events import DeliveryArrived, DeliveryRun, DeliveryTooLarge
 from twinbus.amqp.link import ReceiverLink
 from twinbus.amqp.message import BATCH_FORMAT, data_sections, split
 from twinbus.amqp.performatives import ACCEPTED_BYTES, TransactionalState, encode_state
@@ -20,6 +20,7 @@ from twinbus.broker.links.context import (
 )
 from twinbus.broker.links.transactions import ClientTransactions
 from twinbus.broker.messages.incoming import Incoming, parse
+from twinbus.broker.messages.plain import PlainShapes
 from twinbus.broker.refusals import MalformedMessage, MessageTooLarge, Refusal, ServerBusy
 from twinbus.broker.sas import SEND
 from twinbus.servicebus.names import BATCH_ALLOWANCE
@@ -45,6 +46,7 @@ class SendingLink(EntityLink[ReceiverLink]):
         self.via = via
         self._transactions = transactions
         self._credit = context.profile.sender_credit
+        self._shapes = PlainShapes()
 
     def attach(self) -> None:
         limit = self.entity.max_message_bytes
@@ -103,6 +105,54 @@ class SendingLink(EntityLink[ReceiverLink]):
         if first >= 0:
             settle(first, last, ACCEPTED_BYTES, as_receiver=True)
         self._top_up()
+
+    def take_run(self, run: DeliveryRun, now_ms: int) -> None:
+        """Store deliveries that came in one read: plain messages together, others one by one."""
+        context, taken = self._context, 0
+        if (
+            type(self.entity) is Queue
+            and not run.message_format
+            and not run.settled
+            and not context.faults
+            and context.credits is None
+            and self._may_send(now_ms)
+        ):
+            taken = self._take_plain(self.entity, run, now_ms)
+        if taken:
+            last_id = run.first_id + taken - 1
+            self.link.session.settle(run.first_id, last_id, ACCEPTED_BYTES, as_receiver=True)
+        if taken < len(run.spans):
+            self.take_all(run.deliveries(taken), now_ms)
+        else:
+            self._top_up()
+
+    def _may_send(self, now_ms: int) -> bool:
+        try:
+            self.require(now_ms)
+        except Refusal:
+            return False
+        return True
+
+    def _take_plain(self, queue: Queue, run: DeliveryRun, now_ms: int) -> int:
+        """Store messages, from the first on, while they are plain and the queue takes them."""
+        shapes, data, spans, taken = self._shapes, run.data, run.spans, 0
+        shapes.brought(len(spans))
+        shape = shapes.shape
+        while taken < len(spans):
+            rest = spans[taken:] if taken else spans
+            plain = None if shape is None else shape.read(data, rest)
+            if not plain:
+                _, start, stop = rest[0]
+                shape = shapes.learn(data[start:stop])
+                if shape is None:
+                    break
+                plain = shape.read(data, rest)
+            found = len(plain)
+            stored = self._context.namespace.send_run(queue, plain, now_ms)
+            taken += stored
+            if not stored or stored < found:
+                break
+        return taken
 
     def refuse_oversize(self, event: DeliveryTooLarge, now_ms: int) -> None:
         """Reject a delivery that the link did not take whole; the client's call ends at once.

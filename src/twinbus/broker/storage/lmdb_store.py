@@ -25,15 +25,18 @@ import lmdb
 
 from twinbus.amqp.types import DecodeError
 from twinbus.broker.storage import records
+from twinbus.broker.storage.checksums import Data, is_sound
 from twinbus.broker.storage.data_directory import (
     DATA_FILE,
     DataDirectory,
     out_of_room,
     sync_directory,
 )
+from twinbus.broker.storage.inventory import Inventory, read_inventory
 from twinbus.broker.storage.records import RecordJournal
 from twinbus.broker.storage.store import Batch, Store
-from twinbus.errors import StoreError, StoreFull
+from twinbus.broker.storage.upgrade import give_format, upgrade
+from twinbus.errors import StoreDamaged, StoreError, StoreFull
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,6 +57,8 @@ _DAMAGE = (
     lmdb.PageNotFoundError,
     lmdb.VersionMismatchError,
 )
+
+REMEDY = "Put back a copy of the directory, or move it away to start empty"
 
 _WALK = """
 import lmdb, sys
@@ -102,14 +107,16 @@ class LmdbStore(RecordJournal, Store):
         try:
             _sweep_all(environment)
             with environment.begin(buffers=True) as transaction, _no_collection():
-                return self._restore(lambda kind: _scan(transaction, kind))
+                found = Inventory()
+                images = self._restore(lambda kind: _scan(transaction, kind, found))
+                _check_inventory(transaction, found, is_whole=not self.damaged)
+                return images
         except lmdb.Error as error:
             raise translated(self.directory, error) from error
         except (ValueError, IndexError, struct.error, DecodeError) as error:
-            raise StoreError(
-                f"{self.directory.path} holds a record that cannot be read ({error}). Put back a"
-                " copy of the directory, or move it away to start empty"
-            ) from error
+            raise damaged(self.directory.path, f"a record cannot be read ({error})") from error
+        except StoreDamaged as error:
+            raise damaged(self.directory.path, error) from error
 
     def _reopen(self) -> None:
         self.opened().close()
@@ -134,6 +141,8 @@ class LmdbStore(RecordJournal, Store):
                     _apply(transaction, batch)
             except lmdb.Error as error:
                 raise translated(self.directory, error) from error
+            except StoreDamaged as error:
+                raise damaged(self.directory.path, error) from error
 
     def finish(self, batch: Batch) -> None:
         self._dropped.difference_update(batch.swept)
@@ -210,6 +219,8 @@ def open_environment(directory: DataDirectory, map_size: int) -> lmdb.Environmen
             raise
     except lmdb.Error as error:
         raise translated(directory, error) from error
+    except StoreDamaged as error:
+        raise damaged(directory.path, error) from error
     except OSError as error:
         raise StoreError(f"{directory.path} cannot be opened: {error.strerror}") from error
     return environment
@@ -241,10 +252,7 @@ def _check_length(path: Path, environment: lmdb.Environment) -> None:
     walk = [sys.executable, "-c", _WALK, os.fspath(path), str(map_size)]
     done = subprocess.run(walk, capture_output=True, check=False)  # noqa: S603 - our own text
     if done.returncode:
-        raise StoreError(
-            f"{path / DATA_FILE} is damaged: it has {length} bytes where its index names {needed}."
-            " Put back a copy of the directory, or move it away to start empty"
-        )
+        raise StoreDamaged(f"it has {length} bytes where its index names {needed}")
     lengthen(path, needed)
 
 
@@ -266,18 +274,26 @@ def _check_format(path: Path, environment: lmdb.Environment) -> None:
         is_new = found is None and transaction.stat()["entries"] == 0
     if is_new:
         with environment.begin(write=True) as transaction:
-            transaction.put(records.FORMAT_KEY, records.pack_format())
+            give_format(transaction, Inventory())
         return
     if found is None:
         raise StoreError(
             f"{path} holds an LMDB file that is not Twinbus's: choose another directory"
         )
+    if len(found) != records.FORMAT_BYTES and not is_sound(records.FORMAT_KEY, found):
+        raise StoreDamaged("the record of its format cannot be read")
     version = records.unpack_format(found)
-    if version != records.FORMAT_VERSION:
+    if version not in (records.FORMAT_VERSION, records.UNCHECKED_VERSION):
         raise StoreError(
             f"{path} has store format {version}, this Twinbus reads format"
             f" {records.FORMAT_VERSION}: use the Twinbus that wrote it, or another directory"
         )
+    upgrade(environment, found)
+
+
+def damaged(path: Path, why: object) -> StoreDamaged:
+    """The one line for a data file that is not what was stored."""
+    return StoreDamaged(f"{path / DATA_FILE} is damaged: {why}. {REMEDY}")
 
 
 def translated(directory: DataDirectory, error: lmdb.Error) -> StoreError:
@@ -293,10 +309,7 @@ def translated(directory: DataDirectory, error: lmdb.Error) -> StoreError:
     if out_of_room(code) or (code == errno.EIO and directory.is_nearly_full()):
         return StoreFull(f"{path}: the disk is full ({error}): make room")
     if isinstance(error, _DAMAGE):
-        return StoreError(
-            f"{path / DATA_FILE} is damaged or not a store ({error}). Put back a copy of the"
-            " directory, or move it away to start empty"
-        )
+        return StoreDamaged(f"{path / DATA_FILE} is damaged or not a store ({error}). {REMEDY}")
     return StoreError(f"{path}: {error}")
 
 
@@ -313,34 +326,83 @@ def _no_collection() -> Iterator[None]:
 
 
 def _scan(
-    transaction: lmdb.Transaction[memoryview], kind: int
-) -> Iterator[tuple[memoryview, memoryview]]:
-    cursor = transaction.cursor()
+    transaction: lmdb.Transaction[memoryview], kind: int, found: Inventory
+) -> Iterator[tuple[Data, Data]]:
+    """The keys of one kind with their records, added to `found`; in order, or `StoreDamaged`."""
+    cursor, last = transaction.cursor(), b""
     if cursor.set_range(bytes([kind])):
-        for key, record in cursor:
-            if key[0] != kind:
+        for view, record in cursor:
+            if view[0] != kind:
                 return
+            key = bytes(view)
+            if key <= last:
+                raise StoreDamaged("the index is wrong: records are not in order")
+            last = key
+            found.add(key, record)
             yield key, record
 
 
+def _check_inventory(
+    transaction: lmdb.Transaction[memoryview], found: Inventory, *, is_whole: bool
+) -> None:
+    """Raise unless `found` is all that is stored; `is_whole`: no record is damaged."""
+    stored = read_inventory(transaction.get(records.INVENTORY_KEY))
+    if stored is None:
+        raise StoreDamaged("its inventory is missing or damaged")
+    if found.count != stored.count:
+        raise StoreDamaged(
+            f"the index is wrong: {found.count} records are found, {stored.count} were stored"
+        )
+    # A damaged record no longer shows what it was counted as.
+    if is_whole and found.total != stored.total:
+        raise StoreDamaged("the index is wrong: other records are found than were stored last")
+
+
 def _apply(transaction: lmdb.Transaction[bytes], batch: Batch) -> None:
+    inventory = _inventory(transaction)
     puts = []
     for key, record in batch.records.items():
-        if record is None:
-            transaction.delete(key)
-        else:
+        if record is not None:
             puts.append((key, record))
+            inventory.add(key, record)
+        if key[0] != records.MESSAGE:
+            _replaced(transaction, key, inventory)
+        if record is None and not transaction.delete(key) and key[0] == records.MESSAGE:
+            entity_id, number = records.key_numbers(key)
+            raise StoreDamaged(
+                f"the index is wrong: message {number} of entity {entity_id} is to be removed,"
+                " and is not found"
+            )
+        if record is None and key[0] == records.MESSAGE:
+            inventory.drop_message(key)
     with transaction.cursor() as cursor:
         cursor.putmulti(puts)
     limit = SWEEP_RECORDS
     for entity_id in batch.sweep:
-        limit -= _sweep(transaction, entity_id, limit)
+        limit -= _sweep(transaction, entity_id, limit, inventory)
         if limit <= 0:
             break
         batch.swept.append(entity_id)
+    transaction.put(records.INVENTORY_KEY, inventory.pack())
 
 
-def _sweep(transaction: lmdb.Transaction[bytes], entity_id: int, limit: int) -> int:
+def _inventory(transaction: lmdb.Transaction[bytes]) -> Inventory:
+    inventory = read_inventory(transaction.get(records.INVENTORY_KEY))
+    if inventory is None:
+        raise StoreDamaged("its inventory is missing or damaged")
+    return inventory
+
+
+def _replaced(transaction: lmdb.Transaction[bytes], key: bytes, inventory: Inventory) -> None:
+    """Take what is stored under the key, if anything, out of the inventory."""
+    stored = transaction.get(key)
+    if stored is not None:
+        inventory.drop(key, stored)
+
+
+def _sweep(
+    transaction: lmdb.Transaction[bytes], entity_id: int, limit: int, inventory: Inventory
+) -> int:
     """Remove up to `limit` leftovers of a dropped entity; fewer removed means that none is left."""
     removed = 0
     with transaction.cursor() as cursor:
@@ -350,9 +412,12 @@ def _sweep(transaction: lmdb.Transaction[bytes], entity_id: int, limit: int) -> 
             while found and cursor.key().startswith(prefix):
                 if removed == limit:
                     return removed
+                inventory.drop(*cursor.item())
                 found = cursor.delete() and bool(cursor.key())
                 removed += 1
-    transaction.delete(records.entity_key(records.DROPPED, entity_id))
+    key = records.entity_key(records.DROPPED, entity_id)
+    _replaced(transaction, key, inventory)
+    transaction.delete(key)
     return removed
 
 
@@ -365,7 +430,9 @@ def _sweep_all(environment: lmdb.Environment) -> None:
                 if not cursor.set_range(prefix) or not cursor.key().startswith(prefix):
                     return
                 entity_id = records.key_entity(cursor.key())
-            _sweep(transaction, entity_id, _SWEEP_AT_START_RECORDS)
+            inventory = _inventory(transaction)
+            _sweep(transaction, entity_id, _SWEEP_AT_START_RECORDS, inventory)
+            transaction.put(records.INVENTORY_KEY, inventory.pack())
 
 
 _OPEN: weakref.WeakSet[LmdbStore] = weakref.WeakSet()

@@ -15,6 +15,10 @@ and, within one, of sequence numbers.
     R rule            json: name in lower case, the rule
     X dropped         the entity is gone, what it held is being swept away
     F format          the version of this layout, once per store
+    I inventory       what all other records add up to, once per store (`inventory`)
+
+Each record is stored with a checksum at its end (`checksums`). The functions that pack and unpack
+do not see it; the journal seals what it notes, and checks what it reads.
 
 Ids and paths are valid UTF-8, as everything read from the wire is.
 """
@@ -30,12 +34,27 @@ from typing import Any
 
 from twinbus.amqp.decoding import decode
 from twinbus.amqp.encoding import encode
-from twinbus.broker.journal import EntityImage, MessageState, SessionState, StoredMessage
+from twinbus.broker.journal import (
+    Damage,
+    DamagedMessage,
+    EntityImage,
+    MessageState,
+    SessionState,
+    StoredMessage,
+)
+from twinbus.broker.storage.checksums import Data, is_sound, seal, spoiled, unsealed
+from twinbus.errors import StoreDamaged
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Incremented when older code could not read a store that is written now."""
 
+UNCHECKED_VERSION = 2
+"""The same layout without checksums and inventory."""
+
 FORMAT_KEY = b"F"
+INVENTORY_KEY = b"I"
+"""Between the small records and the oldest messages: on pages that commits change anyway."""
+
 ENTITY, COUNTER, MESSAGE, AMENDMENT, SESSION, DUPLICATE, RULE, DROPPED = b"ECMASDRX"
 HELD_KINDS = (MESSAGE, AMENDMENT, SESSION, DUPLICATE, RULE, COUNTER)
 """What an entity holds, and what goes with it."""
@@ -49,13 +68,14 @@ _ENTITY_KEY = struct.Struct(">BQ")
 _NUMBER = struct.Struct("<Q")
 _TIME = struct.Struct("<q")
 _FORMAT = struct.Struct("<I")
+FORMAT_BYTES = _FORMAT.size
+"""Of the format's record without a checksum."""
+
 _MESSAGE_HEAD = struct.Struct("<qQqqqQBIIIII")
 _LENGTHS = struct.Struct("<IIII")
 _HEAD_BYTES = _MESSAGE_HEAD.size
 _LENGTHS_AT = _MESSAGE_HEAD.size - _LENGTHS.size
 _AMENDMENT_HEAD = struct.Struct("<BI")
-
-Data = bytes | memoryview
 
 
 def message_key(entity_id: int, sequence_number: int) -> bytes:
@@ -123,6 +143,23 @@ def pack_message(message: StoredMessage, payload: bytes) -> bytes:
         overrides_length,
     )
     return head + texts + payload
+
+
+def pack_run(
+    messages: list[StoredMessage], ids: list[bytes], prefix: bytes, rests: list[bytes]
+) -> list[bytes]:
+    """What `pack_message` returns for each of them, the payload being the prefix and its rest.
+
+    The messages differ in number, size and message id; no other text, no state.
+    """
+    packed, join = [], b"".join
+    head, head_for = b"", (-1, -1)
+    for message, raw_id, rest in zip(messages, ids, rests, strict=True):
+        sizes = message.size_bytes, len(raw_id)
+        if sizes != head_for:
+            head, head_for = pack_message(message, b"")[:_HEAD_BYTES], sizes
+        packed.append(join((head, raw_id, prefix, rest)))
+    return packed
 
 
 def unpack_message(sequence_number: int, record: Data) -> StoredMessage:
@@ -242,7 +279,7 @@ def pack_format() -> bytes:
 
 
 def unpack_format(record: Data) -> int:
-    return int(_FORMAT.unpack(record)[0])
+    return int(_FORMAT.unpack_from(record)[0])
 
 
 Records = dict[bytes, bytes | None]
@@ -271,6 +308,8 @@ class RecordJournal(ABC):
         """Messages with an amendment on disk or on its way there: only these need it removed."""
         self._dropped: set[int] = set()
         """Entities whose leftovers are still to be swept from the disk."""
+        self.damaged: dict[bytes, Damage] = {}
+        """What was read from the disk and is damaged, by key."""
 
     @abstractmethod
     def _read(self, keys: list[bytes]) -> Sequence[Data]:
@@ -301,12 +340,31 @@ class RecordJournal(ABC):
         self._note(entity_key(DROPPED, entity_id), b"")
 
     def put(self, entity_id: int, message: StoredMessage, payload: bytes) -> None:
-        record = pack_message(message, payload)
         sequence_number = message.sequence_number
-        self._pending[message_key(entity_id, sequence_number)] = record
+        key = message_key(entity_id, sequence_number)
+        record = seal(key, pack_message(message, payload))
+        self._pending[key] = record
         self._pending_size_bytes += len(record)
         if sequence_number > self._last_numbers.get(entity_id, 0):
             self._last_numbers[entity_id] = sequence_number
+            self._raised.add(entity_id)
+
+    def put_run(
+        self,
+        entity_id: int,
+        messages: list[StoredMessage],
+        ids: list[bytes],
+        prefix: bytes,
+        rests: list[bytes],
+    ) -> None:
+        pack_key = _NUMBERED_KEY.pack
+        keys = [pack_key(MESSAGE, entity_id, message.sequence_number) for message in messages]
+        sealed = list(map(seal, keys, pack_run(messages, ids, prefix, rests)))
+        self._pending.update(zip(keys, sealed, strict=True))
+        self._pending_size_bytes += sum(map(len, sealed))
+        last = messages[-1].sequence_number
+        if last > self._last_numbers.get(entity_id, 0):
+            self._last_numbers[entity_id] = last
             self._raised.add(entity_id)
 
     def amend(self, entity_id: int, message: StoredMessage) -> None:
@@ -334,9 +392,17 @@ class RecordJournal(ABC):
         self, entity_id: int, sequence_number: int, to_entity_id: int, message: StoredMessage
     ) -> None:
         assert (entity_id, sequence_number) != (to_entity_id, message.sequence_number)
-        payload = self.payload(entity_id, sequence_number)
+        try:
+            payload, is_damaged = self.payload(entity_id, sequence_number), False
+        except DamagedMessage as damaged:
+            # It moves as it is, and whoever reads it there is told.
+            payload, is_damaged = damaged.salvage, True
+            self.damaged.pop(message_key(entity_id, sequence_number), None)
         self.remove(entity_id, sequence_number)
         self.put(to_entity_id, message, payload)
+        if is_damaged:
+            key = message_key(to_entity_id, message.sequence_number)
+            self._pending[key] = spoiled(self._pending[key] or b"")
 
     def payload(self, entity_id: int, sequence_number: int) -> bytes:
         key = message_key(entity_id, sequence_number)
@@ -347,17 +413,19 @@ class RecordJournal(ABC):
                 break
         else:
             record = next(iter(self._read([key])), None)
+            if record is None or not is_sound(key, record):
+                raise DamagedMessage(self._note_damage(key, record), _salvage(record))
         if record is None:
             raise LookupError(f"entity {entity_id} has no message {sequence_number} in the store")
-        return payload_of(record)
+        return payload_of(unsealed(record))
 
     def payloads(self, entity_id: int, sequence_numbers: list[int]) -> list[bytes]:
         keys = [message_key(entity_id, number) for number in sequence_numbers]
         # Nearly always: all are on disk, or at least nothing of them waits to get there.
         if self._pending.keys().isdisjoint(keys) and self._in_flight.keys().isdisjoint(keys):
             found = self._read(keys)
-            if len(found) == len(keys):
-                return [payload_of(record) for record in found]
+            if len(found) == len(keys) and all(map(is_sound, keys, found)):
+                return [payload_of(unsealed(record)) for record in found]
         return [self.payload(entity_id, number) for number in sequence_numbers]
 
     def put_rule(self, entity_id: int, name: str, record: dict[str, Any] | None) -> None:
@@ -378,8 +446,20 @@ class RecordJournal(ABC):
         )
 
     def _note(self, key: bytes, record: bytes | None) -> None:
+        if record is not None:
+            record = seal(key, record)
         self._pending[key] = record
         self._pending_size_bytes += len(key) if record is None else len(record)
+
+    def _note_damage(self, key: bytes, record: Data | None) -> Damage:
+        damage = self.damaged.get(key)
+        if damage is None:
+            number = key_numbers(key)[1] if key[0] in (MESSAGE, AMENDMENT) else 0
+            why = "its record is missing" if record is None else "its checksum is wrong"
+            if key[0] == AMENDMENT:
+                why = "the checksum of its state is wrong"
+            damage = self.damaged[key] = Damage(key_entity(key), number, why)
+        return damage
 
     def _forget(self, key: bytes) -> None:
         record = self._pending.pop(key, None)
@@ -390,7 +470,7 @@ class RecordJournal(ABC):
         assert not self._in_flight, "a batch is still in flight"
         for entity_id in self._raised:
             key = entity_key(COUNTER, entity_id)
-            self._pending[key] = _NUMBER.pack(self._last_numbers[entity_id])
+            self._pending[key] = seal(key, _NUMBER.pack(self._last_numbers[entity_id]))
         self._raised.clear()
         self._in_flight, self._pending = self._pending, {}
         self._in_flight_size_bytes, self._pending_size_bytes = self._pending_size_bytes, 0
@@ -411,43 +491,83 @@ class RecordJournal(ABC):
         self._dropped.clear()
 
     def _restore(self, scan: Scan) -> list[EntityImage]:
-        """Forget everything but what `scan` finds; return it as entities, in order of id."""
+        """Forget everything but what `scan` finds; return it as entities, in order of id.
+
+        Damaged messages and remembered ids are left out and noted; of other records that are
+        damaged, raises `StoreDamaged`.
+        """
         self._forget_all()
+        self.damaged.clear()
         images: dict[int, EntityImage] = {}
-        for key, record in scan(ENTITY):
+        for key, record in _sound(scan, ENTITY, "a queue, topic or subscription"):
             entity_id = key_entity(key)
             images[entity_id] = EntityImage(entity_id, *unpack_json(record))
-        for key, record in scan(COUNTER):
+        paths = {image.entity_id: image.path for image in images.values()}
+        for key, record in _sound(scan, COUNTER, "the last sequence number", paths):
             if image := images.get(key_entity(key)):
                 image.last_sequence_number = _NUMBER.unpack(record)[0]
-        self._amended = _read_messages(scan, images)
-        for kind, table, unpack in (
-            (SESSION, "session_states", unpack_session_state),
-            (RULE, "rules", unpack_json),
-            (DUPLICATE, "message_ids", unpack_duplicate),
+        self._amended = self._read_messages(scan, images)
+        for kind, what, table, unpack in (
+            (SESSION, "a session's state", "session_states", unpack_session_state),
+            (RULE, "a rule", "rules", unpack_json),
         ):
-            for key, record in scan(kind):
+            for key, record in _sound(scan, kind, what, paths):
                 if image := images.get(key_entity(key)):
                     name, value = unpack(record)
                     getattr(image, table)[name] = value
+        for key, sealed in scan(DUPLICATE):
+            if not is_sound(key, sealed):
+                self._note_damage(bytes(key), sealed)
+            elif image := images.get(key_entity(key)):
+                message_id, first_seen_ms = unpack_duplicate(unsealed(sealed))
+                image.message_ids[message_id] = first_seen_ms
         for image in images.values():
             self._last_numbers[image.entity_id] = image.last_sequence_number
         return list(images.values())
 
+    def _read_messages(self, scan: Scan, images: dict[int, EntityImage]) -> dict[int, set[int]]:
+        """Add the messages to their entities; return which of each entity are amended."""
+        amendments: dict[tuple[int, int], Data | None] = {}
+        for key, sealed in scan(AMENDMENT):
+            sound = is_sound(key, sealed)
+            if not sound:
+                self._note_damage(bytes(key), sealed)
+            amendments[key_numbers(key)] = bytes(unsealed(sealed)) if sound else None
+        for key, sealed in scan(MESSAGE):
+            entity_id, sequence_number = numbers = key_numbers(key)
+            if not is_sound(key, sealed):
+                self._note_damage(bytes(key), sealed)
+                continue
+            image = images.get(entity_id)
+            if image is None:
+                continue
+            message = unpack_message(sequence_number, sealed)
+            if amendments and numbers in amendments:
+                amendment = amendments[numbers]
+                if amendment is None:
+                    continue
+                apply_amendment(message, amendment)
+            image.messages.append(message)
+        amended: dict[int, set[int]] = {}
+        for entity_id, sequence_number in amendments:
+            amended.setdefault(entity_id, set()).add(sequence_number)
+        return amended
 
-def _read_messages(scan: Scan, images: dict[int, EntityImage]) -> dict[int, set[int]]:
-    """Add the messages to their entities; return which of each entity are amended."""
-    amendments = {key_numbers(key): bytes(record) for key, record in scan(AMENDMENT)}
-    for key, record in scan(MESSAGE):
-        entity_id, sequence_number = key_numbers(key)
-        image = images.get(entity_id)
-        if image is None:
-            continue
-        message = unpack_message(sequence_number, record)
-        if amendments and (entity_id, sequence_number) in amendments:
-            apply_amendment(message, amendments[entity_id, sequence_number])
-        image.messages.append(message)
-    amended: dict[int, set[int]] = {}
-    for entity_id, sequence_number in amendments:
-        amended.setdefault(entity_id, set()).add(sequence_number)
-    return amended
+
+def _sound(
+    scan: Scan, kind: int, what: str, paths: dict[int, str] | None = None
+) -> Iterator[tuple[Data, Data]]:
+    """The keys of a kind with their records; raises `StoreDamaged` at one that is damaged."""
+    for key, sealed in scan(kind):
+        if not is_sound(key, sealed):
+            owner = (paths or {}).get(key_entity(key), f"entity {key_entity(key)}")
+            raise StoreDamaged(f"the record of {what} ({owner}) is damaged")
+        yield key, unsealed(sealed)
+
+
+def _salvage(record: Data | None) -> bytes:
+    """What can be read of a damaged message's payload."""
+    try:
+        return b"" if record is None else payload_of(unsealed(record))
+    except struct.error:
+        return b""

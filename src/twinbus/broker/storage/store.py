@@ -25,7 +25,14 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
-from twinbus.broker.journal import EntityImage, Journal, SessionState, StoredMessage, copy_message
+from twinbus.broker.journal import (
+    Damage,
+    EntityImage,
+    Journal,
+    SessionState,
+    StoredMessage,
+    copy_message,
+)
 from twinbus.errors import StoreError
 
 K = TypeVar("K")
@@ -45,6 +52,9 @@ class Batch:
 
 class Store(Journal, Protocol):
     """A journal with a disk behind it. All but `write` belongs to the loop's thread."""
+
+    damaged: dict[bytes, Damage]
+    """Records that were read and cannot be trusted, by key."""
 
     @property
     def pending_bytes(self) -> int:
@@ -100,6 +110,7 @@ class MemoryStore(Store):
     pending_bytes = 0
 
     def __init__(self) -> None:
+        self.damaged = {}
         self._images: defaultdict[int, EntityImage] = defaultdict(
             lambda: EntityImage(0, "", "", {})
         )
@@ -140,6 +151,17 @@ class MemoryStore(Store):
         self._set(self._messages[entity_id], number, (_snapshot(message), payload))
         # It stays after an undo: a number is never used twice.
         image.last_sequence_number = max(image.last_sequence_number, number)
+
+    def put_run(
+        self,
+        entity_id: int,
+        messages: list[StoredMessage],
+        ids: list[bytes],
+        prefix: bytes,
+        rests: list[bytes],
+    ) -> None:
+        for message, rest in zip(messages, rests, strict=True):
+            self.put(entity_id, message, prefix + rest)
 
     def amend(self, entity_id: int, message: StoredMessage) -> None:
         before, payload = self._messages[entity_id][message.sequence_number]

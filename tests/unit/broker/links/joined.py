@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from twinbus.amqp.connection import Connection
-from twinbus.amqp.events import Event
+from twinbus.amqp.events import Event, one_by_one
 from twinbus.broker.access import Admission, ConnectionLimits
 from twinbus.broker.links.peer import Peer
 from twinbus.broker.sas import ALL_RIGHTS, Grant
@@ -92,7 +92,7 @@ class JoinedClient:
             reply, self.transport.written = self.transport.written, b""
             if reply:
                 for events in self.connection.receive(reply, 1):
-                    seen += events
+                    seen += one_by_one(events)
         return seen
 
 

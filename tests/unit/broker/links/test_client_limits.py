@@ -27,7 +27,7 @@ from tests.unit.broker.links.one_client import (
     pairs,
 )
 from twinbus.amqp.connection import MAX_FRAME_BYTES, Connection, ConnectionPhase
-from twinbus.amqp.events import Attached, Closed, DeliveryArrived, Detached, Event
+from twinbus.amqp.events import Attached, Closed, DeliveryArrived, Detached, Event, one_by_one
 from twinbus.amqp.link import LinkSession, ReceiverLink, SenderLink
 from twinbus.amqp.performatives import Source, Target
 from twinbus.amqp.session import Session
@@ -312,7 +312,7 @@ async def drain_with_huge_credit() -> tuple[int, int]:
             await asyncio.sleep(0)
             replies, wire.writes = wire.writes, []
             for events in client.receive(b"".join(replies), 1):
-                arrived += sum(isinstance(event, DeliveryArrived) for event in events)
+                arrived += sum(isinstance(each, DeliveryArrived) for each in one_by_one(events))
 
     await exchange(20)
     session = client.begin()

@@ -123,7 +123,7 @@ def test_the_layout_is_pinned_so_that_old_stores_stay_readable() -> None:
         delivery_count=6,
         enqueued_sequence_number=7,
     )
-    assert records.pack_format() == bytes.fromhex("02000000")
+    assert records.pack_format() == bytes.fromhex("03000000")
     assert records.message_key(2, 3) == b"M" + bytes(7) + b"\x02" + bytes(7) + b"\x03"
     assert records.pack_message(message, b"pay") == (
         b"".join(number.to_bytes(8, "little") for number in (1, 2, 3, 4, 5, 7))

@@ -12,12 +12,13 @@ import lmdb
 import pytest
 
 from tests.processes import room_for
-from twinbus.broker.journal import MessageState, SessionState, StoredMessage
+from twinbus.broker.journal import DamagedMessage, MessageState, SessionState, StoredMessage
 from twinbus.broker.storage import records
+from twinbus.broker.storage.checksums import seal
 from twinbus.broker.storage.data_directory import DataDirectory, unusable
 from twinbus.broker.storage.lmdb_store import SWEEP_RECORDS, LmdbStore, translated
 from twinbus.broker.storage.store import Batch, MemoryStore, Store, flush
-from twinbus.errors import StoreError, StoreFull
+from twinbus.errors import StoreDamaged, StoreError, StoreFull
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,8 +39,8 @@ def disk(tmp_path: Path) -> Iterator[LmdbStore]:
 
 
 def entries(store: LmdbStore) -> int:
-    """Records in the environment, that of the format aside."""
-    return store.opened().stat()["entries"] - 1
+    """Records in the environment, those of format and inventory aside."""
+    return store.opened().stat()["entries"] - 2
 
 
 def numbers(store: Store) -> list[int]:
@@ -91,7 +92,8 @@ def test_an_entity_and_all_it_holds_comes_back(kind: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("kind", ["memory", "disk"])
 def test_a_message_that_is_not_there_is_named(kind: str, tmp_path: Path) -> None:
     store: Store = MemoryStore() if kind == "memory" else LmdbStore(tmp_path, map_size=MAP_SIZE)
-    with pytest.raises(LookupError, match="entity 3 has no message 8"):
+    expected = LookupError if kind == "memory" else DamagedMessage
+    with pytest.raises(expected, match=r"entity 3.* message 8"):
         store.payload(3, 8)
     store.close()
 
@@ -228,6 +230,7 @@ def test_an_entity_dropped_before_its_first_commit_leaves_nothing(disk: LmdbStor
     assert batch is not None
     assert [key for key, record in batch.records.items() if record] == [
         records.message_key(2, 1),
+        records.entity_key(records.DROPPED, 1),
         records.entity_key(records.COUNTER, 2),
     ]
     disk.write(batch)
@@ -243,12 +246,12 @@ def test_a_second_opener_is_told_who_is_there(disk: LmdbStore, tmp_path: Path) -
     LmdbStore(tmp_path / "ns", map_size=MAP_SIZE).close()
 
 
-@pytest.mark.parametrize("version", [1, 3])
+@pytest.mark.parametrize("version", [1, 4])
 def test_another_format_is_refused(tmp_path: Path, version: int) -> None:
     LmdbStore(tmp_path, map_size=MAP_SIZE).close()
     with lmdb.open(str(tmp_path)) as environment, environment.begin(write=True) as transaction:
         transaction.put(records.FORMAT_KEY, version.to_bytes(4, "little"))
-    with pytest.raises(StoreError, match=f"store format {version}, this Twinbus reads format 2: "):
+    with pytest.raises(StoreError, match=f"store format {version}, this Twinbus reads format 3: "):
         LmdbStore(tmp_path, map_size=MAP_SIZE)
 
 
@@ -343,7 +346,7 @@ def test_a_full_map_writes_nothing_and_the_store_goes_on(tmp_path: Path) -> None
         (said(lmdb.Error, errno.EFBIG), StoreFull, "the disk is full"),
         (said(lmdb.Error, errno.EIO), StoreError, "ns: mdb_txn_commit"),
         (said(lmdb.PanicError, -30795), StoreError, "ns: mdb_txn_commit"),
-        (said(lmdb.CorruptedError, -30796), StoreError, "data.mdb is damaged or not a store"),
+        (said(lmdb.CorruptedError, -30796), StoreDamaged, "data.mdb is damaged or not a store"),
     ],
 )
 def test_what_lmdb_says_becomes_one_line(
@@ -363,8 +366,9 @@ def test_a_short_write_on_a_full_disk_is_a_full_disk(disk: LmdbStore) -> None:
 def test_a_record_that_makes_no_sense_is_one_line(disk: LmdbStore) -> None:
     disk.put_entity(1, "queue", "q", {})
     flush(disk)
-    disk.write(Batch({records.message_key(1, 1): b"too short"}))
-    with pytest.raises(StoreError, match="holds a record that cannot be read"):
+    key = records.message_key(1, 1)
+    disk.write(Batch({key: seal(key, b"too short")}))
+    with pytest.raises(StoreDamaged, match=r"data\.mdb is damaged: a record cannot be read"):
         disk.recover()
 
 

@@ -1,0 +1,36 @@
+"""The checksum at the end of each stored record: the CRC-32 of its key and of the record. Pure.
+
+A changed bit is noticed, and a record that is found under another's key too.
+"""
+
+from __future__ import annotations
+
+import struct
+from zlib import crc32
+
+Data = bytes | memoryview
+
+CHECKSUM = struct.Struct("<I")
+CHECKSUM_BYTES = CHECKSUM.size
+
+_SOUND = 0x2144_DF1C
+"""The CRC-32 of anything that is followed by its own CRC-32."""
+
+
+def seal(key: bytes, record: bytes) -> bytes:
+    """The record as it is stored, with its checksum."""
+    return record + CHECKSUM.pack(crc32(record, crc32(key)))
+
+
+def is_sound(key: Data, sealed: Data) -> bool:
+    return crc32(sealed, crc32(key)) == _SOUND
+
+
+def unsealed(sealed: Data) -> Data:
+    """The record without its checksum."""
+    return sealed[:-CHECKSUM_BYTES]
+
+
+def spoiled(sealed: bytes) -> bytes:
+    """The sealed record with a checksum that is wrong for sure."""
+    return sealed[:-1] + bytes([sealed[-1] ^ 0xFF])
