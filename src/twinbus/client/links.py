@@ -368,16 +368,19 @@ class UpstreamLink:
     def _write_run(self, run: WaitingRun) -> bool:
         """Write what a run has credit for; return whether that is all of it."""
         link, payloads = self.link, run.payloads
+        most = len(payloads)
         while run.place < len(payloads) and link.credit > 0:
-            rests = payloads[run.place :] if run.place else payloads
+            rests = payloads[run.place : run.place + min(most, link.credit)]
             first_id = link.session.next_delivery_id
-            last_id = first_id + min(len(rests), link.credit) - 1
-            tags = [(n & SERIAL_MASK).to_bytes(4) for n in range(first_id, last_id + 1)]
+            numbers = range(first_id, first_id + len(rests))
+            tags = [(number & SERIAL_MASK).to_bytes(4) for number in numbers]
             count = link.send_run(tags, repeat(b""), rests)
+            # Next time about as many as now, so that each transfer is tried two or three times.
+            most = 2 * count
             if not count:
                 # It needs several frames, or the window of the session is used up.
                 link.send(rests[0], tags[0])
-                count = 1
+                count = most = 1
             numbers = range(first_id, first_id + count)
             self._sent.update(dict.fromkeys(numbers, SentRun(self, run, first_id)))
             run.place += count

@@ -98,6 +98,32 @@ async def test_giving_up_costs_the_same_however_many_sends_wait() -> None:
             up.withdraw(send)
 
 
+@pytest.mark.parametrize("case", ["no window", "a window of 1000", "large", "each second large"])
+async def test_a_run_that_cannot_be_written_together_is_not_tried_again_and_again(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A primary that hangs closes its window, and each read of a client may bring a run."""
+    world, count = World(), 2_000
+    link = world.link
+    link.credit, tried = 100_000, 0
+    session = cast("Session", link.session)
+    session.remote_incoming_window = {"no window": 0, "a window of 1000": 1_000}.get(case, 10_000)
+    session._output.max_frame_size = 512
+    large, small = bytes(600), bytes(100)
+    payloads = {"large": [large], "each second large": [large, small]}.get(case, [small])
+    send_run = link.send_run
+
+    def counted(tags: list[bytes], *rest: Any) -> int:
+        nonlocal tried
+        tried += len(tags)
+        return send_run(tags, *rest)
+
+    monkeypatch.setattr(link, "send_run", counted)
+    world.up.send_run((payloads * count)[:count], cast("Any", object()))
+    assert link.delivery_count == len(world.up._sent) == count
+    assert tried <= 4 * count
+
+
 async def test_a_detach_ends_what_is_in_flight_and_what_waits() -> None:
     world = World()
     sends = [asyncio.create_task(world.pool.send_messages(WIRE)) for _ in range(2)]
