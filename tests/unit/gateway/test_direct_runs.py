@@ -53,8 +53,11 @@ STATES: dict[str, object] = {
 HEARD = ("answered", "called", "line", "stored", "failed", "raised")
 
 
-class Client(SimpleNamespace):
-    __hash__ = object.__hash__
+class Client:
+    """A client of the gateway, which keeps its share under it."""
+
+    def __init__(self, **calls: Any) -> None:
+        self.__dict__ |= calls
 
 
 class World:
