@@ -211,6 +211,11 @@ async def test_a_broker_with_a_key_of_its_own_serves_pages_of_all_sites() -> Non
     with EmbeddedBroker(key="a key of its own") as broker:
         for headers in (*FOREIGN[:6], *OWN):
             assert await dial(broker, headers) == b"AMQP\x00\x01\x00\x00"
+        # Nobody is asked for a token there, so it must not be a page that asks.
+        for headers in FOREIGN:
+            assert await status(broker, "/metrics", headers) == 403
+        for headers in OWN:
+            assert await status(broker, "/metrics", headers) == 200
 
 
 SECRET_KEY = "c2VjcmV0LWtleQ=="

@@ -58,7 +58,7 @@ WORDS = {
     "full": "Max entity size in bytes: 1048576",
     "throttled": "more than it may take",
     "unheard": "'Send' claim(s) are required",
-    "unknown": "No shared access rule is named 'mover'",
+    "unknown": "a shared access rule named 'mover'",
     MISSING: "missing",
 }
 """What a person reads of a held destination."""

@@ -116,13 +116,13 @@ def _site(host: str) -> str:
 ADVICE = "the broker has the default key; give it a key of your own (--key)"
 
 
-def foreign_origin(headers: Mapping[str, str]) -> str | None:
+def foreign_origin(headers: Mapping[str, str], advice: str = ADVICE) -> str | None:
     """Why a request with these headers is refused; None: it comes from this machine."""
     host, origin = headers.get("host"), headers.get("origin")
     if host is not None and not is_local(f"//{host}"):
-        return f"the host {host[:200]!r} is not a name of this machine's loopback; {ADVICE}"
+        return f"the host {host[:200]!r} is not a name of this machine's loopback; {advice}"
     if origin is not None and not is_local(origin):
-        return f"a page of {origin[:200]!r} may not use this broker; {ADVICE}"
+        return f"a page of {origin[:200]!r} may not use this broker; {advice}"
     return None
 
 

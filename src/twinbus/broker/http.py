@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from email.utils import formatdate
 from typing import Any
@@ -171,6 +171,10 @@ class HttpHost:
             connection.shutdown()
 
 
+METRICS_CLOSED = "metrics are closed beyond loopback; start the broker with --metrics-token-file"
+METRICS_ADVICE = "ask for a token of those who read the metrics (--metrics-token-file)"
+
+
 class MetricsAccess:
     """Who may read `/metrics`, which shows the names of entities."""
 
@@ -179,18 +183,19 @@ class MetricsAccess:
         self._expected = None if token is None else f"Bearer {token}".encode()
         self._is_open = is_open
 
-    def refusal(self, authorization: str) -> Response | None:
+    def refusal(self, headers: Mapping[str, str]) -> Response | None:
         """The answer to a request that may not read; None: it may."""
         if self._expected is None:
-            if self._is_open:
+            # A page of any site can lead a name of its own to this machine (DNS rebinding).
+            why = foreign_origin(headers, METRICS_ADVICE) if self._is_open else METRICS_CLOSED
+            if why is None:
                 return None
-            why = "metrics are closed beyond loopback; start the broker with --metrics-token-file"
             return Response(f"{why}\n", 403, media_type="text/plain")
-        if hmac.compare_digest(self._expected, authorization.encode()):
+        if hmac.compare_digest(self._expected, headers.get("authorization", "").encode()):
             return None
-        headers = {"WWW-Authenticate": "Bearer"}
         why = "metrics need the bearer token of --metrics-token-file"
-        return Response(f"{why}\n", 401, headers, media_type="text/plain")
+        asks = {"WWW-Authenticate": "Bearer"}
+        return Response(f"{why}\n", 401, asks, media_type="text/plain")
 
 
 class _LocalPages:
@@ -228,7 +233,7 @@ def application(broker: BrokerServer, access: MetricsAccess) -> Starlette:
         return JSONResponse(answer, 503 if broker.gone else 200)
 
     async def metrics(request: Request) -> Response:
-        refusal = access.refusal(request.headers.get("authorization", ""))
+        refusal = access.refusal(request.headers)
         if refusal is not None:
             return refusal
         # Loaded by the first scrape: a broker in a test is seldom scraped.

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from urllib.parse import quote_plus, unquote, unquote_plus, urlsplit
 
 from twinbus.broker.descriptions import AuthorizationRule
-from twinbus.broker.refusals import Unauthorized
+from twinbus.broker.refusals import ArgumentOutOfRange, Unauthorized
 from twinbus.namespace.address import is_loopback
 from twinbus.namespace.tokens import SCHEME, signature_digest, utc_text
 from twinbus.servicebus.names import ENTITY_NAME_MAX, path_of
@@ -29,6 +29,9 @@ TOKEN_LENGTH_MAX = 8192
 AUDIENCE_PATH_MAX = 2 * ENTITY_NAME_MAX
 """Characters of an audience's path, which a stranger chooses: rules are looked for at each of its
 parts. The longest real one is an entity's path (260) with a subscription, a rule and a node."""
+
+AUDIENCE_MAX = 1_024
+"""Characters of the name that a client gives a token on `$cbs`: scheme, host and path."""
 
 GRANTS_MAX = 5_000
 """Tokens kept for one connection; a client needs one for each entity it uses."""
@@ -92,6 +95,11 @@ class ConnectionGrants:
 
     def put(self, audience: str, grant: Grant) -> None:
         """Add a grant; it replaces an older one for the same audience."""
+        if len(audience) > AUDIENCE_MAX:
+            raise ArgumentOutOfRange(
+                f"The name of the token has {len(audience)} characters, the limit is"
+                f" {AUDIENCE_MAX}; name the address of an entity, such as sb://host/entity."
+            )
         grants = self._by_audience
         grants.pop(audience, None)
         if len(grants) >= GRANTS_MAX:
@@ -161,18 +169,14 @@ class AccessPolicy:
         path = _audience_path(unquote_plus(fields["sr"]))
         expires_at_s = _expiry(fields["se"]) + self._ahead_s()
         name, candidates = self._named(fields["skn"], path)
-        if not candidates:
-            raise Unauthorized(
-                f"{INVALID_SIGNATURE} No shared access rule is named {name!r}, neither on the "
-                f"namespace nor on {path or 'an entity'!r}; check SharedAccessKeyName."
-            )
         signature = _signature(fields["sig"])
         signed = ((rule, _signing_key(rule, fields, signature)) for rule in candidates)
         rule, key = next(((rule, key) for rule, key in signed if key), (None, ""))
         if rule is None:
+            # One text: a stranger must not learn which rules and entities exist.
             raise Unauthorized(
-                f"{INVALID_SIGNATURE} The signature does not match a key of the shared access "
-                f"rule {name!r}; check SharedAccessKey."
+                f"{INVALID_SIGNATURE} The signature does not match a key of a shared access rule "
+                f"named {name!r}; check SharedAccessKeyName and SharedAccessKey."
             )
         _require_unexpired(f"of rule {name!r}", expires_at_s, now_s)
         return _granted(rule, path, key, expires_at_s)
@@ -191,16 +195,13 @@ class AccessPolicy:
             if own is not None
             else [(path, rule) for path, rule in self._rules_below() if rule.key_name == name]
         )
-        if not named:
-            raise Unauthorized(
-                f"No shared access rule is named {name[:80]!r}; check SharedAccessKeyName."
-            )
         found = [
             _granted(rule, path.lower(), key, NEVER_S) for path, rule in named if _is_key(rule, key)
         ]
         if not found:
             raise Unauthorized(
-                f"The key is not one of the shared access rule {name!r}; check SharedAccessKey."
+                f"The key is not one of a shared access rule named {name[:80]!r};"
+                " check SharedAccessKeyName and SharedAccessKey."
             )
         return found
 

@@ -44,6 +44,7 @@ from twinbus.broker.links.peer import Peer
 from twinbus.broker.links.receiving import DeliveringLink, settle
 from twinbus.broker.links.requests import ManagementContext, RequestLink
 from twinbus.broker.links.sending import SendingLink
+from twinbus.broker.links.token_watch import TokenWatch
 from twinbus.broker.links.transactions import ClientTransactions
 from twinbus.broker.profile import LAPTOP, ServiceProfile
 from twinbus.broker.refusals import (
@@ -91,7 +92,7 @@ class BrokerServer:
         store: Store,
         rules: Iterable[AuthorizationRule],
         *,
-        tokens: Callable[[], Iterable[AcceptedToken]] = tuple,
+        tokens: Callable[[], Iterable[AcceptedToken]] | None = None,
         require_token: bool = False,
         admission: Admission | None = None,
         fault_seed: int = 0,
@@ -121,13 +122,16 @@ class BrokerServer:
         self.store = store
         self.loop = asyncio.get_running_loop()
         self.peers: set[Peer] = set()
+        self._watch = TokenWatch(self, tokens or tuple)
+        if tokens is not None:
+            self._watch.start()
         # Faults that strike by chance must strike the same way again, given the seed.
         self.faults = FaultPlan(random.Random(fault_seed).random)  # noqa: S311
         self.commit = GroupCommit(store, self.loop, on_failure=self._on_commit_failure)
         self.policy = AccessPolicy(
             rules,
             self.entity_rules,
-            tokens,
+            tokens or tuple,
             rules_below=self.rules_below,
             require_token=require_token,
             ahead_s=lambda: self._ahead_ms / 1000,
@@ -252,6 +256,7 @@ class BrokerServer:
 
     async def close(self) -> None:
         """Commit what is pending, close the connections, close the store."""
+        self._watch.close()
         for timer in (self._timer, self._sweeping):
             if timer is not None:
                 timer.cancel()

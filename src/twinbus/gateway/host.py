@@ -138,7 +138,7 @@ def gateway_application(
         return JSONResponse({"status": "ok", "namespace": server.name, "gateway": server.state()})
 
     async def metrics(request: Request) -> Response:
-        refusal = access.refusal(request.headers.get("authorization", ""))
+        refusal = access.refusal(request.headers)
         if refusal is not None:
             return refusal
         return Response(figures(), headers={"Content-Type": CONTENT_TYPE})

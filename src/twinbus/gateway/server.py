@@ -20,6 +20,7 @@ from twinbus.amqp.types import Symbol
 from twinbus.broker.faults import FaultPlan
 from twinbus.broker.links.context import RefusalTracker, rejected
 from twinbus.broker.links.peer import Peer
+from twinbus.broker.links.token_watch import TokenWatch
 from twinbus.broker.profile import LAPTOP
 from twinbus.broker.refusals import NotAllowed, NotSupported, Refusal, ServerBusy, Unauthorized
 from twinbus.broker.sas import LISTEN, SEND, AccessPolicy
@@ -54,10 +55,6 @@ if TYPE_CHECKING:
 
 CLIENT_NAME_MAX: Final = 100
 """Characters kept of a client's container id; those of the SDKs have 36 to 60."""
-
-
-TOKENS_CHECK_S: Final = 2.0
-"""Time between two looks at the file of `--tokens`."""
 
 
 class GatewayLinks:
@@ -268,9 +265,6 @@ class GatewayServer:
             access.rules, tokens=access.accepted_tokens, require_token=access.require_token
         )
         self.admission: Admission = access.admission
-        self._accepted = access.accepted_tokens
-        self._tokens = frozenset(access.accepted_tokens())
-        self._checking: asyncio.TimerHandle | None = None
         self.faults = FaultPlan(lambda: 0.0)
         self.profile = LAPTOP
         self.track = RefusalTracker(name, self.now_ms)
@@ -281,6 +275,7 @@ class GatewayServer:
         self.primary = UpstreamConnection(state.primary, answer_s, connect)
         self.secondary = UpstreamConnection(state.secondary, answer_s, connect)
         self.peers: set[Peer] = set()
+        self._watch = TokenWatch(self, access.accepted_tokens)
         self.pending = PendingSends(name, patience_s, pending_bytes_max)
         self._to_collect: dict[Peer, None] = {}
         self._is_tick_due = False
@@ -294,21 +289,7 @@ class GatewayServer:
         # Spans belong to an application; the gateway's own process has none to continue.
         self.client.state.tracing = None
         await self.client.state.divert_by(self._backlog_pool)
-        self._checking = self.loop.call_later(TOKENS_CHECK_S, self._check_tokens)
-
-    def _check_tokens(self) -> None:
-        """End what was opened with bearer tokens that are accepted no more."""
-        accepted = frozenset(self._accepted())
-        removed = {token.name for token in self._tokens - accepted}
-        self._tokens = accepted
-        for peer in list(self.peers) if removed else ():
-            # A signature is good as long as the gateway runs: its rules do not change.
-            names = {grant.rule_name for grant in peer.grants if not grant.signed_with} & removed
-            if names:
-                text = f"the token {min(names)!r} is not accepted any more; put another one"
-                peer.expel(conditions.UNAUTHORIZED, text)
-                log.warning("%s: closed %s: %s", self.name, peer.address, text)
-        self._checking = self.loop.call_later(TOKENS_CHECK_S, self._check_tokens)
+        self._watch.start()
 
     def now_ms(self) -> int:
         return self.client.state.environment.wall_ms()
@@ -364,8 +345,7 @@ class GatewayServer:
 
     async def close(self) -> None:
         """Close the client connections, then those to the namespaces."""
-        if self._checking is not None:
-            self._checking.cancel()
+        self._watch.close()
         self._tick()
         for peer in list(self.peers):
             peer.close(conditions.CONNECTION_FORCED, "the gateway is shutting down", linger=False)

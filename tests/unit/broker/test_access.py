@@ -19,8 +19,16 @@ from twinbus.broker import port_access
 from twinbus.broker.access import Admission, ConnectionLimits, TokenFile, parse_tokens
 from twinbus.broker.descriptions import AuthorizationRule
 from twinbus.broker.embedded import parse_token
-from twinbus.broker.refusals import Unauthorized
-from twinbus.broker.sas import NEVER_S, TOKEN_LENGTH_MAX, AcceptedToken, AccessPolicy, Grant
+from twinbus.broker.refusals import ArgumentOutOfRange, Unauthorized
+from twinbus.broker.sas import (
+    AUDIENCE_MAX,
+    NEVER_S,
+    TOKEN_LENGTH_MAX,
+    AcceptedToken,
+    AccessPolicy,
+    ConnectionGrants,
+    Grant,
+)
 from twinbus.errors import BrokerStartError
 from twinbus.namespace.tokens import sign
 
@@ -328,8 +336,8 @@ def test_refusals_name_the_fault_and_never_the_key() -> None:
     wrong = sign("sb://h/q", ROOT.key_name, "not the key", LATER_S)
     assert refusal(wrong) == (
         "InvalidSignature: The token has an invalid signature. "
-        "The signature does not match a key of the shared access rule "
-        "'RootManageSharedAccessKey'; check SharedAccessKey."
+        "The signature does not match a key of a shared access rule named "
+        "'RootManageSharedAccessKey'; check SharedAccessKeyName and SharedAccessKey."
     )
     assert "named 'Rot'" in refusal(sign("sb://h/q", "Rot", "SAS_KEY_VALUE", LATER_S))
     assert "is no URI" in refusal(sign("orders", ROOT.key_name, "SAS_KEY_VALUE", LATER_S))
@@ -339,6 +347,25 @@ def test_refusals_name_the_fault_and_never_the_key() -> None:
     assert "JSON web token is not accepted" in refusal("Bearer abc")
     assert "must begin with" in refusal("Basic abc")
     assert str(TOKEN_LENGTH_MAX) in refusal("SharedAccessSignature " + "x" * TOKEN_LENGTH_MAX)
+
+
+@pytest.mark.parametrize("key", ["not the key", ROOT.primary_key])
+def test_a_refusal_does_not_tell_which_rules_and_entities_exist(key: str) -> None:
+    """A stranger who tries names must get one text, whether the rule is there or not."""
+    there, elsewhere = (
+        refusal(sign("sb://h/q", name, key, LATER_S)).replace(name, "NAME")
+        for name in (SENDER.key_name, "nobody")
+    )
+    assert there == elsewhere
+
+
+def test_a_name_of_a_token_is_bounded() -> None:
+    grant = Grant(path="q", rights=frozenset(), expires_at_s=LATER_S, rule_name="r")
+    grants = ConnectionGrants()
+    grants.put("x" * AUDIENCE_MAX, grant)
+    with pytest.raises(ArgumentOutOfRange, match="1025 characters, the limit is 1024"):
+        grants.put("x" * (AUDIENCE_MAX + 1), grant)
+    assert len(list(grants)) == 1
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,8 @@ from twinbus.servicebus.names import (
 
 Entity = Queue | Topic
 
+_TRANSFER_SUFFIX = transfer_dead_letter_path("").lower()
+
 
 class Directory:
     """What each address of one namespace names; upper and lower case do not differ."""
@@ -76,9 +78,9 @@ class Directory:
         return found
 
     def _transfer_part(self, key: str) -> Queue | None:
-        owner_key = key.removesuffix(address_key(transfer_dead_letter_path("")))
-        owner = self._entities.get(owner_key.rstrip("/")) if owner_key != key else None
-        if not isinstance(owner, Queue):
+        # The one address of this part: each other spelling would be a part of its own for ever.
+        owner = self._entities.get(key.removesuffix(_TRANSFER_SUFFIX))
+        if not key.endswith(_TRANSFER_SUFFIX) or not isinstance(owner, Queue):
             return None
         part = self._make_empty(owner, transfer_dead_letter_path(owner.path))
         self._parts[key] = part

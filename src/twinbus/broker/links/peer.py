@@ -59,8 +59,12 @@ from twinbus.broker.refusals import (
 from twinbus.broker.sas import ConnectionGrants, covers
 from twinbus.namespace.address import is_loopback
 from twinbus.servicebus.names import MANAGEMENT_SUFFIX, entity_address
+from twinbus.wording import visible
 
 log = logging.getLogger("twinbus.broker")
+
+REASON_MAX = 300
+"""Characters of a reason of the client that the log shows."""
 
 
 class PeerServer(PeerContext, Protocol):
@@ -356,7 +360,8 @@ class Peer(asyncio.Protocol):
                 # Nothing can be delivered any more, even if the client has not hung up yet.
                 self._close_owners(now_ms)
                 if event.error is not None:
-                    name, why = self._context.name, event.error.description
+                    # The client's own words: of any length, and perhaps for a terminal.
+                    name, why = self._context.name, visible(event.error.description)[:REASON_MAX]
                     log.warning("%s: connection from %s broke off: %s", name, self.address, why)
 
     def _give_up(self, condition: str, description: str) -> None:

@@ -367,10 +367,10 @@ def put_token(context: PeerContext, client: LinkClient, request: Sections, now_m
         grant = context.policy.verify(token, now_ms / 1000)
         client.trust()
         _require_entity(audience, grant, context.resolve)
+        client.grants.put(audience, grant)
     except Refusal as refusal:
         client.log_refusal("a token", refusal)
         return _token_response(message_id, refusal.status, refusal.description)
-    client.grants.put(audience, grant)
     # As Azure, not 200: the Rust client takes no other answer.
     return _token_response(message_id, 202, "Accepted")
 

@@ -71,7 +71,8 @@ def test_an_address_names_its_entity_in_any_case(world: World, address: str, pat
 @pytest.mark.parametrize(
     "address",
     ["", "/", "orders", "news/$DeadLetterQueue", "news/Subscriptions/none", "$cbs",
-     "$Transfer/$DeadLetterQueue", "news/$Transfer/$DeadLetterQueue"],
+     "$Transfer/$DeadLetterQueue", "news/$Transfer/$DeadLetterQueue",
+     "orders/open//$Transfer/$DeadLetterQueue", "orders/open$Transfer/$DeadLetterQueue"],
 )  # fmt: skip
 def test_any_other_address_is_not_found(world: World, address: str) -> None:
     with pytest.raises(EntityNotFound):

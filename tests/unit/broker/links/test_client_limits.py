@@ -44,9 +44,11 @@ from twinbus.broker.links.client_limits import (
     LinkIdle,
 )
 from twinbus.broker.links.context import TURN, RefusalTracker
+from twinbus.broker.links.peer import REASON_MAX
 from twinbus.broker.links.requests import CBS_REQUEST_BYTES_MAX
+from twinbus.broker.links.token_watch import TOKENS_CHECK_S
 from twinbus.broker.refusals import EntityNotFound, NotAllowed, Unauthorized
-from twinbus.broker.sas import ALL_RIGHTS, Grant
+from twinbus.broker.sas import ALL_RIGHTS, AcceptedToken, Grant
 from twinbus.broker.server import BrokerServer
 from twinbus.broker.storage.store import MemoryStore
 
@@ -421,3 +423,34 @@ def test_a_refusal_gets_one_id_and_not_every_kind_gets_one() -> None:
     TRACK(other)
     assert missing.description == once
     assert other.description == "no"
+
+
+async def test_the_reason_of_a_client_that_closes_steers_no_terminal_and_forges_no_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with serving() as server:
+        client = JoinedClient(server, trusted=False)
+        await client.exchange()
+        client.connection.close("amqp:internal-error", "bad\nb: refused\x1b[2J" + "x" * 1_000)
+        await client.exchange()
+        (line,) = [line for line in caplog.messages if "broke off" in line]
+        assert "bad b: refused" in line
+        assert line.isprintable()
+        assert len(line) < REASON_MAX + 100
+
+
+@pytest.mark.virtual_time
+async def test_a_connection_ends_when_its_bearer_token_leaves_the_file() -> None:
+    tokens = [AcceptedToken(name=name, text=name, rights=ALL_RIGHTS) for name in ("a", "b")]
+    server = BrokerServer("b", MemoryStore(), [], tokens=lambda: tuple(tokens))
+    clients = {}
+    for name in ("a", "b"):
+        clients[name] = client = JoinedClient(server, trusted=False)
+        await client.exchange()
+        client.peer.grants.put("sb://h/", server.policy.verify(name, 1))
+    del tokens[0]
+    await asyncio.sleep(TOKENS_CHECK_S)
+    assert condition(await clients["a"].exchange()) == "amqp:unauthorized-access"
+    await clients["b"].exchange()
+    assert clients["b"].connection.phase is ConnectionPhase.OPEN
+    await server.close()

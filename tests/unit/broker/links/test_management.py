@@ -551,7 +551,7 @@ def test_a_bad_token_is_401_with_the_reason_and_no_error_condition() -> None:
     assert isinstance(answer.refusal, Unauthorized)
     status, description = status_of(answer)
     assert status == 401
-    assert b"does not match a key of the shared access rule 'root'" in description
+    assert b"does not match a key of a shared access rule named 'root'" in description
     # With an error condition the SDK would drop the status and the reason.
     assert b"error-condition" not in read_by_sdk(answer).application_properties
 
