@@ -169,9 +169,8 @@ def _attempt(own: Any, place: str, outcome: str, *, chosen: bool) -> list[Event]
 def without_its_forward(actors: list[list[Event]]) -> None:
     """Spoil: the primary never accepted a message that is then completed in the backlog."""
     actor, index = _first(actors, "completes")
-    for n in range(index - 1, -1, -1):
-        if actor[n][:4] == ["forwards", *actor[index][1:4]]:
-            del actor[n]
+    forward = ["forwards", *actor[index][1:4]]
+    actor[:index] = [event for event in actor[:index] if event[:4] != forward]
 
 
 def without_first(kind: str) -> Change:
