@@ -32,7 +32,6 @@ from twinbus.broker.links import management
 from twinbus.broker.links.client_limits import IdleLinks, LinkIdle
 from twinbus.broker.links.context import (
     BrokerContext,
-    Dispatcher,
     LinkClient,
     LinkOwner,
     LockTokens,
@@ -40,6 +39,7 @@ from twinbus.broker.links.context import (
     ReplyLink,
     new_message_id,
 )
+from twinbus.broker.links.dispatch import Dispatcher
 from twinbus.broker.links.peer import Peer
 from twinbus.broker.links.receiving import DeliveringLink, settle
 from twinbus.broker.links.requests import ManagementContext, RequestLink

@@ -130,6 +130,15 @@ class Queue:
         return self.states.sessions is not None
 
     @property
+    def refuses_receivers(self) -> bool:
+        return self.is_deleted or self.description.status in REFUSE_RECEIVES
+
+    @property
+    def concerns_receivers(self) -> bool:
+        """Whether a receiver that can take messages gets some now, or is to be refused."""
+        return len(self.states.ready_messages) > 0 or self.refuses_receivers
+
+    @property
     def locked_count(self) -> int:
         return len(self.states.locks)
 
@@ -318,6 +327,8 @@ class Queue:
                 states.expire(message, now_ms)
                 expired_count += 1
                 if expired_count == EXPIRED_AT_ONCE:
+                    if states.sessions is not None and session is not None:
+                        states.sessions.feed(session.session_id)
                     states.announce()
                     break
             else:
@@ -628,6 +639,14 @@ class SessionAccess:
         sessions = self._required()
         sessions.held(session_id, holder, now_ms)
         sessions.set_state(session_id, state, now_ms, self._states.require_room)
+
+    def has_ready(self, session_id: str | None) -> bool:
+        session = self._required().get(session_id)
+        return session is not None and len(session.ready_messages) > 0
+
+    def take_fed(self) -> list[str]:
+        """The sessions that got messages since the last call."""
+        return self._required().take_fed()
 
     def ids(self, updated_since_ms: int | None = None) -> list[str]:
         return self._required().ids(updated_since_ms)

@@ -55,6 +55,8 @@ class Sessions:
         self.states: dict[str, SessionState] = {}
         """State of each session that has one."""
         self._states_bytes = 0
+        self._fed: dict[str, None] = {}
+        """Sessions that got messages, for who serves the receivers; kept ones only."""
         self.deadlines: Deadlines[str] = Deadlines(self._expiry_of)
 
     def _expiry_of(self, session_id: str) -> int:
@@ -86,13 +88,24 @@ class Sessions:
             session = self._sessions[message.session_id] = MessageSession(message.session_id)
         if not session.locked_until_ms:
             self._available.setdefault(message.session_id, session)
+        self.feed(message.session_id)
         return session
+
+    def feed(self, session_id: str) -> None:
+        """Note that a session has messages to deliver."""
+        self._fed[session_id] = None
+
+    def take_fed(self) -> list[str]:
+        """The sessions that got messages since the last call."""
+        fed, self._fed = self._fed, {}
+        return list(fed)
 
     def tidy(self, session: MessageSession) -> None:
         """Forget a session that is neither held nor has ready messages."""
         if not session.locked_until_ms and not len(session.ready_messages):
             self._available.pop(session.session_id, None)
             self._sessions.pop(session.session_id, None)
+            self._fed.pop(session.session_id, None)
 
     # Locks
 

@@ -1,4 +1,4 @@
-"""What connections and links share: owners of links, turns of receivers, and their context.
+"""What connections and links share: owners of links, replies, and their context.
 
 A connection calls the `LinkOwner` of each of its links. Receivers of entities also register with
 the `Dispatcher`, which delivers messages to them in turn. `BrokerContext` is
@@ -8,10 +8,9 @@ what links may use of the server, `LinkClient` what they may use of their own co
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import uuid
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Generic, Protocol, TypeVar
@@ -24,8 +23,8 @@ from twinbus.broker.access import Admission
 from twinbus.broker.engine.engine_log import EngineLog
 from twinbus.broker.engine.limits import CreditAccount
 from twinbus.broker.engine.namespace import BrokerNamespace
-from twinbus.broker.engine.queue import Queue
 from twinbus.broker.faults import FaultPlan
+from twinbus.broker.links.dispatch import Dispatcher
 from twinbus.broker.profile import ServiceProfile
 from twinbus.broker.refusals import Refusal
 from twinbus.broker.sas import AccessPolicy, ConnectionGrants
@@ -80,87 +79,6 @@ NOBODY = LinkOwner()
 def owner_of(link: Link) -> LinkOwner:
     """The object behind a link. A link that was never opened, or is closed, has none."""
     return link.owner if isinstance(link.owner, LinkOwner) else NOBODY
-
-
-log = logging.getLogger("twinbus.broker")
-
-TURN = 32
-"""Messages one consumer gets before the next has its turn."""
-
-
-class Consumer(Protocol):
-    """A receiver of one queue, as the dispatcher uses it."""
-
-    queue: Queue
-
-    def take_next_session(self, now_ms: int) -> bool:
-        """Try to lock the next free session; true when the consumer no longer waits for one."""
-
-    def deliver(self, limit: int, now_ms: int) -> int:
-        """Send up to `limit` messages; returns how many."""
-
-
-class Dispatcher:
-    """Delivers messages to the consumers of a namespace's queues."""
-
-    def __init__(self, wake: Callable[[], None]) -> None:
-        self._wake = wake
-        # Ordered, with a cheap removal: a client that leaves may have had thousands of links.
-        self._consumers: dict[Queue, OrderedDict[Consumer, None]] = {}
-        self._waiting: dict[Queue, OrderedDict[Consumer, None]] = {}
-        self._ready: dict[Queue, None] = {}
-
-    def ready(self, queue: Queue) -> None:
-        if queue not in self._ready:
-            self._ready[queue] = None
-            self._wake()
-
-    def add(self, link: Consumer) -> None:
-        self._consumers.setdefault(link.queue, OrderedDict())[link] = None
-
-    def wait_for_session(self, link: Consumer) -> None:
-        self._waiting.setdefault(link.queue, OrderedDict())[link] = None
-
-    def receiver_count(self, queue: Queue) -> int:
-        """Open receivers of a queue, and those that wait for a session."""
-        return len(self._consumers.get(queue, ())) + len(self._waiting.get(queue, ()))
-
-    def remove(self, link: Consumer) -> None:
-        for table in (self._consumers, self._waiting):
-            links = table.get(link.queue)
-            if links is not None and link in links:
-                del links[link]
-                if not links:
-                    del table[link.queue]
-
-    def run(self, now_ms: int) -> None:
-        """Deliver from every ready queue, within the credit of its consumers."""
-        while self._ready:
-            queue, _ = self._ready.popitem()
-            try:
-                self._grant_sessions(queue, now_ms)
-                self._deliver(queue, now_ms)
-            except Exception:
-                # The other queues have their turn; what was locked here comes back by itself.
-                log.exception("%s: its messages could not be delivered", queue.path)
-
-    def _grant_sessions(self, queue: Queue, now_ms: int) -> None:
-        waiting = self._waiting.get(queue)
-        while waiting:
-            link = next(iter(waiting))
-            if not link.take_next_session(now_ms):
-                return
-            waiting.pop(link, None)
-        self._waiting.pop(queue, None)
-
-    def _deliver(self, queue: Queue, now_ms: int) -> None:
-        consumers = self._consumers.get(queue)
-        idle = 0
-        while consumers and idle < len(consumers):
-            link = next(iter(consumers))
-            consumers.move_to_end(link)
-            # A full turn may mean that there is more; less means no message or no credit left.
-            idle = 0 if link.deliver(TURN, now_ms) == TURN else idle + 1
 
 
 REPLIES_MAX = 1000

@@ -144,6 +144,12 @@ class DeliveringLink(EntityLink[SenderLink]):
         self._open_session(*granted)
         return True
 
+    @property
+    def can_take(self) -> bool:
+        """Whether a message could be sent now; if not, the client's next step asks again."""
+        link = self.link
+        return link.credit > 0 and self._client.takes_more and not link.session.blocks(link)
+
     def deliver(self, limit: int, now_ms: int) -> int:
         link = self.link
         if not self._may_receive(now_ms):
@@ -173,7 +179,7 @@ class DeliveringLink(EntityLink[SenderLink]):
 
     def _resume(self) -> None:
         self._is_throttled = False
-        self._context.dispatcher.ready(self.queue)
+        self._context.dispatcher.ask(self)
 
     def _may_receive(self, now_ms: int) -> bool:
         """Whether the link may be served now; one whose token expired is detached."""
@@ -188,7 +194,7 @@ class DeliveringLink(EntityLink[SenderLink]):
         if fault is None:
             return True
         if fault.kind == "delay":
-            self._client.later(fault.delay_ms, lambda: context.dispatcher.ready(self.queue))
+            self._client.later(fault.delay_ms, lambda: context.dispatcher.ask(self))
         return False
 
     def _deliver(self, limit: int, now_ms: int) -> int:
@@ -228,7 +234,7 @@ class DeliveringLink(EntityLink[SenderLink]):
             except DamagedMessage:
                 self.queue.set_aside(delivery.lock_token)
         # There may be more, though this turn sends less than the client has credit for.
-        self._context.dispatcher.ready(self.queue)
+        self._context.dispatcher.ask(self)
         return found, payloads
 
     def _acquire(self, limit: int, now_ms: int) -> list[LockedMessage]:
@@ -269,7 +275,8 @@ class DeliveringLink(EntityLink[SenderLink]):
             self.link.drained()
 
     def may_write_again(self) -> None:
-        self._context.dispatcher.ready(self.queue)
+        if self.link.credit > 0 or self.link.drain:
+            self._context.dispatcher.ask(self)
 
     def session_lost(self) -> None:
         """Detach the client: the lock of its session has expired, and another may have it.
@@ -312,9 +319,7 @@ class DeliveringLink(EntityLink[SenderLink]):
         self._start()
 
     def _start(self) -> None:
-        dispatcher = self._context.dispatcher
-        dispatcher.add(self)
-        dispatcher.ready(self.queue)
+        self._context.dispatcher.add(self)
         self._client.touch()
 
     def _wait_for_session(self) -> None:

@@ -20,7 +20,7 @@ from twinbus.broker.engine.message_states import FAILED_RETRY_MS
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import ERROR_DESCRIPTION, REASON
 from twinbus.broker.engine.topic import Subscription, Topic
-from twinbus.broker.links.context import Dispatcher
+from twinbus.broker.links.dispatch import Dispatcher
 from twinbus.broker.server import BrokerServer
 from twinbus.broker.storage.store import MemoryStore
 
@@ -336,6 +336,9 @@ class TestServer:
         served: list[str] = []
 
         class Link:
+            session_id = None
+            can_take = False
+
             def __init__(self, queue: Queue) -> None:
                 self.queue = queue
 

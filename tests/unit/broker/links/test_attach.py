@@ -27,7 +27,7 @@ from twinbus.amqp.types import Described, Symbol, UInt, ULong
 from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.faults import Fault
-from twinbus.broker.links.context import Dispatcher
+from twinbus.broker.links.dispatch import Dispatcher
 from twinbus.broker.links.receiving import SESSION_FILTER
 from twinbus.broker.server import BrokerServer
 from twinbus.broker.storage.store import MemoryStore
@@ -262,9 +262,11 @@ class CountedConsumer:
     """A consumer that counts how often it is compared with another."""
 
     compared = 0
+    can_take = False
 
     def __init__(self, queue: Queue) -> None:
         self.queue = queue
+        self.session_id: str | None = None
 
     def __eq__(self, other: object) -> bool:
         CountedConsumer.compared += 1

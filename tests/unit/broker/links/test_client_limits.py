@@ -43,7 +43,8 @@ from twinbus.broker.links.client_limits import (
     IdleLinks,
     LinkIdle,
 )
-from twinbus.broker.links.context import TURN, RefusalTracker
+from twinbus.broker.links.context import RefusalTracker
+from twinbus.broker.links.dispatch import TURN
 from twinbus.broker.links.peer import REASON_MAX
 from twinbus.broker.links.requests import CBS_REQUEST_BYTES_MAX
 from twinbus.broker.links.token_watch import TOKENS_CHECK_S
