@@ -18,7 +18,7 @@ from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.topic import Subscription
 from twinbus.broker.journal import EntityImage
 from twinbus.broker.storage.checksums import Data
-from twinbus.broker.storage.records import RecordJournal
+from twinbus.broker.storage.record_journal import RecordJournal
 from twinbus.broker.storage.store import Batch, Store
 
 READS = "n = 5 OR t LIKE 'x%' OR when + '' <> 'x' OR sys.ScheduledEnqueueTimeUtc + '' = 'y'"

@@ -106,7 +106,13 @@ def _side(key: str, text: str) -> Any:
     return setting(key, of=typer.Argument, metavar=key.upper(), help=text)
 
 
-@command(commands_app, "twinbus serve contoso:5672 contoso-dr:5673 --data ./bus", takes_pair=False)
+@command(
+    commands_app,
+    "twinbus serve contoso:5672 contoso-dr:5673 --data ./bus"
+    "\nExample: twinbus serve --check ./bus --output json",
+    exit_status="0 stopped, or nothing is damaged; 1 it could not run; 3 --check found damage.",
+    takes_pair=False,
+)
 def serve(given: ServeOptions) -> int:
     """Run local namespaces for Service Bus clients.
 
@@ -115,7 +121,18 @@ def serve(given: ServeOptions) -> int:
     /metrics. /health answers `full` while the disk has no room for sends (receiving works on), and
     503 with `gone` when the data files were removed or cannot be read; the command then ends
     with 1.
+
+    --check prints one line for each damaged record, with its entity and sequence number, and what
+    was read. Stop the broker first.
     """
+    if given.check is not None:
+        from twinbus.console.serve.check import check
+
+        if any((given.namespaces, given.data, given.ephemeral, given.config)):
+            raise WrongUse("--check serves nothing: give its directory alone")
+        return check(given.check, given.output)
+    if given.output is not Output.TEXT:
+        raise WrongUse("--output is for --check")
     from twinbus.console import servers
 
     return servers.serve(given)

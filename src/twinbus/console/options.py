@@ -14,7 +14,7 @@ import typer
 
 from twinbus.broker.access import CONNECTIONS_MAX, OPEN_LIMIT_S, STRANGERS_MAX, TOKEN_LIMIT_S
 from twinbus.console.declaration import argument, flag, option, setting
-from twinbus.console.output import WrongUse
+from twinbus.console.output import Output, OutputOption, WrongUse
 from twinbus.console.times import window_of
 from twinbus.cost.arithmetic import CountingRule
 from twinbus.options import BACKLOG_QUEUE_COUNT_MAX, QUORUM_MAX
@@ -221,6 +221,11 @@ class ServeOptions(PortOptions):
         flag("--test-clock", "Let `twinbus faults advance` move the clock; with --ephemeral only."),
     ] = False
     ledger: Annotated[str | None, option("DIR", "Directory for the broker's own ledger.")] = None
+    check: Annotated[
+        Path | None,
+        option("DIR", "Serve nothing: read all of this data directory and print what is damaged."),
+    ] = None
+    output: OutputOption = Output.TEXT
     quiet: Annotated[bool, flag("--quiet", "Log errors only, not each connection and refusal.")] = (
         False
     )

@@ -22,7 +22,6 @@ from twinbus.broker.port_access import DEFAULT_KEY, PortAccess, reload_on_change
 from twinbus.broker.profile import LAPTOP, PROFILES, ServiceProfile
 from twinbus.broker.refusals import EntityAlreadyExists, Refusal
 from twinbus.broker.server import BrokerServer
-from twinbus.console.emulator import create_configured, read_config_file
 from twinbus.console.options import (
     GatewayOptions,
     PortOptions,
@@ -34,6 +33,7 @@ from twinbus.console.options import (
     tls_of,
 )
 from twinbus.console.output import WrongUse
+from twinbus.console.serve.emulator import create_configured, read_config_file
 from twinbus.console.times import seconds_of
 from twinbus.errors import BrokerStartError, StoreError
 from twinbus.loops import run_alone

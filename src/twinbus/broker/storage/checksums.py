@@ -6,9 +6,13 @@ A changed bit is noticed, and a record that is found under another's key too.
 from __future__ import annotations
 
 import struct
+from typing import NewType
 from zlib import crc32
 
 Data = bytes | memoryview
+
+Sealed = NewType("Sealed", bytes)
+"""A record with its checksum: the types refuse to store any other."""
 
 CHECKSUM = struct.Struct("<I")
 CHECKSUM_BYTES = CHECKSUM.size
@@ -17,9 +21,9 @@ _SOUND = 0x2144_DF1C
 """The CRC-32 of anything that is followed by its own CRC-32."""
 
 
-def seal(key: bytes, record: bytes) -> bytes:
+def seal(key: bytes, record: bytes) -> Sealed:
     """The record as it is stored, with its checksum."""
-    return record + CHECKSUM.pack(crc32(record, crc32(key)))
+    return Sealed(record + CHECKSUM.pack(crc32(record, crc32(key))))
 
 
 def is_sound(key: Data, sealed: Data) -> bool:
@@ -31,6 +35,6 @@ def unsealed(sealed: Data) -> Data:
     return sealed[:-CHECKSUM_BYTES]
 
 
-def spoiled(sealed: bytes) -> bytes:
+def spoiled(sealed: Sealed) -> Sealed:
     """The sealed record with a checksum that is wrong for sure."""
-    return sealed[:-1] + bytes([sealed[-1] ^ 0xFF])
+    return Sealed(sealed[:-1] + bytes([sealed[-1] ^ 0xFF]))

@@ -33,7 +33,7 @@ from twinbus.broker.storage.data_directory import (
     sync_directory,
 )
 from twinbus.broker.storage.inventory import Inventory, read_inventory
-from twinbus.broker.storage.records import RecordJournal
+from twinbus.broker.storage.record_journal import RecordJournal
 from twinbus.broker.storage.store import Batch, Store
 from twinbus.broker.storage.upgrade import give_format, upgrade
 from twinbus.errors import StoreDamaged, StoreError, StoreFull

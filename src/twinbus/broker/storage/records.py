@@ -1,4 +1,4 @@
-"""What a store writes: the layout of its records, and the journal calls that become records. Pure.
+"""What a store writes: the layout of its records. Pure.
 
 Each fact has one key and one value, as bytes. A key is one byte of kind, eight of entity id and,
 for all but one-per-entity kinds, what tells the facts of an entity apart: a message's sequence
@@ -18,7 +18,7 @@ and, within one, of sequence numbers.
     I inventory       what all other records add up to, once per store (`inventory`)
 
 Each record is stored with a checksum at its end (`checksums`). The functions that pack and unpack
-do not see it; the journal seals what it notes, and checks what it reads.
+do not see it; a record gets it where it begins to wait for the disk (`pending`).
 
 Ids and paths are valid UTF-8, as everything read from the wire is.
 """
@@ -27,23 +27,13 @@ from __future__ import annotations
 
 import json
 import struct
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from typing import Any
 
 from twinbus.amqp.decoding import decode
 from twinbus.amqp.encoding import encode
-from twinbus.broker.journal import (
-    Damage,
-    DamagedMessage,
-    EntityImage,
-    MessageState,
-    SessionState,
-    StoredMessage,
-)
-from twinbus.broker.storage.checksums import Data, is_sound, seal, spoiled, unsealed
-from twinbus.errors import StoreDamaged
+from twinbus.broker.journal import MessageState, SessionState, StoredMessage
+from twinbus.broker.storage.checksums import Data
 
 FORMAT_VERSION = 3
 """Incremented when older code could not read a store that is written now."""
@@ -56,6 +46,7 @@ INVENTORY_KEY = b"I"
 """Between the small records and the oldest messages: on pages that commits change anyway."""
 
 ENTITY, COUNTER, MESSAGE, AMENDMENT, SESSION, DUPLICATE, RULE, DROPPED = b"ECMASDRX"
+NUMBERED_KINDS = (MESSAGE, AMENDMENT)
 HELD_KINDS = (MESSAGE, AMENDMENT, SESSION, DUPLICATE, RULE, COUNTER)
 """What an entity holds, and what goes with it."""
 
@@ -143,6 +134,11 @@ def pack_message(message: StoredMessage, payload: bytes) -> bytes:
         overrides_length,
     )
     return head + texts + payload
+
+
+def message_keys(entity_id: int, messages: list[StoredMessage]) -> list[bytes]:
+    pack = _NUMBERED_KEY.pack
+    return [pack(MESSAGE, entity_id, message.sequence_number) for message in messages]
 
 
 def pack_run(
@@ -274,300 +270,18 @@ def unpack_duplicate(record: Data) -> tuple[str, int]:
     return str(record[_TIME.size :], "utf-8"), _TIME.unpack_from(record)[0]
 
 
+def pack_number(number: int) -> bytes:
+    """The record of a counter."""
+    return _NUMBER.pack(number)
+
+
+def unpack_number(record: Data) -> int:
+    return int(_NUMBER.unpack(record)[0])
+
+
 def pack_format() -> bytes:
     return _FORMAT.pack(FORMAT_VERSION)
 
 
 def unpack_format(record: Data) -> int:
     return int(_FORMAT.unpack_from(record)[0])
-
-
-Records = dict[bytes, bytes | None]
-
-Scan = Callable[[int], Iterator[tuple[Data, Data]]]
-"""All keys of one kind with their records, in order of key."""
-
-
-class RecordJournal(ABC):
-    """A `Journal` whose changes become records; a subclass reads and writes them.
-
-    A change waits in `_pending`, one entry for each key; the last one wins, None means delete. The
-    shell takes all of it as one batch, which stays in `_in_flight` until it is on disk. A payload
-    is searched in that order: pending, in flight, disk.
-    """
-
-    def __init__(self) -> None:
-        self._pending: Records = {}
-        self._pending_size_bytes = 0
-        self._in_flight: Records = {}
-        self._in_flight_size_bytes = 0
-        self._last_numbers: dict[int, int] = {}
-        self._raised: set[int] = set()
-        """Entities whose last sequence number is higher than in the last batch."""
-        self._amended: dict[int, set[int]] = {}
-        """Messages with an amendment on disk or on its way there: only these need it removed."""
-        self._dropped: set[int] = set()
-        """Entities whose leftovers are still to be swept from the disk."""
-        self.damaged: dict[bytes, Damage] = {}
-        """What was read from the disk and is damaged, by key."""
-
-    @abstractmethod
-    def _read(self, keys: list[bytes]) -> Sequence[Data]:
-        """The committed records of those keys that have one, valid until the next call."""
-
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes noted and not on disk yet; a key noted twice in one batch may count twice."""
-        return self._pending_size_bytes + self._in_flight_size_bytes
-
-    def put_entity(
-        self, entity_id: int, kind: str, path: str, description: dict[str, object]
-    ) -> None:
-        assert entity_id not in self._dropped, f"entity id {entity_id} is used again"
-        self._note(entity_key(ENTITY, entity_id), pack_json(kind, path, description))
-
-    def drop_entity(self, entity_id: int) -> None:
-        # What was committed is swept a bounded slice at a time: a queue of millions must not hold
-        # up every send behind it. Its entity record goes now, so a crash cannot bring it back.
-        held = entity_key(MESSAGE, entity_id)[1:]
-        for key in [key for key in self._pending if key[1:9] == held]:
-            self._forget(key)
-        self._last_numbers.pop(entity_id, None)
-        self._raised.discard(entity_id)
-        self._amended.pop(entity_id, None)
-        self._dropped.add(entity_id)
-        self._note(entity_key(ENTITY, entity_id), None)
-        self._note(entity_key(DROPPED, entity_id), b"")
-
-    def put(self, entity_id: int, message: StoredMessage, payload: bytes) -> None:
-        sequence_number = message.sequence_number
-        key = message_key(entity_id, sequence_number)
-        record = seal(key, pack_message(message, payload))
-        self._pending[key] = record
-        self._pending_size_bytes += len(record)
-        if sequence_number > self._last_numbers.get(entity_id, 0):
-            self._last_numbers[entity_id] = sequence_number
-            self._raised.add(entity_id)
-
-    def put_run(
-        self,
-        entity_id: int,
-        messages: list[StoredMessage],
-        ids: list[bytes],
-        prefix: bytes,
-        rests: list[bytes],
-    ) -> None:
-        pack_key = _NUMBERED_KEY.pack
-        keys = [pack_key(MESSAGE, entity_id, message.sequence_number) for message in messages]
-        sealed = list(map(seal, keys, pack_run(messages, ids, prefix, rests)))
-        self._pending.update(zip(keys, sealed, strict=True))
-        self._pending_size_bytes += sum(map(len, sealed))
-        last = messages[-1].sequence_number
-        if last > self._last_numbers.get(entity_id, 0):
-            self._last_numbers[entity_id] = last
-            self._raised.add(entity_id)
-
-    def amend(self, entity_id: int, message: StoredMessage) -> None:
-        number = message.sequence_number
-        self._amended.setdefault(entity_id, set()).add(number)
-        self._note(amendment_key(entity_id, number), pack_amendment(message))
-
-    def remove(self, entity_id: int, sequence_number: int) -> None:
-        key = message_key(entity_id, sequence_number)
-        # Numbers are never used twice, so what is pending here was never committed: it cancels out.
-        never_committed = key in self._pending
-        if never_committed:
-            self._forget(key)
-        else:
-            self._note(key, None)
-        amended = self._amended.get(entity_id)
-        if amended and sequence_number in amended:
-            amended.discard(sequence_number)
-            if never_committed:
-                self._forget(amendment_key(entity_id, sequence_number))
-            else:
-                self._note(amendment_key(entity_id, sequence_number), None)
-
-    def move(
-        self, entity_id: int, sequence_number: int, to_entity_id: int, message: StoredMessage
-    ) -> None:
-        assert (entity_id, sequence_number) != (to_entity_id, message.sequence_number)
-        try:
-            payload, is_damaged = self.payload(entity_id, sequence_number), False
-        except DamagedMessage as damaged:
-            # It moves as it is, and whoever reads it there is told.
-            payload, is_damaged = damaged.salvage, True
-            self.damaged.pop(message_key(entity_id, sequence_number), None)
-        self.remove(entity_id, sequence_number)
-        self.put(to_entity_id, message, payload)
-        if is_damaged:
-            key = message_key(to_entity_id, message.sequence_number)
-            self._pending[key] = spoiled(self._pending[key] or b"")
-
-    def payload(self, entity_id: int, sequence_number: int) -> bytes:
-        key = message_key(entity_id, sequence_number)
-        record: Data | None
-        for uncommitted in (self._pending, self._in_flight):
-            if key in uncommitted:
-                record = uncommitted[key]
-                break
-        else:
-            record = next(iter(self._read([key])), None)
-            if record is None or not is_sound(key, record):
-                raise DamagedMessage(self._note_damage(key, record), _salvage(record))
-        if record is None:
-            raise LookupError(f"entity {entity_id} has no message {sequence_number} in the store")
-        return payload_of(unsealed(record))
-
-    def payloads(self, entity_id: int, sequence_numbers: list[int]) -> list[bytes]:
-        keys = [message_key(entity_id, number) for number in sequence_numbers]
-        # Nearly always: all are on disk, or at least nothing of them waits to get there.
-        if self._pending.keys().isdisjoint(keys) and self._in_flight.keys().isdisjoint(keys):
-            found = self._read(keys)
-            if len(found) == len(keys) and all(map(is_sound, keys, found)):
-                return [payload_of(unsealed(record)) for record in found]
-        return [self.payload(entity_id, number) for number in sequence_numbers]
-
-    def put_rule(self, entity_id: int, name: str, record: dict[str, Any] | None) -> None:
-        key = named_key(RULE, entity_id, name)
-        self._note(key, None if record is None else pack_json(name, record))
-
-    def put_session_state(
-        self, entity_id: int, session_id: str, state: SessionState | None
-    ) -> None:
-        key = named_key(SESSION, entity_id, session_id)
-        self._note(key, None if state is None else pack_session_state(session_id, state))
-
-    def put_message_id(self, entity_id: int, message_id: str, first_seen_ms: int | None) -> None:
-        key = named_key(DUPLICATE, entity_id, message_id)
-        self._note(
-            key,
-            None if first_seen_ms is None else pack_duplicate(message_id, first_seen_ms),
-        )
-
-    def _note(self, key: bytes, record: bytes | None) -> None:
-        if record is not None:
-            record = seal(key, record)
-        self._pending[key] = record
-        self._pending_size_bytes += len(key) if record is None else len(record)
-
-    def _note_damage(self, key: bytes, record: Data | None) -> Damage:
-        damage = self.damaged.get(key)
-        if damage is None:
-            number = key_numbers(key)[1] if key[0] in (MESSAGE, AMENDMENT) else 0
-            why = "its record is missing" if record is None else "its checksum is wrong"
-            if key[0] == AMENDMENT:
-                why = "the checksum of its state is wrong"
-            damage = self.damaged[key] = Damage(key_entity(key), number, why)
-        return damage
-
-    def _forget(self, key: bytes) -> None:
-        record = self._pending.pop(key, None)
-        self._pending_size_bytes -= len(key) if record is None else len(record)
-
-    def _take_pending(self) -> Records:
-        """What is pending, from now on in flight; empty if nothing changed."""
-        assert not self._in_flight, "a batch is still in flight"
-        for entity_id in self._raised:
-            key = entity_key(COUNTER, entity_id)
-            self._pending[key] = seal(key, _NUMBER.pack(self._last_numbers[entity_id]))
-        self._raised.clear()
-        self._in_flight, self._pending = self._pending, {}
-        self._in_flight_size_bytes, self._pending_size_bytes = self._pending_size_bytes, 0
-        return self._in_flight
-
-    def _landed(self) -> None:
-        self._in_flight = {}
-        self._in_flight_size_bytes = 0
-
-    def _forget_all(self) -> None:
-        """Forget every change that is not on disk, and all that was known of the disk."""
-        self._landed()
-        self._pending = {}
-        self._pending_size_bytes = 0
-        self._last_numbers.clear()
-        self._raised.clear()
-        self._amended.clear()
-        self._dropped.clear()
-
-    def _restore(self, scan: Scan) -> list[EntityImage]:
-        """Forget everything but what `scan` finds; return it as entities, in order of id.
-
-        Damaged messages and remembered ids are left out and noted; of other records that are
-        damaged, raises `StoreDamaged`.
-        """
-        self._forget_all()
-        self.damaged.clear()
-        images: dict[int, EntityImage] = {}
-        for key, record in _sound(scan, ENTITY, "a queue, topic or subscription"):
-            entity_id = key_entity(key)
-            images[entity_id] = EntityImage(entity_id, *unpack_json(record))
-        paths = {image.entity_id: image.path for image in images.values()}
-        for key, record in _sound(scan, COUNTER, "the last sequence number", paths):
-            if image := images.get(key_entity(key)):
-                image.last_sequence_number = _NUMBER.unpack(record)[0]
-        self._amended = self._read_messages(scan, images)
-        for kind, what, table, unpack in (
-            (SESSION, "a session's state", "session_states", unpack_session_state),
-            (RULE, "a rule", "rules", unpack_json),
-        ):
-            for key, record in _sound(scan, kind, what, paths):
-                if image := images.get(key_entity(key)):
-                    name, value = unpack(record)
-                    getattr(image, table)[name] = value
-        for key, sealed in scan(DUPLICATE):
-            if not is_sound(key, sealed):
-                self._note_damage(bytes(key), sealed)
-            elif image := images.get(key_entity(key)):
-                message_id, first_seen_ms = unpack_duplicate(unsealed(sealed))
-                image.message_ids[message_id] = first_seen_ms
-        for image in images.values():
-            self._last_numbers[image.entity_id] = image.last_sequence_number
-        return list(images.values())
-
-    def _read_messages(self, scan: Scan, images: dict[int, EntityImage]) -> dict[int, set[int]]:
-        """Add the messages to their entities; return which of each entity are amended."""
-        amendments: dict[tuple[int, int], Data | None] = {}
-        for key, sealed in scan(AMENDMENT):
-            sound = is_sound(key, sealed)
-            if not sound:
-                self._note_damage(bytes(key), sealed)
-            amendments[key_numbers(key)] = bytes(unsealed(sealed)) if sound else None
-        for key, sealed in scan(MESSAGE):
-            entity_id, sequence_number = numbers = key_numbers(key)
-            if not is_sound(key, sealed):
-                self._note_damage(bytes(key), sealed)
-                continue
-            image = images.get(entity_id)
-            if image is None:
-                continue
-            message = unpack_message(sequence_number, sealed)
-            if amendments and numbers in amendments:
-                amendment = amendments[numbers]
-                if amendment is None:
-                    continue
-                apply_amendment(message, amendment)
-            image.messages.append(message)
-        amended: dict[int, set[int]] = {}
-        for entity_id, sequence_number in amendments:
-            amended.setdefault(entity_id, set()).add(sequence_number)
-        return amended
-
-
-def _sound(
-    scan: Scan, kind: int, what: str, paths: dict[int, str] | None = None
-) -> Iterator[tuple[Data, Data]]:
-    """The keys of a kind with their records; raises `StoreDamaged` at one that is damaged."""
-    for key, sealed in scan(kind):
-        if not is_sound(key, sealed):
-            owner = (paths or {}).get(key_entity(key), f"entity {key_entity(key)}")
-            raise StoreDamaged(f"the record of {what} ({owner}) is damaged")
-        yield key, unsealed(sealed)
-
-
-def _salvage(record: Data | None) -> bytes:
-    """What can be read of a damaged message's payload."""
-    try:
-        return b"" if record is None else payload_of(unsealed(record))
-    except struct.error:
-        return b""

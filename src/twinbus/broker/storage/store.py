@@ -33,6 +33,7 @@ from twinbus.broker.journal import (
     StoredMessage,
     copy_message,
 )
+from twinbus.broker.storage.pending import Records
 from twinbus.errors import StoreError
 
 K = TypeVar("K")
@@ -43,7 +44,7 @@ T = TypeVar("T")
 class Batch:
     """The changes of one commit: the record of each key, None where it is to be deleted."""
 
-    records: dict[bytes, bytes | None]
+    records: Records
     sweep: tuple[int, ...] = ()
     """Dropped entities; this batch deletes some of their remaining records."""
     swept: list[int] = field(default_factory=list)

@@ -17,6 +17,7 @@ from twinbus.broker.storage import records
 from twinbus.broker.storage.checksums import seal
 from twinbus.broker.storage.data_directory import DataDirectory, unusable
 from twinbus.broker.storage.lmdb_store import SWEEP_RECORDS, LmdbStore, translated
+from twinbus.broker.storage.pending import Records
 from twinbus.broker.storage.store import Batch, MemoryStore, Store, flush
 from twinbus.errors import StoreDamaged, StoreError, StoreFull
 
@@ -396,7 +397,7 @@ def test_closing_waits_for_the_commit_in_flight(disk: LmdbStore, tmp_path: Path)
     batch = disk.take_batch()
     assert batch is not None
 
-    class Slow(dict[bytes, bytes | None]):
+    class Slow(Records):
         """Records that the transaction reads until another thread wants the lock."""
 
         def items(self) -> Any:
