@@ -70,6 +70,7 @@ class Book:
 
     def write(self, event: str, place: object, message_id: str, **more: Any) -> None:
         line = {"event": event, "place": str(place), "id": message_id, "at": time.time(), **more}
+        line["process"] = os.getpid()
         os.write(self._file, (json.dumps(line) + "\n").encode())
 
     def message(self, event: str, place: Place, message: Any, **more: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import subprocess
@@ -69,6 +68,10 @@ class ClientProgram(ABC):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.kill()
+
+    def kill(self) -> None:
+        """End the process; what it printed until then is read."""
         self._process.kill()
         self._process.wait()
         self._reader.join()
@@ -97,7 +100,9 @@ class ClientProgram(ABC):
         assert self._process.stdout is not None
         with self._process.stdout as lines:
             for line in lines:
-                self.take(json.loads(line))
+                # A program that was killed may have left half a line.
+                if line.endswith("\n"):
+                    self.take(json.loads(line))
 
 
 class SendingProgram(ClientProgram):
@@ -130,17 +135,17 @@ class SendingProgram(ClientProgram):
         return sum(send.began_s >= time_s for send in self.sends) >= count
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Receive:
-    """One message that a program received, or with an empty text a receive that failed."""
+    """One message that a program received."""
 
     text: str
     message_id: str
     number: int
     """The sequence number."""
     at_s: float
-    error: str | None
-    """Why the message was not completed; None: it was."""
+    is_completed: bool = False
+    """Whether its completion was confirmed."""
 
 
 class ReceivingProgram(ClientProgram):
@@ -150,7 +155,9 @@ class ReceivingProgram(ClientProgram):
         self, sending: Sequence[str], connection_string: str, entity: str, name: str, log: Path
     ) -> None:
         """`sending` is the command of the one that sends."""
-        self.receives: list[Receive] = []
+        self.messages: list[Receive] = []
+        self.errors: list[str] = []
+        """Of receives that failed."""
         *interpreter, program = sending
         # Java names a class; the program in Go is one for both, by the number of its arguments.
         folder, found, rest = program.rpartition("outage")
@@ -161,26 +168,13 @@ class ReceivingProgram(ClientProgram):
         super().__init__([*interpreter, program, entity], connection_string, name, log)
 
     def take(self, line: dict[str, Any]) -> None:
-        at_s, number = line["at_ms"] / 1_000, int(line["number"])
-        text = str(line["text"]).strip('"')
-        self.receives.append(Receive(text, line["id"], number, at_s, line.get("error")))
-
-    @property
-    def errors(self) -> list[str]:
-        """Of receives that failed."""
-        return [one.error for one in self.receives if not one.text and one.error is not None]
-
-    @property
-    def messages(self) -> list[Receive]:
-        return [one for one in self.receives if one.text]
-
-    def has_received_since(self, time_s: float, count: int) -> bool:
-        """Whether this many messages came after this moment; raises if the program ended."""
-        self.require_running()
-        return sum(one.at_s >= time_s for one in self.messages) >= count
-
-    def gap_s(self, began_s: float, ended_s: float) -> float:
-        """The longest time without a message between two moments."""
-        times = [one.at_s for one in self.messages if began_s < one.at_s < ended_s]
-        stops = [began_s, *times, ended_s]
-        return max(later - earlier for earlier, later in itertools.pairwise(stops))
+        if "number" not in line:
+            self.errors.append(line["error"])
+            return
+        number = int(line["number"])
+        if line.get("settled"):
+            latest = next(one for one in reversed(self.messages) if one.number == number)
+            latest.is_completed = "error" not in line
+        else:
+            text = str(line["text"]).strip('"')
+            self.messages.append(Receive(text, line["id"], number, line["at_ms"] / 1_000))

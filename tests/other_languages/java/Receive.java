@@ -10,8 +10,8 @@ import java.util.concurrent.TimeUnit;
 
 /**
  * Receives and completes messages with the SDK's defaults until its input ends. Prints one JSON line
- * for each. The argument is a queue, or TOPIC/subscriptions/NAME. An error is that of the completion,
- * or without a text of the receive.
+ * for each message before it completes it, and one when it has. The argument is a queue, or
+ * TOPIC/subscriptions/NAME. An error is that of the completion, or without a number of the receive.
  */
 final class Receive {
     private static final int AT_ONCE = 10;
@@ -33,28 +33,27 @@ final class Receive {
             // It blocks until the first message comes, so each has its own time.
             receiver.receiveMessages(AT_ONCE, WAIT).forEach(this::take);
         } catch (RuntimeException caught) {
-            print("", "", 0, System.currentTimeMillis(), caught);
+            print("", caught);
             ended.await(AFTER_ERROR_MS, TimeUnit.MILLISECONDS);
         }
     }
 
     private void take(ServiceBusReceivedMessage message) {
-        var now = System.currentTimeMillis();
+        var number = "\"number\":" + message.getSequenceNumber() + ",";
+        print("\"text\":" + Tour.json(message.getBody().toString())
+            + ",\"id\":" + Tour.json(message.getMessageId()) + "," + number, null);
         RuntimeException failed = null;
         try {
             receiver.complete(message);
         } catch (RuntimeException caught) {
             failed = caught;
         }
-        print(message.getBody().toString(), message.getMessageId(), message.getSequenceNumber(),
-            now, failed);
+        print(number + "\"settled\":true,", failed);
     }
 
-    private static void print(
-        String text, String id, long number, long atMs, RuntimeException failed) {
+    private static void print(String fields, RuntimeException failed) {
         var error = failed == null ? "" : ",\"error\":" + Tour.json(failed.toString());
-        System.out.println("{\"text\":" + Tour.json(text) + ",\"id\":" + Tour.json(id)
-            + ",\"number\":" + number + ",\"at_ms\":" + atMs + error + "}");
+        System.out.println("{" + fields + "\"at_ms\":" + System.currentTimeMillis() + error + "}");
     }
 
     public static void main(String[] arguments) throws InterruptedException {

@@ -1,6 +1,6 @@
 // Receives and completes messages with the SDK's defaults until its input ends. Prints one JSON line
-// for each. The argument is a queue, or TOPIC/subscriptions/NAME. An error is that of the
-// completion, or without a text of the receive.
+// for each message before it completes it, and one when it has. The argument is a queue, or
+// TOPIC/subscriptions/NAME. An error is that of the completion, or without a number of the receive.
 
 import { ServiceBusClient, delay } from "@azure/service-bus";
 
@@ -16,7 +16,7 @@ const client = new ServiceBusClient(process.env.SERVICEBUS_CONNECTION_STRING);
 const receiver = client.createReceiver(...entity.split("/subscriptions/"));
 
 const said = (error) => `${error.name} ${error.code ?? ""}: ${error.message}`;
-const print = (line) => console.log(JSON.stringify({ text: "", id: "", number: 0, ...line }));
+const print = (line) => console.log(JSON.stringify(line));
 
 while (!stopping) {
   let messages = [];
@@ -26,22 +26,19 @@ while (!stopping) {
     print({ at_ms: Date.now(), error: said(error) });
     await delay(AFTER_ERROR_MS);
   }
-  const now = Date.now();
+  const at_ms = Date.now();
   for (const message of messages) {
-    const line = {
-      // A text that another SDK has sent is not JSON, and is given as bytes.
-      text: Buffer.isBuffer(message.body) ? message.body.toString() : message.body,
-      id: String(message.messageId),
-      // As a text: it may be beyond what a number can hold.
-      number: message.sequenceNumber.toString(),
-      at_ms: now,
-    };
+    // As a text: it may be beyond what a number can hold.
+    const number = message.sequenceNumber.toString();
+    // A text that another SDK has sent is not JSON, and is given as bytes.
+    const text = Buffer.isBuffer(message.body) ? message.body.toString() : message.body;
+    print({ text, id: String(message.messageId), number, at_ms });
     try {
       await receiver.completeMessage(message);
+      print({ number, settled: true });
     } catch (error) {
-      line.error = said(error);
+      print({ number, settled: true, error: said(error) });
     }
-    print(line);
   }
 }
 await client.close();

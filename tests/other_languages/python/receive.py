@@ -1,7 +1,8 @@
 """Receives and completes messages with the SDK's defaults until its input ends.
 
-Prints one JSON line for each. The argument is a queue, or TOPIC/subscriptions/NAME. An error is
-that of the completion, or without a text of the receive.
+Prints one JSON line for each message before it completes it, and one when it has. The argument is a
+queue, or TOPIC/subscriptions/NAME. An error is that of the completion, or without a number of the
+receive.
 """
 
 from __future__ import annotations
@@ -38,23 +39,22 @@ def main() -> None:
             try:
                 messages = receiver.receive_messages(AT_ONCE, max_wait_time=WAIT_S)
             except Exception as error:  # noqa: BLE001  # the test wants each
-                _say(_now_ms(), error=error)
+                _say(error, at_ms=_now_ms())
                 stopping.wait(AFTER_ERROR_S)
                 continue
             now_ms = _now_ms()
             for message in messages:
+                number = message.sequence_number
+                _say(text=str(message), id=str(message.message_id), number=number, at_ms=now_ms)
                 failed: Exception | None = None
                 try:
                     receiver.complete_message(message)
                 except Exception as error:  # noqa: BLE001  # the test wants each
                     failed = error
-                _say(now_ms, str(message), message.message_id, message.sequence_number, failed)
+                _say(failed, settled=True, number=number)
 
 
-def _say(
-    at_ms: int, text: str = "", name: Any = "", number: Any = 0, error: Exception | None = None
-) -> None:
-    line = {"text": text, "id": str(name), "number": number, "at_ms": at_ms}
+def _say(error: Exception | None = None, **line: Any) -> None:
     if error is not None:
         line["error"] = f"{type(error).__name__}: {error}"
     print(json.dumps(line), flush=True)  # noqa: T201
