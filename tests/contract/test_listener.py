@@ -316,15 +316,46 @@ async def test_silence_before_and_after_the_handshake_is_bounded_in_time_and_num
             handshakes.append((reader, writer))
             writer.write(b"\x16")
             await asyncio.sleep(0.1)
-        # The third is one too many; the first two have their time.
+        # The third is one too many, and the oldest goes for it; the others have their time.
         with suppress(ConnectionError):
-            assert await asyncio.wait_for(handshakes[2][0].read(1), PATIENCE_S) == b""
-        assert not any(reader.at_eof() for reader, _ in handshakes[:2])
-        for reader, _ in handshakes[:2]:
+            assert await asyncio.wait_for(handshakes[0][0].read(1), PATIENCE_S) == b""
+        assert not any(reader.at_eof() for reader, _ in handshakes[1:])
+        for reader, _ in handshakes[1:]:
             assert await asyncio.wait_for(reader.read(1), PATIENCE_S) == b""
         for _, writer in handshakes:
             await end(writer)
         assert await say(listener.port, AMQP_HEADER, tls=client_context()) != b""
+
+
+@pytest.mark.usefixtures("runner")
+async def test_an_address_with_half_handshakes_locks_no_other_out() -> None:
+    async with listening(tls=server_context(), silent_max=4) as listener:
+        half = [await asyncio.open_connection("127.0.0.1", listener.port) for _ in range(6)]
+        for _, writer in half:
+            writer.write(b"\x16")
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection(
+                *("127.0.0.1", listener.port),
+                ssl=client_context(),
+                server_hostname="localhost",
+                local_addr=("127.0.0.2", 0),
+            )
+            writer.write(AMQP_HEADER)
+            assert await asyncio.wait_for(reader.read(100), PATIENCE_S) != b""
+            await end(writer)
+        closed = [asyncio.create_task(_ends(reader)) for reader, _ in half]
+        async with asyncio.timeout(PATIENCE_S):
+            for _, ending in zip(range(3), asyncio.as_completed(closed), strict=False):
+                await ending
+        # 6 half handshakes and one of the honest client at a time: all but 3 had to go.
+        assert sum(task.done() for task in closed) == 3
+        for _, writer in half:
+            await end(writer)
+
+
+async def _ends(reader: asyncio.StreamReader) -> None:
+    with suppress(ConnectionError):
+        await reader.read(1)
 
 
 @pytest.mark.usefixtures("runner")

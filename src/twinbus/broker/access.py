@@ -22,11 +22,12 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from ipaddress import ip_network
 from pathlib import Path
+from typing import Generic, TypeVar
 from urllib.parse import urlsplit
 
 from twinbus.broker.sas import ALL_RIGHTS, NEVER_S, AcceptedToken
@@ -103,6 +104,50 @@ class Admission:
         self._connections -= 1
         if not trusted:
             self.trust(host)
+
+
+T = TypeVar("T")
+
+
+class Newcomers(Generic[T]):
+    """A bounded number of connections that have not said yet what they want.
+
+    One more of them is always taken: honest ones are through in milliseconds, so the one that
+    goes is the oldest of the address that has most.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._hosts: dict[T, str] = {}
+        """The site of each, oldest first."""
+        self._of_site: dict[str, dict[T, None]] = {}
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(list(self._hosts))
+
+    def __len__(self) -> int:
+        return len(self._hosts)
+
+    def add(self, one: T, host: str) -> T | None:
+        """Count one more; return the one that is closed for it, if there is no room."""
+        given_up = self._one_too_many() if len(self._hosts) >= self._most else None
+        if given_up is not None:
+            self.discard(given_up)
+        site = self._hosts[one] = _site(host)
+        self._of_site.setdefault(site, {})[one] = None
+        return given_up
+
+    def discard(self, one: T) -> None:
+        """Count one less, if it is still counted."""
+        site = self._hosts.pop(one, None)
+        if site is not None:
+            del self._of_site[site][one]
+            if not self._of_site[site]:
+                del self._of_site[site]
+
+    def _one_too_many(self) -> T:
+        fullest = max(self._of_site, key=lambda site: len(self._of_site[site]))
+        return next(iter(self._of_site[fullest]))
 
 
 def _site(host: str) -> str:

@@ -16,12 +16,12 @@ import errno
 import logging
 import socket
 import ssl
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
-from twinbus.broker.access import Admission
+from twinbus.broker.access import Admission, Newcomers
 from twinbus.errors import ListenError
 
 _log = logging.getLogger(__name__)
@@ -30,8 +30,8 @@ SNIFF_LIMIT_S = 10.0
 """A connection without a byte for this long is closed."""
 
 SNIFFING_MAX = 512
-"""Silent connections kept at a time; past it the longest silent one is closed. As many again may be
-in a TLS handshake; past it new ones are closed."""
+"""Silent connections kept at a time; past it the oldest of the address that has most is closed. As
+many again may be in a TLS handshake, or silent after it, under the same rule."""
 
 BACKLOG = 1024
 ACCEPT_RETRY_S = 1.0
@@ -98,15 +98,16 @@ class Listener:
         self._sockets: list[socket.socket] = []
         self._sniffing: dict[socket.socket, asyncio.TimerHandle] = {}
         self._handovers: set[asyncio.Task[None]] = set()
-        self._handshakes: set[asyncio.Task[None]] = set()
+        self._handshakes: dict[Sniffer, asyncio.Task[None]] = {}
         self._pauses: dict[socket.socket, asyncio.TimerHandle] = {}
         self._tls = tls
         self._require_tls = require_tls
         self._silent_s, self._silent_max = silent_s, silent_max
+        self._silent: Newcomers[socket.socket] = Newcomers(silent_max)
         self._admission = admission or Admission()
         self._hosts: dict[socket.socket, str] = {}
         """Where the connections come from that count here."""
-        self._securing: set[Sniffer] = set()
+        self._securing: Newcomers[Sniffer] = Newcomers(silent_max)
         """Connections in a TLS handshake, or silent after it."""
 
     async def start(self) -> None:
@@ -137,11 +138,9 @@ class Listener:
         for waiting in list(self._sniffing):
             self._forget(waiting)
             self._close(waiting)
-        for silent in list(self._securing):
-            silent.close()
-        for handshake in self._handshakes:
-            handshake.cancel()
-        under_way = self._handovers | self._handshakes
+        for silent in self._securing:
+            self._give_up(silent)
+        under_way = self._handovers.union(self._handshakes.values())
         if under_way:
             await asyncio.wait(under_way)
 
@@ -196,9 +195,9 @@ class Listener:
         connection.setblocking(False)
         # Frames are written whole; waiting to fill a packet would only add latency to each answer.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if len(self._sniffing) >= self._silent_max:
-            longest = next(iter(self._sniffing))
-            self._drop(longest, f"{self._silent_max} connections are silent at once")
+        given_up = self._silent.add(connection, self._hosts[connection])
+        if given_up is not None:
+            self._drop(given_up, f"{self._silent_max} connections are silent at once")
         limit = self._loop.call_later(
             self._silent_s, self._drop, connection, f"it sent nothing for {self._silent_s:g} s"
         )
@@ -224,12 +223,9 @@ class Listener:
         elif factory is None or self._require_tls:
             self._refuse(connection, protocol, first)
         else:
-            self._begin(self._hand_over(connection, factory), self._handovers)
-
-    def _begin(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
-        task = self._loop.create_task(work)
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+            task = self._loop.create_task(self._hand_over(connection, factory))
+            self._handovers.add(task)
+            task.add_done_callback(self._handovers.discard)
 
     async def _hand_over(
         self, connection: socket.socket, factory: Callable[[], asyncio.BaseProtocol]
@@ -243,19 +239,25 @@ class Listener:
             self._uncount(connection)
 
     def _secure(self, connection: socket.socket) -> None:
-        if len(self._securing) >= self._silent_max:
-            peer = _peer(connection)
-            why = f"{self._silent_max} TLS handshakes are under way"
-            self._say(logging.INFO, f"closed a connection from {peer}: {why}")
-            self._close(connection)
-            return
+        peer = _peer(connection)
         sniffer = Sniffer(
-            partial(self._inside, _peer(connection)),
-            self._silent_s,
-            partial(self._secured, connection),
+            partial(self._inside, peer), self._silent_s, partial(self._secured, connection)
         )
-        self._securing.add(sniffer)
-        self._begin(self._shake_hands(connection, sniffer), self._handshakes)
+        given_up = self._securing.add(sniffer, self._hosts[connection])
+        if given_up is not None:
+            text = f"closed a connection: {self._silent_max} TLS handshakes are under way"
+            self._say(logging.INFO, text)
+            self._give_up(given_up)
+        task = self._loop.create_task(self._shake_hands(connection, sniffer))
+        self._handshakes[sniffer] = task
+        task.add_done_callback(lambda _: self._handshakes.pop(sniffer, None))
+
+    def _give_up(self, sniffer: Sniffer) -> None:
+        """Hang up, before, during or after the handshake."""
+        sniffer.close()
+        if (handshake := self._handshakes.get(sniffer)) is not None:
+            # Not before it has begun: it would not close its connection.
+            self._loop.call_soon(handshake.cancel)
 
     async def _shake_hands(self, connection: socket.socket, sniffer: Sniffer) -> None:
         peer = _peer(connection)
@@ -326,6 +328,7 @@ class Listener:
 
     def _forget(self, connection: socket.socket) -> None:
         self._loop.remove_reader(connection)
+        self._silent.discard(connection)
         self._sniffing.pop(connection).cancel()
 
 

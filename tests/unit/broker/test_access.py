@@ -7,16 +7,19 @@ import base64
 import hashlib
 import hmac
 import os
+from collections import Counter
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 import trustme
 from azure.servicebus._pyamqp import utils as sdk
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.contract.certificates import authority, client_context, write_server_files
 from twinbus.broker import port_access
-from twinbus.broker.access import Admission, ConnectionLimits, TokenFile, parse_tokens
+from twinbus.broker.access import Admission, ConnectionLimits, Newcomers, TokenFile, parse_tokens
 from twinbus.broker.descriptions import AuthorizationRule
 from twinbus.broker.embedded import parse_token
 from twinbus.broker.refusals import ArgumentOutOfRange, Unauthorized
@@ -421,3 +424,38 @@ def test_a_policy_that_requires_tokens_refuses_even_a_good_signature() -> None:
         policy.verify(sign("sb://h/q", ROOT.key_name, ROOT.primary_key, LATER_S), NOW_S)
     with pytest.raises(Unauthorized, match="not accepted"):
         policy.verify("eyJ.other", NOW_S)
+
+
+def test_the_oldest_of_the_address_that_has_most_goes_for_a_newcomer() -> None:
+    newcomers: Newcomers[str] = Newcomers(4)
+    for number, host in enumerate(("2001:db8::1", "192.0.2.1", "2001:db8::2", "192.0.2.2")):
+        assert newcomers.add(f"c{number}", host) is None
+    # Both addresses of the /64 count as one, so it has most.
+    assert newcomers.add("c4", "192.0.2.1") == "c0"
+    assert newcomers.add("c5", "192.0.2.3") == "c1"
+    assert list(newcomers) == ["c2", "c3", "c4", "c5"]
+    newcomers.discard("c4")
+    newcomers.discard("c4")
+    assert newcomers.add("c6", "192.0.2.3") is None
+    assert newcomers.add("c7", "192.0.2.4") == "c5"
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=60))
+def test_newcomers_are_bounded_and_only_the_largest_address_gives_way(
+    steps: list[tuple[int, bool]],
+) -> None:
+    newcomers: Newcomers[int] = Newcomers(5)
+    held: dict[int, int] = {}
+    for number, (host, leaves) in enumerate(steps):
+        if leaves and held:
+            gone = min(held)
+            newcomers.discard(gone)
+            del held[gone]
+        given_up = newcomers.add(number, f"192.0.2.{host}")
+        if given_up is not None:
+            counts = Counter(held.values())
+            assert counts[held[given_up]] == max(counts.values())
+            del held[given_up]
+        held[number] = host
+        assert list(newcomers) == list(held)
+        assert len(newcomers) <= 5
