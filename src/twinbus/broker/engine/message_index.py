@@ -30,6 +30,8 @@ class MessageIndex:
     """Every message of one entity, whatever its state."""
 
     __slots__ = (
+        "_of_session",
+        "_of_session_count",
         "_order",
         "deferred_count",
         "extra_bytes",
@@ -48,6 +50,10 @@ class MessageIndex:
         self.scheduled_count = 0
         self._order: list[int] | None = None
         """Ascending numbers, to start browsing anywhere; made when needed, may hold old ones."""
+        self._of_session: dict[str, list[int]] | None = None
+        """The same for each session."""
+        self._of_session_count = 0
+        """Numbers in it."""
 
     @property
     def memory_bytes(self) -> int:
@@ -70,6 +76,8 @@ class MessageIndex:
             self.scheduled_count += 1
         elif message.state is DEFERRED:
             self.deferred_count += 1
+        if self._of_session is not None:
+            self._note_session(message)
         order = self._order
         if order is not None:
             order.append(number)
@@ -113,15 +121,39 @@ class MessageIndex:
         message.overrides = overrides
         self.extra_bytes += extra_bytes(message)
 
-    def from_number(self, sequence_number: int) -> Iterator[StoredMessage]:
-        order = self._order
-        if order is None or len(order) > 2 * len(self.messages) + ORDER_SLACK:
-            order = self._order = list(self.messages)
+    def from_number(
+        self, sequence_number: int, session_id: str | None = None
+    ) -> Iterator[StoredMessage]:
+        """Messages from that number on, of one session or (None) of all."""
+        order = self._all_numbers() if session_id is None else self._session_numbers(session_id)
         messages = self.messages
         for index in range(bisect_left(order, sequence_number), len(order)):
             message = messages.get(order[index])
             if message is not None:
                 yield message
+
+    def _all_numbers(self) -> list[int]:
+        order = self._order
+        if order is None or len(order) > 2 * len(self.messages) + ORDER_SLACK:
+            order = self._order = list(self.messages)
+        return order
+
+    def _session_numbers(self, session_id: str) -> list[int]:
+        found = self._of_session
+        if found is None or self._of_session_count > 2 * len(self.messages) + ORDER_SLACK:
+            found = self._of_session = {}
+            self._of_session_count = 0
+            for message in self.messages.values():
+                self._note_session(message)
+        return found.get(session_id, [])
+
+    def _note_session(self, message: StoredMessage) -> None:
+        found, session_id = self._of_session, message.session_id
+        if found is not None and session_id is not None:
+            found.setdefault(session_id, []).append(message.sequence_number)
+            self._of_session_count += 1
+            if self._of_session_count > 2 * len(self.messages) + ORDER_SLACK:
+                self._of_session = None
 
 
 def first_number(message: StoredMessage) -> int:

@@ -50,6 +50,7 @@ from twinbus.servicebus.names import STANDARD_MESSAGE_BYTES
 EXPIRED_AT_ONCE = 1000
 """Expired messages that one receive removes before others have their turn."""
 
+EVERYTHING = slice(None)
 COMPLETE = SettlementOutcome.COMPLETE
 REFUSE_SENDS = ("Disabled", "SendDisabled")
 REFUSE_RECEIVES = ("Disabled", "ReceiveDisabled")
@@ -333,6 +334,8 @@ class Queue:
                     break
             else:
                 found.append(message)
+        if session is not None and states.sessions is not None:
+            states.sessions.note_change(session.session_id)
         return self._give_out(found, session, until_ms, now_ms, settled=settled)
 
     def receive_by_sequence(
@@ -425,11 +428,11 @@ class Queue:
         self.catch_up(now_ms)
         found: list[StoredMessage] = []
         if limit > 0:
-            for message in self.states.index.from_number(from_sequence_number):
-                if session_id is None or message.session_id == session_id:
-                    found.append(message)
-                    if len(found) >= limit:
-                        break
+            index = self.states.index
+            for message in index.from_number(from_sequence_number, session_id):
+                found.append(message)
+                if len(found) >= limit:
+                    break
         return found
 
     def shown_lock_ms(self, message: StoredMessage) -> int:
@@ -648,5 +651,9 @@ class SessionAccess:
         """The sessions that got messages since the last call."""
         return self._required().take_fed()
 
-    def ids(self, updated_since_ms: int | None = None) -> list[str]:
-        return self._required().ids(updated_since_ms)
+    def ids(self, updated_since_ms: int | None = None, page: slice = EVERYTHING) -> list[str]:
+        """A page of the ids (`Sessions.ids`, `Sessions.updated_since`)."""
+        sessions = self._required()
+        if updated_since_ms is None:
+            return sessions.ids(page)
+        return sessions.updated_since(updated_since_ms, page)

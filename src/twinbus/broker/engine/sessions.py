@@ -10,14 +10,19 @@ only its state is, if it has one.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable
+from itertools import islice, takewhile
 
 from twinbus.broker.engine.limits import SESSION_BYTES, state_bytes
 from twinbus.broker.engine.message_index import ReadyMessages
 from twinbus.broker.engine.settlement import Deadlines
 from twinbus.broker.journal import Journal, SessionState, StoredMessage
 from twinbus.broker.refusals import ArgumentOutOfRange, SessionCannotBeLocked, SessionLockLost
+
+RELISTED_MAX = 64
+"""Changes after which a list of all sessions is sorted anew; one by one is faster for fewer."""
 
 STATE_BYTES_MAX = 256 * 1024
 """A session's state is bounded as Azure bounds it: by the size of a message on Standard."""
@@ -57,6 +62,10 @@ class Sessions:
         self._states_bytes = 0
         self._fed: dict[str, None] = {}
         """Sessions that got messages, for who serves the receivers; kept ones only."""
+        self._listed: list[str] | None = None
+        """What `ids` returns, sorted; made when it is asked for."""
+        self._relisted: set[str] = set()
+        """Sessions that may have come to that or gone from it since."""
         self.deadlines: Deadlines[str] = Deadlines(self._expiry_of)
 
     def _expiry_of(self, session_id: str) -> int:
@@ -79,6 +88,7 @@ class Sessions:
     def drop(self, message: StoredMessage) -> None:
         session = self._sessions[message.session_id or ""]
         session.ready_messages.drop(message)
+        self.note_change(session.session_id)
         self.tidy(session)
 
     def _session_of(self, message: StoredMessage) -> MessageSession:
@@ -89,6 +99,7 @@ class Sessions:
         if not session.locked_until_ms:
             self._available.setdefault(message.session_id, session)
         self.feed(message.session_id)
+        self.note_change(message.session_id)
         return session
 
     def feed(self, session_id: str) -> None:
@@ -197,21 +208,48 @@ class Sessions:
         if added_bytes > 0:
             require_room(added_bytes)
         self._states_bytes += added_bytes
-        if new is None:
-            del self.states[session_id]
-        else:
-            self.states[session_id] = new
+        self.states.pop(session_id, None)
+        if new is not None:
+            self.states[session_id] = new  # The last one, since it is the latest.
+        self.note_change(session_id)
         self._journal.put_session_state(self._entity_id, session_id, new)
 
     def restore_states(self, states: dict[str, SessionState]) -> None:
-        self.states = dict(states)
+        self.states = dict(sorted(states.items(), key=lambda item: item[1].updated_at_ms))
         self._states_bytes = sum(state_bytes(name, states[name]) for name in states)
 
-    def ids(self, updated_since_ms: int | None) -> list[str]:
-        """Ids of the sessions that have ready messages or a state, or whose state is that new."""
+    def ids(self, page: slice) -> list[str]:
+        """A page of the sorted ids of the sessions that have ready messages or a state."""
+        names = self._listed
+        if names is None or len(self._relisted) > RELISTED_MAX:
+            ready = (name for name, each in self._sessions.items() if len(each.ready_messages))
+            names = self._listed = sorted(self.states.keys() | set(ready))
+        else:
+            for name in self._relisted:
+                self._list_again(names, name)
+        self._relisted.clear()
+        return names[page]
+
+    def _list_again(self, names: list[str], name: str) -> None:
+        session = self._sessions.get(name)
+        is_listed = name in self.states or (session is not None and len(session.ready_messages) > 0)
+        place = bisect_left(names, name)
+        was_listed = place < len(names) and names[place] == name
+        if is_listed and not was_listed:
+            names.insert(place, name)
+        elif was_listed and not is_listed:
+            del names[place]
+
+    def note_change(self, session_id: str) -> None:
+        """Note that a session has fewer messages, or more, or its state changed."""
+        if self._listed is not None:
+            self._relisted.add(session_id)
+            if len(self._relisted) > RELISTED_MAX + len(self._listed):
+                self._listed = None
+                self._relisted.clear()
+
+    def updated_since(self, since_ms: int, page: slice) -> list[str]:
+        """A page of the ids of the sessions whose state is that new, the latest first."""
         states = self.states
-        if updated_since_ms is not None:
-            return sorted(name for name in states if states[name].updated_at_ms >= updated_since_ms)
-        held = (session for mine in self._held_by.values() for session in mine.values())
-        ready = {session.session_id for session in held if len(session.ready_messages)}
-        return sorted(ready | self._available.keys() | states.keys())
+        found = takewhile(lambda name: states[name].updated_at_ms >= since_ms, reversed(states))
+        return list(islice(found, page.start, page.stop))

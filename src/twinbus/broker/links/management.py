@@ -151,6 +151,9 @@ def _described_filter(filter_: Filter) -> Described:
 PEEK_BYTES_MAX = 1024 * 1024
 """Of one peek's messages together: a client that asks for more peeks on from the last number."""
 
+DELETED_AT_ONCE = 64
+"""A batch delete by time goes on while all of so many messages were old enough."""
+
 ANY_TIME_MS = 253_402_300_799_999
 """The end of the year 9999, or later: what SDKs send if they do not select sessions by time."""
 
@@ -326,11 +329,19 @@ def _batch_delete(request: ManagementRequest, context: ManagementContext, now_ms
     session_id = request.optional_text("session-id")
     holder = _holder(request, context, session_id)
     count = 0
-    for delivery in queue.acquire(holder, limit, now_ms, session_id=session_id):
-        is_old = delivery.message.enqueued_at_ms <= before_ms
-        outcome = SettlementOutcome.COMPLETE if is_old else SettlementOutcome.RELEASE
-        queue.settle(delivery.lock_token, outcome, now_ms, session_id=session_id)
-        count += is_old
+    while count < limit:
+        # A page at a time: a request that deletes nothing must not lock thousands of messages.
+        page = min(DELETED_AT_ONCE, limit - count)
+        found = queue.acquire(holder, page, now_ms, session_id=session_id)
+        deleted = 0
+        for delivery in found:
+            is_old = delivery.message.enqueued_at_ms <= before_ms
+            outcome = SettlementOutcome.COMPLETE if is_old else SettlementOutcome.RELEASE
+            queue.settle(delivery.lock_token, outcome, now_ms, session_id=session_id)
+            deleted += is_old
+        count += deleted
+        if deleted < page:
+            break
     return {"message-count": Int(count)} if count else None
 
 
@@ -382,8 +393,8 @@ def _set_session_state(request: ManagementRequest, context: ManagementContext, n
 def _list_sessions(request: ManagementRequest, context: ManagementContext, now_ms: int) -> Body:
     queue = context.queue()
     since_ms = request.integer("last-updated-time", ANY_TIME_MS)
-    page, names = _page(request), queue.sessions.ids(since_ms if since_ms < ANY_TIME_MS else None)
-    found = names[page]
+    page = _page(request)
+    found = queue.sessions.ids(since_ms if since_ms < ANY_TIME_MS else None, page)
     return {"skip": Int(page.start), "sessions-ids": Array(found)} if found else None
 
 

@@ -26,9 +26,11 @@ from twinbus.amqp.message import (
 )
 from twinbus.amqp.types import Array, Described, Int, Timestamp, ULong
 from twinbus.broker.descriptions import AuthorizationRule
+from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import SettlementOutcome
+from twinbus.broker.journal import StoredMessage
 from twinbus.broker.links import requests
-from twinbus.broker.links.management import OPERATIONS, PEEK_BYTES_MAX
+from twinbus.broker.links.management import DELETED_AT_ONCE, OPERATIONS, PEEK_BYTES_MAX
 from twinbus.broker.links.requests import ITEMS_MAX
 from twinbus.broker.refusals import EntityNotFound, MalformedMessage, Refusal, Unauthorized
 from twinbus.broker.sas import AccessPolicy, ConnectionGrants
@@ -346,6 +348,30 @@ def test_batch_delete_removes_the_old_ones_and_counts_them(world: World) -> None
     assert world.status("batch-delete-messages", {"message-count": Int(1)})[2] == {
         "message-count": 1
     }
+
+
+def test_batch_delete_locks_few_messages_that_it_does_not_delete(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(10 * DELETED_AT_ONCE):
+        world.send()
+    queue = world.namespace.resolve("orders")
+    assert isinstance(queue, Queue)
+    locked = []
+    lock = queue.states.lock
+
+    def counted(messages: list[StoredMessage], *terms: Any) -> Any:
+        locked.extend(messages)
+        return lock(messages, *terms)
+
+    monkeypatch.setattr(queue.states, "lock", counted)
+    body = {"message-count": Int(ITEMS_MAX), "enqueued-time-utc": Timestamp(NOW_MS - 5)}
+    assert world.status("batch-delete-messages", body)[0] == 204
+    assert len(locked) <= DELETED_AT_ONCE
+    assert queue.active_count == 10 * DELETED_AT_ONCE
+    body = {"message-count": Int(3 * DELETED_AT_ONCE + 5)}
+    status, _, answer = world.status("batch-delete-messages", body)
+    assert (status, answer) == (200, {"message-count": 3 * DELETED_AT_ONCE + 5})
 
 
 def test_batch_delete_has_a_limit(world: World) -> None:
