@@ -70,7 +70,7 @@ class Receiver:
         self.link = ReceivingLink(
             connection,
             path,
-            on_delivery=self.arrived.append,
+            on_deliveries=self.arrived.extend,
             on_ended=lambda _, error: self.ended.append(error),
             **options,
         )

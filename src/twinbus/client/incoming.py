@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from itertools import groupby
+from operator import attrgetter
 
 from twinbus.amqp.events import DeliveryArrived, Disposed, Event
-from twinbus.amqp.link import LinkSession, ReceiverLink
+from twinbus.amqp.link import LinkSession
 
 
 class IncomingOwner(ABC):
@@ -20,8 +22,8 @@ class IncomingOwner(ABC):
         """Act on an event of the link."""
 
     @abstractmethod
-    def take(self, event: DeliveryArrived) -> None:
-        """Take one delivery."""
+    def take(self, run: list[DeliveryArrived]) -> None:
+        """Take deliveries that came one after the other."""
 
     @abstractmethod
     def confirm(self, number: int, state: object) -> None:
@@ -59,16 +61,11 @@ class IncomingLinks:
 
     def take(self, run: list[DeliveryArrived], now: float) -> None:
         """Hand the deliveries of one read to their links."""
-        link: ReceiverLink | None = None
-        taker: IncomingOwner | None = None
-        for event in run:
-            if event.link is not link:
-                link, owner = event.link, event.link.owner
-                taker = owner if isinstance(owner, IncomingOwner) else None
-                if taker is not None:
-                    taker.heard_at = now
-            if taker is not None:
-                taker.take(event)
+        for link, events in groupby(run, attrgetter("link")):
+            owner = link.owner
+            if isinstance(owner, IncomingOwner):
+                owner.heard_at = now
+                owner.take(list(events))
 
     def confirm(self, event: Disposed) -> None:
         """Hand the service's answer to the links that wait for it."""

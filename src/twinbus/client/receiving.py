@@ -1,8 +1,8 @@
 """Receiving links to the entities of one namespace, on the connection that its links share.
 
-    link = ReceivingLink(connection, "orders", on_delivery=take, on_ended=reopen)
+    link = ReceivingLink(connection, "orders", on_deliveries=take, on_ended=reopen)
     await link.open(30.0)
-    link.grant(100)                       # `take` gets up to 100 deliveries
+    link.grant(100)                       # `take` gets up to 100 deliveries, in lists
     link.settle(delivery, COMPLETE, done) # `done` gets None when the service has confirmed it
     await link.close(5.0)
 
@@ -123,7 +123,7 @@ class ReceivingLink(IncomingOwner):
         connection: UpstreamConnection,
         path: str,
         *,
-        on_delivery: Callable[[Delivery], None],
+        on_deliveries: Callable[[list[Delivery]], None],
         on_ended: Callable[[ReceivingLink, Exception], None],
         receive_and_delete: bool = False,
         session: str | SessionChoice = NO_SESSION,
@@ -131,12 +131,13 @@ class ReceivingLink(IncomingOwner):
         gateway_client: str | None = None,
         environment: Environment = MACHINE,
     ) -> None:
-        """`on_ended` gets why an open link ended: LinkEnded or ConnectionLost.
+        """`on_deliveries` gets what one read of the connection brought for this link.
 
-        It is not called if `open` raised, nor after `close` was called. `client_id` names this
-        receiver in the service's logs, and `gateway_client` the client of a gateway in the
-        ledger. Without locks (`receive_and_delete`) the owner must take
-        deliveries until `close` returns: the entity has deleted them.
+        `on_ended` gets why an open link ended: LinkEnded or ConnectionLost. It is not called if
+        `open` raised, nor after `close` was called. `client_id` names this receiver in the
+        service's logs, and `gateway_client` the client of a gateway in the ledger. Without locks
+        (`receive_and_delete`) the owner must take deliveries until `close` returns: the entity has
+        deleted them.
         """
         self.path = path
         self.name = f"{path}-receiver-{environment.new_id()}"
@@ -147,7 +148,7 @@ class ReceivingLink(IncomingOwner):
         """When this link last brought a delivery or a flow, by the clock of the loop."""
         self._connection = connection
         self._loop = connection.loop
-        self._on_delivery = on_delivery
+        self._on_deliveries = on_deliveries
         self._on_ended = on_ended
         self._receive_and_delete = receive_and_delete
         self._session = session
@@ -355,21 +356,27 @@ class ReceivingLink(IncomingOwner):
 
     # Events
 
-    def take(self, event: DeliveryArrived) -> None:
-        """Hand one delivery to the owner; while the link is being closed, give it back."""
+    def take(self, run: list[DeliveryArrived]) -> None:
+        """Hand deliveries to the owner; while the link is being closed, give them back."""
         link = self._link
         if link is None or link.credit < -self._largest_grant:
             self._refuse_excess()
             return
-        delivery = Delivery(self, event.delivery_id, event.tag, event.payload, event.settled)
+        deliveries = [
+            Delivery(self, event.delivery_id, event.tag, event.payload, event.settled)
+            for event in run
+        ]
         if self._records is not None:
-            delivery.names = self._records.received(event.payload, is_deleted=event.settled)
-        if self._is_closing and not event.settled:
-            self.settle(delivery, RELEASE, _ignore)
-        else:
-            self._on_delivery(delivery)
+            for delivery in deliveries:
+                noted = self._records.received(delivery.data, is_deleted=delivery.settled)
+                delivery.names = noted
+        if self._is_closing:
+            self.release_all(deliveries)
+            deliveries = [delivery for delivery in deliveries if delivery.settled]
+        if deliveries:
+            self._on_deliveries(deliveries)
         if self._drain_left:
-            self._drain_left -= 1
+            self._drain_left -= min(self._drain_left, len(run))
             if not self._drain_left:
                 self._end_drain(True)
 
@@ -385,7 +392,7 @@ class ReceivingLink(IncomingOwner):
         match event:
             case DeliveryArrived():
                 self.heard_at = self._loop.time()
-                self.take(event)
+                self.take([event])
             case Drained():
                 self.heard_at = self._loop.time()
                 self._end_drain(True)

@@ -345,9 +345,13 @@ class TwinReceiver(LinkOwner):
     def give_back(self, side: ReceivingSide) -> None:
         """Nothing waits here to be handed out."""
 
-    def on_delivery(self, side: ReceivingSide, delivery: Delivery) -> None:
+    def on_deliveries(self, side: ReceivingSide, run: list[Delivery]) -> None:
         self._changed.set()
         self._down_since.pop(side.side, None)
+        for delivery in run:
+            self._take(side, delivery)
+
+    def _take(self, side: ReceivingSide, delivery: Delivery) -> None:
         copy = read_copy(side.side, delivery.data, self._label)
         if self._is_second(side, delivery, copy):
             return

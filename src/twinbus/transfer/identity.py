@@ -11,6 +11,7 @@ from twinbus.amqp.message import decode_map, outline, sections_at, split
 from twinbus.amqp.types import AmqpError, DecodeError, ULong
 from twinbus.servicebus.names import ENQUEUED_TIME, SEQUENCE_NUMBER
 from twinbus.servicebus.twins import DIVERTED, DivertMark, read_divert_mark
+from twinbus.transfer.plain_values import UNREADABLE, WIDE, annotations_in
 from twinbus.transfer.sections import entries_of, field_value, fields_of
 from twinbus.transfer.unpacking import UNFORESEEN, message_id_in
 
@@ -81,7 +82,11 @@ def read_names(data: bytes) -> MessageNames:
         offsets = outline(data)
         if offsets is not None:
             _, annotations_at, at, application_at, _ = offsets
-            raw, properties = data[annotations_at:at], data[at:application_at]
+            properties = data[at:application_at]
+            known = _known_number(data, annotations_at, at)
+            if known is not None:
+                return message_id_in(properties), known
+            raw = data[annotations_at:at]
         else:
             sections = split(data)
             raw, properties = sections.message_annotations, sections.properties
@@ -94,6 +99,19 @@ def read_names(data: bytes) -> MessageNames:
     except (AmqpError, *UNFORESEEN):
         return None, None
     return message_id, None
+
+
+def _known_number(data: bytes, start: int, end: int) -> int | None:
+    """The sequence number, if the annotations are laid out as those of earlier messages."""
+    if start == end:
+        return None
+    is_wide = data[start + 3] & WIDE
+    try:
+        found = annotations_in(data, start + (8 if is_wide else 5), end, is_wide)
+    except UNREADABLE:
+        return None
+    number = found.get(_SEQUENCE)
+    return number if type(number) is int and 0 <= number <= NUMBER_MAX else None
 
 
 def _message_id(properties: bytes) -> str | ULong | UUID | bytes | None:

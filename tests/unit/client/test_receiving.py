@@ -94,7 +94,7 @@ class World:
         self.link = ReceivingLink(
             self.upstream,
             "orders",
-            on_delivery=self.arrived.append,
+            on_deliveries=self.arrived.extend,
             on_ended=lambda _, error: self.ended.append(error),
             **options,
         )
@@ -154,6 +154,15 @@ async def test_a_delivery_has_what_came_and_its_lock_token() -> None:
     assert (deleted.settled, deleted.lock_token) == (True, None)
     short = Delivery(world.link, 5, b"short", b"m", settled=False)
     assert short.lock_token is None
+
+
+async def test_the_deliveries_of_one_read_are_handed_on_together() -> None:
+    world = opened()
+    runs: list[list[int]] = []
+    world.link._on_deliveries = lambda run: runs.append([one.number for one in run])
+    world.deliver(1, 2, 3)
+    world.deliver(4)
+    assert runs == [[1, 2, 3], [4]]
 
 
 async def test_a_settlement_that_is_alone_leaves_at_once_and_those_of_one_turn_as_ranges() -> None:
@@ -517,7 +526,7 @@ class Joined:
         return ReceivingLink(
             self.upstream,
             "orders",
-            on_delivery=self.arrived.append,
+            on_deliveries=self.arrived.extend,
             on_ended=lambda _, error: self.ended.append(error),
             **options,
         )

@@ -31,6 +31,15 @@ def test_a_message_is_named_by_its_id_and_its_sequence_number() -> None:
     assert read_names(encode_message(data=b"body")) == (None, None)
 
 
+def test_a_message_is_not_named_by_the_layout_of_another_one_of_its_size() -> None:
+    other = Symbol(SEQUENCE_NUMBER[:-1] + "s")
+    for number in (1 << 40, 1 << 41, 1 << 42):
+        assert read_names(message(**{NUMBER: number})) == ("m-1", number)
+        assert read_names(message(**{other: number})) == ("m-1", None)
+        assert read_names(message("m-2", **{NUMBER: number, Symbol("a"): 1})) == ("m-2", number)
+        assert read_names(message("m-2", **{Symbol("a"): 1, NUMBER: number})) == ("m-2", number)
+
+
 @pytest.mark.parametrize("number", [True, "7", None, ULong(NUMBER_MAX + 1), -1])
 def test_a_sequence_number_that_no_service_gives_is_left_out(number: Any) -> None:
     assert read_names(message(**{NUMBER: number})) == ("m-1", None)

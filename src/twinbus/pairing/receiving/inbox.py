@@ -186,14 +186,17 @@ class Inbox:
 
     # For the sides
 
-    def on_delivery(self, side: ReceivingSide, delivery: Delivery) -> None:
-        if self.is_stopped and not delivery.settled:
-            side.release(delivery)
-            return
-        self._entries.append(Entry(side, delivery))
-        self._buffered[side.side] += 1
-        self._arrived.set()
-        self._release_soon()
+    def on_deliveries(self, side: ReceivingSide, run: list[Delivery]) -> None:
+        if self.is_stopped:
+            for delivery in run:
+                if not delivery.settled:
+                    side.release(delivery)
+            run = [delivery for delivery in run if delivery.settled]
+        self._entries.extend(Entry(side, delivery) for delivery in run)
+        self._buffered[side.side] += len(run)
+        if run:
+            self._arrived.set()
+            self._release_soon()
 
     def on_opened(self, side: ReceivingSide, link: ReceivingLink) -> None:
         self._owner.on_opened(side, link)

@@ -3,7 +3,7 @@
     side = ReceivingSide(Side.PRIMARY, connection, LinkSettings("orders"), owner)
     side.start()
     await side.first_result()   # None, or why the first link was not opened
-    side.want(10)               # up to 10 deliveries go to owner.on_delivery
+    side.want(10)               # up to 10 deliveries go to owner.on_deliveries
     await side.settle(delivery, token, COMPLETE, confirmed)
     await side.close(5.0)
 
@@ -97,7 +97,7 @@ class LinkSettings:
 class SideOwner(Protocol):
     """The receiver that a side belongs to."""
 
-    def on_delivery(self, side: ReceivingSide, delivery: Delivery) -> None: ...
+    def on_deliveries(self, side: ReceivingSide, run: list[Delivery]) -> None: ...
 
     def on_opened(self, side: ReceivingSide, link: ReceivingLink) -> None: ...
 
@@ -310,7 +310,7 @@ class ReceivingSide:
         link = ReceivingLink(
             self.connection,
             settings.path,
-            on_delivery=self._on_delivery,
+            on_deliveries=self._on_deliveries,
             on_ended=self._on_ended,
             receive_and_delete=settings.receive_and_delete,
             session=settings.session,
@@ -427,16 +427,15 @@ class ReceivingSide:
         if self.link is link:
             self.link = None
 
-    def _on_delivery(self, delivery: Delivery) -> None:
-        self.delivered += 1
-        self._wanted = max(0, self._wanted - 1)
+    def _on_deliveries(self, run: list[Delivery]) -> None:
+        self.delivered += len(run)
+        self._wanted = max(0, self._wanted - len(run))
         now = self._loop.time()
         self._watchdog.delivered(now)
         self._pauses.delivered()
-        link = delivery.link
-        if not link.credit:
+        if not run[0].link.credit:
             self._watchdog.credit_changed(now, is_out=False)
-        self._owner.on_delivery(self, delivery)
+        self._owner.on_deliveries(self, run)
 
     def _on_ended(self, link: ReceivingLink, error: Exception) -> None:
         if link is not self.link:

@@ -4,18 +4,25 @@ Nearly all messages consist of sections whose values are texts, bytes, numbers a
 read here. Whatever else a message has, malformed bytes included, the SDK's decoder reads it all: so
 values and errors are always the SDK's own. Texts are bytes, as the SDK has them.
 
-The annotations of a queue's messages differ only in their numbers, and most headers are the same:
-what is learned from the first one reads the others.
+Most headers are the same: they are read once.
 """
 
 from __future__ import annotations
 
 import struct
 from typing import Any, Final
-from uuid import UUID
 
 from azure.servicebus._pyamqp._decode import decode_payload
 from azure.servicebus._pyamqp.message import Header, Message, Properties
+
+from twinbus.transfer.plain_values import (
+    UNREADABLE,
+    WIDE,
+    Uncommon,
+    annotations_in,
+    map_in,
+    values_in,
+)
 
 _HEADER, _PROPERTIES, _DATA = 0x70, 0x73, 0x75
 _DELIVERY_ANNOTATIONS, _ANNOTATIONS, _APPLICATION_PROPERTIES, _FOOTER = 0x71, 0x72, 0x74, 0x78
@@ -25,44 +32,20 @@ _OTHER_MAPS: Final = frozenset((_APPLICATION_PROPERTIES, _FOOTER))
 
 _U32: Final = struct.Struct(">I").unpack_from
 _LIST, _MAP, _BINARY = 0xC0, 0xC1, 0xA0
-"""Forms of a section's content; one with a size of four bytes has `_WIDE` set."""
-_WIDE: Final = 0x10
-
-_CONSTANTS: Final[dict[int, Any]] = {0x40: None, 0x41: True, 0x42: False, 0x43: 0, 0x44: 0}
-_SHORT_BYTES: Final = frozenset((0xA0, 0xA1, 0xA3))
-_LONG_BYTES: Final = frozenset((0xB0, 0xB1, 0xB3))
-_FORMATS: Final = {
-    0x50: "B", 0x51: "b", 0x52: "B", 0x53: "B", 0x54: "b", 0x55: "b", 0x60: "H", 0x61: "h",
-    0x70: "I", 0x71: "i", 0x72: "f", 0x80: "Q", 0x81: "q", 0x82: "d", 0x83: "q",
-}  # fmt: skip
-"""Struct formats of numbers."""
-_NUMBERS: Final[dict[int, tuple[Any, int]]] = {
-    code: (struct.Struct(f">{form}").unpack_from, 1 + struct.calcsize(f">{form}"))
-    for code, form in _FORMATS.items()
-}
-"""How a number is read, and its bytes with its format code."""
-
-_BOOLEAN, _UUID = 0x56, 0x98
-_NULL: Final = 0x40
-_NULLS: Final = bytes((_NULL,)) * 16
-"""How properties nearly always end."""
+"""Forms of a section's content; one with a size of four bytes has `WIDE` set."""
 
 LEARNED_MAX: Final = 256
-"""Headers, and layouts, that are remembered; past that all are forgotten and learned again."""
+"""Headers that are remembered; past that all are forgotten and learned again."""
 
 HEADER_BYTES_MAX: Final = 32
 """The longest header that is remembered."""
-
-
-class _Uncommon(Exception):
-    """A message, or a value of it, that the SDK's decoder is to read."""
 
 
 def decode_message(data: bytes) -> Message:
     """Return what the SDK's `decode_payload` returns, or raise what it raises."""
     try:
         return _decoded(data)
-    except (_Uncommon, IndexError, struct.error, TypeError, ValueError):
+    except UNREADABLE:
         return decode_payload(memoryview(data))
 
 
@@ -75,7 +58,7 @@ def _decoded(data: bytes) -> Message:
     while offset < size:
         head = _U32(data, offset)[0]
         form = head & 0xFF
-        is_wide = form & _WIDE
+        is_wide = form & WIDE
         if is_wide:
             start = offset + 8
             offset = start + _U32(data, offset + 4)[0]
@@ -83,20 +66,20 @@ def _decoded(data: bytes) -> Message:
             start = offset + 5
             offset = start + data[start - 1]
         if head & 0xFFFF0000 != 0x00530000 or offset > size:
-            raise _Uncommon
-        code, form = head >> 8 & 0xFF, form & ~_WIDE
+            raise Uncommon
+        code, form = head >> 8 & 0xFF, form & ~WIDE
         if code == _DATA and form == _BINARY:
             body.append(data[start:offset])
         elif code == _PROPERTIES and form == _LIST:
-            properties = Properties(*_values(data, start, offset, is_wide))
+            properties = Properties(*values_in(data, start, offset, is_wide))
         elif code == _HEADER and form == _LIST:
             header = _header(data, start, offset, is_wide)
         elif code in _ANNOTATION_MAPS and form == _MAP:
-            maps[code] = _annotations(data, start, offset, is_wide)
+            maps[code] = annotations_in(data, start, offset, is_wide)
         elif code in _OTHER_MAPS and form == _MAP:
-            maps[code] = _map(data, start, offset, is_wide)
+            maps[code] = map_in(data, start, offset, is_wide)
         else:
-            raise _Uncommon
+            raise Uncommon
     return Message(
         header,
         maps.get(_DELIVERY_ANNOTATIONS),
@@ -115,118 +98,9 @@ def _header(data: bytes, start: int, end: int, is_wide: int) -> Header:
     raw = data[start:end]
     header = None if is_wide else _headers.get(raw)
     if header is None:
-        header = Header(*_values(data, start, end, is_wide))
+        header = Header(*values_in(data, start, end, is_wide))
         if not is_wide and len(raw) <= HEADER_BYTES_MAX:
             if len(_headers) >= LEARNED_MAX:
                 _headers.clear()
             _headers[raw] = header
     return header
-
-
-class _Layout:
-    """Where the values stand in maps of one size; the bytes between them are the same in each."""
-
-    __slots__ = ("_between", "_keys", "_unpack", "_uuids")
-
-    def __init__(self, form: str, raw: bytes, keys: list[bytes], uuids: list[bytes]) -> None:
-        self._unpack = struct.Struct(form).unpack_from
-        self._between = self._unpack(raw)[::2]
-        self._keys = keys
-        self._uuids = uuids
-        """The keys whose values are uuids."""
-
-    @classmethod
-    def of(cls, raw: bytes, is_wide: int) -> _Layout | None:
-        """The layout of a map that was decoded; None: not all of its values have a fixed size."""
-        form, at, before = ">", 4 if is_wide else 1, 0
-        keys: list[bytes] = []
-        uuids: list[bytes] = []
-        while at < len(raw):
-            start = at + 2
-            at = start + raw[start - 1]
-            is_uuid = raw[at] == _UUID
-            kind = "16s" if is_uuid else _FORMATS.get(raw[at])
-            if raw[start - 2] not in _SHORT_BYTES or kind is None:
-                return None
-            keys.append(raw[start:at])
-            if is_uuid:
-                uuids.append(keys[-1])
-            form += f"{at + 1 - before}s{kind}"
-            at = before = at + 1 + struct.calcsize(f">{kind}")
-        return cls(form, raw, keys, uuids) if keys else None
-
-    def read(self, data: bytes, start: int) -> dict[Any, Any] | None:
-        """Return the map whose count is at `start`; None: it is another one of the same size."""
-        parts = self._unpack(data, start)
-        if parts[::2] != self._between:
-            return None
-        found = dict(zip(self._keys, parts[1::2], strict=True))
-        for key in self._uuids:
-            found[key] = UUID(bytes=found[key])
-        return found
-
-
-_layouts: Final[dict[tuple[int, int], _Layout | None]] = {}
-"""By the size of a map and whether it is wide; None: the first one of that size has none."""
-
-
-def _annotations(data: bytes, start: int, end: int, is_wide: int) -> dict[Any, Any]:
-    key = end - start, is_wide
-    layout = _layouts.get(key)
-    if layout is not None and (found := layout.read(data, start)) is not None:
-        return found
-    found = _map(data, start, end, is_wide)
-    if key not in _layouts:
-        if len(_layouts) >= LEARNED_MAX:
-            _layouts.clear()
-        _layouts[key] = _Layout.of(data[start:end], is_wide)
-    return found
-
-
-def _map(data: bytes, start: int, end: int, is_wide: int) -> dict[Any, Any]:
-    values = _values(data, start, end, is_wide)
-    return dict(zip(values[::2], values[1::2], strict=True))
-
-
-def _values(data: bytes, offset: int, end: int, is_wide: int) -> list[Any]:
-    """The values of a list or map whose count is at `offset`."""
-    if is_wide:
-        count = _U32(data, offset)[0]
-        offset += 4
-    else:
-        count = data[offset]
-        offset += 1
-    if count > end - offset:
-        raise _Uncommon
-    values: list[Any] = []
-    for left in range(count, 0, -1):
-        code = data[offset]
-        if code == _NULL and end - offset == left and data[offset:end] == _NULLS[:left]:
-            values += [None] * left
-            return values
-        if code in _SHORT_BYTES:
-            start = offset + 2
-            offset = start + data[start - 1]
-            values.append(data[start:offset])
-        elif code in _CONSTANTS:
-            offset += 1
-            values.append(_CONSTANTS[code])
-        elif code in _NUMBERS:
-            unpack, width = _NUMBERS[code]
-            values.append(unpack(data, offset + 1)[0])
-            offset += width
-        elif code in _LONG_BYTES:
-            start = offset + 5
-            offset = start + _U32(data, offset + 1)[0]
-            values.append(data[start:offset])
-        elif code == _BOOLEAN:
-            values.append(data[offset + 1] == 1)
-            offset += 2
-        elif code == _UUID:
-            values.append(UUID(bytes=data[offset + 1 : offset + 17]))
-            offset += 17
-        else:
-            raise _Uncommon
-    if offset != end:
-        raise _Uncommon
-    return values

@@ -75,7 +75,7 @@ class World:
 
     def bring(self, side: Any, link: Link, number: int) -> Delivered:
         delivery = Delivered(link, number)
-        self.inbox.on_delivery(side, delivery)  # type: ignore[arg-type]
+        self.inbox.on_deliveries(side, [delivery])  # type: ignore[list-item]
         return delivery
 
     def fail(self, side: Any) -> None:

@@ -36,7 +36,7 @@ def inbox_of(source: Source) -> Inbox:
 
 def arrives(inbox: Inbox, source: Any, name: str) -> Any:
     delivery: Any = SimpleNamespace(name=name, settled=False)
-    inbox.on_delivery(source, delivery)
+    inbox.on_deliveries(source, [delivery])
     return delivery
 
 

@@ -39,8 +39,8 @@ class Delivered:
 class Link:
     """A link whose peer does what the test says."""
 
-    def __init__(self, world: World, on_delivery: Any, on_ended: Any, session: Any) -> None:
-        self.world, self.on_delivery, self.on_ended = world, on_delivery, on_ended
+    def __init__(self, world: World, on_deliveries: Any, on_ended: Any, session: Any) -> None:
+        self.world, self.on_deliveries, self.on_ended = world, on_deliveries, on_ended
         self.is_open = False
         self.credit = 0
         self.session_id = None if session is NO_SESSION else str(session)
@@ -67,7 +67,7 @@ class Link:
         self.drained.append(credit)
         self.credit = 0
         if credit and self.brings_when_checked:
-            self.on_delivery(Delivered(self))
+            self.on_deliveries([Delivered(self)])
         await asyncio.sleep(self.drain_takes_s)
         if not self.answers_drains:
             await asyncio.sleep(timeout_s)
@@ -76,7 +76,7 @@ class Link:
     def bring(self) -> Delivered:
         self.credit -= 1
         delivery = Delivered(self)
-        self.on_delivery(delivery)
+        self.on_deliveries([delivery])
         return delivery
 
     def settle(self, delivery: Delivered, outcome: Any, done: Any) -> None:
@@ -154,7 +154,7 @@ class World:
         return self.links[-1]
 
     def make(self, connection: Any, path: str, **given: Any) -> Link:
-        self.links.append(Link(self, given["on_delivery"], given["on_ended"], given["session"]))
+        self.links.append(Link(self, given["on_deliveries"], given["on_ended"], given["session"]))
         return self.link
 
     async def settle_by_token(
@@ -162,8 +162,8 @@ class World:
     ) -> None:
         self.by_token.append(token)
 
-    def on_delivery(self, side: Any, delivery: Any) -> None:
-        self.deliveries.append(delivery)
+    def on_deliveries(self, side: Any, run: list[Any]) -> None:
+        self.deliveries += run
 
     def on_opened(self, side: Any, link: Any) -> None: ...
 
