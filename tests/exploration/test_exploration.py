@@ -1,0 +1,41 @@
+"""Every state of small worlds of the shipped cores keeps the promises; planted bugs are found."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tests.exploration.planted import BUGS, planted
+from tests.exploration.worlds import LARGE, SMALL, WORLDS, explore
+
+EVENTFUL = {"outage": 500}
+"""The least number of states of worlds in which much happens."""
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_state_of_a_small_world_keeps_the_promises(name: str) -> None:
+    found = explore(SMALL[name])
+    # Seen with `-rP`.
+    sys.stdout.write(f"{name}: {found}\n")
+    assert not found.violation, found.story()
+    assert found.is_complete
+    # A world in which nothing happens would keep any promise.
+    assert found.states >= EVENTFUL.get(name, 10)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", LARGE)
+def test_every_state_of_a_larger_world_keeps_the_promises(name: str) -> None:
+    found = explore(LARGE[name])
+    sys.stdout.write(f"{name}: {found}\n")
+    assert not found.violation, found.story()
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_found(name: str) -> None:
+    bug = BUGS[name]
+    with planted(bug):
+        found = explore(WORLDS[bug.world])
+    sys.stdout.write(f"{name}: {found.violation} ({found})\n")
+    assert found.violation.startswith(bug.promise), found.story()
