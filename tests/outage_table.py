@@ -19,15 +19,18 @@ class Row:
     twice: dict[str, str] = field(default_factory=dict)
     """Ids that were handed out more than once, and the reason of each; empty: there is none."""
 
+    is_judged: bool = False
+    """Whether it is known what was lost; a run that was ended in the middle does not say."""
+
     def __str__(self) -> str:
+        says = f"{self.rounds} rounds, longest gap {self.longest_gap_s:.1f} s"
+        if not self.is_judged:
+            return f"{says}, not known what was lost"
         reasons = "".join(
             f", {count} times: {reason or 'no reason'}"
             for reason, count in Counter(self.twice.values()).items()
         )
-        return (
-            f"{self.rounds} rounds, longest gap {self.longest_gap_s:.1f} s, "
-            f"{len(self.lost)} lost, {len(self.twice)} handed out twice{reasons}"
-        )
+        return f"{says}, {len(self.lost)} lost, {len(self.twice)} handed out twice{reasons}"
 
 
 class OutageTable:
@@ -49,15 +52,20 @@ class OutageTable:
                 sys.stderr.write(f"\nSUM {fault} | {place} | {row}")
             sys.stderr.write("\n")
 
-    def add(
-        self, place: str, gap_s: float, lost: set[str], twice: Mapping[str, str], rounds: int = 1
-    ) -> None:
+    def add_gap(self, place: str, gap_s: float) -> None:
+        """Add one round of a place."""
         row = self.rows.setdefault(place, Row())
-        row.rounds += rounds
+        row.rounds += 1
         row.longest_gap_s = max(row.longest_gap_s, gap_s)
+        sys.stderr.write(f"{self._fault} {row.rounds}: {place}: gap {gap_s:.1f} s\n")
+
+    def add_messages(self, place: str, lost: set[str], twice: Mapping[str, str]) -> None:
+        """Add what became of messages, of one round or of several."""
+        row = self.rows.setdefault(place, Row())
+        row.is_judged = True
         row.lost += sorted(lost)
         row.twice.update(twice)
-        says = f"gap {gap_s:.1f} s, {len(lost)} lost, twice {dict(Counter(twice.values()))}"
+        says = f"{len(lost)} lost, twice {dict(Counter(twice.values()))}"
         sys.stderr.write(f"{self._fault} {row.rounds}: {place}: {says}\n")
 
     @property

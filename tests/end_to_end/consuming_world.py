@@ -76,6 +76,7 @@ class Consumer:
         self.book = directory / f"{kind}.book"
         self.log = directory / f"{kind}.log"
         self._environment = {**os.environ, **environment, BOOK: str(self.book)}
+        self.kills = 0
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -208,11 +209,17 @@ class ConsumingWorld:
     def _kill_now_and_then(
         self, consumer: Consumer, chance: random.Random, stopped: threading.Event
     ) -> None:
-        # Not before each has received: a Celery worker takes some seconds to start.
         until(self._is_outage.is_set, PATIENCE_S)
-        while not stopped.wait(chance.uniform(2.0, 9.0)):
-            consumer.kill()
-            consumer.start()
+        while not stopped.is_set():
+            # A killed consumer that had not begun would show nothing: it takes seconds to start.
+            before = len(self._events(consumer.kind))
+            while len(self._events(consumer.kind)) == before:
+                if stopped.wait(0.2):
+                    return
+            if not stopped.wait(chance.uniform(0.0, 5.0)):
+                consumer.kill()
+                consumer.start()
+                consumer.kills += 1
 
     async def _send_through(self, fault: str, pool: ThreadPoolExecutor) -> tuple[float, float]:
         """Send at a steady rate; return when the fault began and when the last send ended."""

@@ -40,7 +40,8 @@ def test_consumers_receive_again_in_time_and_nothing_is_lost(tmp_path: Path, fau
     ):
         for _ in range(ROUNDS):
             for place, one in world.suffer(fault).items():
-                table.add(place, one.gap_s, one.lost, one.twice)
+                table.add_gap(place, one.gap_s)
+                table.add_messages(place, one.lost, one.twice)
         assert world.raised == []
     assert table.lost == []
     # One consumer process: no copy is handed out beside the other. What the fault caught between
@@ -60,7 +61,11 @@ def test_consumers_that_are_killed_meanwhile_lose_nothing(tmp_path: Path, fault:
         for number in range(ROUNDS):
             chance = random.Random(f"{seed} {number}")
             for place, one in world.suffer(fault, kill_consumers=chance).items():
-                table.add(place, one.gap_s, one.lost, one.twice)
+                table.add_gap(place, one.gap_s)
+                table.add_messages(place, one.lost, one.twice)
         assert world.raised == []
+        kills = {kind: consumer.kills for kind, consumer in world.consumers.items()}
+        sys.stderr.write(f"{fault}: killed consumers: {kills}\n")
+        assert all(kills.values()), kills
     assert table.lost == []
     assert table.reasons <= {NOT_CONFIRMED, OTHER_PROCESS, PROCESS_KILLED}, table.rows

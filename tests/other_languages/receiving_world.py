@@ -90,6 +90,10 @@ class Flow:
         return sum(bool(one.number & SECONDARY_BIT) in sides for one in found) >= count
 
     @property
+    def kills(self) -> int:
+        return len(self._receivers) - 1
+
+    @property
     def messages(self) -> list[Receive]:
         """What all receivers got, in its order."""
         return [one for program in self._receivers for one in program.messages]
@@ -224,8 +228,13 @@ class ReceivingWorld:
 
         def kill(flow: Flow, seed: float) -> None:
             moments = random.Random(seed)
-            while not stopped.wait(moments.uniform(4.0, 15.0)):
-                flow.kill_receiver()
+            while not stopped.is_set():
+                # A killed receiver that had not begun would show nothing.
+                while not flow.receiver.messages:
+                    if stopped.wait(0.2):
+                        return
+                if not stopped.wait(moments.uniform(0.0, 10.0)):
+                    flow.kill_receiver()
 
         with ThreadPoolExecutor(len(self._flows)) as pool:
             killing = [pool.submit(kill, *one) for one in zip(self._flows, seeds, strict=True)]
@@ -235,6 +244,11 @@ class ReceivingWorld:
                 stopped.set()
             for one in killing:
                 one.result()
+
+    @property
+    def kills(self) -> dict[str, int]:
+        """How often each receiver was killed."""
+        return {one.name: one.kills for one in self._flows}
 
     def gaps(self, began_s: float) -> dict[str, float]:
         """The longest time without a message of each receiver from a moment on."""
@@ -273,6 +287,6 @@ class ReceivingWorld:
         lines = [json.loads(line) for text in files for line in text.splitlines()]
         unanswered = {line.get("message_id") for line in lines if line.get("outcome") == "unknown"}
         for one in self._flows:
-            table.add(one.name, 0.0, one.missing, one.twice(unanswered), rounds=0)
+            table.add_messages(one.name, one.missing, one.twice(unanswered))
             assert one.errors == []
             assert any(it.number & SECONDARY_BIT for it in one.messages), one.name

@@ -55,7 +55,7 @@ def suffer(directory: Path, language: str, faults: list[tuple[str, int]]) -> Non
             with world.fault(kind, side):
                 world.flow(down=side)
                 for name, gap_s in world.gaps(began_s).items():
-                    table.add(name, gap_s, set(), {})
+                    table.add_gap(name, gap_s)
         world.flow()
         world.stop()
         world.check(table)
@@ -111,9 +111,11 @@ def test_queues_and_topics_of_each_language_go_on_in_long_outages(
                     time.sleep(OUTAGE_S)
                 time.sleep(TAIL_S)
             for name, gap_s in world.gaps(began_s).items():
-                table.add(name, gap_s, set(), {})
+                table.add_gap(name, gap_s)
         world.stop()
         world.check(table)
+        sys.stderr.write(f"{title}: killed receivers: {world.kills}\n")
+        assert all(world.kills.values()) == are_killed, world.kills
     assert table.lost == []
     reasons = {LOCK_LOST, UNANSWERED, *([OTHER_PROCESS] if are_killed else [])}
     assert table.reasons <= reasons, table.rows
