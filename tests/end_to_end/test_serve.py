@@ -22,6 +22,7 @@ from tests.official_sdk import PATIENCE_S, ClosedTogether, administration, clien
 from tests.processes import ServedBroker, run_twinbus
 from twinbus.broker.storage import records
 from twinbus.broker.storage.checksums import is_sound, seal
+from twinbus.broker.storage.inventory import read_inventory
 
 pytestmark = pytest.mark.end_to_end
 
@@ -370,6 +371,9 @@ def set_format(data: Path, version: int) -> None:
         changed = seal(records.FORMAT_KEY, version.to_bytes(records.FORMAT_BYTES, "little"))
         assert records.unpack_format(changed) == version
         transaction.put(records.FORMAT_KEY, changed)
+        inventory = read_inventory(transaction.get(records.INVENTORY_KEY))
+        assert inventory is not None
+        transaction.put(records.INVENTORY_KEY, inventory.pack(transaction.id()))
 
 
 def test_a_data_directory_in_use(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from twinbus.broker.journal import EntityImage, StoredMessage
 from twinbus.broker.storage import records
 from twinbus.broker.storage.checksums import unsealed
 from twinbus.broker.storage.data_directory import LOW_SPACE_BYTES
+from twinbus.broker.storage.inventory import read_inventory
 from twinbus.broker.storage.lmdb_store import LmdbStore
 from twinbus.broker.storage.store import flush
 from twinbus.errors import StoreError
@@ -37,6 +38,7 @@ import asyncio, os, resource, sys, time
 from pathlib import Path
 from twinbus.broker.storage.store import GroupCommit
 from twinbus.broker.journal import StoredMessage
+from twinbus.broker.storage.inventory import read_inventory
 from twinbus.broker.storage.lmdb_store import LmdbStore
 from twinbus.broker.storage.store import flush
 from twinbus.errors import StoreError, StoreFull
@@ -242,8 +244,11 @@ def test_a_kill_at_any_commit_of_an_upgrade_leaves_a_store_whose_upgrade_goes_on
 
 
 def stored(directory: Path) -> dict[bytes, bytes]:
+    """All records; the inventory as if no commit had stored it."""
     with lmdb.open(str(directory)) as environment, environment.begin() as transaction:
-        return dict(transaction.cursor())
+        found = dict(transaction.cursor())
+    inventory = read_inventory(found.get(records.INVENTORY_KEY))
+    return found if inventory is None else {**found, records.INVENTORY_KEY: inventory.pack(0)}
 
 
 def made_without_checksums(directory: Path, sealed: dict[bytes, bytes]) -> None:
@@ -419,6 +424,9 @@ def test_a_sound_file_that_is_shorter_than_its_pages_opens(tmp_path: Path) -> No
                     b"Y%d" % generator.randrange(100), bytes(generator.choice((9, 9000)))
                 )
                 transaction.delete(b"Y%d" % generator.randrange(100))
+            inventory = read_inventory(transaction.get(records.INVENTORY_KEY))
+            assert inventory is not None
+            transaction.put(records.INVENTORY_KEY, inventory.pack(transaction.id()))
         needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
         if data.stat().st_size < needed:
             break

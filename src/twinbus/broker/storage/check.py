@@ -19,7 +19,8 @@ from twinbus.broker.storage import records
 from twinbus.broker.storage.checksums import Data, is_sound, unsealed
 from twinbus.broker.storage.data_directory import DATA_FILE, DataDirectory
 from twinbus.broker.storage.inventory import Inventory, read_inventory
-from twinbus.errors import StoreError
+from twinbus.broker.storage.lmdb_store import check_commits
+from twinbus.errors import StoreDamaged, StoreError
 
 PROGRESS_RECORDS = 10_000
 """Records between two reports of progress."""
@@ -129,6 +130,9 @@ def _tell(path: Path, pipe: IO[str]) -> None:
         ):
             for count in walk.read(transaction):
                 say(records=count)
+        check_commits(path)
+    except StoreDamaged as error:
+        walk.add(None, 0, str(error))
     except StoreError as error:
         say(records=0, error=f"{path / DATA_FILE} {error}")
         return

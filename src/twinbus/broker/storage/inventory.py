@@ -1,7 +1,8 @@
 """The inventory: what all records of a store must add up to. Pure.
 
 LMDB has no checksums of its pages: a bit changed in one can hide records or show old ones, each of
-which is sound. So each commit also stores how many records there are, and the sum of what they are.
+which is sound. So each commit also stores how many records there are, the sum of what they are, and
+its own number.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from zlib import crc32
 from twinbus.broker.storage.checksums import CHECKSUM_BYTES, Data, is_sound, seal
 from twinbus.broker.storage.records import INVENTORY_KEY, MESSAGE
 
-_INVENTORY = struct.Struct("<QQ")
+_INVENTORY = struct.Struct("<QQQ")
+_COUNTED = struct.Struct("<QQ")
+"""Without the number."""
+
 _WRAP = 2**64
 
 
@@ -22,6 +26,8 @@ class Inventory:
     count: int = 0
     """Records, those of the format and of the inventory aside."""
     total: int = 0
+    commit: int = 0
+    """The number of the commit that stored it; 0: it was stored without."""
 
     def add(self, key: Data, sealed: Data) -> None:
         self.count += 1
@@ -35,16 +41,17 @@ class Inventory:
         self.count -= 1
         self.total = (self.total - crc32(key)) % _WRAP
 
-    def pack(self) -> bytes:
-        """The record as it is stored."""
-        return seal(INVENTORY_KEY, _INVENTORY.pack(self.count % _WRAP, self.total))
+    def pack(self, commit: int) -> bytes:
+        """The record as this commit stores it."""
+        return seal(INVENTORY_KEY, _INVENTORY.pack(self.count % _WRAP, self.total, commit))
 
 
 def read_inventory(sealed: Data | None) -> Inventory | None:
     """The stored inventory; None if it is missing or damaged."""
     if sealed is None or not is_sound(INVENTORY_KEY, sealed):
         return None
-    return Inventory(*_INVENTORY.unpack_from(sealed))
+    layout = _COUNTED if len(sealed) == _COUNTED.size + CHECKSUM_BYTES else _INVENTORY
+    return Inventory(*layout.unpack_from(sealed))
 
 
 def _worth(key: Data, sealed: Data) -> int:

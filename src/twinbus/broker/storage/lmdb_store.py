@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
+import mmap
 import os
 import struct
 import subprocess
@@ -33,6 +34,7 @@ from twinbus.broker.storage.data_directory import (
     sync_directory,
 )
 from twinbus.broker.storage.inventory import Inventory, read_inventory
+from twinbus.broker.storage.last_commits import check_last_commits
 from twinbus.broker.storage.record_journal import RecordJournal
 from twinbus.broker.storage.store import Batch, Store
 from twinbus.broker.storage.upgrade import give_format, upgrade
@@ -213,6 +215,7 @@ def open_environment(directory: DataDirectory, map_size: int) -> lmdb.Environmen
         try:
             _check_length(directory.path, environment)
             _check_format(directory.path, environment)
+            check_commits(directory.path)
             sync_directory(directory.path)
         except BaseException:
             environment.close()
@@ -266,6 +269,16 @@ def lengthen(path: Path, length: int) -> None:
     data = path / DATA_FILE
     if data.stat().st_size < length:
         os.truncate(data, length)
+
+
+def check_commits(path: Path) -> None:
+    """Raise `StoreDamaged` unless the file shows the commit that was the last."""
+    with (
+        (path / DATA_FILE).open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        memoryview(content) as data,
+    ):
+        check_last_commits(data)
 
 
 def _check_format(path: Path, environment: lmdb.Environment) -> None:
@@ -383,7 +396,7 @@ def _apply(transaction: lmdb.Transaction[bytes], batch: Batch) -> None:
         if limit <= 0:
             break
         batch.swept.append(entity_id)
-    transaction.put(records.INVENTORY_KEY, inventory.pack())
+    transaction.put(records.INVENTORY_KEY, inventory.pack(transaction.id()))
 
 
 def _inventory(transaction: lmdb.Transaction[bytes]) -> Inventory:
@@ -432,7 +445,7 @@ def _sweep_all(environment: lmdb.Environment) -> None:
                 entity_id = records.key_entity(cursor.key())
             inventory = _inventory(transaction)
             _sweep(transaction, entity_id, _SWEEP_AT_START_RECORDS, inventory)
-            transaction.put(records.INVENTORY_KEY, inventory.pack())
+            transaction.put(records.INVENTORY_KEY, inventory.pack(transaction.id()))
 
 
 _OPEN: weakref.WeakSet[LmdbStore] = weakref.WeakSet()

@@ -41,7 +41,7 @@ def give_format(
     """Note the format, and the key up to which records are sealed; empty: all are."""
     record = seal(records.FORMAT_KEY, records.pack_format() + last)
     transaction.put(records.FORMAT_KEY, record)
-    transaction.put(records.INVENTORY_KEY, inventory.pack())
+    transaction.put(records.INVENTORY_KEY, inventory.pack(transaction.id()))
 
 
 def _seal_slice(

@@ -11,9 +11,10 @@ import pytest
 from twinbus.broker.journal import DamagedMessage, SessionState, StoredMessage
 from twinbus.broker.storage import records, upgrade
 from twinbus.broker.storage.checksums import seal, unsealed
+from twinbus.broker.storage.inventory import read_inventory
 from twinbus.broker.storage.lmdb_store import LmdbStore
 from twinbus.broker.storage.store import flush
-from twinbus.errors import StoreDamaged
+from twinbus.errors import StoreDamaged, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,20 +55,29 @@ def directory(tmp_path: Path) -> Path:
 
 def edit(directory: Path, changes: dict[bytes, bytes | None]) -> None:
     """Change records behind the store's back."""
-    with (
-        lmdb.open(str(directory), sync=False) as environment,
-        environment.begin(write=True) as transaction,
-    ):
+    with lmdb.open(str(directory), sync=False) as environment:
+        change(environment, changes)
+
+
+def change(environment: lmdb.Environment, changes: dict[bytes, bytes | None]) -> None:
+    """Change records in a commit that says its number, as each does."""
+    with environment.begin(write=True) as transaction:
         for key, record in changes.items():
             if record is None:
-                assert transaction.delete(key)
+                transaction.delete(key)
             else:
                 transaction.put(key, record)
+        inventory = read_inventory(transaction.get(records.INVENTORY_KEY))
+        if inventory is not None:
+            transaction.put(records.INVENTORY_KEY, inventory.pack(transaction.id()))
 
 
 def stored(directory: Path) -> dict[bytes, bytes]:
+    """All records; the inventory as if no commit had stored it."""
     with lmdb.open(str(directory)) as environment, environment.begin() as transaction:
-        return dict(transaction.cursor())
+        found = dict(transaction.cursor())
+    inventory = read_inventory(found.get(records.INVENTORY_KEY))
+    return found if inventory is None else {**found, records.INVENTORY_KEY: inventory.pack(0)}
 
 
 def flips(record: bytes) -> Iterator[bytes]:
@@ -218,8 +228,9 @@ def test_a_damaged_message_that_moves_stays_damaged(directory: Path) -> None:
     store = opened(directory)
     held(store)
     key = records.message_key(QUEUE, 2)
-    with store.opened().begin(write=True) as transaction:
-        transaction.put(key, list(flips(transaction.get(key) or b""))[-6])
+    with store.opened().begin() as transaction:
+        changed = list(flips(transaction.get(key) or b""))[-6]
+    change(store.opened(), {key: changed})
     store.move(QUEUE, 2, OTHER, message(4))
     flush(store)
     with pytest.raises(DamagedMessage, match="entity 2: message 4"):
@@ -270,3 +281,41 @@ def test_an_older_twinbus_refuses_a_store_that_is_half_upgraded(directory: Path)
     # It reads the first four bytes of the record as the version.
     half = seal(records.FORMAT_KEY, records.pack_format() + records.message_key(1, 1))
     assert records.unpack_format(half) == records.FORMAT_VERSION != records.UNCHECKED_VERSION
+
+
+def test_a_bit_that_brings_back_the_commit_before_is_noticed(directory: Path) -> None:
+    store = opened(directory)
+    store.put(QUEUE, message(4), b"body 4")
+    flush(store)
+    number = store.opened().info()["last_txnid"]
+    store.close()
+    file = directory / "data.mdb"
+    whole, place = file.read_bytes(), (number & 1) * 4096 + 144
+    assert whole[place : place + 8] == number.to_bytes(8, "little")
+    for bit in range(64):
+        spoilt = (number ^ 1 << bit).to_bytes(8, "little")
+        file.write_bytes(whole[:place] + spoilt + whole[place + 8 :])
+        with pytest.raises(StoreError, match="damaged"):
+            opened(directory)
+    file.write_bytes(whole)
+    store = opened(directory)
+    assert held(store)["orders"] == [1, 2, 3, 4]
+    store.close()
+
+
+def test_an_index_that_begins_where_that_of_an_earlier_commit_did_is_noticed(
+    directory: Path,
+) -> None:
+    file = directory / "data.mdb"
+    roots = {file.read_bytes()[at : at + 8] for at in (128, 4096 + 128)}
+    store = opened(directory)
+    for number in (4, 5, 6):
+        store.put(QUEUE, message(number), b"body")
+        flush(store)
+    page = (store.opened().info()["last_txnid"] & 1) * 4096
+    store.close()
+    whole = file.read_bytes()
+    for root in roots - {whole[page + 128 : page + 136]}:
+        file.write_bytes(whole[: page + 128] + root + whole[page + 136 :])
+        with pytest.raises(StoreDamaged, match="the index is wrong: "):
+            opened(directory)
