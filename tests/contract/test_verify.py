@@ -113,6 +113,12 @@ async def test_transactions_are_compared(broker: EmbeddedBroker) -> None:
         "roll back": "Accepted",
         "send too much": {"condition": "amqp:link:message-size-exceeded"},
         "commit after a refusal": {"condition": rolled_back},
+        "send a scheduled message": "transactional Accepted",
+        "commit a scheduled message": "Accepted",
+        "found": [
+            ["x", "ServiceBusMessageState.ACTIVE"],
+            ["later", "ServiceBusMessageState.SCHEDULED"],
+        ],
     }
     text = "The transaction ID is not open on this connection"
     assert answers["commit again"].startswith(text)

@@ -400,7 +400,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     Check("duplicates", "a repeated id is accepted and stored once", 6, duplicates),
     Check("lost lock", "errors for a lock that has expired", 6, lost_lock),
     Check("schedule", "a schedule is cancelled once", 5, schedules),
-    Check("transactions", "answers to transactions of two queues", 12, transactions),
+    Check("transactions", "answers to transactions of two queues", 15, transactions),
     Check("link limits", "links of a session, size of messages and batches", 3, link_limits),
     Check(
         "handle-max", "the answer to one link too many on a session",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any, Final
 from uuid import uuid4
 
@@ -20,29 +21,43 @@ from twinbus.amqp.performatives import (
     TransactionalState,
 )
 from twinbus.amqp.transactions import LOCAL_TRANSACTIONS, encode_request
+from twinbus.amqp.types import Symbol, Timestamp
+from twinbus.servicebus.names import SCHEDULED_TIME
 from twinbus.verify.scratch import ANSWER_S, Observed, ScratchNamespace
 
 TOO_LARGE: Final = 300 * 1_024
 """Larger than the 256 KB of the Standard tier."""
 
+LATER_S: Final = 600
+"""When the scheduled message is due: long after the check."""
+
 
 async def transactions(world: ScratchNamespace) -> Observed:
-    """Send in transactions to two queues on one session; commit, and end what cannot be."""
+    """Send in transactions to two queues on one session; commit, and end what cannot be.
+
+    One message of a transaction is scheduled: whether it is there after the commit, and as what.
+    """
     first, second = await world.queue("first"), await world.queue("second")
     asking = _Asking(world)
     await asking.open(first, second)
     try:
-        return await _observed(asking, first, second)
+        observed = await _observed(asking, first, second)
     finally:
         await asking.connection.close()
+    async with world.link("receiver", first) as receiver:
+        found = await receiver.peek_messages(10, sequence_number=1)
+    return {**observed, "found": [(str(message), str(message.state)) for message in found]}
 
 
-async def _observed(asking: _Asking, first: str, second: str) -> Observed:
+async def _observed(asking: _Asking, first: str, second: str) -> dict[str, Any]:
     coordinator = await asking.attach(Coordinator([LOCAL_TRANSACTIONS]))
     if not coordinator.credit:
         return {"coordinator": asking.refusals}
     senders = [await asking.attach(Target(address=path)) for path in (first, second)]
     message, large = encode_message(data=b"x"), encode_message(data=bytes(TOO_LARGE))
+    due_ms = int((time.time() + LATER_S) * 1_000)
+    annotations = {Symbol(SCHEDULED_TIME): Timestamp(due_ms)}
+    scheduled = encode_message(message_annotations=annotations, data=b"later")
 
     async def ask(request: Declare | Discharge) -> object:
         return await asking.send(coordinator, encode_request(request))
@@ -73,6 +88,9 @@ async def _observed(asking: _Asking, first: str, second: str) -> Observed:
     refused = await declare()
     observed["send too much"] = await sent(refused, senders[0], large)
     observed["commit after a refusal"] = await discharged(refused)
+    later = await declare()
+    observed["send a scheduled message"] = await sent(later, senders[0], scheduled)
+    observed["commit a scheduled message"] = await discharged(later)
     return observed
 
 
