@@ -22,7 +22,7 @@ from twinbus.amqp.connection import AMQP_HEADER
 
 AT_ONCE = 20
 """Connections that are being opened."""
-LINKS_EACH = 500
+LINKS_EACH = 250
 CREDIT = 64
 """Messages that a slow reader asks for: a megabyte."""
 STRANGER_ADDRESS = "127.0.0.2"

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.load_worker import CREDIT
+from tests.end_to_end.load_worker import CREDIT, LINKS_EACH
 from tests.end_to_end.raw_client import RawClient, batch, message
 from tests.official_sdk import administration
 from tests.processes import ServedBroker
@@ -200,7 +200,7 @@ async def measure(directory: Path, load: Load) -> Figures:
         empty_bytes = anonymous_bytes(broker)
         alone = await phase(broker, load.cycles)
         with burden(broker, load):
-            assert connections(broker) >= load.idle + load.slow + load.links // 500
+            assert connections(broker) >= load.idle + load.slow + load.links // LINKS_EACH
             up_bytes = await settled_bytes(broker, empty_bytes + load.slow * UNREAD_BYTES_LEAST)
             loaded = await phase(broker, load.cycles)
             end_bytes = anonymous_bytes(broker)

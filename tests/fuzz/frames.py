@@ -13,13 +13,14 @@ from tests.fuzz.recordings import Mutation, frames_of, mutated, mutations
 from tests.fuzz.world import FuzzWorld, message
 from tests.unit.broker.links.joined import JoinedTransport
 from twinbus.amqp.link import ReceiverLink
+from twinbus.broker.budgets import CONNECTION_LINKS
 from twinbus.broker.links.client_limits import (
     LINKS_MAX,
     OUTPUT_BYTES_MAX,
     RECEIVED_BYTES_MAX,
     SESSIONS_MAX,
 )
-from twinbus.broker.links.context import REPLY_BYTES_MAX, ReplyLink
+from twinbus.broker.links.context import ReplyLink
 from twinbus.broker.links.peer import Peer
 from twinbus.broker.messages.incoming import parse
 
@@ -102,7 +103,10 @@ def check_bounds(peer: Peer, stream_bytes: int) -> None:
     held = len(connection._buffer) + connection.output.size_bytes
     held += sum(link.partial_bytes for link in links if isinstance(link, ReceiverLink))
     replies = sum(link.owner._waiting_bytes for link in links if isinstance(link.owner, ReplyLink))
-    assert replies <= REPLY_BYTES_MAX
+    budget = peer.budgets.held_bytes
+    assert replies <= budget.used <= budget.limit
+    assert peer.budgets.links.used <= CONNECTION_LINKS
+    assert peer.budgets.sessions.used == len(connection.sessions)
     if peer.probation is None:
         assert held <= stream_bytes + 2 * OUTPUT_BYTES_MAX
         return

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from enum import Enum
 from struct import Struct
 
+from twinbus.amqp.budgets import PeerBudgets
 from twinbus.amqp.events import (
     SHAPES_MAX,
     Begun,
@@ -112,8 +113,12 @@ class Connection:
         hostname: str | None = None,
         idle_timeout_ms: int = IDLE_TIMEOUT_MS,
         handle_max: int = HANDLE_MAX,
+        budgets: PeerBudgets | None = None,
     ) -> None:
-        """`sasl`: the exchange that Service Bus clients expect comes before AMQP."""
+        """`sasl`: the exchange that Service Bus clients expect comes before AMQP.
+
+        `budgets` are of the peer, which this end does not know; None: no limit.
+        """
         self.container_id = container_id
         self.phase = ConnectionPhase.HEADER
         self.remote_container_id = ""
@@ -133,6 +138,7 @@ class Connection:
         self._link_limit: int | None = None
         self._idle_timeout_ms = idle_timeout_ms
         self._handle_max = handle_max
+        self._budgets = budgets or PeerBudgets()
         self._remote_idle_timeout_ms = 0
         self._channel_max = CHANNEL_MAX
         self._heard_ms = 0
@@ -210,9 +216,17 @@ class Connection:
             yield self.give_up(failure.condition, str(failure))
 
     def take_output(self, now_ms: int) -> bytes:
-        """Everything to send since the last call."""
+        """Everything to send since the last call.
+
+        `BudgetExceeded` if the peer leaves too many deliveries unsettled: give it up then.
+        """
         for session in self.sessions.values():
             session.flush()
+            unsettled = session.unsettled
+            count = len(unsettled.by_id)
+            is_counted = unsettled.counted_from <= count <= unsettled.counted_to
+            if not is_counted and self.phase is not CLOSED:
+                session.count_unsettled()
         data = self.output.take()
         if data:
             self._spoke_ms = now_ms
@@ -306,7 +320,10 @@ class Connection:
     def end_session(self, session: LinkSession) -> None:
         """Send END for a session, unless it has ended."""
         session.flush()
-        if self.sessions.pop(session.channel, None) is not None:
+        ended = self.sessions.pop(session.channel, None)
+        if ended is not None:
+            ended.release()
+            self._budgets.sessions.give_back()
             self.output.put(encode_frame(session.channel, End()))
 
     # Frames
@@ -469,7 +486,9 @@ class Connection:
         channel = next(n for n in range(most + 2) if n not in self.sessions)
         if channel > most:
             raise ProtocolViolation(f"more than {most + 1} sessions on one connection")
-        session = self.sessions[channel] = Session(self.output, channel, self._handle_max)
+        self._budgets.sessions.take()
+        session = Session(self.output, channel, self._handle_max, self._budgets)
+        self.sessions[channel] = session
         session.link_limit = self._link_limit
         return session
 

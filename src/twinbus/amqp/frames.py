@@ -397,12 +397,14 @@ class FrameOutput:
     Sessions and links write here; the connection takes everything at once.
     """
 
-    __slots__ = ("_frames", "is_closed", "max_frame_size", "size_bytes")
+    __slots__ = ("_frames", "blocked_bytes", "is_closed", "max_frame_size", "size_bytes")
 
     def __init__(self) -> None:
         self._frames: list[bytes] = []
         self.size_bytes = 0
         """Bytes that wait; an owner that delivers limits it."""
+        self.blocked_bytes = 0
+        """Bytes of frames that wait in sessions for the peer's window."""
         self.max_frame_size = SMALLEST_MAX_FRAME_BYTES
         """The largest frame that the peer takes."""
         self.is_closed = False

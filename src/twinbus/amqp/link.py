@@ -80,6 +80,7 @@ class LinkSession(Protocol):
     def settle(self, first: int, last: int, state: bytes, *, as_receiver: bool) -> None: ...
     def dispose(self, first: int, last: int, state: bytes) -> None: ...
     def confirm(self, first: int, last: int, state: bytes) -> None: ...
+    def drop_settled(self, link: SenderLink, tags: set[bytes]) -> bool: ...
     def take_unsettled(self, first: int, last: int) -> list[tuple[int, SenderLink, bytes]]: ...
     def find_unsettled(self, first: int, last: int) -> list[tuple[int, SenderLink, bytes]]: ...
     def flush(self) -> None: ...
@@ -113,6 +114,8 @@ class Link:
         self.properties: dict[object, object] = {}
         self.max_message_size = 0
         """The peer's limit; 0: none."""
+        self.held_bytes = 0
+        """Bytes of the peer's budget that this link takes while its handle is in use."""
         self.owner: object = None
         """The application's object for this link; this package does not use it."""
 
@@ -266,6 +269,8 @@ class ReceiverLink(Link):
         self.limit_bytes = MAX_MESSAGE_BYTES
         self.partial: list[bytes] = []
         self.partial_bytes = 0
+        self.partial_held = 0
+        """Bytes of the peer's budget that the unfinished delivery takes."""
         self.partial_start: tuple[int, bytes, int, bool, object] | None = None
         """Delivery id, tag, format, settled and state of a delivery whose frames still come."""
         self.rejects_oversize = False
@@ -317,6 +322,11 @@ SWEEP_FLOOR = 64
 """Entries below which sweeping costs more than it frees."""
 
 
+COUNT_STEP = 1_024
+"""Unsettled deliveries are taken from the peer's budget this many at a time, once in a write: to
+count each of them would cost every message."""
+
+
 class Unsettled:
     """Deliveries that this end sent and the peer has not settled, by delivery id.
 
@@ -324,7 +334,7 @@ class Unsettled:
     bytes names it, so the work of a range must not depend on its width or on what lies outside it.
     """
 
-    __slots__ = ("_order", "_sweep_at", "by_id", "known_to")
+    __slots__ = ("_order", "_sweep_at", "by_id", "counted_from", "counted_to", "known_to")
 
     def __init__(self) -> None:
         self.by_id: dict[int, tuple[SenderLink, bytes]] = {}
@@ -334,6 +344,15 @@ class Unsettled:
         self.known_to = 0
         """The id from which on the order knows nothing."""
         self._sweep_at = SWEEP_FLOOR
+        self.counted_from, self.counted_to = 0, COUNT_STEP
+        """The peer's budget has room for so many deliveries; those of one step are free."""
+
+    def recount(self) -> int:
+        """Count in steps; return how many deliveries more (or fewer) the budget must hold."""
+        before = self.counted_to
+        self.counted_to = max(1, -(-len(self.by_id) // COUNT_STEP)) * COUNT_STEP
+        self.counted_from = self.counted_to // 4 if self.counted_to > COUNT_STEP else 0
+        return self.counted_to - before
 
     def take(self, first: int, last: int, next_id: int) -> list[tuple[int, SenderLink, bytes]]:
         """Remove the deliveries in that range; return id, link and tag of those on open links.
@@ -361,6 +380,12 @@ class Unsettled:
         if span < NARROW:
             return [n & SERIAL_MASK for n in range(first, first + span + 1)]
         return self._between(first, span, next_id, keep=keep)
+
+    def drop(self, link: SenderLink, tags: set[bytes]) -> None:
+        """Forget these deliveries of a link: the peer has settled them by other means."""
+        by_id = self.by_id
+        for number in [n for n, entry in by_id.items() if entry[0] is link and entry[1] in tags]:
+            del by_id[number]
 
     def forget(self) -> None:
         """Drop the deliveries of closed links, once they may be as many as the others."""

@@ -9,6 +9,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from twinbus.amqp.budgets import (
+    PIECE_BYTES,
+    UNSETTLED_BYTES,
+    BudgetExceeded,
+    PeerBudgets,
+    link_bytes,
+)
 from twinbus.amqp.decoding import MALFORMED
 from twinbus.amqp.events import (
     Attached,
@@ -32,8 +39,10 @@ from twinbus.amqp.frames import (
     transfer_fields,
 )
 from twinbus.amqp.link import (
+    COUNT_STEP,
     HALF_SERIAL,
     SERIAL_MASK,
+    SWEEP_FLOOR,
     Link,
     LinkState,
     ReceiverLink,
@@ -78,8 +87,15 @@ OPEN = LinkState.OPEN
 
 
 class Session:
-    def __init__(self, output: FrameOutput, channel: int, handle_max: int = HANDLE_MAX) -> None:
+    def __init__(
+        self,
+        output: FrameOutput,
+        channel: int,
+        handle_max: int = HANDLE_MAX,
+        budgets: PeerBudgets | None = None,
+    ) -> None:
         self._output = output
+        self._budgets = budgets or PeerBudgets()
         self.channel = channel
         self.remote_channel: int | None = None
         self.begun = False
@@ -177,6 +193,17 @@ class Session:
     def take_unsettled(self, first: int, last: int) -> list[tuple[int, SenderLink, bytes]]:
         """Remove our unsettled deliveries in that range; return id, link and tag of each."""
         return self.unsettled.take(first, last, self.next_delivery_id)
+
+    def drop_settled(self, link: SenderLink, tags: set[bytes]) -> bool:
+        """Forget deliveries with these tags, once they are many; true: done, or there are none.
+
+        For those that the peer settled by a request: it sends no disposition for them.
+        """
+        unsettled = self.unsettled
+        if len(tags) < max(SWEEP_FLOOR, len(unsettled.by_id) // 4):
+            return False
+        unsettled.drop(link, tags)
+        return True
 
     def find_unsettled(self, first: int, last: int) -> list[tuple[int, SenderLink, bytes]]:
         """The same, and they stay unsettled."""
@@ -281,6 +308,7 @@ class Session:
                 head = (link.handle, delivery_id, tag, message_format, settled, more)
                 frame = encode_frame(self.channel, Transfer(*head, state=state), part)
             self._blocked.append((link, frame))
+            self._output.blocked_bytes += len(frame)
             link.blocked_frames += 1
             self._release_blocked()
             start += room
@@ -323,11 +351,62 @@ class Session:
         if isinstance(link, SenderLink):
             self._window_waiters.pop(link, None)
             if link.blocked_frames:
+                self._output.blocked_bytes -= sum(
+                    len(frame) for blocked, frame in self._blocked if blocked is link
+                )
                 # Another link gets its handle: these would reach another entity.
                 self._blocked = deque(each for each in self._blocked if each[0] is not link)
             self.unsettled.forget()
+        elif isinstance(link, ReceiverLink):
+            self._drop_partial(link)
 
     # Calls of the connection
+
+    def release(self) -> None:
+        """Give back what the peer made this session keep: the session has ended."""
+        for link in self._by_remote_handle.values():
+            self._uncount(link)
+        for link in self.links.values():
+            if isinstance(link, ReceiverLink):
+                self._drop_partial(link)
+        self._output.blocked_bytes -= sum(len(frame) for _, frame in self._blocked)
+        self._blocked.clear()
+        counted = self.unsettled.counted_to - COUNT_STEP
+        self._budgets.held_bytes.give_back(counted * UNSETTLED_BYTES)
+
+    def count_unsettled(self) -> None:
+        """Take what the unsettled deliveries need from the peer's budget, or give some back."""
+        change = self.unsettled.recount()
+        held = self._budgets.held_bytes
+        if change <= 0:
+            held.give_back(-change * UNSETTLED_BYTES)
+            return
+        try:
+            held.take(change * UNSETTLED_BYTES)
+        except BudgetExceeded:
+            self.unsettled.counted_to -= change
+            raise
+
+    def _count(self, handle: int, link: Link) -> None:
+        """Take a link of the peer from its budget, until its handle is free again."""
+        before = self._by_remote_handle.get(handle)
+        if before is not None:
+            self._uncount(before)
+        self._budgets.links.take()
+        size = link_bytes(link.name, link.properties, link.source, link.target)
+        self._budgets.held_bytes.take(size)
+        link.held_bytes = size
+        self._by_remote_handle[handle] = link
+
+    def _uncount(self, link: Link) -> None:
+        if link.held_bytes:
+            self._budgets.links.give_back()
+            self._budgets.held_bytes.give_back(link.held_bytes)
+            link.held_bytes = 0
+
+    def _drop_partial(self, link: ReceiverLink) -> None:
+        self._budgets.held_bytes.give_back(link.partial_held)
+        link.partial, link.partial_bytes, link.partial_held = [], 0, 0
 
     def take_begin(self, begin: Begin, remote_channel: int) -> None:
         self.remote_channel = remote_channel
@@ -405,6 +484,9 @@ class Session:
                 transfer.settled,
                 transfer.state if type(transfer.state) is TransactionalState else None,
             )
+        size = len(payload) + PIECE_BYTES
+        self._budgets.held_bytes.take(size)
+        link.partial_held += size
         link.partial.append(payload)
         link.partial_bytes += len(payload)
         if transfer.more and not transfer.aborted and link.partial_bytes <= link.limit_bytes:
@@ -412,7 +494,8 @@ class Session:
         start = link.partial_start
         delivery_id, tag, message_format, settled, state = start
         whole = b"".join(link.partial)
-        link.partial, link.partial_bytes, link.partial_start = [], 0, None
+        self._drop_partial(link)
+        link.partial_start = None
         if transfer.aborted:
             return
         settled = settled or transfer.settled
@@ -492,7 +575,7 @@ class Session:
         if link is not None and link.state is LinkState.CLOSED:
             # Closed before this answer came. Another link may have its handle by now, so nothing
             # more is written for it: the peer answers the DETACH that it was sent.
-            self._by_remote_handle[attach.handle] = link
+            self._count(attach.handle, link)
             return
         if link is not None:
             link.state = LinkState.OPEN
@@ -503,7 +586,7 @@ class Session:
         link.remember(attach)
         if isinstance(link, ReceiverLink):
             link.delivery_count = attach.initial_delivery_count or 0
-        self._by_remote_handle[attach.handle] = link
+        self._count(attach.handle, link)
         events.append(Attached(link))
 
     def _require_free(self, handle: int) -> None:
@@ -524,6 +607,7 @@ class Session:
         link = self._by_remote_handle.pop(detach.handle, None)
         if link is None:
             return
+        self._uncount(link)
         if link.state is LinkState.CLOSED:
             events.append(DetachAnswered(link))
             return
@@ -559,4 +643,5 @@ class Session:
             self.next_outgoing_id = (self.next_outgoing_id + 1) & SERIAL_MASK
             link, frame = self._blocked.popleft()
             link.blocked_frames -= 1
+            self._output.blocked_bytes -= len(frame)
             self._output.put(frame)

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 from urllib.parse import urlsplit
 
+from twinbus.broker.budgets import ProcessBudgets
 from twinbus.broker.sas import ALL_RIGHTS, NEVER_S, AcceptedToken
 from twinbus.errors import BrokerStartError
 from twinbus.namespace.address import is_loopback
@@ -75,6 +76,7 @@ class Admission:
 
     def __init__(self, limits: ConnectionLimits | None = None) -> None:
         self.limits = limits or ConnectionLimits()
+        self.budgets = ProcessBudgets()
         self._connections = 0
         self._strangers: Counter[str] = Counter()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from twinbus.amqp.connection import IDLE_TIMEOUT_MS
-from twinbus.amqp.session import HANDLE_MAX
 from twinbus.broker.descriptions import RANGES, Description
 from twinbus.broker.refusals import ArgumentOutOfRange
 
@@ -24,7 +23,7 @@ class ServiceProfile:
     sku: str = "Standard"
     credits_per_s: int | None = None
     """Operations of the namespace in each second; what exceeds it is answered server-busy."""
-    handle_max: int = HANDLE_MAX
+    handle_max: int = 255
     """Highest link handle of a session, so a session has one link more than this."""
     sender_credit: int = 1_000
     """Deliveries that a client may have in flight on one link. More is slower: a client then sends
@@ -34,7 +33,7 @@ class ServiceProfile:
     link_idle_s: float | None = None
     """A link without a transfer for this long is detached."""
     connections_max: int | None = None
-    receivers_max: int | None = None
+    receivers_max: int | None = 5_000
     """Open receivers of one queue or subscription."""
     entities_max: int | None = None
     """Queues and topics together."""

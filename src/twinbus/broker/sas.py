@@ -12,8 +12,10 @@ import binascii
 import hmac
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from sys import getsizeof
 from urllib.parse import quote_plus, unquote, unquote_plus, urlsplit
 
+from twinbus.amqp.budgets import Budget
 from twinbus.broker.descriptions import AuthorizationRule
 from twinbus.broker.refusals import ArgumentOutOfRange, Unauthorized
 from twinbus.namespace.address import is_loopback
@@ -35,6 +37,9 @@ AUDIENCE_MAX = 1_024
 
 GRANTS_MAX = 5_000
 """Tokens kept for one connection; a client needs one for each entity it uses."""
+
+GRANT_BYTES = 400
+"""A grant without its names."""
 
 NEVER_S = 253_402_300_800.0
 """The year 10,000, for a token without an expiry."""
@@ -88,10 +93,12 @@ class Grant:
 
 
 class ConnectionGrants:
-    __slots__ = ("_by_audience",)
+    __slots__ = ("_by_audience", "_held_bytes")
 
-    def __init__(self) -> None:
+    def __init__(self, held_bytes: Budget | None = None) -> None:
+        """`held_bytes` is the budget of the connection."""
         self._by_audience: dict[str, Grant] = {}
+        self._held_bytes = held_bytes or Budget("this connection", "bytes")
 
     def put(self, audience: str, grant: Grant) -> None:
         """Add a grant; it replaces an older one for the same audience."""
@@ -100,10 +107,14 @@ class ConnectionGrants:
                 f"The name of the token has {len(audience)} characters, the limit is"
                 f" {AUDIENCE_MAX}; name the address of an entity, such as sb://host/entity."
             )
-        grants = self._by_audience
-        grants.pop(audience, None)
-        if len(grants) >= GRANTS_MAX:
-            grants.pop(next(iter(grants)))
+        grants, held = self._by_audience, self._held_bytes
+        if audience not in grants and len(grants) >= GRANTS_MAX:
+            oldest = next(iter(grants))
+            held.give_back(_grant_bytes(oldest, grants.pop(oldest)))
+        before = grants.pop(audience, None)
+        if before is not None:
+            held.give_back(_grant_bytes(audience, before))
+        held.take(_grant_bytes(audience, grant))
         grants[audience] = grant
 
     def require(self, address: str, right: str, now_ms: int) -> int:
@@ -119,6 +130,10 @@ class ConnectionGrants:
 
     def __iter__(self) -> Iterator[Grant]:
         return iter(self._by_audience.values())
+
+
+def _grant_bytes(audience: str, grant: Grant) -> int:
+    return GRANT_BYTES + getsizeof(audience) + getsizeof(grant.path)
 
 
 def covers(granted_path: str, address: str) -> bool:

@@ -42,7 +42,7 @@ from twinbus.broker.links.context import (
 from twinbus.broker.links.dispatch import Dispatcher
 from twinbus.broker.links.peer import Peer
 from twinbus.broker.links.receiving import DeliveringLink, settle
-from twinbus.broker.links.requests import ManagementContext, RequestLink
+from twinbus.broker.links.requests import REQUEST_BYTES_MAX, ManagementContext, RequestLink
 from twinbus.broker.links.sending import SendingLink
 from twinbus.broker.links.token_watch import TokenWatch
 from twinbus.broker.links.transactions import ClientTransactions
@@ -60,7 +60,12 @@ from twinbus.broker.storage.store import GroupCommit, Store
 from twinbus.errors import StoreDamaged, StoreError
 from twinbus.ledger import LedgerWriter
 from twinbus.servicebus import conditions
-from twinbus.servicebus.names import MANAGEMENT_SUFFIX, TRANSFER_DESTINATION, entity_address
+from twinbus.servicebus.names import (
+    BATCH_ALLOWANCE,
+    MANAGEMENT_SUFFIX,
+    TRANSFER_DESTINATION,
+    entity_address,
+)
 
 log = logging.getLogger("twinbus.broker")
 
@@ -482,7 +487,17 @@ class EntityLinks:
 
     def requests(self, client: LinkClient, link: ReceiverLink, address: str) -> RequestLink:
         respond = partial(self._respond, client, address.lower())
-        node = RequestLink(self._context, client, link, address, respond, takes_transactions=True)
+        entity = self._context.namespace.find(address.lower().removesuffix(MANAGEMENT_SUFFIX))
+        message_bytes = 0 if entity is None else entity.max_message_bytes
+        node = RequestLink(
+            self._context,
+            client,
+            link,
+            address,
+            respond,
+            takes_transactions=True,
+            limit_bytes=max(REQUEST_BYTES_MAX, message_bytes + BATCH_ALLOWANCE),
+        )
         node.attach()
         return node
 

@@ -30,7 +30,13 @@ from twinbus.amqp.performatives import (
 from twinbus.amqp.types import DecodeError
 from twinbus.broker.links.context import ReplyLink
 from twinbus.broker.links.management import SENDING_OPERATIONS
-from twinbus.broker.links.requests import RequestLink, correlation_id, failure, text_of
+from twinbus.broker.links.requests import (
+    REQUEST_BYTES_MAX,
+    RequestLink,
+    correlation_id,
+    failure,
+    text_of,
+)
 from twinbus.broker.refusals import (
     EntityNotFound,
     MalformedMessage,
@@ -59,9 +65,6 @@ REPLY_CREDIT: Final = 100
 WAITING_MAX: Final = 1_000
 WAITING_BYTES_MAX: Final = 16 * 1024 * 1024
 """Requests on one link that wait for credit of the primary; a single one may be larger."""
-
-REQUEST_BYTES_MAX: Final = 2 * 1024 * 1024
-"""One request: scheduling of a batch of 1 MB, which Azure Premium takes, with its envelope."""
 
 ANSWERING_MAX: Final = 200
 """Requests on one link that the sides of an entity with a twin are answering."""

@@ -177,6 +177,7 @@ class GatewaySendingLink(LinkOwner):
         # A namespace may say any 64-bit number; what is joined here is kept in memory.
         limit_bytes = min(self._pool.limit_bytes or UNKNOWN_LIMIT_BYTES, MAX_MESSAGE_BYTES)
         self.link.limit_bytes = limit_bytes + BATCH_ALLOWANCE
+        self._client.budgets.room_for(self.link.limit_bytes)
         self.link.rejects_oversize = True
         self.link.accept(max_message_size=limit_bytes)
         self.link.grant(CREDIT)

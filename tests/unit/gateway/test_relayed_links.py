@@ -38,6 +38,7 @@ from twinbus.amqp.message import Sections
 from twinbus.amqp.performatives import Accepted, Attach, Flow, Source, Target
 from twinbus.amqp.session import Session
 from twinbus.amqp.types import UInt
+from twinbus.broker.budgets import ClientBudgets, ProcessBudgets
 from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.links.context import REPLIES_MAX, ReplyLinks
 from twinbus.broker.links.peer import Peer
@@ -78,6 +79,7 @@ class World:
         self.client: Any = SimpleNamespace(
             takes_more=True,
             touch=lambda: None,
+            budgets=ClientBudgets(ProcessBudgets()),
             replies=ReplyLinks(),
             grants=SimpleNamespace(require=lambda *_: 0),
         )

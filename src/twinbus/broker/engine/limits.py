@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import fields
 from sys import getsizeof
 
-from twinbus.amqp.types import Described
+from twinbus.amqp.budgets import value_bytes
 from twinbus.broker.descriptions import RuleDescription
 from twinbus.broker.journal import SessionState, StoredMessage
 from twinbus.broker.refusals import ServerBusy
@@ -40,9 +40,6 @@ RULE_BYTES = 2_500
 
 EXPRESSION_BYTES = 160
 """Each character of an expression, compiled."""
-
-_ENTRY_BYTES = 120
-"""A place in a map or a list, and what the container itself needs."""
 
 
 def is_plain(message: StoredMessage) -> bool:
@@ -85,19 +82,6 @@ def rule_bytes(rule: RuleDescription) -> int:
             if field.name == "expression":
                 size += EXPRESSION_BYTES * len(value)
     return size
-
-
-def value_bytes(value: object) -> int:
-    """The memory of an AMQP value; maps and lists with all they hold."""
-    if isinstance(value, dict):
-        entries = [*value, *value.values()]
-    elif isinstance(value, (list, tuple)):
-        entries = [*value]
-    elif isinstance(value, Described):
-        entries = [value.descriptor, value.value]
-    else:
-        return getsizeof(value)
-    return getsizeof(None) + sum(_ENTRY_BYTES + value_bytes(each) for each in entries)
 
 
 ADMINISTRATION_COST = 10

@@ -14,8 +14,9 @@ a session or a message that should have expired.
 
 from __future__ import annotations
 
+from twinbus.amqp.budgets import value_bytes
 from twinbus.broker.descriptions import QueueDescription, SubscriptionDescription
-from twinbus.broker.engine.limits import MESSAGE_BYTES, value_bytes
+from twinbus.broker.engine.limits import MESSAGE_BYTES
 from twinbus.broker.engine.message_index import copy_of
 from twinbus.broker.engine.message_states import (
     DEFERRED,

@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from twinbus.amqp.budgets import value_bytes
 from twinbus.broker.engine.directory import Entity
-from twinbus.broker.engine.limits import MESSAGE_BYTES, value_bytes
+from twinbus.broker.engine.limits import MESSAGE_BYTES
 from twinbus.broker.engine.namespace import BrokerNamespace
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import RequestedSettlement, SettlementOutcome

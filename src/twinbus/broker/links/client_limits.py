@@ -92,6 +92,10 @@ OUTPUT_BYTES_MAX = 1024 * 1024
 UNWRITTEN_BYTES_MAX = 4 * OUTPUT_BYTES_MAX
 """Bytes of any kind that wait for their commit before the broker stops reading from the client."""
 
+BLOCKED_BYTES_MAX = 16 * 1024 * 1024
+"""Bytes that wait for the windows of a client's sessions before nothing more is rendered for it. A
+client may have thousands of sessions, and give each of them no window."""
+
 TURN_BYTES_MAX = 512 * 1024
 """Bytes taken from one client before the others have their turn. uvloop alone would read eight
 megabytes, which is seconds of work if they are small frames."""

@@ -15,11 +15,13 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Generic, Protocol, TypeVar
 
+from twinbus.amqp.budgets import PIECE_BYTES, Budget, BudgetExceeded
 from twinbus.amqp.events import DeliveryArrived, DeliveryRun, DeliveryTooLarge, Disposed
 from twinbus.amqp.link import Link, LinkSession, LinkState, ReceiverLink, SenderLink
 from twinbus.amqp.performatives import Error, Rejected, Target
 from twinbus.amqp.types import Symbol
 from twinbus.broker.access import Admission
+from twinbus.broker.budgets import ClientBudgets
 from twinbus.broker.engine.engine_log import EngineLog
 from twinbus.broker.engine.limits import CreditAccount
 from twinbus.broker.engine.namespace import BrokerNamespace
@@ -27,7 +29,7 @@ from twinbus.broker.faults import FaultPlan
 from twinbus.broker.links.dispatch import Dispatcher
 from twinbus.broker.profile import ServiceProfile
 from twinbus.broker.refusals import Refusal
-from twinbus.broker.sas import AccessPolicy, ConnectionGrants
+from twinbus.broker.sas import AccessPolicy, ConnectionGrants, Grant
 from twinbus.broker.storage.store import Store
 from twinbus.servicebus import conditions
 
@@ -58,6 +60,9 @@ class LinkOwner:
     def credit_changed(self) -> None:
         """The client gave credit, asked to drain, or its window takes transfers again."""
 
+    def settled_by_request(self, lock_tokens: list[bytes]) -> None:
+        """The client settled deliveries of this link by a request."""
+
     def may_write_again(self) -> None:
         """The client reads again: deliveries that waited for it can go on."""
 
@@ -82,9 +87,8 @@ def owner_of(link: Link) -> LinkOwner:
 
 
 REPLIES_MAX = 1000
-REPLY_BYTES_MAX = 16 * 1024 * 1024
-"""Responses kept for a client that gives no credit; beyond that its link is detached. A single
-response may be larger."""
+"""Responses kept on one link for a client that gives no credit; beyond that, or beyond the bytes of
+its connection, the link is detached."""
 
 TAG = b"\0"
 """Responses go out settled, so they need no tag of their own."""
@@ -100,6 +104,7 @@ class ReplyLink(LinkOwner):
         self.address = address.lower()
         self._waiting: deque[bytes] = deque()
         self._waiting_bytes = 0
+        self._held_bytes = 0
         replies.add(self)
 
     @property
@@ -114,11 +119,33 @@ class ReplyLink(LinkOwner):
         self._waiting_bytes += len(response)
         self.credit_changed()
         count = len(self._waiting)
-        if count > REPLIES_MAX or (count > 1 and self._waiting_bytes > REPLY_BYTES_MAX):
+        try:
+            self._hold()
+            is_bounded = count <= REPLIES_MAX
+        except BudgetExceeded:
+            is_bounded = False
+        if not is_bounded:
             text = f"{count} responses wait for credit; read them or send fewer requests"
             self.link.detach(conditions.RESOURCE_LIMIT, text)
+            self._drop()
+
+    def _hold(self) -> None:
+        """Take what waits from the budget of the connection."""
+        held = self._waiting_bytes + PIECE_BYTES * len(self._waiting)
+        budget, before = self._replies.held_bytes, self._held_bytes
+        if held > before:
+            budget.take(held - before)
+        else:
+            budget.give_back(before - held)
+        self._held_bytes = held
+
+    def _drop(self) -> None:
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        self._hold()
 
     def close(self, now_ms: int) -> None:
+        self._drop()
         self._replies.remove(self)
 
     def credit_changed(self) -> None:
@@ -131,6 +158,8 @@ class ReplyLink(LinkOwner):
             response = self._waiting.popleft()
             self._waiting_bytes -= len(response)
             link.send(response, TAG, settled=True)
+        if self._waiting_bytes < self._held_bytes:
+            self._hold()
         if link.drain:
             link.drained()
 
@@ -141,7 +170,9 @@ class ReplyLinks:
     A client may have thousands of links, and each of its requests needs a reply link.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, held_bytes: Budget | None = None) -> None:
+        """`held_bytes` is the budget of the connection."""
+        self.held_bytes = held_bytes or Budget("this connection", "bytes")
         self._found: dict[tuple[LinkSession, str, str], dict[ReplyLink, None]] = {}
         """By session and reply-to, and by session and node."""
 
@@ -216,6 +247,7 @@ class BrokerContext(PeerContext, Protocol):
 class LinkClient(Protocol):
     """The connection of a link; `twinbus.broker.links.peer` describes the methods."""
 
+    budgets: ClientBudgets
     grants: ConnectionGrants
     replies: ReplyLinks
 
@@ -223,7 +255,7 @@ class LinkClient(Protocol):
     def container_id(self) -> str: ...
     @property
     def takes_more(self) -> bool: ...
-    def trust(self) -> None: ...
+    def trust(self, grant: Grant | None = None) -> None: ...
     def touch(self) -> None: ...
     def holder(self, link_name: str) -> object | None: ...
     def refuse(self, link: Link, address: str, refusal: Refusal) -> None: ...

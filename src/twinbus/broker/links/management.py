@@ -30,6 +30,7 @@ from twinbus.broker.engine.settlement import LockedMessage, RequestedSettlement,
 from twinbus.broker.engine.topic import Subscription
 from twinbus.broker.filters.values import to_amqp, to_value
 from twinbus.broker.journal import DamagedMessage, StoredMessage
+from twinbus.broker.links.context import LinkOwner
 from twinbus.broker.links.requests import (
     INT_MAX,
     ITEMS_MAX,
@@ -310,11 +311,16 @@ def _update_disposition(
     settle = context.settle or Queue.settle_one
     # Each message is settled for itself: one lost lock must not hold up the others.
     refusals: list[Refusal] = []
+    settled: list[bytes] = []
     for token in request.lock_tokens():
         try:
             settle(queue, settlement(token), now_ms)
+            settled.append(token)
         except Refusal as refusal:
             refusals.append(refusal)
+    receiver = context.holder(request.link_name) if request.link_name else None
+    if isinstance(receiver, LinkOwner) and context.settle is None:
+        receiver.settled_by_request(settled)
     if refusals:
         raise refusals[0]
     return {}

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol, cast
 
+from twinbus.amqp.budgets import BudgetExceeded
 from twinbus.amqp.connection import Connection, ConnectionPhase
 from twinbus.amqp.events import (
     Attached,
@@ -29,7 +30,9 @@ from twinbus.amqp.events import (
 )
 from twinbus.amqp.link import Link, LinkState, ReceiverLink, SenderLink
 from twinbus.broker.access import CUT_OFF_S
+from twinbus.broker.budgets import ClientBudgets
 from twinbus.broker.links.client_limits import (
+    BLOCKED_BYTES_MAX,
     LINGER_S,
     OUTPUT_BYTES_MAX,
     UNWRITTEN_BYTES_MAX,
@@ -56,7 +59,7 @@ from twinbus.broker.refusals import (
     ServerBusy,
     Unauthorized,
 )
-from twinbus.broker.sas import ConnectionGrants, covers
+from twinbus.broker.sas import ConnectionGrants, Grant, covers
 from twinbus.namespace.address import is_loopback
 from twinbus.servicebus.names import MANAGEMENT_SUFFIX, entity_address
 from twinbus.wording import visible
@@ -80,15 +83,17 @@ class Peer(asyncio.Protocol):
     def __init__(self, context: PeerServer, opener: LinkOpener) -> None:
         self._context = context
         self._opener = opener
-        self.grants = ConnectionGrants()
+        self.budgets = ClientBudgets(context.admission.budgets)
+        self.grants = ConnectionGrants(self.budgets.held_bytes)
         self.connection = Connection(
             context.name,
             server=True,
             sasl=True,
             idle_timeout_ms=context.profile.connection_idle_ms,
             handle_max=context.profile.handle_max,
+            budgets=self.budgets,
         )
-        self.replies = ReplyLinks()
+        self.replies = ReplyLinks(self.budgets.held_bytes)
         self._receivers: dict[str, LinkOwner] = {}
         """By the names of their links: a request names the link whose locks it is about."""
         self.probation: Probation | None = None
@@ -138,9 +143,15 @@ class Peer(asyncio.Protocol):
             return
         if self.probation is not None and not self.probation.takes(len(data)):
             return
-        now_ms = self._context.now_ms()
-        for events in self.connection.receive(data, now_ms):
-            self._handle(events, now_ms)
+        now_ms, output = self._context.now_ms(), self.connection.output
+        was_blocked = output.blocked_bytes >= BLOCKED_BYTES_MAX
+        try:
+            for events in self.connection.receive(data, now_ms):
+                self._handle(events, now_ms)
+        except BudgetExceeded as error:
+            self._give_up(error.condition, str(error))
+        if was_blocked and output.blocked_bytes < BLOCKED_BYTES_MAX:
+            self._deliver_again()
         self._pressure.received(len(data))
         self.touch()
 
@@ -181,6 +192,7 @@ class Peer(asyncio.Protocol):
                 timer.cancel()
         self._close_owners(self._context.now_ms())
         self._opener.disconnected(self)
+        self.budgets.close()
         self._context.wake()
         log.info("%s: connection from %s closed", self._context.name, self.address)
 
@@ -208,13 +220,20 @@ class Peer(asyncio.Protocol):
 
     @property
     def takes_more(self) -> bool:
-        return self._pressure.takes_more(self.connection.output.size_bytes)
+        output = self.connection.output
+        is_bounded = output.blocked_bytes < BLOCKED_BYTES_MAX
+        return is_bounded and self._pressure.takes_more(output.size_bytes)
 
-    def trust(self) -> None:
-        """Lift the limits of a stranger: the client has put a valid token."""
+    def trust(self, grant: Grant | None = None) -> None:
+        """Lift the limits of a stranger: the client has put a valid token, for this grant.
+
+        `BudgetExceeded` if the clients of its rule have too much already.
+        """
         if self.probation is not None:
             self.probation.end()
             self.probation = None
+            if grant is not None:
+                self.budgets.join(self._context.name, grant)
 
     def touch(self) -> None:
         """Let the server collect this peer's output at the end of the tick."""
@@ -274,7 +293,11 @@ class Peer(asyncio.Protocol):
         self._pressure.end_turn()
         if self._doomed:
             return self.drop
-        data = self.connection.take_output(now_ms)
+        try:
+            data = self.connection.take_output(now_ms)
+        except BudgetExceeded as error:
+            self._give_up(error.condition, str(error))
+            data = self.connection.take_output(now_ms)
         closing = self.connection.phase is ConnectionPhase.CLOSED
         if not data and not closing:
             return None
@@ -374,8 +397,9 @@ class Peer(asyncio.Protocol):
 
     def _opened(self) -> None:
         self._arm()
-        if list(self.grants):  # Of a login: no token can come before.
-            self.trust()
+        login = next(iter(self.grants), None)
+        if login is not None:  # No token can come before.
+            self.trust(login)
         elif self.probation is not None:
             self.probation.opened()
         name, limit = self._context.name, self._context.profile.connections_max

@@ -86,6 +86,8 @@ class DeliveringLink(EntityLink[SenderLink]):
         self.settles = link.snd_settle_mode != SETTLED
         """False for receive-and-delete."""
         self._wait: asyncio.TimerHandle | None = None
+        self._settled_there: set[bytes] = set()
+        """Lock tokens that the client settled by requests; few, they are dropped together."""
         self._is_throttled = False
         """A timer will continue the deliveries when the namespace has credits again."""
 
@@ -264,6 +266,12 @@ class DeliveringLink(EntityLink[SenderLink]):
             self.queue.settle(
                 lock_token, SettlementOutcome.ABANDON, now_ms, session_id=self.session_id
             )
+
+    def settled_by_request(self, lock_tokens: list[bytes]) -> None:
+        """Forget these deliveries: no disposition will come for them."""
+        self._settled_there.update(lock_tokens)
+        if self.link.session.drop_settled(self.link, self._settled_there):
+            self._settled_there.clear()
 
     def complete_all(self, lock_tokens: list[bytes], now_ms: int) -> bool:
         """Complete all of these; false, and nothing done, if they must be settled one by one."""

@@ -252,6 +252,10 @@ CREDIT = 100
 CBS_REQUEST_BYTES_MAX = 32 * 1024
 """A request on $cbs: a token of at most 8,192 characters and a few short properties."""
 
+REQUEST_BYTES_MAX = 2 * 1024 * 1024
+"""A request on `$management`: scheduling of a batch of 1 MB, which Azure Premium takes, with its
+envelope; more if the entity takes larger messages."""
+
 SCHEDULE = "com.microsoft:schedule-message"
 
 
@@ -270,8 +274,13 @@ class RequestLink(LinkOwner):
         respond: Callable[..., bytes | None],
         *,
         takes_transactions: bool = False,
+        limit_bytes: int = CBS_REQUEST_BYTES_MAX,
     ) -> None:
-        """`takes_transactions`: `respond` also takes the id of a request's transaction."""
+        """`takes_transactions`: `respond` also takes the id of a request's transaction.
+
+        `limit_bytes` is for one request.
+        """
+        self._limit_bytes = limit_bytes
         self._context = context
         self._respond = respond
         self._takes_transactions = takes_transactions
@@ -281,11 +290,11 @@ class RequestLink(LinkOwner):
         self._entity_path = self.address.removesuffix(MANAGEMENT_SUFFIX)
 
     def attach(self) -> None:
-        if self.address == CBS:
-            self.link.limit_bytes = CBS_REQUEST_BYTES_MAX
-            self.link.accept(max_message_size=CBS_REQUEST_BYTES_MAX)
-        else:
-            self.link.accept()
+        self.link.limit_bytes = self._limit_bytes
+        self._client.budgets.room_for(self._limit_bytes)
+        # Said of $cbs alone: Azure names no limit for a node of an entity.
+        is_cbs = self.address == CBS
+        self.link.accept(max_message_size=self._limit_bytes if is_cbs else 0)
         self.link.grant(CREDIT)
 
     def take(self, event: DeliveryArrived, now_ms: int) -> None:
@@ -365,7 +374,7 @@ def put_token(context: PeerContext, client: LinkClient, request: Sections, now_m
     try:
         audience, token = _read_token(request)
         grant = context.policy.verify(token, now_ms / 1000)
-        client.trust()
+        client.trust(grant)
         _require_entity(audience, grant, context.resolve)
         client.grants.put(audience, grant)
     except Refusal as refusal:

@@ -51,6 +51,7 @@ class SendingLink(EntityLink[ReceiverLink]):
     def attach(self) -> None:
         limit = self.entity.max_message_bytes
         self.link.limit_bytes = limit + BATCH_ALLOWANCE
+        self._client.budgets.room_for(self.link.limit_bytes)
         self.link.rejects_oversize = True
         self.link.accept(max_message_size=limit)
         self.link.grant(self._credit)

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+from twinbus.amqp.budgets import Budget
 from twinbus.amqp.events import DeliveryArrived, Disposed
 from twinbus.amqp.link import LinkSession, ReceiverLink
 from twinbus.amqp.performatives import (
@@ -67,9 +68,6 @@ LIFETIME_MS = 120_000
 
 OPEN_MAX = 1_000
 """Open transactions of one connection: those of a thousand messages that are processed at once."""
-
-HELD_BYTES_MAX = 64 * 1024 * 1024
-"""Messages that wait in the open transactions of one connection; they are in memory."""
 
 TIMED_OUT_MAX = 1_000
 """Ids of transactions that were too old, kept to answer why they are gone."""
@@ -126,7 +124,7 @@ class ClientTransactions:
         self._open: OrderedDict[bytes, _Open] = OrderedDict()
         """By id, the oldest first."""
         self._timed_out: OrderedDict[bytes, None] = OrderedDict()
-        self._held_bytes = 0
+        self._held_bytes = Budget("this connection", "bytes in open transactions")
         self._new_id = LockTokens()
         self._timer = ExpiryTimer(context, self._end_expired)
 
@@ -137,6 +135,7 @@ class ClientTransactions:
         """Open the link on which a client with a valid token declares transactions."""
         if all(grant.is_expired(now_ms / 1000) for grant in client.grants):
             raise Unauthorized("A transaction needs a token; put one on $cbs first.")
+        self._held_bytes = client.budgets.transaction_bytes
         coordinator = CoordinatorLink(self, client, link)
         coordinator.attach()
         return coordinator
@@ -202,8 +201,8 @@ class ClientTransactions:
 
     def close(self) -> None:
         """Forget everything: the connection is gone, or the engine is being replaced."""
+        self._held_bytes.give_back(sum(one.work.size_bytes for one in self._open.values()))
         self._open.clear()
-        self._held_bytes = 0
         self._timer.cancel()
 
     # Their work
@@ -226,7 +225,7 @@ class ClientTransactions:
             through = work.entity
         before = work.size_bytes
         work.send(link.entity, batch, now_ms, through=through)
-        self._held_bytes += work.size_bytes - before
+        self._held_bytes.take(work.size_bytes - before)
         transaction.rights[link] = link.require
         return encode_state(TransactionalState(txn_id, Accepted()))
 
@@ -249,7 +248,7 @@ class ClientTransactions:
         self._require_room(0)
         before = work.size_bytes
         work.settle(queue, wanted, now_ms, is_final=is_final)
-        self._held_bytes += work.size_bytes - before
+        self._held_bytes.take(work.size_bytes - before)
         transaction.rights[right[0]] = right[1]
         return transaction
 
@@ -316,10 +315,11 @@ class ClientTransactions:
             transaction.work.doom(refusal)
 
     def _require_room(self, size_bytes: int) -> None:
-        if self._held_bytes + size_bytes > HELD_BYTES_MAX:
+        full = self._held_bytes.lacking(size_bytes)
+        if full is not None:
             raise QuotaExceeded(
-                f"the open transactions of the connection hold {self._held_bytes} bytes, and "
-                f"{size_bytes} would be added; the limit is {HELD_BYTES_MAX}. Discharge some."
+                f"{full.owner} has {full.used} {full.unit}, and {size_bytes} would be added; the "
+                f"limit is {full.limit}. Discharge some transactions."
             )
 
     # Their end
@@ -361,7 +361,7 @@ class ClientTransactions:
 
     def _forget(self, txn_id: bytes) -> _Open:
         transaction = self._open.pop(txn_id)
-        self._held_bytes -= transaction.work.size_bytes
+        self._held_bytes.give_back(transaction.work.size_bytes)
         return transaction
 
 

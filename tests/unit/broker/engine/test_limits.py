@@ -12,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.broker.fakes import World, facts, incoming
+from twinbus.amqp.budgets import value_bytes
 from twinbus.amqp.types import Array, Described, Symbol
 from twinbus.broker.descriptions import (
     QueueDescription,
     SubscriptionDescription,
     TopicDescription,
 )
-from twinbus.broker.engine.limits import MESSAGE_BYTES, CreditAccount, value_bytes
+from twinbus.broker.engine.limits import MESSAGE_BYTES, CreditAccount
 from twinbus.broker.engine.namespace import BrokerNamespace
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import SettlementOutcome

@@ -33,7 +33,7 @@ from twinbus.broker.links import requests
 from twinbus.broker.links.management import DELETED_AT_ONCE, OPERATIONS, PEEK_BYTES_MAX
 from twinbus.broker.links.requests import ITEMS_MAX
 from twinbus.broker.refusals import EntityNotFound, MalformedMessage, Refusal, Unauthorized
-from twinbus.broker.sas import AccessPolicy, ConnectionGrants
+from twinbus.broker.sas import AccessPolicy, ConnectionGrants, Grant
 from twinbus.namespace.tokens import sign
 
 LOCK_MS = 60_000
@@ -513,7 +513,7 @@ class CbsAnswer:
         if path.lower() != "orders":
             raise EntityNotFound.of(path, "this entity does not exist")
 
-    def trust(self) -> None:
+    def trust(self, grant: Grant) -> None:
         self.is_trusted = True
 
     def log_refusal(self, what: str, refusal: Refusal) -> None:

@@ -345,7 +345,7 @@ async def test_a_link_sends_to_another_entity_through_its_own() -> None:
 async def test_limits_name_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened() as world:
         monkeypatch.setattr(transactions, "OPEN_MAX", 1)
-        monkeypatch.setattr(transactions, "HELD_BYTES_MAX", len(BODY))
+        world.client.peer.budgets.transaction_bytes.limit = len(BODY)
         txn_id = await world.declare()
         condition, text = refused(await world.ask(Declare()))
         assert (condition, text) == (
