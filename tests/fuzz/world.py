@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 from tests.fuzz.engine import (
@@ -28,9 +29,11 @@ from twinbus.amqp.events import DeliveryArrived, Detached, Disposed
 from twinbus.amqp.link import LinkState
 from twinbus.amqp.message import Properties, decode_properties, encode_message, split
 from twinbus.amqp.performatives import Accepted, Source, Target
+from twinbus.amqp.session import HANDLE_MAX
 from twinbus.amqp.types import Symbol
 from twinbus.broker.access import Admission
 from twinbus.broker.links.receiving import DeliveringLink
+from twinbus.broker.profile import LAPTOP
 from twinbus.broker.sas import AcceptedToken
 from twinbus.broker.server import BrokerServer
 
@@ -87,7 +90,13 @@ class FuzzWorld:
     def __init__(self) -> None:
         self.store = RecordedStore()
         self.server = BrokerServer(
-            "b", self.store, [], tokens=lambda: TOKENS, admission=Admission()
+            "b",
+            self.store,
+            [],
+            tokens=lambda: TOKENS,
+            admission=Admission(),
+            # More links on one session than the default: their number must cost a frame nothing.
+            profile=replace(LAPTOP, handle_max=HANDLE_MAX),
         )
         create_entities(self.server.namespace, self.server.now_ms())
         self.log = ErrorLog()

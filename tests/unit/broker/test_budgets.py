@@ -339,3 +339,33 @@ async def test_what_is_settled_by_requests_leaves_the_table_of_its_session() -> 
     assert kept in {tag for _, tag in served.unsettled.by_id.values()}
     assert len(server.namespace.receive_source("q").messages) == 1
     await server.close()
+
+
+async def test_an_entity_has_some_thousand_receivers() -> None:
+    server = new_server()
+    queue(server)
+    found = server.namespace.receive_source("q")
+    server.dispatcher.receiver_count = lambda _: 5_000  # type: ignore[assignment, method-assign]
+    client, session = await begun(server)
+    session.attach_receiver("r", source=Source(address=found.path), target=Target(address="me"))
+    text = condition(await client.exchange(), Detached)
+    assert text.startswith("amqp:resource-limit-exceeded")
+    assert "5000" in text.replace(",", "")
+    await server.close()
+
+
+async def test_a_limit_of_the_process_holds_for_all_rules_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(budgets, "PROCESS_BYTES", CONNECTION_BYTES)
+    server = new_server()
+    queue(server)
+    ends = []
+    for grant in (APP, OTHER):
+        client, session = await begun(server, grant)
+        links = await senders(client, session, 10, "q")
+        seen = await pour(client, links, FRAME, CONNECTION_BYTES * 6 // 10 // FRAME)
+        ends.append(condition(seen) if seen else "")
+    assert ends[0] == ""
+    assert ends[1].startswith("amqp:resource-limit-exceeded: this process has more than")
+    await server.close()

@@ -392,7 +392,7 @@ async def test_a_sender_is_told_no_larger_message_than_the_gateway_keeps(
     entity = SimpleNamespace(on_change=lambda _: None, failover=SimpleNamespace(route=None))
     target: Any = SimpleNamespace(entity=entity)
     pool: Any = SimpleNamespace(limit_bytes=said_bytes, users=0)
-    client: Any = SimpleNamespace(touch=int)
+    client: Any = SimpleNamespace(touch=int, budgets=ClientBudgets(ProcessBudgets()))
     nothing: Any = None
     pending: Any = SimpleNamespace(share_of=lambda _: None)
     GatewaySendingLink(pending, client, link, "orders", target, pool, 0, nothing).attach()
