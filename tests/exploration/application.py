@@ -466,6 +466,15 @@ class Application:
     def is_bound(self) -> bool:
         return self.order is not None and self.order.is_bound(SessionKey.of(ENTITY, SESSION))
 
+    @property
+    def is_quiet(self) -> bool:
+        is_healthy = self.failover.state is EntityState.HEALTHY
+        return self.call is None and is_healthy and not self.is_bound
+
+    @property
+    def is_done(self) -> bool:
+        return self.is_quiet and self.next_message > self.world.settings.messages
+
     # Faults
 
     def lost_side(self, side: str) -> None:

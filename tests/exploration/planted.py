@@ -18,6 +18,8 @@ from typing import Any, Final
 FAILOVER: Final = "pairing/core/failover.py"
 ATTEMPTS: Final = "pairing/core/attempts.py"
 SESSIONS: Final = "pairing/core/session_order.py"
+DESTINATION: Final = "syphon/core/destination.py"
+INTAKE: Final = "syphon/core/intake.py"
 SENDING: Final = "syphon/core/send_control.py"
 
 
@@ -42,6 +44,9 @@ BUGS: Final[dict[str, Bug]] = {
         "return NOTHING",
         "lost answer",
         "failover:",
+    ),
+    "a failover without a first ping": Bug(
+        FAILOVER, "return now + self._ping_interval_s", "return None", "outage", "home:"
     ),
     "no ping after one that failed": Bug(
         FAILOVER,
@@ -102,6 +107,54 @@ BUGS: Final[dict[str, Bug]] = {
         "self.destinations.is_primary_up = False",
         "outage",
         "home:",
+    ),
+    "a forward that is forgotten with its link": Bug(
+        DESTINATION,
+        "self.waiting.extendleft(reversed(back))",
+        "self.waiting.extendleft(())",
+        "backlog, a lost answer",
+        "home:",
+    ),
+    "a back-off without an end": Bug(
+        DESTINATION,
+        "self.held_until = now + self.backoff_s * (1 + BACKOFF_JITTER * chance)",
+        'self.held_until = float("inf")',
+        "backlog, a refusal",
+        "home:",
+    ),
+    "a held destination that is not tried": Bug(
+        SENDING, "destination.start_trial()\n", "pass\n", "backlog, a refusal", "home:"
+    ),
+    "a refused message that is dropped": Bug(
+        SENDING,
+        "destination.waiting.appendleft(message)\n",
+        "pass\n",
+        "backlog, a refusal",
+        "home:",
+    ),
+    "a completion that is not repeated": Bug(
+        INTAKE,
+        "actions = self.complete([p for p in self._intake if p.outcome is Complete], now)",
+        "actions: list[Action] = []",
+        "backlog, a partition",
+        "home:",
+    ),
+    "a secondary that stays closed": Bug(
+        INTAKE, "self.is_open = True\n", "pass\n", "backlog, a partition", "home:"
+    ),
+    "an accepted message that is not settled": Bug(
+        "syphon/core/pump.py",
+        "actions = self._settlements.complete(taken, now)",
+        "actions: list[Action] = []",
+        "backlog, a crash",
+        "home:",
+    ),
+    "a session that does not wait for its turn": Bug(
+        "syphon/core/destination.py",
+        "if self._lanes is None or message.session is None:\n            destination.waiting",
+        "if True:\n            destination.waiting",
+        "strict backlog",
+        "order:",
     ),
 }
 

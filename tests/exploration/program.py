@@ -6,6 +6,8 @@ namespaces would.
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tests.exploration.application import no_chance
@@ -41,8 +43,20 @@ AGAIN_S = 5.0
 """A timer that is still due after a tick fires again after this time (syphon: 0.01 s)."""
 
 
+@dataclass(eq=False)
+class Memory:
+    """What one relay has in memory: its pump, and what is in flight."""
+
+    pump: Pump
+    sent: list[BacklogMessage] = field(default_factory=list)
+    settling: list[tuple[str, BacklogMessage]] = field(default_factory=list)
+
+
 class Relay:
-    """One pump, and what it has asked of the namespaces."""
+    """One pump, and what it has asked of the namespaces.
+
+    Most steps change no pump: its memory stays pickled until something happens to it.
+    """
 
     def __init__(self, world: World, program: str, queue: str) -> None:
         self.world = world
@@ -53,18 +67,41 @@ class Relay:
     def start(self) -> None:
         """Begin with nothing in memory, as a process does."""
         limits = IntakeLimits(messages=8, answer_s=10.0)
-        self.pump = Pump(limits=limits, is_strict=self.world.settings.strict, draw=no_chance)
+        pump = Pump(limits=limits, is_strict=self.world.settings.strict, draw=no_chance)
+        self._memory: Memory | None = Memory(pump)
+        self.pickled = b""
         self.connected: set[str] = set()
         self.attaching = False
         self.attached = False
         self.credit = 0
-        self.sent: list[BacklogMessage] = []
-        self.settling: list[tuple[str, BacklogMessage]] = []
-        self.tokens: set[bytes] = set()
-        """Locks that were granted over the present connection."""
         self.lost: set[str] = set()
         """Sides whose answers to what is in flight do not come."""
         self.ticked_at = float("-inf")
+        self._note()
+
+    def _note(self) -> None:
+        """Keep what every step asks, so that the pump need not be unpickled for it."""
+        memory = self.memory
+        self.timer_at = memory.pump.timer_at
+        self.in_flight = memory.pump.in_flight
+        self.sending, self.to_settle = len(memory.sent), len(memory.settling)
+
+    @property
+    def memory(self) -> Memory:
+        if self._memory is None:
+            self._memory = pickle.loads(self.pickled)
+        return self._memory
+
+    @property
+    def pump(self) -> Pump:
+        return self.memory.pump
+
+    def pickle_memory(self) -> None:
+        """After a step that may have changed it."""
+        if self._memory is not None:
+            self._note()
+            self.pickled = pickle.dumps(self._memory, pickle.HIGHEST_PROTOCOL)
+            self._memory = None
 
     # Actions
 
@@ -72,25 +109,25 @@ class Relay:
         found: list[tuple[Any, ...]] = []
         if self._answers("primary"):
             found += [("attach",)] if self.attaching else []
-            found += [("accept",)] if self.sent else []
-            if self.sent and self.world.left["answer"]:
+            found += [("accept",)] if self.sending else []
+            if self.sending and self.world.left["answer"]:
                 found.append(("FAULT_lose_accept",))
-            if self.sent and self.world.left["refusal"]:
+            if self.sending and self.world.left["refusal"]:
                 found.append(("FAULT_refuse_forward",))
         if self._answers("secondary"):
             if self.credit and self._next() is not None:
                 found.append(("receive",))
-            if self.settling:
+            if self.to_settle:
                 found.append(("settle",))
                 if self.world.left["answer"]:
                     found.append(("FAULT_lose_settlement",))
-        due = self.pump.timer_at
+        due = self.timer_at
         if due is not None and due <= self.world.now and self.ticked_at < self.world.now:
             found.append(("tick",))
         return found
 
     def deadlines(self) -> list[float]:
-        due = self.pump.timer_at
+        due = self.timer_at
         if due is None:
             return []
         return [due if due > self.world.now else self.ticked_at + AGAIN_S]
@@ -98,8 +135,8 @@ class Relay:
     @property
     def expects_answers(self) -> bool:
         """Whether answers are on their way; they come before time passes."""
-        primary = self._answers("primary") and bool(self.attaching or self.sent)
-        return primary or (self._answers("secondary") and bool(self.settling))
+        primary = self._answers("primary") and bool(self.attaching or self.sending)
+        return primary or (self._answers("secondary") and bool(self.to_settle))
 
     def _answers(self, side: str) -> bool:
         is_there = self.world.is_reachable(self.program, side)
@@ -137,23 +174,29 @@ class Relay:
             self._perform(self.pump.primary_down(now))
         else:
             self._settlements_may_be_done()
-            self.tokens.clear()
+            self._leave_locks()
             self.credit = 0
             self._perform(self.pump.secondary_down(now))
 
     def crash(self) -> None:
         self._sent_may_be_stored()
         self._settlements_may_be_done()
+        self._leave_locks()
         self.start()
 
+    def _leave_locks(self) -> None:
+        """Locks of a connection that is gone may end."""
+        for stored in self.world.queues[self.queue].stored:
+            stored.is_renewed = False
+
     def _sent_may_be_stored(self) -> None:
-        sent, self.sent = self.sent, []
+        sent, self.memory.sent = self.memory.sent, []
         for message in sent:
-            if message.lock_token not in self.world.in_primary and QUESTIONS.ask(2):
+            if QUESTIONS.ask(2):
                 self._arrive(message)
 
     def _settlements_may_be_done(self) -> None:
-        settling, self.settling = self.settling, []
+        settling, self.memory.settling = self.memory.settling, []
         for outcome, message in settling:
             if QUESTIONS.ask(2):
                 self._carry_out(outcome, message)
@@ -167,12 +210,10 @@ class Relay:
         self._perform(self.pump.granted("orders", LINK_CREDIT, now))
 
     def _arrive(self, message: BacklogMessage) -> None:
-        stored = self._stored(message)
-        self.world.in_primary.append(message.lock_token)
-        self.world.forwarded(message.message_id, stored)
+        self.world.take(int(message.message_id or 0))
 
     def accept(self) -> None:
-        message = self.sent.pop(0)
+        message = self.memory.sent.pop(0)
         self._arrive(message)
         self._perform(self.pump.accepted([message], self.world.now))
         self._perform(self.pump.granted("orders", LINK_CREDIT, self.world.now))
@@ -184,7 +225,7 @@ class Relay:
 
     def refuse_forward(self) -> None:
         self.world.left["refusal"] -= 1
-        message = self.sent.pop(0)
+        message = self.memory.sent.pop(0)
         now = self.world.now
         self._perform(self.pump.refused(message, "com.microsoft:server-busy", "busy", now))
 
@@ -197,8 +238,7 @@ class Relay:
 
     def _lock(self, stored: Stored) -> BacklogMessage:
         token = self.world.new_token()
-        stored.state, stored.token = "locked", token
-        self.tokens.add(token)
+        stored.state, stored.token, stored.is_renewed = "locked", token, True
         if not stored.was_deferred:
             self.credit -= 1
         message = BacklogMessage(token, 100)
@@ -213,7 +253,7 @@ class Relay:
         return next((each for each in stored if each.number == message.sequence_number), None)
 
     def settle(self) -> None:
-        outcome, message = self.settling.pop(0)
+        outcome, message = self.memory.settling.pop(0)
         now = self.world.now
         if self._carry_out(outcome, message):
             self._perform(self.pump.settled([message], now))
@@ -260,7 +300,7 @@ class Relay:
                 self.disconnect(action.side)
 
     def _perform_one(self, action: Action) -> None:  # noqa: C901  # one case for each action
-        now = self.world.now
+        now, settling = self.world.now, self.memory.settling
         match action:
             case GrantCredit():
                 self.credit = action.credit
@@ -271,16 +311,16 @@ class Relay:
                 self.attaching = self.attached = False
             case Forward():
                 self.world.check_turn(self, action.message)
-                self.sent.append(action.message)
+                self.memory.sent.append(action.message)
             case Complete():
-                self.settling += [("complete", message) for message in action.messages]
+                settling += [("complete", message) for message in action.messages]
             case DeadLetter():
-                self.settling.append(("dead letter", action.message))
+                settling.append(("dead letter", action.message))
             case Defer():
-                self.settling.append(("deferred", action.message))
+                settling.append(("deferred", action.message))
             case Release():
                 back = "deferred" if action.message.is_deferred else "active"
-                self.settling.append((back, action.message))
+                settling.append((back, action.message))
             case Renew():
                 kept = [m for m in action.messages if self._is_locked(m)]
                 gone = [m for m in action.messages if not self._is_locked(m)]

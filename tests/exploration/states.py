@@ -8,6 +8,7 @@ own. Counters and texts for people, on which no decision depends, are left out.
 from __future__ import annotations
 
 import marshal
+import pickle
 from collections import OrderedDict, deque
 from enum import Enum
 from hashlib import blake2b
@@ -106,7 +107,16 @@ LEFT_OUT: Final = {
     },
     "World": {"now", "queue_names", "settings", "tokens"},
     "Application": {"name", "path", "world"},
-    "Relay": {"program", "queue", "world"},
+    "Relay": {
+        "_memory",
+        "in_flight",
+        "program",
+        "queue",
+        "sending",
+        "timer_at",
+        "to_settle",
+        "world",
+    },
 }
 """By class: what no decision depends on in these worlds."""
 
@@ -120,10 +130,12 @@ class _Walk:
         self._now = now
         self._names = names
         self._numbers: dict[int, int] = {}
-        self._tokens: dict[bytes, int] = {}
+        self.tokens: dict[bytes, int] = {}
 
     def value(self, value: Any, name: str = "") -> Any:
         kind = type(value)
+        if name == "pickled":
+            return self._memory(value)
         if kind is str:
             return self._names.get(value, value)
         if kind is int or kind is bool or value is None:
@@ -131,7 +143,7 @@ class _Walk:
         if kind is float:
             return self._time(value, name)
         if kind is bytes:
-            return ("token", self._tokens.setdefault(value, len(self._tokens)))
+            return ("token", self.tokens.setdefault(value, len(self.tokens)))
         if isinstance(value, Enum):
             return value.name
         if kind in (tuple, list, deque):
@@ -147,6 +159,21 @@ class _Walk:
         if callable(value):
             return getattr(value, "__name__", "")
         return self._object(value)
+
+    def _memory(self, pickled: bytes) -> Any:
+        """Return what stands for the memory of a relay; it is walked once for each time of day."""
+        known = _MEMORIES.get((pickled, self._now))
+        if known is None:
+            walk = _Walk(self._now, {})
+            whole = marshal.dumps(walk.value(pickle.loads(pickled)), 2)
+            known = blake2b(whole, digest_size=16).digest(), walk.tokens
+            if len(_MEMORIES) >= MEMORIES_MAX:
+                _MEMORIES.clear()
+            _MEMORIES[pickled, self._now] = known
+        digest, tokens = known
+        # The queue's own walk comes later, and meets the same tokens.
+        self.tokens.update({token: len(self.tokens) + at for token, at in tokens.items()})
+        return digest
 
     def _time(self, value: float, name: str) -> Any:
         if name.endswith("_s"):
@@ -174,6 +201,11 @@ class _Walk:
             ],
         )
 
+
+MEMORIES_MAX: Final = 20_000
+
+_MEMORIES: dict[tuple[bytes, float], tuple[bytes, dict[bytes, int]]] = {}
+"""By pickled memory and time: its digest, and its lock tokens in order."""
 
 _ATTRIBUTES: dict[type, list[str]] = {}
 

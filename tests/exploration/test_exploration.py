@@ -7,7 +7,12 @@ import sys
 import pytest
 
 from tests.exploration.planted import BUGS, planted
-from tests.exploration.worlds import LARGE, SMALL, WORLDS, explore
+from tests.exploration.worlds import LARGE, SMALL, STATES_MAX, WORLDS, explore
+from tests.simulation.fleet.mutations import BUGS as FLEET_BUGS
+from tests.simulation.mutations import PLANTED, PLANTED_IN_STRICT
+from tests.simulation.night.mutations import NIGHT_BUGS
+
+BUGS_MIN = 20
 
 EVENTFUL = {"outage": 500}
 """The least number of states of worlds in which much happens."""
@@ -27,9 +32,16 @@ def test_every_state_of_a_small_world_keeps_the_promises(name: str) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("name", LARGE)
 def test_every_state_of_a_larger_world_keeps_the_promises(name: str) -> None:
-    found = explore(LARGE[name])
+    found = explore(LARGE[name], states_max=STATES_MAX[name])
     sys.stdout.write(f"{name}: {found}\n")
     assert not found.violation, found.story()
+    assert found.is_complete or found.states >= STATES_MAX[name]
+
+
+def test_twenty_planted_bugs_are_known() -> None:
+    assert len(BUGS) >= BUGS_MIN
+    # tests/simulation plants and finds others.
+    assert not BUGS.keys() & {*PLANTED, *PLANTED_IN_STRICT, *NIGHT_BUGS, *FLEET_BUGS}
 
 
 @pytest.mark.parametrize("name", BUGS)

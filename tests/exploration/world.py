@@ -13,7 +13,6 @@ from tests.exploration.application import SESSION, Application
 from tests.exploration.explorer import Violation
 from tests.exploration.program import Relay
 from twinbus.pairing.core import attempts, backlog, secondary
-from twinbus.status.document import EntityState
 from twinbus.syphon.core import destination, receive_control, strict_order
 from twinbus.transfer.unpacking import BacklogMessage
 
@@ -28,6 +27,8 @@ class Settings:
     """What a world has, and how many faults of each kind may happen."""
 
     messages: int = 1
+    stored: int = 0
+    """How many of them are in a backlog queue from the start."""
     queues: int = 2
     strict: bool = False
     stops: tuple[str, ...] = ("primary",)
@@ -48,6 +49,8 @@ class Stored:
     state: str = "active"
     token: bytes = b""
     was_deferred: bool = False
+    is_renewed: bool = False
+    """It was locked over a connection that is still there."""
 
     @property
     def is_deferred(self) -> bool:
@@ -63,6 +66,8 @@ class BacklogQueue:
 class World:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.relays: dict[str, Relay] = {}
+        """First, because their memories give the lock tokens their order."""
         self.now = 1_000.0
         self.up = {*BOTH}
         self.cut: tuple[str, str] | None = None
@@ -83,8 +88,6 @@ class World:
         self.late: list[tuple[int, str, float]] = []
         """Messages whose sender has given them up: which, where and until when they may arrive."""
         self.acked: list[int] = []
-        self.in_primary: list[bytes] = []
-        """Lock tokens of deliveries that the primary took."""
         self.tokens = 0
         self.application = Application(self, "application")
         self.relays = {name: Relay(self, "syphon", name) for name in self.queue_names}
@@ -92,9 +95,11 @@ class World:
             relay.connect("primary")
             relay.connect("secondary")
             relay.tick()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self)
+            relay.pickle_memory()
+        for serial in range(1, settings.stored + 1):
+            self.store(self.queue_names[0], serial)
+            self.acked.append(serial)
+        self.application.next_message += settings.stored
 
     # What the parts ask
 
@@ -112,18 +117,15 @@ class World:
     def store(self, place: str, serial: int, *, is_over: bool = False) -> None:
         """A namespace takes a message. `is_over`: it did so before its sender gave it up."""
         if place == "primary":
-            self._take(serial)
+            self.take(serial)
             return
         queue = self.queues[place]
         queue.last += 1
         session = SESSION if self.settings.strict else None
         queue.stored.append(Stored(queue.last, serial, session))
 
-    def _take(self, serial: int) -> None:
+    def take(self, serial: int) -> None:
         self.primary.append(serial)
-
-    def forwarded(self, serial: str | None, stored: Stored | None) -> None:
-        self._take(int(serial or 0))
 
     def note_raised(self, serial: int) -> None:
         """The call of a message raised; while the secondary can be reached no call does."""
@@ -157,9 +159,9 @@ class World:
                 relay.attaching,
                 relay.attached,
                 relay.credit,
-                len(relay.sent),
-                len(relay.settling),
-                len(relay.pump.intake),
+                relay.sending,
+                relay.to_settle,
+                relay.in_flight,
             )
 
         if self.settings.strict:
@@ -202,14 +204,12 @@ class World:
         found: list[tuple[Any, ...]] = [
             ("FAULT", "stop", side) for side in self.may_stop if side in self.up
         ]
+        # Nothing can happen to an application that has sent everything.
+        processes = ("syphon",) if self.application.is_done else ("application", "syphon")
         if self.left["crash"]:
-            found += [("FAULT", "crash", name) for name in ("application", "syphon")]
+            found += [("FAULT", "crash", name) for name in processes]
         if self.left["cut"] and self.cut is None:
-            found += [
-                ("FAULT", "part", name, side)
-                for name in ("application", "syphon")
-                for side in sorted(BOTH)
-            ]
+            found += [("FAULT", "part", name, side) for name in processes for side in sorted(BOTH)]
         return found
 
     def _is_up(self, at: int) -> bool:
@@ -219,12 +219,11 @@ class World:
         """Locks that may end: nobody renews them."""
         found: list[tuple[str, int]] = []
         for name, queue in self.queues.items():
-            relay = self.relays[name]
             is_away = not self.is_reachable("syphon", "secondary")
             found += [
                 (name, stored.number)
                 for stored in queue.stored
-                if stored.state == "locked" and (is_away or stored.token not in relay.tokens)
+                if stored.state == "locked" and (is_away or not stored.is_renewed)
             ]
         return found
 
@@ -258,7 +257,7 @@ class World:
         if application.ping is not None:
             found.append(application.ping.began + secondary.LONGEST_PACE_S)
         relays = self.relays.values()
-        found += [relay.pump.timer_at for relay in relays if relay.ticked_at < self.now]
+        found += [relay.timer_at for relay in relays if relay.ticked_at < self.now]
         return [each for each in found if each is not None]
 
     def perform(self, action: tuple[Any, ...]) -> None:
@@ -269,16 +268,12 @@ class World:
                 getattr(self.relays[queue], _method(name))(*given)
             case (name, *given):
                 getattr(self, f"_{name}")(*given)
-        self._forget_tokens()
+        for relay in self.relays.values():
+            relay.pickle_memory()
 
     def _of_application(self, name: str, *given: Any) -> None:
         renamed = {"wake": "wake_call", "scan": "begin_scan"}
         getattr(self.application, renamed.get(name, _method(name)))(*given)
-
-    def _forget_tokens(self) -> None:
-        """Deliveries that nobody can send or settle any more."""
-        known = {message.lock_token for r in self.relays.values() for message in r.sent}
-        self.in_primary = [token for token in self.in_primary if token in known]
 
     # Steps of the world
 
@@ -303,7 +298,11 @@ class World:
         self.store(place, serial)
 
     def _unlock(self, queue: str, number: int) -> None:
+        relay = self.relays[queue]
         stored = next(s for s in self.queues[queue].stored if s.number == number)
+        if stored.is_renewed:
+            # The secondary has given up the connection that it does not hear from.
+            relay.lost.add("secondary")
         stored.state, stored.token = "deferred" if stored.was_deferred else "active", b""
 
     def _start(self, side: str) -> None:
@@ -345,11 +344,9 @@ class World:
         """Both namespaces are up, and nothing is left to be done."""
         application = self.application
         is_quiet = (
-            application.call is None
-            and application.failover.state is EntityState.HEALTHY
-            and not application.is_bound
+            application.is_quiet
             and not any(queue.stored for queue in self.queues.values())
-            and not any(relay.pump.in_flight for relay in self.relays.values())
+            and not any(relay.in_flight for relay in self.relays.values())
             and all(len(relay.connected) == len(BOTH) for relay in self.relays.values())
         )
         return is_quiet and self.up == BOTH and self.cut is None
@@ -363,7 +360,9 @@ class World:
             raise Violation(f"lost: {lost} of the acknowledged {self.acked}")
         spent = self._spent()
         for serial, copies in Counter(self.primary).items():
-            if copies > 1 + spent:
+            # One fault can cost one copy. After two, several deliveries of one message may be in
+            # flight at once, and each of them may arrive.
+            if copies > 1 + spent and spent < 2:
                 raise Violation(f"forwards: {copies} copies of {serial} after {spent} faults")
         if self.settings.strict:
             self._check_order()

@@ -23,11 +23,31 @@ SMALL: Final = {
     "crash": world(crashes=1),
     "partition": world(cuts=1),
     "refusal": world(refusals=1),
+    "backlog, a crash": world(stored=1, crashes=1),
+    "backlog, a lost answer": world(stored=1, answers=1),
+    "backlog, a partition": world(stored=1, cuts=1),
+    "backlog, a refusal": world(stored=1, refusals=1),
 }
-"""Explored to the end in CI: one sender, one entity, two backlog queues, one syphon."""
+"""Explored to the end in CI: one sender, one entity, two backlog queues, one syphon. With a backlog
+the message is diverted and acknowledged before the world begins."""
 
-LARGE: Final = {"strict outage": world(stops=("primary",), messages=2, strict=True)}
-"""Explored to the end by `make soak`; a planted bug shows itself soon."""
+LARGE: Final = {
+    "strict outage": world(stops=("primary",), messages=2, strict=True),
+    "strict backlog": world(stored=2, messages=2, strict=True, answers=1),
+    "backlog, all faults": world(stored=1, crashes=1, answers=1, cuts=1),
+    "all faults": world(crashes=1, answers=1, cuts=1),
+    "two of each": world(messages=2, crashes=2, answers=2, cuts=2),
+}
+"""Explored by `make soak`, breadth-first, as far as STATES_MAX says."""
+
+STATES_MAX: Final = {
+    "strict outage": 7_000,
+    "strict backlog": 5_000,
+    "backlog, all faults": 10_000,
+    "all faults": 10_000,
+    "two of each": 4_000,
+}
+"""A thousand states take about one second of processor time."""
 
 WORLDS: Final = SMALL | LARGE
 
