@@ -8,8 +8,8 @@ Each client has a connection of its own to the primary, because locks and sessio
 connection, and requests name its links. When a link of the primary is lost, the client's link is
 detached with the same condition, and the SDK attaches again by itself.
 
-A `$management` node can be opened while the primary is down, because the Go SDK opens one with
-every sender: without it the SDK would send nothing in an outage. Its requests are refused.
+A `$management` node can be opened while the primary is down or hangs, because the Go SDK opens one
+with every sender: without it the SDK would send nothing in an outage. Its requests are refused.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from twinbus.amqp.performatives import (
 )
 from twinbus.broker.links.context import LinkOwner
 from twinbus.broker.refusals import NotAllowed, Refusal, ServerBusy
-from twinbus.client.connection import NamespaceConnection
+from twinbus.client.connection import ANSWER_S, NamespaceConnection
 from twinbus.client.links import REOPEN_PAUSE_S
 from twinbus.client.request_node import ConnectionLost, RequestRefused
 from twinbus.errors import (
@@ -44,6 +44,7 @@ from twinbus.errors import (
     EntityUnusableError,
     PairClosedError,
 )
+from twinbus.gateway.node_requests import UnansweredRequests
 from twinbus.servicebus import conditions
 from twinbus.servicebus.conditions import DETACH_FORCED
 from twinbus.servicebus.failures import (
@@ -77,9 +78,15 @@ class PrimaryRelay:
         spawn: Callable[[Coroutine[None, None, None]], None],
         connect: Callable[..., NamespaceConnection] = NamespaceConnection,
         records: RelayRecords | None = None,
+        *,
+        answer_s: float = ANSWER_S,
     ) -> None:
-        """`records` writes to the ledger; None: there is none."""
+        """`records` writes to the ledger; None: there is none.
+
+        `answer_s` is the time for the primary to open a node, and to answer a request to it.
+        """
         self.client = client
+        self.unanswered = UnansweredRequests(answer_s)
         self.records = records
         self._connect = connect
         self._endpoint = endpoint
@@ -101,12 +108,28 @@ class PrimaryRelay:
     def begin(self, relayed: Relayed) -> None:
         """Attach to the primary what the client attached here."""
         self.relayed.add(relayed)
+        if relayed.is_node:
+            self._limit(relayed)
         self.spawn(self._begin(relayed))
 
     def begin_node(self, requests: Relayed) -> None:
         """Attach requests, and the answers of the same node if the client has opened them."""
         self.relayed.add(requests)
+        self._limit(requests)
         self.spawn(self._begin_node(requests))
+
+    def _limit(self, relayed: Relayed) -> None:
+        """Open a link of a node here after a while, though the primary has not answered."""
+        loop = asyncio.get_running_loop()
+        loop.call_later(self.unanswered.answer_s, self._open_without, relayed)
+
+    def _open_without(self, relayed: Relayed) -> None:
+        if relayed in self.relayed and relayed.link.state is LinkState.OFFERED:
+            relayed.not_reached(self.silence())
+
+    def silence(self) -> Refusal:
+        """Why a request is refused that the primary did not get."""
+        return ServerBusy(f"The primary did not answer for {self.unanswered.answer_s:g} s.")
 
     async def _begin_node(self, requests: Relayed) -> None:
         replies = [one for one in self.relayed if one is not requests and one.node == requests.node]
@@ -195,6 +218,7 @@ class PrimaryRelay:
     async def close(self) -> None:
         """The client is gone."""
         self._closed = True
+        self.unanswered.close()
         async with self._opening:
             if self._connection is not None:
                 await self._connection.close()

@@ -6,7 +6,8 @@ import asyncio
 from collections import deque
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from twinbus.amqp.events import (
     Attached,
@@ -40,6 +41,7 @@ from twinbus.broker.links.requests import (
 from twinbus.broker.refusals import (
     EntityNotFound,
     MalformedMessage,
+    OperationTimedOut,
     QuotaExceeded,
     Refusal,
     Unauthorized,
@@ -324,7 +326,8 @@ class RelayedReplies(ReplyLink, Relayed):
                     up.session.settle(number, number, ACCEPTED_BYTES, as_receiver=True)
                 if self.relay.records is not None:
                     self.relay.records.answered(self.node, event.payload)
-                self.send(event.payload)
+                if self.relay.unanswered.answered(self.node, event.payload):
+                    self.send(event.payload)
                 if self.link.state is LinkState.CLOSED:  # It had too many answers to keep.
                     self.close(0)
                 elif up.credit < REPLY_CREDIT // 2:
@@ -351,6 +354,16 @@ class RelayedReplies(ReplyLink, Relayed):
         Relayed.close(self, now_ms)
 
 
+class WaitingRequest(NamedTuple):
+    """A request to a node of the primary."""
+
+    request: bytes
+    here: int | None
+    """The delivery to settle; None: it is settled."""
+    asked: Asked | None
+    """What is recorded of it."""
+
+
 class RelayedRequests(RequestLink, Relayed):
     """The link on which a client sends requests to a `$management` node of the primary."""
 
@@ -373,8 +386,8 @@ class RelayedRequests(RequestLink, Relayed):
         self._twins = twins
         self._answering = 0
         """Requests that `twins` is answering."""
-        self._waiting: deque[tuple[bytes, int | None, Asked | None]] = deque()
-        """Requests without credit, each with the delivery to settle, and what is recorded of it."""
+        self._waiting: deque[WaitingRequest] = deque()
+        """Requests without credit."""
         self._waiting_bytes = 0
         self.taking: int | None = None
         """The delivery of the request that is being handed on; None: it is settled."""
@@ -410,16 +423,32 @@ class RelayedRequests(RequestLink, Relayed):
         self._is_beginning = False
         self._accept()
         waiting, self._waiting, self._waiting_bytes = self._waiting, deque(), 0
-        for request, here, _ in waiting:
-            self._refuse(split(request), here, refusal)
+        for one in waiting:
+            request = split(one.request)
+            response = failure(correlation_id(request), refusal)
+            self.relay.unanswered.answered(self.node, response)
+            self._reply(request, one.here, response)
+
+    def _give_up(self, waiting: WaitingRequest) -> None:
+        """The primary has not answered a request in time: refuse it."""
+        if self.link.state is not LinkState.OPEN:
+            return
+        here, refusal = waiting.here, self.relay.silence()
+        if waiting in self._waiting:
+            self._waiting.remove(waiting)
+            self._waiting_bytes -= len(waiting.request)
+        else:
+            refusal = OperationTimedOut(f"{refusal.description} It may carry the request out.")
+            theirs = next((one for one, ours in self._numbers.items() if ours == here), None)
+            # The primary may have settled it: that it has the request is no answer.
+            here = None if theirs is None else self._numbers.pop(theirs)
+        request = split(waiting.request)
+        self._reply(request, here, failure(correlation_id(request), refusal))
 
     def _accept(self) -> None:
         if self.link.state is LinkState.OFFERED:
             self.attach()
             self.relay.client.touch()
-
-    def _refuse(self, request: Sections, here: int | None, refusal: Refusal) -> None:
-        self._reply(request, here, failure(correlation_id(request), refusal))
 
     def _reply(self, request: Sections, here: int | None, response: bytes) -> None:
         with suppress(EntityNotFound):  # The client reads no answers any more.
@@ -444,6 +473,7 @@ class RelayedRequests(RequestLink, Relayed):
         if self._twins is not None and self._twins.takes(request):
             self._answer(request, self._twins)
             return None
+        request_id = correlation_id(request)
         count, encoded = len(self._waiting), join(request)
         size_bytes = self._waiting_bytes + len(encoded)
         if count >= WAITING_MAX or (count and size_bytes > WAITING_BYTES_MAX):
@@ -454,7 +484,9 @@ class RelayedRequests(RequestLink, Relayed):
         self._waiting_bytes = size_bytes
         records = self.relay.records
         asked = None if records is None else records.read(self.path, operation, request)
-        self._waiting.append((encoded, self.taking, asked))
+        self._waiting.append(waiting := WaitingRequest(encoded, self.taking, asked))
+        if request_id is not None:
+            self.relay.unanswered.add(self.node, request_id, partial(self._give_up, waiting))
         if self.up is None and not self._is_beginning:
             self._is_beginning = True
             self.relay.begin_node(self)

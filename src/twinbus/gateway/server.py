@@ -230,6 +230,7 @@ class GatewayLinks:
                 self._pending.spawn,
                 state.environment.connect,
                 RelayRecords(recorder, _name_of(client)) if recorder.is_on else None,
+                answer_s=state.policy.attempt_timeout_s,
             )
         return relay
 

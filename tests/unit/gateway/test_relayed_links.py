@@ -181,7 +181,7 @@ async def test_credit_is_taken_back_when_large_deliveries_follow_small_ones() ->
         assert up.credit == (WINDOW - 1 if size == 1 else 4)
 
 
-def test_answers_that_a_client_does_not_read_are_let_go_with_their_link() -> None:
+async def test_answers_that_a_client_does_not_read_are_let_go_with_their_link() -> None:
     """The client may open another link and do the same again."""
     world = World()
     link, up = world.sending(world.here), world.receiving(world.there)
@@ -194,7 +194,7 @@ def test_answers_that_a_client_does_not_read_are_let_go_with_their_link() -> Non
     assert (world.relay.relayed, up.state) == (set(), LinkState.CLOSED)
 
 
-def test_requests_that_are_under_way_together_have_tags_of_their_own() -> None:
+async def test_requests_that_are_under_way_together_have_tags_of_their_own() -> None:
     world = World()
     requests = RelayedRequests(cast("Any", None), world.relay, world.receiving(world.here), ADDRESS)
     requests.up = up = world.sending(world.there)
@@ -222,7 +222,7 @@ async def test_nothing_is_written_for_a_settlement_whose_link_is_gone() -> None:
     assert world.output.size_bytes == before_bytes
 
 
-def test_a_node_is_forgotten_with_its_last_link_though_the_client_has_others() -> None:
+async def test_a_node_is_forgotten_with_its_last_link_though_the_client_has_others() -> None:
     """A client may open a node with a session of its own for every message that it sends."""
     world = World()
     for number in range(3):
@@ -235,7 +235,7 @@ def test_a_node_is_forgotten_with_its_last_link_though_the_client_has_others() -
     assert len(world.relay.nodes) == 1
 
 
-def test_the_bytes_of_requests_that_wait_for_the_primary_are_bounded() -> None:
+async def test_the_bytes_of_requests_that_wait_for_the_primary_are_bounded() -> None:
     world = World()
     link = world.receiving(world.here)
     requests = RelayedRequests(cast("Any", None), world.relay, link, ADDRESS)
@@ -407,7 +407,10 @@ class JoinedGateway:
         join(primary, monkeypatch)
         self.front = new_server()
         recorder = SimpleNamespace(is_on=False)
-        state = SimpleNamespace(primary=PRIMARY, environment=MACHINE, recorder=recorder)
+        policy = SimpleNamespace(attempt_timeout_s=5.0)
+        state = SimpleNamespace(
+            primary=PRIMARY, environment=MACHINE, recorder=recorder, policy=policy
+        )
         paired: Any = SimpleNamespace(state=state)
         self.pending = PendingSends("gateway", 5.0)
         context: Any = self.front

@@ -44,6 +44,7 @@ class TransactingGateway(Transacting):
             primary=PRIMARY,
             environment=MACHINE,
             recorder=SimpleNamespace(is_on=False),
+            policy=SimpleNamespace(attempt_timeout_s=5.0),
             monitors=SimpleNamespace(find=lambda _: entity, release=lambda _: None),
         )
         target = SimpleNamespace(entity=entity, state=state)

@@ -65,7 +65,10 @@ class TwinWorld:
         self.front = new_server()
         paired: Any = SimpleNamespace(
             state=SimpleNamespace(
-                primary=primary, environment=MACHINE, recorder=SimpleNamespace(is_on=False)
+                primary=primary,
+                environment=MACHINE,
+                recorder=SimpleNamespace(is_on=False),
+                policy=SimpleNamespace(attempt_timeout_s=5.0),
             )
         )
         context: Any = self.front
