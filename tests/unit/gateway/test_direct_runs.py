@@ -8,17 +8,18 @@ from typing import Any, cast
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.property.layouts import SDKS, text
 from twinbus.amqp.events import DeliveryRun, Disposed
 from twinbus.amqp.frames import FrameOutput
-from twinbus.amqp.link import LinkState, SenderLink
+from twinbus.amqp.link import SERIAL_MASK, LinkState, SenderLink
 from twinbus.amqp.message import Properties, encode_message
 from twinbus.amqp.performatives import Accepted, Error, Modified, Rejected, Source, Target
 from twinbus.amqp.session import Session
 from twinbus.amqp.types import Symbol
+from twinbus.broker.refusals import Unauthorized
 from twinbus.client.in_flight import answer
 from twinbus.client.links import LinkPool, UpstreamConnection, UpstreamLink
 from twinbus.gateway.sending import GatewaySendingLink, PendingSends, _Delivery
@@ -63,7 +64,10 @@ class Client:
 class World:
     """A client's link in a gateway, and the gateway's own link to the primary."""
 
-    def __init__(self, credit: int, *, own_ids: bool, ledger: bool) -> None:
+    def __init__(
+        self, credit: int, *, own_ids: bool, ledger: bool, first_id: int = 7, sent_id: int = 0
+    ) -> None:
+        """`first_id`: of the client's first delivery; `sent_id`: of the first to the primary."""
         self.heard: list[tuple[Any, ...]] = []
         """Answers, calls, ledger lines and counts, as they came."""
         self.session = Session(FrameOutput(), 0)
@@ -84,20 +88,25 @@ class World:
         self.pool.link = self.upstream
         self.pending = PendingSends("gateway", 30.0)
         self.own = self._link(own_ids=own_ids, ledger=ledger)
-        self.next_id = 7
+        self.session.next_delivery_id = sent_id
+        self.next_id = first_id
 
     def _link(self, *, own_ids: bool, ledger: bool) -> GatewaySendingLink:
         session: Any = SimpleNamespace(settle=self._settled)
         link: Any = SimpleNamespace(
-            state=LinkState.OPEN, session=session, credit=2_000, grant=lambda _: None
+            state=LinkState.OPEN,
+            session=session,
+            credit=2_000,
+            grant=lambda _: None,
+            properties={},
         )
         client: Any = Client(
             touch=lambda: None, log_refusal=lambda *_: None, pause_reading=lambda: None,
             grants=SimpleNamespace(require=lambda *_: 10**15),
         )  # fmt: skip
+        self.failover = SimpleNamespace(route=Route.PRIMARY, state=EntityState.HEALTHY)
         entity = SimpleNamespace(
-            path="q", on_change=lambda _: int,
-            failover=SimpleNamespace(route=Route.PRIMARY, state=EntityState.HEALTHY),
+            path="q", on_change=lambda _: int, failover=self.failover,
             succeeded=lambda count: self.heard.extend([("stored",)] * count),
             attempt_failed=lambda error, counts: self.heard.append(("failed", str(error))),
             call_raised=lambda count, error: self.heard.append(("raised", count, str(error))),
@@ -115,6 +124,7 @@ class World:
         return GatewaySendingLink(self.pending, client, link, "q", target, self.pool, 10**15, relay)
 
     def _settled(self, first: int, last: int, state: bytes, *, as_receiver: bool) -> None:
+        assert 0 <= first <= last <= SERIAL_MASK
         self.heard += [("answered", number, state[:60]) for number in range(first, last + 1)]
 
     def _attempted(
@@ -132,30 +142,50 @@ class World:
         self.own._go_on()
 
     def take(self, kinds: list[str]) -> None:
+        room = SERIAL_MASK + 1 - self.next_id
+        if len(kinds) > room:  # A run ends before the id 0.
+            self.take(kinds[:room])
+            kinds = kinds[room:]
         data, spans = b"", []
         for kind in kinds:
             spans.append((b"", len(data), len(data) + len(MESSAGES[kind])))
             data += MESSAGES[kind]
         link = self.own.link
         run = DeliveryRun(link, self.next_id, 0, False, data, spans)
-        self.next_id += len(kinds)
+        self.next_id = (self.next_id + len(kinds)) & SERIAL_MASK
         self.own.take_run(run, 1)
+
+    def change(self, what: str) -> None:
+        """The entity fails over or comes back, or the client's token ends."""
+        self.failover.route = Route.PRIMARY if what == "back" else Route.BACKLOG
+        if what == "expired":
+            self.failover.route = Route.PRIMARY
+            self.own._granted_until_ms = 0
+            grants: Any = self.own._client.grants
+            grants.require = self._refuse
+
+    def _refuse(self, *_: object) -> int:
+        raise Unauthorized.lacking("Send", "q", " The token has expired.")
 
     # What the primary does
 
     def answer(self, kind: str, first: int, count: int) -> None:
-        numbers = sorted(self.in_flight)[first : first + count]
+        numbers = list(self.in_flight)[first : first + count]
         if numbers:
             event = Disposed(self.session, True, numbers[0], numbers[-1], True, STATES[kind])
             answer(self.in_flight, event, 0.0)
+
+    def open_window(self, frames: int) -> None:
+        self.session.remote_incoming_window = frames
+        self.session._release_blocked()
 
     def grant(self, credit: int) -> None:
         self.up.credit = credit
         self.upstream._write_waiting()
 
 
-async def ran(steps: list[tuple[str, Any]], credit: int, *, own_ids: bool, ledger: bool) -> Any:
-    world = World(credit, own_ids=own_ids, ledger=ledger)
+async def ran(steps: list[tuple[str, Any]], credit: int, **opening: Any) -> Any:
+    world = World(credit, **opening)
     with (
         patch.object(GatewaySendingLink, "_call", lambda _, *given: world.call(*given)),
         patch("twinbus.gateway.messages.new_message_id", lambda: "0" * 32),
@@ -165,6 +195,10 @@ async def ran(steps: list[tuple[str, Any]], credit: int, *, own_ids: bool, ledge
                 world.take(given)
             elif kind == "grant":
                 world.grant(given)
+            elif kind == "window":
+                world.open_window(given)
+            elif kind == "change":
+                world.change(given)
             elif kind == "end":
                 world.upstream.end("gone", "amqp:link:detach-forced")
             else:
@@ -197,19 +231,32 @@ _steps = st.lists(
         ),
         st.tuples(st.just("grant"), st.sampled_from([0, 1, 3, 100])),
         st.tuples(st.sampled_from(["end"] + ["grant"] * 5), st.just(2)),
+        st.tuples(st.just("window"), st.sampled_from([0, 1, 3, 100])),
+        st.tuples(st.just("change"), st.sampled_from(["failed over", "back", "back", "expired"])),
     ),
     max_size=12,
 )
 
 
+_ids = st.sampled_from([7, 2**32 - 3])
+_opening = st.fixed_dictionaries(
+    {"own_ids": st.booleans(), "ledger": st.booleans(), "first_id": _ids, "sent_id": _ids}
+)
+WRAPPING = {"own_ids": False, "ledger": True, "first_id": 2**32 - 3, "sent_id": 2**32 - 2}
+
+
 @settings(deadline=None, max_examples=60)
-@given(_steps, st.sampled_from([0, 4, 100]), st.booleans(), st.booleans())
+@given(_steps, st.sampled_from([0, 4, 100]), _opening)
+@example([("take", ["plain"] * 6), ("accepted", (0, 4)), ("busy", (0, 4))], 100, WRAPPING)
+@example([("window", 2), ("take", ["plain"] * 6), ("window", 9), ("accepted", (1, 9))], 9, WRAPPING)
+@example([("take", ["plain"] * 6), ("change", "failed over"), ("refused", (2, 2))], 3, WRAPPING)
+@example([("change", "expired"), ("take", ["plain"] * 2)], 9, WRAPPING)
 def test_runs_are_sent_answered_and_recorded_as_deliveries_one_by_one(
-    steps: list[tuple[str, Any]], credit: int, own_ids: bool, ledger: bool
+    steps: list[tuple[str, Any]], credit: int, opening: dict[str, Any]
 ) -> None:
-    in_runs = asyncio.run(ran(steps, credit, own_ids=own_ids, ledger=ledger))
+    in_runs = asyncio.run(ran(steps, credit, **opening))
     with patch.object(GatewaySendingLink, "_send_run", lambda *_: 0):
-        one_by_one = asyncio.run(ran(steps, credit, own_ids=own_ids, ledger=ledger))
+        one_by_one = asyncio.run(ran(steps, credit, **opening))
     assert in_runs == one_by_one
 
 
