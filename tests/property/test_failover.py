@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.core.failover import (
+    EARLY_PING_SHARE,
     EntityFailover,
     Event,
     ForceFailover,
@@ -88,6 +89,8 @@ class Shell:
         self.ping_out = False
         self.pings_rested_since: float | None = None
         """When the failover began, or the last ping ended, or the entity was unfrozen."""
+        self.is_untested = False
+        """It failed over because others said so, and no ping has ended since."""
         self.quiet_since: float | None = None
         """The first counting failure since the last success, as seen from outside."""
 
@@ -101,11 +104,14 @@ class Shell:
                 assert entity.state is before
                 return
             self.ping_out, self.pings_rested_since = False, self.now
+            self.is_untested = False
         if isinstance(event, Unfreeze) and entity.frozen:
             self.pings_rested_since = self.now
         if isinstance(event, SendFailed) and event.counts and not entity.frozen:
             self.quiet_since = self.now if self.quiet_since is None else self.quiet_since
         actions = entity.handle(event, self.now)
+        if before not in PINGED:
+            self.is_untested = isinstance(event, OthersFailedOver)
         self.perform(actions, before)
         if entity.is_evidence(self.now):
             assert entity.state is EntityState.FAILED_OVER
@@ -124,7 +130,8 @@ class Shell:
                     assert not self.ping_out, "two pings at once"
                     assert before in PINGED
                     assert self.pings_rested_since is not None
-                    assert self.now >= self.pings_rested_since + self.ping_s
+                    share = EARLY_PING_SHARE if self.is_untested else 1.0
+                    assert self.now >= self.pings_rested_since + share * self.ping_s
                     self.ping_out = True
                 case StopPinging():
                     assert before in PINGED

@@ -10,11 +10,13 @@ import pytest
 from tests.simulation.fleet.checks import check_fleet, wrong
 from tests.simulation.fleet.mutations import BUGS
 from tests.simulation.fleet.plan import (
+    PING_S,
     FleetPlan,
     dead_pinger,
     forger,
     lying_pinger,
     outage,
+    slander,
     storms,
 )
 from tests.simulation.fleet.world import FleetWorld, run_fleet
@@ -29,6 +31,7 @@ STORIES = {
     "storms": storms(10),
     "dead pinger": dead_pinger(4),
     "forger": forger(),
+    "slander": slander(12),
 }
 """For planted bugs: as few hosts as show them. Without the bugs the tests above run them too."""
 
@@ -73,6 +76,13 @@ def test_a_fleet_ignores_a_blip_and_spreads_the_evidence_of_an_outage() -> None:
 def test_liars_and_wrong_clocks_fail_nobody_over_who_has_not_failed() -> None:
     world = run(2, storms(HOSTS, liars=LIARS))
     assert wrong(world), "the lies changed nothing, so the fleet shows nothing"
+
+
+def test_a_wrong_early_failover_ends_within_a_ping_interval_although_a_liar_has_the_lease() -> None:
+    world = run(9, slander(HOSTS))
+    early = [one for one in world.truth.failovers if one.is_early]
+    assert len(early) == len(wrong(world)) > HOSTS
+    assert max(one.ended - one.at for one in early) <= PING_S
 
 
 @pytest.mark.parametrize("board", BAD_BOARDS)

@@ -25,7 +25,7 @@ from twinbus.amqp.performatives import Attach, Source, Target
 from twinbus.amqp.types import UInt
 from twinbus.namespace.namespace import KEEP_ALIVE_OFF, Namespace
 from twinbus.pairing.core.backlog import drift_of
-from twinbus.pairing.core.failover import PING_TIME_TO_LIVE_S
+from twinbus.pairing.core.pings import PING_TIME_TO_LIVE_S
 from twinbus.pairing.sdk.administration import create_backlog_queue, description_of
 from twinbus.pairing.sdk.pooled_sender import message_limit_bytes
 from twinbus.pairing.sending.client import send_ping

@@ -19,7 +19,7 @@ from twinbus.fleet.core.board_turns import (
     PEAK_SHARE,
 )
 from twinbus.fleet.core.pinging import SLOW_INTERVALS, STANDBY_INTERVALS_MIN, TRY_SPREAD_S
-from twinbus.pairing.core.failover import PING_JITTER
+from twinbus.pairing.core.pings import PING_JITTER
 from twinbus.status.fleet import EACH_PINGS
 
 if TYPE_CHECKING:
@@ -90,9 +90,9 @@ def check_blip(world: FleetWorld) -> Iterator[str]:
 
 
 def check_undone(world: FleetWorld) -> Iterator[str]:
-    """A failover that was wrong ends with the next ping of whoever pings, and its news."""
+    """A failover that was wrong ends within a ping interval: by a ping, or by one live send."""
     for one in wrong(world):
-        limit_s = ONE_PING_S + TOLD_S + 2 * one.process.send_every_s
+        limit_s = PING_S / 2 + SLACK_S + 2 * one.process.send_every_s
         is_known = not any(
             o.begins < one.at + limit_s for o in world.plan.outages if o.ends > one.at
         )

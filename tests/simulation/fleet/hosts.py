@@ -136,6 +136,8 @@ class FleetProcess:
         self.send_every_s = send_every_s
         self.fails_next = False
         """The next attempt on the primary fails, whatever the primary does."""
+        self.fails_until = 0.0
+        """So do all until this time."""
         self.machine = Process(world.loop, name, 1)
         self.calls: set[asyncio.Task[None]] = set()
 

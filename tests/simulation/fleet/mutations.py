@@ -65,6 +65,18 @@ def pinger_never_replaced() -> Iterator[None]:
         yield
 
 
+def early_failover_is_not_tested() -> AbstractContextManager[Any]:
+    """Who leaves the pings to another believes what others said until a slow ping of its own."""
+    real = EntityFailover._others_failed_over
+
+    def planted(self: EntityFailover, event: OthersFailedOver, now: float) -> Sequence[Action]:
+        actions = real(self, event, now)
+        self._is_untested = False
+        return actions
+
+    return patch.object(EntityFailover, "_others_failed_over", planted)
+
+
 def hearsay_is_evidence() -> AbstractContextManager[Any]:
     """An entity that failed over because others said so is told to others as if it knew."""
     return patch.object(OwnEvidence, "convinces", lambda self, now: True)
@@ -98,6 +110,7 @@ BUGS: Final[dict[str, tuple[Planted, str, str]]] = {
     "a notice that commands": (notice_that_commands, "storms", "command"),
     "SUSPECT counts as evidence": (suspect_counts, "storms", "blip"),
     "a dead pinger that is never replaced": (pinger_never_replaced, "dead pinger", "pinger"),
+    "an early failover that is not tested": (early_failover_is_not_tested, "slander", "undone"),
     "an early failover is told as own evidence": (hearsay_is_evidence, "storms", "hearsay"),
     "the own host counts for the quorum": (own_host_counts, "forger", "quorum"),
     "a recovery that is not told": (recovery_is_not_told, "storms", "recovery"),

@@ -41,6 +41,8 @@ class FleetPlan:
     """Outages of a second, in which each host sends."""
     single_failures: tuple[Span, ...] = ()
     """In each span every host has one attempt that fails, at a time of its own."""
+    failure_lasts_s: float = 0.0
+    """For how long the attempts of that host fail after that one."""
     pairs_of_processes: int = 0
     """Hosts with two processes."""
     liars: float = 0.0
@@ -98,6 +100,22 @@ def dead_pinger(hosts: int) -> FleetPlan:
 def lying_pinger(hosts: int) -> FleetPlan:
     """A liar has the lease of the pings from the start."""
     return FleetPlan(hosts=hosts, outages=(Span(100.0, 400.0),), lying_holder=True, ends_s=1_300.0)
+
+
+def slander(hosts: int) -> FleetPlan:
+    """A third of the hosts lies, one of them has the lease of the pings, and the primary answers.
+
+    Each honest host fails now and then: long enough to read the lies, and not again while its one
+    live send tests them.
+    """
+    return FleetPlan(
+        hosts=hosts,
+        liars=0.3,
+        lying_holder=True,
+        single_failures=tuple(Span(100.0 * n, 100.0 * n + 40.0) for n in range(1, 9)),
+        failure_lasts_s=12.0,
+        ends_s=1_000.0,
+    )
 
 
 def forger() -> FleetPlan:

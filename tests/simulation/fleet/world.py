@@ -112,7 +112,8 @@ class FleetWorld:
         is_call = isinstance(message, int)
         if not is_call:
             self.truth.pings.append((self.loop.time(), process, process.pinger))
-        if process.fails_next and is_call:
+        fails = process.fails_next or self.loop.time() < process.fails_until
+        if fails and is_call:
             process.fails_next = False
             raise Refused
         if self.is_down:
@@ -139,6 +140,7 @@ class FleetWorld:
     async def _fail_once(self, process: FleetProcess, at: float) -> None:
         await asyncio.sleep(at - self.loop.time())
         process.fails_next = True
+        process.fails_until = self.loop.time() + self.plan.failure_lasts_s
         process.send_soon()
 
     async def _kill_holder(self, at: float) -> None:

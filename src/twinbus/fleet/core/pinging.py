@@ -29,9 +29,9 @@ SHARED_MAX: Final = 100
 """Entities whose pings a process shares: each takes a link and an open file. The pings of more are
 sent by each process."""
 
-COMPETE_SPREAD: Final = 0.5
+COMPETE_SPREAD: Final = 0.25
 """Share of the ping interval within which a process asks for its first lease after a failover: all
-hosts see the same failure, and the first ping is due after one interval."""
+hosts see the same failure, and the first ping is due after 0.4 intervals if it came early."""
 
 COMPETE_SPACING_S: Final = 10.0
 """Time between the first requests for two leases. A thousand hosts together then make a hundred

@@ -171,6 +171,10 @@ Action = StartDiverting | LetOneTry | SendPing | StopPinging | Transition
 
 NOTHING: Final[tuple[Action, ...]] = ()
 
+EARLY_PING_SHARE: Final = 0.4
+"""Part of the ping interval until the first ping after an early failover. With the jitter
+(`pings.PING_JITTER`) it begins after half an interval at most: what others say is soon tested."""
+
 _HEALTHY, _SUSPECT, _FAILED_OVER, _UNUSABLE = EntityState
 
 _TIMER_CANCELLED = "the timer was cancelled before its event came in"
@@ -218,6 +222,7 @@ class EntityFailover:
     __slots__ = (
         "_failover_interval_s",
         "_healthy_pings",
+        "_is_untested",
         "_may_try",
         "_ping_in_flight",
         "_ping_interval_s",
@@ -247,6 +252,8 @@ class EntityFailover:
         self._ping_in_flight = False
         self._may_try = False
         """Another process was answered, and no send has tried the primary since."""
+        self._is_untested = False
+        """It failed over because others said so, and no ping has been due since."""
         self.state = EntityState.HEALTHY
         self.route = Route.PRIMARY
         self.since: float | None = None
@@ -302,8 +309,7 @@ class EntityFailover:
             case SendFailed():
                 return self._failure(event, now)
             case OthersRecovered():
-                self._may_try = self.state in PINGED and not (self.forced or self.frozen)
-                return (LetOneTry(),) if self._may_try else NOTHING
+                return self._let_one_try()
             case PrimaryTried():
                 self._may_try = False
                 return NOTHING
@@ -353,6 +359,7 @@ class EntityFailover:
             return self._harmless(event)
         assert self.own_evidence is not None
         self.own_evidence.others = event.evidence
+        self._is_untested = True
         reason = f"{self.own_evidence}; {event.evidence}"
         return self._enter(EntityState.FAILED_OVER, now, reason, StartDiverting())
 
@@ -373,8 +380,10 @@ class EntityFailover:
             return self._harmless(event)
         self._ping_in_flight = False
         self.timer_at = now + self._ping_interval_s
+        was_untested, self._is_untested = self._is_untested, False
         if isinstance(event, PingLeftOut):
-            return NOTHING
+            # The pinger may be a host that is wrong by itself: a live send tells, once.
+            return self._let_one_try() if was_untested else NOTHING
         if isinstance(event, PingAnswered):
             self.answered_pings += 1
             # While forced, a person decides when to return; the status shows the answer.
@@ -405,6 +414,10 @@ class EntityFailover:
         # The error may change, as from disabled to deleted: callers get the latest.
         self.reason = reason
         return NOTHING
+
+    def _let_one_try(self) -> Sequence[Action]:
+        self._may_try = self.state in PINGED and not (self.forced or self.frozen)
+        return (LetOneTry(),) if self._may_try else NOTHING
 
     def _command(self, event: Event, now: float) -> Sequence[Action]:
         match event:
@@ -451,7 +464,7 @@ class EntityFailover:
         self.answered_pings = 0
         self._may_try = False
         if state is EntityState.HEALTHY:
-            self.own_evidence = None
+            self.own_evidence, self._is_untested = None, False
         self._ping_in_flight = False
         self.timer_at = self._timer_of(state, now)
         stop = (StopPinging(),) if before in PINGED else ()
@@ -462,7 +475,7 @@ class EntityFailover:
             return None
         if state is EntityState.SUSPECT:
             return now + self._failover_interval_s
-        return now + self._ping_interval_s
+        return now + self._ping_interval_s * (EARLY_PING_SHARE if self._is_untested else 1.0)
 
     def _stop(self) -> Sequence[Action]:
         self.timer_at = None
@@ -483,33 +496,3 @@ class EntityFailover:
 
 PINGED: Final = frozenset({EntityState.FAILED_OVER, EntityState.UNUSABLE})
 """States in which pings run."""
-
-PING_TIME_TO_LIVE_S = 1.0
-"""A service that does not know pings keeps one for this long."""
-
-PING_SPACING_S = 0.005
-"""Time between the beginnings of two pings of a pair. One costs the SDK about a millisecond; a
-thousand at once would delay every send by a second when all entities of a namespace are down."""
-
-PING_JITTER = 0.1
-"""Part of the ping interval by which a ping may be late: processes that saw the same failure at the
-same time do not ping at the same time."""
-
-
-def ping_delay_s(interval_s: float, jitter: float) -> float:
-    """How late a ping begins after its interval; `jitter` is a random number from 0 to 1."""
-    assert 0 <= jitter <= 1
-    return interval_s * PING_JITTER * jitter
-
-
-class PingTurns:
-    """Spreads pings over time: few begin at once, many begin one after the other."""
-
-    def __init__(self, spacing_s: float = PING_SPACING_S) -> None:
-        self._spacing_s = spacing_s
-        self._free_at = 0.0
-
-    def take(self, now: float) -> float:
-        at = max(now, self._free_at)
-        self._free_at = at + self._spacing_s
-        return at

@@ -18,14 +18,9 @@ from twinbus.errors import error_text
 from twinbus.namespace.namespace import KEEP_ALIVE_OFF
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pairing.core.backlog import KeptChoice
-from twinbus.pairing.core.failover import (
-    PING_TIME_TO_LIVE_S,
-    PingTurns,
-    SendSucceeded,
-    Transition,
-    ping_delay_s,
-)
+from twinbus.pairing.core.failover import SendSucceeded, Transition
 from twinbus.pairing.core.fleet import PingedElsewhere
+from twinbus.pairing.core.pings import PING_TIME_TO_LIVE_S, PingTurns, ping_delay_s
 from twinbus.pairing.core.session_order import SessionOrder
 from twinbus.pairing.core.status import consequence_of
 from twinbus.pairing.observing.events import EntityChanged, PingEnded

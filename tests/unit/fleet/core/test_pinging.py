@@ -63,10 +63,10 @@ def test_an_entity_that_is_not_known_is_pinged() -> None:
 def test_a_process_asks_for_the_right_before_its_first_ping_and_the_next_time_ten_s_later() -> None:
     pinging = Pinging(PING_S)
     pinging.watch({"a", "b", "c"}, 0.0, 0.5)
-    assert taken(pinging, 40.0) == [
-        (15.0, Compete("a")),
-        (15.0 + COMPETE_SPACING_S, Compete("b")),
-        (15.0 + 2 * COMPETE_SPACING_S, Compete("c")),
+    assert taken(pinging, 30.0) == [
+        (7.5, Compete("a")),
+        (7.5 + COMPETE_SPACING_S, Compete("b")),
+        (7.5 + 2 * COMPETE_SPACING_S, Compete("c")),
     ]
 
 

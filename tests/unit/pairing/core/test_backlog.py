@@ -21,7 +21,8 @@ from twinbus.pairing.core.backlog import (
     drift_of,
     session_queue,
 )
-from twinbus.pairing.core.failover import ForceFailover, PingTurns, ping_delay_s
+from twinbus.pairing.core.failover import ForceFailover
+from twinbus.pairing.core.pings import PingTurns, ping_delay_s
 from twinbus.pairing.core.secondary import (
     JITTER,
     SEARCH_LONGEST_S,

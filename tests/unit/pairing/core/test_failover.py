@@ -10,6 +10,7 @@ import pytest
 from tests.end_to_end.fault_table import BACKLOG_ROWS
 from tests.unit.pairing.core.failures_page import PAGE, state_tables, written
 from twinbus.pairing.core.failover import (
+    EARLY_PING_SHARE,
     LATE_AND_HARMLESS,
     EntityFailover,
     Event,
@@ -34,6 +35,7 @@ from twinbus.pairing.core.failover import (
     Transition,
     Unfreeze,
 )
+from twinbus.pairing.core.pings import PING_JITTER
 from twinbus.status.document import EntityState
 from twinbus.testing import VirtualClock
 
@@ -89,12 +91,36 @@ def test_others_that_failed_over_end_the_interval_and_are_named() -> None:
         StartDiverting(),
         Transition(EntityState.SUSPECT, EntityState.FAILED_OVER, 2.0, reason),
     )
-    assert it.timer_at == 62.0
-    assert performed(pinged(it), PingAnswered(), 62.0) == [StopPinging()]
+    assert it.timer_at == 26.0
+    assert performed(pinged(it), PingAnswered(), 26.0) == [StopPinging()]
     assert it.state is EntityState.HEALTHY
     # The next failure begins a new interval: nothing of the failover before is left.
     it.handle(FAILED, 70.0)
     assert (it.state, it.timer_at) == (EntityState.SUSPECT, 80.0)
+
+
+def test_an_early_failover_is_tested_after_half_an_interval_and_then_pinged_as_any() -> None:
+    assert EARLY_PING_SHARE + PING_JITTER <= 0.5
+    clock, it = VirtualClock(), after(suspect(), OTHERS, 1.0)
+    assert clock.run(it, until=25.0) == [(25.0, SendPing())]
+    it.handle(PingFailed(error="refused"), 26.0)
+    assert clock.run(it, until=86.0) == [(86.0, SendPing())]
+    # The next failover by its own interval begins with a whole one.
+    it.handle(PingAnswered(), 87.0)
+    again = after(after(it, FAILED, 90.0), TimerFired(), 100.0)
+    assert again.timer_at == 160.0
+
+
+def test_who_leaves_the_first_ping_after_an_early_failover_lets_one_send_try_the_primary() -> None:
+    it = after(suspect(), OTHERS, 1.0)
+    assert performed(pinged(it), PingLeftOut(), 25.0) == [LetOneTry()]
+    assert (it.state, it.may_try) == (EntityState.FAILED_OVER, True)
+    it.handle(PrimaryTried(), 26.0)
+    assert performed(pinged(it), PingLeftOut(), 85.0) == []
+    assert not it.may_try
+    assert performed(pinged(failed_over()), PingLeftOut(), 70.0) == []
+    by_hand = after(after(suspect(), OTHERS, 1.0), ForceFailover(), 2.0)
+    assert performed(pinged(by_hand), PingLeftOut(), 25.0) == []
 
 
 def test_a_failover_by_the_own_interval_is_evidence_at_once_and_an_early_one_is_not() -> None:
@@ -107,7 +133,7 @@ def test_an_early_failover_is_evidence_after_a_failed_ping_and_a_whole_interval(
     late = EntityFailover(failover_interval_s=100.0, ping_interval_s=PING_S)
     late.handle(FAILED, 0.0)
     late.handle(OTHERS, 1.0)
-    pinged(late).handle(PingFailed(error="refused"), 62.0)
+    pinged(late).handle(PingFailed(error="refused"), 25.0)
     assert not late.is_evidence(99.9), "the interval is not over"
     assert late.is_evidence(100.0)
 
@@ -338,6 +364,8 @@ def timer_word(it: EntityFailover, now: float) -> str:
     if it.state is EntityState.SUSPECT:
         assert it.timer_at == now + FAILOVER_S
         return "f"
+    if it.timer_at == now + EARLY_PING_SHARE * PING_S:
+        return "e"
     assert it.timer_at == now + PING_S
     return "p"
 
