@@ -93,6 +93,8 @@ def check_undone(world: FleetWorld) -> Iterator[str]:
     """A failover that was wrong ends within a ping interval: by a ping, or by one live send."""
     for one in wrong(world):
         limit_s = PING_S / 2 + SLACK_S + 2 * one.process.send_every_s
+        if one.failed_again:
+            limit_s += SLOW_INTERVALS * ONE_PING_S
         is_known = not any(
             o.begins < one.at + limit_s for o in world.plan.outages if o.ends > one.at
         )

@@ -52,6 +52,8 @@ class FailedOver:
     others: int
     """Other processes of its host that had failed over by their own interval."""
     ended: float = math.inf
+    failed_again: bool = False
+    """A send of the process tried the primary before it ended, and failed."""
 
 
 @dataclass
@@ -82,6 +84,10 @@ class FleetTruth:
         return spans[-1] if spans and spans[-1].ends == math.inf else None
 
     def failed(self, process: FleetProcess) -> None:
+        for one in reversed(self.failovers):
+            if one.process is process:
+                one.failed_again |= one.ended == math.inf
+                break
         if self.failing(process) is None:
             self.failings.setdefault(process, []).append(Failing(process, self.now()))
 

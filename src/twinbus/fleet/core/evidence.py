@@ -51,6 +51,7 @@ class Evidence:
         self._hosts: dict[str, dict[str, _Heard]] = {}
         """By entity, then by host."""
         self._recovered: dict[str, dict[str, _Heard]] = {}
+        """By entity, then by host and epoch."""
         self._processes: dict[str, dict[str, Notice]] = {}
         """By entity, then by process of this host."""
         self._processes_until = 0.0
@@ -63,10 +64,11 @@ class Evidence:
 
         `lives_s`: how long it counts from now on.
         """
+        if notice.host == self.own_host:
+            return False  # Its processes have files; on the board it may be forged.
         if notice.recovered:
             return self._heard_recovery(notice, lives_s, now, is_first_hand=True)
-        if notice.host != self.own_host:
-            self._keep(self._hosts, notice, lives_s, now, is_first_hand=True)
+        self._keep(self._hosts, notice.host, notice, lives_s, now, is_first_hand=True)
         return False
 
     def read_processes(self, found: Mapping[str, Sequence[Notice]], now: float) -> list[Notice]:
@@ -89,7 +91,8 @@ class Evidence:
             if notice.recovered:
                 continue
             if notice.host != self.own_host:
-                self._keep(self._hosts, notice, PROCESS_LIVES_S, now, is_first_hand=False)
+                lives_s = PROCESS_LIVES_S
+                self._keep(self._hosts, notice.host, notice, lives_s, now, is_first_hand=False)
             elif notice.epoch > ended.get(notice.entity_key, -1):
                 processes.setdefault(notice.entity_key, {})[process] = notice
         self._processes, self._processes_until = processes, now + PROCESS_LIVES_S
@@ -154,23 +157,28 @@ class Evidence:
     def _heard_recovery(
         self, notice: Notice, lives_s: float, now: float, *, is_first_hand: bool
     ) -> bool:
-        """Drop what other hosts said of the entity before; return whether this is news."""
-        known = self._recovered.get(notice.entity_key, {}).get(notice.host)
-        is_known = known is not None and known.until > now and known.notice.epoch >= notice.epoch
-        self._keep(self._recovered, notice, lives_s, now, is_first_hand=is_first_hand)
+        """Drop what other hosts said of the entity before; return whether this is news.
+
+        Each recovery of a host is kept, for one that is forged must not hide the real one.
+        """
+        key = f"{notice.host} {notice.epoch}"
+        known = self._recovered.get(notice.entity_key, {}).get(key)
+        is_known = known is not None and known.until > now
+        self._keep(self._recovered, key, notice, lives_s, now, is_first_hand=is_first_hand)
         self._kept -= len(self._hosts.pop(notice.entity_key, {}))
         return not is_known
 
     def _keep(
         self,
         book: dict[str, dict[str, _Heard]],
+        key: str,
         notice: Notice,
         lives_s: float,
         now: float,
         *,
         is_first_hand: bool,
     ) -> None:
-        known = book.get(notice.entity_key, {}).get(notice.host)
+        known = book.get(notice.entity_key, {}).get(key)
         if known is not None and known.until > now:
             is_older = known.notice.epoch > notice.epoch
             if is_older or (known.is_first_hand and not is_first_hand):
@@ -182,7 +190,7 @@ class Evidence:
                 return
             self._kept += 1
         until = now + min(max(lives_s, 0.0), LIVES_MAX_S)
-        book.setdefault(notice.entity_key, {})[notice.host] = _Heard(notice, until, is_first_hand)
+        book.setdefault(notice.entity_key, {})[key] = _Heard(notice, until, is_first_hand)
 
     def _hosts_of(self, entity: str, now: float) -> list[Notice]:
         said = self._hosts.get(entity.lower(), {})

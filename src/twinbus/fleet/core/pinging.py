@@ -193,11 +193,13 @@ class Pinging:
     def heard_recovery(self, key: str, now: float, chance: float) -> None:
         """Another process says that the entity answers: try it soon, once in a ping interval.
 
-        A pinger that lies costs one live send the time of an attempt, and no more in an interval.
+        One who lies costs one live send the time of an attempt, and no more in an interval. What
+        comes earlier waits for the end of the interval: it may be the truth after a lie.
         """
         one = self._entities.get(key)
-        if one is not None and one.try_at is None and now >= one.no_try_before:
-            one.try_at = now + chance * min(TRY_SPREAD_S, self._interval_s)
+        if one is not None and one.try_at is None:
+            spread_s = chance * min(TRY_SPREAD_S, self._interval_s)
+            one.try_at = max(now, one.no_try_before) + spread_s
 
     def _unasked_at(self, one: _Entity) -> float:
         return one.asked_at + UNASKED_INTERVALS * self._interval_s

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from twinbus.fleet.core import evidence as module
 from twinbus.fleet.core.evidence import LIVES_MAX_S, PROCESS_LIVES_S, Evidence
-from twinbus.fleet.core.notices import Notice
+from twinbus.fleet.core.notices import EPOCH_MAX, Notice
 
 OWN = "0" * 16
 SINCE = 1_794_934_812.0
@@ -81,6 +81,29 @@ def test_a_recovery_ends_what_other_hosts_said_before_and_is_news_once() -> None
     it.heard_on_board(said_by(host(1), epoch=10), 60.0, 3.0)
     assert it.enough("orders", 3.0)
     assert it.heard_on_board(replace(recovery, epoch=11), 60.0, 4.0)
+
+
+def test_a_forged_recovery_hides_no_recovery_of_the_host_that_it_names() -> None:
+    it = heard(1)
+    forged = said_by(host(1), epoch=EPOCH_MAX, recovered=True)
+    assert it.heard_on_board(forged, 600.0, 0.0)
+    real = said_by(host(1), epoch=9, recovered=True)
+    assert it.heard_on_board(real, 60.0, 10.0)
+    # Both are passed on, and each is news once.
+    other = Evidence(OWN, quorum=1)
+    said = {"a.notices": it.of_board(11.0)}
+    assert sorted(one.epoch for one in other.read_processes(said, 11.0)) == [9, EPOCH_MAX]
+    assert other.read_processes(said, 14.0) == []
+
+
+def test_a_forged_recovery_of_the_own_host_silences_no_process_of_it() -> None:
+    forged = said_by(OWN, epoch=EPOCH_MAX, recovered=True)
+    it = heard(2, 1, 2)
+    assert not it.heard_on_board(forged, 600.0, 0.0)
+    assert it.enough("orders", 1.0)
+    other = Evidence(OWN, quorum=2)
+    other.read_processes({"a.notices": [*it.of_board(1.0), said_by(OWN)]}, 1.0)
+    assert other.enough("orders", 1.0) == "1 other process and 2 other hosts since 17:00:12 UTC"
 
 
 def test_looking_again_from_the_oldest_message_on_ends_the_same_notices_again() -> None:

@@ -113,14 +113,24 @@ def test_a_process_that_may_not_send_to_the_entity_leaves_it_to_others_for_ten_i
 def test_a_recovery_is_tried_once_after_a_jitter_and_once_in_an_interval_at_most() -> None:
     pinging = watching()
     taken(pinging, 0.0)
-    for now in (10.0, 11.0, 20.0, 69.0):
+    for now in (10.0, 11.0):
         pinging.heard_recovery("orders", now, 0.4)
-    assert taken(pinging, 71.0) == [(10.0 + 0.4 * TRY_SPREAD_S, TryOnce("orders"))]
+    assert taken(pinging, 71.0) == [(12.0, TryOnce("orders"))]
     pinging.pings("orders", Standing.STANDBY, 72.0)
     pinging.heard_recovery("orders", 72.0, 0.0)
     assert taken(pinging, 72.0) == [(72.0, TryOnce("orders"))]
     pinging.heard_recovery("unknown", 72.0, 0.0)
     assert taken(pinging, 72.0) == []
+
+
+def test_a_recovery_soon_after_a_wrong_one_is_tried_when_the_interval_is_over() -> None:
+    pinging = watching()
+    taken(pinging, 0.0)
+    pinging.heard_recovery("orders", 10.0, 0.0)
+    assert taken(pinging, 10.0) == [(10.0, TryOnce("orders"))]
+    for now in (12.0, 13.0, 30.0):
+        pinging.heard_recovery("orders", now, 0.4)
+    assert taken(pinging, 75.0) == [(72.0, TryOnce("orders"))]
 
 
 def test_a_host_asks_for_a_lease_that_another_has_once_in_a_ping_interval() -> None:
