@@ -74,7 +74,7 @@ class Fleet:
         self._member = member
         self._host = host
         self._environment = environment
-        self.evidence = Evidence(host.host_id, quorum=quorum)
+        self.evidence = Evidence(host.host_id, host.process, quorum=quorum)
         self._board: FleetBoard = NoBoard()
         self._pinger: FleetPinger = EachPings()
         self._woken = asyncio.Event()
@@ -195,7 +195,7 @@ class Fleet:
         ailing = self._member.ailing()
         if ailing and self._now() >= self._read_at + READ_SPACING_S:
             found = await self._host.read()
-            self._read_at, self._processes = self._now(), len(found)
+            self._read_at, self._processes = self._now(), len(found.keys() - {self._host.process})
             self._heard_recoveries(self.evidence.read_processes(found, self._now()))
         now = self._now()
         for one in self._member.ailing():

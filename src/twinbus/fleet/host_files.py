@@ -7,8 +7,9 @@
 A directory of the run directory belongs to one pair of namespaces. A process writes a file of its
 own, whole, by a rename, and holds a lock on it for as long as it says so. The kernel releases the
 lock when the process ends, however it ends: a reader that gets the lock knows that the writer is
-gone. No process id is compared, because ids are used again and containers have their own. A file
-that was not refreshed does not count either: its process hangs.
+gone. No process id is compared, because ids are used again and containers have their own: a process
+has a random name, with which the names of its files begin. A file that was not refreshed does not
+count either: its process hangs.
 
 A *role* is a lock too: who holds it does something for all processes of the host.
 """
@@ -46,7 +47,7 @@ AGE_MAX_S: Final = 30.0
 HIDDEN_MAX_S: Final = 60.0
 """A file is written under a hidden name and renamed at once; one still hidden is orphaned."""
 
-PROCESSES_MAX: Final = 256
+FILES_MAX: Final = 256
 """Files that are read at once. One is enough evidence, so more change no decision."""
 
 ENTRIES_MAX: Final = 4_096
@@ -67,7 +68,8 @@ class HostFiles:
         """`directory` exists and is this user's alone; `open_host` finds it."""
         self.directory = directory
         self.host_id = host_id
-        self._path = directory / f"{os.getpid()}-{secrets.token_hex(4)}{SUFFIX}"
+        self.process = _own.process
+        self._path = directory / f"{self.process}-{secrets.token_hex(4)}{SUFFIX}"
         self._hidden = directory / f".{self._path.name}"
         self._file: int | None = None
         """Open and locked while this process has something to say."""
@@ -83,7 +85,7 @@ class HostFiles:
         return f"<files of host {self.host_id} in {self.directory}>"
 
     async def read(self) -> Mapping[str, Sequence[Notice]]:
-        """Return what the other living processes of this host say, by the name of their file."""
+        """Return what the other pairs of this host say, by their process."""
         return await asyncio.to_thread(self.read_files)
 
     async def publish(self, notices: Sequence[Notice]) -> None:
@@ -97,13 +99,15 @@ class HostFiles:
         except OSError:
             return {}
         found: dict[str, list[Notice]] = {}
+        files = 0
         for name in names:
             if name.startswith("."):
                 _sweep_hidden(self.directory / name)
-            elif name.endswith(SUFFIX) and name != self._path.name and len(found) < PROCESSES_MAX:
+            elif name.endswith(SUFFIX) and name != self._path.name and files < FILES_MAX:
                 data = _living(self.directory / name)
                 if data:
-                    found[name] = decode(data)
+                    files += 1
+                    found.setdefault(name.partition("-")[0], []).extend(decode(data))
         return found
 
     def write_file(self, notices: Sequence[Notice]) -> None:
@@ -356,6 +360,12 @@ def _is_at(path: Path, opened: int) -> bool:
         return False
 
 
+class _OwnName:
+    def __init__(self) -> None:
+        self.process = secrets.token_hex(8)
+
+
+_own = _OwnName()
 _opened: weakref.WeakSet[HostFiles] = weakref.WeakSet()
 _at_fork: list[HostFiles] = []
 
@@ -373,6 +383,7 @@ def _go_on_in_parent() -> None:
 
 
 def _leave_in_child() -> None:
+    _own.process = secrets.token_hex(8)
     for host in _at_fork:
         host.leave_in_child()
     _at_fork.clear()

@@ -58,9 +58,11 @@ class HostEvidence(HostRoles, Protocol):
     may take time, so they are awaited."""
 
     host_id: str
+    process: str
+    """What `read` calls this process: other pairs of it are no other process."""
 
     async def read(self) -> Mapping[str, Sequence[Notice]]:
-        """What the other living processes of this host say now."""
+        """What the other pairs of this host say now, by their process."""
 
     async def publish(self, notices: Sequence[Notice]) -> None:
         """Say this to them until the next call; nothing: withdraw."""
@@ -149,6 +151,8 @@ class EachPings:
 
 class LonelyHost:
     """A process without a run directory: a host of its own."""
+
+    process = ""
 
     def __init__(self, host_id: str) -> None:
         self.host_id = host_id

@@ -264,7 +264,7 @@ class SimHostFiles:
     """The files of one host, as one of its processes sees them: `HostEvidence` in memory."""
 
     def __init__(self, host: SimHost, process: FleetProcess) -> None:
-        self.host_id = host.host_id
+        self.host_id, self.process = host.host_id, process.name
         self._host, self._process = host, process
 
     async def read(self) -> Mapping[str, Sequence[Notice]]:

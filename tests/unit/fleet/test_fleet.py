@@ -36,6 +36,7 @@ class HostInMemory:
     """The files of one host as a dict."""
 
     host_id: str = OWN
+    process: str = "own"
     files: dict[str, Sequence[Notice]] = field(default_factory=dict)
     said: list[tuple[float, list[Notice]]] = field(default_factory=list)
     reads: list[float] = field(default_factory=list)
@@ -221,6 +222,21 @@ async def test_a_quorum_of_the_board_fails_over_and_is_passed_on_to_the_host() -
         assert [text for _, _, text in world.member.told] == [fleet.said_of("orders")]
         assert {one.host for one in world.host.said[-1][1]} == {OTHER, "2" * 16}
         assert fleet.status().hosts == 2
+
+
+async def test_another_pair_of_the_process_is_no_other_process_but_speaks_for_the_host() -> None:
+    world = World()
+    world.host.files = {"own": [notice(), notice(OTHER)]}
+    async with world as fleet:
+        world.member.become(SUSPECT)
+        await asyncio.sleep(5)
+        assert world.member.told == []
+        assert (fleet.status().processes, fleet.status().hosts) == (0, 1)
+        assert fleet.said_of("orders").startswith("1 other host since")
+        assert [one.entity for one in fleet.board_states().notices] == ["orders"]
+        world.host.files["a"] = [notice()]
+        await asyncio.sleep(5)
+        assert world.member.told[0][2].startswith("1 other process and 1 other host since")
 
 
 async def test_others_alone_change_nothing() -> None:

@@ -111,7 +111,7 @@ def test_what_is_no_file_of_a_living_process_is_not_read(tmp_path: Path) -> None
         (one.directory / f"link{SUFFIX}").symlink_to(path)
         os.mkfifo(one.directory / f"pipe{SUFFIX}")
         (one.directory / "other-name").write_bytes(data)
-        assert list(other.read_files()) == [path.name]
+        assert list(other.read_files()) == [one.process]
         assert not (one.directory / f"dead{SUFFIX}").exists(), (
             "an unlocked file is a dead process's"
         )
@@ -127,11 +127,19 @@ def test_a_living_file_of_anything_is_bounded(
         one.write_file([said(one)])
         assert entities(other) == []
     monkeypatch.undo()
-    monkeypatch.setattr(module, "PROCESSES_MAX", 1)
+    monkeypatch.setattr(module, "FILES_MAX", 1)
     with process(tmp_path) as one, process(tmp_path) as two, process(tmp_path) as other:
         one.write_file([said(one)])
         two.write_file([said(two)])
-        assert len(other.read_files()) == 1
+        assert len(entities(other)) == 1
+
+
+def test_two_pairs_of_one_process_are_one_process(tmp_path: Path) -> None:
+    with process(tmp_path) as one, process(tmp_path) as two, process(tmp_path) as other:
+        one.write_file([said(one)])
+        two.write_file([said(two, "billing")])
+        assert list(other.read_files()) == [other.process]
+        assert entities(other) == ["billing", "orders"]
 
 
 def test_where_no_lock_can_be_had_each_process_has_every_role(tmp_path: Path) -> None:
@@ -243,6 +251,7 @@ if os.fork() == 0:
     assert not host.hold("speaker")
     host.close()
     own = open_host(os.environ, "contoso", "dr")
+    assert own.process != host.process
     heard = sorted(one.entity for notices in own.read_files().values() for one in notices)
     os.write(1, f"{' '.join(heard)}\\n".encode())
     sys.stdin.readline()

@@ -1,6 +1,6 @@
 """What other processes and hosts say of entities, and when that is enough to fail over early. Pure.
 
-    evidence = Evidence(own_host, quorum=2)
+    evidence = Evidence(own_host, own_process, quorum=2)
     evidence.heard_on_board(notice, lives_s, now)       each message of the board, oldest first
     evidence.read_processes(notices_by_process, now)    the files of this host, all of them
     text = evidence.enough("orders", now)               None: not enough
@@ -43,9 +43,11 @@ class _Heard:
 class Evidence:
     """The fresh notices of other hosts, and of other processes of this one."""
 
-    def __init__(self, own_host: str, *, quorum: int) -> None:
+    def __init__(self, own_host: str, own_process: str = "", *, quorum: int) -> None:
+        """`own_process`: its other pairs speak to this one, but their failures are its own."""
         assert quorum >= 1
         self.own_host = own_host
+        self.own_process = own_process
         self.quorum = quorum
         self._kept = 0
         self._hosts: dict[str, dict[str, _Heard]] = {}
@@ -121,7 +123,7 @@ class Evidence:
         return len(self._hosts_of(entity, now))
 
     def of_host(self, now: float) -> list[Notice]:
-        """What the other processes of this host say, one notice for each entity."""
+        """What the other pairs of this host say, one notice for each entity."""
         if now > self._processes_until:
             return []
         return [next(iter(said.values())) for said in self._processes.values()]
@@ -199,7 +201,8 @@ class Evidence:
     def _processes_of(self, entity: str, now: float) -> list[Notice]:
         if now > self._processes_until:
             return []
-        return list(self._processes.get(entity.lower(), {}).values())
+        said = self._processes.get(entity.lower(), {})
+        return [notice for process, notice in said.items() if process != self.own_process]
 
 
 def _counted(count: int, noun: str, plural: str) -> str:

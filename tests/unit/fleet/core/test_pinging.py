@@ -11,7 +11,6 @@ from twinbus.fleet.core.pinging import (
     SHARED_MAX,
     SLOW_INTERVALS,
     STANDBY_MIN_S,
-    TRY_SPREAD_S,
     Act,
     Compete,
     LeaveToOthers,
