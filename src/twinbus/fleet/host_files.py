@@ -12,6 +12,9 @@ has a random name, with which the names of its files begin. A file that was not 
 count either: its process hangs.
 
 A *role* is a lock too: who holds it does something for all processes of the host.
+
+A *host* is one run directory under one boot of a kernel: containers that share the directory are
+one host, copies of an image or a disk are several, and a machine that was restarted is another one.
 """
 
 from __future__ import annotations
@@ -37,6 +40,8 @@ from twinbus.run_directory import RunDirectory, RunDirectoryUnusable, prepare, r
 FOLDER: Final = "fleet"
 SUFFIX: Final = ".notices"
 HOST_ID: Final = "host-id"
+BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+"""Random at each boot. Elsewhere than on Linux there is none, and hosts differ by directory."""
 
 REFRESH_S: Final = 10.0
 """How often a process that has something to say refreshes its file."""
@@ -236,7 +241,22 @@ def open_host(environment: Mapping[str, str], label: str, secondary: str) -> Hos
 
 
 def _host_id(folder: Path) -> str:
-    """The random id of this run directory's host, made by the first process that needs one."""
+    """The id of this run directory's host: the same for all processes, another for every copy.
+
+    A copied directory has the random id of the first. It lies elsewhere, or another kernel runs.
+    Hostname and machine id decide nothing: containers and machines of one image may share them.
+    """
+    try:
+        boot = BOOT_ID.read_text().strip()
+    except OSError:
+        boot = ""
+    place = folder.stat()
+    text = f"{_random_id(folder)} {boot} {place.st_dev} {place.st_ino}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _random_id(folder: Path) -> str:
+    """A random id in the directory, made by the first process that needs one."""
     path = folder / HOST_ID
     for _ in range(ID_TRIES):
         found = _read_own(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -186,6 +187,27 @@ def test_a_host_id_that_is_none_is_made_again(tmp_path: Path) -> None:
     with process(tmp_path) as one:
         assert is_host_id(one.host_id)
         assert one.host_id != first
+
+
+def test_a_host_is_one_directory_under_one_boot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def host_id(directory: Path) -> str:
+        with process(directory) as host:
+            return host.host_id
+
+    first, copy, mounted = tmp_path / "first", tmp_path / "copy", tmp_path / "mounted"
+    one = host_id(first)
+    mounted.symlink_to(first)
+    assert host_id(first) == host_id(mounted) == one, "a container that shares the directory"
+    shutil.copytree(first, copy)
+    assert host_id(copy) != one, "a container of an image that has the directory"
+    boot_id = tmp_path / "boot-id"
+    monkeypatch.setattr(module, "BOOT_ID", boot_id)
+    without = host_id(first)
+    assert is_host_id(without)
+    boot_id.write_text("81b2a1a2-0d3c-4e49-9d5e-6b1cbb1c6f6a\n")
+    assert len({one, without, host_id(first)}) == 3, "a disk that was cloned, or a restart"
 
 
 TALKING = """
