@@ -108,7 +108,7 @@ class NoticeBoard:
         What was found has expired after a time without news: then looks begin at the oldest
         message again, for the queue may be a new one.
         """
-        now = self._environment.monotonic()
+        now = self._environment.since_boot()
         if now - self._found_at > TIME_TO_LIVE_MAX_S:
             self._next_number, self._ahead_s = 1, math.inf
         try:
@@ -124,7 +124,7 @@ class NoticeBoard:
             self._found_at = now
             last = max(message.sequence_number for message in found)
             self._next_number = max(self._next_number, last + 1)
-        now = self._environment.monotonic()
+        now = self._environment.since_boot()
         for message in found:
             if message.enqueued_ms is not None:
                 self._ahead_s = min(self._ahead_s, now - message.enqueued_ms / 1_000)

@@ -59,6 +59,10 @@ RECOVERY_LIVES_S: Final = 60.0
 FAILED_S: Final = 5.0
 """Pause after an error of our own."""
 
+STOPPED_S: Final = 30.0
+"""A process that was stopped or suspended for longer saw too little: what it knew of an entity is
+told to others again after a failed ping of its own."""
+
 
 class Fleet:
     """The others of one pair, from `start` to `close`."""
@@ -89,6 +93,10 @@ class Fleet:
         self._recoveries: dict[str, tuple[Notice, float]] = {}
         """What this process found, by entity, and until when it says so."""
         self._processes = 0
+        self._untold: set[str] = set()
+        """Keys of entities that failed before this process was stopped; no ping failed since."""
+        self._suspended_s = self._suspended()
+        self._due_at = math.inf
         self.problem = ""
         """Why nothing can be written for the other processes of this host; empty: it can."""
 
@@ -126,10 +134,11 @@ class Fleet:
             self._answered.add(path)
         else:
             self._answered.discard(path)
+            self._untold.discard(path.lower())
 
     def status(self, files_off: str = "") -> FleetStatus:
         """Return the others as this process sees them; `files_off`: why it has no files."""
-        now = self._now()
+        now = self._since_boot()
         return FleetStatus(
             host_id=self._host.host_id,
             files_off=files_off or self.problem,
@@ -141,7 +150,7 @@ class Fleet:
 
     def said_of(self, path: str) -> str:
         """Who else says that an entity failed over, for the status; empty: nobody does."""
-        return self.evidence.text(path, self._now())
+        return self.evidence.text(path, self._since_boot())
 
     def pinger_of(self, path: str) -> str:
         """Who pings an entity, for the status."""
@@ -158,7 +167,8 @@ class Fleet:
         return self._host.hold(SPEAKER if self._is_ailing() else HEALTHY_READER)
 
     def board_states(self) -> HostStates:
-        ailing, now = self._member.ailing(), self._now()
+        ailing, now = self._member.ailing(), self._since_boot()
+        self._notice_a_stop(ailing)
         notices = {notice.entity_key: notice for notice in self.evidence.of_host(now)}
         notices |= {notice.entity_key: notice for notice in self._own_notices(ailing)}
         suspects = {one.path.lower() for one in ailing if one.state is EntityState.SUSPECT}
@@ -166,11 +176,11 @@ class Fleet:
         return HostStates(suspects, list(notices.values()), watches)
 
     def other_hosts(self, entity_key: str, for_s: float) -> int:
-        return self.evidence.hosts(entity_key, self._now() + for_s)
+        return self.evidence.hosts(entity_key, self._since_boot() + for_s)
 
     def take_notices(self, notices: Sequence[FreshNotice]) -> None:
         """Take what was read on the board, the oldest first."""
-        now = self._now()
+        now = self._since_boot()
         self._heard_recoveries(
             [one for one, valid_s in notices if self.evidence.heard_on_board(one, valid_s, now)]
         )
@@ -186,6 +196,7 @@ class Fleet:
             except Exception:  # the task must go on: a pair without it fails over alone
                 log.exception("sharing evidence failed")
                 due = self._now() + FAILED_S
+            self._due_at = math.inf if due is None else due
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(None if due is None else max(0.0, due - self._now())):
                     await self._woken.wait()
@@ -193,11 +204,12 @@ class Fleet:
     async def _turn(self) -> float | None:
         """Read, decide and write; return when to do so again. None: all is healthy and said."""
         ailing = self._member.ailing()
+        self._notice_a_stop(ailing)
         if ailing and self._now() >= self._read_at + READ_SPACING_S:
             found = await self._host.read()
             self._read_at, self._processes = self._now(), len(found.keys() - {self._host.process})
-            self._heard_recoveries(self.evidence.read_processes(found, self._now()))
-        now = self._now()
+            self._heard_recoveries(self.evidence.read_processes(found, self._since_boot()))
+        now = self._since_boot()
         for one in self._member.ailing():
             if one.state is EntityState.SUSPECT:
                 text = self.evidence.enough(one.path, now)
@@ -206,7 +218,7 @@ class Fleet:
         ailing = self._member.ailing()
         self._say_recoveries(ailing)
         self.evidence.forget(now)
-        await self._say(ailing, now)
+        await self._say(ailing, self._now())
         if not ailing:
             self._host.let_go(SPEAKER)
             self._processes = 0
@@ -220,10 +232,11 @@ class Fleet:
 
     async def _say(self, ailing: Sequence[AilingEntity], now: float) -> None:
         """Write what the other processes of this host should know, if it is new or growing old."""
-        self._recoveries = {key: one for key, one in self._recoveries.items() if one[1] > now}
+        boot_s = self._since_boot()
+        self._recoveries = {key: one for key, one in self._recoveries.items() if one[1] > boot_s}
         own = self._own_notices(ailing)
         recovered = [notice for notice, _ in self._recoveries.values()]
-        said = [*recovered, *own, *self.evidence.of_board(now)]
+        said = [*recovered, *own, *self.evidence.of_board(boot_s)]
         if said == self._said and (not said or now < self._said_at + SAY_AGAIN_S):
             return
         try:
@@ -240,7 +253,7 @@ class Fleet:
         """What this process knows by its own failover intervals."""
         before, self._own = self._own, {}
         for one in ailing:
-            if not one.is_evidence:
+            if not one.is_evidence or one.path.lower() in self._untold:
                 continue
             key = one.path, one.entered_at
             since = self._wall_s() - one.age_s
@@ -249,7 +262,7 @@ class Fleet:
                 host=self._host.host_id,
                 since=max(0.0, since),
                 kinds=one.kinds,
-                epoch=max(0, int(since * 1_000)),
+                epoch=max(0, int((self._since_boot() - one.age_s) * 1_000)),
             )
         return list(self._own.values())
 
@@ -260,16 +273,15 @@ class Fleet:
             self._say_recovered(path)
 
     def _say_recovered(self, path: str) -> None:
-        wall_s = self._wall_s()
         notice = Notice(
             entity=path,
             host=self._host.host_id,
-            since=wall_s,
+            since=self._wall_s(),
             kinds=(),
-            epoch=int(wall_s * 1_000),
+            epoch=int(self._since_boot() * 1_000),
             recovered=True,
         )
-        self._recoveries[path.lower()] = notice, self._now() + RECOVERY_LIVES_S
+        self._recoveries[path.lower()] = notice, self._since_boot() + RECOVERY_LIVES_S
         if self._pinger.speaks(path):
             self._board.recovered(notice)
 
@@ -279,11 +291,28 @@ class Fleet:
             if one.path.lower() in keys and one.state is not EntityState.SUSPECT:
                 self._pinger.heard_recovery(one.path)
 
+    def _notice_a_stop(self, ailing: Sequence[AilingEntity]) -> None:
+        """Tell nobody what this process knew before it was stopped, or the machine suspended."""
+        keys = {one.path.lower() for one in ailing}
+        before, self._suspended_s = self._suspended_s, self._suspended()
+        if max(self._suspended_s - before, self._now() - self._due_at) > STOPPED_S:
+            self._due_at = math.inf
+            self._untold = keys
+        self._untold &= keys
+
     def _is_ailing(self) -> bool:
         return bool(self._member.ailing())
 
     def _now(self) -> float:
         return self._environment.monotonic()
+
+    def _since_boot(self) -> float:
+        """The time by which evidence ends: it goes on while the machine is suspended."""
+        return self._environment.since_boot()
+
+    def _suspended(self) -> float:
+        """How long the machine was suspended, from some time on."""
+        return self._since_boot() - self._now()
 
     def _wall_s(self) -> float:
         return self._environment.wall_ns() / 1e9

@@ -34,6 +34,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from twinbus.client.connection import MACHINE
 from twinbus.fleet.core.notices import DATA_BYTES_MAX, Notice, decode, encode, is_host_id
 from twinbus.run_directory import RunDirectory, RunDirectoryUnusable, prepare, run_directories_of
 
@@ -47,7 +48,8 @@ REFRESH_S: Final = 10.0
 """How often a process that has something to say refreshes its file."""
 
 AGE_MAX_S: Final = 30.0
-"""A file that is older does not count, nor one from as far in the future: a clock was set."""
+"""A file that is older does not count. Its time is that since the boot, which all processes of the
+host have, nobody can set, and goes on while the machine is suspended."""
 
 HIDDEN_MAX_S: Final = 60.0
 """A file is written under a hidden name and renamed at once; one still hidden is orphaned."""
@@ -164,7 +166,7 @@ class HostFiles:
         """Make the file new; return whether it is still there."""
         if self._file is None or not _is_at(self._path, self._file):
             return False
-        os.utime(self._file)
+        _stamp(self._file)
         return True
 
     def _replace(self, data: bytes) -> None:
@@ -176,6 +178,7 @@ class HostFiles:
             if not _locks(opened):
                 raise OSError(f"{self._hidden} is locked by another process")
             _write_all(opened, data)
+            _stamp(opened)
             self._hidden.rename(self._path)
         except BaseException:
             os.close(opened)
@@ -307,7 +310,7 @@ def _living(path: Path) -> bytes | None:
             if _is_at(path, opened):
                 path.unlink()
             return None
-        if found.st_mode & 0o022 or abs(time.time() - found.st_mtime) > AGE_MAX_S:
+        if found.st_mode & 0o022 or abs(MACHINE.since_boot() - found.st_mtime) > AGE_MAX_S:
             return None
         return _read_all(opened)
     except OSError:
@@ -320,7 +323,8 @@ def _sweep_hidden(path: Path) -> None:
     """Remove the hidden file of a process that ended before it gave the file its name."""
     with contextlib.suppress(OSError):
         found = path.lstat()
-        is_orphan = time.time() - found.st_mtime > HIDDEN_MAX_S and stat.S_ISREG(found.st_mode)
+        # Its time of modification may be that since the boot.
+        is_orphan = time.time() - found.st_ctime > HIDDEN_MAX_S and stat.S_ISREG(found.st_mode)
         if is_orphan and path.name.endswith(SUFFIX):
             path.unlink()
 
@@ -352,6 +356,12 @@ def _write_all(opened: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(opened, view) :]
+
+
+def _stamp(opened: int) -> None:
+    """Give a file the present time since the boot."""
+    now = MACHINE.since_boot()
+    os.utime(opened, (now, now))
 
 
 def _locks(opened: int) -> bool:

@@ -126,11 +126,17 @@ class World:
     member: Member = field(default_factory=Member)
     board: Board = field(default_factory=Board)
     pinger: Pinger = field(default_factory=Pinger)
+    stopped_s: float = 0.0
+    suspended_s: float = 0.0
+    wall_s: float = 1e9
 
     async def __aenter__(self) -> Fleet:
         loop = asyncio.get_running_loop()
         environment = Environment(
-            monotonic=loop.time, wall_ns=lambda: int((loop.time() + 1e9) * 1e9), chance=lambda: 0.5
+            monotonic=lambda: loop.time() + self.stopped_s,
+            since_boot=lambda: loop.time() + self.stopped_s + self.suspended_s,
+            wall_ns=lambda: int((loop.time() + self.wall_s) * 1e9),
+            chance=lambda: 0.5,
         )
         self.fleet = Fleet(self.member, self.host, quorum=2, environment=environment)
         self.member.fleet = self.fleet
@@ -299,6 +305,56 @@ async def test_a_recovery_of_another_process_is_passed_to_the_pinger(state: Enti
         world.member.become(state)
         await asyncio.sleep(100)
     assert world.pinger.heard == ([] if state is SUSPECT else ["orders"])
+
+
+@pytest.mark.parametrize("way", ["stopped_s", "suspended_s"])
+async def test_a_process_that_slept_tells_what_it_knew_only_after_a_failed_ping(way: str) -> None:
+    world = World()
+    async with world as fleet:
+        world.member.become(FAILED_OVER, is_evidence=True)
+        await asyncio.sleep(5)
+        assert fleet.board_states().notices
+        setattr(world, way, 3_600.0)
+        assert not fleet.board_states().notices
+        await asyncio.sleep(20)
+        assert world.host.said[-1][1] == []
+        fleet.ping_ended("orders", answered=False)
+        fleet.changed("orders")
+        await asyncio.sleep(5)
+        assert [one.entity for one in world.host.said[-1][1]] == ["orders"]
+        # What fails after that is as fresh as ever.
+        setattr(world, way, 3_610.0)
+        await asyncio.sleep(20)
+        assert fleet.board_states().notices
+
+
+@pytest.mark.parametrize("way", ["stopped_s", "suspended_s"])
+async def test_what_was_heard_before_a_sleep_has_ended_after_it(way: str) -> None:
+    world = World()
+    async with world as fleet:
+        fleet.take_notices([FreshNotice(notice(host), 180.0) for host in (OTHER, "2" * 16)])
+        assert fleet.status().hosts == 2
+        setattr(world, way, 200.0)
+        world.member.become(SUSPECT)
+        await asyncio.sleep(5)
+    assert world.member.told == []
+
+
+async def test_a_wall_clock_that_is_set_back_makes_no_failover_older_than_a_recovery() -> None:
+    world = World()
+    world.pinger.has_lease = True
+    async with world as fleet:
+        world.member.become(FAILED_OVER, is_evidence=True)
+        await asyncio.sleep(5)
+        fleet.ping_ended("orders", answered=True)
+        world.member.become(None)
+        await asyncio.sleep(5)
+        world.wall_s -= 3_600.0
+        world.member.become(FAILED_OVER, is_evidence=True)
+        await asyncio.sleep(5)
+        recovery, failover = world.host.said[-1][1]
+    assert recovery.recovered
+    assert failover.epoch > recovery.epoch
 
 
 async def test_a_directory_that_cannot_be_written_is_in_the_status_and_tried_again() -> None:

@@ -52,8 +52,8 @@ class Notice:
     kinds: tuple[str, ...]
     """Kinds of failures with their counts, such as "timeout 3". For people only."""
     epoch: int
-    """Grows with each failover of the entity on that host; a later notice replaces an earlier
-    one."""
+    """Milliseconds from the boot of that host to the failover or the recovery; a later notice
+    replaces an earlier one."""
     recovered: bool = False
     """The entity answered a ping: a recovery instead of a failover."""
 
