@@ -7,10 +7,11 @@ from tests.fuzz.http import HTTP
 from tests.fuzz.messages import MESSAGES
 from tests.fuzz.part import Part
 from tests.fuzz.requests import CBS, MANAGEMENT
+from tests.fuzz.resources import RESOURCES
 from tests.fuzz.sql import SQL
 from tests.fuzz.strangers import STRANGERS
 from tests.fuzz.unpacking import UNPACKING
 from tests.fuzz.work import WORK
 
-_ALL = (FRAMES, STRANGERS, MESSAGES, MANAGEMENT, CBS, UNPACKING, HTTP, SQL, WORK)
+_ALL = (FRAMES, STRANGERS, MESSAGES, MANAGEMENT, CBS, UNPACKING, HTTP, SQL, WORK, RESOURCES)
 PARTS: dict[str, Part] = {part.name: part for part in _ALL}

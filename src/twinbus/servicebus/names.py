@@ -143,9 +143,14 @@ def transfer_dead_letter_path(path: str) -> str:
     return f"{path}/{TRANSFER_DEAD_LETTER}"
 
 
+ADDRESS_MAX = 8_192
+"""Characters of an address that is taken apart: no entity has a longer one, every letter quoted.
+`urlsplit` keeps the last 128 that it saw, whole."""
+
+
 def entity_address(address: str) -> str:
     """The path of an AMQP address: `amqps://host:5672/orders`, `/orders` and `orders` are one."""
-    if "://" in address:
+    if "://" in address and len(address) <= ADDRESS_MAX:
         try:
             address = unquote(path_of(urlsplit(address)))
         except ValueError:
