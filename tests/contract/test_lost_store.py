@@ -29,9 +29,10 @@ from twinbus.pairing.sdk.sender_pool import SenderPool, open_only
 pytestmark = pytest.mark.contract
 
 
-def health(broker: EmbeddedBroker) -> tuple[int, dict[str, Any]]:
+def health(broker: EmbeddedBroker, **headers: str) -> tuple[int, dict[str, Any]]:
+    url = f"http://localhost:{broker.port()}/health"
     try:
-        with urllib.request.urlopen(f"http://localhost:{broker.port()}/health") as response:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers)) as response:
             return response.status, json.load(response)
     except urllib.error.HTTPError as error:
         with error:
@@ -73,6 +74,14 @@ def test_a_store_that_is_gone_takes_nothing_more(tmp_path: Path, harm: Any, firs
         assert "the data files" in answer["detail"]
         with pytest.raises(ServiceBusError):
             send(text)
+
+
+def test_paths_are_shown_to_those_only_who_may_read_the_metrics(tmp_path: Path) -> None:
+    with EmbeddedBroker(data=tmp_path, metrics_token="t") as broker, ExitStack() as disk:
+        disk.enter_context(room_for(32 * 2**20))
+        until(lambda: health(broker)[1]["status"] == "full")
+        assert health(broker) == (200, {"status": "full", "namespace": "twinbus"})
+        assert str(tmp_path) in health(broker, Authorization="Bearer t")[1]["detail"]
 
 
 def test_a_full_disk_is_said_and_stays_readable(tmp_path: Path) -> None:

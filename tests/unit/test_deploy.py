@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 from collections.abc import Iterator
+from configparser import ConfigParser
 from pathlib import Path
 from typing import Any
 
@@ -181,3 +182,36 @@ def test_every_alert_has_a_case_that_fires_it() -> None:
     fired = set(re.findall(r'alertname="(\w+)"', CASES.read_text()))
     assert len(alerts) > 10
     assert fired == alerts
+
+
+CONFINED = {
+    "UMask": "0077",
+    "MemoryMax": "2G",
+    "RestrictAddressFamilies": "AF_INET AF_INET6 AF_UNIX",
+    "CapabilityBoundingSet": "",
+    "NoNewPrivileges": "yes",
+    "ProtectSystem": "strict",
+    "ProtectHome": "yes",
+    "PrivateTmp": "yes",
+    "PrivateDevices": "yes",
+    "SystemCallArchitectures": "native",
+}
+
+
+def test_the_service_may_do_no_more_than_it_needs() -> None:
+    unit = ConfigParser(interpolation=None, strict=False)
+    unit.read(DEPLOY / "systemd/twinbus-syphon@.service")
+    found = {name: unit["Service"].get(name) for name in CONFINED}
+    assert found == CONFINED
+    assert unit["Service"]["User"] == "twinbus"
+
+
+def test_containers_run_without_rights_and_write_to_volumes_only() -> None:
+    containerfile, compose = (file.read_text() for file in CONTAINERS)
+    assert re.search(r"^USER twinbus$", containerfile, re.MULTILINE)
+    for line in (
+        "read_only: true",
+        'cap_drop: ["ALL"]',
+        'security_opt: ["no-new-privileges:true"]',
+    ):
+        assert f"\n  {line}\n" in compose

@@ -220,7 +220,7 @@ class _LocalPages:
 
 def application(broker: BrokerServer, access: MetricsAccess) -> Starlette:
 
-    async def health(_: Request) -> Response:
+    async def health(request: Request) -> Response:
         broker.check_store()
         full = None if broker.gone else broker.store.low_on_space()
         damaged = broker.damage.lines(broker.namespace)
@@ -230,6 +230,8 @@ def application(broker: BrokerServer, access: MetricsAccess) -> Starlette:
             answer["detail"] = why
         elif damaged:
             answer["detail"] = f"{damaged[0]} (records set aside: {len(damaged)})"
+        if access.refusal(request.headers) is not None:
+            answer.pop("detail", None)  # It names paths and entities.
         return JSONResponse(answer, 503 if broker.gone else 200)
 
     async def metrics(request: Request) -> Response:
