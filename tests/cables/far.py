@@ -1,0 +1,64 @@
+"""The far side of the cable: both namespaces of a pair, each on a port of its own.
+
+It prints `ready` and runs until its standard input ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+
+from twinbus.broker.descriptions import QueueDescription
+from twinbus.broker.embedded import EmbeddedBroker
+
+PRIMARY_PORT, SECONDARY_PORT = 6672, 6673
+QUEUE, KEY = "orders", "a-key-of-the-cables"
+LOCK_MS = 5_000
+EVERYWHERE = "0.0.0.0"
+"""Of a network namespace that has the cable and nothing else."""
+
+
+async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Carry bytes one way until either end is gone."""
+    with contextlib.suppress(OSError):
+        while data := await reader.read(65_536):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
+
+
+def carrier(
+    inner: int,
+) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", inner)
+        await asyncio.gather(relay(reader, far_writer), relay(far_reader, writer))
+
+    return carry
+
+
+async def serve(ports: dict[int, int]) -> None:
+    """The broker's ports, which are on loopback, at every address of this namespace."""
+    for outer, inner in ports.items():
+        await asyncio.start_server(carrier(inner), EVERYWHERE, outer)
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    await asyncio.Event().wait()
+
+
+def main() -> None:
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    with EmbeddedBroker("contoso:5672", "contoso-dr:5673", key=KEY) as broker:
+        # What was on its way to a receiver when the cable failed comes again in this time.
+        broker.create_queue(QUEUE, QueueDescription(lock_duration_ms=LOCK_MS))
+        ports = {PRIMARY_PORT: 5672, SECONDARY_PORT: 5673}
+        threading.Thread(target=lambda: asyncio.run(serve(ports)), daemon=True).start()
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()
