@@ -23,6 +23,7 @@ SMALL: Final = {
     "crash": world(crashes=1),
     "partition": world(cuts=1),
     "refusal": world(refusals=1),
+    "a crash and a lost answer": world(crashes=1, answers=1),
     "backlog, a crash": world(stored=1, crashes=1),
     "backlog, a lost answer": world(stored=1, answers=1),
     "backlog, a partition": world(stored=1, cuts=1),
@@ -44,10 +45,10 @@ STATES_MAX: Final = {
     "strict outage": 7_000,
     "strict backlog": 5_000,
     "backlog, all faults": 10_000,
-    "all faults": 10_000,
+    "all faults": 60_000,
     "two of each": 4_000,
 }
-"""A thousand states take about one second of processor time."""
+"""A thousand states take one to two seconds of processor time."""
 
 WORLDS: Final = SMALL | LARGE
 
