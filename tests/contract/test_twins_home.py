@@ -34,7 +34,7 @@ from twinbus.servicebus.twins import DIVERTED, DivertMark, FoundTwin, twin_mark
 from twinbus.syphon.core.pacing import Rate
 from twinbus.syphon.draining import DrainStats, drain
 from twinbus.syphon.host import SyphonGroup, SyphonHost
-from twinbus.syphon.twin_search import TwinSearch
+from twinbus.syphon.twin_search import OUTAGE, TwinSearch
 from twinbus.transfer.sdk import to_backlog_message
 from twinbus.transfer.sections import entries_of, with_entries
 
@@ -419,6 +419,35 @@ async def test_the_syphon_of_an_application_brings_its_twin_home(sides: Sides) -
         assert pair.status().twins.keys() == {TWIN}
     home = await asyncio.to_thread(sides.ids, sides.primary)
     assert home == each_once(5, "before") + each_once(20)
+
+
+async def test_the_syphon_of_an_application_waits_until_the_entity_is_healthy(sides: Sides) -> None:
+    """The primary may hang and store what it does not answer: then both sides have a copy."""
+    with administration(sides.primary) as admin:
+        admin.create_queue("other")
+    options = quick(twins=["orders"], enable_syphon=True)
+    async with (
+        pair_namespaces(sides.primary, sides.secondary, options) as pair,
+        pair.get_queue_sender(TWIN) as sender,
+        pair.get_queue_sender("other") as other,
+    ):
+        await sender.send_messages(numbered(1, "before"))
+        await other.send_messages(numbered(1))
+        await until(lambda: "diverts to its twin" in str(pair.status()))
+        pair.force_failover(TWIN)
+        await sender.send_messages(numbered(20))
+        # The recovery of another entity makes the pair list its twins.
+        pair.force_failover("other")
+        pair.mark_healthy("other")
+        await until(lambda: TWIN in (pair.status().syphon or {}))
+        assert pair._syphon is not None
+        [host] = [one for one in pair._syphon.group.hosts if one.twins == [TWIN]]
+        assert host.relays[0].pump._receiving.paused == {OUTAGE}
+        assert (await asyncio.to_thread(sides.twins))[TWIN].active == 20
+        pair.mark_healthy(TWIN)
+        await until(lambda: f"syphon {TWIN}: 20 moved" in str(pair.status()))
+    home = await asyncio.to_thread(sides.ids, sides.primary)
+    assert home == each_once(1, "before") + each_once(20)
 
 
 def test_the_commands_show_drain_and_run_twins(sides: Sides, tmp_path: Path) -> None:

@@ -43,7 +43,11 @@ class TwinListing:
         self._failure = ""
 
     def start(self) -> None:
+        """Begin to listen and to list; an entity may have failed over before."""
         self._end_listening = self._state.listeners.on_event(self._on_event)
+        for entity in self._state.monitors.all():
+            if entity.failover.state is not EntityState.HEALTHY:
+                self._changed(entity.path, False)
         self._task = asyncio.create_task(self._run(), name="search for twins")
 
     async def close(self) -> None:

@@ -23,7 +23,9 @@ class State:
     def __init__(self) -> None:
         self.listeners = Listeners()
         self.primary = SimpleNamespace(label="contoso")
-        self.entity = SimpleNamespace(failover=SimpleNamespace(state=EntityState.HEALTHY))
+        self.entity = SimpleNamespace(
+            path="orders", failover=SimpleNamespace(state=EntityState.HEALTHY)
+        )
         self.monitors: Any = SimpleNamespace(all=lambda: [self.entity])
 
     @property
@@ -63,3 +65,24 @@ async def test_it_searches_at_the_times_of_a_listing_and_at_each_recovery() -> N
     await listing.close()
     await asyncio.sleep(10 * LIST_IDLE_S)
     assert len(times) == 5
+
+
+async def test_an_entity_that_failed_over_before_the_start_is_known() -> None:
+    """The secondary may answer later than the primary fails: the listing starts after both."""
+    state, changes = State(), list[tuple[str, bool]]()
+
+    async def search() -> None:
+        # Before the first listing, which may start pumps.
+        assert changes == [("orders", False)]
+
+    def changed(path: str, is_healthy: bool) -> None:
+        changes.append((path, is_healthy))
+
+    state.entity.failover.state = EntityState.FAILED_OVER
+    listing = TwinListing(cast("SharedState", state), search, changed)
+    listing.start()
+    await asyncio.sleep(1.0)
+    assert changes == [("orders", False)]
+    state.change(EntityState.HEALTHY)
+    assert changes[1:] == [("orders", True)]
+    await listing.close()
