@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from typing import Any, Final, Self
 
 import azure.servicebus as sdk
@@ -47,6 +48,7 @@ class PairedClient(sdk.ServiceBusClient):
     def __init__(self, fully_qualified_namespace: str, credential: Any, **options: Any) -> None:
         super().__init__(fully_qualified_namespace, credential, **options)
         self.given = (fully_qualified_namespace, credential), options
+        self._starting = threading.Lock()
 
     @classmethod
     def from_connection_string(cls, conn_str: str, **options: Any) -> Self:
@@ -57,9 +59,12 @@ class PairedClient(sdk.ServiceBusClient):
 
     def started(self) -> blocking.Pair:
         """The pair, started."""
-        if self._pair is None:
-            self._pair = blocking.pair_namespaces(primary_of(*self.given), SECONDARY, OPTIONS)
-            self._pair.start()
+        # A test gets receivers in several threads at the same time.
+        with self._starting:
+            if self._pair is None:
+                pair = blocking.pair_namespaces(primary_of(*self.given), SECONDARY, OPTIONS)
+                pair.start()
+                self._pair = pair
         return self._pair
 
     def close(self) -> None:
