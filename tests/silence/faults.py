@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tests.contract.pairs import until
 from tests.silence.proxy import SilentProxy
 from twinbus import EmbeddedBroker
 from twinbus.amqp.link import SenderLink
@@ -21,6 +22,10 @@ IDLE_S = 600.0
 """After this time the service detaches a link without transfers."""
 
 
+LINKS_S = 60.0
+"""How long receivers may take until all have a link with credit at once."""
+
+
 @dataclass(frozen=True)
 class Stricken:
     """The namespace that a fault strikes, and how its receivers reach it."""
@@ -30,6 +35,20 @@ class Stricken:
     proxy: SilentProxy
     down_s: float
     """How long a restart takes."""
+
+    async def wait_for_links(self, count: int) -> None:
+        """Wait until so many receivers have a link with credit.
+
+        A guard checks its link and replaces it now and then: a fault does not strike a receiver
+        that has no link at that moment.
+        """
+        server = self.broker._host.server(self.namespace)
+
+        def with_credit() -> int:
+            links = [link for _, link in _delivering(server)]
+            return sum(link.credit > 0 and not link.drain for link in links)
+
+        await until(lambda: self.broker._call(with_credit) >= count, LINKS_S)
 
     def on_links(self, act: Callable[[BrokerServer, Peer, SenderLink], None]) -> None:
         """Do this, in the broker's thread, to each link that delivers to a client."""

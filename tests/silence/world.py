@@ -250,7 +250,9 @@ async def run_fault(name: str, size: Size) -> dict[str, Outcome]:
                 kinds = {"guarded": world.guarded, "plain": world.plain}
                 for consumers in kinds.values():
                     consumers.errors.clear()
-                await strike(Stricken(broker, PRIMARY, proxy, size.down_s))
+                stricken = Stricken(broker, PRIMARY, proxy, size.down_s)
+                await stricken.wait_for_links(size.guarded + size.plain)
+                await strike(stricken)
                 sent_at = await world.send_each("after")
                 await world.wait_for("after", size.limit_s)
                 assert world.stricken == size.guarded, f"{name!r} struck {world.stricken} receivers"
