@@ -95,7 +95,7 @@ def check_undone(world: FleetWorld) -> Iterator[str]:
         limit_s = PING_S / 2 + SLACK_S + 2 * one.process.send_every_s
         if one.failed_again:
             limit_s += SLOW_INTERVALS * ONE_PING_S
-        is_known = not any(
+        is_known = one.at + limit_s < world.plan.ends_s and not any(
             o.begins < one.at + limit_s for o in world.plan.outages if o.ends > one.at
         )
         if is_known and one.ended - one.at > limit_s:
