@@ -26,8 +26,22 @@ def seal(key: bytes, record: bytes) -> Sealed:
     return Sealed(record + CHECKSUM.pack(crc32(record, crc32(key))))
 
 
-def is_sound(key: Data, sealed: Data) -> bool:
+def is_sound(key: Data | bytearray, sealed: Data) -> bool:
     return crc32(sealed, crc32(key)) == _SOUND
+
+
+def own_key(key: bytes, sealed: Data) -> bytes:
+    """The key of a record that is damaged under this one.
+
+    It is another key if the record is sound under one that differs by a bit: then the key changed
+    on the disk, not the record.
+    """
+    for bit in range(8 * len(key)):
+        other = bytearray(key)
+        other[bit // 8] ^= 1 << bit % 8
+        if is_sound(other, sealed):
+            return bytes(other)
+    return key
 
 
 def unsealed(sealed: Data) -> Data:

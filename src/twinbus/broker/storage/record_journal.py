@@ -14,7 +14,7 @@ from twinbus.broker.journal import (
     SessionState,
     StoredMessage,
 )
-from twinbus.broker.storage.checksums import Data, is_sound, unsealed
+from twinbus.broker.storage.checksums import Data, is_sound, own_key, unsealed
 from twinbus.broker.storage.pending import PendingRecords, Records
 from twinbus.broker.storage.records import (
     AMENDMENT,
@@ -211,11 +211,14 @@ class RecordJournal(ABC):
     def _note_damage(self, key: bytes, record: Data | None) -> Damage:
         damage = self.damaged.get(key)
         if damage is None:
-            number = key_numbers(key)[1] if key[0] in (MESSAGE, AMENDMENT) else 0
+            own = key if record is None else own_key(key, record)
+            if own != key and self._read([own]):
+                own = key  # A copy of the other record, which is in its place, was put here.
+            number = key_numbers(own)[1] if own[0] in (MESSAGE, AMENDMENT) else 0
             why = "its record is missing" if record is None else "its checksum is wrong"
-            if key[0] == AMENDMENT:
+            if own[0] == AMENDMENT:
                 why = "the checksum of its state is wrong"
-            damage = self.damaged[key] = Damage(key_entity(key), number, why)
+            damage = self.damaged[key] = Damage(key_entity(own), number, why)
         return damage
 
     def _take_pending(self) -> Records:
@@ -281,10 +284,11 @@ class RecordJournal(ABC):
         """Add the messages to their entities; return which of each entity are amended."""
         amendments: dict[tuple[int, int], Data | None] = {}
         for key, sealed in scan(AMENDMENT):
-            sound = is_sound(key, sealed)
-            if not sound:
-                self._note_damage(bytes(key), sealed)
-            amendments[key_numbers(key)] = bytes(unsealed(sealed)) if sound else None
+            if is_sound(key, sealed):
+                amendments[key_numbers(key)] = bytes(unsealed(sealed))
+            else:
+                damage = self._note_damage(bytes(key), sealed)
+                amendments[damage.entity_id, damage.sequence_number] = None
         for key, sealed in scan(MESSAGE):
             entity_id, sequence_number = numbers = key_numbers(key)
             if not is_sound(key, sealed):

@@ -127,7 +127,36 @@ def test_a_sound_record_under_the_key_of_another_message_is_damage(directory: Pa
     edit(directory, {records.message_key(QUEUE, 2): found[records.message_key(QUEUE, 3)]})
     store = opened(directory)
     assert held(store)["orders"] == [1, 3]
+    assert [damage[:2] for damage in store.damaged.values()] == [(QUEUE, 2)]
     store.close()
+
+
+@pytest.mark.parametrize(
+    ("key", "named"),
+    [
+        (records.message_key(QUEUE, 2), (QUEUE, 2)),
+        (records.amendment_key(QUEUE, 2), (QUEUE, 2)),
+        (records.named_key(records.DUPLICATE, QUEUE, "m1"), (QUEUE, 0)),
+    ],
+    ids=["message", "state", "id"],
+)
+def test_a_changed_key_names_what_is_missing_not_what_it_says(
+    directory: Path, key: bytes, named: tuple[int, int]
+) -> None:
+    """A bit of the key changes, so the record seems to be of another entity or message."""
+    whole = stored(directory)
+    for changed in flips(key):
+        if changed in whole or changed[0] != key[0]:
+            continue  # The order of keys, or another kind of record, shows these.
+        edit(directory, {key: None, changed: whole[key]})
+        store = opened(directory)
+        found = store.recover()
+        assert [damage[:2] for damage in store.damaged.values()] == [named]
+        orders = next(image for image in found if image.entity_id == QUEUE)
+        left = [kept.sequence_number for kept in orders.messages]
+        assert left == ([1, 2, 3] if named[1] == 0 else [1, 3])
+        store.close()
+        edit(directory, {changed: None, key: whole[key]})
 
 
 def test_a_message_whose_state_is_damaged_is_set_aside(directory: Path) -> None:
