@@ -54,7 +54,8 @@ FIRST_POST_S: Final = 4.0
 post before the others read it, and a single one waits no longer than this."""
 
 SUSPECT_LOOK_S: Final = 5.0
-"""Between two looks of a SUSPECT host, as long as what it has saved lasts."""
+"""Between two looks of a SUSPECT host, as long as what it has saved lasts; also if there was more
+than the last one could read, because then all hosts may want to read more."""
 
 LOOK_EVERY_S: Final = 12.0
 """Between two looks of a host with an entity that has failed over."""
@@ -70,9 +71,6 @@ LIVES_FOR_POSTS: Final = 3.0
 """Time to live of a post, in posting intervals: one post that failed is no gap."""
 
 TIME_TO_LIVE_MAX_S: Final = LIVES_FOR_POSTS * POST_EVERY_MAX_S
-
-MORE_S: Final = 0.5
-"""Pause before another look of a SUSPECT host for which the last one was too short."""
 
 SAVED_MIN: Final = 12.0
 """Credits that a host saves while it is healthy, for its first minute of an outage."""
@@ -192,8 +190,6 @@ class BoardTurns:
         self._spend(max(1, found), now)
         self._next_look(now, chance)
         self._is_all_read = found < self._asked
-        if self._suspects and not self._is_all_read:
-            self._look_at = now + MORE_S
 
     def passed(self, now: float, chance: float) -> None:
         """Another process of the host uses the board: ask again after an interval."""
