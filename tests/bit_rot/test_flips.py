@@ -14,11 +14,11 @@ from tests.bit_rot.flips import CRASH, NOTICED, Tally, flip_all
 from tests.bit_rot.small_store import MAP_SIZE, fill, go_on, read_twice, shown
 from twinbus.broker.storage.lmdb_store import LmdbStore
 
-STEP = 149
+STEP = 409
 """A prime, so that a short run meets every place within a page and every bit."""
 
 PAGE = 4096
-COMMITS = {*range(16, 152), *range(PAGE + 16, PAGE + 152)}
+COMMITS = {*range(16, 152, 3), *range(PAGE + 16, PAGE + 152, 3)}
 """Where the two last commits say which they are and where their indexes begin."""
 
 MEMORY = Path("/dev/shm")

@@ -46,7 +46,11 @@ BUGS: Final[dict[str, Bug]] = {
         "failover:",
     ),
     "a failover without a first ping": Bug(
-        FAILOVER, "return now + self._ping_interval_s", "return None", "outage", "home:"
+        FAILOVER,
+        "return now + self._ping_interval_s * (EARLY_PING_SHARE if self._is_untested else 1.0)",
+        "return None",
+        "outage",
+        "home:",
     ),
     "no ping after one that failed": Bug(
         FAILOVER,

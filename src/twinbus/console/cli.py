@@ -109,7 +109,7 @@ def _side(key: str, text: str) -> Any:
 @command(
     commands_app,
     "twinbus serve contoso:5672 contoso-dr:5673 --data ./bus"
-    "\nExample: twinbus serve --check ./bus --output json",
+    "\ntwinbus serve --check ./bus --output json",
     exit_status="0 stopped, or nothing is damaged; 1 it could not run; 3 --check found damage.",
     takes_pair=False,
 )

@@ -53,6 +53,8 @@ class CoordinatedSession(SimSession):
 
     free_handles = 100
     handle_max = 254
+    next_delivery_id = 0
+    """Only for tags, which tell nothing here: a delivery has its id."""
 
     def __init__(self, line: TransactedLine) -> None:
         super().__init__(line)

@@ -37,7 +37,7 @@ from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction
 
 from twinbus.ledger.record import FILE_SUFFIX, LedgerError
-from twinbus.pipeline.store.place_files import Bounds, first_line
+from twinbus.pipeline.store.place_files import first_line
 
 FORMAT: Final = 6
 """Increment when old readers would misread new tables."""
@@ -53,10 +53,6 @@ REBUILD: Final = "rebuild them (twinbus ledger rebuild LEDGER)"
 
 SET_FILES_MAX: Final = 50
 """Files of `sets`, one for each row, before the next commit merges them into one file."""
-
-BOUNDED: Final = frozenset({"day", "at_ms", "at_s", "first_ms", "last_ms"})
-"""Columns whose bounds the log has for each file, so that readers skip files: days and times. No
-ids: what is in a log cannot be erased."""
 
 _VERSION: Final = "_version"
 _TOOK: Final = "took"
@@ -117,8 +113,6 @@ class DataFile:
     size_bytes: int
     rows: int
     modified_ms: int
-    bounds: Bounds = field(default_factory=dict, compare=False)
-    """Of `BOUNDED` columns."""
 
 
 @dataclass(frozen=True)
@@ -410,35 +404,16 @@ def _newest(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def _files_of(table: DeltaTable) -> dict[str, DataFile]:
-    found = (
-        DataFile(
-            unquote(row["path"]),
-            row["size_bytes"],
-            row["num_records"],
-            row["modification_time"],
-            dict(_bounds_of(row)),
-        )
-        for row in pa.table(table.get_add_actions()).to_pylist()
-    )
-    return {file.path: file for file in found}
-
-
-def _bounds_of(row: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    least, greatest = row.get("min") or {}, row.get("max") or {}
-    for name in BOUNDED & least.keys() & greatest.keys():
-        if least[name] is not None and greatest[name] is not None:
-            yield name, (least[name], greatest[name])
+    names = ("size_bytes", "num_records", "modification_time")
+    rows = pa.table(table.get_add_actions()).to_pylist()
+    paths = ((unquote(row["path"]), row) for row in rows)
+    return {path: DataFile(path, *(row[name] for name in names)) for path, row in paths}
 
 
 def _add(file: DataFile, is_change: bool = True) -> AddAction:
-    bounds = sorted(file.bounds.items())
-    said = {
-        "numRecords": file.rows,
-        "minValues": {name: least for name, (least, _) in bounds},
-        "maxValues": {name: greatest for name, (_, greatest) in bounds},
-    }
-    # A day in the form of ISO 8601.
-    stats = json.dumps(said, default=str)
+    # No bounds: given those of some columns, delta-rs 1.6 compares the others with null when it
+    # makes a pyarrow dataset, which then shows DuckDB no row. And ids in a log cannot be erased.
+    stats = json.dumps({"numRecords": file.rows})
     return AddAction(file.path, file.size_bytes, {}, file.modified_ms, is_change, stats)
 
 
