@@ -62,6 +62,8 @@ from twinbus.servicebus.conditions import INVALID_FIELD, NOT_ALLOWED, RESOURCE_L
 
 AMQP_HEADER = b"AMQP\x00\x01\x00\x00"
 SASL_HEADER = b"AMQP\x03\x01\x00\x00"
+# The head of a CLOSE: pyamqp says goodbye also where a protocol header has to come.
+EARLY_CLOSE = b"\x02\x00\x00\x00\x00\x53\x18"
 EMPTY_FRAME = b"\x00\x00\x00\x08\x02\x00\x00\x00"
 """A frame without a performative: the keep-alive."""
 
@@ -175,7 +177,7 @@ class Connection:
         position, end = 0, len(data)
         try:
             while end - position >= 8 and self.phase is not CLOSED:
-                if self.phase is HEADER:
+                if self.phase is HEADER and data[position + 4 : position + 11] != EARLY_CLOSE:
                     self._take_header(data[position : position + 8])
                     position += 8
                     continue
@@ -355,7 +357,7 @@ class Connection:
                     self._learn(session, channel, body, events[-1])
                 return
         performative, start = decode_performative(body)
-        if self.phase is ConnectionPhase.SASL:
+        if self.phase is ConnectionPhase.SASL and type(performative) is not Close:
             self._take_sasl(kind, performative)
             return
         if kind != FRAME_TYPE_AMQP:

@@ -7,7 +7,7 @@ import pytest
 from twinbus.amqp.connection import AMQP_HEADER, SASL_HEADER, Connection, ConnectionPhase
 from twinbus.amqp.events import Closed
 from twinbus.amqp.frames import encode_frame
-from twinbus.amqp.performatives import SaslInit
+from twinbus.amqp.performatives import Close, SaslInit
 from twinbus.amqp.sasl import offered, why_refused
 from twinbus.amqp.types import Symbol
 
@@ -62,3 +62,15 @@ def test_a_wrong_key_ends_the_connection_after_its_outcome() -> None:
     assert server.phase is ConnectionPhase.CLOSED
     assert server.take_output(1).endswith(bytes.fromhex("005344c00402500140"))
     assert not [*server.receive(AMQP_HEADER, 1)]
+
+
+@pytest.mark.parametrize(
+    "before", [b"", SASL_HEADER, SASL_HEADER + encode_frame(0, plain(RIGHT), frame_type=1)]
+)
+def test_a_client_that_leaves_before_it_has_opened_breaks_no_rule(before: bytes) -> None:
+    server = Connection("b", sasl=True, server=True)
+    server.login = check
+    assert not [each for run in server.receive(before, 1) for each in run]
+    events = [each for run in server.receive(encode_frame(0, Close()), 1) for each in run]
+    assert events == [Closed(None)]
+    assert server.phase is ConnectionPhase.CLOSED
