@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from azure.core.exceptions import ResourceExistsError, ResourceNotFoundError
 from azure.servicebus.aio.management import ServiceBusAdministrationClient
-from azure.servicebus.management import RuleProperties
+from azure.servicebus.management import RuleProperties, SubscriptionProperties
 
 from twinbus.console.twins.reading import patiently, read_rules, read_subscriptions, rule_text
 from twinbus.errors import TwinbusError
@@ -85,6 +85,7 @@ class TwinMaker:
         _require_destinations(topic, twins)
         await self.add_missing(topic, twins)
         found = await patiently(partial(self._secondary.get_topic, topic.name))
+        self._require_mark(topic.name, found.user_metadata)
         if is_unfinished_twin_of(found.user_metadata, self._label):
             found.user_metadata = self.mark
             await patiently(partial(self._secondary.update_topic, found))
@@ -94,8 +95,7 @@ class TwinMaker:
     ) -> list[str]:
         """Add missing subscriptions and rules to a topic of ours; return what was added."""
         there = await patiently(partial(self._secondary.get_topic, topic.name))
-        if marked_label(there.user_metadata) != self._label:
-            raise TwinNotMade(f"{topic.name} does not have the mark of a twin any more")
+        self._require_mark(topic.name, there.user_metadata)
         empty = TwinSettings(kind=Kind.TOPIC, name=topic.name)
         found = (await read_subscriptions(self._secondary, empty)).subscriptions
         added = []
@@ -129,8 +129,11 @@ class TwinMaker:
             dead_lettering_on_filter_evaluation_exceptions=wanted.dead_letter_on_filter_error,
             **_received(wanted),
         )
-        with suppress(ResourceExistsError):
+        try:
             await patiently(create)
+        except ResourceExistsError:
+            # Made since they were listed: by the same command in another process, or by someone.
+            await self._our_subscription(topic, wanted.name)
 
     async def _add_rules(self, topic: str, wanted: TwinSettings, *, is_new: bool) -> list[str]:
         """Add the missing rules; remove others, and replace different ones, of a new subscription.
@@ -175,9 +178,24 @@ class TwinMaker:
             await patiently(partial(self._secondary.delete_rule, topic, subscription, name))
 
     async def _mark_subscription(self, topic: str, name: str) -> None:
+        found = await self._our_subscription(topic, name)
+        if is_unfinished_twin_of(found.user_metadata, self._label):
+            found.user_metadata = self.mark
+            await patiently(partial(self._secondary.update_subscription, topic, found))
+
+    async def _our_subscription(self, topic: str, name: str) -> SubscriptionProperties:
+        """Return a subscription of ours; TwinNotMade if it has no mark of ours."""
         found = await patiently(partial(self._secondary.get_subscription, topic, name))
-        found.user_metadata = self.mark
-        await patiently(partial(self._secondary.update_subscription, topic, found))
+        self._require_mark(f"subscription {name} of {topic}", found.user_metadata)
+        return found
+
+    def _require_mark(self, what: str, metadata: str | None) -> None:
+        """Raise TwinNotMade if an entity is not ours now: someone may have made it anew."""
+        if marked_label(metadata) != self._label:
+            raise TwinNotMade(
+                f"{what} does not have the mark of a twin any more: someone else changed it"
+                " meanwhile"
+            )
 
 
 def _require_destinations(entity: TwinSettings, twins: Collection[str]) -> None:
