@@ -33,8 +33,8 @@ TOOLS = ("unshare", "socat", "openssl", "curl")
 TIME_LIMIT_S = 1_800
 """Of one judge: it builds its client, which takes some minutes the first time."""
 
-STEP = re.compile(r"(ok|FAIL)\s+(.+?)(?:\s+\[\d+ ms\](.*))?$")
-"""A line of a judge that has steps."""
+STEP = re.compile(r"(?:\x1b\[[0-9;]*m)*(ok|FAIL)\s+(.+?)(?:\s+\[\d+ ms\](.*))?$")
+"""A line of a judge that has steps; Maven leaves colours before the first."""
 
 
 def main() -> int:

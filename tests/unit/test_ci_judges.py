@@ -45,7 +45,7 @@ def test_tests_of_go_are_read_whole(judges: ModuleType) -> None:
 def test_steps_are_read_with_what_they_said_of_a_failure(judges: ModuleType) -> None:
     lines = [
         "ok   credit 0 delivers nothing, credit 1 exactly one [1419 ms] ",
-        "ok   a step  [3 ms] refused: x",
+        "\x1b[0m\x1b[0mok   a step  [3 ms] refused: x",
         "FAIL heartbeats: a client (2 s) [12 ms] amqp:not-found: missing",
         "ok   connect",
         "3 passed, 1 failed",
