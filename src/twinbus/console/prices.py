@@ -42,7 +42,7 @@ FILE_BYTES_MAX: Final = 64 * 1024 * 1024
 ASIDE_SHOWN_MAX: Final = 20
 """Kinds of items set aside to list; `--output json` has all."""
 
-prices_app = command_group("Show the price book, or import one from Azure's prices.")
+app = command_group("Show the price book, or import one from Azure's prices.")
 
 
 def book_of(path: Path | None) -> PriceBook:
@@ -55,7 +55,7 @@ def book_of(path: Path | None) -> PriceBook:
         raise WrongUse(visible(error)) from None
 
 
-@command(prices_app, "twinbus prices show --prices our-prices.json --output json", name="show")
+@command(app, "twinbus prices show --prices our-prices.json --output json", name="show")
 def show_prices(prices: PricesOption = None, output: OutputOption = Output.TEXT) -> int:
     """Show every price with its region, source and date.
 
@@ -67,7 +67,7 @@ def show_prices(prices: PricesOption = None, output: OutputOption = Output.TEXT)
 
 
 @command(
-    prices_app,
+    app,
     "curl -G https://prices.azure.com/api/retail/prices -o page.json \\\n"
     "  --data-urlencode \"\\$filter=serviceName eq 'Service Bus' and \\\n"
     "  armRegionName eq 'uksouth'\"\n"

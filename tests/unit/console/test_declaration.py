@@ -13,7 +13,7 @@ from typer.main import get_command
 from tests.unit.console.commands import run
 from tests.unit.console.test_entry import commands
 from twinbus.console import ledger, servers
-from twinbus.console.cli import app
+from twinbus.console.cli import COMMANDS, app
 from twinbus.console.doctor import commands as doctor
 from twinbus.console.options import SidesOptions
 from twinbus.console.page import commands as page
@@ -58,8 +58,8 @@ def replace_command(
     monkeypatch: pytest.MonkeyPatch, calls: list[tuple[Any, ...]], *words: str
 ) -> None:
     """Put what takes the values of its sides and its queues in the place of a command."""
-    of: Any = app
-    for word in words[:-1]:
+    of: Any = COMMANDS[words[0]].app
+    for word in words[1:-1]:
         groups = {group.name: group.typer_instance for group in of.registered_groups}
         of = groups[word]
     info = next(

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import typer
 from typer.core import TyperGroup
-from typer.main import get_command
+from typer.main import get_command, get_group
 from typer.testing import CliRunner
 
 import twinbus
 from tests.unit.console.commands import run
-from twinbus.console.cli import app
+from twinbus.console.cli import COMMANDS, app
 from twinbus.extras import install_command
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -89,6 +89,56 @@ def test_a_module_of_ours_that_is_missing_is_a_fault_of_ours() -> None:
     assert done.returncode == 1
     assert "Traceback" in done.stderr
     assert "pip install" not in done.stderr
+
+
+MODULES_OF = """
+import sys
+from twinbus.console.entry import main
+sys.argv = ["twinbus", *{words!r}]
+try:
+    main()
+except SystemExit:
+    pass
+print(*(name for name in sys.modules if name.startswith("twinbus.")), sep="\\n", file=sys.stderr)
+"""
+
+
+def modules_of(*words: str) -> set[str]:
+    """Return the modules of ours that `twinbus WORDS` imports."""
+    done = subprocess.run(
+        [sys.executable, "-c", MODULES_OF.format(words=words)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout
+    return set(done.stderr.split())
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["--where"]])
+def test_what_is_about_no_command_imports_no_module_of_one(words: list[str]) -> None:
+    found = {name for name in modules_of(*words) if name.startswith("twinbus.console.")}
+    assert found == {"twinbus.console.entry", "twinbus.console.cli"}
+
+
+def test_the_help_of_a_command_imports_no_other_command() -> None:
+    found = modules_of("status", "--help")
+    homes = {f"twinbus.console.{home.module}" for home in COMMANDS.values()}
+    assert found & homes == {"twinbus.console.watch.cli"}
+
+
+def test_the_list_of_commands_has_each_command_as_its_own_help_describes_it() -> None:
+    found = get_command(app)
+    assert isinstance(found, TyperGroup)
+    for name, home in COMMANDS.items():
+        below: Any = found.commands[name]
+        assert isinstance(below, TyperGroup) == home.is_group, name
+        assert below.help.split("\n\n")[0] == home.summary, name
+    # Every command of a module that has several is in the list.
+    alone = {home.module: home.app for home in COMMANDS.values() if not home.is_group}
+    listed = {name for name, home in COMMANDS.items() if not home.is_group}
+    there = {name for one in alone.values() for name in get_group(one).commands}
+    assert there == listed
 
 
 @pytest.mark.parametrize(

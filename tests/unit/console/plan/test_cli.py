@@ -11,7 +11,7 @@ import pytest
 from tests.unit.console.commands import run
 from tests.unit.console.pages import assert_self_contained
 from tests.unit.planning.outcomes_made_up import asked, outcome, sure
-from twinbus.console.plan import default_patience_s, plan_sheet
+from twinbus.console.plan.making import default_patience_s, plan_sheet
 from twinbus.console.sheet import page_of, text_of
 from twinbus.cost import prices
 from twinbus.planning.plan import Plan, plan_of
@@ -127,7 +127,9 @@ def test_what_is_asked_wrongly_is_one_line_and_no_spark(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     words = [word for pair in {**GOOD, **change}.items() for word in pair if word]
-    monkeypatch.setattr("twinbus.console.plan._simulate", lambda *_: pytest.fail("it went on"))
+    monkeypatch.setattr(
+        "twinbus.console.plan.making._simulate", lambda *_: pytest.fail("it went on")
+    )
     printed = run(capsys, "plan", *words)
     assert (printed.status, printed.out) == (2, "")
     assert says in printed.err

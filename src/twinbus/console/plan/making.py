@@ -1,4 +1,4 @@
-"""`twinbus plan`: read the options, simulate, and show which settings to use and why."""
+"""Reads the options of `twinbus plan`, simulates, and shows which settings to use and why."""
 
 from __future__ import annotations
 

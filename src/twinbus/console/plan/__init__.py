@@ -1,0 +1,1 @@
+"""`twinbus plan`: the command, and the simulation with its sheet."""
