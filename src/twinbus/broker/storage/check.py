@@ -16,7 +16,7 @@ from typing import IO, Any
 import lmdb
 
 from twinbus.broker.storage import records
-from twinbus.broker.storage.checksums import Data, is_sound, unsealed
+from twinbus.broker.storage.checksums import Data, is_sound, own_key, unsealed
 from twinbus.broker.storage.data_directory import DATA_FILE, DataDirectory
 from twinbus.broker.storage.inventory import Inventory, read_inventory
 from twinbus.broker.storage.lmdb_store import check_commits
@@ -172,12 +172,15 @@ class _Walk:
         last = b""
         for view, record in transaction.cursor():
             key = bytes(view)
+            is_right = not self.has_checksums or is_sound(key, record)
+            if not is_right:
+                key = own_key(key, record, transaction.get)
             if key <= last:
                 self.add(None, 0, f"{_WHOLE_INDEX}records are not in order")
                 return
             last = key
             if key not in (records.FORMAT_KEY, records.INVENTORY_KEY):
-                self._take(key, record)
+                self._take(key, record, is_right=is_right)
             if self.count % PROGRESS_RECORDS == 0:
                 yield self.count
         if self.has_checksums:
@@ -197,7 +200,7 @@ class _Walk:
         if version not in (records.FORMAT_VERSION, records.UNCHECKED_VERSION):
             raise StoreError(f"has store format {version}, which this Twinbus does not read")
 
-    def _take(self, key: bytes, record: Data) -> None:
+    def _take(self, key: bytes, record: Data, *, is_right: bool) -> None:
         self.count += 1
         kind = key[0]
         self.messages += kind == records.MESSAGE
@@ -209,10 +212,10 @@ class _Walk:
         if not self.has_checksums:
             return
         self._found.add(key, record)
-        if not is_sound(key, record):
+        if not is_right:
             what = f"{_KINDS[kind]} {number}" if is_numbered else _KINDS[kind]
             self.add(entity_id, number, f"{what} is damaged: its checksum is wrong")
-        elif kind == records.ENTITY:
+        if kind == records.ENTITY and (is_right or is_sound(key, record)):
             self._paths[entity_id] = records.unpack_json(unsealed(record))[1]
 
     def _compare(self, stored: Inventory | None) -> None:

@@ -6,6 +6,7 @@ A changed bit is noticed, and a record that is found under another's key too.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import NewType
 from zlib import crc32
 
@@ -30,17 +31,19 @@ def is_sound(key: Data | bytearray, sealed: Data) -> bool:
     return crc32(sealed, crc32(key)) == _SOUND
 
 
-def own_key(key: bytes, sealed: Data) -> bytes:
+def own_key(key: bytes, sealed: Data, is_stored: Callable[[bytes], object]) -> bytes:
     """The key of a record that is damaged under this one.
 
     It is another key if the record is sound under one that differs by a bit: then the key changed
-    on the disk, not the record.
+    on the disk, not the record. But if something is stored under that key too, a copy of it was put
+    in the place of this record.
     """
     for bit in range(8 * len(key)):
         other = bytearray(key)
         other[bit // 8] ^= 1 << bit % 8
         if is_sound(other, sealed):
-            return bytes(other)
+            own = bytes(other)
+            return key if is_stored(own) else own
     return key
 
 

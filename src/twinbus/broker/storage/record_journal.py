@@ -211,9 +211,7 @@ class RecordJournal(ABC):
     def _note_damage(self, key: bytes, record: Data | None) -> Damage:
         damage = self.damaged.get(key)
         if damage is None:
-            own = key if record is None else own_key(key, record)
-            if own != key and self._read([own]):
-                own = key  # A copy of the other record, which is in its place, was put here.
+            own = key if record is None else own_key(key, record, lambda one: self._read([one]))
             number = key_numbers(own)[1] if own[0] in (MESSAGE, AMENDMENT) else 0
             why = "its record is missing" if record is None else "its checksum is wrong"
             if own[0] == AMENDMENT:

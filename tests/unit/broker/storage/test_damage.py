@@ -10,6 +10,7 @@ import pytest
 
 from twinbus.broker.journal import DamagedMessage, SessionState, StoredMessage
 from twinbus.broker.storage import records, upgrade
+from twinbus.broker.storage.check import check_store
 from twinbus.broker.storage.checksums import seal, unsealed
 from twinbus.broker.storage.inventory import read_inventory
 from twinbus.broker.storage.lmdb_store import LmdbStore
@@ -157,6 +158,36 @@ def test_a_changed_key_names_what_is_missing_not_what_it_says(
         assert left == ([1, 2, 3] if named[1] == 0 else [1, 3])
         store.close()
         edit(directory, {changed: None, key: whole[key]})
+
+
+@pytest.mark.parametrize(
+    ("key", "named"),
+    [
+        (records.entity_key(records.ENTITY, QUEUE), ("orders", 0, "its own record")),
+        (records.entity_key(records.COUNTER, OTHER), ("bills", 0, "the last sequence number")),
+        (records.message_key(QUEUE, 2), ("orders", 2, "message 2")),
+        (records.amendment_key(QUEUE, 2), ("orders", 2, "the state of message 2")),
+        (records.named_key(records.DUPLICATE, QUEUE, "m1"), ("orders", 0, "an id that dupl")),
+    ],
+    ids=["entity", "counter", "message", "state", "id"],
+)
+def test_a_check_names_what_a_changed_key_belonged_to(
+    directory: Path, key: bytes, named: tuple[str, int, str]
+) -> None:
+    file = directory / "data.mdb"
+    whole = file.read_bytes()
+    for changed in flips(key):
+        file.write_bytes(whole.replace(key, changed))
+        [damage] = check_store(directory).damage
+        assert (damage.entity, damage.sequence_number) == named[:2]
+        assert damage.what.startswith(named[2])
+
+
+def test_a_check_does_not_take_a_copy_of_another_record_for_it(directory: Path) -> None:
+    copied = stored(directory)[records.message_key(QUEUE, 3)]
+    edit(directory, {records.message_key(QUEUE, 2): copied})
+    [damage] = check_store(directory).damage
+    assert (damage.entity, damage.sequence_number) == ("orders", 2)
 
 
 def test_a_message_whose_state_is_damaged_is_set_aside(directory: Path) -> None:
