@@ -315,5 +315,5 @@ class KeepsRecords(FakeJournal):
     record = b""
 
     def put(self, entity_id: int, message: StoredMessage, payload: bytes) -> None:
-        self.record = records.pack_message(message, payload)
+        self.record = records.message_head(message) + payload
         super().put(entity_id, message, payload)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, KeysView
 
-from twinbus.broker.storage.checksums import Sealed, seal, spoiled
+from twinbus.broker.storage.checksums import Sealed, seal, seal_each, spoiled
 
 Records = dict[bytes, Sealed | None]
 """By key, the record as it is stored, or None: it is to be deleted."""
@@ -23,13 +23,14 @@ class PendingRecords:
         self.size_bytes = 0
         """Of all that entered; a key that entered twice may count twice."""
 
-    def put(self, key: bytes, record: bytes) -> None:
-        self._records[key] = sealed = seal(key, record)
+    def put(self, key: bytes, record: bytes, rest: bytes = b"") -> None:
+        """Put a record, of which the rest may be given apart."""
+        self._records[key] = sealed = seal(key, record, rest)
         self.size_bytes += len(sealed)
 
-    def put_all(self, keys: list[bytes], packed: list[bytes]) -> None:
-        """Put each record under its key."""
-        sealed = list(map(seal, keys, packed))
+    def put_each(self, keys: list[bytes], heads: list[bytes], rests: list[bytes]) -> None:
+        """Put under each key the record that its head and its rest make."""
+        sealed = seal_each(keys, heads, rests)
         self._records.update(zip(keys, sealed, strict=True))
         self.size_bytes += sum(map(len, sealed))
 

@@ -30,17 +30,17 @@ from twinbus.broker.storage.records import (
     entity_key,
     key_entity,
     key_numbers,
+    message_head,
     message_key,
     message_keys,
     named_key,
     pack_amendment,
     pack_duplicate,
     pack_json,
-    pack_message,
     pack_number,
-    pack_run,
     pack_session_state,
     payload_of,
+    run_heads,
     unpack_duplicate,
     unpack_json,
     unpack_message,
@@ -105,7 +105,7 @@ class RecordJournal(ABC):
 
     def put(self, entity_id: int, message: StoredMessage, payload: bytes) -> None:
         sequence_number = message.sequence_number
-        self._pending.put(message_key(entity_id, sequence_number), pack_message(message, payload))
+        self._pending.put(message_key(entity_id, sequence_number), message_head(message), payload)
         if sequence_number > self._last_numbers.get(entity_id, 0):
             self._last_numbers[entity_id] = sequence_number
             self._raised.add(entity_id)
@@ -118,8 +118,8 @@ class RecordJournal(ABC):
         prefix: bytes,
         rests: list[bytes],
     ) -> None:
-        packed = pack_run(messages, ids, prefix, rests)
-        self._pending.put_all(message_keys(entity_id, messages), packed)
+        heads = run_heads(messages, ids, prefix)
+        self._pending.put_each(message_keys(entity_id, messages), heads, rests)
         last = messages[-1].sequence_number
         if last > self._last_numbers.get(entity_id, 0):
             self._last_numbers[entity_id] = last

@@ -100,8 +100,11 @@ def key_entity(key: Data) -> int:
     return int(_ENTITY_KEY.unpack_from(key)[1])
 
 
-def pack_message(message: StoredMessage, payload: bytes) -> bytes:
-    """The whole record of a message. A length of 0 is None, else the length is one too high."""
+def message_head(message: StoredMessage) -> bytes:
+    """The record of a message but for its payload, which follows.
+
+    A length of 0 is None, else the length is one too high.
+    """
     texts = b""
     id_length = session_length = source_length = overrides_length = 0
     if message.message_id is not None:
@@ -133,7 +136,7 @@ def pack_message(message: StoredMessage, payload: bytes) -> bytes:
         source_length,
         overrides_length,
     )
-    return head + texts + payload
+    return head + texts
 
 
 def message_keys(entity_id: int, messages: list[StoredMessage]) -> list[bytes]:
@@ -141,21 +144,19 @@ def message_keys(entity_id: int, messages: list[StoredMessage]) -> list[bytes]:
     return [pack(MESSAGE, entity_id, message.sequence_number) for message in messages]
 
 
-def pack_run(
-    messages: list[StoredMessage], ids: list[bytes], prefix: bytes, rests: list[bytes]
-) -> list[bytes]:
-    """What `pack_message` returns for each of them, the payload being the prefix and its rest.
+def run_heads(messages: list[StoredMessage], ids: list[bytes], prefix: bytes) -> list[bytes]:
+    """What `message_head` returns for each of them, and the prefix of the payloads.
 
     The messages differ in number, size and message id; no other text, no state.
     """
-    packed, join = [], b"".join
+    heads = []
     head, head_for = b"", (-1, -1)
-    for message, raw_id, rest in zip(messages, ids, rests, strict=True):
+    for message, raw_id in zip(messages, ids, strict=True):
         sizes = message.size_bytes, len(raw_id)
         if sizes != head_for:
-            head, head_for = pack_message(message, b"")[:_HEAD_BYTES], sizes
-        packed.append(join((head, raw_id, prefix, rest)))
-    return packed
+            head, head_for = message_head(message)[:_HEAD_BYTES], sizes
+        heads.append(head + raw_id + prefix)
+    return heads
 
 
 def unpack_message(sequence_number: int, record: Data) -> StoredMessage:
