@@ -33,7 +33,7 @@ BENCHMARKS = (
 )
 """Names of the entries and of the modules that measure them."""
 
-TABLES = ("relay_tables", "broker_peers", "namespace_start", "tables_100m")
+TABLES = ("relay_tables", "broker_peers", "namespace_start", "tables_100m", "fairness")
 """Modules that measure figures without a peer, and print them."""
 
 RESULTS = Path(__file__).parent / "results" / "latest.json"

@@ -67,18 +67,19 @@ class Twinbus:
         self.token = sign(self.audience, rule_name, key, int(time.time()) + TOKEN_LIFE_S)
 
     def declare_queue(self, name: str, metadata: str = "") -> None:
-        self._administer("PUT", name, QUEUE_ENTRY.format(metadata))
+        self.administer("PUT", name, QUEUE_ENTRY.format(metadata))
 
     def delete_queue(self, name: str) -> None:
-        self._administer("DELETE", name)
+        self.administer("DELETE", name)
 
     def stored(self, name: str) -> int:
         """How many messages a queue holds."""
-        found = MESSAGE_COUNT.search(self._administer("GET", name))
+        found = MESSAGE_COUNT.search(self.administer("GET", name))
         assert found is not None
         return int(found[1])
 
-    def _administer(self, verb: str, name: str, body: str = "") -> str:
+    def administer(self, verb: str, name: str, body: str = "") -> str:
+        """The answer to a request to the administration API."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=HTTP_TIMEOUT_S)
         headers = {"Authorization": self.token, "Content-Type": "application/atom+xml"}
         connection.request(verb, f"/{name}?api-version=2021-05", body, headers)
@@ -142,12 +143,12 @@ def peer_round(broker: RabbitMQ, queue: str, payload: bytes) -> float:
 
 
 @contextmanager
-def twinbus() -> Iterator[Twinbus]:
+def twinbus(*options: str) -> Iterator[Twinbus]:
     """`twinbus serve` on a free port, its data in a directory that goes when it stops."""
     with tempfile.TemporaryDirectory(prefix="twinbus-", dir=DATA) as directory:
         home = Path(directory)
         log = home / "serve.log"
-        command = [*TWINBUS, "serve", "bench:0", "--data", str(home / "data")]
+        command = [*TWINBUS, "serve", "bench:0", "--data", str(home / "data"), *options]
         with serve(command, log=log) as process:
             wait_until(
                 lambda: CONNECTION_STRING.search(log.read_text()) is not None,

@@ -92,12 +92,13 @@ class Rounds:
 
 
 @contextmanager
-def gateway_before(primary: Twinbus, secondary: Twinbus) -> Iterator[Twinbus]:
+def gateway_before(primary: Twinbus, secondary: Twinbus, *options: str) -> Iterator[Twinbus]:
     """`twinbus gateway` on a free port, in front of two brokers."""
     with tempfile.TemporaryDirectory(prefix="twinbus-", dir=DATA) as directory:
         log = Path(directory) / "gateway.log"
         sides = ["--primary", primary.connection_string, "--secondary", secondary.connection_string]
         command = [*TWINBUS, "gateway", "bench:0", "--label", "bench", *sides, "--queues", "1"]
+        command += options
         with serve(command, log=log) as process:
             wait_until(
                 lambda: "ready" in log.read_text(),

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from enum import Enum
 from struct import Struct
 
-from twinbus.amqp.budgets import PeerBudgets
+from twinbus.amqp.budgets import UNLIMITED, PeerBudgets
 from twinbus.amqp.events import (
     SHAPES_MAX,
     Begun,
@@ -69,6 +69,9 @@ EMPTY_FRAME = b"\x00\x00\x00\x08\x02\x00\x00\x00"
 
 MAX_FRAME_BYTES = 65_536
 CHANNEL_MAX = 4_999
+TAKEN_TOGETHER_MAX = 64
+"""Deliveries of one run, and events of one list, at a server: it has other clients to serve."""
+
 IDLE_TIMEOUT_MS = 240_000
 IDLE_TIMEOUT_LEAST_MS = 250
 """The smallest idle-time-out that a peer may ask for. This end owes it a frame in half of that
@@ -133,6 +136,7 @@ class Connection:
         self.login: Login | None = None
         """Of a server: checks the name and the key of SASL PLAIN; None: PLAIN is not offered."""
         self._server = server
+        self._together_max = TAKEN_TOGETHER_MAX if server else UNLIMITED
         self._sasl = sasl
         self._hostname = hostname
         self._frame_limit = MAX_FRAME_BYTES
@@ -166,7 +170,8 @@ class Connection:
 
         Handle each list before asking for the next: a frame that opens, closes or changes something
         takes effect when all events before it are handled. So a settlement finds its link open,
-        though the link's DETACH came in the same read.
+        though the link's DETACH came in the same read. The owner may do other things between two
+        lists, but must not hand over more bytes.
         """
         self._heard_ms = now_ms
         if self._buffer:
@@ -177,18 +182,19 @@ class Connection:
         position, end = 0, len(data)
         try:
             while end - position >= 8 and self.phase is not CLOSED:
+                if len(events) >= self._together_max:
+                    yield events
+                    events = []
+                    continue  # The owner may have closed the connection.
                 if self.phase is HEADER and data[position + 4 : position + 11] != EARLY_CLOSE:
                     self._take_header(data[position : position + 8])
                     position += 8
                     continue
                 if self._shapes and self.phase is OPEN:
-                    head = data[position + 4 : position + 4 + self._head_size]
-                    shape = self._shapes.get(head)
-                    if shape is not None:
-                        after = shape.take_run(data, position, head, self._frame_limit, events)
-                        if after > position:
-                            position = after
-                            continue
+                    after = self._take_run(data, position, events)
+                    if after > position:
+                        position = after
+                        continue
                 size, offset, kind, channel = _FRAME_START.unpack_from(data, position)
                 if size > self._frame_limit or size < 8 or offset < 2 or offset * 4 > size:
                     raise ProtocolViolation(
@@ -347,6 +353,15 @@ class Connection:
             # AMQP 1.0 part 2.2: answer an unknown header with one we speak, then hang up.
             self.output.put(AMQP_HEADER)
             raise ProtocolViolation(f"an unknown protocol header {header!r}")
+
+    def _take_run(self, data: bytes, position: int, events: list[Event]) -> int:
+        """Take the frames from `position` on whose shape is known; return where the run ends."""
+        head = data[position + 4 : position + 4 + self._head_size]
+        shape = self._shapes.get(head)
+        if shape is None:
+            return position
+        limit_bytes, most = self._frame_limit, self._together_max
+        return shape.take_run(data, position, head, limit_bytes, events, most)
 
     def _take_frame(self, kind: int, channel: int, body: bytes, events: list[Event]) -> None:
         # Nearly every frame is a transfer of one whole delivery, which has a faster decoder.

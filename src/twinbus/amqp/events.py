@@ -253,12 +253,18 @@ class TransferShape:
         return head, shape
 
     def take_run(
-        self, data: bytes, position: int, head: bytes, most_bytes: int, events: list[Event]
+        self,
+        data: bytes,
+        position: int,
+        head: bytes,
+        most_bytes: int,
+        events: list[Event],
+        most: int,
     ) -> int:
         """Read the frames from `position` on that have this shape; return where the run ends.
 
         `most_bytes` is the largest frame that is taken. The run ends before a delivery id that does
-        not follow.
+        not follow, and has at most `most` deliveries.
         """
         link = self._link
         if link.state is not OPEN or link.partial_start is not None:
@@ -269,7 +275,9 @@ class TransferShape:
         spans: list[Span] = []
         append = spans.append
         first_id = next_id = -1
-        while position <= last:
+        for _ in range(most):
+            if position > last:
+                break
             size, found, delivery_id, tag_mark, tag, flags = unpack(data, position)
             stop = position + size
             if found != head or flags != tail or tag_mark != mark:

@@ -356,6 +356,31 @@ def data_sections(body: bytes) -> Iterator[bytes]:
         yield body[content + (2 if body[content] == 0xA0 else 5) : offset]
 
 
+def batch_parts(data: bytes) -> Iterator[bytes]:
+    """The messages of a batch, found one after the other: the content of its data sections."""
+    previous = offset = body_end = 0
+    size, seen = len(data), set[int]()
+    while offset < size:
+        code, end = _extent(data, offset, size)
+        if code == DATA:
+            if body_end not in (0, offset):
+                raise _out_of_order(code, offset)
+            body_end = end
+            content = section_at(data, offset)[1]
+            yield data[content + (2 if data[content] == 0xA0 else 5) : end]
+        elif DATA < code < FOOTER:
+            raise DecodeError(
+                f"the body has an {_section_name(code)} section among its data sections"
+            )
+        elif code in seen or (code < previous and code not in _ANYWHERE):
+            raise _out_of_order(code, offset)
+        else:
+            seen.add(code)
+        if code not in _ANYWHERE:
+            previous = code
+        offset = end
+
+
 def decode_value(body: bytes) -> Any:
     """The value of a body that is one amqp-value section."""
     code, content = section_at(body, 0)

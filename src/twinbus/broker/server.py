@@ -46,6 +46,7 @@ from twinbus.broker.links.requests import REQUEST_BYTES_MAX, ManagementContext, 
 from twinbus.broker.links.sending import SendingLink
 from twinbus.broker.links.token_watch import TokenWatch
 from twinbus.broker.links.transactions import ClientTransactions
+from twinbus.broker.links.turns import Turns
 from twinbus.broker.profile import LAPTOP, ServiceProfile
 from twinbus.broker.refusals import (
     ArgumentInvalid,
@@ -127,6 +128,7 @@ class BrokerServer:
         self.store = store
         self.loop = asyncio.get_running_loop()
         self.peers: set[Peer] = set()
+        self.turns = Turns(self.loop)
         self._watch = TokenWatch(self, tokens or tuple)
         if tokens is not None:
             self._watch.start()
@@ -147,9 +149,7 @@ class BrokerServer:
         self.engine_failures = 0
         """Unexpected errors that the engine contained; each is in the log."""
         self._to_collect: dict[Peer, None] = {}
-        self._tick_scheduled = False
-        self._reading_paused = False
-        self._is_closed = False
+        self._tick_scheduled = self._reading_paused = self._is_closed = False
         self._no_space: str | None = UNKNOWN
         """Why the disk takes no more sends; checked once a tick."""
         self._timer: asyncio.TimerHandle | None = None
@@ -271,6 +271,7 @@ class BrokerServer:
             if self.view is not None:
                 self.view.closed()
         finally:
+            self.turns.close()
             for peer in list(self.peers):
                 peer.close(
                     conditions.CONNECTION_FORCED, "the broker is shutting down", linger=False

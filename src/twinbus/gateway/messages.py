@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from functools import lru_cache
 from itertools import islice
 from typing import Final, NamedTuple
@@ -21,7 +21,7 @@ from twinbus.amqp.message import (
     PROPERTIES,
     Properties,
     Sections,
-    data_sections,
+    batch_parts,
     decode_map,
     encode_map_section,
     encode_properties,
@@ -30,11 +30,17 @@ from twinbus.amqp.message import (
 )
 from twinbus.amqp.types import DecodeError, Symbol
 from twinbus.broker.links.context import new_message_id
+from twinbus.broker.links.turns import at_once
 from twinbus.broker.messages.plain import ID_BYTES_MAX
 from twinbus.broker.refusals import MalformedMessage, MessageTooLarge
 from twinbus.client.in_flight import Wire
 from twinbus.errors import BacklogGuardError, BacklogMessageTooLargeError
-from twinbus.servicebus.names import BATCH_ALLOWANCE, PARTITION_KEY, SESSION_ID_MAX
+from twinbus.servicebus.names import (
+    BATCH_ALLOWANCE,
+    BATCH_MESSAGES_MAX,
+    PARTITION_KEY,
+    SESSION_ID_MAX,
+)
 from twinbus.servicebus.twins import DIVERTED, DivertMark
 from twinbus.transfer.aliases import RESERVED_NAMES, overhead_bytes
 from twinbus.transfer.sections import (
@@ -51,8 +57,8 @@ _has_reserved: Final = re.compile("|".join(map(re.escape, RESERVED_NAMES)).encod
 _ID_GROWTH: Final = overhead_bytes("", message_id="") - overhead_bytes("")
 """What a message with an empty id grows by when its copy gets an id of its own."""
 
-BATCH_MESSAGES_MAX: Final = 4_500
-"""Messages of one batch: as many as Azure Standard takes and the .NET SDK puts into one."""
+READ_AT_ONCE: Final = 16
+"""Messages of a batch that are read in one step."""
 
 _LONGEST_SESSION_ID: Final = chr(0x10FFFF) * SESSION_ID_MAX
 _DATA_SECTION: Final = bytes((0x00, 0x53, DATA))
@@ -95,9 +101,18 @@ class EncodedMessages:
 
         Messages that may exceed this limit of a backlog queue become `suspects`.
         """
+        return at_once(
+            cls.reading(data, message_format, path, limit_bytes, has_own_ids=has_own_ids)
+        )
+
+    @classmethod
+    def reading(
+        cls, data: bytes, message_format: int, path: str, limit_bytes: int, *, has_own_ids: bool
+    ) -> Generator[None, None, EncodedMessages]:
+        """Read a delivery as `of` does, some messages at a time."""
         try:
             if message_format == BATCH_FORMAT:
-                payload, messages = _read_batch(data)
+                payload, messages = yield from _read_batch(data)
             else:
                 message, is_given = _read(data)
                 payload, messages = Wire(join(message.sections) if is_given else data, 0), [message]
@@ -111,7 +126,9 @@ class EncodedMessages:
             own_ids = [new_message_id() for _ in messages]
         made = cls(payload, messages, path, own_ids)
         overhead_max = _overhead_max(path)
-        for one in messages:
+        for number, one in enumerate(messages, 1):
+            if not number % READ_AT_ONCE:
+                yield
             replaced = one.message_id if has_own_ids else None
             if _is_suspect(one, path, overhead_max, limit_bytes, replaced):
                 made.suspects.append(one)
@@ -231,22 +248,30 @@ def _read(data: bytes) -> tuple[EncodedMessage, bool]:
     return EncodedMessage(sections, str(message_id), session, len(data)), is_given
 
 
-def _read_batch(data: bytes) -> tuple[Wire, list[EncodedMessage]]:
-    envelope = split(data)
+def _read_batch(data: bytes) -> Generator[None, None, tuple[Wire, list[EncodedMessage]]]:
     # Counted first: an empty message is 5 bytes on the wire and a hundred times that here.
-    parts = list(islice(data_sections(envelope.body), BATCH_MESSAGES_MAX + 1))
+    parts: list[bytes] = []
+    found = batch_parts(data)
+    while more := list(islice(found, READ_AT_ONCE)):
+        parts += more
+        if len(parts) > BATCH_MESSAGES_MAX:
+            raise MessageTooLarge(
+                f"The batch holds more than {BATCH_MESSAGES_MAX} messages, which is the limit; send"
+                " fewer in one batch."
+            )
+        yield
     if not parts:
         raise MalformedMessage("the batch holds no message")
-    if len(parts) > BATCH_MESSAGES_MAX:
-        raise MessageTooLarge(
-            f"The batch holds more than {BATCH_MESSAGES_MAX} messages, which is the limit; send"
-            " fewer in one batch."
-        )
-    read = [_read(bytes(part)) for part in parts]
-    messages = [message for message, _ in read]
-    if not any(is_given for _, is_given in read):
+    messages, has_given = [], False
+    for number, part in enumerate(parts, 1):
+        message, is_given = _read(part)
+        messages.append(message)
+        has_given = has_given or is_given
+        if not number % READ_AT_ONCE:
+            yield
+    if not has_given:
         return Wire(data, BATCH_FORMAT), messages
-    return _batch(envelope, [join(message.sections) for message in messages]), messages
+    return _batch(split(data), [join(message.sections) for message in messages]), messages
 
 
 def _envelope(messages: Sequence[EncodedMessage]) -> Sections:

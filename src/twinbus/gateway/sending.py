@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -26,6 +26,8 @@ from twinbus.amqp.events import DeliveryArrived, DeliveryRun, DeliveryTooLarge
 from twinbus.amqp.link import MAX_MESSAGE_BYTES, LinkState, ReceiverLink
 from twinbus.amqp.performatives import ACCEPTED_BYTES, TransactionalState, encode_state
 from twinbus.broker.links.context import LinkClient, LinkOwner, rejected
+from twinbus.broker.links.prepared import may_be_long
+from twinbus.broker.links.turns import Steps, Turns, at_once
 from twinbus.broker.refusals import MessageTooLarge, Refusal
 from twinbus.broker.sas import SEND
 from twinbus.client.links import LinkPool
@@ -207,7 +209,12 @@ class GatewaySendingLink(LinkOwner):
 
     # Deliveries
 
-    def take(self, event: DeliveryArrived, now_ms: int) -> None:
+    def take(
+        self,
+        event: DeliveryArrived,
+        now_ms: int,
+        messages: EncodedMessages | Refusal | None = None,
+    ) -> None:
         """Take one delivery; its answer comes when a namespace has it."""
         self._unanswered += 1
         self._pending.add(self._share, len(event.payload))
@@ -216,7 +223,9 @@ class GatewaySendingLink(LinkOwner):
             if event.state is not None:
                 self._take_transacted(event)
                 return
-            messages = self._read(event)
+            if isinstance(messages, Refusal):
+                raise messages
+            messages = messages or self._read(event)
         except Refusal as refusal:
             self._end(event, refusal)
             return
@@ -236,7 +245,23 @@ class GatewaySendingLink(LinkOwner):
         self._batches[event.delivery_id] = before + size_bytes
         self._pending.grow(self._share, size_bytes)
 
-    def take_run(self, run: DeliveryRun, now_ms: int) -> None:
+    def take_all(self, events: list[DeliveryArrived], now_ms: int) -> Steps | None:
+        """Take deliveries; long batches are read in slices."""
+        if not any(map(may_be_long, events)):
+            return super().take_all(events, now_ms)
+        return self._take_in_turns(events, now_ms)
+
+    def _take_in_turns(self, events: list[DeliveryArrived], now_ms: int) -> Steps:
+        for event in events:
+            messages = None
+            if event.state is None and may_be_long(event):
+                messages = yield from self._pending.turns.prepare(self._reading(event))
+            if self.link.owner is not self:
+                return  # It was closed meanwhile.
+            self.take(event, now_ms, messages)
+            yield None
+
+    def take_run(self, run: DeliveryRun, now_ms: int) -> Steps | None:
         """Take deliveries of one read: plain ones go to a healthy primary as they are, together."""
         taken = 0
         if (
@@ -252,7 +277,8 @@ class GatewaySendingLink(LinkOwner):
         ):
             taken = self._send_run(run)
         if taken < len(run.spans):
-            self.take_all(run.deliveries(taken), now_ms)
+            return self.take_all(run.deliveries(taken), now_ms)
+        return None
 
     def _send_run(self, run: DeliveryRun) -> int:
         """Send the first deliveries of a run to the primary together; return how many."""
@@ -303,7 +329,16 @@ class GatewaySendingLink(LinkOwner):
 
     def _read(self, event: DeliveryArrived) -> EncodedMessages:
         """The messages of a delivery; `MalformedMessage` if it cannot be read."""
-        return EncodedMessages.of(
+        return at_once(self._steps_of(event))
+
+    def _reading(self, event: DeliveryArrived) -> Generator[None, None, EncodedMessages | Refusal]:
+        try:
+            return (yield from self._steps_of(event))
+        except Refusal as refusal:
+            return refusal
+
+    def _steps_of(self, event: DeliveryArrived) -> Generator[None, None, EncodedMessages]:
+        return EncodedMessages.reading(
             event.payload,
             event.message_format,
             self._target.entity.path,
@@ -528,6 +563,7 @@ class PendingSends:
         self.is_closing = False
         """Clients get no more credit."""
         self._name = name
+        self.turns = Turns(self.loop)
         self._shares = Shares(bytes_max)
         self._clients: dict[LinkClient, ClientShare] = {}
         self.calls: set[asyncio.Task[None]] = set()

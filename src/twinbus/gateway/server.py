@@ -278,6 +278,7 @@ class GatewayServer:
         self.peers: set[Peer] = set()
         self._watch = TokenWatch(self, access.accepted_tokens)
         self.pending = PendingSends(name, patience_s, pending_bytes_max)
+        self.turns = self.pending.turns
         self._to_collect: dict[Peer, None] = {}
         self._is_tick_due = False
         self.twins: GatewayTwins | None = None
@@ -347,6 +348,7 @@ class GatewayServer:
     async def close(self) -> None:
         """Close the client connections, then those to the namespaces."""
         self._watch.close()
+        self.turns.close()
         self._tick()
         for peer in list(self.peers):
             peer.close(conditions.CONNECTION_FORCED, "the gateway is shutting down", linger=False)

@@ -43,6 +43,9 @@ PROPERTIES_BYTES_MAX: Final = 64 * 1_024
 BATCH_ALLOWANCE: Final = 64 * 1_024
 """Bytes that a batch may have beyond the limit of its messages, at a service and at the broker."""
 
+BATCH_MESSAGES_MAX: Final = 4_500
+"""Messages of one batch: as many as Azure Standard takes and the .NET SDK puts into one."""
+
 
 ENTITY_NAME_MAX: Final = 260
 """Characters of a path of a queue or topic."""

@@ -44,6 +44,7 @@ BUDGETS: dict[str, tuple[str, str]] = {
     "Session._free_handles": (CONNECTION, "links of a session: handle_max"),
     # broker: one client
     "Peer._receivers": (CONNECTION, "links"),
+    "Input._unread": (CONNECTION, "bytes, while they wait for their turn"),
     "ReplyLink._waiting": (CONNECTION, "bytes, and REPLIES_MAX of a link"),
     "ReplyLinks._found": (CONNECTION, "links"),
     "ConnectionGrants._by_audience": (CONNECTION, "bytes, and GRANTS_MAX tokens"),
@@ -73,6 +74,9 @@ BUDGETS: dict[str, tuple[str, str]] = {
     "Listener._handshakes": (PROCESS, "connections"),
     "BrokerServer.peers": (PROCESS, "connections"),
     "BrokerServer._to_collect": (PROCESS, "connections"),
+    "Turns._waiting": (PROCESS, "connections"),
+    "Prepared._found": (PROCESS, "PREPARING_MAX deliveries of BATCH_MESSAGES_MAX messages"),
+    "Prepared._messages": (PROCESS, "PREPARING_MAX deliveries of BATCH_MESSAGES_MAX messages"),
     "ProcessBudgets._rules": (PROCESS, "connections"),
     # Not of clients
     "BrokerServer.changing": (OWNER, "creations under way, by who may manage"),

@@ -35,12 +35,13 @@ from twinbus.errors import (
     ReservedPropertyError,
 )
 from twinbus.gateway.administration import RequestThreads
-from twinbus.gateway.messages import BATCH_MESSAGES_MAX, EncodedMessages
+from twinbus.gateway.messages import EncodedMessages
 from twinbus.gateway.relay import refusal_of
 from twinbus.gateway.sending import EACH_BYTES, PendingSends
 from twinbus.namespace.access import Endpoint
 from twinbus.servicebus.conditions import UNAUTHORIZED
 from twinbus.servicebus.failures import CONDITIONS, FailureMeaning, of_error, outcome_of
+from twinbus.servicebus.names import BATCH_MESSAGES_MAX
 from twinbus.servicebus.twins import DIVERTED, DivertMark
 from twinbus.transfer.sections import from_backlog_sections
 

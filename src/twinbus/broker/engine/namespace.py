@@ -31,7 +31,7 @@ from twinbus.broker.engine.engine_log import EngineLog
 from twinbus.broker.engine.limits import MESSAGE_BYTES, rule_bytes
 from twinbus.broker.engine.message_states import FAILED_RETRY_MS, EngineContext, Failed
 from twinbus.broker.engine.queue import Queue
-from twinbus.broker.engine.runs import enqueue_run
+from twinbus.broker.engine.runs import enqueue_run, enqueue_whole
 from twinbus.broker.engine.settlement import Timetable
 from twinbus.broker.engine.topic import Subscription, Topic, check_rule, check_rule_counts
 from twinbus.broker.journal import EntityImage, Journal, StoredMessage
@@ -120,6 +120,13 @@ class BrokerNamespace:
         if self._engine_log is not None:
             self._engine_log.note("send", queue.path, stored, now_ms)
         return len(stored)
+
+    def send_whole(self, target: Entity, run: PlainRun, now_ms: int) -> bool:
+        """Take all messages of a run, if `target` can take them together; else `send` must."""
+        stored = enqueue_whole(target, run, now_ms) if type(target) is Queue else []
+        if stored and self._engine_log is not None:
+            self._engine_log.note("send", target.path, stored, now_ms)
+        return bool(stored)
 
     def take_admitted(self, target: Entity, batch: Sequence[Incoming], now_ms: int) -> None:
         """Take messages that were admitted; never refuses."""

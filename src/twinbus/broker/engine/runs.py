@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from twinbus.broker.engine.limits import MESSAGE_BYTES
 from twinbus.broker.journal import StoredMessage
+from twinbus.broker.messages.incoming import Incoming
+from twinbus.broker.messages.plain import ID_BYTES_MAX, PlainRun
 
 if TYPE_CHECKING:
     from twinbus.broker.engine.queue import Queue
-    from twinbus.broker.messages.plain import PlainRun
 
 
 def enqueue_run(queue: Queue, run: PlainRun, now_ms: int) -> list[StoredMessage]:
@@ -19,22 +21,54 @@ def enqueue_run(queue: Queue, run: PlainRun, now_ms: int) -> list[StoredMessage]
     Returns them as stored; `run` is cut to them. None is enqueued here if the queue treats each
     message by itself: with duplicate detection, sessions or forwarding.
     """
-    states = queue.states
-    if now_ms >= states.wake_ms:
-        states.run_timers(now_ms)
-    if (
-        queue.is_deleted
-        or queue.description.status != "Active"
-        or states.has_more_memory
-        or states.forwarding is not None
-    ):
-        run.cut(0)
-        return []
-    run.cut(_admitted(queue, run.sizes))
+    run.cut(_admitted(queue, run.sizes) if _takes_runs(queue, now_ms) else 0)
     if not run:
         return []
     queue.accessed_at_ms = now_ms
-    return states.store_run(run, now_ms)
+    return queue.states.store_run(run, now_ms)
+
+
+def enqueue_whole(queue: Queue, run: PlainRun, now_ms: int) -> list[StoredMessage]:
+    """The same for all of these messages, or for none: the queue might refuse one of them."""
+    if not _takes_runs(queue, now_ms) or _admitted(queue, run.sizes) < len(run):
+        return []
+    queue.accessed_at_ms = now_ms
+    return queue.states.store_run(run, now_ms)
+
+
+def extend_run(run: PlainRun, messages: Sequence[Incoming]) -> bool:
+    """Add parsed messages to a run; false if one differs in more than its id and bytes."""
+    ttl_ms, add_id, add_text = run.ttl_ms, run.ids.append, run.message_ids.append
+    add_rest, add_size = run.rests.append, run.sizes.append
+    for incoming in messages:
+        message_id = incoming.message_id
+        if (
+            message_id is None
+            or incoming.session_id is not None
+            or incoming.is_ping
+            or incoming.scheduled_for_ms
+            or incoming.ttl_ms != ttl_ms
+            or len(raw_id := message_id.encode()) > ID_BYTES_MAX
+        ):
+            return False
+        add_id(raw_id)
+        add_text(message_id)
+        add_rest(incoming.payload)
+        add_size(incoming.size_bytes)
+    return True
+
+
+def _takes_runs(queue: Queue, now_ms: int) -> bool:
+    """Whether the queue treats no message by itself, and takes messages at all."""
+    states = queue.states
+    if now_ms >= states.wake_ms:
+        states.run_timers(now_ms)
+    return (
+        not queue.is_deleted
+        and queue.description.status == "Active"
+        and not states.has_more_memory
+        and states.forwarding is None
+    )
 
 
 def _admitted(queue: Queue, sizes: list[int]) -> int:

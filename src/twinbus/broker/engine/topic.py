@@ -7,7 +7,8 @@ else lives in the subscriptions, each a queue of its own.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Final, NamedTuple
 
 from twinbus.broker.descriptions import (
     CorrelationFilter,
@@ -25,6 +26,7 @@ from twinbus.broker.engine.message_states import EngineContext
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import FILTER_FAILED, NO_SESSION_ID
 from twinbus.broker.filters.rules import (
+    MessageSeen,
     apply_action,
     begin_rules,
     compiled_parts,
@@ -37,6 +39,23 @@ from twinbus.broker.messages.incoming import Incoming, parse
 from twinbus.broker.messages.rendering import render
 from twinbus.broker.refusals import ArgumentOutOfRange, Refusal, check_count, entity_full
 from twinbus.servicebus.names import subscription_path
+
+RULES_AT_ONCE: Final = 8
+"""Rules that are evaluated in one step ahead."""
+
+COPIES_AHEAD_MAX: Final = 10_000
+"""Copies that are worked out ahead for one delivery; a hundred bytes each."""
+
+Copies = list[Incoming] | Refusal
+"""What the rules of a subscription make of a message, or why that cannot be worked out."""
+
+
+class Ahead(NamedTuple):
+    """The copies of a message, as the rules of a topic were after so many changes."""
+
+    topic: Topic
+    rule_changes: int
+    copies: dict[Subscription, Copies]
 
 
 class Subscription(Queue):
@@ -65,6 +84,7 @@ class Subscription(Queue):
         self._compiled: dict[str, object] = {}
         self.require_room: Callable[[int, int], None] = lambda _size, _memory: None
         """Takes bytes and memory to add; raises if the topic has no room for them."""
+        self.rules_changed: Callable[[], None] = lambda: None
 
     def put_rule(self, rule: RuleDescription) -> None:
         """Add a rule, or replace the one of its name in its place."""
@@ -76,20 +96,30 @@ class Subscription(Queue):
         self.rules[key] = rule
         self.rules_memory_bytes += rule_bytes(rule)
         self._compiled[key] = compiled_parts(rule)
+        self.rules_changed()
 
     def remove_rule(self, key: str) -> None:
         self.rules_memory_bytes -= rule_bytes(self.rules.pop(key))
         del self.rule_numbers[key], self._compiled[key]
+        self.rules_changed()
 
     def offer(
-        self, incoming: Incoming, now_ms: int, hops: int = 0, origin: StoredMessage | None = None
+        self,
+        incoming: Incoming,
+        now_ms: int,
+        hops: int = 0,
+        origin: StoredMessage | None = None,
+        ahead: Copies | None = None,
     ) -> None:
         """Take the copies of a published message that the rules make; it is never refused.
 
-        A status other than Active does not keep messages out: they wait here.
+        A status other than Active does not keep messages out: they wait here. `ahead`: the copies,
+        where they are known.
         """
         try:
-            copies = self._copies(incoming)
+            if isinstance(ahead, Refusal):
+                raise ahead
+            copies = self._copies(incoming) if ahead is None else ahead
             if copies and (copies[0] is not incoming or len(copies) > 1):
                 # Only the message itself was admitted, and its sender did not write the rules.
                 more_bytes = sum(each.size_bytes for each in copies) - incoming.size_bytes
@@ -110,14 +140,35 @@ class Subscription(Queue):
     def _copies(self, incoming: Incoming) -> list[Incoming]:
         """One copy for all rules without an action that match, and one for each with an action."""
         copies: list[Incoming] = []
-        is_taken = False
-        begin_rules(incoming)
-        for rule in self.rules.values():
+        self._add_copies(incoming, self.rules.values(), copies, begin_rules(incoming))
+        return copies
+
+    def copies_in_steps(self, incoming: Incoming) -> Generator[None, None, Copies]:
+        """The copies that `offer` will take, some rules at a time; nothing changes here."""
+        copies: list[Incoming] = []
+        rules, seen = list(self.rules.values()), begin_rules(incoming)
+        try:
+            for first in range(0, len(rules), RULES_AT_ONCE):
+                self._add_copies(incoming, rules[first : first + RULES_AT_ONCE], copies, seen)
+                yield
+        except Refusal as failure:
+            return failure
+        return copies
+
+    def _add_copies(
+        self,
+        incoming: Incoming,
+        rules: Iterable[RuleDescription],
+        copies: list[Incoming],
+        seen: MessageSeen,
+    ) -> None:
+        is_taken = any(each is incoming for each in copies)
+        for rule in rules:
             try:
-                if not matches(rule, incoming):
+                if not matches(rule, incoming, seen):
                     continue
                 if rule.action is not None:
-                    copies.append(apply_action(rule, incoming))
+                    copies.append(apply_action(rule, incoming, seen))
                 elif not is_taken:
                     is_taken = True
                     copies.append(incoming)
@@ -128,7 +179,6 @@ class Subscription(Queue):
                 self.states.report(f"apply rule {rule.name!r}", error)
                 if self.description.dead_letter_on_filter_error:
                     raise FilterError(f"Rule {rule.name!r} failed unexpectedly: {error}") from error
-        return copies
 
     def _dead_letter_new(
         self,
@@ -186,6 +236,8 @@ class Topic:
         self.description = description
         self.subscriptions: dict[str, Subscription] = {}
         """By lower-case name."""
+        self.rule_changes = 0
+        """How often a rule or a subscription was added or changed, or a rule removed."""
         self.created_at_ms = 0
         self.updated_at_ms = 0
         self._journal = context.journal
@@ -297,6 +349,34 @@ class Topic:
             state = None if is_new else "duplicate"
             engine_log.note("forward", self.path, [message], now_ms, state=state)
 
+    def evaluate(self, batch: Sequence[Incoming], now_ms: int) -> Generator[None, None, None]:
+        """Work out which copies `take` will make of messages, in steps; nothing changes.
+
+        What is too much to keep, or is worked out before a rule changes, `take` works out itself.
+        """
+        left = COPIES_AHEAD_MAX
+        for incoming in batch:
+            if incoming.is_ping or incoming.scheduled_for_ms > now_ms:
+                continue
+            ahead = Ahead(self, self.rule_changes, {})
+            for subscription in list(self.subscriptions.values()):
+                copies = yield from subscription.copies_in_steps(incoming)
+                if copies:
+                    ahead.copies[subscription] = copies
+                    left -= 1 if isinstance(copies, Refusal) else len(copies)
+            if left < 0:
+                return
+            incoming.ahead = ahead
+
+    def _copies_ahead(self, incoming: Incoming) -> dict[Subscription, Copies] | None:
+        ahead = incoming.ahead
+        if not isinstance(ahead, Ahead) or ahead.topic is not self:
+            return None
+        return ahead.copies if ahead.rule_changes == self.rule_changes else None
+
+    def _rules_changed(self) -> None:
+        self.rule_changes += 1
+
     def _fan_out_or_retract(
         self, incoming: Incoming, now_ms: int, hops: int = 0, origin: StoredMessage | None = None
     ) -> None:
@@ -322,11 +402,13 @@ class Topic:
         at the end.
         """
         failure: Exception | None = None
+        known = self._copies_ahead(incoming)
         for subscription in list(self.subscriptions.values()):
             if reached and subscription.entity_id in reached:
                 continue
+            ahead = None if known is None else known.get(subscription, [])
             try:
-                subscription.offer(incoming, now_ms, hops, origin)
+                subscription.offer(incoming, now_ms, hops, origin, ahead)
             except Exception as error:  # noqa: BLE001 - raised below, when all others have it
                 failure = error
                 continue
@@ -348,6 +430,8 @@ class Topic:
         subscription.max_message_bytes = self.max_message_bytes
         subscription.states.share_quota(self.require_memory)
         subscription.require_room = self.require_room
+        subscription.rules_changed = self._rules_changed
+        self._rules_changed()
         subscription.states.ttl_limit_ms = self.description.default_ttl_ms
 
 

@@ -65,12 +65,17 @@ def compiled_parts(rule: RuleDescription) -> tuple[object, ...]:
     return tuple(parts)
 
 
-def begin_rules(incoming: Incoming) -> None:
-    """Count the work from here on: the rules of another subscription begin."""
-    _seen(incoming).work.units = 0
+def begin_rules(incoming: Incoming) -> MessageSeen:
+    """Count the work from here on: the rules of another subscription begin.
+
+    Returns what they see of the message, for those that are evaluated later.
+    """
+    seen = _seen(incoming)
+    seen.work = RuleWork()
+    return seen
 
 
-def matches(rule: RuleDescription, incoming: Incoming) -> bool:
+def matches(rule: RuleDescription, incoming: Incoming, seen: MessageSeen | None = None) -> bool:
     """Whether the rule's filter takes the message; `FilterError` if it cannot be evaluated."""
     match rule.filter:
         case TrueFilter():
@@ -78,18 +83,21 @@ def matches(rule: RuleDescription, incoming: Incoming) -> bool:
         case FalseFilter():
             return False
         case CorrelationFilter() as correlation:
-            return _correlates(correlation, _seen(incoming))
+            return _correlates(correlation, seen or _seen(incoming))
         case SqlFilter(expression=expression, parameters=parameters):
             compiled = compile_filter(expression)
-            return compiled.test(_RuleScope(_seen(incoming), parameters, rule.name)) is True
+            scope = _RuleScope(seen or _seen(incoming), parameters, rule.name)
+            return compiled.test(scope) is True
 
 
-def apply_action(rule: RuleDescription, incoming: Incoming) -> Incoming:
+def apply_action(
+    rule: RuleDescription, incoming: Incoming, seen: MessageSeen | None = None
+) -> Incoming:
     """The message as the rule's action leaves it: itself if there is none, else a changed copy."""
     if rule.action is None:
         return incoming
     compiled = compile_action(rule.action.expression)
-    message = _seen(incoming).copy()
+    message = (seen or _seen(incoming)).copy()
     scope = _RuleScope(message, rule.action.parameters, rule.name)
     for statement in compiled.statements:
         if statement.value is None:
@@ -129,7 +137,7 @@ def _parameter_name(name: str) -> str:
     return name.removeprefix("@").lower()
 
 
-def _correlates(wanted: CorrelationFilter, message: _Message) -> bool:
+def _correlates(wanted: CorrelationFilter, message: MessageSeen) -> bool:
     for field in CORRELATION_FIELDS:
         value = getattr(wanted, field)
         if value is not None and message.system(field.replace("_", "")) != value:
@@ -141,7 +149,7 @@ def _correlates(wanted: CorrelationFilter, message: _Message) -> bool:
     return True
 
 
-class _Message:
+class MessageSeen:
     """The properties of one message, decoded on first use; an action's working copy."""
 
     __slots__ = (
@@ -165,9 +173,9 @@ class _Message:
         self._properties: Properties | None = None
         self._annotations: dict[str, object] | None = None
 
-    def copy(self) -> _Message:
+    def copy(self) -> MessageSeen:
         """A copy to change; it shares the count of work, and what is decoded already."""
-        copied = _Message(self.incoming)
+        copied = MessageSeen(self.incoming)
         copied.work = self.work
         copied._original = self._original
         copied._user = dict(self._application_properties())
@@ -276,7 +284,7 @@ class _RuleScope:
     __slots__ = ("_ids", "_message", "_parameters", "_rule_name", "system", "user", "work")
 
     def __init__(
-        self, message: _Message, parameters: Iterable[tuple[str, object]], rule_name: str
+        self, message: MessageSeen, parameters: Iterable[tuple[str, object]], rule_name: str
     ) -> None:
         self._message = message
         self._parameters = parameters
@@ -300,7 +308,7 @@ class _RuleScope:
         return uuid.uuid5(_NEW_ID_SPACE, name)
 
 
-_seen = lru_cache(maxsize=1)(_Message)
+_seen = lru_cache(maxsize=1)(MessageSeen)
 """The last message is kept: a topic evaluates many rules on the same message in a row."""
 
 

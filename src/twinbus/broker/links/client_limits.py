@@ -102,7 +102,14 @@ megabytes, which is seconds of work if they are small frames."""
 
 
 class BackPressure:
-    __slots__ = ("_transport", "_turn_bytes", "is_writable", "unwritten_bytes", "waits_for_disk")
+    __slots__ = (
+        "_transport",
+        "_turn_bytes",
+        "has_unread",
+        "is_writable",
+        "unwritten_bytes",
+        "waits_for_disk",
+    )
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -111,6 +118,8 @@ class BackPressure:
         """The transport's buffer takes more."""
         self.waits_for_disk = False
         """Too much of all clients waits for the disk."""
+        self.has_unread = False
+        """What the client sent waits for its next turn."""
         self.unwritten_bytes = 0
         """Collected, and waiting for its commit."""
 
@@ -135,7 +144,8 @@ class BackPressure:
     def may_read(self) -> bool:
         is_bounded = self.unwritten_bytes < UNWRITTEN_BYTES_MAX
         has_turn = self._turn_bytes < TURN_BYTES_MAX
-        return self.is_writable and is_bounded and has_turn and not self.waits_for_disk
+        is_held = self.waits_for_disk or self.has_unread
+        return self.is_writable and is_bounded and has_turn and not is_held
 
     def apply(self) -> None:
         """Read from the client, or stop it; call after each change."""

@@ -27,6 +27,7 @@ from twinbus.broker.engine.limits import CreditAccount
 from twinbus.broker.engine.namespace import BrokerNamespace
 from twinbus.broker.faults import FaultPlan
 from twinbus.broker.links.dispatch import Dispatcher
+from twinbus.broker.links.turns import Steps, Turns
 from twinbus.broker.profile import ServiceProfile
 from twinbus.broker.refusals import Refusal
 from twinbus.broker.sas import AccessPolicy, ConnectionGrants, Grant
@@ -45,14 +46,15 @@ class LinkOwner:
     def take(self, event: DeliveryArrived, now_ms: int) -> None:
         """Take a delivery of the client."""
 
-    def take_all(self, events: list[DeliveryArrived], now_ms: int) -> None:
-        """Take deliveries that came one after the other."""
+    def take_all(self, events: list[DeliveryArrived], now_ms: int) -> Steps | None:
+        """Take deliveries that came one after the other; returns what of it takes long, if any."""
         for event in events:
             self.take(event, now_ms)
+        return None
 
-    def take_run(self, run: DeliveryRun, now_ms: int) -> None:
-        """Take deliveries that came in one read and whose frames look alike."""
-        self.take_all(run.deliveries(), now_ms)
+    def take_run(self, run: DeliveryRun, now_ms: int) -> Steps | None:
+        """The same for deliveries that came in one read and whose frames look alike."""
+        return self.take_all(run.deliveries(), now_ms)
 
     def refuse_oversize(self, event: DeliveryTooLarge, now_ms: int) -> None:
         """Reject a delivery beyond the link's limit, if its link rejects such."""
@@ -213,6 +215,7 @@ class PeerContext(Protocol):
     admission: Admission
     faults: FaultPlan
     profile: ServiceProfile
+    turns: Turns
 
     def now_ms(self) -> int: ...
     def wake(self) -> None:

@@ -50,6 +50,7 @@ from twinbus.broker.links.context import (
     owner_of,
 )
 from twinbus.broker.links.requests import RequestLink, log_in, put_token, require_address
+from twinbus.broker.links.turns import Input, Steps
 from twinbus.broker.refusals import (
     EntityNotFound,
     LinkExpired,
@@ -99,6 +100,9 @@ class Peer(asyncio.Protocol):
         self.probation: Probation | None = None
         """Present from the first byte to the first valid token, or to the OPEN after a login."""
         self._pressure = BackPressure()
+        self._input = Input(context.turns, self.budgets.held_bytes, self._handle_read)
+        self._is_lost = False
+        """The connection is gone, and what it brought is not handled yet."""
         self._host = ""
         self.address = "?"
         self._transport: asyncio.Transport | None = None
@@ -143,37 +147,91 @@ class Peer(asyncio.Protocol):
             return
         if self.probation is not None and not self.probation.takes(len(data)):
             return
-        now_ms, output = self._context.now_ms(), self.connection.output
-        was_blocked = output.blocked_bytes >= BLOCKED_BYTES_MAX
-        try:
-            for events in self.connection.receive(data, now_ms):
-                self._handle(events, now_ms)
-        except BudgetExceeded as error:
-            self._give_up(error.condition, str(error))
-        if was_blocked and output.blocked_bytes < BLOCKED_BYTES_MAX:
-            self._deliver_again()
+        self._input.add(data)
+        if not self._pressure.has_unread and self._work():
+            self._pressure.has_unread = True
+            self._context.turns.wait(self._go_on)
+            self._pressure.apply()
+        if self._pressure.has_unread:
+            self._hold(len(data))
         self._pressure.received(len(data))
         self.touch()
 
-    def _handle(self, events: list[Event], now_ms: int) -> None:
+    def _hold(self, size_bytes: int) -> None:
+        try:
+            self._input.hold(size_bytes)
+        except BudgetExceeded as error:
+            self._input.drop()
+            self._give_up(error.condition, str(error))
+
+    def _go_on(self) -> bool:
+        """Handle more of what came; false when nothing is left."""
+        is_over = self._is_lost and self.connection.phase is not ConnectionPhase.OPEN
+        if self._hanging or self._said_close or is_over:
+            self._input.drop()
+        try:
+            is_left = self._work()
+        except Exception:
+            # As asyncio does for an error in `data_received`.
+            log.exception("%s: connection from %s failed", self._context.name, self.address)
+            self.drop()
+            is_left = False
+        self.touch()
+        if not is_left:
+            self._pressure.has_unread = False
+            self._pressure.apply()
+            if self._is_lost:
+                self._leave()
+        return is_left
+
+    def _work(self) -> bool:
+        """Handle what came for one slice; true if more is left."""
+        output = self.connection.output
+        was_blocked = output.blocked_bytes >= BLOCKED_BYTES_MAX
+        try:
+            is_left = self._input.work()
+        except BudgetExceeded as error:
+            self._give_up(error.condition, str(error))
+            is_left = False
+        if was_blocked and output.blocked_bytes < BLOCKED_BYTES_MAX:
+            self._deliver_again()
+        return is_left
+
+    def _handle_read(self, data: bytes) -> Steps:
+        for events in self.connection.receive(data, self._context.now_ms()):
+            yield from self._handle(events)
+
+    def _handle(self, events: list[Event]) -> Steps:
         run: list[DeliveryArrived] = []
         for event in events:
             if type(event) is DeliveryArrived:
                 # Deliveries of one link that came one after the other are taken together.
-                if run and run[0].link is not event.link:
-                    owner_of(run[0].link).take_all(run, now_ms)
+                if run and (run[0].link is not event.link or event.message_format):
+                    yield from self._take_all(run)
                     run = []
                 run.append(event)
                 continue
             if run:
-                owner_of(run[0].link).take_all(run, now_ms)
+                yield from self._take_all(run)
                 run = []
-            if type(event) is DeliveryRun:
-                owner_of(event.link).take_run(event, now_ms)
+            if type(event) is not DeliveryRun:
+                self._act(event, self._context.now_ms())
+            elif event.message_format:
+                for each in event.deliveries():
+                    yield from self._take_all([each])
             else:
-                self._act(event, now_ms)
+                rest = owner_of(event.link).take_run(event, self._context.now_ms())
+                if rest is not None:
+                    yield from rest
+            yield None
         if run:
-            owner_of(run[0].link).take_all(run, now_ms)
+            yield from self._take_all(run)
+
+    def _take_all(self, run: list[DeliveryArrived]) -> Steps:
+        rest = owner_of(run[0].link).take_all(run, self._context.now_ms())
+        if rest is not None:
+            yield from rest
+        yield None
 
     def overhead_received(self, size_bytes: int) -> None:
         """Count bytes of a WebSocket that are not AMQP: a stranger may send few of either."""
@@ -181,8 +239,17 @@ class Peer(asyncio.Protocol):
             self.probation.takes(size_bytes)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Close the client's links; its message locks stay until they expire."""
+        """Close the client's links, once what they brought is handled."""
         self._transport = None
+        if self._pressure.has_unread and not self._hanging:
+            self._is_lost = True
+        else:
+            self._leave()
+
+    def _leave(self) -> None:
+        """Close the client's links; its message locks stay until they expire."""
+        self._is_lost = False
+        self._input.drop()
         self._context.peers.discard(self)
         self.trust()
         self._context.admission.leave(self._host, trusted=True)
@@ -217,6 +284,11 @@ class Peer(asyncio.Protocol):
     def container_id(self) -> str:
         """The name that the client gave itself: foreign text of any length."""
         return self.connection.remote_container_id
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether what the client sent waits for its next turn."""
+        return self._pressure.has_unread
 
     @property
     def takes_more(self) -> bool:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from twinbus.amqp.events import DeliveryArrived, DeliveryRun, DeliveryTooLarge
 from twinbus.amqp.link import ReceiverLink
-from twinbus.amqp.message import BATCH_FORMAT, data_sections, split
+from twinbus.amqp.message import BATCH_FORMAT
 from twinbus.amqp.performatives import ACCEPTED_BYTES, TransactionalState, encode_state
-from twinbus.amqp.types import DecodeError
 from twinbus.broker.engine.queue import Queue
-from twinbus.broker.engine.topic import Topic
+from twinbus.broker.engine.topic import RULES_AT_ONCE, Topic
 from twinbus.broker.faults import Fault
 from twinbus.broker.links.context import (
     BrokerContext,
@@ -18,10 +17,12 @@ from twinbus.broker.links.context import (
     rejected,
     rejected_with,
 )
+from twinbus.broker.links.prepared import Prepared, may_be_long
 from twinbus.broker.links.transactions import ClientTransactions
+from twinbus.broker.links.turns import Steps
 from twinbus.broker.messages.incoming import Incoming, parse
 from twinbus.broker.messages.plain import PlainShapes
-from twinbus.broker.refusals import MalformedMessage, MessageTooLarge, Refusal, ServerBusy
+from twinbus.broker.refusals import MessageTooLarge, Refusal, ServerBusy
 from twinbus.broker.sas import SEND
 from twinbus.servicebus.names import BATCH_ALLOWANCE
 
@@ -56,23 +57,25 @@ class SendingLink(EntityLink[ReceiverLink]):
         self.link.accept(max_message_size=limit)
         self.link.grant(self._credit)
 
-    def take(self, event: DeliveryArrived, now_ms: int) -> None:
+    def take(self, event: DeliveryArrived, now_ms: int, prepared: Prepared | None = None) -> None:
         """Store a delivery and accept or reject it; the answer waits for the commit."""
         faults = self._context.faults
         if faults:
             fault = faults.decide("send", self.entity.path, now_ms)
             if fault is not None and not self._perform_fault(fault, event, now_ms):
                 return
-        self._store(event, now_ms)
+        self._store(event, now_ms, prepared)
 
-    def take_all(self, events: list[DeliveryArrived], now_ms: int) -> None:
+    def take_all(self, events: list[DeliveryArrived], now_ms: int) -> Steps | None:
         """Store deliveries that came together.
 
-        Faster than one by one, while no fault is active and no credits are counted.
+        Faster than one by one, while no fault is active, no credits are counted and none is long.
         """
+        many_rules = self.entity.filter_count > RULES_AT_ONCE
+        if many_rules or any(map(may_be_long, events)):
+            return self._take_in_turns(events, many_rules=many_rules)
         if self._context.faults or self._context.credits is not None:
-            super().take_all(events, now_ms)
-            return
+            return super().take_all(events, now_ms)
         settle, send = self.link.session.settle, self._context.namespace.send
         first = last = -1  # Accepted and not yet settled, always consecutive.
         try:
@@ -80,7 +83,7 @@ class SendingLink(EntityLink[ReceiverLink]):
         except Refusal:
             for event in events:
                 self._store(event, now_ms)
-            return
+            return None
         for event in events:
             if event.state is not None:
                 if first >= 0:
@@ -106,8 +109,23 @@ class SendingLink(EntityLink[ReceiverLink]):
         if first >= 0:
             settle(first, last, ACCEPTED_BYTES, as_receiver=True)
         self._top_up()
+        return None
 
-    def take_run(self, run: DeliveryRun, now_ms: int) -> None:
+    def _take_in_turns(self, events: list[DeliveryArrived], *, many_rules: bool) -> Steps:
+        """Store deliveries one by one: what is long is prepared in slices, and stored at once."""
+        context = self._context
+        for event in events:
+            prepared = Prepared(event)
+            if many_rules or not prepared.is_short:
+                yield from context.turns.prepare(prepared.steps(self.entity, context.now_ms()))
+            else:
+                yield None
+            if self.link.owner is not self:
+                # The link was closed meanwhile, or the engine was replaced.
+                return
+            self.take(event, context.now_ms(), prepared)
+
+    def take_run(self, run: DeliveryRun, now_ms: int) -> Steps | None:
         """Store deliveries that came in one read: plain messages together, others one by one."""
         context, taken = self._context, 0
         if (
@@ -123,9 +141,9 @@ class SendingLink(EntityLink[ReceiverLink]):
             last_id = run.first_id + taken - 1
             self.link.session.settle(run.first_id, last_id, ACCEPTED_BYTES, as_receiver=True)
         if taken < len(run.spans):
-            self.take_all(run.deliveries(taken), now_ms)
-        else:
-            self._top_up()
+            return self.take_all(run.deliveries(taken), now_ms)
+        self._top_up()
+        return None
 
     def _may_send(self, now_ms: int) -> bool:
         try:
@@ -175,38 +193,50 @@ class SendingLink(EntityLink[ReceiverLink]):
         self.link.session.settle(event.delivery_id, event.delivery_id, state, as_receiver=True)
         self._top_up()
 
-    def _refused(self, event: DeliveryArrived | None, refusal: Refusal, now_ms: int) -> bytes:
+    def _refused(
+        self,
+        event: DeliveryArrived | None,
+        refusal: Refusal,
+        now_ms: int,
+        prepared: Prepared | None = None,
+    ) -> bytes:
         self._client.log_refusal(f"a message to {self.entity.path!r}", refusal)
-        self._note_refused(event, refusal.condition, refusal.description, now_ms)
+        self._note_refused(event, refusal.condition, refusal.description, now_ms, prepared)
         return encode_state(rejected(refusal))
 
     def _note_refused(
-        self, event: DeliveryArrived | None, condition: str, text: str, now_ms: int
+        self,
+        event: DeliveryArrived | None,
+        condition: str,
+        text: str,
+        now_ms: int,
+        prepared: Prepared | None,
     ) -> None:
         engine_log = self._context.engine_log
         if engine_log is None:
             return
         try:
-            batch = [] if event is None else self._parse(event)
+            batch = [] if event is None else self._parse(event, prepared)
         except Refusal:
             batch = []
         engine_log.refused(self.entity.path, batch, f"{condition}: {text}", now_ms)
 
-    def _store(self, event: DeliveryArrived, now_ms: int) -> None:
-        state = ACCEPTED_BYTES
+    def _store(self, event: DeliveryArrived, now_ms: int, prepared: Prepared | None = None) -> None:
+        state, namespace = ACCEPTED_BYTES, self._context.namespace
+        run = None if prepared is None else prepared.run
         try:
             self.require(now_ms)
-            batch = self._parse(event)
+            batch = self._parse(event, prepared)
             if self._context.credits is not None:
                 cost = len(batch) * (1 + self.entity.filter_count)
                 self._context.credits.require(cost, now_ms)
             if isinstance(event.state, TransactionalState):
                 txn_id = event.state.txn_id
                 state = self._transactions.send(txn_id, self, batch, now_ms)
-            else:
-                self._context.namespace.send(self.entity, batch, now_ms)
+            elif run is None or not namespace.send_whole(self.entity, run, now_ms):
+                namespace.send(self.entity, batch, now_ms)
         except Refusal as refusal:
-            state = self._refused(event, refusal, now_ms)
+            state = self._refused(event, refusal, now_ms, prepared)
             self._doom(event, refusal)
         if not event.settled:
             self.link.session.settle(event.delivery_id, event.delivery_id, state, as_receiver=True)
@@ -222,16 +252,13 @@ class SendingLink(EntityLink[ReceiverLink]):
         self.granted_until_ms(now_ms)
         self._context.require_space()
 
-    def _parse(self, event: DeliveryArrived) -> list[Incoming]:
+    @staticmethod
+    def _parse(event: DeliveryArrived, prepared: Prepared | None = None) -> list[Incoming]:
+        if prepared is not None:
+            return prepared.batch()
         if event.message_format != BATCH_FORMAT:
             return [parse(event.payload, new_message_id)]
-        try:
-            parts = [bytes(part) for part in data_sections(split(event.payload).body)]
-        except DecodeError as error:
-            raise MalformedMessage(f"the batch cannot be read: {error}") from error
-        if not parts:
-            raise MalformedMessage("the batch holds no message")
-        return [parse(part, new_message_id) for part in parts]
+        return Prepared.at_once(event).batch()
 
     def _top_up(self) -> None:
         if self.link.credit < self._credit // 2:
@@ -248,7 +275,7 @@ class SendingLink(EntityLink[ReceiverLink]):
                 self.link.session.settle(
                     event.delivery_id, event.delivery_id, state, as_receiver=True
                 )
-                self._note_refused(event, fault.condition, fault.description, now_ms)
+                self._note_refused(event, fault.condition, fault.description, now_ms, None)
                 self._top_up()
             case "delay":
                 self._client.later(fault.delay_ms, lambda: self._store_late(event))

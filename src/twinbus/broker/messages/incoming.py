@@ -45,6 +45,7 @@ class Incoming:
 
     __slots__ = (
         "_sections",
+        "ahead",
         "content_type",
         "is_ping",
         "message_id",
@@ -87,6 +88,8 @@ class Incoming:
         self.wire = wire
         self.properties = properties
         self._sections: Sections | None = None
+        self.ahead: object = None
+        """What the rules of a topic make of it, where that was worked out ahead."""
 
     @property
     def sections(self) -> Sections:

@@ -131,7 +131,7 @@ def test_a_rule_that_breaks_unexpectedly_counts_as_failed_and_is_reported(
 ) -> None:
     world = News(RuleDescription(name="r", filter=SqlFilter(expression="at = 1")))
 
-    def asked(rule: RuleDescription, _: object) -> bool:
+    def asked(rule: RuleDescription, *_: object) -> bool:
         if rule.name == "r":
             breaks()
         return True

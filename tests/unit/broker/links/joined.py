@@ -17,6 +17,8 @@ from twinbus.broker.storage.store import MemoryStore
 TICKS = 20
 """Loop iterations that any exchange of a few frames needs, commits included."""
 
+SLICES_MAX = 10_000
+
 
 class JoinedTransport:
     """A transport that keeps what is written, and whether reading is paused."""
@@ -82,13 +84,20 @@ class JoinedClient:
             self.peer.grants.put("all", everything)
             self.peer.trust()
 
-    async def exchange(self, ticks: int = TICKS) -> list[Event]:
-        """Carry bytes both ways for some ticks; return what the client saw."""
+    async def exchange(self, ticks: int = TICKS, *, waits: bool = True) -> list[Event]:
+        """Carry bytes both ways for some ticks; return what the client saw.
+
+        `waits`: until what the client sent is handled, which may take several slices.
+        """
         seen: list[Event] = []
         for _ in range(ticks):
             if data := self.connection.take_output(1):
                 self.peer.data_received(data)
             await asyncio.sleep(0)
+            for _ in range(SLICES_MAX):
+                if not waits or not self.peer.has_unread:
+                    break
+                await asyncio.sleep(0)
             reply, self.transport.written = self.transport.written, b""
             if reply:
                 for events in self.connection.receive(reply, 1):

@@ -1,0 +1,136 @@
+"""Clients that take much of a broker or gateway, each in a process of its own, for `fairness`."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import ssl
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from twinbus.amqp.events import Attached, CreditChanged, Disposed, Event
+from twinbus.amqp.message import BATCH_FORMAT, encode_message
+from twinbus.amqp.performatives import Source, Target
+from twinbus.client.connection import NamespaceConnection
+from twinbus.namespace.access import Endpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from multiprocessing.synchronize import Event as Flag
+
+EMPTY = b"\x00\x53\x75\xa0\x00"
+"""A message without any section, in a batch."""
+
+BATCH_MESSAGES = 4_500
+RECEIVERS_OF_ONE = 5_000
+IN_FLIGHT = 50
+HANDSHAKES_AT_ONCE = 16
+READY_S = 120.0
+STOP_S = 10.0
+
+
+def empty_batches(connection_string: str, queue: str, ready: Flag) -> None:
+    """Send one batch after the other, each when the last one is answered."""
+    asyncio.run(_send(connection_string, queue, EMPTY * BATCH_MESSAGES, 1, ready))
+
+
+def small_messages(connection_string: str, queue: str, ready: Flag) -> None:
+    """Keep many sends in flight, to an entity that answers or hangs, or to a topic."""
+    message = encode_message(application_properties={"kind": "noise"}, data=bytes(100))
+    asyncio.run(_send(connection_string, queue, message, IN_FLIGHT, ready))
+
+
+async def _send(
+    connection_string: str, queue: str, payload: bytes, window: int, ready: Flag
+) -> None:
+    happened = asyncio.Event()
+    is_batch, under_way = payload.startswith(EMPTY), 0
+
+    def on_event(event: Event) -> None:
+        nonlocal under_way
+        if isinstance(event, Disposed) and event.by_receiver:
+            under_way -= len(event.session.take_unsettled(event.first, event.last))
+        if isinstance(event, (Disposed, CreditChanged)):
+            happened.set()
+
+    line = NamespaceConnection(Endpoint.parse(connection_string), on_event)
+    await line.open()
+    await line.authorize(queue)
+    link = line.session.attach_sender("noise", source=Source(), target=Target(address=queue))
+    line.flush()
+    ready.set()
+    while True:
+        while under_way < window and link.credit:
+            link.send(payload, b"n", message_format=BATCH_FORMAT if is_batch else 0)
+            under_way += 1
+        line.flush()
+        await happened.wait()
+        happened.clear()
+
+
+def idle_receivers(connection_string: str, queues: str, ready: Flag) -> None:
+    """Open so many receivers on each of the queues, and give none of them credit."""
+    asyncio.run(_receive(connection_string, queues.split(","), ready))
+
+
+async def _receive(connection_string: str, queues: list[str], ready: Flag) -> None:
+    lines = []
+    for queue in queues:
+        happened, count = asyncio.Event(), 0
+
+        def on_event(event: Event, happened: asyncio.Event = happened) -> None:
+            nonlocal count
+            if isinstance(event, Attached):
+                count += 1
+                if count == RECEIVERS_OF_ONE:
+                    happened.set()
+
+        line = NamespaceConnection(Endpoint.parse(connection_string), on_event)
+        await line.open()
+        await line.authorize(queue)
+        for number in range(RECEIVERS_OF_ONE):
+            session = await line.session_with_room()
+            source, target = Source(address=queue), Target(address="noise")
+            session.attach_receiver(f"r{number}", source=source, target=target)
+            if not number % 100:
+                line.flush()
+        line.flush()
+        await happened.wait()
+        lines.append(line)
+    ready.set()
+    await asyncio.Event().wait()
+
+
+def handshakes(address: str, _queue: str, ready: Flag) -> None:
+    """Open one TLS connection after the other, some at once, and close each."""
+    asyncio.run(_shake_hands(address, ready))
+
+
+async def _shake_hands(address: str, ready: Flag) -> None:
+    host, port = address.split(":")
+    trusting = ssl.create_default_context()
+    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+    ready.set()
+
+    async def again_and_again() -> None:
+        while True:
+            _, writer = await asyncio.open_connection(host, int(port), ssl=trusting)
+            writer.transport.abort()
+
+    await asyncio.gather(*(again_and_again() for _ in range(HANDSHAKES_AT_ONCE)))
+
+
+@contextmanager
+def made(noise: Callable[[str, str, Flag], None], target: str, queue: str) -> Iterator[None]:
+    """Have a client make this noise for the length of the block."""
+    spawning = multiprocessing.get_context("spawn")
+    ready = spawning.Event()
+    client = spawning.Process(target=noise, args=(target, queue, ready), daemon=True)
+    client.start()
+    try:
+        assert ready.wait(READY_S), f"{noise.__name__} did not begin"
+        yield
+        assert client.is_alive(), f"{noise.__name__} ended"
+    finally:
+        client.terminate()
+        client.join(STOP_S)
