@@ -223,6 +223,6 @@ class TransactedSession:
 
 
 def _retrieved(answer: asyncio.Future[object]) -> None:
-    """Mark an error as seen: nobody may wait for the answer any more."""
+    """Mark an error as seen: the caller may wait for the answer no more."""
     if not answer.cancelled():
         answer.exception()

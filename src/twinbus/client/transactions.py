@@ -218,7 +218,7 @@ class NamespaceTransaction:
         assert self._coordinator is not None
         self._discharged = True
         answer = self._coordinator.ask(Discharge(self._txn_id, False))
-        # Also if nobody waits for it any more.
+        # Also if the caller waits for it no more.
         answer.add_done_callback(self._take_answer)
         error: Exception | None = None
         try:

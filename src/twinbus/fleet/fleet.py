@@ -149,7 +149,7 @@ class Fleet:
         )
 
     def said_of(self, path: str) -> str:
-        """Who else says that an entity failed over, for the status; empty: nobody does."""
+        """Who else says that an entity failed over, for the status; empty: no other process."""
         return self.evidence.text(path, self._since_boot())
 
     def pinger_of(self, path: str) -> str:
@@ -292,7 +292,7 @@ class Fleet:
                 self._pinger.heard_recovery(one.path)
 
     def _notice_a_stop(self, ailing: Sequence[AilingEntity]) -> None:
-        """Tell nobody what this process knew before it was stopped, or the machine suspended."""
+        """Keep to this process what it knew before it was stopped, or the machine suspended."""
         keys = {one.path.lower() for one in ailing}
         before, self._suspended_s = self._suspended_s, self._suspended()
         if max(self._suspended_s - before, self._now() - self._due_at) > STOPPED_S:

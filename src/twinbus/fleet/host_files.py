@@ -49,7 +49,7 @@ REFRESH_S: Final = 10.0
 
 AGE_MAX_S: Final = 30.0
 """A file that is older does not count. Its time is that since the boot, which all processes of the
-host have, nobody can set, and goes on while the machine is suspended."""
+host have: it cannot be set, and goes on while the machine is suspended."""
 
 HIDDEN_MAX_S: Final = 60.0
 """A file is written under a hidden name and renamed at once; one still hidden is orphaned."""
@@ -132,7 +132,7 @@ class HostFiles:
     def hold(self, role: str) -> bool:
         """Take the role, or keep it; return whether this process has it.
 
-        Where no lock can be had, nobody has the role for all: each process has it for itself.
+        Where no lock can be had, no process has the role for all: each has it for itself.
         """
         with self.lock:
             if role in self._roles or self._is_over:
@@ -374,7 +374,7 @@ def _locks(opened: int) -> bool:
 
 
 def _is_unlocked(opened: int) -> bool:
-    """Whether nobody has a lock on the file for writing. Readers that ask do not disturb others."""
+    """Whether no process has a lock on the file for writing. Readers do not disturb others."""
     try:
         fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -153,7 +153,7 @@ class RecordJournal(ABC):
         try:
             payload, is_damaged = self.payload(entity_id, sequence_number), False
         except DamagedMessage as damaged:
-            # It moves as it is, and whoever reads it there is told.
+            # It moves as it is; its reader there gets the error.
             payload, is_damaged = damaged.salvage, True
             self.damaged.pop(message_key(entity_id, sequence_number), None)
         self.remove(entity_id, sequence_number)

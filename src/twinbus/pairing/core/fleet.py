@@ -26,7 +26,7 @@ class FleetOfPair(Protocol):
         """A ping of this process ended; `may_send`: it was not refused for lack of a right."""
 
     def said_of(self, path: str) -> str:
-        """Who else says that the entity failed over, for people; empty: nobody does."""
+        """Who else says that the entity failed over, for people; empty: no other process."""
 
     def pinger_of(self, path: str) -> str:
         """Who pings the entity, for people; empty: it is not known."""
