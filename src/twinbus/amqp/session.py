@@ -82,6 +82,10 @@ STATE_OVERHEAD = 128
 TAG_BYTES_MAX = 16
 """Longest tag for which the prefix of a transfer is remembered: a lock token."""
 
+ID_BYTES_MAX = 255
+"""Longest tag of a delivery and id of a transaction; AMQP 1.0 says 32 for both. The
+gateway keeps them for as long as a delivery has no answer."""
+
 ULONG_DESCRIPTOR = b"\x00\x53"
 OPEN = LinkState.OPEN
 
@@ -477,12 +481,19 @@ class Session:
                 raise ProtocolViolation(
                     "a delivery's first transfer has no delivery-id", ERRANT_LINK
                 )
+            tag, part_of = transfer.delivery_tag or b"", _transaction_of(transfer)
+            longest = max(len(tag), 0 if part_of is None else len(part_of.txn_id))
+            if longest > ID_BYTES_MAX:
+                raise ProtocolViolation(
+                    "the tag of a delivery, or the id of its transaction, has more than "
+                    f"{ID_BYTES_MAX} bytes"
+                )
             link.partial_start = (
                 transfer.delivery_id,
-                transfer.delivery_tag or b"",
+                tag,
                 transfer.message_format or 0,
                 transfer.settled,
-                transfer.state if type(transfer.state) is TransactionalState else None,
+                part_of,
             )
         size = len(payload) + PIECE_BYTES
         self._budgets.held_bytes.take(size)
@@ -645,3 +656,9 @@ class Session:
             link.blocked_frames -= 1
             self._output.blocked_bytes -= len(frame)
             self._output.put(frame)
+
+
+def _transaction_of(transfer: Transfer) -> TransactionalState | None:
+    """The transaction of a delivery; an outcome means nothing there, and may be long."""
+    state = transfer.state
+    return TransactionalState(state.txn_id) if type(state) is TransactionalState else None

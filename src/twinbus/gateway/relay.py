@@ -17,12 +17,15 @@ from __future__ import annotations
 import asyncio
 import re
 from abc import ABC, abstractmethod
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Final
 
+from twinbus.amqp.budgets import Budget
 from twinbus.amqp.events import (
     DeliveryArrived,
+    DetachAnswered,
+    Detached,
     Disposed,
     Event,
 )
@@ -33,6 +36,8 @@ from twinbus.amqp.performatives import (
     Error,
     encode_state,
 )
+from twinbus.amqp.session import ID_BYTES_MAX
+from twinbus.broker.budgets import CONNECTION_LINKS
 from twinbus.broker.links.context import LinkOwner
 from twinbus.broker.refusals import NotAllowed, Refusal, ServerBusy
 from twinbus.client.connection import ANSWER_S, NamespaceConnection
@@ -44,7 +49,7 @@ from twinbus.errors import (
     EntityUnusableError,
     PairClosedError,
 )
-from twinbus.gateway.node_requests import UnansweredRequests
+from twinbus.gateway.node_requests import Held, UnansweredRequests
 from twinbus.servicebus import conditions
 from twinbus.servicebus.conditions import DETACH_FORCED
 from twinbus.servicebus.failures import (
@@ -65,7 +70,14 @@ if TYPE_CHECKING:
     from twinbus.namespace.access import Endpoint
 
 
-DOOMED_MAX = 1_000
+DOOMED_MAX: Final = 1_000
+"""Transactions of one client that are to be rolled back; the broker lets it have as many open."""
+
+IDLE_PATHS_MAX: Final = 100
+"""Entities whose tokens are renewed though no link of the client needs them: it may come again."""
+
+SETTLING_BYTES: Final = 250
+"""A settlement that the primary has not confirmed: two entries and their numbers."""
 
 
 class PrimaryRelay:
@@ -80,13 +92,16 @@ class PrimaryRelay:
         records: RelayRecords | None = None,
         *,
         answer_s: float = ANSWER_S,
+        links: Budget | None = None,
     ) -> None:
-        """`records` writes to the ledger; None: there is none.
+        """`records` writes to the ledger; None: there is none. `links` is for those of all clients.
 
         `answer_s` is the time for the primary to open a node, and to answer a request to it.
         """
         self.client = client
-        self.unanswered = UnansweredRequests(answer_s)
+        self.unanswered = UnansweredRequests(answer_s, client.budgets.held_bytes)
+        owner, unit = "this connection", "links that are open, or being opened or closed"
+        self.links = Held(Budget(owner, unit, CONNECTION_LINKS, links))
         self.records = records
         self._connect = connect
         self._endpoint = endpoint
@@ -97,33 +112,91 @@ class PrimaryRelay:
         self._failure: tuple[float, str] | None = None
         """When the primary could last not be reached, and why."""
         self.relayed: set[Relayed] = set()
+        self._counted: set[Relayed] = set()
+        """Those in `links`: until the primary has closed a link, or it was never opened there."""
+        self._paths: Counter[str] = Counter()
+        """How many of them each entity has."""
+        self._idle_paths: OrderedDict[str, None] = OrderedDict()
+        """Entities without one, whose tokens are renewed all the same."""
         self.nodes: dict[tuple[LinkSession, str], Session] = {}
         """Sessions of `$management` links: requests and answers must share one."""
         self._settling: dict[LinkSession, dict[int, tuple[Relayed, int]]] = {}
         """Settlements that the primary has not confirmed, by its delivery ids."""
+        self._settling_bytes = Budget(owner, "bytes", whole=client.budgets.held_bytes)
         self.doomed: OrderedDict[bytes, str] = OrderedDict()
         """Transactions of which an operation was rejected here, and why."""
         self._closed = False
 
     def begin(self, relayed: Relayed) -> None:
-        """Attach to the primary what the client attached here."""
+        """Attach to the primary what the client attached here.
+
+        `QuotaExceeded` if too many links of the client are not closed at the primary yet.
+        """
+        self._count(relayed)
         self.relayed.add(relayed)
         if relayed.is_node:
             self._limit(relayed)
-        self.spawn(self._begin(relayed))
+        self.spawn(self._perform(self._begin, relayed))
 
     def begin_node(self, requests: Relayed) -> None:
         """Attach requests, and the answers of the same node if the client has opened them."""
+        self._count(requests)
         self.relayed.add(requests)
         self._limit(requests)
-        self.spawn(self._begin_node(requests))
+        self.spawn(self._perform(self._begin_node, requests))
+
+    async def _perform(
+        self, begin: Callable[[Relayed], Coroutine[None, None, None]], relayed: Relayed
+    ) -> None:
+        try:
+            await begin(relayed)
+        finally:
+            relayed.works -= 1
+            self._release(relayed)
+
+    def _count(self, relayed: Relayed) -> None:
+        """Count a link until the primary has closed it, however long the primary takes."""
+        if relayed not in self._counted:
+            self.links.take(1)
+            self._counted.add(relayed)
+            self._paths[relayed.path] += 1
+            self._idle_paths.pop(relayed.path, None)
+        relayed.works += 1
+
+    def _release(self, relayed: Relayed) -> None:
+        """Count a link no more that is closed here and was never opened at the primary."""
+        if relayed.up is None and not relayed.works and relayed not in self.relayed:
+            self._gone(relayed)
+
+    def _gone(self, relayed: Relayed) -> None:
+        """The primary has no such link any more, and confirms none of its settlements."""
+        if relayed in self._counted:
+            self._counted.discard(relayed)
+            self.links.give_back(1)
+            self._leave_path(relayed.path)
+        self._confirm_no_more(relayed, "The link was closed before the primary answered.")
+
+    def _leave_path(self, path: str) -> None:
+        """One link less needs the token of an entity."""
+        self._paths[path] -= 1
+        if self._paths[path]:
+            return
+        del self._paths[path]
+        self._idle_paths[path] = None
+        if len(self._idle_paths) > IDLE_PATHS_MAX:
+            oldest, _ = self._idle_paths.popitem(last=False)
+            if self._connection is not None:
+                self._connection.forget_token(oldest)
 
     def _limit(self, relayed: Relayed) -> None:
         """Open a link of a node here after a while, though the primary has not answered."""
-        loop = asyncio.get_running_loop()
-        loop.call_later(self.unanswered.answer_s, self._open_without, relayed)
+        if relayed.limit is None:
+            loop = asyncio.get_running_loop()
+            wait_s = self.unanswered.answer_s
+            relayed.limit = loop.call_later(wait_s, self._open_without, relayed)
 
     def _open_without(self, relayed: Relayed) -> None:
+        relayed.limit = None
         if relayed in self.relayed and relayed.link.state is LinkState.OFFERED:
             relayed.not_reached(self.silence())
 
@@ -197,6 +270,8 @@ class PrimaryRelay:
 
     def doom(self, txn_id: bytes, why: str) -> None:
         """Let a transaction be rolled back at its discharge."""
+        if len(txn_id) > ID_BYTES_MAX:
+            return  # There is no such transaction.
         self.doomed.setdefault(txn_id, why)
         if len(self.doomed) > DOOMED_MAX:
             self.doomed.popitem(last=False)
@@ -208,12 +283,39 @@ class PrimaryRelay:
     def forget(self, relayed: Relayed) -> None:
         """The client's link is closed."""
         self.relayed.discard(relayed)
+        if relayed.limit is not None:
+            relayed.limit.cancel()
+            relayed.limit = None
+        self._release(relayed)
         node = relayed.node
         if node is not None and not any(one.node == node for one in self.relayed):
             self.nodes.pop(node, None)
 
-    def settling(self, session: LinkSession) -> dict[int, tuple[Relayed, int]]:
-        return self._settling.setdefault(session, {})
+    def expect(
+        self, receiver: Relayed, session: LinkSession, numbers: list[tuple[int, int]]
+    ) -> None:
+        """Expect the primary to confirm these of its deliveries, with their numbers here.
+
+        `BudgetExceeded` if too much of the client is not confirmed.
+        """
+        unconfirmed = receiver.unconfirmed
+        new = [there for there, _ in numbers if there not in unconfirmed]
+        self._settling_bytes.take(len(new) * SETTLING_BYTES)
+        unconfirmed.update(new)
+        waiting = self._settling.setdefault(session, {})
+        for there, here in numbers:
+            waiting[there] = receiver, here
+
+    def _confirm_no_more(self, receiver: Relayed, text: str) -> None:
+        """The primary can confirm none of a receiver's settlements any more."""
+        unconfirmed = receiver.unconfirmed
+        if unconfirmed and receiver.up is not None:
+            waiting = self._settling.get(receiver.up.session, {})
+            for number in unconfirmed:
+                waiting.pop(number, None)
+                receiver.not_confirmed(number, text)
+            self._settling_bytes.give_back(len(unconfirmed) * SETTLING_BYTES)
+            unconfirmed.clear()
 
     async def close(self) -> None:
         """The client is gone."""
@@ -238,6 +340,8 @@ class PrimaryRelay:
         owner = getattr(getattr(event, "link", None), "owner", None)
         if isinstance(owner, Relayed):
             owner.handle(event)
+            if isinstance(event, Detached | DetachAnswered):
+                self._gone(owner)
 
     def _on_deliveries(self, run: list[DeliveryArrived]) -> None:
         for event in run:
@@ -258,6 +362,8 @@ class PrimaryRelay:
                     receiver.link.session.confirm(here, here, state)
                 continue
             receiver, here = waiting.pop(number)
+            receiver.unconfirmed.discard(number)
+            self._settling_bytes.give_back(SETTLING_BYTES)
             receiver.confirmed(number, here, event.state)
             if receiver.link.state is LinkState.CLOSED:
                 continue  # Its session may be gone, and another may have the channel.
@@ -273,10 +379,10 @@ class PrimaryRelay:
     def _on_lost(self, reason: asyncio.Future[str]) -> None:
         self._connection = None
         text = f"The connection to the primary is lost: {reason.result()}"
-        settling, self._settling = self._settling, {}
-        for waiting in settling.values():
-            for number, (receiver, _) in waiting.items():
-                receiver.not_confirmed(number, text)
+        for relayed in [one for one in self._counted if one.up is not None]:
+            self._confirm_no_more(relayed, text)
+            self._gone(relayed)
+        self._settling.clear()
         self.nodes.clear()
         if self.records is not None:
             self.records.lost(text)
@@ -294,11 +400,20 @@ class Relayed(LinkOwner, ABC):
     """The client's link."""
     up: Link | None = None
     """The link of the primary that is or was behind it."""
+    works = 0
+    """How many attempts to open it at the primary are under way."""
+    limit: asyncio.TimerHandle | None = None
+    """Ends the wait for the primary, of a link of a node."""
 
     @property
     def path(self) -> str:
         """The entity that the gateway needs a token for."""
         return self.address.removesuffix(MANAGEMENT_SUFFIX)
+
+    @property
+    def unconfirmed(self) -> set[int]:
+        """The primary's deliveries whose settlement it is to confirm; a receiver has some."""
+        return set()
 
     @property
     def node(self) -> tuple[LinkSession, str] | None:

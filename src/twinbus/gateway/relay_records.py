@@ -16,6 +16,7 @@ from twinbus.amqp.message import Sections, decode_map, decode_properties, decode
 from twinbus.amqp.performatives import Accepted, Modified, Rejected
 from twinbus.amqp.types import AmqpError
 from twinbus.broker.links.management import SENDING_OPERATIONS
+from twinbus.broker.links.requests import ITEMS_MAX
 from twinbus.client.connection import RECEIVE
 from twinbus.client.consumer_records import NO_NAMES, OPERATIONS, ConsumerRecords, records_of
 from twinbus.client.request_node import ACCEPTED, NO_CONTENT, OK
@@ -41,9 +42,26 @@ class Asked(NamedTuple):
 
     path: str
     operation: str
-    request_id: Hashable
+    request_key: int
+    """The hash of its id, which may be as long as a request."""
     settles: tuple[str, tuple[UUID, ...]] | None
     """The ledger's operation and the lock tokens of a settlement."""
+
+
+class ReceivedNames:
+    """The names of messages that a client received by number, by lock token: the latest ones."""
+
+    def __init__(self) -> None:
+        self._by_token: OrderedDict[UUID, MessageNames] = OrderedDict()
+
+    def add(self, token: UUID, names: MessageNames) -> None:
+        self._by_token[token] = names
+        if len(self._by_token) > TOKENS_MAX:
+            self._by_token.popitem(last=False)
+
+    def pop(self, token: UUID) -> MessageNames:
+        """Return the names of a message that is settled."""
+        return self._by_token.pop(token, NO_NAMES)
 
 
 class RelayRecords:
@@ -54,9 +72,9 @@ class RelayRecords:
         self._consumed = recorder.requests("primary", client=client)
         self._sent = recorder.requests("primary", APPLICATION, client)
         self._loop = asyncio.get_running_loop()
-        self._asked: OrderedDict[tuple[Hashable, Hashable], Asked] = OrderedDict()
-        """Requests that are not answered, by node and id."""
-        self._by_token: OrderedDict[UUID, MessageNames] = OrderedDict()
+        self._asked: OrderedDict[tuple[Hashable, int], Asked] = OrderedDict()
+        """Requests that are not answered, by node and key."""
+        self.received = ReceivedNames()
 
     def receiver(self, path: str) -> ReceiverRecords | None:
         """Return the lines of a receiver; None: there is no ledger."""
@@ -73,11 +91,11 @@ class RelayRecords:
             settles = _settlement(request) if name == SETTLE else None
         except AmqpError:
             return None  # The primary refuses it.
-        return Asked(path, name, request_id, settles)
+        return Asked(path, name, hash(request_id), settles)
 
     def asked(self, node: Hashable, asked: Asked) -> None:
         """A request was sent."""
-        self._asked[node, asked.request_id] = asked
+        self._asked[node, asked.request_key] = asked
         if len(self._asked) > ASKED_MAX:
             self._end(self._asked.popitem(last=False)[1], "it was not answered", is_known=False)
 
@@ -89,7 +107,7 @@ class RelayRecords:
             headers = decode_map(sections.application_properties)
         except AmqpError:
             return
-        asked = self._asked.pop((node, request_id), None)
+        asked = self._asked.pop((node, hash(request_id)), None)
         if asked is None:
             return
         status = headers.get("statusCode", 0)
@@ -109,7 +127,7 @@ class RelayRecords:
         if asked.settles is not None and records is not None:
             operation, tokens = asked.settles
             for token in tokens:
-                names = self._by_token.pop(token, NO_NAMES)
+                names = self.received.pop(token)
                 records.settled(operation, names, error, is_known=is_known)
             return
         is_sending = f"{PREFIX}{asked.operation}" in SENDING_OPERATIONS
@@ -125,9 +143,7 @@ class RelayRecords:
             # Without a lock token it was received and deleted.
             names = records.received(data, is_deleted=token is None)
             if token is not None:
-                self._by_token[token] = names
-                if len(self._by_token) > TOKENS_MAX:
-                    self._by_token.popitem(last=False)
+                self.received.add(token, names)
         return bool(messages)
 
     def _of(self, path: str) -> ConsumerRecords | None:
@@ -211,7 +227,9 @@ def _settlement(request: Sections) -> tuple[str, tuple[UUID, ...]] | None:
         return None
     operation = OPERATIONS.get(str(body.get("disposition-status")))
     given = body.get("lock-tokens")
-    tokens = tuple(one for one in given if isinstance(one, UUID)) if isinstance(given, list) else ()
+    if not isinstance(given, list) or len(given) > ITEMS_MAX:
+        return None  # The primary refuses it.
+    tokens = tuple(one for one in given if isinstance(one, UUID))
     return None if operation is None or not tokens else (operation, tokens)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -48,6 +48,7 @@ from twinbus.broker.refusals import (
 )
 from twinbus.broker.sas import LISTEN, SEND
 from twinbus.client.receiving import SESSION_FILTER
+from twinbus.gateway.node_requests import ANSWERING_BYTES, REQUEST_BYTES, Held
 from twinbus.gateway.relay import PrimaryRelay, Relayed, encoded_state
 from twinbus.gateway.twin_requests import TwinRequests
 
@@ -65,8 +66,8 @@ does not read must not fill the gateway's memory."""
 
 REPLY_CREDIT: Final = 100
 WAITING_MAX: Final = 1_000
-WAITING_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Requests on one link that wait for credit of the primary; a single one may be larger."""
+"""Requests on one link that wait for credit of the primary; their bytes are in the budget of its
+connection."""
 
 ANSWERING_MAX: Final = 200
 """Requests on one link that the sides of an entity with a twin are answering."""
@@ -106,6 +107,7 @@ class RelayedReceiver(Relayed):
         self._granted_until_ms = granted_until_ms
         self._numbers: dict[int, int] = {}
         """The primary's delivery id for each of ours that the client has not settled."""
+        self._unconfirmed: set[int] = set()
         self._window = ReceivingWindow()
         self._beyond = 0
         """Credit of a draining client that the primary was not asked for yet."""
@@ -116,6 +118,10 @@ class RelayedReceiver(Relayed):
     @property
     def client(self) -> LinkClient:
         return self.relay.client
+
+    @property
+    def unconfirmed(self) -> set[int]:
+        return self._unconfirmed
 
     def attach_to(self, session: Session) -> None:
         link = self.link
@@ -252,7 +258,6 @@ class RelayedReceiver(Relayed):
         if up is None or up.state is not LinkState.OPEN:
             return
         state = encoded_state(event.state, RELEASED_BYTES)
-        waiting = self.relay.settling(up.session)
         if self._records is not None:
             for number in numbers:
                 if (there := self._numbers.get(number)) is not None:
@@ -262,8 +267,10 @@ class RelayedReceiver(Relayed):
             if event.settled:
                 up.session.settle(first, last, state, as_receiver=True)
                 continue
-            for number in range(first, last + 1):
-                waiting[number] = self, here + number - first
+            ours = range(here, here + last - first + 1)
+            self.relay.expect(
+                self, up.session, list(zip(range(first, last + 1), ours, strict=True))
+            )
             up.session.dispose(first, last, state)
         self.relay.flush()
 
@@ -275,7 +282,7 @@ class RelayedReceiver(Relayed):
         up = self.up
         if up is None or up.state is not LinkState.OPEN:
             return False
-        encoded, waiting = encode_state(state), self.relay.settling(up.session)
+        encoded = encode_state(state)
         known = [number for number in numbers if number in self._numbers]
         for number in known:
             there = self._numbers[number]
@@ -283,7 +290,7 @@ class RelayedReceiver(Relayed):
                 del self._numbers[number]
                 up.session.settle(there, there, encoded, as_receiver=True)
             else:
-                waiting[there] = self, number
+                self.relay.expect(self, up.session, [(there, number)])
                 up.session.dispose(there, there, encoded)
         self.relay.flush()
         return len(known) == len(numbers)
@@ -355,7 +362,7 @@ class RelayedReplies(ReplyLink, Relayed):
 
 
 class WaitingRequest(NamedTuple):
-    """A request to a node of the primary."""
+    """A request to a node of the primary that has no credit yet."""
 
     request: bytes
     here: int | None
@@ -380,15 +387,18 @@ class RelayedRequests(RequestLink, Relayed):
         twins: TwinRequests | None = None,
     ) -> None:
         """`twins` answers requests about messages of an entity with a twin."""
-        super().__init__(context, relay.client, link, address, self.forward)
-        link.limit_bytes = REQUEST_BYTES_MAX
+        super().__init__(
+            context, relay.client, link, address, self.forward, limit_bytes=REQUEST_BYTES_MAX
+        )
         self.relay = relay
         self._twins = twins
         self._answering = 0
         """Requests that `twins` is answering."""
-        self._waiting: deque[WaitingRequest] = deque()
-        """Requests without credit."""
-        self._waiting_bytes = 0
+        self._waiting: OrderedDict[int, WaitingRequest] = OrderedDict()
+        """Requests without credit, in their order."""
+        self._last_waiting = 0
+        self._held = Held(relay.client.budgets.held_bytes)
+        """Requests without credit, and those that `twins` is answering."""
         self.taking: int | None = None
         """The delivery of the request that is being handed on; None: it is settled."""
         self._numbers: dict[int, int] = {}
@@ -422,28 +432,38 @@ class RelayedRequests(RequestLink, Relayed):
         """Take requests all the same; each is answered that the primary cannot be reached."""
         self._is_beginning = False
         self._accept()
-        waiting, self._waiting, self._waiting_bytes = self._waiting, deque(), 0
-        for one in waiting:
+        while self._waiting:
+            one = self._next_waiting()
             request = split(one.request)
             response = failure(correlation_id(request), refusal)
             self.relay.unanswered.answered(self.node, response)
             self._reply(request, one.here, response)
 
-    def _give_up(self, waiting: WaitingRequest) -> None:
+    def _next_waiting(self) -> WaitingRequest:
+        """Take the request out that has waited longest."""
+        _, waiting = self._waiting.popitem(last=False)
+        self._held.give_back(len(waiting.request) + REQUEST_BYTES)
+        return waiting
+
+    def _give_up(self, place: int, request: Sections, here: int | None) -> None:
         """The primary has not answered a request in time: refuse it."""
         if self.link.state is not LinkState.OPEN:
             return
-        here, refusal = waiting.here, self.relay.silence()
-        if waiting in self._waiting:
-            self._waiting.remove(waiting)
-            self._waiting_bytes -= len(waiting.request)
+        refusal = self.relay.silence()
+        waiting = self._waiting.pop(place, None)
+        if waiting is not None:
+            self._held.give_back(len(waiting.request) + REQUEST_BYTES)
         else:
             refusal = OperationTimedOut(f"{refusal.description} It may carry the request out.")
             theirs = next((one for one, ours in self._numbers.items() if ours == here), None)
             # The primary may have settled it: that it has the request is no answer.
             here = None if theirs is None else self._numbers.pop(theirs)
-        request = split(waiting.request)
         self._reply(request, here, failure(correlation_id(request), refusal))
+
+    def close(self, now_ms: int) -> None:
+        while self._waiting:
+            self._next_waiting()
+        super().close(now_ms)
 
     def _accept(self) -> None:
         if self.link.state is LinkState.OFFERED:
@@ -473,23 +493,30 @@ class RelayedRequests(RequestLink, Relayed):
         if self._twins is not None and self._twins.takes(request):
             self._answer(request, self._twins)
             return None
-        request_id = correlation_id(request)
-        count, encoded = len(self._waiting), join(request)
-        size_bytes = self._waiting_bytes + len(encoded)
-        if count >= WAITING_MAX or (count and size_bytes > WAITING_BYTES_MAX):
+        request_id, encoded = correlation_id(request), join(request)
+        if len(self._waiting) >= WAITING_MAX:
             raise QuotaExceeded(
-                f"{count} requests wait for the primary, and {WAITING_MAX} may, of at most"
-                f" {WAITING_BYTES_MAX} bytes together; send fewer at once."
+                f"{WAITING_MAX} requests of this link wait for the primary, which is the limit;"
+                " send fewer at once."
             )
-        self._waiting_bytes = size_bytes
+        if self.up is None and not self._is_beginning:
+            self.relay.begin_node(self)
+            self._is_beginning = True
+        size_bytes, place = len(encoded) + REQUEST_BYTES, self._last_waiting + 1
+        self._held.take(size_bytes)
+        if request_id is not None:
+            # Not the whole request: it may have been sent long before it is given up.
+            asker = Sections(properties=request.properties)
+            give_up = partial(self._give_up, place, asker, self.taking)
+            try:
+                self.relay.unanswered.add(self.node, request_id, give_up, len(asker.properties))
+            except QuotaExceeded:
+                self._held.give_back(size_bytes)
+                raise
         records = self.relay.records
         asked = None if records is None else records.read(self.path, operation, request)
-        self._waiting.append(waiting := WaitingRequest(encoded, self.taking, asked))
-        if request_id is not None:
-            self.relay.unanswered.add(self.node, request_id, partial(self._give_up, waiting))
-        if self.up is None and not self._is_beginning:
-            self._is_beginning = True
-            self.relay.begin_node(self)
+        self._last_waiting = place
+        self._waiting[place] = WaitingRequest(encoded, self.taking, asked)
         self._send()
         return None
 
@@ -499,14 +526,19 @@ class RelayedRequests(RequestLink, Relayed):
             raise QuotaExceeded(
                 f"{self._answering} requests are being answered; send fewer at once."
             )
+        size_bytes = len(join(request)) + ANSWERING_BYTES
+        self._held.take(size_bytes)
         self._answering += 1
-        self.relay.spawn(self._answer_later(request, self.taking, twins))
+        self.relay.spawn(self._answer_later(request, self.taking, twins, size_bytes))
 
-    async def _answer_later(self, request: Sections, here: int | None, twins: TwinRequests) -> None:
+    async def _answer_later(
+        self, request: Sections, here: int | None, twins: TwinRequests, size_bytes: int
+    ) -> None:
         try:
             response = await twins.answer(request)
         finally:
             self._answering -= 1
+            self._held.give_back(size_bytes)
         if self.link.state is LinkState.OPEN:
             self._reply(request, here, response)
 
@@ -523,8 +555,7 @@ class RelayedRequests(RequestLink, Relayed):
     def _send(self) -> None:
         up = self.up
         while self._waiting and up is not None and up.credit > 0:
-            request, here, asked = self._waiting.popleft()
-            self._waiting_bytes -= len(request)
+            request, here, asked = self._next_waiting()
             # Tags of unsettled deliveries must differ on a link (AMQP 1.0, 2.6.12).
             tag = up.delivery_count.to_bytes(4, "big")
             number = up.send(request, tag, settled=here is None)

@@ -28,11 +28,12 @@ from twinbus.amqp.performatives import ACCEPTED_BYTES, TransactionalState, encod
 from twinbus.broker.links.context import LinkClient, LinkOwner, rejected
 from twinbus.broker.links.prepared import may_be_long
 from twinbus.broker.links.turns import Steps, Turns, at_once
-from twinbus.broker.refusals import MessageTooLarge, Refusal
+from twinbus.broker.refusals import MessageTooLarge, QuotaExceeded, Refusal
 from twinbus.broker.sas import SEND
 from twinbus.client.links import LinkPool
 from twinbus.gateway.direct_runs import DirectRun, PlainDeliveries
 from twinbus.gateway.messages import EncodedMessages
+from twinbus.gateway.node_requests import Held
 from twinbus.gateway.relay import PrimaryRelay, refusal_of
 from twinbus.gateway.shares import Share, Shares
 from twinbus.gateway.transactions import TransactedSends, not_served
@@ -151,9 +152,21 @@ class GatewaySendingLink(LinkOwner):
         if self._target.entity.failover.route is not Route.PRIMARY or self._pool.is_ready:
             self._accept()
         else:
-            self._pending.spawn(self._attach())
+            links = self._relay().links
+            try:
+                links.take(1)
+            except QuotaExceeded:
+                self.close(0)
+                raise
+            self._pending.spawn(self._attach(links))
 
-    async def _attach(self) -> None:
+    async def _attach(self, links: Held) -> None:
+        try:
+            await self._open()
+        finally:
+            links.give_back(1)
+
+    async def _open(self) -> None:
         """Open our own link first, so that a missing entity is found when the client attaches."""
         entity, state = self._target.entity, self._target.state
         try:

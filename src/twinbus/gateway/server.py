@@ -15,8 +15,10 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from twinbus.amqp.budgets import Budget
 from twinbus.amqp.performatives import Coordinator, TransactionalState, encode_state
 from twinbus.amqp.types import Symbol
+from twinbus.broker.budgets import PROCESS_LINKS
 from twinbus.broker.faults import FaultPlan
 from twinbus.broker.links.context import RefusalTracker, rejected
 from twinbus.broker.links.peer import Peer
@@ -76,6 +78,8 @@ class GatewayLinks:
         self._twins = twins
         self._endpoint = endpoint_of(paired.state.primary)
         self._relays: dict[LinkClient, PrimaryRelay] = {}
+        unit = "links that are open, or being opened or closed"
+        self._upstream_links = Budget("this gateway", unit, PROCESS_LINKS)
 
     def sending(
         self, client: LinkClient, link: ReceiverLink, address: str, now_ms: int
@@ -115,7 +119,12 @@ class GatewayLinks:
         require_plain(address)
         if self._twins is not None:
             both = self._twins.receiver(
-                client, link, address, granted_until_ms, name=_name_of(client)
+                client,
+                link,
+                address,
+                granted_until_ms,
+                name=_name_of(client),
+                links=self._relay(client).links,
             )
             if both is not None:
                 return both
@@ -128,7 +137,10 @@ class GatewayLinks:
         """Requests to a `$management` node of the primary; each needs a right of its own too."""
         self._require_node(client, address)
         relay = self._relay(client)
-        twins = None if self._twins is None else self._twins.requests(address, _name_of(client))
+        names = None if relay.records is None else relay.records.received
+        twins = (
+            None if self._twins is None else self._twins.requests(address, _name_of(client), names)
+        )
         requests = RelayedRequests(self._context, relay, link, address, twins)
         relay.begin_node(requests)
         return requests
@@ -231,6 +243,7 @@ class GatewayLinks:
                 state.environment.connect,
                 RelayRecords(recorder, _name_of(client)) if recorder.is_on else None,
                 answer_s=state.policy.attempt_timeout_s,
+                links=self._upstream_links,
             )
         return relay
 

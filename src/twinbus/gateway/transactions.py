@@ -35,6 +35,7 @@ from twinbus.broker.refusals import (
     TransactionRolledBack,
     Unauthorized,
 )
+from twinbus.gateway.node_requests import REQUEST_BYTES, Held
 from twinbus.gateway.relay import PrimaryRelay, Relayed
 
 if TYPE_CHECKING:
@@ -81,6 +82,8 @@ class RelayedCoordinator(_OnOneSession):
         """Requests without credit of the primary, what to send, and the answer decided here."""
         self._asked: dict[int, tuple[DeliveryArrived, Refusal | None]] = {}
         """By the primary's delivery: what it has not answered."""
+        self._held = Held(relay.client.budgets.held_bytes)
+        """Requests of both kinds."""
 
     def attach_to(self, session: Session) -> None:
         source = self.link.source or Source()
@@ -109,10 +112,13 @@ class RelayedCoordinator(_OnOneSession):
     def take(self, event: DeliveryArrived, now_ms: int) -> None:
         payload, refusal = event.payload, None
         if len(self._waiting) >= CREDIT:
-            text = (
-                f"{CREDIT} requests wait for the primary, which is the limit; send fewer at once."
-            )
-            self._answer(event, encode_state(rejected(QuotaExceeded(text))))
+            text = f"{CREDIT} requests wait for the primary, which is the limit; send fewer."
+            self._reject(event, QuotaExceeded(text))
+            return
+        try:
+            self._held.take(_held_bytes(event))
+        except QuotaExceeded as full:
+            self._reject(event, full)
             return
         try:
             request = read_request(payload)
@@ -149,7 +155,14 @@ class RelayedCoordinator(_OnOneSession):
             event, refusal = asked
             self._answer(event, state if refusal is None else encode_state(rejected(refusal)))
 
+    def _reject(self, event: DeliveryArrived, refusal: QuotaExceeded) -> None:
+        self._settle(event, encode_state(rejected(refusal)))
+
     def _answer(self, event: DeliveryArrived, state: bytes) -> None:
+        self._held.give_back(_held_bytes(event))
+        self._settle(event, state)
+
+    def _settle(self, event: DeliveryArrived, state: bytes) -> None:
         link, number = self.link, event.delivery_id
         if link.state is not LinkState.OPEN:
             return
@@ -159,6 +172,12 @@ class RelayedCoordinator(_OnOneSession):
             link.grant(CREDIT)
         self.relay.client.touch()
 
+    def close(self, now_ms: int) -> None:
+        self._asked.clear()
+        self._waiting.clear()
+        self._held.close()
+        super().close(now_ms)
+
     def lose(self, refusal: Refusal) -> None:
         """The primary's coordinator is gone, and with it every open transaction."""
         asked, self._asked = self._asked, {}
@@ -167,6 +186,10 @@ class RelayedCoordinator(_OnOneSession):
         while self._waiting:
             self._answer(self._waiting.popleft()[0], encode_state(rejected(ServerBusy(LOST))))
         super().lose(refusal)
+
+
+def _held_bytes(event: DeliveryArrived) -> int:
+    return len(event.payload) + REQUEST_BYTES
 
 
 LOST: Final = "The connection to the primary is lost, and the transaction is rolled back."
@@ -235,9 +258,9 @@ class TransactedSends(_OnOneSession):
     def forward(self, event: DeliveryArrived) -> None:
         """Send a delivery with its transaction, as it is."""
         assert isinstance(event.state, TransactionalState), event
-        self._waiting.append(event)
-        if self.up is None and len(self._waiting) == 1:
+        if self.up is None and not self._waiting:
             self.relay.begin(self)
+        self._waiting.append(event)
         self._send()
 
     def refuse(self, event: DeliveryArrived, refusal: Refusal) -> None:

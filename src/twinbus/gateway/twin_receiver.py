@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from twinbus.amqp.link import SETTLED, LinkState, SenderLink
 from twinbus.amqp.performatives import ACCEPTED_BYTES, Rejected, encode_state
 from twinbus.broker.links.context import LinkOwner, rejected_with
-from twinbus.broker.refusals import Refusal, ServerBusy
+from twinbus.broker.refusals import QuotaExceeded, Refusal, ServerBusy
 from twinbus.broker.sas import LISTEN
 from twinbus.client.outcomes import COMPLETE, DEFERRED, SettlingOutcome, outcome_of
 from twinbus.client.receiving import RECEIVER_NAME, Delivery, ReceivingLink
@@ -42,6 +42,7 @@ from twinbus.gateway.credit_turns import (
     GrantSide,
     Wait,
 )
+from twinbus.gateway.node_requests import Held
 from twinbus.gateway.relay import UpstreamRefusal, encoded_state, refusal_of
 from twinbus.gateway.relayed_links import ReceivingWindow
 from twinbus.gateway.twin_requests import SETTLE_S
@@ -79,6 +80,9 @@ PRIMARY_FIRST_S: Final = 0.5
 COPIES_MAX: Final = 10_000
 """Messages that one receiver remembers for second copies: a few megabytes, and a gateway has many
 receivers."""
+
+BEYOND_BYTES: Final = 500
+"""What a delivery that waits for credit takes besides its message."""
 
 GONE: Final = frozenset({RECONNECTING, NOT_READ, CLOSED})
 """States of a side that cannot be received from."""
@@ -146,6 +150,7 @@ class TwinReceiver(LinkOwner):
         """By our delivery id."""
         self._beyond: deque[tuple[ReceivingSide, Delivery, Copy | None]] = deque()
         """Received and deleted when the client had no credit; it gets them with the next."""
+        self._beyond_bytes = Held(client.budgets.held_bytes)
         self._turns = CreditTurns()
         self._window = ReceivingWindow()
         self._late: dict[Side, asyncio.Task[bool]] = {}
@@ -239,13 +244,18 @@ class TwinReceiver(LinkOwner):
             if self._losing is not None:
                 self._losing.cancel()
             if self._beyond:
-                log.error(
-                    "%s: %d messages that were received and deleted are lost: the client took its"
-                    " credit back and left",
-                    self.address, len(self._beyond),
-                )  # fmt: skip
+                self._log_lost(len(self._beyond))
+            self._beyond.clear()
+            self._beyond_bytes.close()
             self._closing = self._loop.create_task(self._close_sides())
         return self._closing
+
+    def _log_lost(self, count: int) -> None:
+        log.error(
+            "%s: %d messages that were received and deleted are lost: the client took its credit"
+            " back and left",
+            self.address, count,
+        )  # fmt: skip
 
     async def _close_sides(self) -> None:
         await asyncio.gather(*(side.close([]) for side in self._sides))
@@ -258,7 +268,9 @@ class TwinReceiver(LinkOwner):
         while self.link.state is LinkState.OPEN:
             self._changed.clear()
             while self._beyond and self.link.credit > 0:
-                self._hand_out(*self._beyond.popleft())
+                side, delivery, copy = self._beyond.popleft()
+                self._beyond_bytes.give_back(len(delivery.data) + BEYOND_BYTES)
+                self._hand_out(side, delivery, copy)
             match step := self._turns.next(self._loop.time(), self._credit(), self._out()):
                 case GrantSide():
                     self._side(step.side).want(step.credit)
@@ -358,9 +370,20 @@ class TwinReceiver(LinkOwner):
         if self.link.state is LinkState.OPEN and self.link.credit > 0:
             self._hand_out(side, delivery, copy)
         elif delivery.settled:
-            self._beyond.append((side, delivery, copy))
+            self._keep(side, delivery, copy)
         else:
             side.release(delivery)
+
+    def _keep(self, side: ReceivingSide, delivery: Delivery, copy: Copy | None) -> None:
+        """Keep a message that no side has any more until the client gives credit for it."""
+        if self._closing is not None:
+            self._log_lost(1)
+            return
+        self._beyond.append((side, delivery, copy))
+        try:
+            self._beyond_bytes.take(len(delivery.data) + BEYOND_BYTES)
+        except QuotaExceeded as refusal:
+            self._lose(refusal)
 
     def _is_second(self, side: ReceivingSide, delivery: Delivery, copy: Copy | None) -> bool:
         """Whether a message is a second copy; it is being completed then."""

@@ -20,10 +20,11 @@ from twinbus.amqp.message import Sections
 from twinbus.amqp.types import Array, Timestamp
 from twinbus.broker.links.requests import ManagementRequest, correlation_id, failure, success
 from twinbus.broker.refusals import ArgumentInvalid, MessageLockLost, Refusal, ServerBusy
-from twinbus.client.consumer_records import NO_NAMES, OPERATIONS
+from twinbus.client.consumer_records import OPERATIONS
 from twinbus.client.request_node import ConnectionLost, RequestRefused
 from twinbus.errors import error_text
 from twinbus.gateway.relay import UpstreamRefusal
+from twinbus.gateway.relay_records import ReceivedNames
 from twinbus.pairing.core.sides import Side
 from twinbus.pairing.receiving.mark_watch import NotReadable
 from twinbus.servicebus import conditions
@@ -33,7 +34,6 @@ from twinbus.transfer.twin_numbers import with_secondary_number
 if TYPE_CHECKING:
     from twinbus.client.connection import Record
     from twinbus.pairing.receiving.receivers import PairedReceivers
-    from twinbus.transfer.identity import MessageNames
 
 log = logging.getLogger("twinbus.gateway")
 
@@ -46,9 +46,6 @@ SETTLE_S: Final = 3.0
 
 AGAIN_S: Final = 10.0
 """After this time such a side is asked again."""
-
-NAMES_MAX: Final = 10_000
-"""Messages that were received by number, of one node, whose settlement the ledger can name."""
 
 DELETES: Final = 0
 """Receiver settle mode of a request that receives and deletes."""
@@ -83,18 +80,19 @@ class TwinRequests:
         entity: str,
         path: str,
         client: str | None = None,
+        received: ReceivedNames | None = None,
     ) -> None:
         """`path` is that of the entity, its subscription, or a dead-letter queue.
 
-        `client` is what the ledger calls the client.
+        `client` is what the ledger calls the client, and `received` what it calls the messages that
+        the client received by number.
         """
         self._receivers = receivers
         self._locks = locks
         self._entity = entity
         self._path = path
         self._client = client
-        self._names: OrderedDict[bytes, MessageNames] = OrderedDict()
-        """What the ledger names messages by that were received by number, by lock token."""
+        self._received = received or ReceivedNames()
         self._silent: dict[Side, float] = {}
         """When a side last did not answer a settlement."""
         self._operations: Mapping[str, Callable[[ManagementRequest], Awaitable[Any]]] = {
@@ -263,9 +261,7 @@ class TwinRequests:
             if records is not None:
                 names = records.received(data)
                 if token is not None:
-                    self._names[token.bytes_le] = names
-                    if len(self._names) > NAMES_MAX:
-                        self._names.popitem(last=False)
+                    self._received.add(token, names)
 
     def _record_of(
         self, side: Side, request: ManagementRequest, tokens: Sequence[bytes]
@@ -275,7 +271,7 @@ class TwinRequests:
         operation = OPERATIONS.get(request.optional_text("disposition-status") or "")
         if records is None or operation is None:
             return None
-        names = [self._names.pop(token, NO_NAMES) for token in tokens]
+        names = [self._received.pop(UUID(bytes_le=token)) for token in tokens]
 
         def record(error: str | None, *, is_known: bool) -> None:
             for one in names:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from twinbus.amqp.performatives import Source
 from twinbus.broker.links.receiving import BROWSING
+from twinbus.gateway.node_requests import Held
+from twinbus.gateway.relay_records import ReceivedNames
 from twinbus.gateway.twin_receiver import TwinReceiver
 from twinbus.gateway.twin_requests import SecondaryLocks, TwinRequests
 from twinbus.servicebus.names import (
@@ -52,15 +54,18 @@ class GatewayTwins:
         granted_until_ms: int,
         *,
         name: str | None = None,
+        links: Held,
     ) -> TwinReceiver | None:
         """Receive from both sides of an entity; None: it is received from the primary alone.
 
-        `name` is what the ledger calls the client.
+        `name` is what the ledger calls the client; `links` counts its links until both sides are
+        closed.
         """
         source = link.source or Source()
         entity = self._entity(address)
         if entity is None or source.filter or source.distribution_mode == BROWSING:
             return None
+        links.take(1)
         receiver = TwinReceiver(
             client,
             link,
@@ -71,27 +76,30 @@ class GatewayTwins:
             label=self._label,
             locks=self._locks,
             spawn=self._spawn,
-            on_close=self._closed,
+            on_close=partial(self._closed, links),
         )
         self.open.add(receiver)
         self._receivers.opened(receiver)
         receiver.begin()
         return receiver
 
-    def _closed(self, receiver: TwinReceiver) -> None:
+    def _closed(self, links: Held, receiver: TwinReceiver) -> None:
+        links.give_back(1)
         self.open.discard(receiver)
         self._receivers.closed(receiver)
 
-    def requests(self, address: str, name: str | None = None) -> TwinRequests | None:
+    def requests(
+        self, address: str, name: str | None = None, received: ReceivedNames | None = None
+    ) -> TwinRequests | None:
         """Return what answers requests to a `$management` node; None: the primary alone does.
 
-        `name` is what the ledger calls the client.
+        `name` is what the ledger calls the client, `received` its messages.
         """
         path = address[: -len(MANAGEMENT_SUFFIX)]
         entity = self._entity(path)
         if entity is None:
             return None
-        return TwinRequests(self._receivers, self._locks, entity, path, name)
+        return TwinRequests(self._receivers, self._locks, entity, path, name, received)
 
     def _entity(self, path: str) -> str | None:
         """The entity with a twin that a path belongs to; None: it has no twin."""

@@ -36,14 +36,18 @@ from twinbus.amqp.performatives import (
     Detach,
     Disposition,
     End,
+    Error,
     Flow,
     Open,
     Performative,
+    Rejected,
     Source,
     Target,
+    TransactionalState,
+    Transfer,
 )
-from twinbus.amqp.session import HANDLE_MAX, Session
-from twinbus.amqp.types import UInt, ULong, UShort
+from twinbus.amqp.session import HANDLE_MAX, ID_BYTES_MAX, Session
+from twinbus.amqp.types import Symbol, UInt, ULong, UShort
 
 UINTS = (0, 1, HALF_SERIAL - 1, HALF_SERIAL, SERIAL_MASK - 1, SERIAL_MASK)
 """The ends of a 32-bit number and of its halves, where serial numbers change their order."""
@@ -373,6 +377,32 @@ def test_a_handle_is_free_again_after_a_detach_of_either_end(server: Connection)
     attached.link.refuse("amqp:not-found", "no such queue")
     (attached,) = take(server, (0, attach(3, "third")))
     assert isinstance(attached, Attached)
+
+
+@pytest.mark.parametrize("is_tag", [True, False])
+def test_a_tag_or_a_transaction_with_a_long_id_is_refused(server: Connection, is_tag: bool) -> None:
+    """A gateway keeps both for as long as a delivery has no answer."""
+    sender = Attach(
+        name="out", handle=UInt(3), role=False, source=Source(), target=Target(address="q")
+    )
+    _, attached = take(server, (0, begin()), (0, sender))
+    assert isinstance(attached, Attached)
+    attached.link.accept()
+    outcome = Rejected(Error(condition=Symbol("amqp:no"), description="x" * 1_000))
+
+    def transfer(id_bytes: int) -> list[Event]:
+        id_ = bytes(id_bytes)
+        state = None if is_tag else TransactionalState(id_, outcome)
+        tag = id_ if is_tag else b"t"
+        return take(
+            server,
+            (0, Transfer(UInt(3), UInt(0), tag, settled=False, more=False, state=state)),
+        )
+
+    (arrived,) = transfer(ID_BYTES_MAX)
+    assert isinstance(arrived, DeliveryArrived)
+    assert is_tag or arrived.state == TransactionalState(bytes(ID_BYTES_MAX))
+    assert condition(transfer(ID_BYTES_MAX + 1)) == "amqp:connection:framing-error"
 
 
 def test_transfers_that_wait_for_the_window_end_with_their_link() -> None:

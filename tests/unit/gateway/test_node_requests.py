@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
+from functools import partial
 
 import pytest
 
+from twinbus.amqp.budgets import Budget
 from twinbus.amqp.message import Properties, encode_message
+from twinbus.broker.refusals import QuotaExceeded
 from twinbus.gateway import node_requests
 from twinbus.gateway.node_requests import UnansweredRequests
 
@@ -20,15 +24,15 @@ def answer(request_id: str) -> bytes:
 
 
 class World:
-    def __init__(self) -> None:
-        self.requests = UnansweredRequests(ANSWER_S)
+    def __init__(self, held: Budget | None = None) -> None:
+        self.requests = UnansweredRequests(ANSWER_S, held)
         self.given_up: list[tuple[str, float]] = []
 
-    def ask(self, request_id: str) -> None:
+    def ask(self, request_id: str, size_bytes: int = 0) -> None:
         def give_up() -> None:
             self.given_up.append((request_id, asyncio.get_running_loop().time() - self.began))
 
-        self.requests.add("node", request_id, give_up)
+        self.requests.add("node", request_id, give_up, size_bytes)
 
     async def __aenter__(self) -> World:
         self.began = asyncio.get_running_loop().time()
@@ -87,3 +91,51 @@ async def test_nothing_is_given_up_after_the_client_has_gone() -> None:
         world.ask("a")
     await asyncio.sleep(10)
     assert world.given_up == []
+
+
+async def test_a_client_has_some_requests_without_an_answer_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(node_requests, "UNANSWERED_MAX", 2)
+    async with World() as world:
+        world.ask("a")
+        world.ask("b")
+        with pytest.raises(QuotaExceeded, match="2 requests of this connection have no answer"):
+            world.ask("c")
+        assert world.requests.answered("node", answer("a"))
+        world.ask("c")
+        await asyncio.sleep(ANSWER_S)
+        assert [name for name, _ in world.given_up] == ["b", "c"]
+        world.ask("d")
+
+
+async def test_what_requests_take_counts_until_they_are_answered_given_up_or_left() -> None:
+    held = Budget("this connection", "bytes", 5_000)
+    async with World(held) as world:
+        world.ask("a", size_bytes=1_000)
+        world.ask("b", size_bytes=500)
+        before = held.used
+        assert before > 1_500
+        with pytest.raises(QuotaExceeded, match="this connection has more than 5000 bytes"):
+            world.ask("c", size_bytes=4_000)
+        assert held.used == before
+        world.ask("b", size_bytes=500)  # The later one stands for both.
+        assert held.used == before
+        assert world.requests.answered("node", answer("a"))
+        assert held.used == before // 2 - 250
+        await asyncio.sleep(ANSWER_S)
+        assert held.used == 0
+        world.ask("d")
+    assert held.used == 0
+
+
+async def test_a_request_that_was_answered_is_kept_no_longer() -> None:
+    """A client that asks for much, and gets quick answers, would fill the memory."""
+    async with World() as world:
+        kept = {1, 2, 3}
+        there = weakref.ref(kept)
+        world.requests.add("node", "a", partial(len, kept))
+        del kept
+        assert there() is not None
+        assert world.requests.answered("node", answer("a"))
+        assert there() is None

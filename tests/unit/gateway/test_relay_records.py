@@ -135,7 +135,7 @@ async def test_what_is_not_answered_and_not_settled_is_bounded() -> None:
     for number in range(TOKENS_MAX + 5):
         world.ask("receive-by-sequence-number")
         world.answer(messages=[{"message": b"m", "lock-token": UUID(int=number)}])
-    assert len(world.records._by_token) == TOKENS_MAX
+    assert len(world.records.received._by_token) == TOKENS_MAX
 
 
 async def test_settlements_of_a_receiver_end_once_with_the_primary_s_answer() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -24,24 +24,27 @@ from tests.unit.broker.links.one_client import (
     pairs,
 )
 from tests.unit.gateway.joined_namespaces import PRIMARY, join, new_namespace
+from twinbus.amqp.budgets import Budget
 from twinbus.amqp.events import (
     Attached,
     CreditChanged,
     DeliveryArrived,
+    DetachAnswered,
     Detached,
     Disposed,
     Event,
 )
 from twinbus.amqp.frames import FrameOutput, decode_performative
 from twinbus.amqp.link import MAX_MESSAGE_BYTES, LinkState, ReceiverLink, SenderLink
-from twinbus.amqp.message import Sections
-from twinbus.amqp.performatives import Accepted, Attach, Flow, Source, Target
-from twinbus.amqp.session import Session
+from twinbus.amqp.message import Properties, Sections, encode_message, split
+from twinbus.amqp.performatives import Accepted, Attach, Flow, Source, Target, TransactionalState
+from twinbus.amqp.session import ID_BYTES_MAX, Session
 from twinbus.amqp.types import UInt
-from twinbus.broker.budgets import ClientBudgets, ProcessBudgets
+from twinbus.broker.budgets import CONNECTION_BYTES, ClientBudgets, ProcessBudgets
 from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.links.context import REPLIES_MAX, ReplyLinks
 from twinbus.broker.links.peer import Peer
+from twinbus.broker.links.requests import REQUEST_BYTES_MAX
 from twinbus.broker.refusals import EntityNotFound, QuotaExceeded
 from twinbus.broker.server import BrokerServer
 from twinbus.client.connection import MACHINE
@@ -49,9 +52,10 @@ from twinbus.client.in_flight import Wire
 from twinbus.client.links import UpstreamConnection
 from twinbus.client.receiving import SESSION_FILTER
 from twinbus.client.request_node import RequestRefused
-from twinbus.gateway.relay import PrimaryRelay, Relayed
+from twinbus.gateway import relay
+from twinbus.gateway.node_requests import UNANSWERED_MAX
+from twinbus.gateway.relay import SETTLING_BYTES, PrimaryRelay, Relayed
 from twinbus.gateway.relayed_links import (
-    WAITING_BYTES_MAX,
     WINDOW,
     WINDOW_BYTES,
     RelayedReceiver,
@@ -72,7 +76,11 @@ ADDRESS = "orders/$management"
 class World:
     """A client's session and one of the primary, without a network between them."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        spawn: Callable[[Coroutine[None, None, None]], None] = lambda work: work.close(),
+        links: Budget | None = None,
+    ) -> None:
         self.output = FrameOutput()
         self.here = Session(self.output, 0)
         self.there = Session(FrameOutput(), 0)
@@ -83,7 +91,14 @@ class World:
             replies=ReplyLinks(),
             grants=SimpleNamespace(require=lambda *_: 0),
         )
-        self.relay = PrimaryRelay(cast("Any", None), self.client, lambda work: work.close())
+        self.relay = PrimaryRelay(cast("Any", None), self.client, spawn, links=links)
+
+    def requests(self) -> RelayedRequests:
+        """A link for requests, and one of the primary without credit behind it."""
+        link, nothing = self.receiving(self.here), cast("Any", None)
+        requests = RelayedRequests(nothing, self.relay, link, ADDRESS)
+        requests.up = self.sending(self.there)
+        return requests
 
     def sending(self, session: Session) -> SenderLink:
         link = session.attach_sender("out", source=Source(), target=Target(address="answers"))
@@ -235,19 +250,128 @@ async def test_a_node_is_forgotten_with_its_last_link_though_the_client_has_othe
     assert len(world.relay.nodes) == 1
 
 
-async def test_the_bytes_of_requests_that_wait_for_the_primary_are_bounded() -> None:
+async def test_the_bytes_of_requests_that_wait_for_the_primary_are_those_of_their_connection() -> (
+    None
+):
+    """A client may have thousands of links."""
     world = World()
-    link = world.receiving(world.here)
-    requests = RelayedRequests(cast("Any", None), world.relay, link, ADDRESS)
-    requests.up = up = world.sending(world.there)
-    large = Sections(body=bytes(WAITING_BYTES_MAX // 2))
-    for _ in range(2):
+    held = world.client.budgets.held_bytes
+    links = [world.requests() for _ in range(3)]
+    large = Sections(body=bytes(CONNECTION_BYTES // 3))
+    for requests in links[:2]:
         assert requests.forward(large, 0) is None
-    with pytest.raises(QuotaExceeded, match="2 requests wait for the primary"):
-        requests.forward(large, 0)
+    with pytest.raises(QuotaExceeded, match="this connection has more than"):
+        links[2].forward(large, 0)
+    assert held.used > CONNECTION_BYTES * 2 // 3
+    up = links[0].up
+    assert up is not None
     up.credit = 10
-    requests.handle(CreditChanged(up))
-    assert requests.forward(large, 0) is None
+    links[0].handle(CreditChanged(up))
+    assert links[2].forward(large, 0) is None
+    for requests in links:
+        requests.close(0)
+    assert held.used == 0
+
+
+async def test_a_request_to_a_node_may_be_as_large_as_at_a_broker() -> None:
+    world = World()
+    requests = world.requests()
+    requests.link.state = LinkState.OFFERED
+    requests.attach()
+    assert requests.link.limit_bytes == REQUEST_BYTES_MAX
+
+
+async def test_a_request_too_many_is_refused_and_not_sent() -> None:
+    world = World()
+    requests = world.requests()
+    up = requests.up
+    assert up is not None
+    for number in range(UNANSWERED_MAX + 1):
+        request = split(encode_message(properties=Properties(message_id=f"{number}")))
+        up.credit = 1
+        if number < UNANSWERED_MAX:
+            requests.forward(request, 0)
+        else:
+            with pytest.raises(QuotaExceeded, match="have no answer from the primary"):
+                requests.forward(request, 0)
+    assert up.delivery_count == UNANSWERED_MAX
+    world.relay.unanswered.close()
+    requests.close(0)
+    assert world.client.budgets.held_bytes.used == 0
+
+
+async def test_links_count_until_the_primary_has_closed_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A client may attach and detach without end while the primary hangs."""
+    monkeypatch.setattr(relay, "CONNECTION_LINKS", 2)
+    whole, works = Budget("this gateway", "links"), []
+    world = World(spawn=works.append, links=whole)
+    first, second, third = (
+        RelayedReceiver(world.relay, world.sending(world.here), "orders", 0) for _ in range(3)
+    )
+    for receiver in (first, second):
+        world.relay.begin(receiver)
+        receiver.close(0)
+    with pytest.raises(QuotaExceeded, match="has more than 2 links that are open, or being"):
+        world.relay.begin(third)
+    assert whole.used == 2
+    first.up = up = world.receiving(world.there)
+    up.owner = first
+    works[1].close()
+    await asyncio.gather(works[0], return_exceptions=True)
+    assert whole.used == 2
+    world.relay.on_event(DetachAnswered(up))
+    assert whole.used == 1
+    world.relay.begin(third)
+    works[2].close()
+
+
+async def test_settlements_count_until_they_are_confirmed_or_their_link_is_gone() -> None:
+    world = World()
+    held = world.client.budgets.held_bytes
+    link, up = world.sending(world.here), world.receiving(world.there)
+    receiver = RelayedReceiver(world.relay, link, "orders", 0)
+    receiver.up, up.owner, link.credit = up, receiver, 10
+    for number in range(4):
+        receiver.handle(DeliveryArrived(up, number, b"tag", 0, False, b"x"))
+    receiver.settle([0, 1], Disposed(world.here, True, 0, 1, False, Accepted()))
+    transacted = TransactionalState(b"t", Accepted())
+    receiver.settle_in([2], Disposed(world.here, True, 2, 2, False, transacted), transacted)
+    receiver.settle([2], Disposed(world.here, True, 2, 2, False, Accepted()))
+    assert held.used == 3 * SETTLING_BYTES
+    world.relay.on_event(Disposed(world.there, False, 0, 0, True, Accepted()))
+    assert held.used == 2 * SETTLING_BYTES
+    receiver.close(0)
+    world.relay.on_event(DetachAnswered(up))
+    assert held.used == 0
+    world.relay.on_event(Disposed(world.there, False, 1, 1, True, Accepted()))
+
+
+def test_a_transaction_that_cannot_be_is_not_remembered() -> None:
+    world = World()
+    world.relay.doom(bytes(32), "it was refused")
+    world.relay.doom(bytes(ID_BYTES_MAX + 1), "it was refused")
+    assert list(world.relay.doomed) == [bytes(32)]
+
+
+async def test_tokens_of_entities_without_links_are_renewed_for_the_latest_ones_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A client may attach to any number of names, and each has a token with a timer."""
+    monkeypatch.setattr(relay, "IDLE_PATHS_MAX", 2)
+    world, forgotten = World(), []
+    world.relay._connection = cast("Any", SimpleNamespace(forget_token=forgotten.append, flush=int))
+    kept = RelayedReceiver(world.relay, world.sending(world.here), "kept", 0)
+    world.relay.begin(kept)
+    for number in (0, 1, 2, 0, 3):
+        receiver = RelayedReceiver(world.relay, world.sending(world.here), f"q{number}", 0)
+        receiver.up = up = world.receiving(world.there)
+        up.owner = receiver
+        world.relay.begin(receiver)
+        receiver.close(0)
+        world.relay.on_event(DetachAnswered(up))
+    assert forgotten == ["q0", "q1", "q2"]
 
 
 class NoToken(PrimaryRelay):

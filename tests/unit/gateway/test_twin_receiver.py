@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from tests.unit.gateway.twin_world import TwinWorld, number_of, text_of
+from twinbus.amqp.budgets import Budget
 from twinbus.amqp.link import LinkState
 from twinbus.amqp.performatives import Modified, Source, encode_state
 from twinbus.amqp.types import Symbol
 from twinbus.broker.links.receiving import SESSION_FILTER
 from twinbus.gateway.credit_turns import LOOK_S, SILENT_S
-from twinbus.gateway.twin_receiver import PRIMARY_FIRST_S
+from twinbus.gateway.node_requests import Held
+from twinbus.gateway.twin_receiver import BEYOND_BYTES, PRIMARY_FIRST_S
 from twinbus.gateway.twin_requests import SETTLE_S
 from twinbus.pairing.core.sides import Side
 from twinbus.pairing.receiving.receivers import ANSWER_LEAST_S
@@ -162,6 +164,35 @@ async def test_with_receive_and_delete_a_hang_delays_and_loses_nothing(
     assert world.texts == ["a", "b"]
     await world.close()
     assert world.left(PRIMARY) == 0
+
+
+@pytest.mark.parametrize("is_too_much", [False, True])
+async def test_deleted_messages_that_wait_for_credit_count_with_the_client(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_too_much: bool
+) -> None:
+    world = TwinWorld(monkeypatch)
+    await world.open(settled=True)
+    world.link.grant(10)
+    await world.run(0.3)
+    (receiver,) = world.twins.open
+    held = world.client.peer.budgets.held_bytes
+    before, held.limit = held.used, held.used + 2 * BEYOND_BYTES + 300
+    receiver.link.credit = 0  # The client takes it back, and the primary does not know yet.
+    world.put(PRIMARY, *("abc" if is_too_much else "ab"))
+    await world.run(0.3)
+    if is_too_much:
+        [detached] = world.detached
+        assert detached.error is not None
+        assert detached.error.condition == "amqp:resource-limit-exceeded"
+        assert "3 messages that were received and deleted are lost" in caplog.text
+        assert held.used <= before
+    else:
+        assert held.used > before + 2 * BEYOND_BYTES
+        world.link.grant(10)
+        await world.run(0.3)
+        assert (world.texts, world.detached) == (["a", "b"], [])
+        assert held.used == before
+    await world.close()
 
 
 async def test_the_link_is_detached_when_neither_side_is_left(
@@ -321,7 +352,9 @@ async def test_sessions_browsers_filters_and_other_entities_go_to_the_primary_al
 ) -> None:
     world = TwinWorld(monkeypatch)
     link: Any = SimpleNamespace(source=source)
-    assert world.twins.receiver(world.client.peer, link, address, 0) is None
+    links = Held(Budget("this connection", "links"))
+    assert world.twins.receiver(world.client.peer, link, address, 0, links=links) is None
+    assert links.amount == 0
     await world.close()
 
 
