@@ -203,7 +203,7 @@ async def test_silent_connections_are_bounded_and_the_longest_silent_goes_first(
 
 
 @pytest.mark.parametrize(
-    "limits", [ConnectionLimits(connections=2), ConnectionLimits(strangers_per_address=2)]
+    "limits", [ConnectionLimits(connections=3), ConnectionLimits(strangers_per_address=2)]
 )
 @pytest.mark.usefixtures("runner")
 async def test_connections_past_a_limit_are_refused_until_others_are_gone(

@@ -30,12 +30,11 @@ from pathlib import Path
 from typing import Generic, TypeVar
 from urllib.parse import urlsplit
 
-from twinbus.broker.budgets import ProcessBudgets
+from twinbus.broker.budgets import CONNECTIONS_MAX, ProcessBudgets, share_of_connections
 from twinbus.broker.sas import ALL_RIGHTS, NEVER_S, AcceptedToken
 from twinbus.errors import BrokerStartError
 from twinbus.namespace.address import is_loopback
 
-CONNECTIONS_MAX = 10_000
 STRANGERS_MAX = 500
 OPEN_LIMIT_S = 20.0
 TOKEN_LIMIT_S = 60.0
@@ -76,7 +75,7 @@ class Admission:
 
     def __init__(self, limits: ConnectionLimits | None = None) -> None:
         self.limits = limits or ConnectionLimits()
-        self.budgets = ProcessBudgets()
+        self.budgets = ProcessBudgets(self.limits.connections)
         self._connections = 0
         self._strangers: Counter[str] = Counter()
 
@@ -85,8 +84,8 @@ class Admission:
         limits = self.limits
         if self._connections >= limits.connections:
             return f"{limits.connections} connections are open (--connections-max)"
-        if self._strangers[_site(host)] >= limits.strangers_per_address:
-            most = limits.strangers_per_address
+        most = min(limits.strangers_per_address, share_of_connections(limits.connections))
+        if self._strangers[_site(host)] >= most:
             return f"{most} connections of its address have put no token (--strangers-max)"
         return None
 

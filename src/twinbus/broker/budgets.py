@@ -7,7 +7,7 @@ connections of one tenant cannot take what the others need.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Protocol
 
 from twinbus.amqp.budgets import Budget, PeerBudgets
 from twinbus.broker.sas import Grant
@@ -29,12 +29,72 @@ RULE_BYTES: Final = 256 * MB
 
 RULE_LINKS: Final = 20_000
 RULE_SESSIONS: Final = 20_000
-RULE_CONNECTIONS: Final = 9_000
-"""Of the 10,000 that a process takes by default: the rest is for other tenants."""
 
+CONNECTIONS_MAX: Final = 10_000
 PROCESS_BYTES: Final = 1024 * MB
 PROCESS_LINKS: Final = 100_000
 PROCESS_SESSIONS: Final = 100_000
+
+
+def share_of_connections(connections_max: int) -> int:
+    """How many of all connections one rule, or one address without a token, may have.
+
+    The rest is for other tenants. Of one connection there is no rest.
+    """
+    return max(1, connections_max * 9 // 10)
+
+
+UNREAD_BYTES: Final = 512 * MB
+"""What all clients together may leave unread; one alone may leave 17 MiB (`client_limits`)."""
+
+UNREAD_BYTES_EACH: Final = 64 * 1024
+"""What each client may leave unread, whatever the others do: the buffer of a socket."""
+
+
+class Reader(Protocol):
+    """A client's connection, to which this process writes."""
+
+    def close_unread(self, text: str) -> None:
+        """Close the connection: its client reads least. `text` says which limit is reached."""
+
+
+class UnreadBytes:
+    """What the clients of a process have not read of what was written for them.
+
+    A client may leave as much unread as is free, so the one that has most gets no more first. When
+    all is used up all the same, the connection that has most is closed.
+    """
+
+    __slots__ = ("_of", "free_bytes", "limit", "used")
+
+    def __init__(self, limit: int = UNREAD_BYTES) -> None:
+        self.limit = limit
+        self.used = 0
+        self.free_bytes = limit
+        """What one client may have before it gets no more."""
+        self._of: dict[Reader, int] = {}
+
+    def count(self, reader: Reader, size_bytes: int) -> None:
+        """A client has now left so much unread."""
+        before = self._of.get(reader, 0)
+        if size_bytes == before:
+            return
+        self._set(reader, size_bytes)
+        while self.used > self.limit:
+            largest = max(self._of, key=self._of.__getitem__)
+            text = (
+                f"the clients of this process have not read {self.used} bytes, the limit is"
+                f" {self.limit}, and this connection has most of them; read what it gets"
+            )
+            self._set(largest, 0)
+            largest.close_unread(text)
+
+    def _set(self, reader: Reader, size_bytes: int) -> None:
+        self.used += size_bytes - self._of.pop(reader, 0)
+        if size_bytes:
+            self._of[reader] = size_bytes
+        self.free_bytes = max(self.limit - self.used, UNREAD_BYTES_EACH)
+
 
 RuleKey = tuple[str, str, str]
 """Namespace, name of the rule or token, and the key that signed."""
@@ -52,21 +112,23 @@ class RuleBudgets(PeerBudgets):
             Budget(owner, "links", RULE_LINKS, process.links),
             Budget(owner, "sessions", RULE_SESSIONS, process.sessions),
         )
-        self.connections = Budget(owner, "connections", RULE_CONNECTIONS)
+        self.connections = Budget(owner, "connections", process.share_of_connections)
 
 
 class ProcessBudgets(PeerBudgets):
     """What all clients of a process have, those without a token included."""
 
-    __slots__ = ("_rules",)
+    __slots__ = ("_rules", "share_of_connections", "unread")
 
-    def __init__(self) -> None:
+    def __init__(self, connections_max: int = CONNECTIONS_MAX) -> None:
         owner = "this process"
         super().__init__(
             Budget(owner, "bytes", PROCESS_BYTES),
             Budget(owner, "links", PROCESS_LINKS),
             Budget(owner, "sessions", PROCESS_SESSIONS),
         )
+        self.unread = UnreadBytes(UNREAD_BYTES)
+        self.share_of_connections = share_of_connections(connections_max)
         self._rules: dict[RuleKey, RuleBudgets] = {}
         """Those that have a connection."""
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from twinbus.broker.access import CONNECTIONS_MAX, OPEN_LIMIT_S, STRANGERS_MAX, TOKEN_LIMIT_S
+from twinbus.broker.access import OPEN_LIMIT_S, STRANGERS_MAX, TOKEN_LIMIT_S
+from twinbus.broker.budgets import CONNECTIONS_MAX
 from twinbus.console.declaration import argument, flag, option, setting
 from twinbus.console.output import Output, OutputOption, WrongUse
 from twinbus.console.times import window_of

@@ -60,6 +60,16 @@ def test_strangers_are_bounded_for_each_address_and_leave_room_for_others() -> N
     assert admission.why_not("192.0.2.1") is None
 
 
+def test_one_address_without_a_token_leaves_room_however_few_connections_there_are() -> None:
+    for connections in (2, 10, 500):
+        admission, taken = Admission(ConnectionLimits(connections=connections)), 0
+        while admission.why_not("192.0.2.1") is None:
+            admission.enter("192.0.2.1")
+            taken += 1
+        assert taken == connections * 9 // 10
+        assert admission.why_not("192.0.2.2") is None
+
+
 def test_all_addresses_of_one_ipv6_site_count_as_one() -> None:
     admission = Admission(ConnectionLimits(strangers_per_address=1))
     admission.enter("2001:db8:1:2::5")

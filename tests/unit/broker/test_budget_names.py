@@ -78,6 +78,7 @@ BUDGETS: dict[str, tuple[str, str]] = {
     "Prepared._found": (PROCESS, "PREPARING_MAX deliveries of BATCH_MESSAGES_MAX messages"),
     "Prepared._messages": (PROCESS, "PREPARING_MAX deliveries of BATCH_MESSAGES_MAX messages"),
     "ProcessBudgets._rules": (PROCESS, "connections"),
+    "UnreadBytes._of": (PROCESS, "connections"),
     # Not of clients
     "BrokerServer.changing": (OWNER, "creations under way, by who may manage"),
     "FaultPlan._faults": (OWNER, "faults, set by who may manage"),

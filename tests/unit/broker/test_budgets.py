@@ -17,16 +17,16 @@ from twinbus.amqp.performatives import Attach, Source, Target, Transfer
 from twinbus.amqp.session import Session
 from twinbus.amqp.types import Array, UInt
 from twinbus.broker import budgets
+from twinbus.broker.access import Admission, ConnectionLimits
 from twinbus.broker.budgets import (
     CONNECTION_LINKS,
     MB,
-    RULE_CONNECTIONS,
     ClientBudgets,
     ProcessBudgets,
 )
 from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.links.requests import REQUEST_BYTES_MAX
-from twinbus.broker.sas import ALL_RIGHTS, Grant
+from twinbus.broker.sas import ALL_RIGHTS, GRANTS_MAX, ConnectionGrants, Grant
 from twinbus.broker.server import BrokerServer
 
 pytestmark = pytest.mark.virtual_time
@@ -74,11 +74,14 @@ def test_a_connection_moves_to_its_rule_and_leaves_nothing_behind() -> None:
     second.held_bytes.give_back(100)
 
 
-def test_the_connections_of_one_rule_leave_room_for_others() -> None:
-    process = ProcessBudgets()
-    for _ in range(RULE_CONNECTIONS):
+@pytest.mark.parametrize(("connections_max", "share"), [(2, 1), (20, 18), (10_000, 9_000)])
+def test_the_connections_of_one_rule_leave_room_for_others(
+    connections_max: int, share: int
+) -> None:
+    process = Admission(ConnectionLimits(connections=connections_max)).budgets
+    for _ in range(share):
         process.enter(("ns", "app", "k"))
-    with pytest.raises(BudgetExceeded, match="the rule 'app' has more than 9000 connections"):
+    with pytest.raises(BudgetExceeded, match=f"the rule 'app' has more than {share} connections"):
         ClientBudgets(process).join("ns", APP)
     ClientBudgets(process).join("ns", OTHER)
 
@@ -369,3 +372,33 @@ async def test_a_limit_of_the_process_holds_for_all_rules_together(
     assert ends[0] == ""
     assert ends[1].startswith("amqp:resource-limit-exceeded: this process has more than")
     await server.close()
+
+
+def test_a_connection_keeps_its_latest_tokens() -> None:
+    grants = ConnectionGrants()
+    for number in range(GRANTS_MAX + 2):
+        grants.put(f"q{number}", APP)
+    assert len(list(grants)) == GRANTS_MAX
+    assert next(iter(grants._by_audience)) == "q2"
+
+
+@pytest.mark.parametrize("unit", ["links", "sessions"])
+@pytest.mark.parametrize("owner", ["rule", "process"])
+def test_links_and_sessions_of_a_rule_and_of_the_process_are_bounded(
+    monkeypatch: pytest.MonkeyPatch, owner: str, unit: str
+) -> None:
+    monkeypatch.setattr(budgets, f"{owner.upper()}_{unit.upper()}", 5)
+    process = ProcessBudgets()
+    first, second, other = (ClientBudgets(process) for _ in range(3))
+    for client, grant in ((first, APP), (second, APP), (other, OTHER)):
+        client.join("ns", grant)
+    getattr(first, unit).take(3)
+    with pytest.raises(BudgetExceeded, match=f"{owner}.* has more than 5 {unit}"):
+        getattr(second, unit).take(3)
+    if owner == "process":
+        with pytest.raises(BudgetExceeded):
+            getattr(other, unit).take(3)
+    else:
+        getattr(other, unit).take(5)
+    first.close()
+    getattr(second, unit).take(5)

@@ -30,7 +30,7 @@ from twinbus.amqp.events import (
 )
 from twinbus.amqp.link import Link, LinkState, ReceiverLink, SenderLink
 from twinbus.broker.access import CUT_OFF_S
-from twinbus.broker.budgets import ClientBudgets
+from twinbus.broker.budgets import UNREAD_BYTES_EACH, ClientBudgets
 from twinbus.broker.links.client_limits import (
     BLOCKED_BYTES_MAX,
     LINGER_S,
@@ -62,6 +62,7 @@ from twinbus.broker.refusals import (
 )
 from twinbus.broker.sas import ConnectionGrants, Grant, covers
 from twinbus.namespace.address import is_loopback
+from twinbus.servicebus import conditions
 from twinbus.servicebus.names import MANAGEMENT_SUFFIX, entity_address
 from twinbus.wording import visible
 
@@ -103,6 +104,9 @@ class Peer(asyncio.Protocol):
         self._input = Input(context.turns, self.budgets.held_bytes, self._handle_read)
         self._is_lost = False
         """The connection is gone, and what it brought is not handled yet."""
+        self._unread = context.admission.budgets.unread
+        self._unread_bytes = 0
+        self._is_closed_unread = False
         self._host = ""
         self.address = "?"
         self._transport: asyncio.Transport | None = None
@@ -260,6 +264,7 @@ class Peer(asyncio.Protocol):
         self._close_owners(self._context.now_ms())
         self._opener.disconnected(self)
         self.budgets.close()
+        self._unread.count(self, 0)
         self._context.wake()
         log.info("%s: connection from %s closed", self._context.name, self.address)
 
@@ -272,6 +277,7 @@ class Peer(asyncio.Protocol):
         self._pressure.is_writable = True
         self._pressure.apply()
         self.connection.postpone_idle(self._context.now_ms())
+        self._count_unread()
         self._deliver_again()
 
     def _deliver_again(self) -> None:
@@ -294,6 +300,7 @@ class Peer(asyncio.Protocol):
     def takes_more(self) -> bool:
         output = self.connection.output
         is_bounded = output.blocked_bytes < BLOCKED_BYTES_MAX
+        is_bounded = is_bounded and self._unread_bytes < self._unread.free_bytes
         return is_bounded and self._pressure.takes_more(output.size_bytes)
 
     def trust(self, grant: Grant | None = None) -> None:
@@ -371,10 +378,11 @@ class Peer(asyncio.Protocol):
             self._give_up(error.condition, str(error))
             data = self.connection.take_output(now_ms)
         closing = self.connection.phase is ConnectionPhase.CLOSED
-        if not data and not closing:
-            return None
         pressure = self._pressure
         pressure.unwritten_bytes += len(data)
+        self._count_unread()
+        if not data and not closing:
+            return None
         if pressure.unwritten_bytes >= UNWRITTEN_BYTES_MAX:
             pressure.apply()
         return lambda: self._write_collected(data, closing)
@@ -384,10 +392,38 @@ class Peer(asyncio.Protocol):
         before_bytes = pressure.unwritten_bytes
         pressure.unwritten_bytes -= len(data)
         self._write(data, closing)
+        self._count_unread()
         if before_bytes >= UNWRITTEN_BYTES_MAX:
             pressure.apply()
         if before_bytes >= OUTPUT_BYTES_MAX:
             self._deliver_again()
+
+    def _count_unread(self) -> None:
+        """Count what the client has not read: what waits for its windows, its socket or the disk.
+
+        A socket that takes more has little, and a client that reads has little at the disk.
+        """
+        pressure = self._pressure
+        size_bytes = self.connection.output.blocked_bytes
+        if pressure.unwritten_bytes > UNREAD_BYTES_EACH:
+            size_bytes += pressure.unwritten_bytes
+        if not pressure.is_writable and self._transport is not None:
+            size_bytes += self._transport.get_write_buffer_size()
+        if size_bytes == self._unread_bytes or self._is_closed_unread:
+            return
+        unread, was_much = self._unread, self._unread_bytes >= self._unread.free_bytes
+        self._unread_bytes = size_bytes
+        unread.count(self, size_bytes)
+        if was_much and size_bytes < unread.free_bytes:
+            self._deliver_again()
+
+    def close_unread(self, text: str) -> None:
+        self._is_closed_unread = True
+        if self._pressure.is_writable:
+            self._give_up(conditions.RESOURCE_LIMIT, text)
+            return
+        log.warning("%s: cut off %s: %s", self._context.name, self.address, text)
+        self.drop()
 
     def pause_reading(self) -> None:
         """Stop reading: too much waits for the disk."""

@@ -53,6 +53,9 @@ class JoinedTransport:
     def write_eof(self) -> None:
         self.ended.set()
 
+    def get_write_buffer_size(self) -> int:
+        return len(self.written)
+
     def is_closing(self) -> bool:
         return self.is_closed
 
