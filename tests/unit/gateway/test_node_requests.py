@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from functools import partial
 
 import pytest
 
@@ -129,12 +128,19 @@ async def test_what_requests_take_counts_until_they_are_answered_given_up_or_lef
     assert held.used == 0
 
 
+class Kept:
+    """What a request keeps."""
+
+    def clear(self) -> None:
+        """It is given up."""
+
+
 async def test_a_request_that_was_answered_is_kept_no_longer() -> None:
     """A client that asks for much, and gets quick answers, would fill the memory."""
     async with World() as world:
-        kept = {1, 2, 3}
+        kept = Kept()
         there = weakref.ref(kept)
-        world.requests.add("node", "a", partial(len, kept))
+        world.requests.add("node", "a", kept.clear)
         del kept
         assert there() is not None
         assert world.requests.answered("node", answer("a"))

@@ -305,7 +305,8 @@ async def test_links_count_until_the_primary_has_closed_them(
 ) -> None:
     """A client may attach and detach without end while the primary hangs."""
     monkeypatch.setattr(relay, "CONNECTION_LINKS", 2)
-    whole, works = Budget("this gateway", "links"), []
+    whole = Budget("this gateway", "links")
+    works: list[Coroutine[None, None, None]] = []
     world = World(spawn=works.append, links=whole)
     first, second, third = (
         RelayedReceiver(world.relay, world.sending(world.here), "orders", 0) for _ in range(3)
@@ -360,7 +361,8 @@ async def test_tokens_of_entities_without_links_are_renewed_for_the_latest_ones_
 ) -> None:
     """A client may attach to any number of names, and each has a token with a timer."""
     monkeypatch.setattr(relay, "IDLE_PATHS_MAX", 2)
-    world, forgotten = World(), []
+    world = World()
+    forgotten: list[str] = []
     world.relay._connection = cast("Any", SimpleNamespace(forget_token=forgotten.append, flush=int))
     kept = RelayedReceiver(world.relay, world.sending(world.here), "kept", 0)
     world.relay.begin(kept)
