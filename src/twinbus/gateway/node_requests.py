@@ -35,7 +35,7 @@ Key = tuple[Hashable, Hashable]
 """A node, and the id of a request."""
 
 
-class Held:
+class Holding:
     """What one client holds of a budget for one purpose; more than there is room for is refused."""
 
     __slots__ = ("_budget", "amount")
@@ -75,7 +75,7 @@ class UnansweredRequests:
     def __init__(self, answer_s: float, held_bytes: Budget | None = None) -> None:
         """`held_bytes` is the budget of the client's connection."""
         self.answer_s = answer_s
-        self._held = Held(held_bytes or Budget("this connection", "bytes"))
+        self._held = Holding(held_bytes or Budget("this connection", "bytes"))
         self._waiting: OrderedDict[Key, _Unanswered] = OrderedDict()
         """The first is given up first: all have the same time."""
         self._given_up: OrderedDict[int, None] = OrderedDict()

@@ -49,7 +49,7 @@ from twinbus.errors import (
     EntityUnusableError,
     PairClosedError,
 )
-from twinbus.gateway.node_requests import Held, UnansweredRequests
+from twinbus.gateway.node_requests import Holding, UnansweredRequests
 from twinbus.servicebus import conditions
 from twinbus.servicebus.conditions import DETACH_FORCED
 from twinbus.servicebus.failures import (
@@ -101,7 +101,7 @@ class PrimaryRelay:
         self.client = client
         self.unanswered = UnansweredRequests(answer_s, client.budgets.held_bytes)
         owner, unit = "this connection", "links that are open, or being opened or closed"
-        self.links = Held(Budget(owner, unit, CONNECTION_LINKS, links))
+        self.links = Holding(Budget(owner, unit, CONNECTION_LINKS, links))
         self.records = records
         self._connect = connect
         self._endpoint = endpoint

@@ -48,7 +48,7 @@ from twinbus.broker.refusals import (
 )
 from twinbus.broker.sas import LISTEN, SEND
 from twinbus.client.receiving import SESSION_FILTER
-from twinbus.gateway.node_requests import ANSWERING_BYTES, REQUEST_BYTES, Held
+from twinbus.gateway.node_requests import ANSWERING_BYTES, REQUEST_BYTES, Holding
 from twinbus.gateway.relay import PrimaryRelay, Relayed, encoded_state
 from twinbus.gateway.twin_requests import TwinRequests
 
@@ -397,7 +397,7 @@ class RelayedRequests(RequestLink, Relayed):
         self._waiting: OrderedDict[int, WaitingRequest] = OrderedDict()
         """Requests without credit, in their order."""
         self._last_waiting = 0
-        self._held = Held(relay.client.budgets.held_bytes)
+        self._held = Holding(relay.client.budgets.held_bytes)
         """Requests without credit, and those that `twins` is answering."""
         self.taking: int | None = None
         """The delivery of the request that is being handed on; None: it is settled."""

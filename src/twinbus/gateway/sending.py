@@ -33,7 +33,7 @@ from twinbus.broker.sas import SEND
 from twinbus.client.links import LinkPool
 from twinbus.gateway.direct_runs import DirectRun, PlainDeliveries
 from twinbus.gateway.messages import EncodedMessages
-from twinbus.gateway.node_requests import Held
+from twinbus.gateway.node_requests import Holding
 from twinbus.gateway.relay import PrimaryRelay, refusal_of
 from twinbus.gateway.shares import Share, Shares
 from twinbus.gateway.transactions import TransactedSends, not_served
@@ -160,7 +160,7 @@ class GatewaySendingLink(LinkOwner):
                 raise
             self._pending.spawn(self._attach(links))
 
-    async def _attach(self, links: Held) -> None:
+    async def _attach(self, links: Holding) -> None:
         try:
             await self._open()
         finally:

@@ -35,7 +35,7 @@ from twinbus.broker.refusals import (
     TransactionRolledBack,
     Unauthorized,
 )
-from twinbus.gateway.node_requests import REQUEST_BYTES, Held
+from twinbus.gateway.node_requests import REQUEST_BYTES, Holding
 from twinbus.gateway.relay import PrimaryRelay, Relayed
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class RelayedCoordinator(_OnOneSession):
         """Requests without credit of the primary, what to send, and the answer decided here."""
         self._asked: dict[int, tuple[DeliveryArrived, Refusal | None]] = {}
         """By the primary's delivery: what it has not answered."""
-        self._held = Held(relay.client.budgets.held_bytes)
+        self._held = Holding(relay.client.budgets.held_bytes)
         """Requests of both kinds."""
 
     def attach_to(self, session: Session) -> None:

@@ -42,7 +42,7 @@ from twinbus.gateway.credit_turns import (
     GrantSide,
     Wait,
 )
-from twinbus.gateway.node_requests import Held
+from twinbus.gateway.node_requests import Holding
 from twinbus.gateway.relay import UpstreamRefusal, encoded_state, refusal_of
 from twinbus.gateway.relayed_links import ReceivingWindow
 from twinbus.gateway.twin_requests import SETTLE_S
@@ -150,7 +150,7 @@ class TwinReceiver(LinkOwner):
         """By our delivery id."""
         self._beyond: deque[tuple[ReceivingSide, Delivery, Copy | None]] = deque()
         """Received and deleted when the client had no credit; it gets them with the next."""
-        self._beyond_bytes = Held(client.budgets.held_bytes)
+        self._beyond_bytes = Holding(client.budgets.held_bytes)
         self._turns = CreditTurns()
         self._window = ReceivingWindow()
         self._late: dict[Side, asyncio.Task[bool]] = {}

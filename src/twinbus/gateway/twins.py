@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from twinbus.amqp.performatives import Source
 from twinbus.broker.links.receiving import BROWSING
-from twinbus.gateway.node_requests import Held
+from twinbus.gateway.node_requests import Holding
 from twinbus.gateway.relay_records import ReceivedNames
 from twinbus.gateway.twin_receiver import TwinReceiver
 from twinbus.gateway.twin_requests import SecondaryLocks, TwinRequests
@@ -54,7 +54,7 @@ class GatewayTwins:
         granted_until_ms: int,
         *,
         name: str | None = None,
-        links: Held,
+        links: Holding,
     ) -> TwinReceiver | None:
         """Receive from both sides of an entity; None: it is received from the primary alone.
 
@@ -83,7 +83,7 @@ class GatewayTwins:
         receiver.begin()
         return receiver
 
-    def _closed(self, links: Held, receiver: TwinReceiver) -> None:
+    def _closed(self, links: Holding, receiver: TwinReceiver) -> None:
         links.give_back(1)
         self.open.discard(receiver)
         self._receivers.closed(receiver)

@@ -15,7 +15,7 @@ from twinbus.amqp.performatives import Modified, Source, encode_state
 from twinbus.amqp.types import Symbol
 from twinbus.broker.links.receiving import SESSION_FILTER
 from twinbus.gateway.credit_turns import LOOK_S, SILENT_S
-from twinbus.gateway.node_requests import Held
+from twinbus.gateway.node_requests import Holding
 from twinbus.gateway.twin_receiver import BEYOND_BYTES, PRIMARY_FIRST_S
 from twinbus.gateway.twin_requests import SETTLE_S
 from twinbus.pairing.core.sides import Side
@@ -352,7 +352,7 @@ async def test_sessions_browsers_filters_and_other_entities_go_to_the_primary_al
 ) -> None:
     world = TwinWorld(monkeypatch)
     link: Any = SimpleNamespace(source=source)
-    links = Held(Budget("this connection", "links"))
+    links = Holding(Budget("this connection", "links"))
     assert world.twins.receiver(world.client.peer, link, address, 0, links=links) is None
     assert links.amount == 0
     await world.close()
