@@ -480,7 +480,7 @@ class TwinReceiver(LinkOwner):
         """
         token, failure = held.delivery.lock_token, None
         now = self._loop.time()
-        ends_at = self._down_since.get(held.side.side, now) + SETTLE_S
+        ends_at = self._down_since.setdefault(held.side.side, now) + SETTLE_S
         try:
             if token is not None:
                 async with asyncio.timeout_at(ends_at):

@@ -66,6 +66,8 @@ class Joined(list[tuple[Peer, Pipe]]):
         super().__init__()
         self.is_down = False
         """Whether connections are refused."""
+        self.is_silent = False
+        """Whether connections are accepted, and not answered."""
         self.killed_at = 0.0
         self.ups: list[Pipe] = []
         """What the clients write to."""
@@ -78,9 +80,12 @@ class Joined(list[tuple[Peer, Pipe]]):
             pipe.written = b""
             pipe.close()
 
-    def hang(self) -> None:
-        """Carry nothing any more on the connections that are there, and refuse others."""
-        self.is_down = True
+    def hang(self, *, accepts: bool = False) -> None:
+        """Carry nothing any more on the connections that are there, and refuse others.
+
+        `accepts`: others are accepted and not answered, as by a process that is stopped.
+        """
+        self.is_down, self.is_silent = not accepts, accepts
         for _, down in self:
             down.is_held = True
 
@@ -105,6 +110,7 @@ def join_both(
         )
         peer, up, down = brokers[port].peer(), Pipe(), Pipe()
         up.reader, down.reader = peer, client
+        down.is_held = ends[port].is_silent
         peer.connection_made(cast("asyncio.Transport", down))
         client.connection_made(cast("asyncio.Transport", up))
         ends[port].append((peer, down))

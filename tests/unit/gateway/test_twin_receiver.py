@@ -20,6 +20,7 @@ from twinbus.gateway.twin_receiver import BEYOND_BYTES, PRIMARY_FIRST_S
 from twinbus.gateway.twin_requests import SETTLE_S
 from twinbus.pairing.core.sides import Side
 from twinbus.pairing.receiving.receivers import ANSWER_LEAST_S
+from twinbus.pairing.receiving.watchdog import DRAIN_ANSWER_S
 from twinbus.servicebus.twins import DIVERTED, SECONDARY_BIT, DivertMark
 
 pytestmark = pytest.mark.virtual_time
@@ -266,6 +267,28 @@ async def test_settlements_of_a_side_that_hangs_hold_up_the_client_once(
     # One answer is waited for, and each round of this loop takes 0.15 s.
     assert asyncio.get_running_loop().time() - began < ANSWER_LEAST_S + len(names) * 0.15 + 0.5
     assert all("message-lock-lost" in str(one.state) for one in world.answers)
+    await world.close()
+
+
+async def test_settlements_hold_up_the_client_once_when_a_drain_finds_that_a_side_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = TwinWorld(monkeypatch)
+    names = [f"m{number}" for number in range(4)]
+    world.put(PRIMARY, *names)
+    await world.open()
+    world.link.grant(2 * len(names))
+    await world.run(2)
+    world.ends[PRIMARY].hang(accepts=True)
+    began = asyncio.get_running_loop().time()
+    # The look at the twin begins with a drain, which ends before the first settlement does.
+    await world.run(2 * LOOK_S)
+    for number, name in enumerate(names):
+        world.complete(name)
+        while len(world.answers) <= number:
+            await world.run(0.1)
+    found_s = LOOK_S + DRAIN_ANSWER_S
+    assert asyncio.get_running_loop().time() - began < found_s + SETTLE_S + len(names) * 0.15 + 0.5
     await world.close()
 
 

@@ -420,12 +420,15 @@ class ReceivingSide:
         if is_answered:
             self._watchdog.replaced()
         else:
-            log.warning("%s: %s: the link fell silent", self.settings.path, self.side)
             self.reopened += 1
             self.silent += 1
         await link.close(CLOSE_S if is_answered else GIVE_UP_S)
-        if self.link is link:
-            self.link = None
+        if self.link is not link:
+            return
+        self.link = None
+        if not is_answered and not self.has_ended:
+            # A link that is being closed tells nobody that it has ended.
+            self._failed(LinkEnded(f"{self.settings.path}: the link fell silent"))
 
     def _on_deliveries(self, run: list[Delivery]) -> None:
         self.delivered += len(run)

@@ -118,6 +118,8 @@ class World:
         self.buffered = 0
         self.by_token: list[UUID] = []
         self.given_back: list[float] = []
+        self.failed: list[str] = []
+        """Why there was no link, each time that the owner was told."""
         self.looks: list[float] = []
         self.began = self.connection.loop.time()
         monkeypatch.setattr(side_module, "ReceivingLink", self.make)
@@ -167,7 +169,8 @@ class World:
 
     def on_opened(self, side: Any, link: Any) -> None: ...
 
-    def on_failed(self, side: Any) -> None: ...
+    def on_failed(self, side: Any) -> None:
+        self.failed.append(str(side.error))
 
     def buffered_of(self, side: Any) -> int:
         return self.buffered
@@ -334,6 +337,7 @@ def test_a_link_that_does_not_answer_is_replaced_and_a_silent_connection_dropped
         await world.passes(46)
         assert len(world.links) == 2
         assert (world.side.reopened, world.side.silent) == (1, 1)
+        assert world.failed == ["orders: the link fell silent"]
         assert world.connection.dropped == ["it sent nothing for 5 s"]
         await world.side.close([])
 
