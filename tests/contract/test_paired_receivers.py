@@ -7,7 +7,7 @@ import pickle
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, cast
 
@@ -513,6 +513,10 @@ async def test_a_guarded_session(broker: EmbeddedBroker) -> None:
         with pytest.raises(OperationTimeoutError):
             async with pair.get_queue_receiver("sessions", **next_one, max_wait_time=1):
                 pass
+        number: Any = 1
+        with pytest.raises(ServiceBusError, match="a session id is a string"):
+            async with pair.get_queue_receiver("sessions", guard=True, session_id=number):
+                pass
 
 
 async def test_a_session_is_lost_with_unsettled_messages_and_opened_again_without(
@@ -535,6 +539,24 @@ async def test_a_session_is_lost_with_unsettled_messages_and_opened_again_withou
                 await receiver.receive_messages(max_wait_time=1)
         async with pair.get_queue_receiver("sessions", guard=True, session_id="s") as receiver:
             assert bodies(await taken(receiver, 1)) == ["b"]
+
+
+async def test_a_lock_of_a_session_that_ends_while_a_call_waits_ends_the_call_without_an_error(
+    broker: EmbeddedBroker,
+) -> None:
+    await put(broker, PRIMARY, "a", "b", queue="sessions", session_id="s")
+    options: dict[str, Any] = {"session_id": "s", "guard": True, "max_wait_time": 2}
+    async with paired(broker) as pair:
+        get = partial(pair.get_queue_receiver, "sessions", receive_mode="receiveanddelete")
+        guarded: Any = get(**options)
+        async with guarded as receiver:
+            found = []
+            async for message in receiver:
+                found.append(message)
+                receiver.session.locked(datetime.now(UTC) + timedelta(seconds=1))
+            assert bodies(found) == ["a", "b"]
+            with pytest.raises(SessionLockLostError):
+                await receiver.receive_messages(max_wait_time=1)
 
 
 async def test_sessions_of_an_entity_with_a_twin(broker: EmbeddedBroker) -> None:

@@ -278,7 +278,8 @@ class PairedReceiver(AsyncIterator[ServiceBusReceivedMessage]):
         return [message for message in handed_out if message is not None]
 
     def _raise_why_none(self) -> None:
-        if self._session is not None:
+        # A lock that merely ran out while the call waited counts with the next call, as in the SDK.
+        if self._session is not None and (self._shutdown or self._session.is_taken_away):
             self.require_live()
         sides = self._inbox.sides
         error = sides[0].error

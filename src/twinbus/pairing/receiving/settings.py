@@ -77,7 +77,8 @@ def receiver_settings(
     require_locks(auto_lock_renewer, receive_mode=mode, session_id=session_id)
     session: str | SessionChoice = NO_SESSION
     if session_id is not None:
-        session = NEXT_SESSION if session_id == NEXT_AVAILABLE_SESSION else str(session_id)
+        # As it is: the service refuses what is no text, as it does for the SDK.
+        session = NEXT_SESSION if session_id == NEXT_AVAILABLE_SESSION else session_id
     return ReceiverSettings(
         entity_path=path if not sub_queue else _sub_queue_path(path, sub_queue),
         receive_mode=mode,

@@ -225,7 +225,13 @@ class PairedSession(ServiceBusSession):
 
     @property
     def is_lost(self) -> bool:
+        """Whether the lock ended: the link that held it did, or its time is over."""
         return self._lock_lost or self._lock_expired
+
+    @property
+    def is_taken_away(self) -> bool:
+        """Whether the link that held the lock ended; without it no message comes."""
+        return self._lock_lost
 
     def lose(self) -> None:
         self._lock_lost = True
