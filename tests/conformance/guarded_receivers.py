@@ -6,6 +6,7 @@ no entity has a twin.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,11 +18,18 @@ from tests.conformance.paired_clients import (
 )
 
 
+def opened_by_private_name(receiver: Any, enter: Callable[[], Any]) -> Any:
+    """Let tests open it as they open the SDK's own where they expect a refusal."""
+    receiver._open_with_retry = enter
+    return receiver
+
+
 class ReceivingClient(PairedClient):
     """The SDK's client, with guarded receivers."""
 
     def get_queue_receiver(self, queue_name: str, **options: Any) -> Any:
-        return self.started().get_queue_receiver(queue_name, guard=True, **options)
+        receiver = self.started().get_queue_receiver(queue_name, guard=True, **options)
+        return opened_by_private_name(receiver, receiver.__enter__)
 
     def get_subscription_receiver(
         self, topic_name: str, subscription_name: str, **options: Any
@@ -34,7 +42,8 @@ class ReceivingAsyncClient(PairedAsyncClient):
     """The same with asyncio."""
 
     def get_queue_receiver(self, queue_name: str, **options: Any) -> Any:
-        return self.made("get_queue_receiver", queue_name, guard=True, **options)
+        receiver = self.made("get_queue_receiver", queue_name, guard=True, **options)
+        return opened_by_private_name(receiver, receiver.__aenter__)
 
     def get_subscription_receiver(
         self, topic_name: str, subscription_name: str, **options: Any
