@@ -6,9 +6,14 @@ a failover in the order in which the shells do (pairing/sending).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tests.exploration.attempts import (
+    Attempt,
+    OperationTimeoutError,
+    Ping,
+    ServiceBusServerBusyError,
+)
 from tests.exploration.explorer import QUESTIONS, Violation
 from twinbus.pairing.core.attempts import (
     DivertTo,
@@ -68,14 +73,6 @@ POLICY = RetryPolicy(
 )
 
 
-class OperationTimeoutError(Exception):
-    """Judged by its name, as the SDK's."""
-
-
-class ServiceBusServerBusyError(Exception):
-    """Judged by its name, as the SDK's."""
-
-
 def pick(queues: Any) -> str:
     chosen: str = queues[QUESTIONS.ask(len(queues))]
     return chosen
@@ -83,30 +80,6 @@ def pick(queues: Any) -> str:
 
 def no_chance() -> float:
     return 0.0
-
-
-@dataclass(eq=False, slots=True)
-class Attempt:
-    place: str
-    began: float
-    timeout_s: float
-    could_arrive: bool
-    """Whether it may be stored although no answer comes."""
-    is_turn: bool = False
-    is_lost: bool = False
-    """Nothing answers it any more."""
-    is_broken: bool = False
-    """Its connection is gone."""
-
-    @property
-    def until(self) -> float:
-        return self.began + self.timeout_s
-
-
-@dataclass(eq=False, slots=True)
-class Ping:
-    began: float
-    is_lost: bool = False
 
 
 class Application:
@@ -474,6 +447,18 @@ class Application:
     @property
     def is_done(self) -> bool:
         return self.is_quiet and self.next_message > self.world.settings.messages
+
+    @property
+    def has_sent(self) -> bool:
+        return self.call is None and self.next_message > self.world.settings.messages
+
+    def rest(self) -> None:
+        """Everything is sent: have what only a call needs as it was at the start."""
+        failover, ping, since = self.failover, self.ping, self.failing_since
+        self.start()
+        if failover.state is not EntityState.HEALTHY:
+            self.failover, self.ping = failover, ping
+            self.failing_since = since if failover.state is EntityState.SUSPECT else None
 
     # Faults
 

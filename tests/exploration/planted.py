@@ -21,6 +21,8 @@ SESSIONS: Final = "pairing/core/session_order.py"
 DESTINATION: Final = "syphon/core/destination.py"
 INTAKE: Final = "syphon/core/intake.py"
 SENDING: Final = "syphon/core/send_control.py"
+EVIDENCE: Final = "fleet/core/evidence.py"
+VALIDITY: Final = "client/lock_validity.py"
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,66 @@ BUGS: Final[dict[str, Bug]] = {
         "actions: list[Action] = []",
         "backlog, a crash",
         "home:",
+    ),
+    "others who fail a healthy entity over": Bug(
+        FAILOVER,
+        "if self.state is not EntityState.SUSPECT or self.frozen:\n"
+        "            return self._harmless(event)\n"
+        "        assert self.own_evidence is not None\n",
+        "if self.frozen:\n"
+        "            return self._harmless(event)\n"
+        "        self.own_evidence = self.own_evidence or OwnEvidence(now, 10.0)\n",
+        "a fleet and a forged notice",
+        "failover:",
+    ),
+    "hearsay that is told to others": Bug(
+        "pairing/core/own_evidence.py",
+        "return not self.others or (",
+        "return True or (",
+        "a fleet in an outage",
+        "hearsay:",
+    ),
+    "a forged notice of the own host": Bug(
+        EVIDENCE,
+        "if notice.host == self.own_host:\n            return False",
+        "if False:\n            return False",
+        "a fleet and a forged notice",
+        "quorum:",
+    ),
+    "a quorum without anybody": Bug(
+        EVIDENCE,
+        "self.hosts(entity, now) >= self.quorum",
+        "self.hosts(entity, now) >= self.quorum - 1",
+        "a fleet in an outage",
+        "quorum:",
+    ),
+    "a notice that has ended and counts": Bug(
+        EVIDENCE,
+        "return [heard.notice for heard in list(said.values()) if heard.until > now]",
+        "return [heard.notice for heard in list(said.values())]",
+        "a fleet and a forged notice",
+        "quorum:",
+    ),
+    "a recovery that ends no evidence": Bug(
+        EVIDENCE,
+        "self._kept -= len(self._hosts.pop(notice.entity_key, {}))\n",
+        "pass\n",
+        "a fleet in an outage",
+        "quorum:",
+    ),
+    "a takeover without a wait": Bug(
+        VALIDITY,
+        "return min(SILENCE_S, KEPT_SHARE * lock_s)",
+        "return 0.0",
+        "a lease",
+        "holders:",
+    ),
+    "a lease that is relied on to the end of its lock and longer": Bug(
+        VALIDITY,
+        "self.ends_at = max(self.ends_at, asked_at + lock_s * KEPT_SHARE)",
+        "self.ends_at = max(self.ends_at, asked_at + lock_s * 2)",
+        "a lease",
+        "holders:",
     ),
     "a session that does not wait for its turn": Bug(
         "syphon/core/destination.py",

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tests.exploration.world import Stored, World
 
 LINK_CREDIT = 10
-LOCK_S = 60.0
+LOCK_S = 20.0
 AGAIN_S = 5.0
 """A timer that is still due after a tick fires again after this time (syphon: 0.01 s)."""
 
@@ -66,6 +66,8 @@ class Relay:
 
     def start(self) -> None:
         """Begin with nothing in memory, as a process does."""
+        self.is_over = False
+        """Nothing will ever be in its queue again."""
         limits = IntakeLimits(messages=8, answer_s=10.0)
         pump = Pump(limits=limits, is_strict=self.world.settings.strict, draw=no_chance)
         self._memory: Memory | None = Memory(pump)
@@ -85,6 +87,19 @@ class Relay:
         self.timer_at = memory.pump.timer_at
         self.in_flight = memory.pump.in_flight
         self.sending, self.to_settle = len(memory.sent), len(memory.settling)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has no message in memory, and none that may arrive."""
+        return not (self.in_flight or self.sending)
+
+    def end(self) -> None:
+        """Forget all of it: there will be nothing to do."""
+        self.is_over, self.pickled = True, b""
+        self.connected, self.lost = {"primary", "secondary"}, set()
+        self.attaching = self.attached = False
+        self.credit = self.to_settle = 0
+        self.timer_at, self.ticked_at = None, float("-inf")
 
     @property
     def memory(self) -> Memory:
@@ -107,6 +122,8 @@ class Relay:
 
     def actions(self) -> list[tuple[Any, ...]]:
         found: list[tuple[Any, ...]] = []
+        if self.is_over:
+            return found
         if self._answers("primary"):
             found += [("attach",)] if self.attaching else []
             found += [("accept",)] if self.sending else []
@@ -151,7 +168,7 @@ class Relay:
     def is_cut_off(self, side: str) -> bool:
         """Whether the connection may be found to be dead."""
         is_dead = side in self.lost or not self.world.is_reachable(self.program, side)
-        return side in self.connected and is_dead
+        return side in self.connected and is_dead and not self.is_over
 
     def connect(self, side: str) -> None:
         self.connected.add(side)

@@ -25,18 +25,38 @@ AGES_MAX_S: Final = {
     "_answered": 10.0,
     "failing_since": 10.0,
     "first_failure_at": 10.0,
+    "forced_at": 0.0,
+    "heard_at": 24.0,
     "passed_on_at": 0.0,
     "peek_at": 0.0,
     "_peek_after": 0.0,
-    "primary_answered_at": 5.0,
     "proven_at": 5.0,
     "search_at": 0.0,
+    "_waiting_since": 0.0,
     "ticked_at": 5.0,
+    "tried_at": 5.0,
     "turn_at": 0.0,
 }
 """By attribute, where a younger age already makes no difference."""
 
+COUNTS_MAX: Final = {
+    "_queue_retries": 1,
+    "_recoveries": 2,
+    "_retries": 1,
+    "pulls": 1,
+    "window": 4,
+}
+"""By attribute, where more already makes no difference."""
+
+TIMES_MS: Final = {"epoch"}
+"""Times in whole milliseconds."""
+
+KEYS_LEFT_OUT: Final = {"_recovered"}
+"""Dicts whose values say what their keys do."""
+
 LEFT_OUT: Final = {
+    "Fleet": {"now", "settings"},
+    "Rivals": {"now"},
     "EntityFailover": {"last_error", "last_error_at", "reason", "since"},
     "OwnEvidence": {"kinds"},
     "Pump": {
@@ -60,7 +80,7 @@ LEFT_OUT: Final = {
         "_lock_most_s",
         "on_removed",
     },
-    "Settlements": {"_intake", "remembered"},
+    "Settlements": {"_intake", "_opened_at", "remembered"},
     "WaitingMessages": {"_deferred", "_destinations", "_intake"},
     "ReceiveControl": {
         "_deferred",
@@ -89,11 +109,12 @@ LEFT_OUT: Final = {
         "is_left",
         "message_id",
         "path",
+        "received_at",
         "size_bytes",
         "wire",
     },
     "Destination": {"attached_at", "limit_bytes", "path", "reason"},
-    "Destinations": {"_only", "draw", "grace_s", "home"},
+    "Destinations": {"_only", "draw", "grace_s", "home", "primary_answered_at"},
     "KeptChoice": {"_pick", "_rotation"},
     "CallSessions": {"_backlog", "_failover", "_order", "_pick", "_rotation", "_scan"},
     "SendDecisions": {
@@ -103,6 +124,7 @@ LEFT_OUT: Final = {
         "_jitter",
         "_policy",
         "_tries_for_others",
+        "primary_error",
         "queue_errors",
     },
     "World": {"now", "queue_names", "settings", "tokens"},
@@ -135,11 +157,15 @@ class _Walk:
     def value(self, value: Any, name: str = "") -> Any:
         kind = type(value)
         if name == "pickled":
-            return self._memory(value)
+            return self._memory(value) if value else b""
         if kind is str:
             return self._names.get(value, value)
-        if kind is int or kind is bool or value is None:
+        if kind is bool or value is None:
             return value
+        if kind is int:
+            if name in TIMES_MS:
+                return self._time(value / 1_000, name)
+            return min(value, COUNTS_MAX.get(name, value))
         if kind is float:
             return self._time(value, name)
         if kind is bytes:
@@ -182,6 +208,8 @@ class _Walk:
         return max(-AGES_MAX_S.get(name, AGE_MAX_S), min(ahead_s, AHEAD_MAX_S))
 
     def _dict(self, value: dict[Any, Any], name: str) -> Any:
+        if name in KEYS_LEFT_OUT:
+            return tuple([self.value(one, name) for one in value.values()])
         items = [(self.value(key), self.value(one, name)) for key, one in value.items()]
         if any(type(key) is str and key in self._names for key in value):
             items.sort(key=lambda item: str(item[0]))
@@ -195,6 +223,7 @@ class _Walk:
         kind = type(value)
         return (
             kind.__name__,
+            *_seen_as(value),
             *[
                 self.value(getattr(value, name, None), name)
                 for name in _ATTRIBUTES.get(kind) or _attributes(value)
@@ -224,6 +253,17 @@ def _attributes(value: Any) -> list[str]:
     found = [name for name in names if name not in left_out and not name.startswith("__")]
     _ATTRIBUTES[kind] = found
     return found
+
+
+def _seen_as(value: Any) -> tuple[bool, ...]:
+    """Return what stands for times of an object that are only compared with those of others."""
+    match type(value).__name__:
+        case "Destinations":
+            answered_at = value.primary_answered_at
+            return tuple([d.attach_at is not None and answered_at > d.attach_at for d in value])
+        case "Settlements":
+            return tuple([m.received_at < value._opened_at for m in value._intake])
+    return ()
 
 
 def fingerprint(world: Any) -> bytes:

@@ -11,13 +11,16 @@ from typing import Any, Final
 
 from tests.exploration.application import SESSION, Application
 from tests.exploration.explorer import Violation
-from tests.exploration.program import Relay
-from twinbus.pairing.core import attempts, backlog, secondary
-from twinbus.syphon.core import destination, receive_control, strict_order
+from tests.exploration.program import LOCK_S, Relay
+from twinbus.pairing.core import attempts, backlog, failover, secondary
+from twinbus.syphon.core import destination, intake, receive_control, strict_order
 from twinbus.transfer.unpacking import BacklogMessage
 
 HORIZON_S: Final = 60.0
 """Time does not pass to a deadline that is further away: nothing waits for it."""
+
+SPENT_MAX: Final = 2
+"""Copies are counted until so many faults have happened."""
 
 BOTH: Final = frozenset({"primary", "secondary"})
 
@@ -178,8 +181,9 @@ class World:
         ]
         if not self.settings.strict and any(not fault for fault, *_ in syphon):
             # What the syphon does and what the application does have nothing to do with each other
-            # here: in any order they lead to the same state. Faults come at any time.
-            return syphon + self._faults()
+            # here: in any order they lead to the same state. So faults of the application come
+            # once the syphon waits, and those of the syphon at any time.
+            return syphon + self._faults(("syphon",))
         found: list[tuple[Any, ...]] = [
             (_marked(action), "application", *action) for action in self.application.actions()
         ]
@@ -198,14 +202,14 @@ class World:
             found.append(("", "mend"))
         if self._time_may_pass():
             found.append(("", "pass_time"))
-        return found + self._faults()
+        return found + self._faults(("application", "syphon"))
 
-    def _faults(self) -> list[tuple[Any, ...]]:
+    def _faults(self, processes: tuple[str, ...]) -> list[tuple[Any, ...]]:
+        # Nothing can happen to what is over.
+        processes = tuple(name for name in processes if not self._is_over(name))
         found: list[tuple[Any, ...]] = [
-            ("FAULT", "stop", side) for side in self.may_stop if side in self.up
+            ("FAULT", "stop", side) for side in self.may_stop if side in self.up and processes
         ]
-        # Nothing can happen to an application that has sent everything.
-        processes = ("syphon",) if self.application.is_done else ("application", "syphon")
         if self.left["crash"]:
             found += [("FAULT", "crash", name) for name in processes]
         if self.left["cut"] and self.cut is None:
@@ -270,6 +274,28 @@ class World:
                 getattr(self, f"_{name}")(*given)
         for relay in self.relays.values():
             relay.pickle_memory()
+        self._forget_what_is_over()
+
+    def _is_over(self, process: str) -> bool:
+        """Whether a process can do nothing any more."""
+        if process == "application":
+            return self.application.is_done
+        return all(relay.is_over for relay in self.relays.values())
+
+    def _forget_what_is_over(self) -> None:
+        """Have what cannot matter any more as it was at the start: it would multiply the states."""
+        if self._spent() >= SPENT_MAX:
+            self.primary = list(dict.fromkeys(self.primary))
+        if self.settings.strict or not self.application.has_sent:
+            return
+        self.application.rest()
+        self.may_raise = True
+        for name, relay in self.relays.items():
+            is_awaited = any(place == name for _, place, _ in self.late)
+            if relay.is_idle and not is_awaited and not self.queues[name].stored:
+                relay.end()
+        if self.cut is not None and self._is_over(self.cut[0]):
+            self.cut = None
 
     def _of_application(self, name: str, *given: Any) -> None:
         renamed = {"wake": "wake_call", "scan": "begin_scan"}
@@ -316,7 +342,7 @@ class World:
         self.up.discard(side)
         self.application.lost_side(side)
         for relay in self.relays.values():
-            if side in relay.connected:
+            if side in relay.connected and not relay.is_over:
                 relay.disconnect(side)
         if side == "secondary":
             self.may_raise = True
@@ -335,7 +361,8 @@ class World:
             self.application.crash()
         else:
             for relay in self.relays.values():
-                relay.crash()
+                if not relay.is_over:
+                    relay.crash()
 
     # What must hold
 
@@ -362,7 +389,7 @@ class World:
         for serial, copies in Counter(self.primary).items():
             # One fault can cost one copy. After two, several deliveries of one message may be in
             # flight at once, and each of them may arrive.
-            if copies > 1 + spent and spent < 2:
+            if copies > 1 + spent and spent < SPENT_MAX:
                 raise Violation(f"forwards: {copies} copies of {serial} after {spent} faults")
         if self.settings.strict:
             self._check_order()
@@ -401,10 +428,15 @@ def coarse_times() -> list[tuple[Any, str, float]]:
         (destination, "FIRST_BACKOFF_S", 5.0),
         (destination, "LONGEST_BACKOFF_S", 10.0),
         (destination, "ATTACHED_SOON_S", 5.0),
-        (destination, "SEARCH_AFTER_S", 5.0),
-        (receive_control, "NOT_NEEDED_S", 5.0),
+        (destination, "SEARCH_AFTER_S", 0.0),
+        (receive_control, "NOT_NEEDED_S", 0.0),
         (strict_order, "CHECK_S", 5.0),
         (attempts, "FIRST_PACE_S", 5.0),
         (attempts, "RETRIES_MIN", 1),
-        (backlog, "FIRST_PULL_S", 30.0),
+        (backlog, "FIRST_PULL_S", 10.0),
+        (backlog, "LONGEST_PULL_S", 10.0),
+        (backlog, "PROBES_IN_A_PULL", 2),
+        (destination, "FORCED_SEARCH_S", 10.0),
+        (intake, "LOCK_SHORTEST_S", LOCK_S),
+        (failover, "EARLY_PING_SHARE", 1.0),
     ]
