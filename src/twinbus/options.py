@@ -153,6 +153,11 @@ class SendAvailabilityOptions:
     message_size_limit: int | None = None
     """Largest message of a backlog queue in bytes. None: the link reports it."""
 
+    links: Literal["sdk", "own"] = "sdk"
+    """What carries the messages of paired senders. sdk: the official SDK's senders. own: links of
+    Twinbus's own client, at a fraction of the processor time; messages and exceptions stay the
+    SDK's. All senders of an entity then share a link, which has none of their names."""
+
     ledger: str | PurePath | None = None
     """Directory (or Hadoop URL, for Spark jobs) of the ledger. None: `$TWINBUS_LEDGER`, and without
     it no ledger. An empty string: no ledger, whatever the environment variable."""

@@ -1,4 +1,7 @@
-"""One contract for every carrier of messages: senders of the SDK, and links of our own."""
+"""One contract for every carrier of messages: senders of the SDK, and links of our own.
+
+Links carry what a gateway's clients have encoded, or messages of the SDK.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ from twinbus.pairing.sdk.outgoing import MessageIds, Outgoing
 from twinbus.pairing.sdk.pooled_sender import SenderCloser
 from twinbus.pairing.sdk.sender_pool import SenderPool, open_only
 from twinbus.pairing.sending.carrier import Carrier, OutgoingMessages
+from twinbus.pairing.sending.own_links import OwnLinks
 from twinbus.servicebus.failures import CutShort, FailureMeaning, of_error, outcome_of
 
 pytestmark = pytest.mark.contract
@@ -49,6 +53,15 @@ async def own_links(text: str, path: str) -> AsyncIterator[Carrier]:
     await connection.close()
 
 
+@asynccontextmanager
+async def own_links_of_senders(text: str, path: str) -> AsyncIterator[Carrier]:
+    connection = UpstreamConnection(Namespace.from_connection_string(text), ANSWER_S)
+    carrier = OwnLinks(connection, path)
+    yield carrier
+    await carrier.close(0.0)
+    await connection.close()
+
+
 def sdk_messages(*parts: tuple[str, str | None], **more: Any) -> OutgoingMessages:
     made = [ServiceBusMessage("x", message_id=i, session_id=s, **more) for i, s in parts]
     return Outgoing.of(made if len(made) > 1 else made[0], PATH, MessageIds(), LIMIT_BYTES)
@@ -68,6 +81,7 @@ def encoded_messages(*parts: tuple[str, str | None], **more: Any) -> OutgoingMes
 
 CARRIERS = [pytest.param(sdk_senders, sdk_messages, id="SDK")]
 CARRIERS += [pytest.param(own_links, encoded_messages, id="links")]
+CARRIERS += [pytest.param(own_links_of_senders, sdk_messages, id="SDK's messages on links")]
 MESSAGES = [sdk_messages, encoded_messages]
 
 Open = Callable[[str, str], Any]

@@ -175,8 +175,9 @@ def test_every_message_ends_in_one_way_and_doubt_is_in_the_ledger(
             *(command(*each) for each in commands),
         )
         check(world, primary, secondary, ends, calls)
-        assert not sender.pool.attempt_timer.attempts
-        assert not sender.pool.leased
+        pool: Any = sender.pool
+        assert not pool.attempt_timer.attempts
+        assert not pool.leased
         await world.client.close()
 
     run_virtual(scenario())

@@ -166,6 +166,7 @@ OPTIONS = [
     "board",
     "quorum",
     "message_size_limit",
+    "links",
     "ledger",
     "classify",
     "divert_on",

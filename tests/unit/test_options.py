@@ -36,6 +36,7 @@ DOCUMENTED = {
     "board": True,
     "quorum": 2,
     "message_size_limit": None,
+    "links": "sdk",
     "ledger": None,
     "classify": None,
     "divert_on": frozenset(),

@@ -57,6 +57,11 @@ from twinbus.namespace.access import endpoint_of
 from twinbus.namespace.namespace import Namespace
 from twinbus.servicebus import conditions
 from twinbus.servicebus.failures import ANSWER_MIN_S, CutShort, of_detach
+from twinbus.servicebus.names import (
+    BATCH_LIMIT,
+    PREMIUM_BATCH_BYTES,
+    STANDARD_MESSAGE_BYTES,
+)
 
 log = logging.getLogger("twinbus.client")
 
@@ -362,8 +367,13 @@ class UpstreamLink:
         number = self.link.send(
             wire.data, tag, message_format=wire.message_format, state=wire.state
         )
+        is_alone = not self._sent
         self._sent[number] = Sent(self, done, ends_at)
-        self._connection.flush()
+        if is_alone:
+            # Nothing else is likely to follow in this loop iteration.
+            self._connection.flush_now()
+        else:
+            self._connection.flush()
 
     def _write_run(self, run: WaitingRun) -> bool:
         """Write what a run has credit for; return whether that is all of it."""
@@ -407,7 +417,7 @@ class UpstreamLink:
                 condition = str(event.error.condition) if event.error else ""
                 self.end(text or "the namespace closed the link", condition)
             case Attached():
-                self._pool.learn(self.link.max_message_size)
+                self._pool.learn(self.link.max_message_size, batch_limit_of(self.link))
 
     def end(self, text: str, condition: str = "") -> None:
         """The link is gone: end what it carried and what waited, each with an error of its own."""
@@ -476,6 +486,8 @@ class LinkPool:
         """Senders that use these links."""
         self.limit_bytes: int | None = None
         """The largest message that the entity takes, as the last link reported."""
+        self.batch_limit_bytes: int | None = None
+        """The largest batch, which on Premium may be smaller than a message."""
         self._connection = connection
         self._on_open = on_open
         self._splits = splits
@@ -584,10 +596,11 @@ class LinkPool:
             self._connection.flush()
             raise
 
-    def learn(self, limit_bytes: int) -> None:
+    def learn(self, limit_bytes: int, batch_limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes or self.limit_bytes
+        self.batch_limit_bytes = batch_limit_bytes
         if self._on_open is not None and self.limit_bytes is not None:
-            self._on_open(self.limit_bytes, self.limit_bytes)
+            self._on_open(self.limit_bytes, batch_limit_bytes)
 
     def forget(self, link: UpstreamLink) -> None:
         if self.link is link:
@@ -615,6 +628,15 @@ class LinkPool:
     async def close(self, limit_s: float) -> None:
         """Take no more; the connection closes the links."""
         self.closed = True
+
+
+def batch_limit_of(link: SenderLink) -> int:
+    """The largest batch that a link takes, as the official SDKs determine it."""
+    said = link.properties.get(BATCH_LIMIT)
+    if isinstance(said, int) and said > 0:
+        return said
+    limit_bytes = link.max_message_size or PREMIUM_BATCH_BYTES
+    return PREMIUM_BATCH_BYTES if limit_bytes >= PREMIUM_BATCH_BYTES else STANDARD_MESSAGE_BYTES
 
 
 def _end(answer: asyncio.Future[None], error: Exception | None) -> None:

@@ -251,6 +251,14 @@ class NamespaceFailure(Exception):
         """A message was sent, and this is no answer to it."""
 
 
+def own_failure(error: BaseException) -> NamespaceFailure | None:
+    """The failure of our own client that an error is, or that it translates for the caller."""
+    for one in (error, error.__cause__):
+        if isinstance(one, NamespaceFailure):
+            return one
+    return None
+
+
 def of_condition(
     condition: str | None, unknown: FailureMeaning = FailureMeaning.OTHER
 ) -> FailureMeaning:
@@ -402,8 +410,8 @@ def outcome_of(error: BaseException | None) -> Outcome:
     """Whether the call was carried out; "failed" needs an answer, or no connection at all."""
     if error is None:
         return "ok"
-    if isinstance(error, NamespaceFailure):
-        return "unknown" if error.may_be_stored else "failed"
+    if (own := own_failure(error)) is not None:
+        return "unknown" if own.may_be_stored else "failed"
     if isinstance(error, ConnectionRefusedError) or NO_CONNECTION in str(error):
         return "failed"
     if isinstance(error.__cause__, OpeningCutShort):

@@ -37,6 +37,12 @@ MESSAGE_ID_MAX: Final = 128
 STANDARD_MESSAGE_BYTES: Final = 256 * 1_024
 """Largest message of the Standard tier, the smallest limit of any."""
 
+PREMIUM_BATCH_BYTES: Final = 1_024 * 1_024
+"""Largest batch of the Premium tier, whose messages may be larger."""
+
+BATCH_LIMIT: Final = "com.microsoft:max-message-batch-size"
+"""Property of a link with the largest batch that it takes; not every service has it."""
+
 PROPERTIES_BYTES_MAX: Final = 64 * 1_024
 """Properties of a message, system and application together."""
 

@@ -35,6 +35,7 @@ from twinbus.pairing.receiving.copies import SecondCopies
 from twinbus.pairing.receiving.inbox import Entry, Inbox
 from twinbus.pairing.receiving.settings import ReceiverSettings
 from twinbus.pairing.receiving.side import ReceivingSide, SideOwner, is_refusal
+from twinbus.pairing.sdk.failures import sdk_error
 from twinbus.pairing.sdk.received import (
     PairedSession,
     Undecodable,
@@ -46,7 +47,6 @@ from twinbus.pairing.sdk.received import (
     require_settleable,
     require_timeout,
     require_unexpired,
-    sdk_error,
     set_origin,
 )
 from twinbus.servicebus import conditions

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from azure.servicebus.exceptions import (
+    MessageLockLostError,
+    MessageNotFoundError,
     MessageSizeExceededError,
+    MessagingEntityDisabledError,
     MessagingEntityNotFoundError,
     OperationTimeoutError,
     ServiceBusAuthenticationError,
+    ServiceBusAuthorizationError,
     ServiceBusConnectionError,
     ServiceBusError,
+    ServiceBusQuotaExceededError,
+    ServiceBusServerBusyError,
+    SessionCannotBeLockedError,
+    SessionLockLostError,
 )
 
+from twinbus.client.request_node import DeliveryRejected, RequestRefused
 from twinbus.errors import ScheduleUnknownError
+from twinbus.servicebus import conditions
 from twinbus.servicebus.failures import (
+    MISSING_STATUS,
     CutShort,
     FailureMeaning,
     NamespaceFailure,
@@ -21,8 +34,11 @@ from twinbus.servicebus.failures import (
     is_timeout,
     of_error,
     outcome_of,
+    own_failure,
     refused_token,
 )
+
+UNAUTHORIZED_STATUS: Final = 401
 
 
 def timed_out(text: str) -> OperationTimeoutError:
@@ -51,7 +67,7 @@ def is_unanswered(error: Exception) -> bool:
     if outcome_of(error) != "unknown":
         return False
     # Our own client knows whether an answer was one to the message.
-    return isinstance(error, NamespaceFailure) or not is_refusal(error)
+    return own_failure(error) is not None or not is_refusal(error)
 
 
 class ScheduleTimedOutError(ScheduleUnknownError, OperationTimeoutError):
@@ -85,3 +101,53 @@ def translated(error: Exception, path: str, timeout_s: float) -> Exception:
     late = timed_out(text)
     late.__cause__ = error
     return late
+
+
+_CLASSES: Final[dict[str, type[ServiceBusError]]] = {
+    conditions.NOT_FOUND: MessagingEntityNotFoundError,
+    conditions.RESOURCE_DELETED: MessagingEntityNotFoundError,
+    conditions.UNAUTHORIZED: ServiceBusAuthorizationError,
+    conditions.AUTH_FAILED: ServiceBusAuthorizationError,
+    conditions.ENTITY_DISABLED: MessagingEntityDisabledError,
+    conditions.RESOURCE_LIMIT: ServiceBusQuotaExceededError,
+    conditions.SERVER_BUSY: ServiceBusServerBusyError,
+    conditions.MESSAGE_SIZE: MessageSizeExceededError,
+    conditions.MESSAGE_LOCK_LOST: MessageLockLostError,
+    conditions.MESSAGE_NOT_FOUND: MessageNotFoundError,
+    conditions.SESSION_LOCK_LOST: SessionLockLostError,
+    conditions.SESSION_TAKEN: SessionCannotBeLockedError,
+    conditions.TIMEOUT: OperationTimeoutError,
+    conditions.DETACH_FORCED: ServiceBusConnectionError,
+}
+"""The SDK's exception for each condition; every other one is a plain ServiceBusError."""
+
+
+def sdk_error(error: Exception, path: str) -> Exception:
+    """Return a failure of our own client as the SDK would raise it, with the same condition."""
+    if isinstance(error, TimeoutError):
+        return _caused(OperationTimeoutError(message=f"{path} did not answer in time"), error)
+    if not isinstance(error, NamespaceFailure):
+        return error
+    text, condition = str(error), error.condition or None
+    is_lost = error.meaning is FailureMeaning.UNREACHABLE
+    if isinstance(error, RequestRefused) and error.status == UNAUTHORIZED_STATUS:
+        kind: type[ServiceBusError] = ServiceBusAuthenticationError
+        if is_lost:
+            # Its condition says that there is no token, not that the token service is away.
+            kind, condition = ServiceBusConnectionError, None
+    elif isinstance(error, RequestRefused) and error.status == MISSING_STATUS and not condition:
+        kind = MessagingEntityNotFoundError
+    elif condition in _CLASSES:
+        kind = _CLASSES[condition]
+    else:
+        # An internal error of the service is its answer, and no broken connection.
+        is_answered = isinstance(error, DeliveryRejected | RequestRefused) and condition
+        kind = ServiceBusConnectionError if is_lost and not is_answered else ServiceBusError
+    if kind is ServiceBusError:
+        return _caused(ServiceBusError(text, condition=condition), error)
+    return _caused(kind(message=text, condition=condition), error)
+
+
+def _caused(raised: Exception, cause: Exception) -> Exception:
+    raised.__cause__ = cause
+    return raised

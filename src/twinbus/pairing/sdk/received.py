@@ -1,4 +1,4 @@
-"""Messages, sessions and errors of a paired receiver, as the SDK's own receiver gives them.
+"""Messages and sessions of a paired receiver, as the SDK's own receiver gives them.
 
 With decoding.py it is all of the receiving side that touches internals of the SDK. An application
 gets `ServiceBusReceivedMessage` objects that behave alike whichever client carried them.
@@ -13,35 +13,15 @@ from uuid import UUID
 
 from azure.servicebus import ServiceBusReceivedMessage, ServiceBusReceiveMode
 from azure.servicebus.aio import ServiceBusSession
-from azure.servicebus.exceptions import (
-    MessageAlreadySettled,
-    MessageLockLostError,
-    MessageNotFoundError,
-    MessagingEntityDisabledError,
-    MessagingEntityNotFoundError,
-    OperationTimeoutError,
-    ServiceBusAuthenticationError,
-    ServiceBusAuthorizationError,
-    ServiceBusConnectionError,
-    ServiceBusError,
-    ServiceBusQuotaExceededError,
-    ServiceBusServerBusyError,
-    SessionCannotBeLockedError,
-    SessionLockLostError,
-)
+from azure.servicebus.exceptions import MessageAlreadySettled, MessageLockLostError
 
-from twinbus.client.request_node import RequestRefused
 from twinbus.pairing.core.sides import Side
 from twinbus.pairing.sdk.decoding import decode_message
-from twinbus.servicebus import conditions
-from twinbus.servicebus.failures import MISSING_STATUS, FailureMeaning, NamespaceFailure
 from twinbus.servicebus.names import ENQUEUED_TIME, SEQUENCE_NUMBER
 from twinbus.servicebus.twins import own_number, secondary_number
 
 _SEQUENCE: Final = SEQUENCE_NUMBER.encode()
 _ENQUEUED: Final = ENQUEUED_TIME.encode()
-
-UNAUTHORIZED_STATUS: Final = 401
 
 
 class Undecodable(ValueError):
@@ -243,49 +223,3 @@ def require_timeout(timeout: float | None, unknown: dict[str, Any]) -> None:
         warnings.warn(f"Unsupported keyword args: {unknown}", stacklevel=4)
     if timeout is not None and timeout <= 0:
         raise ValueError("The timeout must be greater than 0.")
-
-
-_CLASSES: Final[dict[str, type[ServiceBusError]]] = {
-    conditions.NOT_FOUND: MessagingEntityNotFoundError,
-    conditions.RESOURCE_DELETED: MessagingEntityNotFoundError,
-    conditions.UNAUTHORIZED: ServiceBusAuthorizationError,
-    conditions.AUTH_FAILED: ServiceBusAuthorizationError,
-    conditions.ENTITY_DISABLED: MessagingEntityDisabledError,
-    conditions.RESOURCE_LIMIT: ServiceBusQuotaExceededError,
-    conditions.SERVER_BUSY: ServiceBusServerBusyError,
-    conditions.MESSAGE_LOCK_LOST: MessageLockLostError,
-    conditions.MESSAGE_NOT_FOUND: MessageNotFoundError,
-    conditions.SESSION_LOCK_LOST: SessionLockLostError,
-    conditions.SESSION_TAKEN: SessionCannotBeLockedError,
-    conditions.TIMEOUT: OperationTimeoutError,
-    conditions.DETACH_FORCED: ServiceBusConnectionError,
-}
-"""The SDK's exception for each condition; every other one is a plain ServiceBusError."""
-
-
-def sdk_error(error: Exception, path: str) -> Exception:
-    """Return a failure of our own client as the SDK would raise it, with the same condition."""
-    if isinstance(error, TimeoutError):
-        return _caused(OperationTimeoutError(message=f"{path} did not answer in time"), error)
-    if not isinstance(error, NamespaceFailure):
-        return error
-    text, condition = str(error), error.condition or None
-    if isinstance(error, RequestRefused) and error.status == UNAUTHORIZED_STATUS:
-        kind: type[ServiceBusError] = ServiceBusAuthenticationError
-        if error.meaning is FailureMeaning.UNREACHABLE:
-            kind = ServiceBusConnectionError
-    elif isinstance(error, RequestRefused) and error.status == MISSING_STATUS and not condition:
-        kind = MessagingEntityNotFoundError
-    elif condition in _CLASSES:
-        kind = _CLASSES[condition]
-    else:
-        is_lost = error.meaning is FailureMeaning.UNREACHABLE
-        kind = ServiceBusConnectionError if is_lost else ServiceBusError
-    if kind is ServiceBusError:
-        return _caused(ServiceBusError(text, condition=condition), error)
-    return _caused(kind(message=text, condition=condition), error)
-
-
-def _caused(raised: Exception, cause: Exception) -> Exception:
-    raised.__cause__ = cause
-    return raised

@@ -27,6 +27,7 @@ from twinbus.servicebus.failures import (
 )
 
 if TYPE_CHECKING:
+    from azure.servicebus import ServiceBusMessage
     from azure.servicebus.aio import ServiceBusSender
 
 log = logging.getLogger("twinbus.pairing")
@@ -259,6 +260,21 @@ class SenderPool:
         if error is not None:
             raise error
         return result
+
+    async def send_ready(
+        self, pooled: PooledSender, message: ServiceBusMessage, now: float, timeout_s: float
+    ) -> None:
+        """Send one message with a sender of `take_ready`; the short form of `attempt`."""
+        self.attempt_timer.begin(pooled, now, timeout_s)
+        try:
+            await pooled.sdk.send_messages(message)
+        except BaseException as caught:
+            error = self.end_attempt(pooled, caught)
+            if error is None or error is caught:
+                raise
+            raise error from caught
+        if self.end_success(pooled, self._loop.time()):
+            raise asyncio.CancelledError(CARRIED_OUT)
 
     def end_success(self, pooled: PooledSender, now: float) -> bool:
         """End an attempt that succeeded: give its sender back; return whether it was cancelled.

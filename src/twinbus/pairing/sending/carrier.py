@@ -1,17 +1,20 @@
 """What a call needs to send: its messages, and a carrier that brings them to one entity.
 
-The decisions of a call are the same whatever carries it: messages and senders of the SDK
-(`Outgoing`, `SenderPool`), or encoded messages and links of `twinbus.client` in a gateway
-(`EncodedMessages`, `LinkPool`). tests/contract/test_carriers.py holds both to the same contract.
+The decisions of a call are the same whatever carries it: messages of the SDK (`Outgoing`) with its
+senders (`SenderPool`) or with links of our own (`OwnLinks`), or encoded messages and links in a
+gateway (`EncodedMessages`, `LinkPool`). tests/contract/test_carriers.py holds all to one contract.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from twinbus.errors import BacklogGuardError
 from twinbus.servicebus.twins import DivertMark
+
+if TYPE_CHECKING:
+    from azure.servicebus import ServiceBusMessage
 
 
 class OutgoingMessages(Protocol):
@@ -103,3 +106,32 @@ class Carrier(Protocol):
 
     async def close(self, limit_s: float) -> None:
         """Take no more calls; wait up to `limit_s` for those that are under way."""
+
+
+class SenderCarrier(Carrier, Protocol):
+    """Carries what an application's sender sends: messages of the SDK."""
+
+    on_slow: Callable[[], None] | None
+    """Called when an attempt takes long, again and again until it ends."""
+    on_open_failed: Callable[[Exception], None] | None
+    """Called when a link did not open, after every call that waited for it had given up."""
+    jitter: Callable[[], float] | None
+    """Set: an idle link is kept ready. Numbers from 0 to 1: not all do something at once."""
+
+    @property
+    def batch_limit_bytes(self) -> int | None:
+        """The largest batch that the entity takes, as the last link reported."""
+
+    def take_ready(self, now: float) -> Any | None:
+        """Lease a sender whose link is open; None: `take` must find or open one.
+
+        Every healthy send calls this.
+        """
+
+    async def send_ready(
+        self, pooled: Any, message: ServiceBusMessage, now: float, timeout_s: float
+    ) -> None:
+        """Send one message with a sender of `take_ready`; the short form of `attempt`.
+
+        A CancelledError for which `was_carried_out` holds: the message was sent all the same.
+        """

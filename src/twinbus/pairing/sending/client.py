@@ -30,6 +30,7 @@ from twinbus.pairing.sdk.sdk_cleanup import close_sdk_client
 from twinbus.pairing.sdk.sender_pool import SenderPool, open_only
 from twinbus.pairing.sending.calls import SendTarget
 from twinbus.pairing.sending.entity_monitor import EntityMonitor
+from twinbus.pairing.sending.own_links import OwnConnections
 from twinbus.pairing.sending.sender import PairedSender
 from twinbus.pairing.sending.sessions import SessionScan
 from twinbus.pairing.sending.shared_state import SharedState
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from azure.servicebus.aio import ServiceBusClient, ServiceBusSender
 
     from twinbus.namespace.namespace import Namespace
-    from twinbus.pairing.sending.carrier import Carrier
+    from twinbus.pairing.sending.carrier import Carrier, SenderCarrier
 
 log = logging.getLogger("twinbus.pairing")
 
@@ -61,6 +62,11 @@ class PairedClient:
         self.state = SharedState(primary, secondary, options, recorder, environment)
         self._primary_sdk = primary.bounded_client(options.attempt_timeout_s)
         self._pinger = Pinger(self.state, self._primary_sdk)
+        self._own: OwnConnections | None = None
+        """What carries messages instead of senders of the SDK."""
+        if options.links == "own":
+            self._own = OwnConnections(self.state)
+            self.state.make_backlog_pool = self._own.backlog
         self._senders: set[PairedSender] = set()
         self.session_scan: SessionScan | None = None
         """Finds the sessions that are bound to the backlog; None: the order is relaxed."""
@@ -91,9 +97,13 @@ class PairedClient:
                 f" sender to {path!r}"
             )
         identifier = sdk_options.get("client_identifier") or f"SBSender-{uuid4()}"
-        given = {**KEEP_ALIVE_OFF, **sdk_options, "client_identifier": identifier}
-        make_one = partial(make, path, **given)
-        pool = SenderPool(make_one, self.state.primary.resolve, self.state.closer)
+        pool: SenderCarrier
+        if self._own is not None:
+            pool = self._own.primary(path)
+        else:
+            given = {**KEEP_ALIVE_OFF, **sdk_options, "client_identifier": identifier}
+            make_one = partial(make, path, **given)
+            pool = SenderPool(make_one, self.state.primary.resolve, self.state.closer)
         target = self.target(path, pool)
         sender = PairedSender(target, pool, identifier, on_close=self._sender_closed)
         self._senders.add(sender)
@@ -183,6 +193,8 @@ class PairedClient:
         assert self.state.closed
         await self.state.close_pools([sender.pool for sender in self._senders])
         await close_sdk_client(self._primary_sdk)
+        if self._own is not None:
+            await self._own.close_primary()
         self._senders.clear()
 
     async def close_secondary(self, reason: str) -> None:
@@ -190,6 +202,8 @@ class PairedClient:
         if self.session_scan is not None:
             await self.session_scan.close()
         await self.state.close_backlog(reason)
+        if self._own is not None:
+            await self._own.close_secondary()
 
 
 class Pinger:

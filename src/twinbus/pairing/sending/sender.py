@@ -28,8 +28,9 @@ from twinbus.pairing.core.failover import Route
 from twinbus.pairing.lifecycle.closing import AsyncOnly
 from twinbus.pairing.sdk.guards import id_of, quick_check
 from twinbus.pairing.sdk.outgoing import Outgoing, PairedMessageBatch, with_id
-from twinbus.pairing.sdk.sender_pool import SenderPool
+from twinbus.pairing.sdk.sender_pool import was_carried_out
 from twinbus.pairing.sending.calls import ScheduleCall, SendTarget, require_numbers, with_ids
+from twinbus.pairing.sending.carrier import SenderCarrier
 from twinbus.pairing.sending.send_calls import SendCall, call_of
 from twinbus.status.document import EntityState
 
@@ -50,7 +51,7 @@ class PairedSender(AsyncOnly):
     def __init__(
         self,
         target: SendTarget,
-        pool: SenderPool,
+        pool: SenderCarrier,
         client_identifier: str,
         on_close: Callable[[PairedSender], None],
     ) -> None:
@@ -141,23 +142,19 @@ class PairedSender(AsyncOnly):
         if measured[0] is None:
             message = with_id(message, self._state.message_ids)
             measured = id_of(message), measured[1]
-        pool.attempt_timer.begin(pooled, began, timeout_s)
+        failed: BaseException | None = None
         try:
-            await pooled.sdk.send_messages(message)  # type: ignore[arg-type]  # one, as measured
+            await pool.send_ready(pooled, message, began, timeout_s)  # type: ignore[arg-type]  # one, as measured
         except BaseException as caught:  # noqa: BLE001  # judged below, then raised or not
-            failed = pool.end_attempt(pooled, caught) or caught
-            if failed is not caught:
-                failed.__cause__ = caught
-        else:
-            now = self._loop.time()
-            is_cancelled = pool.end_success(pooled, now)
+            failed = caught
+        is_cancelled = isinstance(failed, asyncio.CancelledError) and was_carried_out(failed)
+        if failed is None or is_cancelled:
             if self.record_message is not None:
-                self.record_message(int((now - began) * 1e6), measured)
+                self.record_message(int((self._loop.time() - began) * 1e6), measured)
             self._entity.succeeded(1)
-            if is_cancelled:
-                cancelled = asyncio.CancelledError()
-                self._entity.call_raised(1, cancelled)
-                raise cancelled
+            if failed is not None:
+                self._entity.call_raised(1, failed)
+                raise failed
             return
         try:
             await call_of(self.target, message, deadline).run_after(failed, began, timeout_s)

@@ -107,7 +107,7 @@ class SharedState:
         self._refusal: Callable[[], PairingError | None] = lambda: None
         self.monitors = EntityMonitors(forgotten=self._forget_twin)
         """Every entity that has a sender, had one lately, or that a person has commanded."""
-        self._make_backlog_pool: Callable[[str], Carrier] = self.sdk_pool
+        self.make_backlog_pool: Callable[[str], Carrier] = self.sdk_pool
         self.backlog_pools: dict[str, Carrier] = {}
         self._return_timers: dict[str, asyncio.TimerHandle] = {}
         """For each pulled queue, the timer that announces its return."""
@@ -146,13 +146,13 @@ class SharedState:
     def backlog_pool(self, queue: str) -> Carrier:
         pool = self.backlog_pools.get(queue)
         if pool is None:
-            pool = self.backlog_pools[queue] = self._make_backlog_pool(queue)
+            pool = self.backlog_pools[queue] = self.make_backlog_pool(queue)
         return pool
 
     async def divert_by(self, make: Callable[[str], Carrier]) -> None:
         """Divert with senders that `make` makes for a backlog queue, not with those of the SDK."""
         before, self.backlog_pools = self.backlog_pools, {}
-        self._make_backlog_pool = make
+        self.make_backlog_pool = make
         await self.close_pools([*before.values()])
 
     def sdk_pool(self, queue: str) -> SenderPool:

@@ -25,13 +25,13 @@ from twinbus.errors import TransactionError, TransactionRolledBackError, Transac
 from twinbus.pairing.lifecycle.closing import AsyncOnly
 from twinbus.pairing.receiving.side import ReceivingSide
 from twinbus.pairing.sdk.encoding import encoded, too_large
+from twinbus.pairing.sdk.failures import sdk_error
 from twinbus.pairing.sdk.outgoing import Outgoing
 from twinbus.pairing.sdk.received import (
     mark_settled,
     origin_of,
     require_settleable,
     require_unexpired,
-    sdk_error,
 )
 from twinbus.pairing.sending.sender import Messages
 from twinbus.servicebus.failures import NamespaceFailure

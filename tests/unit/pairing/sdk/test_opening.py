@@ -271,7 +271,8 @@ async def test_an_idle_link_is_reopened_once_before_it_is_too_old(jitter: float)
         for _ in range(40):
             await asyncio.sleep(25.1)
             opened.append(world.primary.opened)
-            [newest] = sender.pool.idle[-1:]
+            pool: Any = sender.pool
+            [newest] = pool.idle[-1:]
             assert world.now - newest.idle_since < IDLE_MAX_S
     # A thousand seconds; no link lived for less than 55 of them.
     assert 10 <= opened[-1] <= 1 + 1_000 / 55

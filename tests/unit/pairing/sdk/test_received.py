@@ -27,6 +27,7 @@ from azure.servicebus.exceptions import (
 from twinbus.amqp.message import Properties, encode_message
 from twinbus.client.request_node import ConnectionLost, LinkEnded, LockLost, RequestRefused
 from twinbus.pairing.core.sides import Side
+from twinbus.pairing.sdk.failures import sdk_error
 from twinbus.pairing.sdk.received import (
     Undecodable,
     lock_token_of,
@@ -34,7 +35,6 @@ from twinbus.pairing.sdk.received import (
     origin_of,
     received_message,
     require_settleable,
-    sdk_error,
     set_origin,
 )
 from twinbus.servicebus import conditions
