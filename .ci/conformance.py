@@ -9,7 +9,8 @@ The SDK's tests wait for real clocks, so they run side by side. Those that allow
 (tests/conformance/one-by-one.txt) run after the others, one at a time. No test runs twice.
 
 Not in CI: `--only async`, the asyncio tests; `--paired`, which replaces every sender of the data
-plane's tests by that of a pair (tests/conformance/paired_senders.py); `--guarded`, which replaces
+plane's tests by that of a pair (tests/conformance/paired_senders.py), with `--links own` over links
+of our own, which must pass the same; `--guarded`, which replaces
 every receiver by a guarded one (guarded_receivers.py; not-guarded.txt names the tests that do not
 pass then, and why); and `--gateway`, which puts a `twinbus gateway` between the tests and the
 namespace.
@@ -72,6 +73,7 @@ def arguments() -> tuple[argparse.Namespace, str]:
     parser.add_argument("--out", type=Path, default=ROOT / ".ci" / "out")
     parser.add_argument("--only", choices=(*SUITES, *FILES), help="one suite")
     parser.add_argument("--paired", action="store_true", help="replace the senders by paired ones")
+    parser.add_argument("--links", choices=("sdk", "own"), default="sdk", help="of paired senders")
     parser.add_argument("--guarded", action="store_true", help="replace the receivers")
     parser.add_argument("--gateway", action="store_true", help="go through a gateway")
     parser.add_argument("--record", action="store_true", help="add what passes to the baseline")
@@ -113,6 +115,7 @@ def main() -> int:
         suite: Path = given.suite.resolve()
         prepare(suite, out)
         if plugin:
+            os.environ["TWINBUS_CONFORMANCE_LINKS"] = given.links
             suite = with_plugin(suite, addresses[SECONDARY], out)
         run = partial(run_suite, suite, out=out, plugin=plugin)
 

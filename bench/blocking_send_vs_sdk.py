@@ -18,12 +18,13 @@ from azure.servicebus import ServiceBusClient
 
 from bench.harness import Progress, Sides
 from bench.paired_send_vs_sdk import BODY, MESSAGES, make
-from bench.paired_sides import DATA, QUEUE, ROUNDS, UNIT, Clocks, serving
+from bench.paired_sides import DATA, QUEUE, ROUNDS, UNIT, Clocks, Links, serving
 from twinbus import Namespace, SendAvailabilityOptions
 from twinbus.blocking import Pair
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
 __all__ = ["ROUNDS", "UNIT", "sides"]
 
@@ -31,7 +32,8 @@ __all__ = ["ROUNDS", "UNIT", "sides"]
 class BlockingSides:
     """A plain sync sender and a blocking paired one, open."""
 
-    def __init__(self, primary: str, secondary: str, ledger: Path) -> None:
+    def __init__(self, primary: str, secondary: str, ledger: Path, links: Links = "sdk") -> None:
+        self._links = links
         self._strings = primary, secondary
         self._ledger = ledger
         self._stack = contextlib.ExitStack()
@@ -39,7 +41,9 @@ class BlockingSides:
 
     def __enter__(self) -> BlockingSides:
         primary, secondary = self._strings
-        options = SendAvailabilityOptions(backlog_queue_count=1, ledger=str(self._ledger))
+        options = SendAvailabilityOptions(
+            backlog_queue_count=1, ledger=str(self._ledger), links=self._links
+        )
         with contextlib.ExitStack() as stack:
             self._pair = stack.enter_context(
                 Pair(
@@ -82,16 +86,21 @@ class BlockingSides:
         return MESSAGES / (time.process_time() - used), MESSAGES / took
 
 
-@contextlib.contextmanager
-def sides(progress: Progress) -> Iterator[Sides]:
+def sides(progress: Progress) -> AbstractContextManager[Sides]:
     """A plain and a paired sender to one queue."""
+    return blocking_sides(progress)
+
+
+@contextlib.contextmanager
+def blocking_sides(progress: Progress, links: Links = "sdk") -> Iterator[Sides]:
+    """Both senders, ready; `links` carry the messages of the paired one."""
     words = f"azure-servicebus sync, {len(BODY)} bytes, one at a time, ledger on"
     DATA.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="blocking-", dir=DATA) as directory:
         home = Path(directory)
         with (
             serving(progress, home) as (primary, secondary),
-            BlockingSides(primary, secondary, home / "ledger") as both,
+            BlockingSides(primary, secondary, home / "ledger", links) as both,
         ):
             yield Sides(
                 ours=both.ours,

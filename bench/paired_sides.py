@@ -18,7 +18,7 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from azure.servicebus.aio import ServiceBusClient
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
     Make = Callable[[], Sequence[Any]]
     """The payloads of one round, made before its time is taken."""
+
+Links = Literal["sdk", "own"]
 
 ROUNDS = 15
 UNIT = "messages per second of client CPU"
@@ -58,8 +60,11 @@ class Clocks:
 class BothSides:
     """A plain sender and a paired one, open, on one loop."""
 
-    def __init__(self, primary: str, secondary: str, ledger: Path | None) -> None:
-        """Without a `ledger` the paired sender keeps none."""
+    def __init__(
+        self, primary: str, secondary: str, ledger: Path | None, links: Links = "sdk"
+    ) -> None:
+        """Without a `ledger` the paired sender keeps none. `links` carry its messages."""
+        self._links = links
         self._loop = asyncio.new_event_loop()
         self._stack = contextlib.AsyncExitStack()
         self._strings = primary, secondary
@@ -76,7 +81,7 @@ class BothSides:
     async def _open(self) -> None:
         primary, secondary = self._strings
         place = "" if self._ledger is None else str(self._ledger)
-        options = SendAvailabilityOptions(backlog_queue_count=1, ledger=place)
+        options = SendAvailabilityOptions(backlog_queue_count=1, ledger=place, links=self._links)
         self.pair = Pair(
             Namespace.from_connection_string(primary, "bench"),
             Namespace.from_connection_string(secondary),
@@ -123,13 +128,15 @@ async def _send(sender: Any, payloads: Sequence[Any]) -> None:
 
 
 @contextlib.contextmanager
-def both_sides(progress: Progress, make: Make, messages: int, words: str) -> Iterator[Sides]:
+def both_sides(
+    progress: Progress, make: Make, messages: int, words: str, links: Links = "sdk"
+) -> Iterator[Sides]:
     """Both senders, ready; what `make` gives holds so many messages."""
     DATA.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="paired-", dir=DATA) as directory:
         home = Path(directory)
         with serving(progress, home) as (primary, secondary):
-            sides = BothSides(primary, secondary, home / "ledger")
+            sides = BothSides(primary, secondary, home / "ledger", links)
             sides.open()
             try:
                 yield Sides(

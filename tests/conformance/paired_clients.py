@@ -22,8 +22,11 @@ SECONDARY: Final = os.environ["TWINBUS_CONFORMANCE_SECONDARY"]
 
 PRIMARY: Final = os.environ["SBCONF_AMQP"]
 
-OPTIONS: Final = SendAvailabilityOptions(backlog_queue_count=1, ledger="")
-
+OPTIONS: Final = SendAvailabilityOptions(
+    backlog_queue_count=1,
+    ledger="",
+    links="own" if os.environ.get("TWINBUS_CONFORMANCE_LINKS") == "own" else "sdk",
+)
 
 Given = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments that a client was made with."""
