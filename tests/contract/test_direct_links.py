@@ -33,6 +33,16 @@ SIDES = "contoso", "contoso-dr"
 
 broker = embedded(tls=True, tokens=[TOKEN])
 
+CARRIED_BY: dict[str, Any] = {}
+"""The option for what carries the messages, in the present test."""
+
+
+@pytest.fixture(params=["sdk", "own"], autouse=True)
+def links(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setitem(CARRIED_BY, "links", request.param)
+    kind: str = request.param
+    return kind
+
 
 @pytest.fixture(autouse=True)
 def nothing_left(broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -44,7 +54,7 @@ def nothing_left(broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 @contextmanager
 def paired(broker: EmbeddedBroker, **options: Any) -> Iterator[tuple[Pair, PairedSender]]:
-    settings = quick(**{"attempt_timeout": 15.0, **options})
+    settings = quick(**{"attempt_timeout": 15.0, **CARRIED_BY, **options})
     with (
         pair_namespaces(*sides(broker), settings) as pair,
         pair.get_queue_sender("orders") as sender,
@@ -160,13 +170,15 @@ def test_a_primary_that_hangs_ends_the_attempt_in_time_and_the_message_is_divert
     assert sorted(stored(broker, *backlog, namespace="contoso-dr")) == ["next", "saved"]
 
 
+@pytest.mark.parametrize("links", ["sdk"], indirect=True)
 def test_a_send_that_the_sdk_does_not_end_is_cut_off(
     broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The SDK waits without a bound for a link that is not ready."""
     with paired(broker, attempt_timeout=1.0, failover_interval=0.0) as (pair, sender):
         open_link(sender)
-        handler: Any = links_of(sender).idle[0].sdk._handler
+        link: Any = links_of(sender).idle[0]
+        handler = link.sdk._handler
         monkeypatch.setattr(handler, "_client_ready", lambda: False)
         began = time.monotonic()
         sender.send_messages(ServiceBusMessage("x", message_id="saved"), timeout=60)
@@ -233,7 +245,7 @@ def test_tls_and_a_credential_for_asyncio_serve_direct_links_too(broker: Embedde
         for name in SIDES
     )
     with (
-        pair_namespaces(primary, secondary, quick(attempt_timeout=15.0)) as pair,
+        pair_namespaces(primary, secondary, quick(attempt_timeout=15.0, **CARRIED_BY)) as pair,
         pair.get_queue_sender("orders") as sender,
     ):
         open_link(sender)
@@ -250,7 +262,7 @@ def test_a_websocket_has_no_direct_links(broker: EmbeddedBroker) -> None:
     primary = Namespace.from_connection_string(text, "contoso", transport_type=kind)
     secondary = broker.connection_string("contoso-dr")
     with (
-        pair_namespaces(primary, secondary, quick(attempt_timeout=15.0)) as pair,
+        pair_namespaces(primary, secondary, quick(attempt_timeout=15.0, **CARRIED_BY)) as pair,
         pair.get_queue_sender("orders") as sender,
     ):
         sender.send_messages(ServiceBusMessage("x"))
@@ -258,3 +270,30 @@ def test_a_websocket_has_no_direct_links(broker: EmbeddedBroker) -> None:
         assert links_of(sender).idle == []
         sender.send_messages(ServiceBusMessage("x"))
         assert links_of(sender).opening is None
+
+
+@pytest.mark.parametrize("links", ["own"], indirect=True)
+def test_an_own_link_is_given_up_in_good_time_before_its_token_expires(
+    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with paired(broker) as (_, sender):
+        open_link(sender)
+        link: Any = links_of(sender).idle[0]
+        assert link.is_usable(time.monotonic())
+        later_s = time.time() + 0.8 * 3_600
+        monkeypatch.setattr("twinbus.client.blocking_link.time.time", lambda: later_s)
+        assert not link.is_usable(time.monotonic())
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize("links", ["own"], indirect=True)
+def test_an_own_link_sends_on_when_its_credit_was_used_up(broker: EmbeddedBroker) -> None:
+    with paired(broker) as (_, sender):
+        open_link(sender)
+        watched = Watched(sender)
+        link: Any = links_of(sender).idle[0]
+        count = link._link._link.credit + 10
+        for number in range(count):
+            sender.send_messages(ServiceBusMessage("x", message_id=str(number)))
+        assert watched.count == count
+    assert len(stored(broker, "orders")) == count + 1

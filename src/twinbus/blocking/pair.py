@@ -26,7 +26,8 @@ from twinbus.pairing.lifecycle.pair_methods import PairMethods
 from twinbus.pairing.observing.events import BUFFER_MAX, PairEvent
 from twinbus.pairing.observing.events import EventStream as CoreStream
 from twinbus.pairing.receiving.settings import require_locks
-from twinbus.pairing.sdk.direct_links import DirectLinks
+from twinbus.pairing.sdk.direct_links import DirectLinks, SdkDirectLink
+from twinbus.pairing.sending.own_direct_link import OWN_DIRECT_BYTES, open_direct_link
 from twinbus.status.document import SideState
 
 if TYPE_CHECKING:
@@ -220,7 +221,16 @@ class Pair(BlockingOnly, PairMethods[ServiceBusReceiver, ItemPaged[str]]):
             made: ServiceBusSender = getattr(client, method)(core.entity_name, **given)
             return made
 
-        links = DirectLinks(make, self._loop_thread.loop)
+        loop_thread, limit_s = self._loop_thread, self.options.attempt_timeout_s
+        if self.options.links == "own":
+            primary, name = self._primary, core.entity_name
+            links = DirectLinks(
+                lambda: open_direct_link(primary, name, loop_thread.run, limit_s),
+                loop_thread.loop,
+                bytes_max=OWN_DIRECT_BYTES,
+            )
+        else:
+            links = DirectLinks(lambda: SdkDirectLink.opened(make()), loop_thread.loop)
         self._links.add(links)
         return PairedSender(core, self._loop_thread, links)
 

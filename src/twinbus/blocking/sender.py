@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from datetime import datetime
-from typing import Any, Final, Never, Protocol, Self
+from typing import Any, Never, Protocol, Self
 
 from azure.servicebus import ServiceBusMessage, ServiceBusMessageBatch
 
@@ -25,10 +25,6 @@ from twinbus.pairing.sending.sender import (
 )
 from twinbus.pairing.sending.sender import PairedSender as CoreSender
 from twinbus.servicebus.failures import is_timeout
-
-DIRECT_BYTES: Final = 8 * 1_024
-"""The largest body for the SDK's sync sender: it gives up a write after 0.2 s, in which a distant
-peer may not take a larger message."""
 
 
 class MessageSender(NamedSender, Protocol):
@@ -168,7 +164,7 @@ class PairedSender(BlockingOnly):
         ):
             return None
         message_id, size_bytes = quick_check(message, target.state.limits.watched) or (None, None)
-        if message_id is None or size_bytes is None or size_bytes > DIRECT_BYTES:
+        if message_id is None or size_bytes is None or size_bytes > self._links.bytes_max:
             return None
         return message_id, size_bytes
 

@@ -1,4 +1,4 @@
-"""Links of the SDK's sync sender, on which a healthy send goes out on its caller's own thread.
+"""Links of a blocking sender, on which a healthy send goes out on its caller's own thread.
 
 A send through the core changes threads twice, which costs half as much as the send itself. A busy
 sender to a healthy entity therefore has links of its own beside the core's:
@@ -10,6 +10,8 @@ Only the first attempt on the primary is made here. The core decides what follow
 nothing here is evidence that the core does not get. Each link serves one thread at a time. It opens
 in the background, and no call waits for that. The SDK bounds a send only while its link is up, so
 the loop's timer cuts off a send that outlives its time.
+
+The links are senders of the sync SDK (`SdkDirectLink`), or of our own client (own_direct_link.py).
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from twinbus.pairing.sdk.sender_pool import IDLE_MAX_S, SENDERS_MAX
 
@@ -53,18 +55,49 @@ FRAMES_MAX: Final = 16
 ATTACHED: Final = 3
 
 
+DIRECT_BYTES: Final = 8 * 1_024
+"""The largest body for the SDK's sync sender: it gives up a write after 0.2 s, in which a distant
+peer may not take a larger message."""
+
+
+class DirectLink(Protocol):
+    """One open link; it serves one thread at a time."""
+
+    idle_since: float
+
+    def send(self, message: ServiceBusMessage, timeout_s: float) -> None:
+        """Send one message; it raises what the SDK raises."""
+
+    def is_usable(self, now: float) -> bool:
+        """Whether the link is up. The peer may have ended it while it was idle."""
+
+    def cut_off(self) -> None:
+        """End the connection, from any thread: a send that waits on it raises."""
+
+    def abort(self, *, politely: bool = False) -> None:
+        """Close a link that no thread uses; politely: the peer is told."""
+
+
 class DirectLinks:
     """The direct links of one blocking sender; may be used by many threads at once."""
 
     def __init__(
-        self, make: Callable[[], ServiceBusSender], loop: asyncio.AbstractEventLoop
+        self,
+        open_link: Callable[[], DirectLink | None],
+        loop: asyncio.AbstractEventLoop,
+        *,
+        bytes_max: int = DIRECT_BYTES,
     ) -> None:
-        """`make` makes a sender of the SDK without retries; it may block."""
-        self._make = make
+        """`open_link` opens a link; it may block. None: the namespace cannot be reached so.
+
+        `bytes_max` is the largest body for them.
+        """
+        self._open_link = open_link
+        self.bytes_max = bytes_max
         self._loop = loop
         self._lock = threading.Lock()
-        self.idle: list[_DirectLink] = []
-        self.busy: dict[_DirectLink, float] = {}
+        self.idle: list[DirectLink] = []
+        self.busy: dict[DirectLink, float] = {}
         """Links in use, and when their send must have ended."""
         self.opening: threading.Thread | None = None
         self._sends, self._counted_since = 0, 0.0
@@ -73,7 +106,7 @@ class DirectLinks:
         self._is_watched = False
         self._closed = False
 
-    def take(self, now: float) -> _DirectLink | None:
+    def take(self, now: float) -> DirectLink | None:
         """Lease an open link; None: there is none, and the core must send."""
         while True:
             try:
@@ -85,11 +118,11 @@ class DirectLinks:
                 return link
             link.abort()
 
-    def send(self, link: _DirectLink, message: ServiceBusMessage, timeout_s: float) -> None:
+    def send(self, link: DirectLink, message: ServiceBusMessage, timeout_s: float) -> None:
         """Send on a leased link; it ends within `timeout_s` and a second. It is given back."""
         self.busy[link] = time.monotonic() + timeout_s + LATE_S
         try:
-            link.sdk.send_messages(message, timeout=timeout_s)
+            link.send(message, timeout_s)
         except BaseException:
             # What broke this one has broken all.
             self.busy.pop(link, None)
@@ -142,9 +175,7 @@ class DirectLinks:
     def _open(self) -> None:
         link, not_before = None, math.inf
         try:
-            sdk = self._make()
-            sdk.__enter__()
-            link = _DirectLink.of(sdk)
+            link = self._open_link()
         except Exception as error:  # noqa: BLE001  # the core goes on sending, and judges the entity
             log.debug("a direct link did not open: %r", error)
             not_before = time.monotonic() + AGAIN_S
@@ -179,7 +210,7 @@ class DirectLinks:
                 self._loop.call_later(CHECK_S, self._watch)
 
 
-class _DirectLink:
+class SdkDirectLink:
     """One open sender of the sync SDK."""
 
     def __init__(self, sdk: Any, sock: socket.socket) -> None:
@@ -191,8 +222,9 @@ class _DirectLink:
         self._poll.register(sock, select.POLLIN)
 
     @classmethod
-    def of(cls, sdk: Any) -> _DirectLink | None:
-        """The link of an open sender; None: it is not over a socket of its own (WebSocket)."""
+    def opened(cls, sdk: ServiceBusSender) -> SdkDirectLink | None:
+        """Open a sender without retries; None: it is not over a socket of its own (WebSocket)."""
+        sdk.__enter__()
         connection = getattr(getattr(sdk, "_handler", None), "_connection", None)
         sock = getattr(getattr(connection, "_transport", None), "sock", None)
         if isinstance(sock, socket.socket):
@@ -200,8 +232,10 @@ class _DirectLink:
         sdk.close()
         return None
 
+    def send(self, message: ServiceBusMessage, timeout_s: float) -> None:
+        self.sdk.send_messages(message, timeout=timeout_s)
+
     def is_usable(self, now: float) -> bool:
-        """Whether the link is up. The peer may have ended it while it was idle."""
         if now - self.idle_since >= IDLE_MAX_S:
             return False
         try:
@@ -216,12 +250,10 @@ class _DirectLink:
         return False
 
     def cut_off(self) -> None:
-        """End the connection, from any thread: a send that waits on it raises."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def abort(self, *, politely: bool = False) -> None:
-        """Close a link that no thread uses; politely: the peer is told."""
         if politely:
             with contextlib.suppress(Exception):
                 self.sdk.close()
