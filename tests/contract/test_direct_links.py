@@ -281,7 +281,7 @@ def test_an_own_link_is_given_up_in_good_time_before_its_token_expires(
         link: Any = links_of(sender).idle[0]
         assert link.is_usable(time.monotonic())
         later_s = time.time() + 0.8 * 3_600
-        monkeypatch.setattr("twinbus.client.blocking_link.time.time", lambda: later_s)
+        monkeypatch.setattr("twinbus.client.sending.blocking_link.time.time", lambda: later_s)
         assert not link.is_usable(time.monotonic())
         monkeypatch.undo()
 

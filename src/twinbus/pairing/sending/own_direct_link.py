@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
-from twinbus.client.blocking_link import BlockingLink
+from twinbus.client.sending.blocking_link import BlockingLink
 from twinbus.namespace.access import endpoint_of
 from twinbus.pairing.sdk.encoding import message_bytes
 from twinbus.pairing.sdk.failures import sdk_error

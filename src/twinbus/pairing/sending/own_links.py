@@ -22,7 +22,7 @@ from azure.servicebus.exceptions import MessageSizeExceededError, ServiceBusErro
 from twinbus.client.in_flight import Wire
 from twinbus.client.links import UpstreamConnection
 from twinbus.client.request_node import ConnectionLost, LinkEnded
-from twinbus.client.scheduling import cancel_scheduled, schedule
+from twinbus.client.sending.scheduling import cancel_scheduled, schedule
 from twinbus.pairing.sdk.encoding import (
     BATCH_FORMAT,
     SINGLE_FORMAT,

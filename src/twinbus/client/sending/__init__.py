@@ -1,0 +1,1 @@
+"""Sends by other ways than a shared link: on the thread of the caller, and by request."""
