@@ -69,7 +69,7 @@ EMPTY_FRAME = b"\x00\x00\x00\x08\x02\x00\x00\x00"
 
 MAX_FRAME_BYTES = 65_536
 CHANNEL_MAX = 4_999
-TAKEN_TOGETHER_MAX = 64
+TAKEN_TOGETHER_MAX = 256
 """Deliveries of one run, and events of one list, at a server: it has other clients to serve."""
 
 IDLE_TIMEOUT_MS = 240_000

@@ -26,7 +26,7 @@ from twinbus.amqp.events import DeliveryArrived, DeliveryRun, DeliveryTooLarge
 from twinbus.amqp.link import MAX_MESSAGE_BYTES, LinkState, ReceiverLink
 from twinbus.amqp.performatives import ACCEPTED_BYTES, TransactionalState, encode_state
 from twinbus.broker.links.context import LinkClient, LinkOwner, rejected
-from twinbus.broker.links.prepared import may_be_long
+from twinbus.broker.links.prepared import is_batch
 from twinbus.broker.links.turns import Steps, Turns, at_once
 from twinbus.broker.refusals import MessageTooLarge, QuotaExceeded, Refusal
 from twinbus.broker.sas import SEND
@@ -260,14 +260,14 @@ class GatewaySendingLink(LinkOwner):
 
     def take_all(self, events: list[DeliveryArrived], now_ms: int) -> Steps | None:
         """Take deliveries; long batches are read in slices."""
-        if not any(map(may_be_long, events)):
+        if not any(map(is_batch, events)):
             return super().take_all(events, now_ms)
         return self._take_in_turns(events, now_ms)
 
     def _take_in_turns(self, events: list[DeliveryArrived], now_ms: int) -> Steps:
         for event in events:
             messages = None
-            if event.state is None and may_be_long(event):
+            if event.state is None and is_batch(event):
                 messages = yield from self._pending.turns.prepare(self._reading(event))
             if self.link.owner is not self:
                 return  # It was closed meanwhile.

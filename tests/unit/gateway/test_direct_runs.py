@@ -19,6 +19,7 @@ from twinbus.amqp.message import Properties, encode_message
 from twinbus.amqp.performatives import Accepted, Error, Modified, Rejected, Source, Target
 from twinbus.amqp.session import Session
 from twinbus.amqp.types import Symbol
+from twinbus.broker.links.turns import at_once
 from twinbus.broker.refusals import Unauthorized
 from twinbus.client.in_flight import answer
 from twinbus.client.links import LinkPool, UpstreamConnection, UpstreamLink
@@ -121,7 +122,9 @@ class World:
         )
         target: Any = SimpleNamespace(entity=entity, state=state, sessions=None, client="c")
         relay: Any = None
-        return GatewaySendingLink(self.pending, client, link, "q", target, self.pool, 10**15, relay)
+        own = GatewaySendingLink(self.pending, client, link, "q", target, self.pool, 10**15, relay)
+        link.owner = own
+        return own
 
     def _settled(self, first: int, last: int, state: bytes, *, as_receiver: bool) -> None:
         assert 0 <= first <= last <= SERIAL_MASK
@@ -153,7 +156,8 @@ class World:
         link = self.own.link
         run = DeliveryRun(link, self.next_id, 0, False, data, spans)
         self.next_id = (self.next_id + len(kinds)) & SERIAL_MASK
-        self.own.take_run(run, 1)
+        if rest := self.own.take_run(run, 1):
+            at_once(rest)
 
     def change(self, what: str) -> None:
         """The entity fails over or comes back, or the client's token ends."""

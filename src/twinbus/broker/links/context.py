@@ -48,9 +48,15 @@ class LinkOwner:
 
     def take_all(self, events: list[DeliveryArrived], now_ms: int) -> Steps | None:
         """Take deliveries that came one after the other; returns what of it takes long, if any."""
-        for event in events:
+        self.take(events[0], now_ms)
+        return self._take_others(events, now_ms) if len(events) > 1 else None
+
+    def _take_others(self, events: list[DeliveryArrived], now_ms: int) -> Steps:
+        for event in events[1:]:
+            yield None
+            if event.link.owner is not self:
+                return  # It was closed meanwhile.
             self.take(event, now_ms)
-        return None
 
     def take_run(self, run: DeliveryRun, now_ms: int) -> Steps | None:
         """The same for deliveries that came in one read and whose frames look alike."""

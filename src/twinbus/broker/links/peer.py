@@ -102,6 +102,8 @@ class Peer(asyncio.Protocol):
         """Present from the first byte to the first valid token, or to the OPEN after a login."""
         self._pressure = BackPressure()
         self._input = Input(context.turns, self.budgets.held_bytes, self._handle_read)
+        self._turn_ms = 0
+        """When the slice began."""
         self._is_lost = False
         """The connection is gone, and what it brought is not handled yet."""
         self._unread = context.admission.budgets.unread
@@ -190,6 +192,7 @@ class Peer(asyncio.Protocol):
 
     def _work(self) -> bool:
         """Handle what came for one slice; true if more is left."""
+        self._turn_ms = self._context.now_ms()
         output = self.connection.output
         was_blocked = output.blocked_bytes >= BLOCKED_BYTES_MAX
         try:
@@ -202,40 +205,24 @@ class Peer(asyncio.Protocol):
         return is_left
 
     def _handle_read(self, data: bytes) -> Steps:
-        for events in self.connection.receive(data, self._context.now_ms()):
-            yield from self._handle(events)
-
-    def _handle(self, events: list[Event]) -> Steps:
-        run: list[DeliveryArrived] = []
-        for event in events:
-            if type(event) is DeliveryArrived:
-                # Deliveries of one link that came one after the other are taken together.
-                if run and (run[0].link is not event.link or event.message_format):
-                    yield from self._take_all(run)
-                    run = []
-                run.append(event)
-                continue
-            if run:
-                yield from self._take_all(run)
-                run = []
-            if type(event) is not DeliveryRun:
-                self._act(event, self._context.now_ms())
-            elif event.message_format:
-                for each in event.deliveries():
-                    yield from self._take_all([each])
-            else:
-                rest = owner_of(event.link).take_run(event, self._context.now_ms())
+        is_first = True
+        for events in self.connection.receive(data, self._turn_ms):
+            for part in _parts(events):
+                if not is_first:
+                    yield None
+                is_first = False
+                rest = self._handle(part, self._turn_ms)
                 if rest is not None:
                     yield from rest
-            yield None
-        if run:
-            yield from self._take_all(run)
 
-    def _take_all(self, run: list[DeliveryArrived]) -> Steps:
-        rest = owner_of(run[0].link).take_all(run, self._context.now_ms())
-        if rest is not None:
-            yield from rest
-        yield None
+    def _handle(self, part: Event | list[DeliveryArrived], now_ms: int) -> Steps | None:
+        if type(part) is list:
+            return owner_of(part[0].link).take_all(part, now_ms)
+        if type(part) is DeliveryRun:
+            return owner_of(part.link).take_run(part, now_ms)
+        assert not isinstance(part, list)
+        self._act(part, now_ms)
+        return None
 
     def overhead_received(self, size_bytes: int) -> None:
         """Count bytes of a WebSocket that are not AMQP: a stranger may send few of either."""
@@ -643,3 +630,19 @@ class Peer(asyncio.Protocol):
         until_ms = owner.granted_until_ms(now_ms)
         if until_ms is not None:
             self._expiry.watch(until_ms)
+
+
+def _parts(events: list[Event]) -> list[Event | list[DeliveryArrived]]:
+    """The events, with deliveries of one link that came one after the other taken together."""
+    parts: list[Event | list[DeliveryArrived]] = []
+    run: list[DeliveryArrived] = []
+    for event in events:
+        if type(event) is not DeliveryArrived:
+            run = []
+            parts.append(event)
+        elif run and run[0].link is event.link:
+            run.append(event)
+        else:
+            run = [event]
+            parts.append(run)
+    return parts

@@ -32,12 +32,9 @@ FOUND_AT_ONCE: Final = 128
 PARSED_AT_ONCE: Final = 16
 """Messages of one step: a quarter of a slice (`turns.SLICE_S`)."""
 
-SHORT_BYTES: Final = 256
 
-
-def may_be_long(event: DeliveryArrived) -> bool:
-    """Whether a delivery is a batch of more than a few messages."""
-    return event.message_format == BATCH_FORMAT and len(event.payload) > SHORT_BYTES
+def is_batch(event: DeliveryArrived) -> bool:
+    return event.message_format == BATCH_FORMAT
 
 
 class Prepared:
@@ -46,8 +43,7 @@ class Prepared:
     __slots__ = ("_found", "_messages", "_parts", "_refusal", "is_short", "run")
 
     def __init__(self, event: DeliveryArrived) -> None:
-        is_batch = event.message_format == BATCH_FORMAT
-        self._parts = batch_parts(event.payload) if is_batch else iter((event.payload,))
+        self._parts = batch_parts(event.payload) if is_batch(event) else iter((event.payload,))
         self._found: list[bytes] = []
         self._messages: list[Incoming] = []
         self._refusal: Refusal | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from twinbus.amqp.events import DeliveryArrived, DeliveryRun, DeliveryTooLarge
 from twinbus.amqp.link import ReceiverLink
 from twinbus.amqp.message import BATCH_FORMAT
@@ -17,7 +19,7 @@ from twinbus.broker.links.context import (
     rejected,
     rejected_with,
 )
-from twinbus.broker.links.prepared import Prepared, may_be_long
+from twinbus.broker.links.prepared import Prepared, is_batch
 from twinbus.broker.links.transactions import ClientTransactions
 from twinbus.broker.links.turns import Steps
 from twinbus.broker.messages.incoming import Incoming, parse
@@ -25,6 +27,9 @@ from twinbus.broker.messages.plain import PlainShapes
 from twinbus.broker.refusals import MessageTooLarge, Refusal, ServerBusy
 from twinbus.broker.sas import SEND
 from twinbus.servicebus.names import BATCH_ALLOWANCE
+
+STORED_AT_ONCE: Final = 32
+"""Deliveries that are no run and are stored in one step."""
 
 
 class SendingLink(EntityLink[ReceiverLink]):
@@ -69,13 +74,16 @@ class SendingLink(EntityLink[ReceiverLink]):
     def take_all(self, events: list[DeliveryArrived], now_ms: int) -> Steps | None:
         """Store deliveries that came together.
 
-        Faster than one by one, while no fault is active, no credits are counted and none is long.
+        Faster than one by one, while no fault is active, no credits are counted, and none is a
+        batch or for many rules.
         """
         many_rules = self.entity.filter_count > RULES_AT_ONCE
-        if many_rules or any(map(may_be_long, events)):
+        if many_rules or any(map(is_batch, events)):
             return self._take_in_turns(events, many_rules=many_rules)
         if self._context.faults or self._context.credits is not None:
             return super().take_all(events, now_ms)
+        if len(events) > STORED_AT_ONCE:
+            return self._take_in_parts(events)
         settle, send = self.link.session.settle, self._context.namespace.send
         first = last = -1  # Accepted and not yet settled, always consecutive.
         try:
@@ -110,6 +118,13 @@ class SendingLink(EntityLink[ReceiverLink]):
             settle(first, last, ACCEPTED_BYTES, as_receiver=True)
         self._top_up()
         return None
+
+    def _take_in_parts(self, events: list[DeliveryArrived]) -> Steps:
+        for first in range(0, len(events), STORED_AT_ONCE):
+            if self.link.owner is not self:
+                return
+            self.take_all(events[first : first + STORED_AT_ONCE], self._context.now_ms())
+            yield None
 
     def _take_in_turns(self, events: list[DeliveryArrived], *, many_rules: bool) -> Steps:
         """Store deliveries one by one: what is long is prepared in slices, and stored at once."""

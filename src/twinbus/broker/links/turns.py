@@ -134,8 +134,7 @@ class Input:
 
         After an exception nothing is left. `BudgetExceeded` if too many bytes wait.
         """
-        clock = self._turns.clock
-        ends_at = clock() + SLICE_S
+        clock, ends_at = self._turns.clock, 0.0
         try:
             if self._turns.is_closed:
                 self.drop()
@@ -144,6 +143,8 @@ class Input:
                 if work is None:
                     work = self._work = self._handle(self._unread.popleft())
                 for state in work:
+                    # Most reads bring one step of work, and cost no look at the clock.
+                    ends_at = ends_at or clock() + SLICE_S
                     if state is BLOCKED or clock() >= ends_at:
                         return True
                 self._work = None
