@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.fuzz.frames import FRAMES
+from tests.fuzz.gateways import GATEWAYS
 from tests.fuzz.http import HTTP
 from tests.fuzz.messages import MESSAGES
 from tests.fuzz.part import Part
@@ -13,5 +14,17 @@ from tests.fuzz.strangers import STRANGERS
 from tests.fuzz.unpacking import UNPACKING
 from tests.fuzz.work import WORK
 
-_ALL = (FRAMES, STRANGERS, MESSAGES, MANAGEMENT, CBS, UNPACKING, HTTP, SQL, WORK, RESOURCES)
+_ALL = (
+    FRAMES,
+    STRANGERS,
+    MESSAGES,
+    MANAGEMENT,
+    CBS,
+    UNPACKING,
+    HTTP,
+    SQL,
+    WORK,
+    RESOURCES,
+    GATEWAYS,
+)
 PARTS: dict[str, Part] = {part.name: part for part in _ALL}

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import random
+import resource
 import time
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from hypothesis import Phase
@@ -21,8 +24,8 @@ from hypothesis import strategies as st
 
 from tests.fuzz.engine import create_entities, queues_of
 from tests.fuzz.part import Part, run_async
-from tests.fuzz.world import MANAGE_TOKEN, FuzzWorld, message
-from tests.unit.broker.links.joined import JoinedClient
+from tests.fuzz.world import MANAGE_TOKEN, FuzzWorld, at_most, message
+from tests.unit.broker.links.joined import TICKS, JoinedClient
 from twinbus.amqp.events import Disposed
 from twinbus.amqp.frames import encode_frame
 from twinbus.amqp.link import LinkState, ReceiverLink, SenderLink
@@ -39,13 +42,12 @@ from twinbus.broker.sas import AUDIENCE_MAX, GRANTS_MAX
 
 CLIENTS: Final = 3
 HEALTHY: Final = "healthy"
-TURNS_MAX: Final = 12
-"""Turns of the loop in which a neighbour's send is answered; alone it takes three."""
 SEND_MAX_S: Final = 3.0
 """Processor time of the same, of a step of the others too. Generous: memory is traced here."""
 LEFT_BYTES_MAX: Final = 400_000
 """What an example may leave: caches of the process that have a bound of their own."""
 RULES_MAX: Final = 2_000
+WAVE_STEPS: Final = 100
 PIECE: Final = b"x" * 30_000
 NAME: Final = "n" * 20_000
 
@@ -63,7 +65,7 @@ class Taker:
     """One client; when the broker has closed its connection, it comes again."""
 
     def __init__(self, world: FuzzWorld, number: int) -> None:
-        self._world = world
+        self.world = world
         self._name = f"taker{number}"
         self._count = 0
         self.client: JoinedClient | None = None
@@ -71,12 +73,12 @@ class Taker:
         self._senders: dict[str, SenderLink] = {}
         self._reads = True
 
-    async def act(self, step: Step) -> None:
+    async def act(self, step: Step, acts: Acts) -> None:
         if self.client is not None and self.client.transport.is_closed:
             self.leave()
         if self.client is None:
             await self._come()
-        ACTS[step.act](self, step.number)
+        acts[step.act](self, step.number)
         await self._carry(3)
 
     def leave(self, _: int = 0) -> None:
@@ -87,7 +89,7 @@ class Taker:
         self._senders.clear()
 
     async def _come(self) -> None:
-        client = self.client = JoinedClient(self._world.server)
+        client = self.client = JoinedClient(self.world.front)
         self._reads = True
         await client.exchange(4)
         self._session = client.connection.begin()
@@ -101,7 +103,7 @@ class Taker:
         for address in ("orders/$management", "$cbs", RULES_NODE):
             source = Source(address=address)
             self._session.attach_receiver(f"r{address}", source=source, target=Target(address="r"))
-        await client.exchange(4)
+        await client.exchange(self.world.opening_turns)
 
     async def _carry(self, turns: int) -> None:
         client = self.client
@@ -218,7 +220,7 @@ class Taker:
 
     def _request(self, address: str, operation: str, headers: dict[str, Any], body: Any) -> None:
         payload = encode_message(
-            properties=Properties(message_id="1", reply_to="r"),
+            properties=Properties(message_id=f"{self._next()}", reply_to="r"),
             application_properties={"operation": operation, **headers},
             value=body,
         )
@@ -226,7 +228,8 @@ class Taker:
 
 
 RULES_NODE: Final = "news/subscriptions/all/$management"
-ACTS: Final[dict[str, Callable[[Taker, int], None]]] = {
+Acts = dict[str, Callable[[Taker, int], None]]
+ACTS: Final[Acts] = {
     "receivers": Taker.receivers,
     "sessions": Taker.sessions,
     "credit": Taker.credit,
@@ -257,8 +260,8 @@ class Neighbour:
     """A client that sends one message at a time to a queue of its own."""
 
     def __init__(self, world: FuzzWorld) -> None:
-        self._world = world
-        self._client = JoinedClient(world.server)
+        self.world = world
+        self._client = JoinedClient(world.front)
         self._link: SenderLink
 
     async def come(self) -> None:
@@ -267,12 +270,12 @@ class Neighbour:
         await self._client.exchange()
         source, target = Source(address="me"), Target(address=HEALTHY)
         self._link = session.attach_sender("mine", source=source, target=target)
-        await self._client.exchange()
+        await self._client.exchange(max(TICKS, self.world.opening_turns))
 
     async def send(self) -> int:
         """Send a message; the turns of the loop until it was accepted."""
         self._link.send(message("mine"), b"t")
-        for turns in range(1, 10 * TURNS_MAX):
+        for turns in range(1, 10 * self.world.turns_max):
             if any(isinstance(event, Disposed) for event in await self._client.exchange(1)):
                 return turns
         raise AssertionError("a neighbour's send got no answer")
@@ -282,16 +285,20 @@ class Neighbour:
 
 
 def check(story: list[Step]) -> None:
-    run_async(_check(story))
+    run_async(play_and_check(story))
 
 
-async def _check(story: list[Step]) -> None:
-    async with FuzzWorld.running() as world:
+async def play_and_check(
+    story: list[Step], kind: type[FuzzWorld] = FuzzWorld, acts: Acts | None = None
+) -> None:
+    """Play a story in a world of this kind; what the clients took must come back."""
+    async with kind.running() as world:
         tracemalloc.start()
         try:
-            await _play(world, [Step(0, act, 3) for act in ACTS])  # What is made once.
+            acts = acts or ACTS
+            await _play(world, [Step(0, act, 3) for act in acts], acts)  # What is made once.
             before = _held_bytes()
-            await _play(world, story)
+            await _play(world, story, acts)
             left = _held_bytes() - before
         finally:
             tracemalloc.stop()
@@ -299,23 +306,39 @@ async def _check(story: list[Step]) -> None:
         world.check_errors()
 
 
-async def _play(world: FuzzWorld, story: list[Step]) -> None:
+async def waves_of(kind: type[FuzzWorld], acts: Acts, count: int, seed: int) -> list[int]:
+    """Let waves of clients come and go; the resident bytes of this process after each."""
+    chance, resident = random.Random(seed), []
+    async with kind.running() as world:
+        for _ in range(count):
+            story = [
+                Step(chance.randrange(CLIENTS), chance.choice(list(acts)), chance.randrange(201))
+                for _ in range(WAVE_STEPS)
+            ]
+            await _play(world, story, acts)
+            gc.collect()
+            resident.append(_resident_bytes())
+        world.check_errors()
+    return resident
+
+
+async def _play(world: FuzzWorld, story: list[Step], acts: Acts) -> None:
     namespace = world.server.namespace
     namespace.create_queue(HEALTHY, QueueDescription(), world.server.now_ms())
     neighbour, takers = Neighbour(world), [Taker(world, number) for number in range(CLIENTS)]
     await neighbour.come()
     for step in story:
         began_s = time.thread_time()
-        await takers[step.client].act(step)
+        await takers[step.client].act(step, acts)
         turns = await neighbour.send()
         took_s = time.thread_time() - began_s
-        assert turns <= TURNS_MAX, f"a neighbour's send took {turns} turns after {step}"
+        assert turns <= world.turns_max, f"a neighbour's send took {turns} turns after {step}"
         assert took_s <= SEND_MAX_S, f"a neighbour's send took {took_s:.1f} s with {step}"
         _check_limits(world)
     for taker in takers:
         taker.leave()
     neighbour.leave()
-    await _turns(5)
+    await world.settle_down()
     paths = [queue.path for queue in namespace.queues()]
     for path in paths + [topic.path for topic in namespace.topics()]:
         namespace.delete(path, world.server.now_ms())
@@ -329,6 +352,11 @@ async def _turns(count: int) -> None:
         await asyncio.sleep(0)
 
 
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
 def _held_bytes() -> int:
     gc.collect()
     return tracemalloc.get_traced_memory()[0]
@@ -336,27 +364,24 @@ def _held_bytes() -> int:
 
 def _check_limits(world: FuzzWorld) -> None:
     """The limits of docs/security.md that these clients could pass."""
+    world.check_limits()
     server = world.server
-    for peer in server.peers:
+    for peer in world.front.peers:
         names = peer.grants._by_audience
-        _at_most("tokens of a connection", len(names), GRANTS_MAX)
-        _at_most("characters of a token's name", max(map(len, names), default=0), AUDIENCE_MAX)
-        _at_most("unwritten bytes", peer._pressure.unwritten_bytes, 2 * UNWRITTEN_BYTES_MAX)
+        at_most("tokens of a connection", len(names), GRANTS_MAX)
+        at_most("characters of a token's name", max(map(len, names), default=0), AUDIENCE_MAX)
+        at_most("unwritten bytes", peer._pressure.unwritten_bytes, 2 * UNWRITTEN_BYTES_MAX)
         for session in peer.connection.sessions.values():
             for link in session.links.values():
                 owner = owner_of(link)
                 if isinstance(owner, ReplyLink):
-                    _at_most("responses that wait", len(owner._waiting), REPLIES_MAX)
+                    at_most("responses that wait", len(owner._waiting), REPLIES_MAX)
     directory = server.namespace._directory
-    _at_most("parts of entities", len(directory._parts), 2 * len(directory._entities))
+    at_most("parts of entities", len(directory._parts), 2 * len(directory._entities))
     for queue in queues_of(server.namespace):
-        _at_most(f"memory of {queue.path}", queue.states.memory_bytes, queue.quota_bytes)
+        at_most(f"memory of {queue.path}", queue.states.memory_bytes, queue.quota_bytes)
         if isinstance(queue, Subscription):
-            _at_most("rules of a subscription", len(queue.rules), RULES_MAX)
-
-
-def _at_most(what: str, held: int, limit: int) -> None:
-    assert held <= limit, f"{what}: {held:,}, the limit is {limit:,}"
+            at_most("rules of a subscription", len(queue.rules), RULES_MAX)
 
 
 RESOURCES = Part(

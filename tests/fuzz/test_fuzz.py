@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import random
+import sys
 import time
 
 import pytest
 
-from tests.fuzz.part import Part
+from tests.fuzz import gateways
+from tests.fuzz.gateways import GATEWAY_ACTS, GATEWAYS, GatewayWorld
+from tests.fuzz.part import Part, run_async
 from tests.fuzz.parts import PARTS
-from tests.fuzz.resources import RESOURCES, Step
+from tests.fuzz.resources import ACTS, RESOURCES, Acts, Step, waves_of
+from tests.fuzz.world import FuzzWorld
 from twinbus.broker import sas
 from twinbus.broker.engine.directory import Directory
 from twinbus.broker.engine.queue import Queue
+from twinbus.gateway.relay import PrimaryRelay
 from twinbus.servicebus import names
 
 SHORT_SEED = 14
@@ -58,6 +63,36 @@ def test_faults_that_are_put_back_are_found(
         RESOURCES.check([step])
 
 
+SILENT_AND_ASKED = [Step(0, "ask", 1), Step(0, "hold", 0), *[Step(0, "ask", 98)] * 3]
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "fault", "story", "seen"),
+    [
+        (
+            PrimaryRelay,
+            "_gone",
+            lambda *_: None,
+            [Step(0, "receivers", 4)],
+            "links that are open, or being opened or closed> of clients that are gone",
+        ),
+        (gateways, "UNANSWERED_MAX", 200, SILENT_AND_ASKED, "requests without an answer"),
+    ],
+    ids=["links", "requests"],
+)
+def test_faults_that_are_put_back_into_a_gateway_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+    place: object,
+    name: str,
+    fault: object,
+    story: list[Step],
+    seen: str,
+) -> None:
+    monkeypatch.setattr(place, name, fault)
+    with pytest.raises(AssertionError, match=seen):
+        GATEWAYS.check(story)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
 def test_ten_minutes_of_examples_find_nothing(part: Part) -> None:
@@ -69,3 +104,24 @@ def test_ten_minutes_of_examples_find_nothing(part: Part) -> None:
         except BaseException as error:
             error.add_note(f"replay it with: make fuzz PART={part.name} SEED={seed}")
             raise
+
+
+WAVES = 24
+LEVEL_BYTES = 8 * 1024 * 1024
+"""What the later half of the waves may have more than the earlier: the allocator moves a little."""
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("kind", "acts"), [(FuzzWorld, ACTS), (GatewayWorld, GATEWAY_ACTS)], ids=["broker", "gateway"]
+)
+def test_memory_is_level_after_waves_of_hostile_clients(kind: type[FuzzWorld], acts: Acts) -> None:
+    resident: list[int] = []
+
+    async def run() -> None:
+        resident.extend(await waves_of(kind, acts, WAVES, random.randrange(2**32)))
+
+    run_async(run())
+    figures = " ".join(f"{each / 1e6:.0f}" for each in resident)
+    sys.stdout.write(f"resident MB after each of {WAVES} waves: {figures}\n")
+    assert max(resident[WAVES // 2 :]) - max(resident[: WAVES // 2]) < LEVEL_BYTES, figures

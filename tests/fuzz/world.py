@@ -15,7 +15,7 @@ import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 from tests.fuzz.engine import (
     FuzzEngine,
@@ -32,10 +32,12 @@ from twinbus.amqp.performatives import Accepted, Source, Target
 from twinbus.amqp.session import HANDLE_MAX
 from twinbus.amqp.types import Symbol
 from twinbus.broker.access import Admission
+from twinbus.broker.descriptions import AuthorizationRule
 from twinbus.broker.links.receiving import DeliveringLink
 from twinbus.broker.profile import LAPTOP
 from twinbus.broker.sas import AcceptedToken
 from twinbus.broker.server import BrokerServer
+from twinbus.gateway.server import GatewayServer
 
 RIGHTS = ("Manage", "Listen", "Send", "Nobody")
 TOKENS = tuple(
@@ -87,12 +89,18 @@ class ErrorLog(logging.Handler):
 
 
 class FuzzWorld:
+    rules: tuple[AuthorizationRule, ...] = ()
+    turns_max = 12
+    """Turns of the loop in which a neighbour's send is answered; alone it takes three."""
+    opening_turns = 4
+    """Turns in which the links of a client are open."""
+
     def __init__(self) -> None:
         self.store = RecordedStore()
         self.server = BrokerServer(
             "b",
             self.store,
-            [],
+            list(self.rules),
             tokens=lambda: TOKENS,
             admission=Admission(),
             # More links on one session than the default: their number must cost a frame nothing.
@@ -102,9 +110,14 @@ class FuzzWorld:
         self.log = ErrorLog()
         self.errors: list[str] = []
 
+    @property
+    def front(self) -> BrokerServer | GatewayServer:
+        """What the clients connect to."""
+        return self.server
+
     @classmethod
     @asynccontextmanager
-    async def running(cls) -> AsyncIterator[FuzzWorld]:
+    async def running(cls) -> AsyncIterator[Self]:
         world = cls()
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, found: world.errors.append(repr(found)))
@@ -120,6 +133,14 @@ class FuzzWorld:
         self.check_stored()
         await self._check_neighbour()
         self.check_errors()
+
+    def check_limits(self) -> None:
+        """Check the limits of what the clients are connected to, beside those of every broker."""
+
+    async def settle_down(self) -> None:
+        """Let everything end that clients who are gone have begun."""
+        for _ in range(5):
+            await asyncio.sleep(0)
 
     def check_errors(self) -> None:
         found = [*self.log.errors, *self.errors]
@@ -190,6 +211,10 @@ class FuzzWorld:
             receiver.detach()
             await client.exchange(TICKS)
         client.peer.connection_lost(None)
+
+
+def at_most(what: str, held: int, limit: int) -> None:
+    assert held <= limit, f"{what}: {held:,}, the limit is {limit:,}"
 
 
 def _is_of(event: object, name: str) -> bool:
