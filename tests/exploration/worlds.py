@@ -56,7 +56,6 @@ LARGE: Final[dict[str, AnySettings]] = {
 
 STATES_MAX: Final = {
     "a fleet of three": 40_000,
-    "strict outage": 7_000,
     "strict backlog": 5_000,
     "two of each": 4_000,
 }
