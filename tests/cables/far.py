@@ -1,6 +1,7 @@
 """The far side of the cable: both namespaces of a pair, each on a port of its own.
 
-It prints `ready` and runs until its standard input ends.
+Its argument is the length of a lock of the entity, in seconds. It prints `ready` and runs until its
+standard input ends.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from twinbus.broker.embedded import EmbeddedBroker
 
 PRIMARY_PORT, SECONDARY_PORT = 6672, 6673
 QUEUE, KEY = "orders", "a-key-of-the-cables"
-LOCK_MS = 5_000
 EVERYWHERE = "0.0.0.0"
 """Of a network namespace that has the cable and nothing else."""
 
@@ -54,7 +54,8 @@ def main() -> None:
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     with EmbeddedBroker("contoso:5672", "contoso-dr:5673", key=KEY) as broker:
         # What was on its way to a receiver when the cable failed comes again in this time.
-        broker.create_queue(QUEUE, QueueDescription(lock_duration_ms=LOCK_MS))
+        lock_ms = int(float(sys.argv[1]) * 1_000)
+        broker.create_queue(QUEUE, QueueDescription(lock_duration_ms=lock_ms))
         ports = {PRIMARY_PORT: 5672, SECONDARY_PORT: 5673}
         threading.Thread(target=lambda: asyncio.run(serve(ports)), daemon=True).start()
         sys.stdin.read()

@@ -18,7 +18,9 @@ SHORT_S, LONG_S = 5.0, 60.0
 SHORT = ("one way, to the primary", "cut every 3 s")
 """The others take longer to end."""
 
-END_S = 300.0
+LOCK_S, LONG_LOCK_S = 5.0, 60.0
+
+END_S = 600.0
 """No promise: an end of patience."""
 
 pytestmark = pytest.mark.end_to_end
@@ -42,10 +44,11 @@ def root() -> None:
         pytest.skip(why)
 
 
-def suffered(fault: str, fault_s: float) -> dict[str, Any]:
+def suffered(fault: str, fault_s: float, lock_s: float = LOCK_S) -> dict[str, Any]:
     """What the fault did, in a world of its own; also a row of the table."""
+    words = [sys.executable, "-m", "tests.cables.world", fault, str(fault_s), str(lock_s)]
     ended = subprocess.run(
-        ["unshare", "--net", sys.executable, "-m", "tests.cables.world", fault, str(fault_s)],
+        ["unshare", "--net", *words],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
@@ -56,7 +59,8 @@ def suffered(fault: str, fault_s: float) -> dict[str, Any]:
     result: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
     sys.stdout.write(
         f"{fault:32} accepted {result['accepted']:6,}  refused {result['refused']:4,}"
-        f"  lost {result['lost']}  late {result['late']}  longest {result['longest_s']:5.1f} s\n"
+        f"  lost {result['lost']}  held {result['held']}  late {result['late']}"
+        f"  longest {result['longest_s']:5.1f} s\n"
     )
     return result
 
@@ -65,6 +69,7 @@ def hold(result: dict[str, Any]) -> None:
     assert result["struck"] > 0
     assert result["accepted"] > 0
     assert result["lost"] == 0
+    assert result["held"] == 0
     assert result["late"] == 0
 
 
@@ -77,3 +82,9 @@ def test_a_bad_cable_loses_nothing_and_every_call_ends(fault: str) -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_cable_that_is_bad_for_long_loses_nothing(fault: str) -> None:
     hold(suffered(fault, LONG_S))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("fault", FAULTS)
+def test_nothing_is_lost_with_a_long_lock_either(fault: str) -> None:
+    hold(suffered(fault, SHORT_S, LONG_LOCK_S))

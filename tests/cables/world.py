@@ -1,7 +1,7 @@
 """A pair at one end of a cable, its namespaces at the other: one fault, and what it did.
 
-Run in network namespaces of its own (`unshare --net`), with the name of a fault and its length in
-seconds; prints JSON.
+Run in network namespaces of its own (`unshare --net`), with the name of a fault, its length and the
+length of a lock of the entity, both in seconds; prints JSON.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from azure.servicebus import ServiceBusMessage
+from azure.servicebus import ServiceBusMessage, ServiceBusSubQueue
+from azure.servicebus.aio import ServiceBusClient
+from azure.servicebus.exceptions import MessagingEntityNotFoundError
 
 from tests.cables.far import KEY, PRIMARY_PORT, QUEUE, SECONDARY_PORT
 from tests.cables.forwarder import FAR, OTHER
@@ -33,7 +35,11 @@ GRACE_S = 5.0
 """A call that ends later than its time by more is late: the machine may be busy."""
 
 ARRIVAL_S = 60.0
-"""No promise: the time after a fault in which everything has to arrive."""
+"""No promise: the time after a fault in which everything has to arrive, locks aside. What was on
+its way to a receiver comes again when its lock ends, and may be lost on its way again."""
+
+BACKLOG_QUEUES = 2
+PAGE = 250
 
 STRING = (
     "Endpoint=sb://{host}:{port};SharedAccessKeyName=RootManageSharedAccessKey;"
@@ -55,6 +61,9 @@ class Result:
     refused: int = 0
     """Calls that ended with an error: their messages are the caller's."""
     lost: int = 0
+    """Accepted, not received, and stored nowhere."""
+    held: int = 0
+    """Accepted, not received in time, and stored."""
     late: int = 0
     longest_s: float = 0.0
     struck: int = 0
@@ -121,10 +130,40 @@ async def receive(pair: Any, result: Result) -> None:
                     await receiver.complete_message(message)
 
 
-async def run(fault: dict[str, Any], cable: subprocess.Popen[str], fault_s: float) -> Result:
+async def stored() -> set[str]:
+    """The ids of all messages in the entity and in the backlog, dead letters too."""
+    found: set[str] = set()
+    backlog = [f"contoso/x-servicebus-transfer/{number}" for number in range(BACKLOG_QUEUES)]
+    places = {(FAR, PRIMARY_PORT): [QUEUE], (OTHER, SECONDARY_PORT): [*backlog, QUEUE]}
+    for (host, port), names in places.items():
+        async with ServiceBusClient.from_connection_string(
+            STRING.format(host=host, port=port)
+        ) as client:
+            for name in names:
+                for sub_queue in (None, ServiceBusSubQueue.DEAD_LETTER):
+                    with suppress(MessagingEntityNotFoundError):
+                        found |= await peeked(client, name, sub_queue)
+    return found
+
+
+async def peeked(
+    client: ServiceBusClient, name: str, sub_queue: ServiceBusSubQueue | None
+) -> set[str]:
+    found: set[str] = set()
+    async with client.get_queue_receiver(name, sub_queue=sub_queue) as receiver:
+        start = 1
+        while page := await receiver.peek_messages(PAGE, sequence_number=start):
+            found |= {str(message.message_id) for message in page}
+            start = int(page[-1].sequence_number or 0) + 1
+    return found
+
+
+async def run(
+    fault: dict[str, Any], cable: subprocess.Popen[str], fault_s: float, lock_s: float
+) -> Result:
     result, stopping = Result(), asyncio.Event()
     options = SendAvailabilityOptions(
-        backlog_queue_count=2,
+        backlog_queue_count=BACKLOG_QUEUES,
         failover_interval=1.0,
         ping_primary_interval=1.0,
         attempt_timeout=3.0,
@@ -144,24 +183,27 @@ async def run(fault: dict[str, Any], cable: subprocess.Popen[str], fault_s: floa
         result.struck = await asyncio.to_thread(set_fault, cable, {})
         stopping.set()
         await sending
-        ends = time.monotonic() + ARRIVAL_S
+        ends = time.monotonic() + ARRIVAL_S + 3 * lock_s
         while not result.ids <= result.received and time.monotonic() < ends:
             if receiving.done():
                 receiving.result()
             await asyncio.sleep(0.2)
         receiving.cancel()
-    result.lost = len(result.ids - result.received)
+    if missing := result.ids - result.received:
+        result.held = len(missing & await stored())
+        result.lost = len(missing) - result.held
     return result
 
 
 def main() -> None:
-    fault, fault_s = FAULTS[sys.argv[1]], float(sys.argv[2])
+    fault, fault_s, lock_s = FAULTS[sys.argv[1]], float(sys.argv[2]), float(sys.argv[3])
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     with ExitStack() as stack:
         python = (sys.executable, "-m")
-        far = stack.enter_context(part("unshare", "--net", *python, "tests.cables.far"))
+        far_end = ("unshare", "--net", *python, "tests.cables.far", str(lock_s))
+        far = stack.enter_context(part(*far_end))
         cable = stack.enter_context(part(*python, "tests.cables.forwarder", str(far.pid)))
-        result = asyncio.run(run(fault, cable, fault_s))
+        result = asyncio.run(run(fault, cable, fault_s, lock_s))
     shown = {name: value for name, value in asdict(result).items() if not isinstance(value, set)}
     sys.stdout.write(json.dumps(shown) + "\n")
 
