@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
+
+    from twinbus.pipeline.reports.documents import ConservationReport
 
 Tables = dict[str, list[str]]
 
@@ -61,3 +64,12 @@ def as_rows(frames: dict[str, DataFrame]) -> Tables:
     for table, row in reduce(lambda left, right: left.unionAll(right), named).collect():
         found[table].append(row)
     return {table: sorted(lines) for table, lines in found.items()}
+
+
+def assert_same(report: ConservationReport, other: ConservationReport) -> None:
+    """Both say the same; the tables have times by the minute, and reports may be brief."""
+    left, right = (
+        replace(one, aged=(), assumed=(), scope=replace(one.scope, first_ms=None, last_ms=None))
+        for one in (report, other)
+    )
+    assert left == right

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 from tests.spark.kept import write_lines
 from tests.spark.ledgers import Line, came_out, completed, diverted, moved, received, sent
 from twinbus.ledger.record import LedgerError
+from twinbus.pipeline.core.rules import is_erased_id
 from twinbus.pipeline.reports.conservation import conservation_report
 from twinbus.pipeline.reports.documents import ReportRequest, ReportVerdict
 from twinbus.pipeline.store import compaction, removal
@@ -29,7 +30,7 @@ from twinbus.pipeline.store.removal import _new_id, erase, retain
 from twinbus.pipeline.store.store import TableStore
 from twinbus.pipeline.store.stream import open_store, rebuild, update
 from twinbus.pipeline.tables.gold import BRONZE, JOURNEYS, NOTABLE, SUMS, kept_tables
-from twinbus.pipeline.tables.journeys import is_erased_id, merged
+from twinbus.pipeline.tables.journeys import merged
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

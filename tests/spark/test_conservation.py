@@ -34,20 +34,19 @@ from tests.spark.ledgers import (
 )
 from twinbus.console.report.sheets import conservation_sheet
 from twinbus.ledger.record import WRITER, encode
+from twinbus.pipeline.core.rules import BESIDE_FATES, FATES_OF_ACCEPTED
 from twinbus.pipeline.reports.conservation import (
     BacklogSnapshot,
     _is_short,
-    _unbalanced,
     awaited_messages,
     conservation_report,
 )
 from twinbus.pipeline.reports.documents import ConservationReport, ReportRequest, ReportVerdict
+from twinbus.pipeline.reports.judgement import unbalanced
 from twinbus.pipeline.reports.ledger_tables import batch_tables
 from twinbus.pipeline.store.current import current_tables
 from twinbus.pipeline.store.writers import Recovery
 from twinbus.pipeline.tables import availability, conservation, journeys, schemas
-from twinbus.pipeline.tables.conservation import BESIDE_FATES
-from twinbus.pipeline.tables.journeys import FATES_OF_ACCEPTED
 from twinbus.pipeline.tables.records import tallied
 from twinbus.pipeline.tables.schemas import SIGHTINGS
 
@@ -101,7 +100,7 @@ def test_what_is_accepted_is_the_sum_of_the_fates_of_each_entity(spark: SparkSes
     assert (after["orders"]["waiting"], after["orders"]["undecided"]) == (1, 0)
     assert (after["news"]["lost"], after["news"]["undecided"]) == (1, 0)
     for row in after.values():
-        assert row["accepted"] == sum(row[fate] for fate in journeys.FATES_OF_ACCEPTED)
+        assert row["accepted"] == sum(row[fate] for fate in FATES_OF_ACCEPTED)
 
 
 def test_the_broker_tells_what_became_of_a_message_in_a_backlog_queue(spark: SparkSession) -> None:
@@ -348,9 +347,9 @@ def test_fates_that_do_not_add_up_to_what_was_accepted_are_told() -> None:
         "accepted": 3,
         **dict.fromkeys((*FATES_OF_ACCEPTED, *BESIDE_FATES), 0),
     }
-    [sentence] = _unbalanced([{**row, "delivered": 2}, {**row, "delivered": 2, "lost": 1}])
+    [sentence] = unbalanced([{**row, "delivered": 2}, {**row, "delivered": 2, "lost": 1}])
     assert "3 messages of orders were accepted and 2 have a fate" in sentence
-    assert not [*_unbalanced([{**row, "delivered": 1, "waiting": 1, "undecided": 1}])]
+    assert not [*unbalanced([{**row, "delivered": 1, "waiting": 1, "undecided": 1}])]
 
 
 @pytest.mark.parametrize(

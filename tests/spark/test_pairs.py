@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.end_to_end.planted_world import ENTITY, LARGE, Planted, PlantedWorld
-from tests.spark.kept import write_lines
+from tests.spark.kept import assert_same, write_lines
 from tests.spark.ledgers import Line, fates, line, received, rows, sent
 from twinbus.console.report.making import BacklogScan
 from twinbus.console.report.sheets import sheet_of
 from twinbus.console.sheet import text_of
 from twinbus.cost import prices
 from twinbus.cost.arithmetic import CountingRule
+from twinbus.pipeline.proof.proof import proof_of
 from twinbus.pipeline.reports.availability import availability_report
 from twinbus.pipeline.reports.charges import charges_report
 from twinbus.pipeline.reports.conservation import BacklogSnapshot, conservation_report
@@ -232,6 +233,14 @@ def truth_tables(spark: SparkSession, planted: Planted) -> Iterator[CurrentTable
     time.sleep(FLUSHED_S)
     with current_tables(spark, planted.ledger) as truth_tables:
         yield truth_tables
+
+
+def test_the_proof_without_spark_says_what_the_tables_say(
+    planted: Planted, truth_tables: CurrentTables
+) -> None:
+    report = conservation_report(truth_tables, ReportRequest(), None, in_brief=True)
+    assert_same(report, proof_of(planted.ledger).report)
+    assert report.lost_at_least
 
 
 def test_every_planted_fault_is_named_and_nothing_else(

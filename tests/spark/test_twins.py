@@ -28,6 +28,7 @@ from tests.spark.ledgers import (
     sent,
     twinned,
 )
+from twinbus.pipeline.core.rules import FATES_OF_ACCEPTED
 from twinbus.pipeline.reports.availability import availability_report
 from twinbus.pipeline.reports.conservation import conservation_report
 from twinbus.pipeline.reports.documents import ReportRequest, ReportVerdict, Sends
@@ -99,7 +100,7 @@ def test_a_message_in_a_twin_is_delivered_and_never_in_the_backlog(spark: SparkS
     assert looked == {**by_id(judged, "fate"), "full": "lost"}
     sums = {row["destination"]: row for row in conservation.fate_sums(judged).collect()}
     for row in sums.values():
-        assert row["accepted"] == sum(row[fate] for fate in journeys.FATES_OF_ACCEPTED)
+        assert row["accepted"] == sum(row[fate] for fate in FATES_OF_ACCEPTED)
     orders = sums["orders"]
     assert (orders["accepted"], orders["twinned"], orders["at_twin"]) == (6, 5, 1)
     assert (orders["diverted"], orders["moved_unsent"], orders["masked"]) == (1, 0, 0)

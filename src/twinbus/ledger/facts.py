@@ -45,6 +45,9 @@ _NOTE_FIELDS: Final = {
 }
 """The field of a note's line for each attribute of a WriterNote."""
 
+TABLES: Final = "_tables"
+"""The directory of the tables in that of their ledger, unless another place is named."""
+
 LINE_MAX: Final = 1 << 20
 """Longer lines are not of Twinbus: they are hashed, and not kept in memory."""
 

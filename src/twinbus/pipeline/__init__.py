@@ -1,7 +1,8 @@
 """The ledger as tables, and the syphon as a job, on Spark (docs/tables.md).
 
-`tables` are pure functions over DataFrames, `store` keeps them on disk, `reports` makes plain data
-of them, `drain` is the syphon, `spark` starts a quiet session. `planner` simulates years.
+`core` has the rules that judge messages, `tables` are pure functions over DataFrames, `store` keeps
+them on disk, `reports` makes plain data of them, `proof` does without Spark what a report of
+conservation does, `drain` is the syphon, `spark` starts a quiet session. `planner` simulates years.
 
 The names in `__all__` are for users (docs/tables.md). They load on first use: only what uses Spark
 loads it.

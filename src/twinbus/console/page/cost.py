@@ -17,10 +17,10 @@ from typing import Any, Final
 from twinbus.cost.arithmetic import SETTLEMENTS, UNCHARGED, idle_operations, is_charged, units
 from twinbus.cost.prices import PriceBook
 from twinbus.extras import missing_package
+from twinbus.ledger.facts import TABLES
 from twinbus.ledger.record import LedgerError, decode
 from twinbus.page.ledger_tail import LedgerTail
 
-TABLES: Final = "_tables"
 TRIES: Final = 3
 """Times to read the tables while a report changes them."""
 

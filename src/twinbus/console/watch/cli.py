@@ -103,7 +103,7 @@ for _verb, _arguments, _text in (
 
 @command(
     app,
-    "twinbus check --pair contoso --backlog-age 30min,2h",
+    "twinbus check --pair contoso --backlog-age 30min,2h\ntwinbus check --proof ./ledger",
     exit_status="0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN, also for a usage error.",
     note="A limit is WARNING[,CRITICAL]; a figure above it is reported. `off` turns one off.",
     cls=_PluginCommand,
@@ -121,6 +121,13 @@ def check(
         typer.Option(help="Level of a pair whose sends depend on the primary alone."),
     ] = "critical",
     timeout: Annotated[str, option("TIME", "Time for the secondary to answer.")] = "10s",
+    proof: Annotated[
+        str | None,
+        option(
+            "LEDGER",
+            "Only this: say of each message in this directory's ledger whether it is lost.",
+        ),
+    ] = None,
     output: OutputOption = Output.TEXT,
 ) -> int:
     """Report to a monitoring system: one line, Nagios exit status.
@@ -136,7 +143,19 @@ def check(
     itself; messages wait long in a twin; a syphon is paused, cannot reach a side or holds messages
     (one that waits for its lease is OK). UNKNOWN: the secondary does not answer or refuses; without
     a secondary, nothing runs here.
+
+    --proof asks nobody: it reads the files of a ledger on this machine, without Spark, and names
+    messages by id below the first line. OK: every accepted message is delivered, dead-lettered or
+    expired, or waits. CRITICAL: one is lost. UNKNOWN: a diverted message has no later record, or a
+    line or a file is missing or could not be read. It needs room for temporary files of about half
+    the size of the ledger, in TMPDIR.
     """
+    if proof is not None:
+        if pair is not None:
+            _report_unknown("--proof reads a ledger and asks no pair: leave out --pair")
+        from twinbus.console.watch.proof import run_proof
+
+        return run_proof(proof, output)
     from twinbus.console.watch.check import (
         CheckLevel,
         CheckRequest,

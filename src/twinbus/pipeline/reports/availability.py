@@ -17,13 +17,12 @@ from twinbus.pipeline.reports.documents import (
 )
 from twinbus.pipeline.reports.ledger_tables import (
     by_time,
-    from_sums,
     lines_of,
     of_entity,
     scope_of,
-    unread,
 )
 from twinbus.pipeline.reports.receive_gap import with_receive_gaps, without_receive_gap
+from twinbus.pipeline.reports.scope import from_sums, unread
 from twinbus.pipeline.tables.availability import (
     SILENCE_S,
     backlog_over_time,

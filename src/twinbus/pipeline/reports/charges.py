@@ -13,13 +13,11 @@ from twinbus.cost.bill import bill as month_bill
 from twinbus.pipeline.reports import documents
 from twinbus.pipeline.reports.ledger_tables import (
     by_day,
-    from_sums,
     lines_of,
     of_entity,
     scope_of,
-    unread,
-    whole_days,
 )
+from twinbus.pipeline.reports.scope import from_sums, unread, whole_days
 from twinbus.pipeline.reports.values import MonthlySum, bill, charges_by_kind, month_uses
 from twinbus.pipeline.tables.charges import (
     MESSAGE_STAGES,

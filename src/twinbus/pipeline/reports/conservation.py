@@ -3,57 +3,49 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
 
-from twinbus.pipeline.reports.documents import (
-    AgedBacklog,
-    Balance,
-    ConservationReport,
-    DuplicateMessage,
-    NamedMessage,
+from twinbus.pipeline.core import rules
+from twinbus.pipeline.core.rules import UNSEEN
+from twinbus.pipeline.reports.documents import AgedBacklog, DuplicateMessage, NamedMessage
+from twinbus.pipeline.reports.judgement import (
+    ENTITIES_MAX,
+    IDS_MAX,
+    WORST_FIRST,
+    CountedMessages,
+    judged_report,
 )
 from twinbus.pipeline.reports.ledger_tables import (
     by_day,
-    from_sums,
     in_days,
     lines_of,
     of_entity,
     scope_of,
-    unread,
-    whole_days,
 )
 from twinbus.pipeline.store.writers import MOVES, WAITING
 from twinbus.pipeline.tables import conservation, journeys
+from twinbus.pipeline.tables.calculus import COLUMNS, MESSAGE_COLUMNS
 from twinbus.pipeline.tables.charges import MESSAGE_STAGES
 from twinbus.pipeline.tables.records import LABEL
 from twinbus.pipeline.tables.schemas import day_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
-    from twinbus.pipeline.reports.documents import ReportRequest, ReportScope
+    from twinbus.pipeline.reports.documents import ConservationReport, ReportRequest
+    from twinbus.pipeline.reports.judgement import Counts
     from twinbus.pipeline.reports.ledger_tables import LedgerTables
-
-Counts = dict[str, Any]
-"""A row of counts by name, of one destination."""
 
 DETECTION_S: Final = 600
 """Default duplicate detection window of Service Bus."""
 
-IDS_MAX: Final = 1_000
-"""Limit of ids of a kind that a report names."""
-
-ENTITIES_MAX: Final = 10_000
-
 MARGIN_MS: Final = 60_000
 """Allowed difference between clocks if the ledger was not read before the peek: a message younger
 than the peek is not called lost."""
-
-_WORST_FIRST: Final = ("lost", "expired", "dead_lettered", "undecided", "waiting")
 
 
 @dataclass(frozen=True)
@@ -75,7 +67,7 @@ class BacklogSnapshot:
 
 def awaited_messages(tables: LedgerTables) -> DataFrame:
     """Return messages that a later peek finds in the backlog, unless they are moved or lost."""
-    found = tables.notable().where(F.col("accepted") & F.col("fate").isin(*journeys.UNSEEN))
+    found = tables.notable().where(F.col("accepted") & F.col("fate").isin(*UNSEEN))
     # It outlives the tables.
     return found.select(*journeys.MESSAGE).localCheckpoint()
 
@@ -94,44 +86,29 @@ def conservation_report(
     `in_brief` leaves out the age of the backlog and the check of clocks.
     """
     lines = lines_of(tables, request)
-    scope = scope_of(tables, request, lines)
-    has_broker = lines.broker_records > 0
     notable = _notable(tables, request, peek).cache()
     try:
-        counted = _counted(tables, request, notable)
-        sums = _Sums(peek=peek, has_broker=has_broker, counted=_added(counted))
+        by_entity = _counted(tables, request, notable)
         named, left_out = _named(notable, ids_max)
-        twice = sums.counted["repeated"]
-        unsent = _unsent(tables, request) if has_broker else 0
-        incomplete = (
-            *_unbalanced(counted),
-            *_incomplete(tables, request, scope, {**sums.counted, "stored_unsent": unsent}),
+        is_any_twice = any(row["repeated"] for row in by_entity)
+        counted = CountedMessages(
+            by_entity=by_entity,
+            named=named,
+            left_out=left_out,
+            duplicates=_duplicates(notable, ids_max) if is_any_twice else (),
+            duplicate_windows=_duplicate_windows(notable) if is_any_twice else {},
+            unsent=_unsent(tables, request) if lines.broker_records else 0,
         )
-        return ConservationReport(
-            scope=scope,
-            total=sums.total(counted),
-            entities=tuple(sums.balance(row) for row in counted[:ENTITIES_MAX]),
-            lost_at_least=sums.counted["lost"],
-            messages=named,
-            messages_left_out=left_out,
-            duplicate_windows=_duplicate_windows(notable) if twice else {},
-            duplicates=_duplicates(notable, ids_max) if twice else (),
+        return judged_report(
+            counted,
+            scope_of(tables, request, lines),
+            lines,
+            peek=peek,
+            of_others=lambda: _of_others(tables, request),
             aged=() if in_brief else _aged(tables, request, detection_s),
-            peeked_ms=None if peek is None else peek.began_ms,
-            nameless=lines.nameless,
-            reused=sums.counted["reused"],
-            incomplete=incomplete,
-            unknown=(
-                *incomplete,
-                *_unknown(scope, sums, counted, lines.nameless),
-                *_unseen(counted, peek),
-                *_erased(named, peek),
-            ),
             assumed=(
-                *whole_days(request),
                 *_assumed(request, detection_s),
                 *(() if in_brief else _skewed(tables, request)),
-                *from_sums(scope),
             ),
         )
     finally:
@@ -173,7 +150,7 @@ def _notable(
             passed_by |= until_ms.isNull() | (F.col("accepted_ms") <= until_ms)
     recorded = before.select(*journeys.MESSAGE, "recorded")
     fate = F.when(
-        F.col("recorded").isin(*journeys.UNSEEN) & (F.col("fate") == "lost") & passed_by,
+        F.col("recorded").isin(*UNSEEN) & (F.col("fate") == "lost") & passed_by,
         F.col("recorded"),
     ).otherwise(F.col("fate"))
     return (
@@ -201,78 +178,18 @@ def _counted(tables: LedgerTables, request: ReportRequest, notable: DataFrame) -
     return [row.asDict() for row in rows]
 
 
-def _added(rows: Sequence[Counts]) -> Counts:
-    names = (*journeys.FATES_OF_ACCEPTED, "accepted", *conservation.BESIDE_FATES, "repeated")
-    return {
-        "destination": "",
-        LABEL: "",
-        **{name: sum(row[name] for row in rows) for name in names},
-    }
-
-
-@dataclass(frozen=True)
-class _Sums:
-    """Makes balances of counts; what cannot be known is None."""
-
-    peek: BacklogSnapshot | None
-    has_broker: bool
-    counted: Counts
-
-    def balance(self, row: Counts) -> Balance:
-        return self._balance(row, is_peeked=self._is_peeked(row))
-
-    def _is_peeked(self, row: Counts) -> bool:
-        return self.peek is not None and self.peek.is_of(row[LABEL])
-
-    def _balance(self, row: Counts, *, is_peeked: bool) -> Balance:
-        lost, undecided, expired = row["lost"], row["undecided"], row["expired"]
-        is_settled = self.has_broker or not (lost or undecided)
-        heard = row.get("heard", False)
-        return Balance(
-            entity=row["destination"],
-            accepted=row["accepted"],
-            delivered=row["delivered"],
-            # Without a peek the broker's view may know some.
-            waiting=row["waiting"] or (0 if is_peeked or not undecided else None),
-            dead_lettered=row["dead_lettered"] or (0 if is_peeked or not undecided else None),
-            expired=expired or (0 if is_settled else None),
-            lost=None if undecided else lost,
-            undecided=undecided,
-            # Without records of consumers the broker's view may know some.
-            received=row["received_accepted"] if heard else row["broker_completed"] or None,
-            duplicates=row["repeated"] if heard or row["repeated"] else None,
-            raised=row["raised"],
-            primary_label=row[LABEL],
-            at_twin=row["at_twin"],
-            second_copies=row["second_copies"],
-            redeliveries=row["redeliveries"],
-        )
-
-    def total(self, rows: Sequence[Counts]) -> Balance:
-        """Return the balance of all entities; a figure unknown for one is unknown for all."""
-        all_heard = bool(rows) and all(row["heard"] for row in rows if row["accepted"])
-        is_peeked = all(self._is_peeked(row) for row in rows if row["undecided"])
-        whole = self._balance({**self.counted, "heard": all_heard}, is_peeked=is_peeked)
-        any_heard = any(row["heard"] for row in rows)
-        received = [self.balance(row).received for row in rows if row["accepted"]]
-        known = [number for number in received if number is not None]
-        if not all_heard:
-            is_known = known and len(known) == len(received)
-            whole = whole._replace(received=sum(known) if is_known else None)
-        return whole._replace(duplicates=self.counted["repeated"] if any_heard else None)
-
-
 def _named(notable: DataFrame, ids_max: int) -> tuple[tuple[NamedMessage, ...], int]:
     """Return undelivered messages, the worst first, and how many were left out."""
-    rank = F.array_position(F.array(*(F.lit(fate) for fate in _WORST_FIRST)), F.col("fate"))
-    missing = notable.where(F.col("accepted") & (F.col("fate") != journeys.DELIVERED_FATE))
+    rank = F.array_position(F.array(*(F.lit(fate) for fate in WORST_FIRST)), F.col("fate"))
+    missing: Column = rules.is_missing(COLUMNS, MESSAGE_COLUMNS)
+    undelivered = notable.where(missing)
     rows = (
-        missing.orderBy(rank, "accepted_ms", "destination", "message_id", LABEL)
+        undelivered.orderBy(rank, "accepted_ms", "destination", "message_id", LABEL)
         .select("destination", "message_id", "fate", "accepted_ms", LABEL)
         .limit(ids_max + 1)
         .collect()
     )
-    left_out = missing.count() - ids_max if len(rows) > ids_max else 0
+    left_out = undelivered.count() - ids_max if len(rows) > ids_max else 0
     return tuple(NamedMessage(*row) for row in rows[:ids_max]), left_out
 
 
@@ -300,118 +217,17 @@ def _aged(
     return tuple(AgedBacklog(*row) for row in rows)
 
 
-def _unknown(
-    scope: ReportScope, sums: _Sums, rows: Sequence[Counts], nameless: int
-) -> Iterator[str]:
-    if sums.peek is None and sums.counted["undecided"]:
-        yield "waiting and dead-lettered: the backlog queues were not peeked"
-    silent = [row for row in rows if row["accepted"] and not row["heard"]]
-    for names, figures in (
-        (
-            [row["destination"] for row in silent if not row["broker_completed"]],
-            "received and duplicates",
-        ),
-        ([row["destination"] for row in silent if row["broker_completed"]], "duplicates"),
-    ):
-        if names:
-            named = _names(list(dict.fromkeys(names)))
-            yield f"{figures}: no consumer of {named} kept a ledger"
-    if sums.counted["lost"] and not sums.has_broker:
-        yield "expired: one of the lost can have expired, which only the broker's view tells"
-    if nameless:
-        yield f"{nameless:,} accepted messages have no id or no entity: not followed"
-    yield from unread(scope)
-
-
-def _incomplete(
-    tables: LedgerTables, request: ReportRequest, scope: ReportScope, counted: Counts
-) -> Iterator[str]:
-    """Yield why accepted messages may exist that have no record in scope."""
-    if not scope.records:
-        yield "everything: no record is in scope"
-    moved, received = counted["moved_unsent"], counted["received_unsent"]
-    if moved:
-        yield (
-            f"{moved:,} messages were moved out of the backlog or a twin, and no record says that"
-            " they were accepted: records of their senders are missing"
-        )
-    if received:
-        yield (
-            f"{received:,} messages were received, and no record says that they were accepted:"
-            " their senders keep no ledger, or records of them are missing"
-        )
-    stored = counted["stored_unsent"]
-    if stored:
-        yield (
-            f"{stored:,} messages were stored in a backlog queue, as the broker's records say, and"
-            " no record says that they were accepted: their senders keep no ledger, or records of"
-            " them are missing"
-        )
-    if not (counted["accepted"] or counted["raised"] or moved or received or stored):
-        yield from _of_others(tables, request)
-    if counted["masked"]:
-        yield (
-            f"{counted['masked']:,} ids were accepted more than once and diverted more often than"
-            " forwarded, or taken out of a twin more often than forwarded: a message that is not"
-            " delivered can have the id of one that is"
-        )
-
-
-def _unbalanced(rows: Sequence[Counts]) -> Iterator[str]:
-    """Yield a sentence if fates do not add up to the accepted messages."""
-    off = [row for row in rows if row["accepted"] != _fates_of(row)]
-    if off:
-        accepted, fates = sum(row["accepted"] for row in off), sum(map(_fates_of, off))
-        yield (
-            f"the tables contradict themselves: {accepted:,} messages of"
-            f" {_names([row['destination'] for row in off])} were accepted and {fates:,} have a"
-            " fate; rebuild the tables (twinbus ledger rebuild LEDGER)"
-        )
-
-
-def _fates_of(row: Counts) -> int:
-    return sum(row[fate] for fate in journeys.FATES_OF_ACCEPTED)
-
-
 def _unsent(tables: LedgerTables, request: ReportRequest) -> int:
     """Return how many messages of all entities only the broker recorded in the backlog."""
     found = tables.unsent_in_backlog().withColumn("day", day_of(F.col("first_ms")))
     return by_day(found, request).count()
 
 
-def _of_others(tables: LedgerTables, request: ReportRequest) -> Iterator[str]:
-    """Yield a sentence if messages were moved in scope and none was accepted in it."""
+def _of_others(tables: LedgerTables, request: ReportRequest) -> int:
+    """Return how many operations on messages are in scope."""
     table = by_day(of_entity(tables.table("charges"), request, "entity"), request)
     row = table.where(F.col("stage").isin(*MESSAGE_STAGES)).agg(F.sum("operations")).collect()[0]
-    if row[0]:
-        yield (
-            f"{row[0]:,} operations on messages are in scope, and no record in it says that one was"
-            " accepted: ask for more days (--since), or their senders keep no ledger"
-        )
-
-
-def _unseen(rows: Sequence[Counts], peek: BacklogSnapshot | None) -> Iterator[str]:
-    """Yield a sentence on pairs whose backlog queues the peek did not find."""
-    if peek is None:
-        return
-    elsewhere = {row[LABEL] for row in rows if row["undecided"] and not peek.is_of(row[LABEL])}
-    if elsewhere:
-        yield (
-            f"waiting and lost of {_names(sorted(elsewhere))}: the peek found no backlog queue of"
-            " it; peek into its own secondary (--peek)"
-        )
-
-
-def _erased(named: Sequence[NamedMessage], peek: BacklogSnapshot | None) -> Iterator[str]:
-    """Yield a sentence on messages that a peek cannot find because their ids were erased."""
-    unseen = [one for one in named if one.fate in journeys.UNSEEN]
-    count = sum(journeys.is_erased_id(one.message_id) for one in unseen)
-    if count and peek is not None:
-        yield f"waiting and lost of {count:,} erased messages: a peek cannot find them without ids"
-
-
-def _names(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return row[0] or 0
 
 
 def _assumed(request: ReportRequest, detection_s: int) -> Iterator[str]:

@@ -11,13 +11,14 @@ from contextlib import contextmanager
 from datetime import date, timedelta
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
 
 from twinbus.errors import TwinbusError
 from twinbus.ledger.record import FILE_SUFFIX, OPEN_SUFFIX
-from twinbus.pipeline.reports.documents import DAY_MS, ReportRequest, ReportScope
+from twinbus.pipeline.reports.documents import ReportRequest, ReportScope
+from twinbus.pipeline.reports.scope import Lines
 from twinbus.pipeline.spark.session import (
     master_of,
     require_shared,
@@ -223,19 +224,6 @@ def require_entity(tables: LedgerTables, request: ReportRequest) -> None:
     )
 
 
-class Lines(NamedTuple):
-    """Counts of records in scope."""
-
-    records: int
-    nameless: int
-    """Accepted messages without an id or an entity."""
-    unrecorded: int
-    broker_records: int
-    """Of the whole ledger: 0 if the broker kept no view."""
-    all_records: int
-    """Of the whole ledger."""
-
-
 def lines_of(tables: LedgerTables, request: ReportRequest) -> Lines:
     """The counts of the requested days."""
     table = tables.table("lines")
@@ -276,34 +264,3 @@ def scope_of(tables: LedgerTables, request: ReportRequest, lines: Lines) -> Repo
         records_from=tables.records_from,
         unrecorded=lines.unrecorded,
     )
-
-
-def unread(scope: ReportScope, effect: str = "counts are too low") -> Iterator[str]:
-    """Sentences on records that are known to exist, or to have existed, and were not read.
-
-    `effect` is that of records that could not be written.
-    """
-    if scope.unrecorded:
-        yield f"{scope.unrecorded:,} records could not be written: {effect}"
-    if any(scope.rejected.values()):
-        yield f"{sum(scope.rejected.values()):,} lines were rejected: their content is not known"
-    yield from scope.missing
-    yield from (gap.sentence for gap in scope.gaps if gap.is_open)
-
-
-def from_sums(scope: ReportScope) -> tuple[str, ...]:
-    """A sentence where days are in scope whose records were removed."""
-    first = scope.records_from
-    if first is None or (scope.first_day is not None and scope.first_day >= first):
-        return ()
-    return (f"records of before {first} were removed (retain): sums that were kept tell of them",)
-
-
-def whole_days(request: ReportRequest) -> tuple[str, ...]:
-    """A sentence if the window does not begin and end at midnight."""
-    if not any((end or 0) % DAY_MS for end in (request.since_ms, request.until_ms)):
-        return ()
-    first, last = request.first_day, request.last_day
-    since = "" if first is None else f" from {first}"
-    until = "" if last is None else f" to {last}"
-    return (f"kept by day: whole days (UTC) are counted,{since}{until}",)

@@ -13,9 +13,8 @@ from twinbus.pipeline.reports.ledger_tables import (
     lines_of,
     of_entity,
     scope_of,
-    unread,
-    whole_days,
 )
+from twinbus.pipeline.reports.scope import unread, whole_days
 from twinbus.pipeline.tables.reconciliation import agreements, disagreements, labels_at, named
 from twinbus.pipeline.tables.records import LABEL
 from twinbus.pipeline.tables.schemas import day_of

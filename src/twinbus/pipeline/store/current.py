@@ -19,6 +19,7 @@ from urllib.parse import unquote
 from pyspark.sql import functions as F
 
 from twinbus.ledger.record import OPEN_SUFFIX, LedgerError
+from twinbus.pipeline.core.lines import REASONS
 from twinbus.pipeline.store.increment import (
     ONE_TASK_MAX,
     Increment,
@@ -124,7 +125,7 @@ class CurrentTables:
 
     @property
     def rejected(self) -> Mapping[str, int]:
-        """Count of rejected lines by reason (`bronze.REASONS`); others are left out."""
+        """Count of rejected lines by reason (`REASONS`); others are left out."""
         counts = Counter(self._snapshot.rejected)
         counts.update(self._tail.rejected if self._tail else {}, torn=self.inspected.torn)
         return +counts
@@ -200,9 +201,7 @@ class _Tail:
         """Files with lines that Spark did not read."""
         self.records: int = counts["records"]
         # An incomplete line is still being written: that is normal.
-        self.rejected = {
-            why: counts[why] for why in bronze.REASONS if counts[why] and why != "torn"
-        }
+        self.rejected = {why: counts[why] for why in REASONS if counts[why] and why != "torn"}
         self.taken = records = bronze.records_of(self._lines).drop(_FILE)
         few = few and self.records <= ONE_TASK_MAX
         self.fresh = with_key_hash(partial_journeys(records, one_task=few)).persist()

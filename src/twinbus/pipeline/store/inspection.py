@@ -16,10 +16,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from twinbus.ledger.chain import LedgerFindings, verify
 from twinbus.ledger.facts import (
+    TABLES,
     FileFacts,
     WriterNote,
     is_note,
@@ -33,8 +34,8 @@ from twinbus.ledger.facts import (
 from twinbus.ledger.files import process_name
 from twinbus.ledger.open_file import HOST, writers_here
 from twinbus.ledger.record import OPEN_SUFFIX, LedgerError
-from twinbus.pipeline.store.lake import REBUILD
-from twinbus.pipeline.store.place_files import FoundFile, PlaceFiles
+from twinbus.pipeline.store import REBUILD
+from twinbus.pipeline.store.local_files import FoundFile, LedgerPlace
 from twinbus.pipeline.store.writers import (
     UNCHANGED_MS,
     KnownFile,
@@ -42,7 +43,9 @@ from twinbus.pipeline.store.writers import (
     judged_gaps,
     read_known_file,
 )
-from twinbus.pipeline.tables.gold import TABLES
+
+if TYPE_CHECKING:
+    from twinbus.pipeline.store.place_files import PlaceFiles
 
 READ_AT_ONCE: Final = 4
 """Files read at a time: hashing takes a core, waiting for a disk does not."""
@@ -104,9 +107,10 @@ class _Listing(NamedTuple):
 class LedgerFolder:
     """The place of a ledger; it remembers the ended files that it has read."""
 
-    def __init__(self, ledger: Path | str) -> None:
+    def __init__(self, ledger: Path | str, place: LedgerPlace | None = None) -> None:
+        """`place` is for a directory that is read without pyarrow (`local_files`)."""
         self._ledger = str(ledger)
-        self._place = PlaceFiles(self._ledger)
+        self._place: LedgerPlace = place or _place_of(self._ledger)
         self._known: dict[tuple[str, int], KnownFile] = {}
 
     def has_new(self, taken: Iterable[str]) -> bool:
@@ -308,5 +312,12 @@ def close_writer(
     now_ms = time.time_ns() // 1_000_000
     note = WriterNote("closed", now_ms, process, f"{reason[:REASON_MAX]} ({user})")
     name, content = note_file(process_name("close"), HOST, now_ms, [note])
-    PlaceFiles(str(ledger)).put(name, content)
+    _place_of(str(ledger)).put(name, content)
     return name
+
+
+def _place_of(ledger: str) -> PlaceFiles:
+    # Imported late: it needs pyarrow and delta-rs.
+    from twinbus.pipeline.store.place_files import PlaceFiles
+
+    return PlaceFiles(ledger)

@@ -37,6 +37,7 @@ from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction
 
 from twinbus.ledger.record import FILE_SUFFIX, LedgerError
+from twinbus.pipeline.store import REBUILD
 from twinbus.pipeline.store.place_files import first_line
 
 FORMAT: Final = 6
@@ -47,9 +48,6 @@ SETS: Final = "sets"
 KEEP_H: Final = 24
 """How long files stay that the current set does not name: reports may read them, and a running
 batch owns files that no version names yet."""
-
-REBUILD: Final = "rebuild them (twinbus ledger rebuild LEDGER)"
-"""What to do about damaged tables: the ledger's files hold all their records."""
 
 SET_FILES_MAX: Final = 50
 """Files of `sets`, one for each row, before the next commit merges them into one file."""

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.fs as pa_fs  # type: ignore[import-untyped]
@@ -20,14 +20,7 @@ from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
 
 from twinbus.ledger.record import LedgerError
-
-PIECE_BYTES: Final = 1 << 20
-
-
-class FoundFile(NamedTuple):
-    name: str
-    size_bytes: int
-    modified_ms: int
+from twinbus.pipeline.store.local_files import PIECE_BYTES, FoundFile
 
 
 class PlaceFiles:

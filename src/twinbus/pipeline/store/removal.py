@@ -32,6 +32,7 @@ from twinbus.ledger.facts import GZIP_SUFFIX, WriterNote, is_readable, note_file
 from twinbus.ledger.files import process_name
 from twinbus.ledger.open_file import HOST
 from twinbus.ledger.record import OPEN_SUFFIX, LedgerError
+from twinbus.pipeline.core.rules import ERASED, RAN_OUT, is_erased_id
 from twinbus.pipeline.store.compaction import (
     COMMIT_TRIES,
     Announce,
@@ -48,8 +49,7 @@ from twinbus.pipeline.store.lake import DataFile, Snapshot, TableChange
 from twinbus.pipeline.store.place_files import PlaceFiles
 from twinbus.pipeline.store.store import TableStore, ledger_paths, paths_of
 from twinbus.pipeline.tables.gold import BRONZE, JOURNEYS, NOTABLE
-from twinbus.pipeline.tables.journeys import ERASED, MESSAGE_KEY, is_erased_id, merged
-from twinbus.pipeline.tables.records import RAN_OUT
+from twinbus.pipeline.tables.journeys import MESSAGE_KEY, merged
 from twinbus.pipeline.tables.schemas import day_of
 
 T = TypeVar("T")

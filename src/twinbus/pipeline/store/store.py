@@ -31,14 +31,14 @@ from pyspark.sql import functions as F
 
 from twinbus.ledger.record import LedgerError
 from twinbus.pipeline.spark.session import session_for_few, session_for_many
-from twinbus.pipeline.store.lake import REBUILD, SETS, DataFile, Lake, Snapshot
+from twinbus.pipeline.store import RAW_REMOVED, REBUILD
+from twinbus.pipeline.store.lake import SETS, DataFile, Lake, Snapshot
 from twinbus.pipeline.store.place_files import PlaceFiles, address
 from twinbus.pipeline.tables.gold import BRONZE, JOURNEYS, TABLE_COMMENTS, stored_schemas
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_RAW_REMOVED: Final = "raw-removed"
 ONLY_COPY: Final = "the only copy of records whose files were removed"
 """Why such tables cannot be rebuilt, in error texts."""
 
@@ -101,7 +101,7 @@ class TableStore:
                 f" it, or {REBUILD}"
             )
         snapshot = self.latest()
-        if snapshot.number < 0 and _RAW_REMOVED in names:
+        if snapshot.number < 0 and RAW_REMOVED in names:
             raise LedgerError(
                 f"the tables at {self.place} have lost their table {SETS}, and are the only copy of"
                 " records whose files were removed: restore it from a copy"
@@ -156,12 +156,12 @@ class TableStore:
     def mark_raw_removed(self) -> None:
         """Mark these tables as the only copy of records, before the first file is removed."""
         if not self.is_only_copy:
-            self.files.put(_RAW_REMOVED, b"")
+            self.files.put(RAW_REMOVED, b"")
 
     @property
     def is_only_copy(self) -> bool:
         """Whether files of the ledger were removed whose records these tables hold."""
-        return self.files.exists(_RAW_REMOVED)
+        return self.files.exists(RAW_REMOVED)
 
     @property
     def way_out(self) -> str:

@@ -23,8 +23,10 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
+from twinbus.ledger.facts import TABLES
 from twinbus.ledger.files import ID_NAME
 from twinbus.ledger.record import LedgerError
+from twinbus.pipeline.core.lines import REASONS
 from twinbus.pipeline.spark.session import master_of, require_shared
 from twinbus.pipeline.store import increment
 from twinbus.pipeline.store.compaction import compact, pays, require_raw
@@ -37,7 +39,6 @@ from twinbus.pipeline.tables import bronze
 from twinbus.pipeline.tables.gold import (
     BRONZE,
     JOURNEYS,
-    TABLES,
     GoldTable,
     kept_tables,
     signature_of,
@@ -215,7 +216,7 @@ class _Batch:
         files = self._store.write(records, BRONZE, self._part)
         self._changes[BRONZE] = TableChange(files)
         counts = counts_of(seen, "records", files, self._store.place)
-        return {**dict.fromkeys(bronze.REASONS, 0), **counts}
+        return {**dict.fromkeys(REASONS, 0), **counts}
 
     def _take_records(self, after: Snapshot, count: int) -> Snapshot:
         """Write the journeys and the sums of the records written just now."""

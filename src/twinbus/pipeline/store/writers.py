@@ -30,7 +30,7 @@ from twinbus.ledger.record import LedgerError
 from twinbus.servicebus.names import BACKLOG_MARK
 
 if TYPE_CHECKING:
-    from twinbus.pipeline.store.place_files import FoundFile, PlaceFiles
+    from twinbus.pipeline.store.local_files import FoundFile, LedgerPlace
 
 SENDER, SYPHON, CONSUMER = "sender", "syphon", "consumer"
 BROKER, BACKLOG = "broker", "backlog"
@@ -121,7 +121,7 @@ def _known(kind: Any, document: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in document.items() if name in names}
 
 
-def read_known_file(place: PlaceFiles, found: FoundFile) -> KnownFile | None:
+def read_known_file(place: LedgerPlace, found: FoundFile) -> KnownFile | None:
     """Read a file; None if it is gone. LedgerError if it cannot be read."""
     traits = _WriterTraits()
     try:

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
+from twinbus.pipeline.core.rules import DELETED
 from twinbus.pipeline.tables import schemas
-from twinbus.pipeline.tables.conservation import DELETED
 from twinbus.pipeline.tables.records import (
     LABEL,
     count_of,

@@ -1,11 +1,6 @@
 """Bronze: reads the lines of a ledger as records, and rejects and counts all other lines.
 
-Each line is judged alone: a torn line, a file of a later version or a foreign file in the folder
-never costs a record of another line.
-
-    torn       begins like a record and is cut off: a crash, or a line being written
-    newer      of a later version than this Twinbus reads
-    foreign    anything else: damaged, or not of Twinbus
+Each line is judged alone, and `core.lines` has the reasons.
 
 Files are `<process>-<number>.jsonl`, or `.jsonl.open` while they are written (`ledger.files`), or
 `.jsonl.gz`. Lines about the writer of a file (`ledger.facts`) are neither records nor rejected.
@@ -24,6 +19,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DateType, StringType, StructField, StructType
 
 from twinbus.ledger.record import FILE_SUFFIX, OPEN_SUFFIX, REQUIRED, VERSION, WRITER, LedgerError
+from twinbus.pipeline.core.lines import BEGINNING, BOUNDS, REASONS
 from twinbus.pipeline.tables.schemas import CORRUPT, LEDGER
 
 if TYPE_CHECKING:
@@ -31,9 +27,6 @@ if TYPE_CHECKING:
 
 OPEN_FILES: Final = f"*{FILE_SUFFIX}{OPEN_SUFFIX}"
 ALL_FILES: Final = f"*{FILE_SUFFIX}{{,{OPEN_SUFFIX},.gz}}"
-
-REASONS: Final = ("torn", "newer", "foreign")
-"""Why a line is rejected."""
 
 LINES: Final = StructType([*LEDGER.fields, StructField(CORRUPT, StringType())])
 """A line as Spark reads it; a line that does not fit the schema is in the column `CORRUPT`."""
@@ -48,16 +41,6 @@ READING: Final = {
     "lineSep": "\n",
 }
 """Options for Spark's reader."""
-
-_BEGINNING: Final = '{"v":'
-
-BOUNDS: Final = {
-    # Up to the year 2999: reports also name times after the last one, and dates end with 9999.
-    "at_ms": 32_503_679_999_999,
-    "size_bytes": 1 << 40,
-    "unrecorded": 1 << 40,
-}
-"""Maximum of each number (the minimum is 0): larger ones would overflow sums of good records."""
 
 
 def read_ledger(
@@ -116,7 +99,7 @@ def reason() -> Column:
     # Computed only for rejected lines, so it may be slow.
     json = F.try_parse_json(line)
     version = F.coalesce(F.try_variant_get(json, "$.v", "bigint"), F.col("v"))
-    begins = F.startswith(line, F.lit(_BEGINNING)) | F.startswith(F.lit(_BEGINNING), line)
+    begins = F.startswith(line, F.lit(BEGINNING)) | F.startswith(F.lit(BEGINNING), line)
     # The column `v` is null in a rejected line, and so would be the result.
     return (
         F.when(F.coalesce(whole & (F.col("operation") == WRITER), F.lit(False)), F.lit(WRITER))

@@ -1,34 +1,32 @@
 """The tables of conservation: the fate of every message that was accepted (docs/reports.md).
 
-`journeys` defines messages and their fates.
+`journeys` defines messages and their fates; the rules are those of `core.rules`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from twinbus.pipeline.tables.journeys import ANSWER_MAX_MS, DELIVERED_FATE, FATES_OF_ACCEPTED
+from twinbus.pipeline.core import rules
+from twinbus.pipeline.core.rules import (
+    BESIDE_FATES,
+    DEAD_LETTER_QUEUE,
+    DELETED,
+    DELIVERED_FATE,
+    FATES_OF_ACCEPTED,
+)
+from twinbus.pipeline.tables.calculus import COLUMNS, MESSAGE_COLUMNS
+from twinbus.pipeline.tables.journeys import ANSWER_MAX_MS
 from twinbus.pipeline.tables.records import LABEL, count_of
 from twinbus.pipeline.tables.schemas import AGES, FATE_SUMS, LINES, SKEWS, day_of, field
-from twinbus.servicebus.names import BACKLOG_MARK
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 AGE_EXACT_S: Final = 3600
-
-BESIDE_FATES: Final = (
-    *("raised", "received_accepted", "moved_unsent", "received_unsent"),
-    *("reused", "masked", "twinned", "at_twin", "broker_completed"),
-    *("second_copies", "redeliveries"),
-)
-"""Sums of messages beside those of their fates."""
-
-DELETED: Final = "deleted"
-"""The broker's state of an entity that was deleted with its messages."""
 
 
 def lines(tallies: DataFrame) -> DataFrame:
@@ -48,35 +46,7 @@ def lines(tallies: DataFrame) -> DataFrame:
 
 
 def fate_sums(journeys: DataFrame) -> DataFrame:
-    accepted, received = F.col("accepted"), F.col("received")
-    # Taken out of the backlog or a twin, settled there, or brought home from it.
-    moved = (F.col("forwards") > 0) | F.col("came_out") | (F.col("twin_ended") > 0)
-    moved |= ~received & F.col("left_ms").isNotNull()
-    reused = F.col("accepts") > 1
-    # One that is not forwarded can be behind one that is.
-    behind = F.col("diverts") > F.col("forwards") - F.col("twin_forwards")
-    behind |= F.col("twin_ended") > F.col("twin_forwards")
-    counts = {
-        "tried": F.col("tried"),
-        "accepted": accepted,
-        "raised": F.col("tried") & ~accepted,
-        "diverted": F.col("diverted"),
-        "ambiguous": F.col("ambiguous"),
-        "entered": F.col("entered_ms").isNotNull(),
-        "received": received,
-        "received_accepted": accepted & received,
-        "moved_unsent": ~F.col("tried") & moved,
-        "received_unsent": ~F.col("tried") & received & ~moved,
-        "reused": reused,
-        "masked": reused & behind,
-        "twinned": F.col("twinned"),
-        "at_twin": F.col("at_twin"),
-        # The syphon completes copies in twins too.
-        "broker_completed": accepted
-        & F.col("broker_completed")
-        & ((F.col("twin_ended") == 0) | (F.col("broker_ended") > F.col("twin_ended"))),
-        **{fate: F.col("fate") == fate for fate in FATES_OF_ACCEPTED},
-    }
+    counts: dict[str, Column] = rules.counts_of(COLUMNS, MESSAGE_COLUMNS)
     return (
         journeys.groupBy(day_of(F.col("first_ms")).alias("day"), LABEL, "destination")
         .agg(
@@ -127,23 +97,21 @@ def with_broker_view(fates: DataFrame, backlog: DataFrame, states: DataFrame) ->
     does not know keep their fate. `states` has the deleted queues (`availability.states`): messages
     in one have ended, and no record says how.
 
-    The broker's rows have ids and pairs, but no destinations. If messages of several destinations
-    of a pair share an id, all wait if there are as many copies; else each keeps its fate.
+    The broker's rows have ids and pairs, but no destinations (`rules.after_broker`).
     """
-    fate, broker_fate = F.col("fate"), F.col("broker_fate")
-    is_open = F.coalesce(fate.isin("undecided", "dead_lettered", "lost"), F.lit(False))
-    sharers = F.count_if(is_open).over(Window.partitionBy(LABEL, "message_id"))
-    # The copy that was not lost can be that of a delivered message with this id.
-    is_sure = (fate != "lost") | (F.col("held_copies") == 1) | (broker_fate == "waiting")
-    now = (
-        F.when(~is_open | broker_fate.isNull(), fate)
-        .when(F.col("sharers") == 1, F.when(is_sure, broker_fate).otherwise(fate))
-        .when(F.col("standing") >= F.col("sharers"), broker_fate)
-        .otherwise(fate)
+    fate = F.col("fate")
+    open_ones = F.count_if(rules.is_open(COLUMNS, fate))
+    now: Column = rules.after_broker(
+        COLUMNS,
+        fate,
+        F.col("broker_fate"),
+        sharers=F.col("sharers"),
+        held_copies=F.col("held_copies"),
+        standing=F.col("standing"),
     )
     return (
         fates.join(_in_queues(backlog, states), [LABEL, "message_id"], "left")
-        .withColumn("sharers", sharers)
+        .withColumn("sharers", open_ones.over(Window.partitionBy(LABEL, "message_id")))
         # A copy can be moved by a program that keeps no ledger.
         .withColumns({"fate": now, "last_ms": F.greatest("last_ms", "seen_ms")})
         .select(*fates.columns)
@@ -161,8 +129,8 @@ def _in_queues(backlog: DataFrame, states: DataFrame) -> DataFrame:
     open_copies = F.greatest(F.col("broker_copies") - F.col("broker_ended"), F.lit(0))
     # A message stored after the queue was created again has a later record.
     is_swept = F.coalesce(F.col("last_ms") <= F.col("deleted_ms"), F.lit(False))
-    is_letter, is_done = path.endswith("$deadletterqueue"), F.col("broker_completed")
-    completed, taken_out = F.max(is_done & ~is_letter), F.max(is_done & is_letter)
+    is_letter, is_done = path.endswith(DEAD_LETTER_QUEUE), F.col("broker_completed")
+    told: Column = rules.broker_fate(COLUMNS, MESSAGE_COLUMNS)
     return (
         backlog.where(in_backlog(path))
         .join(F.broadcast(deleted), "destination", "left")
@@ -175,16 +143,17 @@ def _in_queues(backlog: DataFrame, states: DataFrame) -> DataFrame:
         .groupBy(LABEL, "message_id")
         .agg(
             F.sum("standing").alias("standing"),
+            F.sum("swept").alias("swept"),
             F.sum("broker_copies").alias("held_copies"),
             F.max("last_ms").alias("seen_ms"),
-            F.when(F.sum("standing") > 0, F.lit("waiting"))
-            .when(F.sum("swept") > 0, F.lit(None))
-            .when(F.max("broker_expired"), F.lit("expired"))
-            # Taken out of the dead letters, put back, and then completed.
-            .when(completed & taken_out, F.lit("lost"))
-            .when(F.max("broker_dead_lettered"), F.lit("dead_lettered"))
-            .when(completed, F.lit("lost"))
-            .alias("broker_fate"),
+            F.max("broker_expired").alias("expired"),
+            F.max("broker_dead_lettered").alias("dead_lettered"),
+            F.max(is_done & ~is_letter).alias("completed"),
+            F.max(is_done & is_letter).alias("taken_out"),
+        )
+        .select(
+            *(LABEL, "message_id", "standing", "held_copies", "seen_ms"),
+            told.alias("broker_fate"),
         )
     )
 
@@ -194,13 +163,8 @@ def standing_at(backlog: DataFrame, at_ms: int) -> DataFrame:
 
     `backlog` is as in `with_broker_view`.
     """
-    path = F.col("destination")
-    is_there = F.col("broker_copies") > F.col("broker_ended")
-    return backlog.where(
-        ~path.endswith("$deadletterqueue")
-        & (F.col("first_ms") <= at_ms)
-        & (is_there | (F.col("last_ms") > at_ms))
-    )
+    stands: Column = rules.stands_at(COLUMNS, MESSAGE_COLUMNS, at_ms)
+    return backlog.where(stands)
 
 
 def unsent_in_backlog(backlog: DataFrame, messages: DataFrame) -> DataFrame:
@@ -210,15 +174,16 @@ def unsent_in_backlog(backlog: DataFrame, messages: DataFrame) -> DataFrame:
     `backlog` is as in `with_broker_view`, `messages` are rows of journeys or of fates.
     """
     path = F.col("destination")
-    is_stored = in_backlog(path) & ~path.endswith("$deadletterqueue") & (F.col("broker_copies") > 0)
+    is_stored = in_backlog(path) & ~path.endswith(DEAD_LETTER_QUEUE) & (F.col("broker_copies") > 0)
     stored = (
         backlog.where(is_stored)
         .groupBy(LABEL, "message_id")
         .agg(F.min("first_ms").alias("first_ms"))
     )
-    is_known = F.col("tried") | F.col("received") | F.col("came_out") | (F.col("forwards") > 0)
     left_ms = "left_ms" if "left_ms" in messages.columns else "settled_ms"
-    known = messages.where(is_known | F.col(left_ms).isNotNull()).select(
+    told = messages.withColumn("left_ms", F.col(left_ms))
+    is_known: Column = rules.is_known_by_clients(COLUMNS, MESSAGE_COLUMNS)
+    known = told.where(is_known).select(
         F.col(LABEL).alias("label"), F.col("message_id").alias("known_id")
     )
     # A client need not name its pair.
@@ -227,7 +192,7 @@ def unsent_in_backlog(backlog: DataFrame, messages: DataFrame) -> DataFrame:
 
 
 def in_backlog(path: Column) -> Column:
-    return path.like(f"%{BACKLOG_MARK}%")
+    return cast("Column", rules.is_in_backlog(COLUMNS, path))
 
 
 def ages(journeys: DataFrame) -> DataFrame:
@@ -292,34 +257,11 @@ def skews(journeys: DataFrame) -> DataFrame:
 
 
 def is_duplicate() -> Column:
-    """Return whether a message was received more than once at an entity, or stored twice.
-
-    Copies that the syphon brought home from a twin, those that a receiver completed without handing
-    them out, and what a consumer abandoned or deferred and received again are not duplicates.
-    """
-    return (F.col("repeats") > 0) | (F.col("copies") > 1)
+    return cast("Column", rules.is_duplicate(MESSAGE_COLUMNS))
 
 
 def window_of() -> Column:
-    """Return why a message exists more than once.
-
-    syphon        forwarded more than once: a crash between forward and completion
-    twin          a send ended without an answer, and the twin took the message
-    ambiguous     a send ended without an answer and was repeated elsewhere
-    stored_twice  the broker stored it more than once, and no record says why
-    redelivered   the broker stored it once, or as many settlements failed: it came again to a
-                  consumer that did not complete it, mostly because its lock was lost
-    unexplained   none of these, and there is no broker's view
-    """
-    came_again = (F.col("copies") == 1) | (F.col("lost_locks") >= F.col("repeats"))
-    return (
-        F.when(F.col("forwards") > 1, F.lit("syphon"))
-        .when(F.col("ambiguous") & F.col("twinned"), F.lit("twin"))
-        .when(F.col("ambiguous"), F.lit("ambiguous"))
-        .when(F.col("copies") > 1, F.lit("stored_twice"))
-        .when(came_again, F.lit("redelivered"))
-        .otherwise(F.lit("unexplained"))
-    )
+    return cast("Column", rules.window_of(COLUMNS, MESSAGE_COLUMNS))
 
 
 def named_duplicates(journeys: DataFrame) -> DataFrame:

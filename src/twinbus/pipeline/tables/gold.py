@@ -29,15 +29,16 @@ from typing import TYPE_CHECKING, Final, Literal
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType
 
+from twinbus.pipeline.core import rules
 from twinbus.pipeline.tables import (
     availability,
     charges,
     conservation,
-    journeys,
     reconciliation,
     schemas,
 )
 from twinbus.pipeline.tables.bronze import STORED_RECORDS
+from twinbus.pipeline.tables.calculus import COLUMNS, MESSAGE_COLUMNS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -141,7 +142,7 @@ def notable(fates: DataFrame) -> DataFrame:
 
 
 def _is_notable() -> Column:
-    missing = F.col("accepted") & (F.col("fate") != journeys.DELIVERED_FATE)
+    missing: Column = rules.is_missing(COLUMNS, MESSAGE_COLUMNS)
     return missing | conservation.is_duplicate() | conservation.in_backlog(F.col("destination"))
 
 
@@ -159,9 +160,6 @@ def with_fates(named: DataFrame, states: DataFrame) -> DataFrame:
 
 NOTABLE: Final = GoldTable("notable", schemas.NOTABLE, "messages", "followed", notable)
 
-
-TABLES: Final = "_tables"
-"""The directory of the tables in that of their ledger, unless another place is named."""
 
 BRONZE: Final = "bronze"
 JOURNEYS: Final = "journeys"

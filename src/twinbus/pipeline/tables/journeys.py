@@ -37,33 +37,27 @@ A receipt counts as a delivery because the line "forwarded" can be lost with its
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as F
 
+from twinbus.pipeline.core import rules
+from twinbus.pipeline.core.rules import ERASED_ID
+from twinbus.pipeline.tables.calculus import COLUMNS, MESSAGE_COLUMNS
 from twinbus.pipeline.tables.records import (
     LABEL,
-    RAN_OUT,
     Receivers,
     destination_of,
-    is_receipt,
-    is_twin,
     joined,
     label_of,
+    traits,
 )
-from twinbus.pipeline.tables.schemas import FATES, JOURNEYS, field
+from twinbus.pipeline.tables.schemas import FATES, JOURNEYS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-
-DELIVERED_FATE: Final = "delivered"
-FATES_OF_ACCEPTED: Final = (
-    *(DELIVERED_FATE, "dead_lettered", "expired"),
-    *("waiting", "lost", "undecided"),
-)
 
 MESSAGE_KEY: Final = ("destination", "message_id")
 """The key that all rows of a message share before the pair of each row is known."""
@@ -71,33 +65,14 @@ MESSAGE_KEY: Final = ("destination", "message_id")
 MESSAGE: Final = (LABEL, *MESSAGE_KEY)
 """The key of a message."""
 
-UNSEEN: Final = ("undecided", "waiting")
-"""Fates of messages that should be in the backlog, and are lost if a peek does not find them."""
-
 _KEY: Final = (*MESSAGE, "receiver")
-_ANY: Final = tuple(
-    """tried sent diverted ambiguous received set_aside completed came_out deferred broker_enqueued
-    broker_received broker_completed broker_expired broker_dead_lettered labelled twinned""".split()
-)
-_SUM: Final = tuple(
-    """failed_sends receipts forwards broker_copies broker_ended accepts diverts twin_forwards
-    twin_ended second_copies returned lost_locks""".split()
-)
-_MAX: Final = ("size_bytes", "last_ms", "settled_ms", "forwarded_ms")
-_MIN: Final = tuple(
-    "first_ms accepted_ms diverted_ms tried_ms delivered_ms received_ms begun_ms".split()
-)
+_ANY: Final = rules.FACTS
+_SUM: Final = tuple(rules.SUMS)
+_MAX: Final = ("size_bytes", "last_ms", *rules.LAST_TIMES)
+_MIN: Final = ("first_ms", *rules.FIRST_TIMES, "begun_ms")
 
 ANSWER_MAX_MS: Final = 60_000
 """Maximum duration of one attempt (`attempt_timeout`)."""
-
-SECOND_COPY: Final = "second_copy"
-"""The state of a completion by a receiver that did not hand the message out."""
-
-ERASED: Final = "erased:"
-"""Prefix of the random name that replaces the id of an erased message (`store.erasure`)."""
-
-_ERASED_ID: Final = f"^{ERASED}[0-9a-f]{{32}}$"
 
 RECEIVERS_MAX: Final = 127
 """Limit of receivers that are numbered while rows are folded."""
@@ -105,11 +80,7 @@ RECEIVERS_MAX: Final = 127
 
 def is_erased() -> Column:
     """Whether the id of a message was erased: a peek cannot find it."""
-    return F.rlike(F.col("message_id"), F.lit(_ERASED_ID))
-
-
-def is_erased_id(message_id: str) -> bool:
-    return re.search(_ERASED_ID, message_id) is not None
+    return F.rlike(F.col("message_id"), F.lit(ERASED_ID))
 
 
 def partial_journeys(records: DataFrame, *, one_task: bool = False) -> DataFrame:
@@ -123,61 +94,11 @@ def partial_journeys(records: DataFrame, *, one_task: bool = False) -> DataFrame
     labelled = named.withColumns(
         {LABEL: label_of(), "destination": destination_of(F.col("entity"))}
     )
-    operation = F.col("operation")
-    ok = field("outcome") == "ok"
-    client = field("view") == "client"
-    # Settlements of a consumer are not those of the syphon.
-    by_consumer = field("cause") == "consumer"
-    mine = client & ok & ~by_consumer
-    tried = client & operation.isin("send", "divert")
-    sent, diverted = client & ok & (operation == "send"), client & ok & (operation == "divert")
-    forwarded, twin = client & ok & (operation == "forward"), is_twin()
-    settles = operation.isin("complete", "defer", "dead_letter", "abandon")
-    received = is_receipt()
-    # An entity may dead-letter expired messages, with this reason.
-    ran_out = (operation == "expire") | (
-        (operation == "dead_letter") & field("error").startswith(RAN_OUT)
-    )
-    dropped = field("state") == "duplicate"
+    facts: dict[str, Column] = rules.record_facts(COLUMNS, traits())
+    assert tuple(facts)[: len(_ANY)] == _ANY
     # A path without a slash is its own destination.
     is_path = F.contains(F.col("entity"), F.lit("/"))
-    at_subscription = received & is_path & (F.lower("entity") != F.col("destination"))
-    facts = {
-        "tried": tried,
-        "sent": sent,
-        "diverted": diverted & ~twin,
-        "ambiguous": tried & (F.col("outcome") == "unknown"),
-        "received": received,
-        "set_aside": mine & (operation == "dead_letter"),
-        "completed": mine & (operation == "complete"),
-        "came_out": client & (operation == "backlog_receive") & ~twin,
-        "deferred": mine & (operation == "defer"),
-        "broker_enqueued": ~client & ok & (operation == "send"),
-        "broker_received": ~client & ok & (operation == "receive"),
-        "broker_completed": ~client & ok & (operation == "complete"),
-        "broker_expired": ~client & ok & ran_out,
-        "broker_dead_lettered": ~client & ok & (operation == "dead_letter") & ~ran_out,
-        "labelled": client & (F.col(LABEL) != ""),
-        "twinned": diverted & twin,
-        # The rest is only counted, or gives a time its meaning.
-        "send_failed": tried & (F.col("outcome") == "failed"),
-        "forwarded": forwarded,
-        "copied": ~client & ok & (operation == "send") & ~dropped,
-        "ended": ~client & ok & operation.isin("complete", "dead_letter", "expire"),
-        "divert_tried": client & (operation == "divert") & ~twin,
-        "twin_forwarded": forwarded & twin,
-        "twin_ended": mine & operation.isin("complete", "dead_letter") & twin,
-        # Whatever its outcome: the receiver did not hand it out. Receive-and-delete has no
-        # completion.
-        "second_copy": client
-        & by_consumer
-        & operation.isin("complete", "receive")
-        & (field("state") == SECOND_COPY),
-        # A deferred message is received again, by its number.
-        "returned": client & by_consumer & ok & operation.isin("abandon", "defer"),
-        "lost_lock": client & by_consumer & settles & ~ok,
-    }
-    assert tuple(facts)[: len(_ANY)] == _ANY
+    at_subscription = facts["received"] & is_path & (F.lower("entity") != F.col("destination"))
     # Few columns to shuffle: the numbers are computed after the shuffle.
     narrow = labelled.select(
         *MESSAGE,
@@ -185,7 +106,7 @@ def partial_journeys(records: DataFrame, *, one_task: bool = False) -> DataFrame
         _packed(facts).alias("facts"),
         F.coalesce("size_bytes", F.lit(0)).alias("size_bytes"),
         "at_ms",
-        F.when(tried, F.col("at_ms") - _took_ms()).alias("begun_ms"),
+        F.when(facts["tried"], F.col("at_ms") - _took_ms()).alias("begun_ms"),
     )
     numbers = _numbers_of(list(facts))
     return _summed(narrow, numbers.__getitem__, one_task=one_task)
@@ -204,37 +125,23 @@ def _numbers_of(facts: list[str]) -> dict[str, Column]:
     def one_if(name: str) -> Column:
         return F.shiftright(packed, facts.index(name)).bitwiseAND(F.lit(1)).cast("long")
 
-    def time_of(*names: str, but: str | None = None) -> Column:
-        any_of = sum(1 << facts.index(name) for name in names)
+    def time_of(rule: rules.TimeOf) -> Column:
+        any_of = sum(1 << facts.index(name) for name in rule.facts)
         counts = packed.bitwiseAND(F.lit(any_of)) != 0
-        if but is not None:
-            counts &= packed.bitwiseAND(F.lit(1 << facts.index(but))) == 0
+        if rule.but is not None:
+            counts &= packed.bitwiseAND(F.lit(1 << facts.index(rule.but))) == 0
         return F.when(counts, at_ms)
 
+    times = {**rules.LAST_TIMES, **rules.FIRST_TIMES}
     return {
-        "failed_sends": one_if("send_failed"),
-        "receipts": one_if("received"),
-        "forwards": one_if("forwarded"),
-        "broker_copies": one_if("copied"),
-        "broker_ended": one_if("ended"),
-        # A record is a send or a divert, to the backlog or to a twin.
-        "accepts": one_if("sent") + one_if("diverted") + one_if("twinned"),
-        "diverts": one_if("diverted"),
-        "twin_forwards": one_if("twin_forwarded"),
-        "twin_ended": one_if("twin_ended"),
-        "second_copies": one_if("second_copy"),
-        "returned": one_if("returned"),
-        "lost_locks": one_if("lost_lock"),
+        **{
+            name: reduce(lambda left, right: left + right, map(one_if, of))
+            for name, of in rules.SUMS.items()
+        },
+        **{name: time_of(rule) for name, rule in times.items()},
         "size_bytes": F.col("size_bytes"),
         "last_ms": at_ms,
-        "settled_ms": time_of("completed", "set_aside", but="twin_ended"),
-        "forwarded_ms": time_of("forwarded", but="twin_forwarded"),
         "first_ms": at_ms,
-        "accepted_ms": time_of("sent", "diverted", "twinned"),
-        "diverted_ms": time_of("diverted"),
-        "tried_ms": time_of("divert_tried"),
-        "delivered_ms": time_of("sent", "forwarded", "received", "twinned"),
-        "received_ms": time_of("received"),
         "begun_ms": F.col("begun_ms"),
     }
 
@@ -270,52 +177,8 @@ def judged(
         fans_out = F.col("destination").isin(*sorted(set(receivers.values())))
         folded = _folded(journeys.where(fans_out), sorted(receivers))
         messages = _alone(journeys.where(~fans_out)).select(*folded.columns).unionAll(folded)
-    at_home, received = F.col("sent") | (F.col("forwards") > 0), F.col("received")
-    in_twin = F.col("twinned") & (F.col("twin_ended") == 0)
-    acknowledged = at_home | in_twin | (F.col("twinned") & received)
-    accepted = F.col("sent") | F.col("diverted") | F.col("twinned")
-    # Copies that the syphon took out of a twin are at no destination.
-    stored = F.col("broker_enqueued") & (
-        (F.col("twin_ended") == 0) | (F.col("broker_copies") > F.col("twin_ended"))
-    )
-    all_ended = (F.col("broker_copies") > 0) & (F.col("broker_ended") >= F.col("broker_copies"))
-    # A subscription of a topic has a copy of its own to complete.
-    unseen = F.floor(F.col("second_copies") / F.greatest("receivers", F.lit(1)))
-    copies = F.greatest(F.col("broker_copies") - F.col("twin_ended") - unseen, F.lit(0))
-    # Receipts after the first that were handed out, and those that a consumer asked for.
-    handed_out = F.greatest(F.col("repeats") - F.col("second_copies"), F.lit(0))
-    redeliveries = F.least(handed_out, F.col("returned"))
-    fate = (
-        F.when(~accepted, F.lit(None))
-        .when(acknowledged | received | stored, F.lit(DELIVERED_FATE))
-        .when(F.col("broker_expired"), F.lit("expired"))
-        # A dead letter that was put back and then lost, or a copy of each: only a peek can decide.
-        .when(F.col("set_aside") & F.col("completed"), F.lit("undecided"))
-        .when(F.col("set_aside") | F.col("broker_dead_lettered"), F.lit("dead_lettered"))
-        .when(F.col("completed"), F.lit("lost"))
-        .otherwise(F.lit("undecided"))
-    )
-    # A divert without an answer stored its message if that came out of the backlog.
-    entered_ms = F.coalesce("diverted_ms", F.when(F.col("came_out"), F.col("tried_ms")))
-    # The record of the completion can be missing beside that of the forward, and both beside a
-    # receipt. A message sent without an answer, or to a twin, can be at both ends.
-    elsewhere = F.col("sent") | F.col("ambiguous") | F.col("twinned")
-    received_ms = F.when(~elsewhere, F.col("received_ms"))
-    left_ms = F.coalesce(F.col("settled_ms"), F.col("forwarded_ms"), received_ms)
-    return messages.withColumns(
-        {
-            "accepted": accepted,
-            "acknowledged": acknowledged,
-            # No record says that it left the twin.
-            "at_twin": in_twin & ~at_home & ~received & ~all_ended,
-            "copies": copies,
-            "redeliveries": redeliveries,
-            "repeats": handed_out - redeliveries,
-            "entered_ms": entered_ms,
-            "left_ms": left_ms,
-            "fate": fate,
-        }
-    ).select(*FATES.fieldNames())
+    known: dict[str, Any] = rules.message_facts(COLUMNS, MESSAGE_COLUMNS)
+    return messages.withColumns(known).select(*FATES.fieldNames())
 
 
 def with_peek(fates: DataFrame, sightings: DataFrame) -> DataFrame:
@@ -334,17 +197,7 @@ def with_peek(fates: DataFrame, sightings: DataFrame) -> DataFrame:
         # A message seen in both places (a copy of each) still waits.
         .agg(F.max("place").alias("place"))
     )
-    fate, place = F.col("fate"), F.col("place")
-    now = (
-        F.when(fate.isNull() | (fate == DELIVERED_FATE), fate)
-        .when(place == "waiting", place)
-        # An expired message may be kept among the dead letters.
-        .when(fate == "expired", fate)
-        .when(place.isNotNull(), place)
-        # Even if the broker stored it: a queue can be deleted with its messages.
-        .when(fate.isin(*UNSEEN), F.lit("lost"))
-        .otherwise(fate)
-    )
+    now: Column = rules.after_peek(COLUMNS, F.col("fate"), F.col("place"))
     return (
         fates.join(seen, list(MESSAGE), "left").withColumn("fate", now).select(*FATES.fieldNames())
     )

@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from twinbus.pipeline.tables.journeys import SECOND_COPY
+from twinbus.pipeline.core.rules import DELETED, SECOND_COPY
 from twinbus.pipeline.tables.records import BY_THE_BROKER, LABEL, compared, label_of
 from twinbus.pipeline.tables.schemas import VIEWS, day_of, field
 
@@ -59,7 +59,7 @@ YOUNG_MS: Final = 5_000
 
 _RECORDED: Final = "recorded_label"
 
-_DELETED: Final = ("deleted", SECOND_COPY)
+_DELETED: Final = (DELETED, SECOND_COPY)
 """The states of a receive that deletes the message, handed out or not."""
 
 _SETTLEMENTS: Final = ("complete", "defer", "dead_letter")

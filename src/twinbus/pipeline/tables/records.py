@@ -13,30 +13,26 @@ and summed once. With thin traffic each record is a tally, and nothing is gained
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from twinbus.cost.arithmetic import UNIT_BYTES
+from twinbus.pipeline.core import rules
+from twinbus.pipeline.core.rules import RAN_OUT, RecordTraits
+from twinbus.pipeline.tables.calculus import COLUMNS
 from twinbus.pipeline.tables.schemas import bucket_of, field
-from twinbus.servicebus.names import BACKLOG_MARK
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 LABEL: Final = "primary_label"
 
-_HOST_REST: Final = ".servicebus."
-"""After the label in the host of a namespace, in every cloud of Azure."""
-
 Receivers = Mapping[str, str]
 """Subscriptions that received messages, each with its topic."""
 
 _SURE, _IS_UNSURE = "sure_labels", "is_unsure"
-
-RAN_OUT: Final = "TTLExpiredException"
-"""The reason of Service Bus for dead-lettering an expired message."""
 
 BY_THE_BROKER: Final = f"^({RAN_OUT}|MaxDeliveryCountExceeded)"
 """Reasons for which a broker dead-letters a message by itself."""
@@ -46,17 +42,10 @@ _PLAIN: Final = (
     *("cause", "operation", "outcome", "view"),
 )
 
-_SUBSCRIPTION: Final = r"(?i)/subscriptions/[^/]+(/\$deadletterqueue)?$"
-
 
 def destination_of(entity: Column) -> Column:
-    """Return the queue or topic of an entity's path, which may be that of a subscription.
-
-    In lower case: names of Service Bus ignore case.
-    """
-    # Most paths have no such part, and searching for one is the most expensive step of all.
-    plain = F.regexp_replace(entity, _SUBSCRIPTION, "")
-    return F.lower(F.when(F.contains(entity, F.lit("/")), plain).otherwise(entity))
+    """Return the queue or topic of an entity's path (`rules.destination_of`)."""
+    return cast("Column", rules.destination_of(COLUMNS, entity))
 
 
 def is_twin() -> Column:
@@ -67,26 +56,24 @@ def is_twin() -> Column:
     return F.coalesce(F.lower("backlog_queue") == F.lower("entity"), F.lit(False))
 
 
+def traits() -> RecordTraits:
+    """Return the columns of a record, or of a tally, that its facts are of."""
+    fields = {name: field(name) for name in ("outcome", "view", "cause", "state", "error")}
+    return RecordTraits(
+        operation=F.col("operation"), is_twin=is_twin(), label=F.col(LABEL), **fields
+    )
+
+
 def is_receipt() -> Column:
     """Return whether a record is the receipt of a message by a consumer."""
-    succeeded = (field("view") == "client") & (field("outcome") == "ok")
-    return succeeded & (F.col("operation") == "receive")
+    return cast("Column", rules.is_receipt(traits()))
 
 
 def label_of() -> Column:
     """Return the label of the primary of a record or a tally; "" if no field has it."""
-    labels = (
-        F.substring_index("pair", "+", 1),
-        _label_in("backlog_queue"),
-        # In the broker's view a message of the backlog is in the backlog queue.
-        _label_in("entity"),
-        # A consumer may name it by its host. One that received from a twin names the secondary.
-        F.when(
-            field("side") != "secondary",
-            F.substring_index(F.lower("namespace"), _HOST_REST, 1),
-        ),
-    )
-    return F.lower(F.coalesce(*labels, F.lit(""))).alias(LABEL)
+    texts = {name: F.col(name) for name in ("pair", "backlog_queue", "entity", "namespace")}
+    label = rules.label_of(COLUMNS, side=field("side"), **texts)
+    return cast("Column", label).alias(LABEL)
 
 
 def label_of_pair(pair: Column) -> Column:
@@ -126,11 +113,6 @@ def _with_sure(rows: DataFrame, keys: Sequence[str], is_sure: Column) -> DataFra
     # If no client names a label, any other does.
     named = F.collect_set(F.when(label != "", label)).over(of_key)
     return rows.withColumn(_SURE, F.when(F.size(sure) > 0, sure).otherwise(named))
-
-
-def _label_in(column: str) -> Column:
-    path = F.lower(column)
-    return F.when(F.contains(path, F.lit(BACKLOG_MARK)), F.substring_index(path, BACKLOG_MARK, 1))
 
 
 def tallied(records: DataFrame, *, bucket_s: int) -> DataFrame:

@@ -86,7 +86,7 @@ FATES: Final = schema(
     "string?: repeated_at",
     "long: size_bytes",
     "long?: accepted_ms delivered_ms received_ms entered_ms forwarded_ms left_ms first_ms last_ms",
-    # See `journeys.FATES_OF_ACCEPTED`; null where the message was not accepted.
+    # See `core.rules.FATES_OF_ACCEPTED`; null where the message was not accepted.
     "string?: fate",
 )
 
@@ -147,7 +147,7 @@ FATE_SUMS: Final = schema(
     "long: reused masked",
     # Of the accepted ones; then receipts that are no further hand-outs, or that were wanted.
     "long: twinned at_twin broker_completed second_copies redeliveries",
-    # One for each of `journeys.FATES_OF_ACCEPTED`, as known without a peek.
+    # One for each of `core.rules.FATES_OF_ACCEPTED`, as known without a peek.
     "long: delivered dead_lettered expired waiting lost undecided",
 )
 

@@ -11,11 +11,12 @@ import pytest
 from docs_pages import schema_page
 from twinbus.cost.arithmetic import CountingRule
 from twinbus.cost.prices import Meter, Tier, standard
-from twinbus.pipeline.reports.conservation import BacklogSnapshot, _Sums
+from twinbus.pipeline.core.rules import FATES_OF_ACCEPTED
+from twinbus.pipeline.reports.conservation import BacklogSnapshot
+from twinbus.pipeline.reports.judgement import Sums
 from twinbus.pipeline.reports.values import Charge, MonthlySum, bill, charges_by_kind
 from twinbus.pipeline.tables import gold
 from twinbus.pipeline.tables.gold import stored_schemas
-from twinbus.pipeline.tables.journeys import FATES_OF_ACCEPTED
 
 M = 1_000_000
 SUMS = [
@@ -99,7 +100,7 @@ def test_a_balance_adds_up_and_says_what_it_does_not_know(
         **dict.fromkeys(FATES_OF_ACCEPTED, 0),
         **fates,
     }
-    balance = _Sums(peek=peek, has_broker=has_broker, counted=counts).balance(counts)
+    balance = Sums(peek=peek, has_broker=has_broker, counted=counts).balance(counts)
     told = {fate: getattr(balance, fate) for fate in FATES_OF_ACCEPTED}
     assert {fate for fate, count in told.items() if count is None} == unknown
     assert sum(count or 0 for count in told.values()) == balance.accepted

@@ -1,0 +1,1 @@
+"""The rules that judge a ledger, without Spark."""

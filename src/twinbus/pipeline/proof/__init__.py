@@ -1,0 +1,1 @@
+"""`twinbus check --proof`: conservation from the lines of a ledger, without Spark."""
