@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from twinbus.client.sending.blocking_link import BlockingLink
 from twinbus.namespace.access import endpoint_of
-from twinbus.pairing.sdk.encoding import message_bytes
+from twinbus.pairing.sdk.encoding import message_writer
 from twinbus.pairing.sdk.failures import sdk_error
 from twinbus.pairing.sdk.sender_pool import IDLE_MAX_S
+from twinbus.pairing.sending.own_links import SETTINGS_S
 from twinbus.servicebus.failures import NamespaceFailure
 
 if TYPE_CHECKING:
@@ -33,14 +34,18 @@ class OwnDirectLink:
         self.idle_since = time.monotonic()
         self._link = link
         self._path = path
+        self._write = message_writer()
+        self._ask_again_at = self.idle_since + SETTINGS_S
 
     def send(self, message: ServiceBusMessage, timeout_s: float) -> None:
         try:
-            self._link.send(message_bytes(message), timeout_s)
+            self._link.send(self._write(message), timeout_s)
         except NamespaceFailure as error:
             raise sdk_error(error, self._path) from error
 
     def is_usable(self, now: float) -> bool:
+        if now >= self._ask_again_at:
+            self._ask_again_at, self._write = now + SETTINGS_S, message_writer()
         return now - self.idle_since < IDLE_MAX_S and self._link.is_usable()
 
     def cut_off(self) -> None:
