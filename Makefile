@@ -30,7 +30,7 @@ ONLY ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup docs drill pictures test spark-floor simulate model fuzz soak lint types fmt bench
+.PHONY: help setup docs drill pictures test spark-floor simulate model fuzz soak lock lint types fmt bench
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -84,6 +84,10 @@ docs: $(STAMP) ## the site of docs/, into build/docs/site
 
 simulate: $(STAMP) ## replay one simulated world; SEED=123
 	@$(BIN)/python -m tests.simulation $(or $(SEED),1)
+
+lock: ## name what the image installs by hash, in deploy/; needs uv
+	@uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --extra broker --extra console --extra identity --extra telemetry pyproject.toml --output-file deploy/requirements.txt
+	@echo "hatchling" | uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate - --output-file deploy/build-requirements.txt
 
 model: $(STAMP) ## every state of the protocol in spec/, and its planted faults
 	@$(BIN)/python -m tests.model

@@ -6,12 +6,15 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from configparser import ConfigParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
 from typer.core import TyperGroup
 from typer.main import get_command
 
@@ -215,3 +218,36 @@ def test_containers_run_without_rights_and_write_to_volumes_only() -> None:
         'security_opt: ["no-new-privileges:true"]',
     ):
         assert f"\n  {line}\n" in compose
+
+
+def pinned(file: str) -> dict[str, tuple[Version, int]]:
+    """The version of each package that a lock names, and the number of its hashes."""
+    text = (DEPLOY / file).read_text()
+    found = re.findall(
+        r"^([\w.-]+)==([^ ;]+)[^\n]*\\\n((?:    --hash=sha256:\w{64}[^\n]*\n)+)", text, re.MULTILINE
+    )
+    return {name: (Version(version), hashes.count("--hash")) for name, version, hashes in found}
+
+
+def test_the_image_installs_by_hash_what_the_project_asks_for() -> None:
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())
+    extras = project["project"]["optional-dependencies"]
+    asked = [
+        *project["project"]["dependencies"],
+        *(one for extra in ("broker", "console", "identity", "telemetry") for one in extras[extra]),
+    ]
+    for file, wanted in (
+        ("requirements.txt", asked),
+        ("build-requirements.txt", project["build-system"]["requires"]),
+    ):
+        locked = pinned(file)
+        lines = (DEPLOY / file).read_text().splitlines()
+        assert len(locked) == sum(line[:1].isalnum() for line in lines), "one has no hash"
+        for text in wanted:
+            requirement = Requirement(text)
+            version, hashes = locked[requirement.name]
+            assert version in requirement.specifier, text
+            assert hashes
+    steps = CONTAINERS[0].read_text()
+    for line in re.findall(r"pip install .*", steps):
+        assert "--require-hashes -r" in line or "--no-index" in line
