@@ -90,7 +90,11 @@ _SYMBOLIC: Final = {
 }
 
 
-def outline(data: bytes, offset: int = 0) -> tuple[int, int, int, int, int] | None:
+Outline = tuple[int, int, int, int, int]
+"""Where a message's sections begin, as `outline` returns it."""
+
+
+def outline(data: bytes, offset: int = 0) -> Outline | None:
     """Offsets of delivery annotations, annotations, both kinds of properties, and of the body.
 
     What nearly every client sends from `offset` on: sections in order, recognised by their first
@@ -145,7 +149,7 @@ def split(data: bytes) -> Sections:
     return sections_at(data, outline(data))
 
 
-def sections_at(data: bytes, offsets: tuple[int, int, int, int, int] | None) -> Sections:
+def sections_at(data: bytes, offsets: Outline | None) -> Sections:
     """The sections of a message by its outline; found by skipping where it has none."""
     if offsets is not None:
         first, second, third, fourth, last = offsets

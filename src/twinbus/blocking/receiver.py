@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from azure.servicebus import ServiceBusReceivedMessage, ServiceBusSession
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from twinbus.status.receiving import ReceiverStatus
 
 T = TypeVar("T")
+W = TypeVar("W")
 
 
 class PairedReceiver(Iterator[ServiceBusReceivedMessage]):
@@ -110,15 +112,15 @@ class PairedReceiver(Iterator[ServiceBusReceivedMessage]):
 
     def complete_message(self, message: ServiceBusReceivedMessage) -> None:
         """Remove the message from its entity."""
-        self.run(lambda: self._core.complete_message(message))
+        self._settle(message, "complete")
 
     def abandon_message(self, message: ServiceBusReceivedMessage) -> None:
         """Let the message be delivered again."""
-        self.run(lambda: self._core.abandon_message(message))
+        self._settle(message, "abandon")
 
     def defer_message(self, message: ServiceBusReceivedMessage) -> None:
         """Put the message aside; it is received only by its sequence number."""
-        self.run(lambda: self._core.defer_message(message))
+        self._settle(message, "defer")
 
     def dead_letter_message(
         self,
@@ -127,7 +129,13 @@ class PairedReceiver(Iterator[ServiceBusReceivedMessage]):
         error_description: str | None = None,
     ) -> None:
         """Move the message to the dead-letter queue of its side."""
-        self.run(lambda: self._core.dead_letter_message(message, reason, error_description))
+        self._settle(message, "dead-letter", (reason, error_description))
+
+    def _settle(
+        self, message: ServiceBusReceivedMessage, action: str, texts: tuple[str | None, ...] = ()
+    ) -> None:
+        begin = partial(self._core.begin_settling, message, action, texts=texts)
+        self._unless_closed(self._loop_thread.ask, begin)
 
     def renew_message_lock(
         self, message: ServiceBusReceivedMessage, *, timeout: float | None = None, **kwargs: Any
@@ -137,8 +145,11 @@ class PairedReceiver(Iterator[ServiceBusReceivedMessage]):
 
     def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a method of the core; a closed pair raises what a closed receiver does."""
+        return self._unless_closed(self._loop_thread.run, work)
+
+    def _unless_closed(self, call: Callable[[W], T], work: W) -> T:
         try:
-            return self._loop_thread.run(work)
+            return call(work)
         except PairClosedError:
             self._core.require_live()
             raise

@@ -18,7 +18,7 @@ from twinbus.client.request_node import LinkEnded
 from twinbus.ledger.requests import ACCEPT_SESSION, BilledRequests
 from twinbus.servicebus import conditions
 from twinbus.servicebus.failures import NamespaceFailure
-from twinbus.transfer.identity import MessageNames, read_names
+from twinbus.transfer.identity import Head, MessageNames, read_head, read_names
 
 SECOND_COPY: Final = "second_copy"
 """State of the completion of a message that was not handed out, for its other copy was."""
@@ -78,13 +78,17 @@ class ConsumerRecords:
         self._call_soon = loop.call_soon
         self._rows: dict[_Kind, list[_Row]] = {}
         """The lines of this turn."""
+        self._is_write_due = False
 
-    def received(self, data: bytes, *, is_deleted: bool = False) -> MessageNames:
+    def received(
+        self, data: bytes, *, head: Head | None = None, is_deleted: bool = False
+    ) -> MessageNames:
         """Note a message that was delivered; return what its settlement is recorded with.
 
-        `is_deleted`: the service keeps no copy of it (receive and delete).
+        `head` is what was read of it already. `is_deleted`: the service keeps no copy of it
+        (receive and delete).
         """
-        names = read_names(data)
+        names = read_names(data, head or read_head(data))
         kind = _RECEIVED_AND_DELETED if is_deleted else _RECEIVED
         self._add(kind, (names[0], len(data), names[1], None))
         return names
@@ -113,8 +117,13 @@ class ConsumerRecords:
         error = None if condition in NO_FREE_SESSION else condition or text[:ERROR_LENGTH_MAX]
         self._requests.made(self._entity, ACCEPT_SESSION, error, is_known=bool(condition))
 
+    def gather(self) -> None:
+        """The caller notes what the service answered, and calls `write` then."""
+        self._is_write_due = True
+
     def write(self) -> None:
         """Write what was noted; called at the end of each turn, and when a link ends."""
+        self._is_write_due = False
         noted, self._rows = self._rows, {}
         for (operation, outcome, error, state), rows in noted.items():
             result = (("outcome", outcome), ("error", error), ("state", state))
@@ -125,7 +134,8 @@ class ConsumerRecords:
         if rows is not None:
             rows.append(row)
             return
-        if not self._rows:
+        if not self._is_write_due:
+            self._is_write_due = True
             self._call_soon(self.write)
         self._rows[kind] = [row]
 

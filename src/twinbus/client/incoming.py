@@ -26,8 +26,8 @@ class IncomingOwner(ABC):
         """Take deliveries that came one after the other."""
 
     @abstractmethod
-    def confirm(self, number: int, state: object) -> None:
-        """The service answered a settlement of the link."""
+    def confirm(self, numbers: list[int], state: object) -> None:
+        """The service answered settlements of the link, all with one state."""
 
     @abstractmethod
     def lost(self, text: str) -> None:
@@ -72,10 +72,11 @@ class IncomingLinks:
         settling = self._settling.get(event.session)
         if not settling or (event.state is None and not event.settled):
             return
+        answered: dict[IncomingOwner, list[int]] = {}
         for number in event.among(settling):
-            # Its link may have ended by what the one before it caused.
-            if (owner := settling.pop(number, None)) is not None:
-                owner.confirm(number, event.state)
+            answered.setdefault(settling.pop(number), []).append(number)
+        for owner, numbers in answered.items():
+            owner.confirm(numbers, event.state)
 
     def lost(self, text: str) -> None:
         """The connection is lost, and each link with it."""

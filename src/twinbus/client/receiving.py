@@ -50,6 +50,7 @@ from twinbus.client.request_node import ConnectionLost, LinkEnded, RequestRefuse
 from twinbus.client.settling import NOT_SENT, LinkSettlements, Settleable
 from twinbus.servicebus import conditions, names
 from twinbus.servicebus.failures import FailureMeaning, NamespaceFailure, of_condition
+from twinbus.transfer.identity import Head, read_head
 
 SESSION_FILTER: Final = Symbol(names.SESSION_FILTER)
 SESSION_LOCKED_UNTIL: Final = Symbol(names.SESSION_LOCKED_UNTIL)
@@ -83,7 +84,7 @@ NEXT_SESSION: Final = SessionChoice.NEXT
 class Delivery(Settleable):
     """One message as it arrived; `number` is its delivery id."""
 
-    __slots__ = ("data", "is_second_copy", "link", "names", "tag")
+    __slots__ = ("data", "head", "is_second_copy", "link", "names", "tag")
 
     def __init__(
         self, link: ReceivingLink, number: int, tag: bytes, data: bytes, settled: bool
@@ -97,6 +98,8 @@ class Delivery(Settleable):
         self.tag = tag
         self.data = data
         """All sections of the message, as they were on the wire."""
+        self.head: Head | None = None
+        """What the ledger has read of it."""
         self.names = NO_NAMES
         """What the ledger names it by; read only if there is a ledger."""
         self.is_second_copy = False
@@ -350,9 +353,16 @@ class ReceivingLink(IncomingOwner):
             if not delivery.settled and delivery.outcome is None:
                 self.settle(delivery, RELEASE, _ignore)
 
-    def confirm(self, number: int, state: object) -> None:
-        if self._settlements is not None:
-            self._settlements.confirm(number, state)
+    def confirm(self, numbers: list[int], state: object) -> None:
+        settlements, records = self._settlements, self._records
+        if settlements is None:
+            return
+        if records is not None:
+            records.gather()
+        for number in numbers:
+            settlements.confirm(number, state)
+        if records is not None:
+            records.write()
 
     # Events
 
@@ -368,7 +378,9 @@ class ReceivingLink(IncomingOwner):
         ]
         if self._records is not None:
             for delivery in deliveries:
-                noted = self._records.received(delivery.data, is_deleted=delivery.settled)
+                data = delivery.data
+                head = delivery.head = read_head(data)
+                noted = self._records.received(data, head=head, is_deleted=delivery.settled)
                 delivery.names = noted
         if self._is_closing:
             self.release_all(deliveries)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from typing import Final
 
 from twinbus.amqp.link import LinkSession
@@ -84,11 +85,14 @@ class LinkSettlements:
         leaves_now = not self._unconfirmed and not self._connection.is_lost
         self._unconfirmed[number] = delivery
         self._owners[number] = self._owner
-        self._unwritten.append(delivery)
         if leaves_now:
-            self.write()
+            assert delivery.outcome is not None
+            self._sends((delivery,))
+            self._dispose(number, number, delivery.outcome.state)
             self._connection.flush_now()
-        elif len(self._unwritten) == 1:
+            return
+        self._unwritten.append(delivery)
+        if len(self._unwritten) == 1:
             self._connection.flush(self.write)
 
     def write(self) -> None:
@@ -96,10 +100,9 @@ class LinkSettlements:
         if not self._unwritten:
             return
         unwritten, self._unwritten = self._unwritten, []
-        ends_at = self._loop.time() + self._connection.answer_s
+        self._sends(unwritten)
         by_state: dict[bytes, list[int]] = {}
         for delivery in unwritten:
-            delivery.ends_at = ends_at
             assert delivery.outcome is not None
             state = delivery.outcome.state
             numbers = by_state.get(state)
@@ -110,6 +113,12 @@ class LinkSettlements:
         for state, numbers in by_state.items():
             for first, last in ranges(numbers):
                 self._dispose(first, last, state)
+
+    def _sends(self, deliveries: Iterable[Settleable]) -> None:
+        """From now on an answer is due for each."""
+        ends_at = self._loop.time() + self._connection.answer_s
+        for delivery in deliveries:
+            delivery.ends_at = ends_at
         if self._timer is None:
             self._timer = self._loop.call_at(ends_at, self._end_overdue)
 

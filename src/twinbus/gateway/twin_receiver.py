@@ -412,7 +412,7 @@ class TwinReceiver(LinkOwner):
             self._copies.second_completed(copy)
 
     def _hand_out(self, side: ReceivingSide, delivery: Delivery, copy: Copy | None) -> None:
-        data, delivery.data = delivery.data, b""  # It may be unsettled for long.
+        data, delivery.data, delivery.head = delivery.data, b"", None  # It may be held for long.
         self._window.came(len(data))
         if side.side is Side.SECONDARY:
             data = with_secondary_number(data)

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from twinbus.amqp.decoding import decode
-from twinbus.amqp.message import decode_map, outline, sections_at, split
+from twinbus.amqp.message import Outline, decode_map, outline, sections_at, split
 from twinbus.amqp.types import AmqpError, DecodeError, ULong
 from twinbus.servicebus.names import ENQUEUED_TIME, SEQUENCE_NUMBER
 from twinbus.servicebus.twins import DIVERTED, DivertMark, read_divert_mark
@@ -29,6 +29,30 @@ _SHORT_PROPERTIES: Final = b"\x00\x53\x73\xc0"
 """How properties with sizes of one byte begin; their size, count and id follow."""
 
 
+class Head(NamedTuple):
+    """What is read of a message once, for the ledger, the application and second copies."""
+
+    outline: Outline
+    annotations: dict[Any, Any] | None
+    """The message annotations, with keys as bytes; None: there are none."""
+
+
+def read_head(data: bytes) -> Head | None:
+    """Return the head of a message; None: only the general decoders can read it."""
+    found = outline(data)
+    if found is None:
+        return None
+    _, start, end, _, _ = found
+    if start == end:
+        return Head(found, None)
+    is_wide = data[start + 3] & WIDE
+    try:
+        annotations = annotations_in(data, start + (8 if is_wide else 5), end, is_wide)
+    except UNREADABLE:
+        return None
+    return Head(found, annotations)
+
+
 class MessageIdentity(NamedTuple):
     """One message in one entity."""
 
@@ -43,16 +67,20 @@ class MessageIdentity(NamedTuple):
 
 
 def read_identity(
-    data: bytes, *, with_mark: bool, stamps: tuple[int, int] | None = None
+    data: bytes,
+    *,
+    with_mark: bool,
+    stamps: tuple[int, int] | None = None,
+    head: Head | None = None,
 ) -> MessageIdentity | None:
     """Return what identifies a message; None: it has no id, or cannot be read.
 
     `with_mark`: None also if it does not have the mark of a message that was diverted to a twin.
-    `stamps` are its sequence number and its enqueued time, if the caller has read them. Only what
-    is asked for is decoded: a receiver with a twin reads this of each message.
+    `stamps` are its sequence number and its enqueued time, and `head` its head, if the caller has
+    read them. Only what is asked for is decoded: a receiver with a twin reads this of each message.
     """
     try:
-        offsets = outline(data)
+        offsets = outline(data) if head is None else head.outline
         if offsets is not None and stamps is not None and not with_mark:
             _, _, at, application_at, body_at = offsets
             message_id = _message_id(data[at:application_at])
@@ -76,20 +104,16 @@ def read_identity(
     return MessageIdentity(number, enqueued_ms, message_id, digest, mark)
 
 
-def read_names(data: bytes) -> MessageNames:
+def read_names(data: bytes, head: Head | None) -> MessageNames:
     """Return what the ledger names a message by; never raises, for any client wrote the bytes."""
     try:
-        offsets = outline(data)
-        if offsets is not None:
-            _, annotations_at, at, application_at, _ = offsets
-            properties = data[at:application_at]
-            known = _known_number(data, annotations_at, at)
-            if known is not None:
-                return message_id_in(properties), known
-            raw = data[annotations_at:at]
-        else:
-            sections = split(data)
-            raw, properties = sections.message_annotations, sections.properties
+        if head is not None:
+            (_, _, at, application_at, _), annotations = head
+            number = None if annotations is None else annotations.get(_SEQUENCE)
+            is_number = type(number) is int and 0 <= number <= NUMBER_MAX
+            return message_id_in(data[at:application_at]), number if is_number else None
+        sections = split(data)
+        raw, properties = sections.message_annotations, sections.properties
         message_id = message_id_in(properties)
         for key, _, value_at, _ in entries_of(raw):
             if key == _SEQUENCE:
@@ -99,19 +123,6 @@ def read_names(data: bytes) -> MessageNames:
     except (AmqpError, *UNFORESEEN):
         return None, None
     return message_id, None
-
-
-def _known_number(data: bytes, start: int, end: int) -> int | None:
-    """The sequence number, if the annotations are laid out as those of earlier messages."""
-    if start == end:
-        return None
-    is_wide = data[start + 3] & WIDE
-    try:
-        found = annotations_in(data, start + (8 if is_wide else 5), end, is_wide)
-    except UNREADABLE:
-        return None
-    number = found.get(_SEQUENCE)
-    return number if type(number) is int and 0 <= number <= NUMBER_MAX else None
 
 
 def _message_id(properties: bytes) -> str | ULong | UUID | bytes | None:

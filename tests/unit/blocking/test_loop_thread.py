@@ -10,11 +10,13 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
 
 from twinbus.blocking.loop_thread import LoopThread, _Work
+from twinbus.blocking.promise import Promise
 from twinbus.errors import PairingError
 
 LIMIT_S = 60.0
@@ -89,6 +91,9 @@ def test_work_that_is_interrupted_before_it_began_never_begins(loop_thread: Loop
     async def work() -> None:
         begun.append("work")
 
+    def question(_: Promise[None]) -> None:
+        begun.append("question")
+
     def busy() -> None:
         """Keep the loop from running what the main thread hands in, until it has given up."""
         loop: Any = asyncio.get_running_loop()
@@ -102,11 +107,44 @@ def test_work_that_is_interrupted_before_it_began_never_begins(loop_thread: Loop
                 time.sleep(0.001)
             act()
 
-    loop_thread.call(lambda: asyncio.get_running_loop().call_later(0.0, busy))
-    assert stands_still.wait(LIMIT_S)
-    with pytest.raises(KeyboardInterrupt):
-        loop_thread.run(work)
+    calls = partial(loop_thread.run, work), partial(loop_thread.ask, question)
+    for call in calls:
+        stands_still.clear()
+        loop_thread.call(lambda: asyncio.get_running_loop().call_later(0.0, busy))
+        assert stands_still.wait(LIMIT_S)
+        with pytest.raises(KeyboardInterrupt):
+            call()
     assert begun == []
+
+
+def test_a_question_is_answered_from_the_loop_without_a_task(loop_thread: LoopThread) -> None:
+    name: contextvars.ContextVar[str] = contextvars.ContextVar("name", default="none")
+    name.set("mine")
+
+    def soon(answer: Promise[tuple[str, int]]) -> None:
+        found = name.get(), len(asyncio.all_tasks())
+        asyncio.get_running_loop().call_soon(answer.set_result, found)
+
+    def refuses(answer: Promise[None]) -> None:
+        raise KeyError("refused")
+
+    assert loop_thread.ask(soon) == ("mine", 1)
+    with pytest.raises(KeyError, match="refused"):
+        loop_thread.ask(refuses)
+
+
+def test_whoever_answers_an_interrupted_caller_finds_that_it_gave_up(
+    loop_thread: LoopThread,
+) -> None:
+    asked: list[Promise[None]] = []
+
+    def never(answer: Promise[None]) -> None:
+        asked.append(answer)
+        interrupt_main()
+
+    with pytest.raises(KeyboardInterrupt):
+        loop_thread.ask(never)
+    assert [answer.cancelled() for answer in asked] == [True]
 
 
 def test_stop_ends_those_who_wait_and_later_calls_say_so(loop_thread: LoopThread) -> None:
@@ -198,4 +236,4 @@ def test_work_that_came_too_late_for_the_loop_is_told_when_the_thread_ends(
     loop_thread._items.add(late)
     loop_thread.stop()
     with pytest.raises(PairingError, match="closed"):
-        late.result.result(0)
+        late.result.result()

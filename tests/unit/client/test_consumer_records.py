@@ -155,6 +155,20 @@ async def test_a_settlement_is_recorded_when_it_is_answered_with_what_the_servic
     assert len(world.answers) == 6
 
 
+async def test_the_lines_of_one_answer_are_written_before_its_callers_go_on() -> None:
+    world = opened()
+    world.settle(*world.bring(1, 2, 3))
+    await asyncio.sleep(0)
+    world.ledger.calls = 0
+    world.confirm(1, 3)
+    assert world.ledger.calls == 1
+    assert world.ledger.recorded()[3:] == [("complete", f"m-{n}", "ok") for n in (1, 2, 3)]
+    world.bring(4)
+    assert world.ledger.calls == 1
+    await asyncio.sleep(0)
+    assert world.ledger.recorded()[6:] == [("receive", "m-4", "ok")]
+
+
 async def test_a_settlement_without_an_answer_is_unknown_and_one_not_sent_has_no_line() -> None:
     world = opened()
     sent, not_sent = world.bring(1, 2)

@@ -10,9 +10,17 @@ import pytest
 from twinbus.amqp.message import Header, Properties, encode_message
 from twinbus.amqp.types import Symbol, ULong
 from twinbus.servicebus.names import ENQUEUED_TIME, SEQUENCE_NUMBER
-from twinbus.transfer.identity import NUMBER_MAX, read_identity, read_names
+from twinbus.transfer import identity
+from twinbus.transfer.identity import NUMBER_MAX, read_head, read_identity
 
 NUMBER = Symbol(SEQUENCE_NUMBER)
+
+
+def read_names(data: bytes) -> tuple[str | None, int | None]:
+    """What is read with the head of the message; without one it is the same."""
+    found = identity.read_names(data, read_head(data))
+    assert identity.read_names(data, None) == found
+    return found
 
 
 def message(message_id: Any = "m-1", **annotations: Any) -> bytes:

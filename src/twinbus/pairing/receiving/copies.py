@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from uuid import UUID
 
 from twinbus.pairing.core.sides import Side
-from twinbus.transfer.identity import read_identity
+from twinbus.transfer.identity import Head, read_identity
 
 T = TypeVar("T")
 
@@ -61,14 +61,18 @@ class Copy(NamedTuple):
 
 
 def read_copy(
-    side: Side, data: bytes, label: str, stamps: tuple[int, int] | None = None
+    side: Side,
+    data: bytes,
+    label: str,
+    stamps: tuple[int, int] | None = None,
+    head: Head | None = None,
 ) -> Copy | None:
     """Return what identifies a message; None: it has no id, or it cannot have a second copy.
 
     `label` is the primary's: a mark with another one is not about this pair. `stamps` are the
-    sequence number and the enqueued time of the message, if they were read.
+    sequence number and the enqueued time of the message, and `head` its head, if they were read.
     """
-    found = read_identity(data, with_mark=side is Side.SECONDARY, stamps=stamps)
+    found = read_identity(data, with_mark=side is Side.SECONDARY, stamps=stamps, head=head)
     if found is None:
         return None
     number, enqueued_ms, message_id, digest, mark = found

@@ -23,6 +23,7 @@ from twinbus.pairing.receiving.copies import Copy, SecondCopies, read_copy
 from twinbus.pairing.receiving.side import CLOSE_S, LINGER_S, ReceivingSide
 from twinbus.servicebus.failures import NamespaceFailure
 from twinbus.status.receiving import ReceiverStatus
+from twinbus.transfer.identity import Head
 
 log = logging.getLogger("twinbus.receiving")
 
@@ -137,15 +138,20 @@ class Inbox:
             self.completed(entry.side, entry.delivery.data)
 
     def completed(
-        self, side: ReceivingSide, data: bytes, stamps: tuple[int, int] | None = None
+        self,
+        side: ReceivingSide,
+        data: bytes,
+        stamps: tuple[int, int] | None = None,
+        head: Head | None = None,
     ) -> None:
         """The service confirmed that a message which was handed out is completed.
 
-        `stamps` are its sequence number and its enqueued time, if they were read.
+        `stamps` are its sequence number and its enqueued time, and `head` its head, if they were
+        read.
         """
         if self._copies is None:
             return
-        copy = read_copy(side.side, data, self._label, stamps)
+        copy = read_copy(side.side, data, self._label, stamps, head)
         if copy is not None:
             self._copies.completed(copy)
 

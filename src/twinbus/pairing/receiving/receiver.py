@@ -34,6 +34,7 @@ from twinbus.pairing.core.sides import Side
 from twinbus.pairing.receiving.copies import SecondCopies
 from twinbus.pairing.receiving.inbox import Entry, Inbox
 from twinbus.pairing.receiving.settings import ReceiverSettings
+from twinbus.pairing.receiving.settlement import MessageSettlement, SettlementAnswer
 from twinbus.pairing.receiving.side import ReceivingSide, SideOwner, is_refusal
 from twinbus.pairing.sdk.failures import sdk_error
 from twinbus.pairing.sdk.received import (
@@ -63,6 +64,17 @@ RECEIVE_WAIT_S: Final = 60.0
 """How long `receive_messages` waits unless told otherwise, as in the SDK."""
 
 SHUT_DOWN: Final = "The handler has already been shutdown. Make a new receiver."
+
+OUTCOMES: Final[dict[str, Callable[..., SettlingOutcome]]] = {
+    "complete": lambda: COMPLETE,
+    "abandon": abandon,
+    "defer": defer,
+    "dead-letter": dead_letter,
+}
+"""What becomes of a message, by what the application asks for."""
+
+Texts = tuple[str | None, ...]
+"""Reason and description of a dead letter."""
 
 MakeSides = Callable[[SideOwner], list[ReceivingSide]]
 """Makes the sides that a receiver reads, the primary first."""
@@ -293,6 +305,7 @@ class PairedReceiver(AsyncIterator[ServiceBusReceivedMessage]):
                 self,
                 side.side,
                 delivery.data,
+                head=delivery.head,
                 tag=delivery.tag,
                 number=delivery.number,
                 mode=self._settings.receive_mode,
@@ -416,15 +429,15 @@ class PairedReceiver(AsyncIterator[ServiceBusReceivedMessage]):
 
     async def complete_message(self, message: ServiceBusReceivedMessage) -> None:
         """Remove the message from its entity."""
-        await self._settle(message, "complete", COMPLETE)
+        await self._settle(message, "complete")
 
     async def abandon_message(self, message: ServiceBusReceivedMessage) -> None:
         """Let the message be delivered again."""
-        await self._settle(message, "abandon", abandon())
+        await self._settle(message, "abandon")
 
     async def defer_message(self, message: ServiceBusReceivedMessage) -> None:
         """Put the message aside; it is received only by its sequence number."""
-        await self._settle(message, "defer", defer())
+        await self._settle(message, "defer")
 
     async def dead_letter_message(
         self,
@@ -433,32 +446,49 @@ class PairedReceiver(AsyncIterator[ServiceBusReceivedMessage]):
         error_description: str | None = None,
     ) -> None:
         """Move the message to the dead-letter queue of its side."""
-        await self._settle(message, "dead-letter", dead_letter(reason, error_description))
+        await self._settle(message, "dead-letter", (reason, error_description))
 
-    async def _settle(
-        self, message: ServiceBusReceivedMessage, action: str, outcome: SettlingOutcome
+    def _settle(
+        self, message: ServiceBusReceivedMessage, action: str, texts: Texts = ()
+    ) -> asyncio.Future[None]:
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.begin_settling(message, action, answer, texts)
+        return answer
+
+    def begin_settling(
+        self,
+        message: ServiceBusReceivedMessage,
+        action: str,
+        answer: SettlementAnswer,
+        texts: Texts = (),
     ) -> None:
+        """Settle a message; `answer` gets the result. Raise if the message cannot be settled.
+
+        `action` is one of OUTCOMES, and `texts` are the arguments of its outcome.
+        """
         self.require_live()
         require_settleable(message, action, self._settings.receive_mode)
         if self._session is None:
             require_unexpired(message)
         side, delivery = self._place_of(message)
-        token, names = None, NO_NAMES
-        if delivery is None:
+        outcome = OUTCOMES[action](*texts)
+        origin, token, names = origin_of(message), None, NO_NAMES
+        data, head = origin.data, None
+        if delivery is not None:
+            data, head = delivery.data, delivery.head
+        else:
             token, names = _token_of(message), _names_of(message)
-        data = origin_of(message).data if delivery is None else delivery.data
 
         def confirmed() -> None:
             mark_settled(message)
             if outcome is COMPLETE and data is not None:
-                self._inbox.completed(side, data, origin_of(message).stamps)
+                self._inbox.completed(side, data, origin.stamps, head)
             elif action != "abandon":
                 self._inbox.gone(side, own_number(message.sequence_number or 0))
 
-        try:
-            await side.settle(delivery, token, outcome, confirmed, names)
-        except (NamespaceFailure, TimeoutError) as error:
-            raise self._sdk_error(error) from error
+        side.begin_settling(
+            MessageSettlement(answer, outcome, delivery, token, names, confirmed, self._sdk_error)
+        )
 
     async def renew_message_lock(
         self, message: ServiceBusReceivedMessage, *, timeout: float | None = None, **kwargs: Any

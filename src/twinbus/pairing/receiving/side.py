@@ -4,7 +4,7 @@
     side.start()
     await side.first_result()   # None, or why the first link was not opened
     side.want(10)               # up to 10 deliveries go to owner.on_deliveries
-    await side.settle(delivery, token, COMPLETE, confirmed)
+    await side.settle(delivery, token, COMPLETE)
     await side.close(5.0)
 
 A link that ends, or falls silent (watchdog.py), is opened again with a growing, jittered pause
@@ -25,7 +25,6 @@ from typing import Final, Protocol, TypeVar
 from uuid import UUID
 
 from twinbus.client.connection import MACHINE, Environment
-from twinbus.client.consumer_records import NO_NAMES
 from twinbus.client.links import UpstreamConnection
 from twinbus.client.lock_requests import settle_by_token
 from twinbus.client.outcomes import SettlingOutcome
@@ -35,6 +34,7 @@ from twinbus.errors import error_text
 from twinbus.pairing.core.sides import Side
 from twinbus.pairing.receiving.mark_watch import READ_MARK_S, MarkWatch, NotReadable, ReadMark
 from twinbus.pairing.receiving.reopening import PAUSE_MAX_S, ReopenPauses
+from twinbus.pairing.receiving.settlement import MessageSettlement
 from twinbus.pairing.receiving.watchdog import DRAIN_ANSWER_S, UNSETTLED_S, LinkCheck, Watchdog
 from twinbus.servicebus import conditions
 from twinbus.servicebus.failures import FailureMeaning, NamespaceFailure
@@ -46,7 +46,6 @@ from twinbus.status.receiving import (
     WAITING,
     ReceivingSideStatus,
 )
-from twinbus.transfer.identity import MessageNames
 
 log = logging.getLogger("twinbus.receiving")
 
@@ -486,49 +485,64 @@ class ReceivingSide:
         """The application has settled this message on its link."""
         self._unsettled.pop(delivery, None)
 
-    async def settle(
-        self,
-        delivery: Delivery | None,
-        token: UUID | None,
-        outcome: SettlingOutcome,
-        confirmed: Callable[[], None] = lambda: None,
-        names: MessageNames = NO_NAMES,
-    ) -> None:
-        """Settle on the link that delivered, or else by lock token; `confirmed`: it is settled.
+    def settle(
+        self, delivery: Delivery, token: UUID | None, outcome: SettlingOutcome
+    ) -> asyncio.Future[None]:
+        """Begin to settle a message; the future gets the result, as with `begin_settling`."""
+        answer: asyncio.Future[None] = self._loop.create_future()
+        self.begin_settling(MessageSettlement(answer, outcome, delivery, token))
+        return answer
 
-        `token` is needed only without a delivery. Raise LockLost, RequestRefused, ConnectionLost or
-        TimeoutError. `confirmed` is called also if the caller gave up waiting for the link. `names`
-        are for the ledger, of a message without a delivery.
+    def begin_settling(self, settlement: MessageSettlement) -> None:
+        """Settle on the link that delivered, or else by lock token.
+
+        The answer is None, or LockLost, RequestRefused, ConnectionLost or TimeoutError.
         """
         # The link bounds its own part: a timer for each settlement would cost as much as the rest.
-        until = self._loop.time() + SETTLE_ANSWERS * self.connection.answer_s
+        settlement.ends_at = self._loop.time() + SETTLE_ANSWERS * self.connection.answer_s
         self._settling += 1
-        try:
-            if delivery is not None and delivery.outcome is None and delivery.link.is_open:
-                answer: asyncio.Future[None] = self._loop.create_future()
-                delivery.link.settle(delivery, outcome, partial(_answered, answer, confirmed))
-                try:
-                    await answer
-                except (LinkEnded, TimeoutError) as error:
-                    log.debug("%s: settled by lock token: %s", self.settings.path, error)
-                else:
-                    return
-            async with asyncio.timeout_at(until):
-                await self._settle_by_token(delivery, token, outcome, names)
-            confirmed()
-        finally:
-            self._settling -= 1
-            self._settled.set()
-            if delivery is not None:
-                self._unsettled.pop(delivery, None)
+        delivery = settlement.delivery
+        if delivery is not None and delivery.outcome is None and delivery.link.is_open:
+            answered = partial(self._answered, settlement)
+            delivery.link.settle(delivery, settlement.outcome, answered)
+        else:
+            self._begin_by_token(settlement)
 
-    async def _settle_by_token(
-        self,
-        delivery: Delivery | None,
-        token: UUID | None,
-        outcome: SettlingOutcome,
-        names: MessageNames,
-    ) -> None:
+    def _answered(self, settlement: MessageSettlement, error: Exception | None) -> None:
+        """The link's answer; without one the token decides, if the caller still waits."""
+        if isinstance(error, LinkEnded | TimeoutError) and not settlement.answer.done():
+            log.debug("%s: settled by lock token: %s", self.settings.path, error)
+            self._begin_by_token(settlement)
+            return
+        self._end_settling(settlement)
+        settlement.end(error)
+
+    def _begin_by_token(self, settlement: MessageSettlement) -> None:
+        task = asyncio.create_task(self._settle_by_token(settlement))
+        # It keeps the task, and ends it if the caller gives up.
+        settlement.answer.add_done_callback(lambda answer: answer.cancelled() and task.cancel())
+
+    def _end_settling(self, settlement: MessageSettlement) -> None:
+        self._settling -= 1
+        self._settled.set()
+        if settlement.delivery is not None:
+            self._unsettled.pop(settlement.delivery, None)
+
+    async def _settle_by_token(self, settlement: MessageSettlement) -> None:
+        error: Exception | None = None
+        try:
+            async with asyncio.timeout_at(settlement.ends_at):
+                await self._request_settlement(settlement)
+        except asyncio.CancelledError:
+            self._end_settling(settlement)  # The caller gave up.
+            raise
+        except Exception as failed:  # noqa: BLE001  # it belongs to the one who waits
+            error = failed
+        self._end_settling(settlement)
+        settlement.end(error)
+
+    async def _request_settlement(self, settlement: MessageSettlement) -> None:
+        delivery, token, names = settlement.delivery, settlement.token, settlement.names
         held, state = self.link, None
         if delivery is not None:
             token, names = token or delivery.lock_token, delivery.names
@@ -537,7 +551,7 @@ class ReceivingSide:
             raise LinkEnded(f"{self.settings.path}: the link ended, and there is no lock token")
         ask = partial(
             settle_by_token,
-            *(self.connection, self.settings.path, token, outcome),
+            *(self.connection, self.settings.path, token, settlement.outcome),
             session=held if self.is_session else None,
             names=names,
             ledger_state=state,
@@ -580,20 +594,3 @@ class ReceivingSide:
         link, self.link = self.link, None
         if link is not None:
             await link.close(timeout_s)
-
-
-def _answered(
-    answer: asyncio.Future[None], confirmed: Callable[[], None], error: Exception | None
-) -> None:
-    """Report the result of a settlement; the caller may have given up waiting."""
-    try:
-        if error is None:
-            confirmed()
-    finally:
-        # Also if `confirmed` fails: the caller must not wait for ever.
-        if answer.done():
-            pass
-        elif error is None:
-            answer.set_result(None)
-        else:
-            answer.set_exception(error)

@@ -1,20 +1,21 @@
 """Decodes a delivery to the SDK's message value, faster than the SDK's own decoder.
 
-Nearly all messages consist of sections whose values are texts, bytes, numbers and null. Those are
-read here. Whatever else a message has, malformed bytes included, the SDK's decoder reads it all: so
-values and errors are always the SDK's own. Texts are bytes, as the SDK has them.
+Nearly all messages have one data section, and before it sections whose values are texts, bytes,
+numbers and null. Those are read here. Whatever else a message has, malformed bytes included, the
+SDK's decoder reads it all: so values and errors are always the SDK's own. Texts are bytes, as the
+SDK has them.
 
 Most headers are the same: they are read once.
 """
 
 from __future__ import annotations
 
-import struct
-from typing import Any, Final
+from typing import Final
 
 from azure.servicebus._pyamqp._decode import decode_payload
 from azure.servicebus._pyamqp.message import Header, Message, Properties
 
+from twinbus.transfer.identity import Head, read_head
 from twinbus.transfer.plain_values import (
     UNREADABLE,
     WIDE,
@@ -24,16 +25,6 @@ from twinbus.transfer.plain_values import (
     values_in,
 )
 
-_HEADER, _PROPERTIES, _DATA = 0x70, 0x73, 0x75
-_DELIVERY_ANNOTATIONS, _ANNOTATIONS, _APPLICATION_PROPERTIES, _FOOTER = 0x71, 0x72, 0x74, 0x78
-"""Codes of a message's sections."""
-_ANNOTATION_MAPS: Final = frozenset((_DELIVERY_ANNOTATIONS, _ANNOTATIONS))
-_OTHER_MAPS: Final = frozenset((_APPLICATION_PROPERTIES, _FOOTER))
-
-_U32: Final = struct.Struct(">I").unpack_from
-_LIST, _MAP, _BINARY = 0xC0, 0xC1, 0xA0
-"""Forms of a section's content; one with a size of four bytes has `WIDE` set."""
-
 LEARNED_MAX: Final = 256
 """Headers that are remembered; past that all are forgotten and learned again."""
 
@@ -41,66 +32,51 @@ HEADER_BYTES_MAX: Final = 32
 """The longest header that is remembered."""
 
 
-def decode_message(data: bytes) -> Message:
-    """Return what the SDK's `decode_payload` returns, or raise what it raises."""
+def decode_message(data: bytes, head: Head | None = None) -> Message:
+    """Return what the SDK's `decode_payload` returns, or raise what it raises.
+
+    `head` is what was read of it already; its annotations become those of the message.
+    """
     try:
-        return _decoded(data)
+        return _decoded(data, head or read_head(data))
     except UNREADABLE:
         return decode_payload(memoryview(data))
 
 
-def _decoded(data: bytes) -> Message:
-    header: Header | None = None
-    properties: Properties | None = None
-    maps: dict[int, dict[Any, Any]] = {}
-    body: list[bytes] = []
-    offset, size = 0, len(data)
-    while offset < size:
-        head = _U32(data, offset)[0]
-        form = head & 0xFF
-        is_wide = form & WIDE
-        if is_wide:
-            start = offset + 8
-            offset = start + _U32(data, offset + 4)[0]
-        else:
-            start = offset + 5
-            offset = start + data[start - 1]
-        if head & 0xFFFF0000 != 0x00530000 or offset > size:
-            raise Uncommon
-        code, form = head >> 8 & 0xFF, form & ~WIDE
-        if code == _DATA and form == _BINARY:
-            body.append(data[start:offset])
-        elif code == _PROPERTIES and form == _LIST:
-            properties = Properties(*values_in(data, start, offset, is_wide))
-        elif code == _HEADER and form == _LIST:
-            header = _header(data, start, offset, is_wide)
-        elif code in _ANNOTATION_MAPS and form == _MAP:
-            maps[code] = annotations_in(data, start, offset, is_wide)
-        elif code in _OTHER_MAPS and form == _MAP:
-            maps[code] = map_in(data, start, offset, is_wide)
-        else:
-            raise Uncommon
-    return Message(
-        header,
-        maps.get(_DELIVERY_ANNOTATIONS),
-        maps.get(_ANNOTATIONS),
-        properties,
-        maps.get(_APPLICATION_PROPERTIES),
-        body or None,
-        footer=maps.get(_FOOTER),
-    )
+def _decoded(data: bytes, head: Head | None) -> Message:
+    if head is None:
+        raise Uncommon
+    (delivery_at, annotations_at, properties_at, application_at, body_at), annotations = head
+    delivery = properties = application = None
+    if delivery_at < annotations_at:
+        delivery = annotations_in(data, delivery_at + 5, annotations_at, 0)
+    if properties_at < application_at:
+        start, is_wide = _content(data, properties_at)
+        properties = Properties(*values_in(data, start, application_at, is_wide))
+    if application_at < body_at:
+        start, is_wide = _content(data, application_at)
+        application = map_in(data, start, body_at, is_wide)
+    start, _ = _content(data, body_at)
+    header = _header(data[:delivery_at]) if delivery_at else None
+    return Message(header, delivery, annotations, properties, application, [data[start:]])
+
+
+def _content(data: bytes, at: int) -> tuple[int, int]:
+    """Where the content of a section begins, and whether its sizes have four bytes."""
+    is_wide = data[at + 3] & WIDE
+    return at + (8 if is_wide else 5), is_wide
 
 
 _headers: Final[dict[bytes, Header]] = {}
 
 
-def _header(data: bytes, start: int, end: int, is_wide: int) -> Header:
-    raw = data[start:end]
-    header = None if is_wide else _headers.get(raw)
+def _header(section: bytes) -> Header:
+    header = _headers.get(section)
     if header is None:
-        header = Header(*values_in(data, start, end, is_wide))
-        if not is_wide and len(raw) <= HEADER_BYTES_MAX:
+        start, is_wide = _content(section, 0)
+        header = Header(*values_in(section, start, len(section), is_wide))
+        if len(section) <= HEADER_BYTES_MAX:
             if len(_headers) >= LEARNED_MAX:
                 _headers.clear()
-            _headers[raw] = header
+            _headers[section] = header
     return header

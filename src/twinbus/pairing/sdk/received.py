@@ -6,6 +6,7 @@ gets `ServiceBusReceivedMessage` objects that behave alike whichever client carr
 
 from __future__ import annotations
 
+import time
 import warnings
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
@@ -17,11 +18,13 @@ from azure.servicebus.exceptions import MessageAlreadySettled, MessageLockLostEr
 
 from twinbus.pairing.core.sides import Side
 from twinbus.pairing.sdk.decoding import decode_message
-from twinbus.servicebus.names import ENQUEUED_TIME, SEQUENCE_NUMBER
+from twinbus.servicebus.names import ENQUEUED_TIME, LOCKED_UNTIL, SEQUENCE_NUMBER
 from twinbus.servicebus.twins import own_number, secondary_number
+from twinbus.transfer.identity import Head
 
 _SEQUENCE: Final = SEQUENCE_NUMBER.encode()
 _ENQUEUED: Final = ENQUEUED_TIME.encode()
+_LOCKED: Final = LOCKED_UNTIL.encode()
 
 
 class Undecodable(ValueError):
@@ -33,6 +36,7 @@ def received_message(
     side: Side,
     data: bytes,
     *,
+    head: Head | None = None,
     tag: bytes | None = None,
     number: int | None = None,
     mode: ServiceBusReceiveMode = ServiceBusReceiveMode.PEEK_LOCK,
@@ -40,10 +44,11 @@ def received_message(
 ) -> ServiceBusReceivedMessage:
     """Return the SDK's message object of a delivery, or of an answer with messages.
 
-    `how` are the SDK's own: lock_token, is_deferred_message, is_peeked_message.
+    `head` is what was read of it already. `how` are the SDK's own: lock_token,
+    is_deferred_message, is_peeked_message.
     """
     try:
-        decoded = decode_message(data)
+        decoded = decode_message(data, head)
     except Exception as error:
         # Its decoder raises whatever its own code meets: foreign bytes, written by any client.
         raise Undecodable(f"the SDK cannot decode the message: {error!r:.200}") from error
@@ -118,6 +123,12 @@ def require_settleable(message: Any, action: str, mode: ServiceBusReceiveMode) -
 
 def require_unexpired(message: ServiceBusReceivedMessage) -> None:
     """Raise MessageLockLostError if the lock of a message without a session has ended."""
+    annotations: Any = message.raw_amqp_message.annotations or {}
+    until_ms = annotations.get(_LOCKED)
+    # As long as nobody has read or renewed it, the end that came with the message is enough.
+    is_unread = message._expiry is None and type(until_ms) is int
+    if is_unread and until_ms > time.time_ns() // 1_000_000:
+        return
     until = message.locked_until_utc
     if until is not None and until <= datetime.now(UTC):
         raise MessageLockLostError(

@@ -16,6 +16,7 @@ from twinbus.client.request_node import ConnectionLost, LinkEnded, LockLost
 from twinbus.pairing.core.sides import Side
 from twinbus.pairing.receiving import side as side_module
 from twinbus.pairing.receiving.mark_watch import MarkWatch, NotReadable
+from twinbus.pairing.receiving.settlement import MessageSettlement
 from twinbus.pairing.receiving.side import LinkSettings, ReceivingSide
 from twinbus.servicebus import conditions
 from twinbus.status.receiving import ReceivingSideStatus
@@ -163,6 +164,13 @@ class World:
         self, connection: Any, path: str, token: UUID, *_: Any, **__: Any
     ) -> None:
         self.by_token.append(token)
+
+    async def settle(self, delivery: Any, confirmed: Callable[[], None] = lambda: None) -> None:
+        answer = self.connection.loop.create_future()
+        self.side.begin_settling(
+            MessageSettlement(answer, COMPLETE, delivery, TOKEN, confirmed=confirmed)
+        )
+        await answer
 
     def on_deliveries(self, side: Any, run: list[Any]) -> None:
         self.deliveries += run
@@ -452,19 +460,62 @@ def test_a_message_is_settled_on_its_link_and_else_by_its_token(
         await world.passes(0)
         confirmed: list[int] = []
         first, second, third = (world.link.bring() for _ in range(3))
-        settle: Any = world.side.settle
-        await settle(first, TOKEN, COMPLETE, lambda: confirmed.append(1))
+        await world.settle(first, lambda: confirmed.append(1))
         assert (confirmed, world.by_token) == ([1], [])
         ended = LinkEnded("the link ended", was_sent=True)
         world.link.settles = lambda done: done(ended)
-        await settle(second, TOKEN, COMPLETE, lambda: confirmed.append(2))
+        await world.settle(second, lambda: confirmed.append(2))
         assert (confirmed, world.by_token) == ([1, 2], [TOKEN])
         lost = LockLost("too late", conditions.MESSAGE_LOCK_LOST)
         world.link.settles = lambda done: done(lost)
         with pytest.raises(LockLost):
-            await settle(third, TOKEN, COMPLETE, lambda: confirmed.append(3))
+            await world.settle(third, lambda: confirmed.append(3))
         assert confirmed == [1, 2]
         await world.side.close([])
+
+    run_virtual(story())
+
+
+def test_a_settlement_whose_caller_gave_up_is_not_asked_for_by_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        world = await World(monkeypatch).started()
+        asked: list[str] = []
+
+        async def hangs(*_: Any, **__: Any) -> None:
+            asked.append("begun")
+            try:
+                await asyncio.sleep(60)
+            finally:
+                asked.append("ended")
+
+        monkeypatch.setattr(side_module, "settle_by_token", hangs)
+        world.side.want(2)
+        await world.passes(0)
+        first, second = world.link.bring(), world.link.bring()
+        for delivery in (first, second):
+            world.side.handed_out(delivery)  # type: ignore[arg-type]
+        answers: list[Any] = []
+        world.link.settles = answers.append
+        early = asyncio.ensure_future(world.settle(first))
+        late = asyncio.ensure_future(world.settle(second))
+        await world.passes(1)
+        early.cancel()
+        await world.passes(1)
+        assert world.side._locked == 2, "the service may still hold both"
+        for answer in answers:
+            answer(LinkEnded("the link ended", was_sent=True))
+        await world.passes(1)
+        assert asked == ["begun"]
+        assert world.side._locked == 1
+        late.cancel()
+        await world.passes(1)
+        assert asked == ["begun", "ended"]
+        assert world.side._locked == 0
+        began = world.now
+        await world.side.close([])
+        assert world.now == began, "no settlement is waited for"
 
     run_virtual(story())
 
@@ -610,7 +661,7 @@ def test_a_settlement_ends_though_its_owner_fails(monkeypatch: pytest.MonkeyPatc
 
         world.link.settles = settles
         async with asyncio.timeout(1):
-            await world.side.settle(delivery, TOKEN, COMPLETE, confirmed)
+            await world.settle(delivery, confirmed)
         await world.side.close([])
 
     run_virtual(story())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import time
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -25,21 +27,25 @@ from azure.servicebus.exceptions import (
 )
 
 from twinbus.amqp.message import Properties, encode_message
+from twinbus.amqp.types import Symbol, Timestamp
 from twinbus.client.request_node import ConnectionLost, LinkEnded, LockLost, RequestRefused
 from twinbus.pairing.core.sides import Side
 from twinbus.pairing.sdk.failures import sdk_error
 from twinbus.pairing.sdk.received import (
     Undecodable,
     lock_token_of,
+    mark_renewed,
     mark_settled,
     origin_of,
     received_message,
     require_settleable,
+    require_unexpired,
     set_origin,
 )
 from twinbus.servicebus import conditions
-from twinbus.servicebus.names import SEQUENCE_NUMBER
+from twinbus.servicebus.names import LOCKED_UNTIL, SEQUENCE_NUMBER
 from twinbus.servicebus.twins import SECONDARY_BIT
+from twinbus.transfer.identity import read_head
 
 TOKEN = UUID(int=9)
 
@@ -49,12 +55,15 @@ class Receiver:
     _running = True
 
 
-def message(side: Side = Side.PRIMARY, **how: Any) -> Any:
-    data = encode_message(
-        message_annotations={SEQUENCE_NUMBER: 5},
+def wire(**annotations: Any) -> bytes:
+    return encode_message(
+        message_annotations={Symbol(SEQUENCE_NUMBER): 5, **annotations},
         properties=Properties(message_id="a"),
         data=b"body",
     )
+
+
+def message(side: Side = Side.PRIMARY, data: bytes = wire(), **how: Any) -> Any:
     how.setdefault("tag", TOKEN.bytes_le)
     return received_message(Receiver(), side, data, number=3, **how)
 
@@ -67,6 +76,35 @@ def test_a_message_of_the_primary_is_as_the_sdk_decodes_it() -> None:
 
 def test_a_number_of_the_secondary_has_its_bit() -> None:
     assert message(Side.SECONDARY).sequence_number == 5 | SECONDARY_BIT
+
+
+def test_a_message_whose_head_was_read_before_is_the_same() -> None:
+    data = wire()
+    head = read_head(data)
+    assert head is not None
+    one, other = message(data=data, head=head), message(data=data)
+    assert repr(one) == repr(other)
+    assert one.raw_amqp_message.annotations is head.annotations
+
+
+def locked_for(seconds: float) -> Any:
+    ends_at = Timestamp(int((time.time() + seconds) * 1_000))
+    return message(data=wire(**{Symbol(LOCKED_UNTIL): ends_at}))
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_a_lock_has_ended_by_its_own_end_or_by_that_of_its_renewal(is_read: bool) -> None:
+    held, ended = locked_for(60), locked_for(-1)
+    if is_read:
+        assert held.locked_until_utc > ended.locked_until_utc
+    require_unexpired(held)
+    with pytest.raises(MessageLockLostError):
+        require_unexpired(ended)
+    mark_renewed(ended, datetime.now(UTC) + timedelta(seconds=60))
+    require_unexpired(ended)
+    mark_renewed(held, datetime.now(UTC) - timedelta(seconds=1))
+    with pytest.raises(MessageLockLostError):
+        require_unexpired(held)
 
 
 def test_a_message_that_the_sdk_cannot_decode() -> None:
