@@ -22,7 +22,12 @@ EMPTY = b"\x00\x53\x75\xa0\x00"
 """A message without any section, in a batch."""
 
 BATCH_MESSAGES = 4_500
-RECEIVERS_OF_ONE = 5_000
+RECEIVERS_OF_ONE = 2_500
+"""Of one connection: 5,000 would have more than its 16 MiB."""
+
+CONNECTIONS_OF_ONE = 2
+"""Of one queue: it takes 5,000 receivers."""
+
 IN_FLIGHT = 50
 HANDSHAKES_AT_ONCE = 16
 READY_S = 120.0
@@ -70,7 +75,7 @@ async def _send(
 
 def idle_receivers(connection_string: str, queues: str, ready: Flag) -> None:
     """Open so many receivers on each of the queues, and give none of them credit."""
-    asyncio.run(_receive(connection_string, queues.split(","), ready))
+    asyncio.run(_receive(connection_string, CONNECTIONS_OF_ONE * queues.split(","), ready))
 
 
 async def _receive(connection_string: str, queues: list[str], ready: Flag) -> None:
