@@ -51,6 +51,7 @@ class World:
             heard_at=0.0,
             in_flight=lambda _: in_flight,
             flush=lambda: None,
+            flush_now=lambda: None,
             drop=self.dropped.append,
         )
         self.pool = LinkPool(cast("UpstreamConnection", connection), "orders")
