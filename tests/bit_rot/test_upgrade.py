@@ -7,8 +7,8 @@ import random
 import shutil
 import signal
 import sys
-import time
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import pytest
@@ -25,6 +25,12 @@ SLICE_BYTES = 10_000
 
 HALVES, HALVES_SOAK = 5, 1_000
 """Kills that must leave a store half upgraded."""
+
+SLICES = 10
+"""A kill comes in one of the first slices of a life, or in those after it."""
+
+SOON_S, MORE_S = 1e-6, 0.003
+"""How long after its beginning: a slice takes about a millisecond."""
 
 LIVES_MAX = 20
 """For each of them; the other kills come before the first commit or after the last."""
@@ -69,20 +75,31 @@ def make_old(directory: Path, sealed: Records) -> None:
         transaction.put(records.FORMAT_KEY, records.UNCHECKED_VERSION.to_bytes(4, "little"))
 
 
-def live(directory: Path, life_s: float) -> bool:
-    """Open the store in a process that is killed after that time; whether it lived to its end."""
+def live(directory: Path, slices: int, more_s: float) -> bool:
+    """Open the store in a process that dies soon after so many slices; whether it lived on.
+
+    Its own timer ends it, so the moment does not depend on how busy the machine is. The kernel does
+    that as it does for SIGKILL: nothing of Python runs any more.
+    """
     child = os.fork()
     if child == 0:
         status = 1
         try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            seal_slice, left = upgrade._seal_slice, iter(range(slices, 0, -1))
+
+            def counted(*given: Any) -> bytes | None:
+                if next(left, 0) == 1:
+                    signal.setitimer(signal.ITIMER_REAL, more_s)
+                return seal_slice(*given)
+
+            upgrade._seal_slice = counted
             LmdbStore(directory, map_size=MAP_SIZE).close()
             status = 0
         finally:
             os._exit(status)
-    time.sleep(life_s)
-    os.kill(child, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert status in (0, -signal.SIGKILL)
+    assert status in (0, -signal.SIGALRM)
     return status == 0
 
 
@@ -103,16 +120,12 @@ def check_half(directory: Path, sealed: Records) -> bool:
 
 def kill_upgrades(directory: Path, sealed: Records, halves: int) -> None:
     generator = random.Random(5)
-    make_old(directory / "timed", sealed)
-    began = time.monotonic()
-    LmdbStore(directory / "timed", map_size=MAP_SIZE).close()
-    whole_s = time.monotonic() - began
     left = lives = stores = 0
     while left < halves:
         stores += 1
         old = directory / str(stores)
         make_old(old, sealed)
-        while not live(old, generator.uniform(0.0, whole_s)):
+        while not live(old, generator.randint(1, SLICES), generator.uniform(SOON_S, MORE_S)):
             lives += 1
             left += check_half(old, sealed)
             assert lives < LIVES_MAX * halves, "the kills come too early or too late"

@@ -23,8 +23,9 @@ class ServiceProfile:
     sku: str = "Standard"
     credits_per_s: int | None = None
     """Operations of the namespace in each second; what exceeds it is answered server-busy."""
-    handle_max: int = 255
-    """Highest link handle of a session, so a session has one link more than this."""
+    handle_max: int = 4_999
+    """Highest link handle of a session, so a session has one link more than this: as many as the
+    budget of a connection."""
     sender_credit: int = 1_000
     """Deliveries that a client may have in flight on one link. More is slower: a client then sends
     larger lots, and each side waits for the other (docs/decisions.md, decision 8)."""

@@ -78,7 +78,6 @@ FIGURES: dict[tuple[str, str], list[tuple[int | None, tuple[str, str]]]] = {
     ("a connection", "objects"): [
         (budgets.CONNECTION_SESSIONS, LINKS),
         (budgets.CONNECTION_LINKS, LINKS),
-        (LAPTOP.handle_max + 1, (BUDGETS, "test_a_session_has_some_hundred_links")),
         (GRANTS_MAX, (BUDGETS, "test_a_connection_keeps_its_latest_tokens")),
         (OPEN_MAX, TRANSACTIONS),
         (

@@ -80,7 +80,8 @@ class World:
         self.in_flight: dict[int, Any] = {}
         connection: Any = SimpleNamespace(
             loop=asyncio.get_running_loop(), answer_s=60.0, heard_at=0.0,
-            in_flight=lambda _: self.in_flight, flush=lambda: None, drop=lambda _: None,
+            in_flight=lambda _: self.in_flight, flush=lambda: None, flush_now=lambda: None,
+            drop=lambda _: None,
         )  # fmt: skip
         self.pool = LinkPool(cast("UpstreamConnection", connection), "q")
         self.pool.limit_bytes = 5_000

@@ -70,9 +70,6 @@ class World:
         await client.exchange()
         links = []
         for number in range(count):
-            if number % 200 == 199:  # A session has 256 links.
-                session = client.connection.begin()
-                await client.exchange()
             filters = {SESSION: f"{name}-{number}"} if path == "talks" else None
             source = Source(address=path, filter=filters)
             link = session.attach_receiver(

@@ -204,9 +204,9 @@ def test_the_parts_of_a_ledger_are_judged_as_the_whole(
 
 
 def test_memory_does_not_grow_with_the_records(tmp_path: Path) -> None:
-    """Ten times the messages: the parts are more, not larger."""
+    """Twice the messages: the parts are more, not larger."""
     peaks = []
-    for count in (4_000, 40_000):
+    for count in (10_000, 20_000):
         lines = (one for number in range(count) for one in story(f"{number:036}", "send"))
         directory = tmp_path / str(count)
         directory.mkdir()
@@ -219,7 +219,7 @@ def test_memory_does_not_grow_with_the_records(tmp_path: Path) -> None:
             proof_of(directory)
             peaks.append(tracemalloc.get_traced_memory()[1])
             tracemalloc.stop()
-    assert peaks[1] < 1.5 * peaks[0] + 2_000_000
+    assert peaks[1] < 1.3 * peaks[0], peaks
 
 
 def test_no_room_for_temporary_files_is_one_line(
