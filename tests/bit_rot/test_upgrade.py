@@ -8,7 +8,6 @@ import shutil
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 import lmdb
 import pytest
@@ -88,10 +87,12 @@ def live(directory: Path, slices: int, more_s: float) -> bool:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             seal_slice, left = upgrade._seal_slice, iter(range(slices, 0, -1))
 
-            def counted(*given: Any) -> bytes | None:
+            def counted(
+                transaction: lmdb.Transaction[bytes], last: bytes, slice_bytes: int
+            ) -> bytes | None:
                 if next(left, 0) == 1:
                     signal.setitimer(signal.ITIMER_REAL, more_s)
-                return seal_slice(*given)
+                return seal_slice(transaction, last, slice_bytes)
 
             upgrade._seal_slice = counted
             LmdbStore(directory, map_size=MAP_SIZE).close()

@@ -18,7 +18,7 @@ from tests.simulation.night.mutations import NIGHT_BUGS
 from tests.simulation.night.plan import NIGHTS, draw_world
 from tests.simulation.world import simulate
 
-SEEDS = 200
+SEEDS = 160
 CHUNKS = 10
 """Tests to share the seeds among, so that several workers have something to do."""
 
