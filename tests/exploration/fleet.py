@@ -52,7 +52,7 @@ class FleetSettings:
     failures: int = 0
     """Sends that fail although the primary can be reached."""
     forged: int = 0
-    """Notices that somebody else writes in the name of a host."""
+    """Notices that an attacker writes in the name of a host."""
 
 
 @dataclass(eq=False)

@@ -1,8 +1,8 @@
 """Two explored programs that want one lease: the lock of a session in the secondary.
 
 How long a lease is valid, and how long a takeover waits, is the shipped core's; the requests are
-made as the shell makes them (client/session_locks.py). An answer comes at once or never: whoever
-gets it later relies on it less long. Both programs have asked before the world begins, so that the
+made as the shell makes them (client/session_locks.py). An answer comes at once or never: a late
+one counts for less long. Both programs have asked before the world begins, so that the
 one without the lease knows that it has to wait.
 """
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Mapping
 from typing import Any, Final
 from uuid import UUID
 
@@ -58,6 +59,18 @@ class RequestRefused(NamespaceFailure):
             meaning = of_condition(condition)
         super().__init__(text, meaning, condition, may_be_stored=False)
         self.status = status
+
+
+def refusal_in(headers: Mapping[Any, Any], address: str) -> RequestRefused | None:
+    """What the answer of a node says against a request; None: it was carried out."""
+    # $cbs writes header names with hyphens, $management in camel case.
+    status = headers.get("status-code", headers.get("statusCode"))
+    if status in (OK, ACCEPTED, NO_CONTENT):
+        return None
+    text = headers.get("status-description", headers.get("statusDescription", ""))
+    condition = headers.get("errorCondition") or headers.get("error-condition") or ""
+    number = status if isinstance(status, int) else 0
+    return RequestRefused(f"{address}: {text}", number, str(condition))
 
 
 class DeliveryRejected(NamespaceFailure):
@@ -207,12 +220,8 @@ class RequestNode:
         answer = self._pending.get(str(request_id))
         if answer is None or answer.done():
             return
-        # $cbs writes header names with hyphens, $management in camel case.
-        status = headers.get("status-code", headers.get("statusCode", 0))
-        text = headers.get("status-description", headers.get("statusDescription", ""))
-        if status in (OK, ACCEPTED, NO_CONTENT):
+        refusal = refusal_in(headers, self.address)
+        if refusal is None:
             answer.set_result(body if isinstance(body, dict) else {})
         else:
-            condition = headers.get("errorCondition") or headers.get("error-condition") or ""
-            refusal = RequestRefused(f"{self.address}: {text}", int(status), str(condition))
             answer.set_exception(refusal)

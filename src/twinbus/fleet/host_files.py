@@ -132,7 +132,7 @@ class HostFiles:
     def hold(self, role: str) -> bool:
         """Take the role, or keep it; return whether this process has it.
 
-        Where no lock can be had, no process has the role for all: each has it for itself.
+        Where no lock can be had, each process has the role, for itself alone.
         """
         with self.lock:
             if role in self._roles or self._is_over:

@@ -36,14 +36,13 @@ from twinbus.amqp.link import LinkState, SenderLink
 from twinbus.amqp.message import Properties, decode_map, encode_message, split
 from twinbus.amqp.performatives import ACCEPTED_BYTES, Accepted, Source, Target
 from twinbus.amqp.transport import limit_silence
+from twinbus.amqp.types import DecodeError
 from twinbus.client.connection import TOKEN_RENEW_AFTER
 from twinbus.client.coordinator import refusal_of
 from twinbus.client.request_node import (
-    ACCEPTED,
-    OK,
     ConnectionLost,
     LinkEnded,
-    RequestRefused,
+    refusal_in,
 )
 from twinbus.servicebus.failures import of_detach
 
@@ -141,12 +140,13 @@ class BlockingLink:
         if not answer.settled:
             number = answer.delivery_id
             session.settle(number, number, ACCEPTED_BYTES, as_receiver=True)
-        said = decode_map(split(answer.payload).application_properties)
-        status = said.get("status-code", said.get("statusCode", 0))
-        if status not in (OK, ACCEPTED):
-            text = said.get("status-description", said.get("statusDescription", ""))
-            condition = said.get("errorCondition") or said.get("error-condition") or ""
-            raise RequestRefused(f"{address}: {text}", int(status), str(condition))
+        try:
+            said = decode_map(split(answer.payload).application_properties)
+        except DecodeError as error:
+            raise ConnectionLost(f"{self._label}: its answer cannot be read: {error}") from error
+        refusal = refusal_in(said, address)
+        if refusal is not None:
+            raise refusal
 
     def send(self, data: bytes, timeout_s: float) -> None:
         """Send one message; return when the namespace has accepted it.

@@ -144,7 +144,7 @@ def check(
     (one that waits for its lease is OK). UNKNOWN: the secondary does not answer or refuses; without
     a secondary, nothing runs here.
 
-    --proof asks nobody: it reads the files of a ledger on this machine, without Spark, and names
+    --proof asks no server: it reads the files of a ledger on this machine, without Spark, and names
     messages by id below the first line. OK: every accepted message is delivered, dead-lettered or
     expired, or waits. CRITICAL: one is lost. UNKNOWN: a diverted message has no later record, or a
     line or a file is missing or could not be read. It needs room for temporary files of about half

@@ -426,7 +426,7 @@ class ReceivingSide:
             return
         self.link = None
         if not is_answered and not self.has_ended:
-            # A link that is being closed tells nobody that it has ended.
+            # A link that is being closed does not say that it has ended.
             self._failed(LinkEnded(f"{self.settings.path}: the link fell silent"))
 
     def _on_deliveries(self, run: list[Delivery]) -> None:

@@ -125,7 +125,7 @@ def require_unexpired(message: ServiceBusReceivedMessage) -> None:
     """Raise MessageLockLostError if the lock of a message without a session has ended."""
     annotations: Any = message.raw_amqp_message.annotations or {}
     until_ms = annotations.get(_LOCKED)
-    # As long as nobody has read or renewed it, the end that came with the message is enough.
+    # Until it is read or renewed, the end that came with the message is enough.
     is_unread = message._expiry is None and type(until_ms) is int
     if is_unread and until_ms > time.time_ns() // 1_000_000:
         return
