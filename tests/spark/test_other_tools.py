@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
 
+import pyarrow as pa  # type: ignore[import-untyped]
 import pyspark
 import pytest
 from deltalake import DeltaTable
@@ -199,6 +200,11 @@ def test_tables_are_frames_of_the_callers_session_with_comments(
         stored = DeltaTable(str(ledger / "_tables" / name))
         assert stored.metadata().description == TABLE_COMMENTS[name]
         assert all(one.metadata.get("comment") for one in stored.schema().fields), name
+    # Other tools skip files by these.
+    records = DeltaTable(str(ledger / "_tables" / "bronze"))
+    [file] = pa.table(records.get_add_actions()).to_pylist()
+    times = [one["at_ms"] for one in FEW_LINES]
+    assert (file["min"]["at_ms"], file["max"]["at_ms"]) == (min(times), max(times))
     sets = DeltaTable(str(ledger / "_tables" / "sets"))
     assert all(one.metadata.get("comment") for one in sets.schema().fields)
     assert sets.metadata().description

@@ -18,12 +18,14 @@ This module knows no Spark. Credentials for a URL come from the environment, as 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
+from datetime import date
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
@@ -38,7 +40,7 @@ from deltalake.transaction import AddAction, CommitProperties, RemoveAction
 
 from twinbus.ledger.record import FILE_SUFFIX, LedgerError
 from twinbus.pipeline.store import REBUILD
-from twinbus.pipeline.store.place_files import first_line
+from twinbus.pipeline.store.place_files import Bounds, PlaceFiles, first_line
 
 FORMAT: Final = 6
 """Increment when old readers would misread new tables."""
@@ -51,6 +53,16 @@ batch owns files that no version names yet."""
 
 SET_FILES_MAX: Final = 50
 """Files of `sets`, one for each row, before the next commit merges them into one file."""
+
+LOG_KEEP_H: Final = 7 * 24
+"""How long old entries of the logs stay, so that a stream over a table can pause for a week."""
+
+BOUNDED: Final[Mapping[str, tuple[Any, Any]]] = {
+    "day": (date.min, date.max),
+    **dict.fromkeys(("at_ms", "at_s", "first_ms", "last_ms"), (0, (1 << 63) - 1)),
+}
+"""Columns whose bounds the log has for each file, so that readers skip files: days and times, with
+the bounds of a file that states none. No ids: what is in a log cannot be erased."""
 
 _VERSION: Final = "_version"
 _TOOK: Final = "took"
@@ -73,10 +85,16 @@ _SET_COLUMNS: Final = {
 }
 """Type and comment of the columns of `sets` beside the versions."""
 
+_STATED: Final = "delta.dataSkippingStatsColumns"
+
 _CONFIGURATION: Final = {
     # Delta-rs keeps what the newest version needs; the newest set may name an older one.
-    "delta.enableExpiredLogCleanup": "false"
+    "delta.enableExpiredLogCleanup": "false",
+    # A reader that knows none would see removed rows.
+    "delta.enableDeletionVectors": "false",
 }
+_NO_STATISTICS: Final = {"delta.dataSkippingNumIndexedCols": "0"}
+_LOG_NAME: Final = re.compile(r"(\d{20})\.(?:json|checkpoint(?:\.\d+\.\d+)?\.parquet)")
 
 
 class CommitConflict(Exception):
@@ -111,6 +129,8 @@ class DataFile:
     size_bytes: int
     rows: int
     modified_ms: int
+    bounds: Bounds = field(default_factory=dict, compare=False)
+    """Of `BOUNDED` columns."""
 
 
 @dataclass(frozen=True)
@@ -201,9 +221,13 @@ class Lake:
         """Remove files that no set of the last hours names; 0: only files removed just now."""
         kept = self._kept_sets(int((time.time() - keep_h * 3600) * 1000))
         for table in (*self._schemas, SETS):
-            named = {row[f"{table}{_VERSION}"] for row in kept} if table != SETS else set()
+            of_sets = {row[f"{table}{_VERSION}"] for row in kept} if table != SETS else set()
+            named = sorted(version for version in of_sets if version is not None)
             try:
-                self._vacuum(table, sorted(named), keep_h)
+                self._vacuum(table, named, keep_h)
+                if keep_h:
+                    with self._in_words(table):
+                        self._shorten_log(table, named)
             except CommitConflict as error:
                 if keep_h:
                     continue  # The next sweep removes them.
@@ -228,20 +252,45 @@ class Lake:
             if keep_h:
                 self._remove_empty_directories(table, keep_h)
 
+    def _shorten_log(self, table: str, named: Sequence[int]) -> None:
+        """Remove old entries of a log that neither the named versions nor later ones need."""
+        found = self._open(table)
+        if found is None:
+            return
+        first, log = min([*named, found.version()]), f"{table}/_delta_log"
+        files = PlaceFiles(self._place)
+        limit_ms = (time.time() - LOG_KEEP_H * 3600) * 1000
+        entries = [(_LOG_NAME.fullmatch(one.name), one) for one in files.found(log)]
+        numbered = sorted((int(name[1]), one) for name, one in entries if name is not None)
+        old = [one for number, one in numbered if number < first and one.modified_ms < limit_ms]
+        of_first = [one.name for number, one in numbered if number == first]
+        if old and not any(name.endswith(".parquet") for name in of_first):
+            # It has the files of its version, so that readers need no earlier entry.
+            DeltaTable(self._uri(table), version=first).create_checkpoint()
+        for one in old:
+            files.remove(f"{log}/{one.name}")
+
     def _advance(self, table: str, before: Snapshot, change: TableChange) -> int:
         """Make a version of a table: a snapshot's files with a change; return its number."""
         with self._in_words(table):
-            latest = self._open(table) or self._create(table, _columns(self._schemas[table]))
+            latest = self._open(table) or self._create(
+                table, _columns(self._schemas[table]), _statistics_of(self._schemas[table])
+            )
             now = _files_of(latest)
             wanted = {one.path: one for one in self.files(table, before)}
             for one in change.removed:
                 if wanted.pop(one.path, None) is None:
                     raise CommitConflict(f"{table}/{one.path} has been replaced")
             wanted.update((one.path, one) for one in change.added)
+            stated = _stated(latest)
             # What a process that died has left, or removed, changes the rows of the last version.
             moved = {one.path for one in (*change.added, *change.removed) if change.same_rows}
             actions: list[AddAction | RemoveAction] = [
-                *(_add(one, path not in moved) for path, one in wanted.items() if path not in now),
+                *(
+                    _add(one, stated, path not in moved)
+                    for path, one in wanted.items()
+                    if path not in now
+                ),
                 *(
                     _remove(one, path not in moved)
                     for path, one in now.items()
@@ -250,7 +299,7 @@ class Lake:
             ]
             if not actions:
                 return latest.version()
-            return self._commit(latest, actions)
+            return self._commit(latest, actions, "compact" if moved else "update")
 
     def _append(self, committed: Snapshot, before: Snapshot, took: Mapping[str, str]) -> None:
         """Add the row of a set, which makes it count."""
@@ -264,7 +313,7 @@ class Lake:
         }
         schema = self._set_schema()
         with self._in_words(SETS):
-            sets = self._open(SETS) or self._create(SETS, Schema.from_arrow(schema))
+            sets = self._open(SETS) or self._create(SETS, Schema.from_arrow(schema), _NO_STATISTICS)
             there = _files_of(sets)
             is_full = len(there) >= SET_FILES_MAX
             rows = sets.to_pyarrow_table(columns=None if is_full else ["number"]).to_pylist()
@@ -272,7 +321,9 @@ class Lake:
                 raise CommitConflict(SETS)
             file = self._write_sets([*rows, row] if is_full else [row], schema)
             # Only on top of the version that was read.
-            self._commit(sets, [_add(file), *(map(_remove, there.values()) if is_full else ())])
+            self._commit(
+                sets, [_add(file, ()), *(map(_remove, there.values()) if is_full else ())], "set"
+            )
 
     def _write_sets(self, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> DataFile:
         """Write rows of `sets` as a file; delta-rs's own writer refuses some paths."""
@@ -282,10 +333,13 @@ class Lake:
         return DataFile(name, place.get_file_info(name).size, len(rows), int(time.time() * 1000))
 
     @staticmethod
-    def _commit(table: DeltaTable, actions: Sequence[AddAction | RemoveAction]) -> int:
-        """Commit the version after the open one; return its number."""
+    def _commit(table: DeltaTable, actions: Sequence[AddAction | RemoveAction], step: str) -> int:
+        """Commit the version after the open one; return its number.
+
+        `step` is in the history of the table, where delta-rs calls every commit a write.
+        """
         # Without this delta-rs would append after another process's version if both only add files.
-        alone = CommitProperties(max_commit_retries=0)
+        alone = CommitProperties(max_commit_retries=0, custom_metadata={"twinbus": step})
         table.create_write_transaction(
             list(actions), "append", table.schema(), commit_properties=alone
         )
@@ -347,14 +401,14 @@ class Lake:
             if is_old and not any(part.glob("*.parquet")):
                 shutil.rmtree(part)
 
-    def _create(self, table: str, schema: Schema) -> DeltaTable:
+    def _create(self, table: str, schema: Schema, statistics: Mapping[str, str]) -> DeltaTable:
         try:
             return DeltaTable.create(
                 self._uri(table),
                 schema,
                 name=table,
                 description=self._comments.get(table),
-                configuration=dict(_CONFIGURATION),
+                configuration={**_CONFIGURATION, **statistics},
             )
         except DeltaError as error:
             if self._open(table) is None:
@@ -402,16 +456,48 @@ def _newest(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def _files_of(table: DeltaTable) -> dict[str, DataFile]:
-    names = ("size_bytes", "num_records", "modification_time")
-    rows = pa.table(table.get_add_actions()).to_pylist()
-    paths = ((unquote(row["path"]), row) for row in rows)
-    return {path: DataFile(path, *(row[name] for name in names)) for path, row in paths}
+    stated = _stated(table)
+    found = (
+        DataFile(
+            unquote(row["path"]),
+            row["size_bytes"],
+            row["num_records"],
+            row["modification_time"],
+            {name: (row["min"][name], row["max"][name]) for name in stated if _has(row, name)},
+        )
+        for row in pa.table(table.get_add_actions()).to_pylist()
+    )
+    return {file.path: file for file in found}
 
 
-def _add(file: DataFile, is_change: bool = True) -> AddAction:
-    # No bounds: given those of some columns, delta-rs 1.6 compares the others with null when it
-    # makes a pyarrow dataset, which then shows DuckDB no row. And ids in a log cannot be erased.
-    stats = json.dumps({"numRecords": file.rows})
+def _has(row: Mapping[str, Any], name: str) -> bool:
+    return row["min"].get(name) is not None and row["max"].get(name) is not None
+
+
+def _statistics_of(text: str) -> Mapping[str, str]:
+    """Return the settings of a new table by which its log has bounds of these columns only."""
+    columns = json.loads(text)["fields"]
+    names = [one["name"] for one in columns if one["name"] in BOUNDED and not one["nullable"]]
+    return {_STATED: ",".join(names)} if names else _NO_STATISTICS
+
+
+def _stated(table: DeltaTable) -> tuple[str, ...]:
+    """Return the columns of whose bounds a table's log has all; none in tables of earlier versions.
+
+    Delta-rs 1.6 hides the rows of files with bounds of only some of them (from pyarrow).
+    """
+    return tuple(filter(None, table.metadata().configuration.get(_STATED, "").split(",")))
+
+
+def _add(file: DataFile, stated: Sequence[str], is_change: bool = True) -> AddAction:
+    bounds = {name: file.bounds.get(name) or BOUNDED[name] for name in stated}
+    said = {
+        "numRecords": file.rows,
+        "minValues": {name: least for name, (least, _) in bounds.items()},
+        "maxValues": {name: greatest for name, (_, greatest) in bounds.items()},
+    }
+    # A day in the form of ISO 8601.
+    stats = json.dumps(said, default=str)
     return AddAction(file.path, file.size_bytes, {}, file.modified_ms, is_change, stats)
 
 

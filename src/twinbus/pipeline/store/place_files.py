@@ -8,7 +8,7 @@ reads them (docs/tables.md).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,9 @@ from deltalake.fs import DeltaStorageHandler
 
 from twinbus.ledger.record import LedgerError
 from twinbus.pipeline.store.local_files import PIECE_BYTES, FoundFile
+
+Bounds = Mapping[str, tuple[Any, Any]]
+"""The least and the greatest value of columns, by name."""
 
 
 class PlaceFiles:
@@ -115,10 +118,11 @@ class PlaceFiles:
                 self._files.delete_dir(self._at(name))
         return True
 
-    def rows(self, name: str) -> int:
-        """Return the number of rows of a Parquet file, from its footer."""
+    def footer(self, name: str, columns: Collection[str]) -> tuple[int, Bounds]:
+        """Return the number of rows of a Parquet file, and the bounds of some columns."""
         with self._in_words():
-            return int(pq.read_metadata(self._at(name), filesystem=self._files).num_rows)
+            read = pq.read_metadata(self._at(name), filesystem=self._files)
+        return int(read.num_rows), dict(_bounds_of(read, columns))
 
     def _listed(self, directory: str) -> Any:
         with self._in_words():
@@ -155,6 +159,18 @@ class PlaceFiles:
             yield
         except (OSError, ValueError, DeltaError, pa.ArrowException) as error:
             raise LedgerError(f"{self.place} cannot be used: {first_line(error)}") from error
+
+
+def _bounds_of(footer: Any, columns: Collection[str]) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """Yield the least and the greatest value of columns; none of one that says too little."""
+    for index in range(footer.num_columns):
+        name = footer.schema.column(index).name
+        if name not in columns:
+            continue
+        groups = [footer.row_group(group).column(index) for group in range(footer.num_row_groups)]
+        said = [group.statistics for group in groups if group.is_stats_set]
+        if said and len(said) == len(groups) and all(one.has_min_max for one in said):
+            yield name, (min(one.min for one in said), max(one.max for one in said))
 
 
 def first_line(error: Exception) -> str:

@@ -112,12 +112,16 @@ def _remove_records(store: TableStore, snapshot: Snapshot, first: date) -> int |
 
     None, here and below: another process has replaced the files.
     """
-    files = store.lake.files(BRONZE, snapshot)
+    files = [
+        file
+        for file in store.lake.files(BRONZE, snapshot)
+        if "day" not in file.bounds or file.bounds["day"][0] < first
+    ]
     if not files:
         return 0
     is_old = F.col("day") < F.lit(first)
     counts = (
-        store.read(BRONZE, snapshot)
+        store.read_files(BRONZE, [file.path for file in files])
         .groupBy(F.col("_metadata.file_path").alias("file"))
         .agg(F.count_if(is_old).alias("old"), F.count_if(~is_old).alias("kept"))
         .where("old > 0")

@@ -32,7 +32,7 @@ from pyspark.sql import functions as F
 from twinbus.ledger.record import LedgerError
 from twinbus.pipeline.spark.session import session_for_few, session_for_many
 from twinbus.pipeline.store import RAW_REMOVED, REBUILD
-from twinbus.pipeline.store.lake import SETS, DataFile, Lake, Snapshot
+from twinbus.pipeline.store.lake import BOUNDED, SETS, DataFile, Lake, Snapshot
 from twinbus.pipeline.store.place_files import PlaceFiles, address
 from twinbus.pipeline.tables.gold import BRONZE, JOURNEYS, TABLE_COMMENTS, stored_schemas
 
@@ -182,8 +182,9 @@ class TableStore:
         """Yield the files of a part that this process can read, with their row counts."""
         for file in self.files.found(f"{table}/{part}"):
             if file.name.endswith(".parquet"):
-                rows = self.files.rows(f"{table}/{part}/{file.name}")
-                yield DataFile(f"{part}/{file.name}", file.size_bytes, rows, file.modified_ms)
+                rows, bounds = self.files.footer(f"{table}/{part}/{file.name}", BOUNDED)
+                name = f"{part}/{file.name}"
+                yield DataFile(name, file.size_bytes, rows, file.modified_ms, bounds)
 
 
 def counts_of(

@@ -31,7 +31,12 @@ ALL_FILES: Final = f"*{FILE_SUFFIX}{{,{OPEN_SUFFIX},.gz}}"
 LINES: Final = StructType([*LEDGER.fields, StructField(CORRUPT, StringType())])
 """A line as Spark reads it; a line that does not fit the schema is in the column `CORRUPT`."""
 
-STORED_RECORDS: Final = StructType([*LEDGER.fields, StructField("day", DateType())])
+STORED_RECORDS: Final = StructType(
+    [
+        *(StructField(one.name, one.dataType, one.name not in REQUIRED) for one in LEDGER),
+        StructField("day", DateType(), nullable=False),
+    ]
+)
 """Records as they are stored, with their day."""
 
 READING: Final = {

@@ -7,11 +7,13 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.fs as pa_fs  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
@@ -356,9 +358,75 @@ def test_checksums_of_hadoop_are_hidden_and_go_with_their_file(
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
 
-def test_the_rows_of_a_file_are_those_of_its_footer(files: PlaceFiles, tmp_path: Path) -> None:
-    pq.write_table(pa.table({"number": [1, 2, 3]}), tmp_path / "three.parquet")
-    assert files.rows("three.parquet") == 3
+def test_rows_and_bounds_of_a_file_are_those_of_its_footer(
+    files: PlaceFiles, tmp_path: Path
+) -> None:
+    rows = pa.table({"number": [3, None, 1], "id": ["b", "a", "c"], "none": pa.nulls(3, "int64")})
+    pq.write_table(rows, tmp_path / "three.parquet", row_group_size=2)
+    bounds = files.footer("three.parquet", {"number", "none", "missing"})
+    assert bounds == (3, {"number": (1, 3)})
+
+
+def test_the_log_has_the_bounds_of_days_and_times_and_of_no_id(tmp_path: Path) -> None:
+    kinds = {"id": "string", "day": "date", "at_ms": "long", "size": "long"}
+    columns = [
+        {"name": name, "type": kind, "nullable": False, "metadata": {}}
+        for name, kind in kinds.items()
+    ]
+    schemas = {"records": json.dumps({"type": "struct", "fields": columns})}
+    first, last = date(2026, 11, 5), date(2026, 11, 6)
+    ids, none = ["secret-1", "secret-2"], pa.nulls(2, "int64")
+    rows = pa.table({"id": ids, "day": [first, last], "at_ms": [7, 9], "size": none})
+    (tmp_path / "records").mkdir()
+    pq.write_table(rows, tmp_path / "records" / "0.parquet")
+    count, bounds = PlaceFiles(str(tmp_path)).footer("records/0.parquet", lake.BOUNDED)
+    size = (tmp_path / "records" / "0.parquet").stat().st_size
+    shutil.copy(tmp_path / "records" / "0.parquet", tmp_path / "records" / "1.parquet")
+    # The second file states no bounds.
+    written = DataFile("0.parquet", size, count, 0, bounds), DataFile("1.parquet", size, count, 0)
+    tables = Lake(str(tmp_path), schemas)
+    snapshot = tables.publish(Snapshot(), Snapshot(), {"records": TableChange(written)})
+    table = DeltaTable(str(tmp_path / "records"))
+    by_path = {one["path"]: one for one in pa.table(table.get_add_actions()).to_pylist()}
+    assert by_path["0.parquet"]["min"] == {"day": first, "at_ms": 7}
+    assert by_path["0.parquet"]["max"] == {"day": last, "at_ms": 9}
+    # As another process reads it, and writes it again if it must restore the file.
+    read_back = Lake(str(tmp_path), schemas).files("records", snapshot)
+    assert {"day": (first, last), "at_ms": (7, 9)} in [one.bounds for one in read_back]
+    assert not any(b"secret" in log.read_bytes() for log in tmp_path.rglob("*.json"))
+    # Delta-rs must hide no row from those who read its dataset, whatever the columns hold.
+    records = table.to_pyarrow_dataset()
+    for asked in (pc.field("id") == "secret-1", pc.field("at_ms") == 7, pc.field("day") == first):
+        assert records.to_table(filter=asked).num_rows == 2
+    assert records.to_table(filter=pc.field("size").is_null()).num_rows == 4
+    assert table.metadata().configuration["delta.enableDeletionVectors"] == "false"
+
+
+def test_old_log_entries_go_when_no_set_needs_them(place: Path) -> None:
+    """A table that did not change since stays at its version, whatever came after it."""
+    log = place / "records" / "_delta_log"
+    first = lake_at(place).latest()
+    late = write_file(place, "records", "dead", ["lost"])
+    for number in range(3):
+        # Processes that died before their sets.
+        lake_at(place)._advance("records", first, TableChange([late][: number % 2]))
+    last = add(place, first, "1-a", ["2"])
+
+    def entries() -> set[int]:
+        return {int(path.name[:20]) for path in log.glob("0*") if path.suffix == ".json"}
+
+    lake_at(place).sweep()
+    before = entries()
+    assert min(before) == 0
+    old_s = time.time() - 8 * DAY_S
+    for path in log.iterdir():
+        os.utime(path, (old_s, old_s))
+    lake_at(place).sweep()
+    # The first set is of the last day: its version is needed, by a checkpoint or its entries.
+    assert min(entries()) == first.versions["records"]
+    assert (ids_at(place, first), ids_at(place)) == (both("1", "2"), both("1", "2", "2"))
+    add(place, last, "2-a", ["3"])
+    assert ids_at(place) == both("1", "2", "2", "3")
 
 
 def test_streams_skip_a_change_that_keeps_all_rows(place: Path) -> None:
@@ -373,6 +441,7 @@ def test_streams_skip_a_change_that_keeps_all_rows(place: Path) -> None:
     old = tables.files("records", before)
     tables.publish(before, before, {"records": TableChange([merged], old, same_rows=True)})
     newest = max((place / "records" / "_delta_log").glob("*.json"))
+    assert DeltaTable(str(place / "records")).history(1)[0]["twinbus"] == "compact"
     lines = map(json.loads, newest.read_text().splitlines())
     actions = [line[kind] for line in lines for kind in ("add", "remove") if kind in line]
     assert {one["path"]: one["dataChange"] for one in actions} == {
@@ -390,7 +459,7 @@ def test_what_cannot_be_read_is_one_line(files: PlaceFiles, tmp_path: Path) -> N
     (tmp_path / "torn.parquet").write_bytes(b"PAR1")
     for attempt in (
         lambda: files.content("nothing"),
-        lambda: files.rows("torn.parquet"),
+        lambda: files.footer("torn.parquet", ()),
         lambda: PlaceFiles("nofs://host/ledger"),
     ):
         with pytest.raises(LedgerError, match=r"^\S+ cannot be used: [^\n]+$"):
