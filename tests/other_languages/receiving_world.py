@@ -57,6 +57,7 @@ class Flow:
     """One program that sends to an entity, and one in some language that receives of it."""
 
     def __init__(self, language: str, entity: str, directory: Path, text: str) -> None:
+        self.entity = entity
         self.name = f"{language} {entity}"
         topic, _, self._subscription = entity.partition("/subscriptions/")
         log = directory / self.name.replace("/", " ")
@@ -123,8 +124,10 @@ class Flow:
         stops = [began_s, *times, ended_s]
         return max(later - earlier for earlier, later in itertools.pairwise(stops))
 
-    def twice(self, unanswered: set[str]) -> dict[str, str]:
+    def twice(self, unanswered: set[str], expired: set[int]) -> dict[str, str]:
         """Texts that were handed out more than once, and the reason of each; empty: none.
+
+        `expired` are the numbers of messages whose lock ran out once.
 
         A copy of each side is none for one receiver: the gateway completes the second one.
         """
@@ -133,11 +136,15 @@ class Flow:
             for one in program.messages:
                 found[one.text].append((program, one))
         return {
-            text: _reason(copies, unanswered) for text, copies in found.items() if len(copies) > 1
+            text: _reason(copies, unanswered, expired)
+            for text, copies in found.items()
+            if len(copies) > 1
         }
 
 
-def _reason(copies: list[tuple[ReceivingProgram, Receive]], unanswered: set[str]) -> str:
+def _reason(
+    copies: list[tuple[ReceivingProgram, Receive]], unanswered: set[str], expired: set[int]
+) -> str:
     programs, received = zip(*copies, strict=True)
     if not all(one.is_completed for one in received[:-1]):
         return LOCK_LOST
@@ -146,6 +153,9 @@ def _reason(copies: list[tuple[ReceivingProgram, Receive]], unanswered: set[str]
             return UNANSWERED
         if len(set(programs)) > 1:
             return OTHER_PROCESS
+        if expired.intersection(one.number for one in received):
+            # An SDK drops what comes while it closes its link: the program never saw that one.
+            return LOCK_LOST
     return ""
 
 
@@ -160,6 +170,7 @@ class ReceivingWorld:
         lock_s: float = 60.0,
     ) -> None:
         """`places` are languages, each with the queue or subscription that it receives of."""
+        self._lock_s = lock_s
         self._lock: Any = {"lock_duration": timedelta(seconds=lock_s), "max_delivery_count": 1_000}
         self.sides = [
             stack.enter_context(ServedBroker(directory / name, name))
@@ -287,6 +298,28 @@ class ReceivingWorld:
         lines = [json.loads(line) for text in files for line in text.splitlines()]
         unanswered = {line.get("message_id") for line in lines if line.get("outcome") == "unknown"}
         for one in self._flows:
-            table.add_messages(one.name, one.missing, one.twice(unanswered))
+            expired = self._expired(one.entity, lines)
+            table.add_messages(one.name, one.missing, one.twice(unanswered, expired))
             assert one.errors == []
             assert any(it.number & SECONDARY_BIT for it in one.messages), one.name
+
+    def _expired(self, entity: str, lines: list[dict[str, Any]]) -> set[int]:
+        """Numbers of messages that a side brought again a lock later.
+
+        One that the gateway gives back can come again at once.
+        """
+        times: dict[int, list[int]] = defaultdict(list)
+        for line in lines:
+            if line["operation"] == "receive" and line["entity"].lower() == entity:
+                bit = SECONDARY_BIT if line["side"] == "secondary" else 0
+                times[line["sequence_number"] | bit].append(line["at_ms"])
+        lock_ms = 900 * self._lock_s  # The ledger notes a message a little later than it is locked.
+
+        def is_apart(pair: tuple[int, int]) -> bool:
+            return pair[1] - pair[0] >= lock_ms
+
+        return {
+            number
+            for number, came in times.items()
+            if any(map(is_apart, itertools.pairwise(sorted(came))))
+        }

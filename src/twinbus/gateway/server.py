@@ -138,9 +138,9 @@ class GatewayLinks:
         self._require_node(client, address)
         relay = self._relay(client)
         names = None if relay.records is None else relay.records.received
-        twins = (
-            None if self._twins is None else self._twins.requests(address, _name_of(client), names)
-        )
+        twins = None
+        if self._twins is not None:
+            twins = self._twins.requests(client, address, _name_of(client), names)
         requests = RelayedRequests(self._context, relay, link, address, twins)
         relay.begin_node(requests)
         return requests
@@ -218,6 +218,8 @@ class GatewayLinks:
 
     def disconnected(self, client: LinkClient) -> None:
         self._pending.forget(client)
+        if self._twins is not None:
+            self._twins.disconnected(client)
         relay = self._relays.pop(client, None)
         if relay is not None:
             self._pending.spawn(relay.close())

@@ -12,7 +12,8 @@ namespace for all clients: a lock without a session belongs to its token, not to
 
 A delivery goes on to the client at once. One that the client cannot take, because it took credit
 back meanwhile, is given back, or waits for its next credit if its side has deleted it. A second
-copy (pairing/receiving/copies.py) is completed and not handed out.
+copy (pairing/receiving/copies.py) is completed and not handed out; what was completed is known to
+all links of the client (client_copies.py).
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ from twinbus.amqp.performatives import ACCEPTED_BYTES, Rejected, encode_state
 from twinbus.broker.links.context import LinkOwner, rejected_with
 from twinbus.broker.refusals import QuotaExceeded, Refusal, ServerBusy
 from twinbus.broker.sas import LISTEN
-from twinbus.client.outcomes import COMPLETE, DEFERRED, SettlingOutcome, outcome_of
+from twinbus.client.outcomes import COMPLETE, SettlingOutcome, outcome_of
 from twinbus.client.receiving import RECEIVER_NAME, Delivery, ReceivingLink
 from twinbus.client.request_node import LinkEnded
 from twinbus.errors import error_text
+from twinbus.gateway.client_copies import ClientCopies, note_settled
 from twinbus.gateway.credit_turns import (
     AnswerDrain,
     ClientCredit,
@@ -47,7 +49,7 @@ from twinbus.gateway.relay import UpstreamRefusal, encoded_state, refusal_of
 from twinbus.gateway.relayed_links import ReceivingWindow
 from twinbus.gateway.twin_requests import SETTLE_S
 from twinbus.pairing.core.sides import Side
-from twinbus.pairing.receiving.copies import Copy, SecondCopies, read_copy
+from twinbus.pairing.receiving.copies import Copy, read_copy
 from twinbus.pairing.receiving.mark_watch import NotReadable
 from twinbus.pairing.receiving.side import (
     LinkSettings,
@@ -76,10 +78,6 @@ REOPEN_S: Final = 1.0
 
 PRIMARY_FIRST_S: Final = 0.5
 """How long a client's attach waits for the primary alone: a refusal of the entity comes first."""
-
-COPIES_MAX: Final = 10_000
-"""Messages that one receiver remembers for second copies: a few megabytes, and a gateway has many
-receivers."""
 
 BEYOND_BYTES: Final = 500
 """What a delivery that waits for credit takes besides its message."""
@@ -116,12 +114,13 @@ class TwinReceiver(LinkOwner):
         make_sides: MakeSides,
         label: str,
         locks: SecondaryLocks,
+        copies: ClientCopies,
         spawn: Callable[[Coroutine[None, None, None]], None],
         on_close: Callable[[TwinReceiver], None],
     ) -> None:
         """`name` is what the ledger calls the client, `label` that of the primary.
 
-        `spawn` runs work that outlives the link.
+        `copies` are those of the client; `spawn` runs work that outlives the link.
         """
         self.address = address
         self.link = link
@@ -145,7 +144,8 @@ class TwinReceiver(LinkOwner):
             gateway_client=name,
         )
         self._sides = make_sides(settings, self)
-        self._copies = SecondCopies(COPIES_MAX)
+        self._client_copies = copies
+        self._copies = copies.opened(address)
         self._held: dict[int, HeldMessage] = {}
         """By our delivery id."""
         self._beyond: deque[tuple[ReceivingSide, Delivery, Copy | None]] = deque()
@@ -247,6 +247,9 @@ class TwinReceiver(LinkOwner):
                 self._log_lost(len(self._beyond))
             self._beyond.clear()
             self._beyond_bytes.close()
+            for held in self._held.values():
+                if held.copy is not None:
+                    self._client_copies.left(held.delivery.tag, self._copies, held.copy)
             self._closing = self._loop.create_task(self._close_sides())
         return self._closing
 
@@ -259,6 +262,7 @@ class TwinReceiver(LinkOwner):
 
     async def _close_sides(self) -> None:
         await asyncio.gather(*(side.close([]) for side in self._sides))
+        self._client_copies.closed(self.address)
         self._on_close(self)
 
     # Credit
@@ -499,11 +503,10 @@ class TwinReceiver(LinkOwner):
     ) -> None:
         if held.side.side is Side.SECONDARY:
             self._locks.discard(held.delivery.tag)
-        if error is None and held.copy is not None:
-            if outcome is COMPLETE:
-                self._copies.completed(held.copy)
-            elif outcome.status in (DEFERRED, "suspended"):
-                self._copies.gone(held.copy.place)
+        if error is not None:
+            self._locks.given_up.add(held.delivery.tag)
+        elif held.copy is not None:
+            note_settled(self._copies, held.copy, outcome.status)
         if answers is not None:
             answers.add(number, error)
 

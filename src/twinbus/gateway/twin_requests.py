@@ -23,6 +23,7 @@ from twinbus.broker.refusals import ArgumentInvalid, MessageLockLost, Refusal, S
 from twinbus.client.consumer_records import OPERATIONS
 from twinbus.client.request_node import ConnectionLost, RequestRefused
 from twinbus.errors import error_text
+from twinbus.gateway.client_copies import ClientCopies
 from twinbus.gateway.relay import UpstreamRefusal
 from twinbus.gateway.relay_records import ReceivedNames
 from twinbus.pairing.core.sides import Side
@@ -39,7 +40,7 @@ log = logging.getLogger("twinbus.gateway")
 
 PREFIX: Final = "com.microsoft:"
 LOCKS_MAX: Final = 100_000
-"""Locks of twins that a gateway remembers; the oldest are forgotten, and asked of the primary."""
+"""Locks that a gateway remembers; forgotten ones of twins are asked of the primary."""
 
 SETTLE_S: Final = 3.0
 """How long a side may be silent before a settlement of one of its messages fails at once."""
@@ -51,8 +52,8 @@ DELETES: Final = 0
 """Receiver settle mode of a request that receives and deletes."""
 
 
-class SecondaryLocks:
-    """The lock tokens of messages that came from a twin, of all clients."""
+class RememberedLocks:
+    """Lock tokens of all clients; the oldest are forgotten."""
 
     def __init__(self, locks_max: int = LOCKS_MAX) -> None:
         self._max = locks_max
@@ -66,8 +67,23 @@ class SecondaryLocks:
     def discard(self, token: bytes) -> None:
         self._tokens.pop(token, None)
 
+    def __contains__(self, token: bytes) -> bool:
+        return token in self._tokens
+
+
+class SecondaryLocks(RememberedLocks):
+    """Those of messages that came from a twin."""
+
+    def __init__(self, locks_max: int = LOCKS_MAX) -> None:
+        super().__init__(locks_max)
+        self.given_up = RememberedLocks(locks_max)
+        """Those of either side whose settlement failed: the client expects the message again.
+
+        The SDK of JavaScript would go on renewing such a lock for five minutes.
+        """
+
     def side_of(self, token: bytes) -> Side:
-        return Side.SECONDARY if token in self._tokens else Side.PRIMARY
+        return Side.SECONDARY if token in self else Side.PRIMARY
 
 
 class TwinRequests:
@@ -81,11 +97,12 @@ class TwinRequests:
         path: str,
         client: str | None = None,
         received: ReceivedNames | None = None,
+        copies: ClientCopies | None = None,
     ) -> None:
         """`path` is that of the entity, its subscription, or a dead-letter queue.
 
         `client` is what the ledger calls the client, and `received` what it calls the messages that
-        the client received by number.
+        the client received by number; `copies` are the client's.
         """
         self._receivers = receivers
         self._locks = locks
@@ -93,6 +110,7 @@ class TwinRequests:
         self._path = path
         self._client = client
         self._received = received or ReceivedNames()
+        self._copies = copies or ClientCopies()
         self._silent: dict[Side, float] = {}
         """When a side last did not answer a settlement."""
         self._operations: Mapping[str, Callable[[ManagementRequest], Awaitable[Any]]] = {
@@ -143,6 +161,8 @@ class TwinRequests:
 
     async def _renew(self, request: ManagementRequest) -> dict[str, Any]:
         until: dict[bytes, object] = {}
+        if any(token in self._locks.given_up for token in request.lock_tokens()):
+            raise MessageLockLost("A settlement failed before; the message is delivered again.")
         for side, tokens in self._by_side(request.lock_tokens()).items():
             answer = await self._ask(side, request, lock_tokens=_uuids(tokens))
             times = answer.get("expirations")
@@ -165,9 +185,12 @@ class TwinRequests:
                 # JavaScript for 30 s, and the other side's messages would wait with it.
                 text = f"The {side} does not answer; the message is delivered again: {error}"
                 refused = refused or MessageLockLost(text)
+                for token in tokens:
+                    self._locks.given_up.add(token)
             else:
                 for token in tokens:
                     self._locks.discard(token)
+                    self._copies.settled(token, request.optional_text("disposition-status") or "")
         if refused is not None:
             raise refused
         return {}

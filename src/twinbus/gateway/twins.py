@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from twinbus.amqp.performatives import Source
 from twinbus.broker.links.receiving import BROWSING
+from twinbus.gateway.client_copies import ClientCopies
 from twinbus.gateway.node_requests import Holding
 from twinbus.gateway.relay_records import ReceivedNames
 from twinbus.gateway.twin_receiver import TwinReceiver
@@ -45,6 +46,7 @@ class GatewayTwins:
         self._label = label
         self._spawn = spawn
         self._locks = SecondaryLocks()
+        self._copies: dict[LinkClient, ClientCopies] = {}
 
     def receiver(
         self,
@@ -75,6 +77,7 @@ class GatewayTwins:
             make_sides=partial(self._receivers.sides, entity, has_twin=True),
             label=self._label,
             locks=self._locks,
+            copies=self._copies_of(client),
             spawn=self._spawn,
             on_close=partial(self._closed, links),
         )
@@ -89,7 +92,11 @@ class GatewayTwins:
         self._receivers.closed(receiver)
 
     def requests(
-        self, address: str, name: str | None = None, received: ReceivedNames | None = None
+        self,
+        client: LinkClient,
+        address: str,
+        name: str | None = None,
+        received: ReceivedNames | None = None,
     ) -> TwinRequests | None:
         """Return what answers requests to a `$management` node; None: the primary alone does.
 
@@ -99,7 +106,15 @@ class GatewayTwins:
         entity = self._entity(path)
         if entity is None:
             return None
-        return TwinRequests(self._receivers, self._locks, entity, path, name, received)
+        copies = self._copies_of(client)
+        return TwinRequests(self._receivers, self._locks, entity, path, name, received, copies)
+
+    def _copies_of(self, client: LinkClient) -> ClientCopies:
+        return self._copies.setdefault(client, ClientCopies())
+
+    def disconnected(self, client: LinkClient) -> None:
+        """The connection of a client has ended."""
+        self._copies.pop(client, None)
 
     def _entity(self, path: str) -> str | None:
         """The entity with a twin that a path belongs to; None: it has no twin."""

@@ -52,8 +52,12 @@ BUDGETS: dict[str, tuple[str, str]] = {
     "TwinReceiver._down_since": (OWNER, "two sides"),
     "TwinRequests._silent": (OWNER, "two sides"),
     "CreditTurns._emptied": (OWNER, "two sides"),
-    "SecondaryLocks._tokens": (PROCESS, "LOCKS_MAX"),
+    "RememberedLocks._tokens": (PROCESS, "LOCKS_MAX"),
     "GatewayTwins.open": (CONNECTION, "links, those at the namespaces included"),
+    "GatewayTwins._copies": (PROCESS, "connections"),
+    "ClientCopies._links": (CONNECTION, "links, those at the namespaces included"),
+    "ClientCopies._by_path": (CONNECTION, "links, and PATHS_MAX; COPIES_MAX of each"),
+    "ClientCopies._left": (CONNECTION, "LEFT_MAX"),
     # All clients
     "GatewayServer.peers": (PROCESS, "connections"),
     "GatewayServer._to_collect": (PROCESS, "connections"),

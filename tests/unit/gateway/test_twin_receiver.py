@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -12,7 +13,7 @@ from tests.unit.gateway.twin_world import TwinWorld, number_of, text_of
 from twinbus.amqp.budgets import Budget
 from twinbus.amqp.link import LinkState
 from twinbus.amqp.performatives import Modified, Source, encode_state
-from twinbus.amqp.types import Symbol
+from twinbus.amqp.types import Array, Symbol
 from twinbus.broker.links.receiving import SESSION_FILTER
 from twinbus.gateway.credit_turns import LOOK_S, SILENT_S
 from twinbus.gateway.node_requests import Holding
@@ -381,6 +382,12 @@ async def test_sessions_browsers_filters_and_other_entities_go_to_the_primary_al
     await world.close()
 
 
+def token_of(world: TwinWorld) -> Array:
+    """The lock token of the one message that the client got."""
+    [got] = world.got
+    return Array([UUID(bytes_le=got.tag)])
+
+
 async def copies(world: TwinWorld, first: Side, *, complete: bool = True) -> None:
     """Let the client receive one copy of a message; then the other side has another one."""
     mark = {DIVERTED: DivertMark(world.label, 1).text()}
@@ -406,6 +413,36 @@ async def test_a_second_copy_is_completed_and_not_handed_out(
     world.put(first, *(f"m{number}" for number in range(20)))
     await world.run(2)
     assert len(world.got) == 10
+    await world.close()
+
+
+@pytest.mark.parametrize("first", Side)
+@pytest.mark.parametrize("by_token", [False, True])
+async def test_a_second_copy_is_known_to_the_next_link_of_the_client(
+    first: Side, by_token: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = TwinWorld(monkeypatch)
+    await world.open()
+    world.link.grant(10)
+    mark = {DIVERTED: DivertMark(world.label, 1).text()}
+    world.put(first, "a", properties=mark if first is SECONDARY else None)
+    await world.run(2)
+    if not by_token:
+        world.complete("a")
+        await world.run(0.5)
+    # As the SDK of JavaScript does when a drain is not answered in time.
+    world.link.detach()
+    await world.run(1)
+    if by_token:
+        settled = {"disposition_status": "completed", "lock_tokens": token_of(world)}
+        assert await world.ask("update-disposition", **settled) == 200
+    world.attach()
+    await world.run(0.3)
+    world.link.grant(10)
+    world.put(first.other, "a", properties=mark if first is PRIMARY else None)
+    await world.run(2)
+    assert world.texts == ["a"]
+    assert [world.left(side) for side in Side] == [0, 0]
     await world.close()
 
 
@@ -456,20 +493,24 @@ async def test_a_settlement_whose_link_was_lost_is_made_by_lock_token(
     await world.close()
 
 
+@pytest.mark.parametrize("side", Side)
 async def test_a_settlement_that_no_side_answers_is_a_lost_lock(
-    monkeypatch: pytest.MonkeyPatch,
+    side: Side, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = TwinWorld(monkeypatch)
-    world.put(SECONDARY, "a")
+    world.put(side, "a")
     await world.open()
     world.link.grant(1)
     await world.run(2)
-    world.ends[SECONDARY].kill()
+    world.ends[side].kill()
     world.complete("a")
     await world.run(10)
     [answer] = world.answers
     assert "message-lock-lost" in str(answer.state)
     assert world.link.state is LinkState.OPEN
+    # The SDK of JavaScript would go on renewing it for minutes.
+    world.ends[side].is_down = False
+    assert await world.ask("renew-lock", lock_tokens=token_of(world)) == 410
     await world.close()
 
 

@@ -207,6 +207,10 @@ async def test_a_settlement_that_its_side_does_not_answer_is_not_answered_as_bus
     )
     assert answer[:2] == (410, "com.microsoft:message-lock-lost")
     assert world.sides == [SECONDARY]
+    # It does not renew a lock that it was told is lost, also when the side is back.
+    world.receivers.down = set()
+    assert (await world.ask("renew-lock", lock_tokens=Array([HERE])))[0] == 410
+    assert world.sides == [SECONDARY]
 
 
 @pytest.mark.virtual_time

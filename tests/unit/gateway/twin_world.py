@@ -14,7 +14,7 @@ from tests.unit.gateway.joined_namespaces import PRIMARY, SECONDARY, join_both, 
 from twinbus import SendAvailabilityOptions
 from twinbus.amqp.events import DeliveryArrived, Detached, Disposed, Event
 from twinbus.amqp.link import ReceiverLink
-from twinbus.amqp.message import data_sections, decode_map, split
+from twinbus.amqp.message import Properties, data_sections, decode_map, encode_message, split
 from twinbus.amqp.performatives import ACCEPTED_BYTES, Source, Target
 from twinbus.amqp.session import Session
 from twinbus.broker.descriptions import QueueDescription
@@ -154,6 +154,18 @@ class TwinWorld:
         latest = {text_of(event): event.delivery_id for event in self.got}
         for text in texts or self.texts:
             self.session.dispose(latest[text], latest[text], ACCEPTED_BYTES)
+
+    async def ask(self, operation: str, **arguments: Any) -> int:
+        """Ask the `$management` node of the queue; return the status of the answer."""
+        requests = self.twins.requests(self.client.peer, "q/$management")
+        assert requests is not None
+        request = encode_message(
+            properties=Properties(message_id="7"),
+            application_properties={"operation": f"com.microsoft:{operation}"},
+            value={name.replace("_", "-"): value for name, value in arguments.items()},
+        )
+        answer = split(await requests.answer(split(request)))
+        return int(str(decode_map(answer.application_properties)["statusCode"]))
 
 
 def text_of(event: DeliveryArrived) -> str:
