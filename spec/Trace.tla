@@ -29,7 +29,8 @@ Step(e) == LET Copies == {i \in DOMAIN held[e[4]] : held[e[4]][i].m = <<e[3], 1>
     [] e[1] = "cut" -> Cut(e[2])
     [] e[1] = "expires" -> \E i \in Copies : held[e[4]][i].by = e[2] /\ Expires(e[4], i)
     [] e[1] = "comes" -> Comes(e[2])
-    [] e[1] = "act" -> TimePasses /\ acts' = e[2]
+    [] e[1] = "act" -> acts' = e[2] /\ (TimePasses \/ \E y \in Syphons, q \in Queues :
+                                          Marks(y, q) \/ GivesBack(y, q))
 
 Hidden == Strict /\ \E q \in Queues : LinkLost(q) \/ \E y \in Syphons :
   Takes(y, q) \/ Cut(y) \/ Comes(y)

@@ -28,6 +28,7 @@ VARIABLES
   taken,       \* messages that consumers received from the twin
   syphon,      \* "runs", "cut" (off from the secondary) or "stopped"
   lock,        \* of a lease: the session lock's owner, as the secondary knows it
+  mark,        \* of a lease: who acts, as the session's state says, or "nobody"
   acts,        \* who acts on which lease, as the syphon itself knows it
   completed,   \* messages that a syphon completed in the secondary
   notices,     \* processes that say on the run directory or the board: failed over by my interval
@@ -36,7 +37,7 @@ VARIABLES
 
 pair == <<app, call, acked>>
 store == <<accepted, held, late, taken>>
-pumps == <<syphon, lock, acts, completed>>
+pumps == <<syphon, lock, mark, acts, completed>>
 world == <<notices, up, left>>
 vars == <<pair, store, pumps, world>>
 
@@ -62,8 +63,7 @@ Init ==
   /\ notices = {} /\ up = Both /\ accepted = <<>> /\ late = {} /\ acked = {} /\ taken = {}
   /\ held = [q \in Places |-> Empty(q)] /\ completed = {}
   /\ syphon = [y \in Syphons |-> "runs"] /\ lock = [q \in Places |-> "nobody"] /\ acts = {}
-  /\ left = [stop |-> Stops, answer |-> Losses, crash |-> Crashes, cut |-> Cuts]
-
+  /\ mark = lock /\ left = [stop |-> Stops, answer |-> Losses, crash |-> Crashes, cut |-> Cuts]
 (******************************** Pairing *********************************)
 FailedOver(p) == app[p].state \in {"EARLY", "FAILED_OVER"}  \* early: on the evidence of others
 
@@ -77,14 +77,12 @@ Route(s) == LET a == app[s[1]] IN
   IF call[s].bound THEN Diverts
   ELSE IF FailedOver(s[1]) THEN Diverts \union (IF a.told THEN {"primary"} ELSE {})
   ELSE {"primary"}
-
 Begins(s, place) ==
   /\ call[s].at = "nowhere" /\ call[s].n <= Messages /\ place \in Route(s)
   /\ call' = [call EXCEPT ![s].at = place, ![s].stored = FALSE,
                           ![s].bound = @ \/ (Strict /\ place # "primary")]
   /\ app' = IF place = "primary" THEN [app EXCEPT ![s[1]].told = FALSE] ELSE app
   /\ UNCHANGED <<acked, store, pumps, world>>
-
 Store(m, place) == Up(place) /\
   IF place = "primary" THEN accepted' = With(m) /\ UNCHANGED held
   ELSE held' = [held EXCEPT ![place] = Append(@, Free(m))] /\ UNCHANGED accepted
@@ -101,7 +99,6 @@ Healthy(a) == [a EXCEPT !.state = "HEALTHY", !.failed = FALSE, !.told = FALSE]
 Suspected(a) == [a EXCEPT !.failed = TRUE, !.state = IF @ = "HEALTHY" THEN "SUSPECT" ELSE @]
 Ended(s, isOver) == call' = [call EXCEPT ![s].at = "nowhere", ![s].stored = FALSE,
                                          ![s].n = IF isOver THEN @ + 1 ELSE @]
-
 Answered(s) ==  \* the send returns; a success on the primary, however late, heals the entity
   /\ call[s].at # "nowhere" /\ Ended(s, TRUE) /\ acked' = acked \union {Message(s)}
   /\ call[s].stored \/ (call[s].at # "primary" /\ Bug = "acknowledged without an answer")
@@ -124,14 +121,12 @@ Becomes(p, state) ==
   app' = [app EXCEPT ![p].state = state] /\ UNCHANGED <<call, acked, store, pumps, world>>
 FailsOver(p) ==  \* the failover interval has passed without a success
   app[p].state = "SUSPECT" /\ Becomes(p, "FAILED_OVER")
-
 Returns(s) ==  \* a scan finds none of the session's messages, and none is on its way
   /\ call[s].bound /\ call[s].at = "nowhere" /\ Up("secondary")
   /\ \/ Bug = "a session returns early"
      \/ /\ \A q \in Queues : \A i \in DOMAIN held[q] : held[q][i].m[1] # s
         /\ \A r \in late : r[1][1] # s \/ r[2] = "primary"
   /\ call' = [call EXCEPT ![s].bound = FALSE] /\ UNCHANGED <<app, acked, store, pumps, world>>
-
 (************************* Ping, and the fleet's rule **********************)
 PingAnswered(p) ==  \* the pinger tells the others, who try the primary with one live send
   /\ FailedOver(p) /\ Up("primary")
@@ -150,7 +145,6 @@ Posts(p) ==  \* notices are posted and forgotten at any later time
   /\ Cardinality(Apps) > 1 /\ UNCHANGED <<pair, store, pumps, up, left>>
   /\ \/ app[p].state = "FAILED_OVER" /\ p \notin notices /\ notices' = notices \union {p}
      \/ app[p].state # "FAILED_OVER" /\ p \in notices /\ notices' = notices \ {p}
-
 (******************************** Syphon **********************************)
 Works(y, q) ==  \* a pump; one that is cut off from the secondary does not know it yet
   syphon[y] # "stopped" /\ (Strict => <<y, q>> \in acts) /\ (q = "twin" => Twin = "marked")
@@ -160,7 +154,6 @@ Remove(q, i) == held' = [held EXCEPT ![q] = Without(@, i)]
 Receives(y, q, i) ==
   /\ Works(y, q) /\ Reaches(y) /\ held[q][i].by = "nobody" /\ Lock(q, i, y, FALSE)
   /\ UNCHANGED <<pair, accepted, late, taken, pumps, world>>
-
 IsTurn(q, i) ==  \* no earlier message of the strict session is left in the queue
   Strict => \A j \in 1..(i - 1) : held[q][j].m[1] # held[q][i].m[1]
 Forwards(y, q, i, isAnswered) ==  \* without an answer it is forwarded again
@@ -175,7 +168,7 @@ Completes(y, q, i) ==  \* only then
   /\ Works(y, q) /\ Reaches(y) /\ held[q][i].by = y /\ Remove(q, i)
   /\ held[q][i].sent \/ Bug = "completed before it is sent"
   /\ completed' = completed \union {held[q][i].m}
-  /\ UNCHANGED <<pair, accepted, late, taken, syphon, lock, acts, world>>
+  /\ UNCHANGED <<pair, accepted, late, taken, syphon, lock, mark, acts, world>>
 Expires(q, i) ==  \* the lock of a message whose pump is cut off ends
   /\ held[q][i].by \in Syphons /\ syphon[held[q][i].by] = "cut" /\ Lock(q, i, "nobody", FALSE)
   /\ UNCHANGED <<pair, accepted, late, taken, pumps, world>>
@@ -183,38 +176,45 @@ Consumes(i) ==  \* a consumer of the application receives from the twin
   /\ Up("secondary") /\ held["twin"][i].by = "nobody" /\ Remove("twin", i)
   /\ taken' = taken \union {held["twin"][i].m}
   /\ UNCHANGED <<pair, accepted, late, pumps, world>>
-
 (********************************* Lease **********************************)
-Takes(y, q) ==  \* the lock is free; its last owner may not know that yet, so the new one waits
+Takes(y, q) ==  \* the lock is free; its last owner may not know that yet
   /\ Strict /\ Reaches(y) /\ lock[q] = "nobody" /\ lock' = [lock EXCEPT ![q] = y]
   /\ acts' = IF Bug = "a takeover does not wait" THEN acts \union {<<y, q>>} ELSE acts
-  /\ UNCHANGED <<pair, store, syphon, completed, world>>
+  /\ UNCHANGED <<pair, store, syphon, mark, completed, world>>
+Marks(y, q) ==  \* nobody else has acted since this one did, or who did has stopped: no wait
+  /\ Strict /\ Reaches(y) /\ lock[q] = y /\ <<y, q>> \notin acts /\ mark[q] \in {"nobody", y}
+  /\ mark' = [mark EXCEPT ![q] = IF Bug = "a holder leaves no mark" THEN @ ELSE y]
+  /\ acts' = acts \union {<<y, q>>} /\ UNCHANGED <<pair, store, syphon, lock, completed, world>>
+GivesBack(y, q) ==  \* it stops, then it says so, then the lock is free
+  /\ <<y, q>> \in acts /\ Reaches(y) /\ lock[q] = y /\ Spend("crash") /\ acts' = acts \ {<<y, q>>}
+  /\ lock' = [lock EXCEPT ![q] = "nobody"] /\ mark' = [mark EXCEPT ![q] = "nobody"]
+  /\ held' = Unlocked(LAMBDA r, by : r = q /\ by = y)
+  /\ UNCHANGED <<pair, accepted, late, taken, syphon, completed, notices, up>>
 LinkLost(q) ==  \* the secondary frees the lock of a connection that it has lost
   /\ lock[q] \in Syphons /\ syphon[lock[q]] = "cut" /\ lock' = [lock EXCEPT ![q] = "nobody"]
-  /\ UNCHANGED <<pair, store, syphon, acts, completed, world>>
+  /\ UNCHANGED <<pair, store, syphon, mark, acts, completed, world>>
 TimePasses ==  \* as long as a lease is valid: who is cut off has stopped, the lock's owner acts
   /\ Strict /\ acts' = {a \in Syphons \X Queues : lock[a[2]] = a[1] /\ Reaches(a[1])}
   /\ acts' # acts /\ held' = Unlocked(LAMBDA q, by : by \in Syphons /\ <<by, q>> \notin acts')
+  /\ mark' = [q \in Places |-> IF <<lock[q], q>> \in acts' THEN lock[q] ELSE mark[q]]
   /\ UNCHANGED <<pair, accepted, late, taken, syphon, lock, completed, world>>
-
 (********************************* Faults *********************************)
 Stop(side) ==  \* what is acknowledged is on disk; locks do not survive
   /\ side \in up /\ Spend("stop") /\ up' = up \ {side}
   /\ IF side = "primary" THEN UNCHANGED <<held, lock>>
      ELSE held' = Unlocked(LAMBDA q, by : by \in Syphons) /\ lock' = [q \in Places |-> "nobody"]
-  /\ UNCHANGED <<pair, accepted, late, taken, syphon, acts, completed, notices>>
+  /\ UNCHANGED <<pair, accepted, late, taken, syphon, mark, acts, completed, notices>>
 Start(side) ==
   side \notin up /\ up' = up \union {side} /\ UNCHANGED <<pair, store, pumps, notices, left>>
 Crash(y) ==
   /\ syphon[y] = "runs" /\ Spend("crash") /\ syphon' = [syphon EXCEPT ![y] = "stopped"]
   /\ held' = Unlocked(LAMBDA q, by : by = y) /\ acts' = {a \in acts : a[1] # y}
   /\ lock' = [q \in Places |-> IF lock[q] = y THEN "nobody" ELSE lock[q]]
-  /\ UNCHANGED <<pair, accepted, late, taken, completed, notices, up>>
+  /\ UNCHANGED <<pair, accepted, late, taken, mark, completed, notices, up>>
 Cut(y) == syphon[y] = "runs" /\ Spend("cut") /\ syphon' = [syphon EXCEPT ![y] = "cut"]
-  /\ UNCHANGED <<pair, store, lock, acts, completed, notices, up>>
+  /\ UNCHANGED <<pair, store, lock, mark, acts, completed, notices, up>>
 Comes(y) == syphon[y] # "runs" /\ syphon' = [syphon EXCEPT ![y] = "runs"]  \* again
-  /\ UNCHANGED <<pair, store, lock, acts, completed, world>>
-
+  /\ UNCHANGED <<pair, store, lock, mark, acts, completed, world>>
 (****************************** All behaviours *****************************)
 Pairing ==
   \/ \E s \in Senders : \/ \E place \in Route(s) : Begins(s, place)
@@ -229,15 +229,14 @@ Home ==  \* what brings messages home
   \/ \E s \in Senders : Returns(s)
   \/ \E q \in Places : \E i \in DOMAIN held[q] : Expires(q, i) \/ \E y \in Syphons :
        Receives(y, q, i) \/ Forwards(y, q, i, TRUE) \/ Completes(y, q, i)
-  \/ \E q \in Queues : LinkLost(q) \/ \E y \in Syphons : Takes(y, q)
+  \/ \E q \in Queues : LinkLost(q) \/ \E y \in Syphons : Takes(y, q) \/ Marks(y, q)
   \/ TimePasses \/ \E y \in Syphons : Comes(y)
 Faults ==
   \/ \E side \in Both : Stop(side) \/ Start(side)
-  \/ \E y \in Syphons : Crash(y) \/ Cut(y)
+  \/ \E y \in Syphons : Crash(y) \/ Cut(y) \/ \E q \in Queues : GivesBack(y, q)
   \/ \E q \in Places, y \in Syphons : \E i \in DOMAIN held[q] : Forwards(y, q, i, FALSE)
 Next == Pairing \/ Home \/ Faults
 Spec == Init /\ [][Next]_vars /\ WF_vars(Home)
-
 (************************** What must always hold **************************)
 NothingLost == \A m \in acked : \/ m \in Range(accepted) \union taken
                                 \/ \E q \in Places : \E i \in DOMAIN held[q] : held[q][i].m = m

@@ -40,6 +40,9 @@ REPOSITORY = Path(__file__).parents[2]
 LOCK = timedelta(seconds=5)
 """The shortest there is, so that what a killed syphon has locked comes back soon."""
 
+LEASE_LOCK = timedelta(seconds=10)
+"""The syphon that follows a killed one waits for 0.8 of it."""
+
 RELAXED = [f"contoso/x-servicebus-transfer/{index}" for index in range(2)]
 STRICT = [f"ordered/x-servicebus-transfer/{index}" for index in range(2)]
 LEASES = "ordered/x-twinbus-lease"
@@ -179,7 +182,7 @@ class SyphonWorld:
         with administration(self.secondary.connection_string()) as admin:
             for queue in RELAXED + STRICT:
                 admin.create_queue(queue, max_delivery_count=2**31 - 1, lock_duration=LOCK)
-            admin.create_queue(LEASES, requires_session=True, lock_duration=timedelta(seconds=30))
+            admin.create_queue(LEASES, requires_session=True, lock_duration=LEASE_LOCK)
         self.syphon = SyphonProcess(
             {
                 "primary": self.primary.connection_string(),

@@ -203,8 +203,22 @@ BUGS: Final[dict[str, Bug]] = {
     ),
     "a takeover without a wait": Bug(
         VALIDITY,
-        "return min(SILENCE_S, KEPT_SHARE * lock_s)",
+        "return 0.0 if has_stopped else handover_s(described_s)",
         "return 0.0",
+        "a lease",
+        "holders:",
+    ),
+    "a mark like that of a program that has stopped": Bug(
+        VALIDITY,
+        'return f"held by {program}".encode()',
+        "return STOPPED_MARK",
+        "a lease",
+        "holders:",
+    ),
+    "a mark of another that is taken for its own": Bug(
+        VALIDITY,
+        'return f"held by {program}".encode()',
+        'return b"held by a program"',
         "a lease",
         "holders:",
     ),

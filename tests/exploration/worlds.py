@@ -36,7 +36,7 @@ SMALL: Final[dict[str, AnySettings]] = {
     "backlog, a refusal": world(stored=1, refusals=1),
     "a fleet with a host that is cut off": FleetSettings(cuts=1),
     "a fleet and a forged notice": FleetSettings(failures=1, forged=1),
-    "a lease": LeaseSettings(cuts=1),
+    "a lease": LeaseSettings(cuts=1, kills=1),
 }
 """Explored to the end in CI: one sender, one entity, two backlog queues, one syphon; two hosts, of
 which each is enough for the other; two programs and one lease. With a backlog the message is
@@ -47,7 +47,7 @@ LARGE: Final[dict[str, AnySettings]] = {
     "all faults": world(crashes=1, answers=1, cuts=1),
     "a fleet in an outage": FleetSettings(stops=1),
     "a fleet of three": FleetSettings(hosts=3, quorum=2, stops=1, cuts=1),
-    "a lease, cut twice": LeaseSettings(cuts=2),
+    "a lease, cut twice": LeaseSettings(cuts=2, kills=2),
     "strict outage": world(stops=("primary",), messages=2, strict=True),
     "strict backlog": world(stored=2, messages=2, strict=True, answers=1),
     "two of each": world(messages=2, crashes=2, answers=2, cuts=2),

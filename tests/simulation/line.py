@@ -207,6 +207,13 @@ class SimLine:
             case "renew-session-lock":
                 queue.sessions.renew(body["session-id"], self.session.holder(link_name), now_ms)
                 return {}
+            case "get-session-state":
+                return {"session-state": queue.sessions.state(body["session-id"])}
+            case "set-session-state":
+                holder = self.session.holder(link_name)
+                name, state = body["session-id"], body["session-state"]
+                queue.sessions.set_state(name, state, now_ms, holder=holder)
+                return {}
             case "update-disposition":
                 return self._update(queue, body, now_ms)
             case "receive-by-sequence-number":

@@ -15,6 +15,7 @@ from tests.simulation.faults import create_backlog
 from tests.simulation.machine import Process, SimLoop
 from tests.simulation.world import World
 from twinbus.broker.descriptions import QueueDescription
+from twinbus.client.lock_validity import SILENCE_S
 from twinbus.ledger import NullLedger
 from twinbus.namespace.access import endpoint_of
 from twinbus.pairing.core.backlog import LEASE_LOCK_S, lease_path
@@ -56,6 +57,11 @@ class Rivals:
     async def kill(self, name: str) -> None:
         del self.leases[name]
         await self.processes[name].kill()
+
+    async def stop(self, name: str) -> None:
+        """Stop one as a person does: cleanly."""
+        leases = self.leases.pop(name)
+        await self.processes[name].spawn(leases.close())
 
     def look(self) -> None:
         for queue in QUEUES:
@@ -113,15 +119,18 @@ async def storm(rivals: Rivals, rng: Random) -> None:
     world.network.calm()
 
 
+def rivals_on(loop: asyncio.AbstractEventLoop, seed: int) -> tuple[World, Rivals]:
+    assert isinstance(loop, SimLoop)
+    world = World(seed, loop)
+    create_backlog(world.secondary, QUEUES, 60.0)
+    locked = QueueDescription(lock_duration_ms=int(LEASE_LOCK_S * 1000), requires_session=True)
+    world.secondary.engine.create_queue(lease_path("primary"), locked, 0)
+    return world, Rivals(world)
+
+
 def run_rivals(seed: int) -> tuple[Rivals, float]:
     with asyncio.Runner(loop_factory=SimLoop) as runner:
-        loop = runner.get_loop()
-        assert isinstance(loop, SimLoop)
-        world = World(seed, loop)
-        create_backlog(world.secondary, QUEUES, 60.0)
-        locked = QueueDescription(lock_duration_ms=int(LEASE_LOCK_S * 1000), requires_session=True)
-        world.secondary.engine.create_queue(lease_path("primary"), locked, 0)
-        rivals = Rivals(world)
+        world, rivals = rivals_on(runner.get_loop(), seed)
 
         async def main() -> float:
             await rivals.start("one")
@@ -145,14 +154,50 @@ def test_two_syphons_never_both_hold_a_lease(seed: int) -> None:
     assert took_s <= TAKEOVER_S
 
 
+def takeover_s(what: str) -> float:
+    """Have something happen to the holder; how long a program that starts then waits."""
+    with asyncio.Runner(loop_factory=SimLoop) as runner:
+        world, rivals = rivals_on(runner.get_loop(), seed=1)
+
+        async def main() -> float:
+            await rivals.start("one")
+            await rivals.until_each_is_held()
+            match what:
+                case "cut off":
+                    world.network.weather("one", "secondary").blocked_until = float("inf")
+                    await rivals.watch(1.0)
+                    world.detach_sources()
+                case "kill":
+                    await rivals.kill("one")
+                case "stop":
+                    await rivals.stop("one")
+            began = world.loop.time()
+            await rivals.start("two")
+            while not all(map(rivals.leases["two"].holds, QUEUES)):
+                await rivals.watch(STEP_S)
+            took_s = world.loop.time() - began
+            for name in list(rivals.leases):
+                await rivals.kill(name)
+            return took_s
+
+        with world.logs():
+            took_s = runner.run(main())
+    assert rivals.both == []
+    return took_s
+
+
+@pytest.mark.parametrize("what", ["cut off", "kill"])
+def test_a_program_that_starts_waits_for_a_holder_that_may_not_have_stopped(what: str) -> None:
+    assert SILENCE_S <= takeover_s(what) <= SILENCE_S + 1.0
+
+
+def test_a_program_that_starts_after_a_clean_stop_does_not_wait() -> None:
+    assert takeover_s("stop") <= 1.0
+
+
 def test_a_standby_takes_all_leases_over_within_70_s_of_a_kill() -> None:
     with asyncio.Runner(loop_factory=SimLoop) as runner:
-        loop = runner.get_loop()
-        assert isinstance(loop, SimLoop)
-        world = World(1, loop)
-        locked = QueueDescription(lock_duration_ms=int(LEASE_LOCK_S * 1000), requires_session=True)
-        world.secondary.engine.create_queue(lease_path("primary"), locked, 0)
-        rivals = Rivals(world)
+        world, rivals = rivals_on(runner.get_loop(), seed=1)
 
         async def main() -> float:
             await rivals.start("one")

@@ -3,6 +3,10 @@
 The lock ends by the clock of the service. The holder counts from the time of its *request*, on its
 own clock, and stops well before the end. It also stops when it has not heard from the service for a
 while: the service frees a session whose connection it has lost, long before the lock ends.
+
+Where only one program may act at a time, the holder writes a mark into the state of the session
+before it acts, and another when it has stopped. Whoever gets the lock next reads there whether a
+program may still act that does not know yet that it has lost the lock.
 """
 
 from __future__ import annotations
@@ -41,6 +45,10 @@ PROOF_S: Final = 6.0
 """Time between two signs of life that the holder asks for; they are not billed."""
 
 
+STOPPED_MARK: Final = b"given back"
+"""The state of a session whose last holder has stopped to act, and said so."""
+
+
 class LockAddress(NamedTuple):
     """The session whose lock is held."""
 
@@ -64,13 +72,29 @@ def relied_on_s(by_clock_s: float, described_s: float | None) -> float:
     return min(max(by_clock_s, LOCK_LEAST_S), LOCK_ASSUMED_S)
 
 
-def handover_s(lock_s: float) -> float:
-    """Return how long a standby waits after it got a lease that another program had.
+def handover_s(described_s: float | None) -> float:
+    """Return how long a former holder may act after another program got the lock.
 
-    The service may have ended the link of the former holder while that was cut off. The former
-    holder notices it after this time at the latest.
+    The service may have ended its link while it was cut off. It notices that after this time at
+    the latest. `described_s` as above; the time to the end of the lock by a clock that is wrong
+    would be too short.
     """
-    return min(SILENCE_S, KEPT_SHARE * lock_s)
+    return SILENCE_S if described_s is None else min(SILENCE_S, KEPT_SHARE * described_s)
+
+
+def acting_mark(program: str) -> bytes:
+    """Return the state of a session whose holder acts; `program` is its name and of nobody else."""
+    return f"held by {program}".encode()
+
+
+def wait_s(mark: object, own_mark: bytes, described_s: float | None) -> float:
+    """Return how long the program that got the lock waits before it acts.
+
+    `mark` is the state of the session. None: nobody acted on the lock. Its own mark: nobody else
+    has acted since it did, because each writes its mark first, and only with the lock.
+    """
+    has_stopped = mark is None or mark in (STOPPED_MARK, own_mark)
+    return 0.0 if has_stopped else handover_s(described_s)
 
 
 class LockValidity:

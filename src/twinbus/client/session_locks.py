@@ -9,6 +9,10 @@ no messages. If the link or the connection is lost, the lock is lost at once: th
 session to the next receiver. The service can lose the connection before this process notices it.
 So the holder asks for signs of life (a flow with echo, which is not billed), and no lock is valid
 without one.
+
+A program that is cut off may act for a while after the service gave its lock to another one. So who
+acts alone leaves a mark in the session's state, which tells the next holder whether it has to wait
+(`lock_validity`). A program that dies at any point leaves the mark of one that acts.
 """
 
 from __future__ import annotations
@@ -19,7 +23,8 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
+from uuid import uuid4
 
 from twinbus.amqp.events import Attached, Detached, Event
 from twinbus.amqp.link import ReceiverLink
@@ -31,10 +36,13 @@ from twinbus.client.lock_validity import (
     PROOF_S,
     SILENCE_S,
     STANDBY_SHARE,
+    STOPPED_MARK,
     LockAddress,
     LockValidity,
+    acting_mark,
     handover_s,
     relied_on_s,
+    wait_s,
 )
 from twinbus.client.request_node import ConnectionLost, RequestRefused
 from twinbus.ledger.requests import ACCEPT_SESSION, BilledRequests, RequestLedger
@@ -46,7 +54,11 @@ from twinbus.servicebus.names import EPOCH_TICKS, SESSION_FILTER, SESSION_LOCKED
 RETRY_S: Final = 1.0
 """Mean pause after a lost lock or connection."""
 
+STOP_S: Final = 2.0
+"""The longest time that a close takes to say that this program has stopped."""
+
 GIVEN_BACK: Final = "it was given back"
+NOT_RENEWED: Final = "it was not renewed in time"
 NOT_REQUESTED: Final = "it was not requested yet"
 
 _link_numbers = itertools.count(1)
@@ -71,6 +83,9 @@ class LockTerms:
     lock duration. All pauses vary by half."""
     reconnect_s: float = RETRY_S
     """The mean pause after a connection that ended or could not be opened."""
+    alone: bool = True
+    """Only one program may act on a lock at a time. Else one that is cut off may act beside the
+    next holder, and there are no marks and no waits."""
 
 
 class _Lock:
@@ -86,11 +101,11 @@ class _Lock:
         """When the present lock was requested."""
         self.announce_at = 0.0
         """When the right may be used, once the lock is granted."""
+        self.is_marked = False
+        """The session's state says that this program acts, or needs not to."""
         self.is_announced = False
         self.is_taken = False
         """Another program had it at an attempt since this one could use it."""
-        self.proven_at = float("inf")
-        """The last sign of life while this program had it; inf: this is the first attempt."""
         self.link_name = ""
         self.answer: asyncio.Future[ReceiverLink] | None = None
         self.ended: asyncio.Future[str] | None = None
@@ -127,6 +142,7 @@ class SessionLocks:
         self._added = asyncio.Event()
         self._on_change = on_change
         self._terms = terms
+        self._mark = acting_mark(uuid4().hex)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -134,7 +150,7 @@ class SessionLocks:
         self._task = asyncio.create_task(self._keep(), name="session locks")
 
     async def close(self) -> None:
-        """Release the locks; others can acquire them at once."""
+        """Release the locks; others can acquire them at once, and act: this program has stopped."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -209,10 +225,14 @@ class SessionLocks:
             try:
                 await connection.authorize(lock.address.queue)
                 link = await self._acquire(connection, lock)
+                await self._read_mark(connection, lock)
                 reason = await self._renew_for_ever(connection, lock)
             except RequestRefused as refusal:
                 condition = NOT_FOUND if refusal.status == MISSING_STATUS else ""
                 reason = self._reason_text(lock.address, condition, str(refusal))
+            except asyncio.CancelledError:
+                await self._say_stopped(connection, lock)
+                raise
             finally:
                 if link is not None:
                     link.detach()
@@ -233,6 +253,7 @@ class SessionLocks:
         for lock in self._locks.values():
             if lock.address.queue == path and lock.validity.holds(self._now()):
                 lock.validity.granted(lock.granted_at, lock_s)
+                lock.announce_at = min(lock.announce_at, self._now() + handover_s(lock_s))
 
     async def _prove(self, connection: NamespaceConnection) -> None:
         """Keep the proof fresh that the service still serves this connection."""
@@ -259,12 +280,41 @@ class SessionLocks:
                 raise ConnectionLost(f"{self._endpoint.label} was silent for {SILENCE_S:g} s")
 
     async def _renew(self, connection: NamespaceConnection, lock: _Lock) -> None:
-        await connection.request(
-            lock.address.queue,
-            "renew-session-lock",
-            {"session-id": lock.address.session},
-            link_name=lock.link_name,
+        await self._ask(connection, lock, "renew-session-lock")
+
+    async def _ask(
+        self, connection: NamespaceConnection, lock: _Lock, operation: str, **arguments: object
+    ) -> dict[str, Any]:
+        """Request something that the holder of the lock may."""
+        body = {"session-id": lock.address.session, **arguments}
+        return await connection.request(
+            lock.address.queue, operation, body, link_name=lock.link_name
         )
+
+    async def _read_mark(self, connection: NamespaceConnection, lock: _Lock) -> None:
+        """Decide when the right may be used, by what its last holder has left."""
+        if not self._terms.alone:
+            lock.is_marked, lock.announce_at = True, self._now()
+            return
+        answer = await self._ask(connection, lock, "get-session-state")
+        mark, described_s = answer.get("session-state"), self._lock_s.get(lock.address.queue)
+        lock.is_marked = mark == self._mark
+        lock.announce_at = self._now() + wait_s(mark, self._mark, described_s)
+
+    async def _write_mark(self, connection: NamespaceConnection, lock: _Lock, mark: bytes) -> None:
+        await self._ask(connection, lock, "set-session-state", **{"session-state": mark})
+
+    async def _say_stopped(self, connection: NamespaceConnection, lock: _Lock) -> None:
+        """Leave the mark of a program that has stopped, if this one is being closed."""
+        is_closing = self._task is None
+        if not (is_closing and self._terms.alone and lock.is_announced):
+            return
+        self._lose(lock, GIVEN_BACK)
+        asking = asyncio.create_task(self._write_mark(connection, lock, STOPPED_MARK))
+        await asyncio.wait({asking}, timeout=STOP_S)
+        asking.cancel()
+        # Without the mark the next holder waits.
+        await asyncio.gather(asking, return_exceptions=True)
 
     async def _acquire(self, connection: NamespaceConnection, lock: _Lock) -> ReceiverLink:
         """Return the link that holds the session lock; RequestRefused says why it cannot be had."""
@@ -289,14 +339,11 @@ class SessionLocks:
         if lock.answer.done():
             self._requests.made(lock.address.queue, ACCEPT_SESSION)
             lock.lock_s = _lock_left_s(lock.answer.result(), self._environment.wall_ns())
-            wait_s = handover_s(self._grant(lock, asked_at))
+            self._grant(lock, asked_at)
+            lock.announce_at = float("inf")
             if lock.is_taken:
                 got_one, self._got_one = self._got_one, asyncio.Event()
                 got_one.set()
-            elif asked_at <= lock.proven_at + wait_s:
-                # At the first attempt, or if no standby can have begun to pump since.
-                wait_s = 0.0
-            lock.announce_at = self._now() + wait_s
             return link
         text = lock.ended.result() if lock.ended.done() else "the attach was not answered"
         # That another program has it is an answer like that of a receive which finds nothing.
@@ -309,12 +356,11 @@ class SessionLocks:
         link.detach()
         raise RequestRefused(text, 0, "")
 
-    def _grant(self, lock: _Lock, asked_at: float) -> float:
-        """Extend a lease whose lock was requested at `asked_at`; return the lock duration."""
+    def _grant(self, lock: _Lock, asked_at: float) -> None:
+        """Extend a lease whose lock was requested at `asked_at`."""
         lock.granted_at = asked_at
         lock_s = relied_on_s(lock.lock_s, self._lock_s.get(lock.address.queue))
         lock.validity.granted(asked_at, lock_s)
-        return lock_s
 
     async def _renew_for_ever(self, connection: NamespaceConnection, lock: _Lock) -> str:
         """Renew the lease until it ends; return why it ended."""
@@ -324,37 +370,40 @@ class SessionLocks:
             due_at = validity.renew_at
             if not lock.is_announced:
                 due_at = min(due_at, lock.announce_at)
-            wait_s = max(0.0, due_at - self._now())
+            pause_s = max(0.0, due_at - self._now())
             either: set[asyncio.Future[str]] = {ended, connection.lost}
-            await asyncio.wait(either, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(either, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
             if connection.lost.done():
                 raise ConnectionLost(connection.lost.result())
             if ended.done():
                 return ended.result()
             asked_at = self._now()
+            # A lapsed lease is lost even if the service renews the lock: the pump was stopped.
+            if not validity.holds(asked_at):
+                return NOT_RENEWED
             if not lock.is_announced and asked_at >= lock.announce_at:
+                if not lock.is_marked:
+                    await self._write_mark(connection, lock, self._mark)
+                    lock.is_marked = True
+                    continue  # It may be lost by now.
                 lock.is_announced, lock.is_taken = True, False
                 queue, session = lock.address
                 self._terms.log.info("%s: leased, as session %s of %s", lock.name, session, queue)
                 self._on_change(lock.name, True)
             if asked_at < validity.renew_at:
                 continue  # It was announced, or its lock is longer than was known.
-            remaining_s = validity.ends_at - asked_at
-            if remaining_s <= 0:
-                return "it was not renewed in time"
             try:
-                async with asyncio.timeout(remaining_s):
+                async with asyncio.timeout(validity.ends_at - asked_at):
                     await self._renew(connection, lock)
             except TimeoutError:
-                return "it was not renewed in time"
+                return NOT_RENEWED
             except RequestRefused as refusal:
                 if refusal.condition:
                     return str(refusal)
                 validity.not_renewed(self._now())
             else:
-                # A lapsed lease is lost even if the service renewed the lock: the pump was stopped.
                 if not validity.holds(self._now()):
-                    return "it was not renewed in time"
+                    return NOT_RENEWED
                 self._grant(lock, asked_at)
 
     def _on_event(self, event: Event) -> None:
@@ -382,11 +431,8 @@ class SessionLocks:
             level = logging.INFO if is_usual else self._terms.level
             self._terms.log.log(level, "%s: the lease is not held: %s", lock.name, reason)
         lock.problem = reason
-        if not lock.is_announced:
-            lock.proven_at = min(lock.proven_at, self._proven_at)
-        else:
+        if lock.is_announced:
             lock.is_announced = False
-            lock.proven_at = self._proven_at
             self._on_change(lock.name, False)
 
     def _reason_text(self, address: LockAddress, condition: str, text: str) -> str:

@@ -263,12 +263,13 @@ def idle_syphon_operations(
 def lease_operations(
     *, queue_count: int, standby_count: int = 0, period_s: float | Fraction
 ) -> int:
-    """Return the requests for leases in `period_s`, the start included.
+    """Return the requests for leases in `period_s`, the start and the end included.
 
     The holder and each standby read the lock duration once. The holder accepts a session for each
-    queue and renews it; each standby tries to accept it.
+    queue, reads and writes its mark, renews it, and writes the mark again when it stops; each
+    standby tries to accept it.
     """
-    held = 1 + queue_count * (1 + int(period_s // LEASE_RENEW_S))
+    held = 1 + queue_count * (4 + int(period_s // LEASE_RENEW_S))
     return held + standby_count * (1 + queue_count * (1 + int(period_s // LEASE_STANDBY_S)))
 
 

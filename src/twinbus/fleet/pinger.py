@@ -72,6 +72,7 @@ class LeasedPinger:
             level=logging.INFO,
             pause_s=lambda is_taken, lock_s: self._pinging.standby_s,
             reconnect_s=ping_interval_s,
+            alone=False,
         )
         self._paths: dict[str, str] = {}
         """The entities that have failed over, by key."""

@@ -199,11 +199,11 @@ def test_a_queue_that_stays_missing_costs_what_its_searches_cost() -> None:
 
 def test_leases_cost_their_renewals_and_the_attempts_of_standbys() -> None:
     found = made(Workload(rate_per_s=Fraction(1), size_bytes=0, lease=True))
-    # The lock duration is read once, 10 sessions are accepted, and renewed every 80 s.
-    assert by_cause(found)["lease"][0] == 1 + 10 * (1 + 32_400)
+    # The lock duration is read once, 10 sessions are accepted, marked and renewed every 80 s.
+    assert by_cause(found)["lease"][0] == 1 + 10 * (4 + 32_400)
     pair = made(Workload(rate_per_s=Fraction(1), size_bytes=0, lease=True, standbys=1))
     # The standby tries to get each every 25 s, and lists the queues too.
-    assert by_cause(pair)["lease"][0] == 2 + 10 * (1 + 32_400) + 10 * (1 + 103_680)
+    assert by_cause(pair)["lease"][0] == 2 + 10 * (4 + 32_400) + 10 * (1 + 103_680)
     assert by_cause(pair)["administration"][0] == 2 * 2_881
     with pytest.raises(QuantityError, match="give --lease too"):
         Workload(rate_per_s=Fraction(1), size_bytes=0, standbys=1)

@@ -17,11 +17,15 @@ from twinbus.client.lock_validity import (
     LOCK_LEAST_S,
     SILENCE_S,
     STANDBY_SHARE,
+    STOPPED_MARK,
     LockValidity,
+    acting_mark,
     handover_s,
     relied_on_s,
+    wait_s,
 )
 from twinbus.client.request_node import ConnectionLost, RequestRefused
+from twinbus.client.session_locks import STOP_S
 from twinbus.namespace.access import endpoint_of
 from twinbus.syphon.lease import Leases, lease_address
 from twinbus.testing import run_virtual
@@ -47,7 +51,10 @@ class Service:
         self.answers_echoes = True
         self.answers_requests = True
         self.has_lease_queue = True
-        self.renewals = 0
+        self.refused = ""
+        """The operation that it refuses."""
+        self.state: bytes | None = None
+        self.asked: list[str] = []
         self.detached: list[str] = []
         self.environment = Environment(
             since_boot=now,
@@ -94,12 +101,19 @@ class Line:
     def echo(self) -> None:
         self.flows += self._service.answers_echoes
 
-    async def request(self, path: str, operation: str, *_: object, **__: object) -> None:
+    async def request(
+        self, path: str, operation: str, body: dict[str, Any], **_: object
+    ) -> dict[str, Any]:
         if not self._service.answers_requests:
             await asyncio.sleep(15.0)
             raise ConnectionLost("no answer")
-        self._service.renewals += 1
+        if operation == self._service.refused:
+            raise RequestRefused("no room", 0, "")
+        self._service.asked.append(operation)
         self._requests.made(path, operation)
+        if operation == "set-session-state":
+            self._service.state = body["session-state"]
+        return {"session-state": self._service.state}
 
     def flush(self) -> None:
         """Everything is on the wire at once."""
@@ -136,7 +150,10 @@ def test_a_held_lease_costs_its_renewals_and_nothing_for_its_signs_of_life(
         await leases.close()
 
     run_virtual(hold())
-    assert ledger.kinds == [("manage", "lease", "ok"), *[("renew", "lease", "ok")] * 44]
+    # It is accepted, its mark is read and written; when it is given back, a mark is written again.
+    asked, renewed = ("manage", "lease", "ok"), ("renew", "lease", "ok")
+    assert ledger.kinds == [*[asked] * 3, *[renewed] * 44, asked]
+    assert service.state == STOPPED_MARK
 
 
 def test_a_service_that_ignores_echoes_is_asked_by_requests_and_the_lease_stays(
@@ -153,7 +170,7 @@ def test_a_service_that_ignores_echoes_is_asked_by_requests_and_the_lease_stays(
         await leases.close()
 
     run_virtual(hold())
-    assert service.renewals > 600 / SILENCE_S
+    assert service.asked.count("renew-session-lock") > 600 / SILENCE_S
 
 
 def test_a_lease_ends_with_the_silence_of_the_service_long_before_its_lock(
@@ -258,11 +275,58 @@ def test_after_the_death_of_a_machine_a_standby_takes_over_within_five_minutes()
     assert LEASE_LOCK_S + latest_attempt_s + handover_s(LEASE_LOCK_S) <= 300.0
 
 
-def test_a_standby_waits_until_the_former_holder_must_have_stopped() -> None:
-    for lock_s in (5.0, 30.0, LEASE_LOCK_S):
-        former = LockValidity()
-        former.granted(0.0, lock_s)
-        assert handover_s(lock_s) == min(SILENCE_S, former.ends_at)
+OWN = acting_mark("this program")
+
+
+@pytest.mark.parametrize("described_s", [5.0, 30.0, LEASE_LOCK_S, None])
+def test_the_next_holder_waits_until_the_former_one_must_have_stopped(
+    described_s: float | None,
+) -> None:
+    former = LockValidity()
+    # One who cannot read the lock duration relies on the clocks, which may be wrong.
+    former.granted(0.0, LOCK_ASSUMED_S if described_s is None else described_s)
+    expected_s = min(SILENCE_S, former.ends_at)
+    for mark in (acting_mark("another"), b"something else", "text"):
+        assert wait_s(mark, OWN, described_s) == expected_s
+
+
+@pytest.mark.parametrize("mark", [None, STOPPED_MARK, OWN], ids=["never", "stopped", "its own"])
+def test_nobody_waits_for_a_holder_that_has_stopped(mark: bytes | None) -> None:
+    assert wait_s(mark, OWN, LEASE_LOCK_S) == 0.0
+
+
+def test_a_program_that_cannot_leave_its_mark_does_not_act(service: Service) -> None:
+    async def hold() -> None:
+        leases = leases_of(service, Records())
+        service.refused = "set-session-state"
+        leases.start()
+        for _ in range(100):
+            await asyncio.sleep(1.0)
+            assert not leases.holds(QUEUE)
+        assert leases.problem(QUEUE) == "no room"
+        service.refused = ""
+        await asyncio.sleep(5.0)
+        assert leases.holds(QUEUE)
+        # It is closed all the same, and the next one waits.
+        service.refused = "set-session-state"
+        await leases.close()
+
+    run_virtual(hold())
+    assert str(service.state).startswith("b'held by")
+
+
+def test_a_close_does_not_wait_for_a_service_that_hangs(service: Service) -> None:
+    async def hold() -> None:
+        leases = leases_of(service, Records())
+        leases.start()
+        await asyncio.sleep(100.0)
+        assert leases.holds(QUEUE)
+        service.answers_requests = False
+        began = now()
+        await leases.close()
+        assert now() - began == STOP_S
+
+    run_virtual(hold())
 
 
 def test_a_queue_with_another_name_has_a_lease_of_its_own() -> None:
