@@ -27,6 +27,7 @@ from twinbus.pipeline.store import stream
 from twinbus.pipeline.store.lake import SETS, Lake
 from twinbus.pipeline.store.store import TableStore
 from twinbus.pipeline.tables.gold import TABLE_COMMENTS, stored_schemas
+from twinbus.pipeline.tables.quarantine import QUARANTINE
 
 COMMIT = "commit begun"
 PUBLISHED = "published"
@@ -39,7 +40,7 @@ STEPS = (
 )
 """What a batch does to the disk: a kill comes right after one of them."""
 
-WRITTEN = [f"{table} written" for table in stored_schemas()]
+WRITTEN = [f"{table} written" for table in stored_schemas() if table != QUARANTINE]
 """Points at which Spark has written files that no version names."""
 COMMITTED = [
     *(f"{table} {step}" for step in ("created", "committed") for table in stored_schemas()),

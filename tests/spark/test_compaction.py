@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, timedelta
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,12 +25,15 @@ from twinbus.pipeline.store.compaction import compact, remove_raw
 from twinbus.pipeline.store.current import current_tables
 from twinbus.pipeline.store.increment import totals
 from twinbus.pipeline.store.lake import DataFile, Snapshot, TableChange
+from twinbus.pipeline.store.lineage import show
 from twinbus.pipeline.store.place_files import PlaceFiles
-from twinbus.pipeline.store.removal import _new_id, erase, retain
+from twinbus.pipeline.store.quarantine import rows_of_lines
+from twinbus.pipeline.store.removal import _new_id, _remove_lines, erase, retain, written_id
 from twinbus.pipeline.store.store import TableStore
 from twinbus.pipeline.store.stream import open_store, rebuild, update
 from twinbus.pipeline.tables.gold import BRONZE, JOURNEYS, NOTABLE, SUMS, kept_tables
 from twinbus.pipeline.tables.journeys import merged
+from twinbus.pipeline.tables.quarantine import TEXT_MAX
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -223,9 +226,29 @@ def test_a_lost_message_is_forgotten_and_stays_lost(spark: SparkSession, tmp_pat
     divert = diverted(SECRET, 1, error="of jane", trace_id="t", sequence_number=7, client="c")
     write_lines(tmp_path, "p-0.jsonl", [sent("a"), divert, received("a", 2)])
     # Completed in the backlog and never forwarded.
-    write_lines(tmp_path, "p-1.jsonl", [*moved("b", 3), came_out(SECRET, 4), completed(SECRET, 4)])
+    rest = [*moved("b", 3), came_out(SECRET, 4), completed(SECRET, 4)]
+    write_lines(tmp_path, "p-1.jsonl", rest)
+    whole = json.dumps(completed(SECRET))
+    cut = f'{{"v": 1, "error": "{"x" * TEXT_MAX}'[: TEXT_MAX - 5] + written_id(SECRET)
+    rejected = [json.dumps({**rest[0], "v": 99}), "foreign", whole[:-9], cut, "foreign"]
+    with (tmp_path / "p-1.jsonl").open("a") as file:
+        file.write("\n".join(rejected) + "\n")
     before = update(spark, tmp_path)
     store = open_store(spark, tmp_path).for_few()
+    reasons = dict(enumerate(("newer", "foreign", "torn", "torn", "foreign"), len(rest) + 1))
+    set_aside = rows_of_lines(store, before)
+    assert {one["line"]: one["reason"] for one in set_aside} == reasons
+    assert [one["text"] for one in set_aside] == [one[:TEXT_MAX] for one in rejected]
+    assert {(one["file"], one["batch"]) for one in set_aside} == {("p-1.jsonl", 0)}
+    assert before.rejected == {"torn": 2, "newer": 1, "foreign": 2}
+    # From a verdict to the lines that it was made from.
+    shown = show(store, str(tmp_path), SECRET)
+    assert shown["fates"] == [{"entity": "orders", "fate": "lost"}]
+    assert [(one["operation"], one["file"], one["line"]) for one in shown["lines"]] == [
+        ("divert", "p-0.jsonl", 2),
+        ("backlog_receive", "p-1.jsonl", 5),
+        ("complete", "p-1.jsonl", 6),
+    ]
     fates = store.lake.files("fates", before)
     assert "p-0.jsonl" in naming(tmp_path, SECRET)
     # Killed and begun again, it goes on with the same name.
@@ -242,6 +265,9 @@ def test_a_lost_message_is_forgotten_and_stays_lost(spark: SparkSession, tmp_pat
     assert rows == {BRONZE: 9, JOURNEYS: 3, "notable": 1}
     there = {f"{path.parent.name}/{path.name}" for path in tmp_path.glob("*/bronze/*/*.parquet")}
     assert there == {file.path for file in store.lake.files(BRONZE, done.snapshot)}
+    # Lines that name the message lose their text, also one that was cut inside the id.
+    texts = {one["line"]: one["text"] for one in rows_of_lines(store, done.snapshot)}
+    assert texts == {7: rejected[0], 8: "foreign", 9: "", 10: "", 11: "foreign"}
     # Sums name no message, and the ledger's files are not taken again.
     assert store.lake.files("fates", done.snapshot) == fates
     with current_tables(spark, tmp_path) as tables:
@@ -253,10 +279,14 @@ def test_a_lost_message_is_forgotten_and_stays_lost(spark: SparkSession, tmp_pat
     # The change is signed off: no file looks changed.
     assert report.scope.missing == ()
     # What a rebuild reads tells the same.
-    told = [json.loads(one) for one in (tmp_path / "p-1.jsonl").read_text().splitlines()]
+    lines = (tmp_path / "p-1.jsonl").read_text().splitlines()[: len(rest)]
+    told = [json.loads(one) for one in lines]
     assert [one["operation"] for one in told if one["message_id"] == new_id] == [
         *("backlog_receive", "complete")
     ]
+    later = datetime.now(UTC).date() + timedelta(days=1)
+    assert _remove_lines(store, store.latest(), later)
+    assert rows_of_lines(store, store.latest()) == []
     # A file that is still written cannot be changed by anyone else.
     write_lines(tmp_path, "p-2.jsonl.open", [sent("a", 9)])
     latest = store.latest()

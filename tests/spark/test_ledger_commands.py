@@ -72,7 +72,13 @@ def test_the_commands_from_an_update_to_a_rebuild(
     write(tmp_path, "app-2", [received("a", 3)])
     assert told("update") == {"commit": 1, "batch": 1, "records": 5, **aside}
 
-    head, commit, titles, *kinds, writers, _ = asked("status")
+    head, commit, titles, *kinds, rejected, writers, _ = asked("status")
+    assert rejected == "foreign.jsonl:1: foreign: no record"
+    titles_of_lines, *lines = asked("show", "--message-id", "a")
+    assert titles_of_lines.split() == ["at", "(UTC)", "operation", "outcome", "entity", "line"]
+    places = ["app-0.jsonl:1", "app-0.jsonl:2", "app-1.jsonl:1", "app-2.jsonl:1", "delivered"]
+    assert [line.split()[-1] for line in lines] == places
+    assert asked("show", "--message-id", "b") == ["no record of message b is in the tables"]
     assert head == f"{place}: 5 records, 1 lines rejected, 1 foreign"
     assert (commit, titles.split()) == ("commit 1, batch 1", ["files", "size"])
     assert [line.split()[0] for line in kinds] == list(KINDS)
@@ -86,7 +92,8 @@ def test_the_commands_from_an_update_to_a_rebuild(
     assert again == {**compacted, "files_before": after, "raw_files_removed": None}
     assert (after[BRONZE], after[JOURNEYS]) == (1, 1)
     status = told("status")
-    sizes, ledger = status.pop("kinds"), status.pop("ledger")
+    sizes, ledger, [line] = (status.pop(name) for name in ("kinds", "ledger", "quarantine"))
+    assert (line["file"], line["line"], line["text"]) == ("foreign.jsonl", 1, "no record")
     assert ledger["gaps"] == []
     assert status == {**compacted, "place": place}
     assert {kind: one["files"] for kind, one in sizes.items()} == after

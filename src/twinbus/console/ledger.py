@@ -23,6 +23,7 @@ from twinbus.console.options import (
     require_shared_places,
 )
 from twinbus.console.output import LiveLine, Output, OutputOption, WrongUse, show, table_lines
+from twinbus.console.sheet import clock
 from twinbus.wording import counted, size, visible
 
 if TYPE_CHECKING:
@@ -155,6 +156,22 @@ def erase(
     return _run("erase", given, message_id=message_id)
 
 
+@command(app, "twinbus ledger show ./ledger --message-id 0b1c", name="show")
+def show_lines(
+    message_id: Annotated[str, option("ID", "Id of the message.")], given: TablesOptions
+) -> int:
+    """Show the records of one message, with the file and the line of each.
+
+    It reads what the tables hold, and their files for the numbers of the lines. This starts no
+    Spark.
+    """
+    given.require()
+    from twinbus.pipeline.store import upkeep
+
+    result = upkeep.show(given.ledger, given.tables, message_id)
+    return show(given.output, result, _message_lines(result))
+
+
 @command(app, "twinbus ledger close web-1-7-1794968653265 ./ledger --reason idle")
 def close(
     process: Annotated[str, argument("PROCESS", "The writer, as `ledger status` names it.")],
@@ -245,7 +262,28 @@ def _status_lines(result: Document) -> list[str]:
     rows = [(kind, one["files"], size(one["bytes"])) for kind, one in result["kinds"].items()]
     records, commit = _table_lines(result)
     table = table_lines(("", ">files", ">size"), rows)
-    return [f"{result['place']}: {records}", commit, *table, *writers]
+    rejected = [
+        f"{visible(one['file'])}:{one['line'] or '?'}: {one['reason']}: {visible(one['text'])[:60]}"
+        for one in result["quarantine"]
+    ]
+    return [f"{result['place']}: {records}", commit, *table, *rejected, *writers]
+
+
+def _message_lines(result: Document) -> list[str]:
+    if not result["lines"]:
+        return [f"no record of message {visible(result['message_id'])} is in the tables"]
+    rows = [
+        (
+            clock(one["at_ms"]),
+            one["operation"],
+            one["outcome"] or "",
+            visible(one["entity"] or ""),
+            f"{visible(one['file'] or '?')}:{one['line'] or '?'}",
+        )
+        for one in result["lines"]
+    ]
+    fates = [f"{visible(one['entity'])}: {one['fate']}" for one in result["fates"]]
+    return [*table_lines(("at (UTC)", "operation", "outcome", "entity", "line"), rows), *fates]
 
 
 def _writer_lines(ledger: Document) -> list[str]:

@@ -19,6 +19,7 @@ from twinbus.pipeline.store.inspection import LedgerFolder
 from twinbus.pipeline.tables import bronze
 from twinbus.pipeline.tables.conservation import balances
 from twinbus.pipeline.tables.gold import BRONZE, JOURNEYS, kept_tables, stored_schemas, with_fates
+from twinbus.pipeline.tables.quarantine import QUARANTINE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -68,7 +69,8 @@ def read_tables(
     """
     store = stream.open_store(spark, ledger, tables, shared=shared).by_given()
     snapshot = latest_of(store)
-    frames = {table: store.read(table, snapshot) for table in (BRONZE, JOURNEYS)}
+    plain = (BRONZE, QUARANTINE, JOURNEYS)
+    frames = {table: store.read(table, snapshot) for table in plain}
     frames |= {table.name: totals(store, snapshot, table) for table in kept_tables()}
     return {
         name: frames[name].select(

@@ -23,9 +23,11 @@ from twinbus.ledger.record import LedgerError
 from twinbus.pipeline.store.increment import totals, with_key_hash
 from twinbus.pipeline.store.lake import CommitConflict, DataFile, Snapshot, TableChange
 from twinbus.pipeline.store.place_files import PlaceFiles
+from twinbus.pipeline.store.quarantine import written
 from twinbus.pipeline.store.store import ONLY_COPY, TableStore
 from twinbus.pipeline.tables.gold import BRONZE, JOURNEYS, SUMS, kept_tables
 from twinbus.pipeline.tables.journeys import MESSAGE, merged
+from twinbus.pipeline.tables.quarantine import QUARANTINE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -75,8 +77,8 @@ def compact(store: TableStore, *, announce: Announce | None = None) -> Compacted
         if len(small) > 1:
             say(f"compacting {len(small)} files of {table}")
             new = write(store, before, small, part)
-            # Rows of journeys are merged, records stay as they are.
-            commit_changes(store, {table: TableChange(new, small, same_rows=table == BRONZE)})
+            # Rows of journeys are merged, others stay as they are.
+            commit_changes(store, {table: TableChange(new, small, same_rows=table != JOURNEYS)})
     sums = _compacted_sums(store, before, part)
     if sums:
         commit_changes(store, sums, sum_parts=1)
@@ -198,7 +200,20 @@ def _compacted_sums(store: TableStore, snapshot: Snapshot, part: str) -> Changes
     return changes
 
 
-_WRITERS: Final = {BRONZE: _write_records, JOURNEYS: _write_journeys}
+def _write_lines(
+    store: TableStore, snapshot: Snapshot, files: tuple[DataFile, ...], part: str
+) -> tuple[DataFile, ...]:
+    rows = [row for file in files for row in store.lake.rows(QUARANTINE, file)]
+    new = written(store, rows, part)
+    require_same(rows_of(files), rows_of(new), "rejected lines", store)
+    return new
+
+
+_WRITERS: Final = {
+    BRONZE: _write_records,
+    QUARANTINE: _write_lines,
+    JOURNEYS: _write_journeys,
+}
 
 
 def rows_of(files: Sequence[DataFile]) -> int:

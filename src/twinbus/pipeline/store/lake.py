@@ -31,6 +31,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.fs as pa_fs  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from deltalake import DeltaTable, Schema
@@ -197,6 +198,33 @@ class Lake:
             self._files[table] = (version, files)
         return files
 
+    def rows(self, table: str, file: DataFile) -> list[dict[str, Any]]:
+        """Read a small file of a table, without Spark."""
+        with self._in_words(table):
+            place = pa_fs.PyFileSystem(DeltaStorageHandler(self._uri(table)))
+            read = pq.read_table(file.path, filesystem=place)
+        rows: list[dict[str, Any]] = read.to_pylist()
+        return rows
+
+    def find(self, table: str, snapshot: Snapshot, column: str, value: str) -> list[dict[str, Any]]:
+        """Return the rows with a value in a column, without Spark; this reads the whole column."""
+        version = snapshot.versions.get(table)
+        if version is None:
+            return []
+        with self._in_words(table):
+            found = DeltaTable(self._uri(table), version=version).to_pyarrow_dataset()
+            selected = found.to_table(filter=pc.field(column) == value)
+        rows: list[dict[str, Any]] = selected.to_pylist()
+        return rows
+
+    def write_rows(self, table: str, path: str, rows: Sequence[Mapping[str, Any]]) -> DataFile:
+        """Write few rows as a file of a table, without Spark."""
+        with self._in_words(table):
+            if "://" not in self._place:
+                Path(self._place, table).mkdir(parents=True, exist_ok=True)
+            schema = pa.schema(_columns(self._schemas[table]).to_arrow())
+            return self._write(table, path, rows, schema)
+
     def publish(
         self,
         before: Snapshot,
@@ -221,7 +249,7 @@ class Lake:
         """Remove files that no set of the last hours names; 0: only files removed just now."""
         kept = self._kept_sets(int((time.time() - keep_h * 3600) * 1000))
         for table in (*self._schemas, SETS):
-            of_sets = {row[f"{table}{_VERSION}"] for row in kept} if table != SETS else set()
+            of_sets = {row.get(f"{table}{_VERSION}") for row in kept} if table != SETS else set()
             named = sorted(version for version in of_sets if version is not None)
             try:
                 self._vacuum(table, named, keep_h)
@@ -276,6 +304,7 @@ class Lake:
             latest = self._open(table) or self._create(
                 table, _columns(self._schemas[table]), _statistics_of(self._schemas[table])
             )
+            _add_columns(latest, _columns(self._schemas[table]))
             now = _files_of(latest)
             wanted = {one.path: one for one in self.files(table, before)}
             for one in change.removed:
@@ -319,6 +348,8 @@ class Lake:
             rows = sets.to_pyarrow_table(columns=None if is_full else ["number"]).to_pylist()
             if _newest(rows).get("number", -1) != before.number:
                 raise CommitConflict(SETS)
+            # The sets may be of an earlier version.
+            _add_columns(sets, Schema.from_arrow(schema))
             file = self._write_sets([*rows, row] if is_full else [row], schema)
             # Only on top of the version that was read.
             self._commit(
@@ -327,10 +358,14 @@ class Lake:
 
     def _write_sets(self, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> DataFile:
         """Write rows of `sets` as a file; delta-rs's own writer refuses some paths."""
-        place = pa_fs.PyFileSystem(DeltaStorageHandler(self._uri(SETS)))
-        name = f"set-{uuid.uuid4().hex}.parquet"
-        pq.write_table(pa.Table.from_pylist(rows, schema), name, filesystem=place)
-        return DataFile(name, place.get_file_info(name).size, len(rows), int(time.time() * 1000))
+        return self._write(SETS, f"set-{uuid.uuid4().hex}.parquet", rows, schema)
+
+    def _write(
+        self, table: str, path: str, rows: Sequence[Mapping[str, Any]], schema: pa.Schema
+    ) -> DataFile:
+        place = pa_fs.PyFileSystem(DeltaStorageHandler(self._uri(table)))
+        pq.write_table(pa.Table.from_pylist(rows, schema), path, filesystem=place)
+        return DataFile(path, place.get_file_info(path).size, len(rows), int(time.time() * 1000))
 
     @staticmethod
     def _commit(table: DeltaTable, actions: Sequence[AddAction | RemoveAction], step: str) -> int:
@@ -354,7 +389,8 @@ class Lake:
         versions = {
             name.removesuffix(_VERSION): version
             for name, version in row.items()
-            if name.endswith(_VERSION)
+            # A set of an earlier version lacks the tables that came later.
+            if name.endswith(_VERSION) and version is not None
         }
         known = {one.name: row[one.name] for one in fields(Snapshot) if one.name in row}
         return Snapshot(**{**known, "versions": versions, "rejected": json.loads(row["rejected"])})
@@ -449,6 +485,14 @@ def _columns(text: str) -> Schema:
     for one in document["fields"]:
         one["nullable"] = True
     return Schema.from_json(json.dumps(document))
+
+
+def _add_columns(table: DeltaTable, schema: Schema) -> None:
+    """Add the columns that a table of an earlier version lacks; its rows have null there."""
+    names = {one.name for one in table.schema().fields}
+    missing = [one for one in schema.fields if one.name not in names]
+    if missing:
+        table.alter.add_columns(missing)
 
 
 def _newest(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -9,7 +9,8 @@ begins a journey of its own.
 Erasure replaces an id by a random name everywhere. The records, the journey and the lines of the
 message stay, without other fields that could identify it. So its fate still counts: a lost message
 stays lost, an undecided one unknown, and a rebuild gives the same result. Nothing leads from the
-new name to the id. The files that held the id are removed at once: a report that still reads them
+new name to the id. A rejected line that names the message, or ends inside its id, loses its text
+in the quarantine. The files that held the id are removed at once: a report that still reads them
 fails, and can be made again.
 """
 
@@ -47,9 +48,11 @@ from twinbus.pipeline.store.compaction import (
 from twinbus.pipeline.store.increment import judged_by, with_key_hash
 from twinbus.pipeline.store.lake import DataFile, Snapshot, TableChange
 from twinbus.pipeline.store.place_files import PlaceFiles
+from twinbus.pipeline.store.quarantine import Row, changed_lines, names_message
 from twinbus.pipeline.store.store import TableStore, ledger_paths, paths_of
 from twinbus.pipeline.tables.gold import BRONZE, JOURNEYS, NOTABLE
 from twinbus.pipeline.tables.journeys import MESSAGE_KEY, merged
+from twinbus.pipeline.tables.quarantine import QUARANTINE
 from twinbus.pipeline.tables.schemas import day_of
 
 T = TypeVar("T")
@@ -93,6 +96,7 @@ def retain(
     journeys_removed, journeys_open = _committed(
         store, lambda latest: _remove_journeys(store, latest, first)
     )
+    _committed(store, lambda latest: _remove_lines(store, latest, first))
     store.lake.sweep()
     kept_from = first.isoformat()
     return Retained(store.latest(), kept_from, records_removed, journeys_removed, journeys_open)
@@ -184,6 +188,17 @@ def _remove_journeys(store: TableStore, snapshot: Snapshot, first: date) -> tupl
     return settled, still_open
 
 
+def _remove_lines(store: TableStore, snapshot: Snapshot, first: date) -> bool | None:
+    """Remove rejected lines, whose own time is not known, by the day on which they were taken."""
+
+    def kept(row: Row) -> Row | None:
+        taken = datetime.fromtimestamp(row["taken_ms"] / 1000, UTC).date()
+        return row if taken >= first else None
+
+    change = changed_lines(store, snapshot, kept)
+    return change is None or commit_changes(store, {QUARANTINE: change}) is not None or None
+
+
 @dataclass(frozen=True)
 class Erased:
     snapshot: Snapshot
@@ -252,6 +267,11 @@ def _new_id(files: PlaceFiles, message_id: str) -> str:
 def _erase_from_tables(store: TableStore, message_id: str, new_id: str) -> int:
     """Rename a message in every table; return how many records it had."""
     counts: list[int] = []
+    forms = (message_id, written_id(message_id))
+
+    def forgotten(row: Row) -> Row:
+        # What else the line says can tell its message too.
+        return {**row, "text": ""} if names_message(row["text"], forms) else row
 
     def rename(latest: Snapshot) -> int | None:
         found = {
@@ -259,6 +279,9 @@ def _erase_from_tables(store: TableStore, message_id: str, new_id: str) -> int:
             for table in _ORDER
             if (change := _without(store, latest, table, message_id, new_id)) is not None
         }
+        lines = changed_lines(store, latest, forgotten)
+        if lines is not None:
+            found[QUARANTINE] = lines, 0
         if not found:
             return sum(counts)
         if commit_changes(store, {table: change for table, (change, _) in found.items()}):
@@ -309,7 +332,7 @@ def _naming(store: TableStore, files: PlaceFiles, message_id: str) -> list[str]:
     names = sorted(filter(is_readable, files.ledger_files()))
     found = (
         store.session.read.text(ledger_paths(files.place, names))
-        .where(F.contains(F.col("value"), F.lit(_written(message_id))))
+        .where(F.contains(F.col("value"), F.lit(written_id(message_id))))
         .select(F.col("_metadata.file_path").alias("file"))
         .distinct()
         .collect()
@@ -320,7 +343,7 @@ def _naming(store: TableStore, files: PlaceFiles, message_id: str) -> list[str]:
 
 def _renamed(line: bytes, message_id: str, new_id: str) -> bytes:
     """Return a line of the ledger without the id."""
-    written = _written(message_id).encode()
+    written = written_id(message_id).encode()
     if written not in line:
         return line
     try:
@@ -340,6 +363,6 @@ def _renamed(line: bytes, message_id: str, new_id: str) -> bytes:
     ).encode()
 
 
-def _written(message_id: str) -> str:
+def written_id(message_id: str) -> str:
     """Return an id as it is in a line: the ledger's files are ASCII."""
     return json.dumps(message_id)[1:-1]

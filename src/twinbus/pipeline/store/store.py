@@ -1,6 +1,7 @@
 """The tables on disk: Parquet files that Spark writes and reads, in Delta tables (`lake`).
 
     <tables>/bronze/         every record
+    <tables>/quarantine/     rejected lines
     <tables>/journeys/       what each batch says of its messages
     <tables>/<gold table>/   what each batch adds to a gold table
     <tables>/sets/           which versions of these belong together

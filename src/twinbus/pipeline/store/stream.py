@@ -13,6 +13,7 @@ Tables belong to one ledger, by its id; those of another ledger are refused.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,7 @@ from twinbus.pipeline.store.compaction import compact, pays, require_raw
 from twinbus.pipeline.store.inspection import LedgerFolder
 from twinbus.pipeline.store.lake import CommitConflict, DataFile, Snapshot, TableChange
 from twinbus.pipeline.store.place_files import PlaceFiles, address
+from twinbus.pipeline.store.quarantine import quarantined
 from twinbus.pipeline.store.store import TableStore, counts_of, ledger_paths
 from twinbus.pipeline.store.writers import KnownFile, known_from_json
 from twinbus.pipeline.tables import bronze
@@ -44,6 +46,7 @@ from twinbus.pipeline.tables.gold import (
     signature_of,
 )
 from twinbus.pipeline.tables.journeys import partial_journeys
+from twinbus.pipeline.tables.quarantine import QUARANTINE
 from twinbus.pipeline.tables.schemas import CORRUPT, day_of
 
 if TYPE_CHECKING:
@@ -175,6 +178,8 @@ class _Batch:
         self._before = before
         self._files = files
         self._size_bytes = sum(file.disk_bytes for file in files.values())
+        self._told = {"batch": before.batch + 1, "taken_ms": time.time_ns() // 1_000_000}
+        """What all lines of the batch have in common."""
         self._part = store.new_part(before.batch + 1)
         self._tables = kept_tables()
         self._changes: dict[str, TableChange] = {}
@@ -183,10 +188,16 @@ class _Batch:
         few = self._size_bytes <= FEW_BYTES
         session = self._store.for_few().session if few else self._store.session
         reader = session.read.schema(bronze.LINES).options(**bronze.READING)
-        lines = reader.json(ledger_paths(ledger, self._files))
+        lines = reader.json(ledger_paths(ledger, self._files)).withColumns(
+            {"file": bronze.file_name(), **{name: F.lit(one) for name, one in self._told.items()}}
+        )
         counts = self._write_records(lines.coalesce(max(1, self._size_bytes // TASK_BYTES)))
+        set_aside = bronze.rejected(counts)
         rejected = Counter(self._before.rejected)
-        rejected.update(bronze.rejected(counts))
+        rejected.update(set_aside)
+        if set_aside:
+            kept = quarantined(self._store, ledger, self._files, self._told, self._part)
+            self._changes[QUARANTINE] = TableChange(kept)
         after = replace(
             self._before,
             batch=self._before.batch + 1,

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
-from twinbus.pipeline.store import stream
+from twinbus.pipeline.store import lineage, stream
 from twinbus.pipeline.store.compaction import compact, files_of_kinds, remove_raw
 from twinbus.pipeline.store.inspection import LedgerFolder, close_writer, writers_document
 from twinbus.pipeline.store.lake import Snapshot
+from twinbus.pipeline.store.quarantine import rows_of_lines
 from twinbus.pipeline.store.removal import erase, retain
 
 if TYPE_CHECKING:
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 FOLLOW_S: Final = 10.0
 """Time between two updates of `follow`: a ledger ends a file every few minutes."""
+
+SHOWN_MAX: Final = 20
+"""Rejected lines that a status shows, the last ones."""
 
 Document = dict[str, Any]
 
@@ -48,9 +52,15 @@ def status(ledger: str, tables: str | None = None) -> Document:
     return {
         **_snapshot_document(snapshot),
         "place": store.place,
+        "quarantine": rows_of_lines(store, snapshot)[-SHOWN_MAX:],
         "kinds": kinds,
         "ledger": writers_document(inspected),
     }
+
+
+def show(ledger: str, tables: str | None, message_id: str) -> Document:
+    """Return the lines that tell of a message; without Spark."""
+    return lineage.show(stream.open_store(None, ledger, tables), ledger, message_id)
 
 
 def close(ledger: str, tables: str | None, process: str, reason: str, *, user: str) -> Document:

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
-from pyspark.sql.types import DateType, StringType, StructField, StructType
+from pyspark.sql.types import DateType, LongType, StringType, StructField, StructType
 
 from twinbus.ledger.record import FILE_SUFFIX, OPEN_SUFFIX, REQUIRED, VERSION, WRITER, LedgerError
 from twinbus.pipeline.core.lines import BEGINNING, BOUNDS, REASONS
@@ -35,9 +35,15 @@ STORED_RECORDS: Final = StructType(
     [
         *(StructField(one.name, one.dataType, one.name not in REQUIRED) for one in LEDGER),
         StructField("day", DateType(), nullable=False),
+        StructField("file", StringType()),
+        StructField("batch", LongType()),
+        StructField("taken_ms", LongType()),
     ]
 )
-"""Records as they are stored, with their day."""
+"""Records as they are stored, with their day, and with the file and the batch that brought them.
+
+Tables of earlier versions have null in the last three.
+"""
 
 READING: Final = {
     "mode": "PERMISSIVE",
@@ -113,6 +119,14 @@ def reason() -> Column:
         .when(json.isNull() & F.coalesce(begins, F.lit(False)), F.lit("torn"))
         .otherwise(F.lit("foreign"))
     )
+
+
+def file_name() -> Column:
+    """Return the name of the file that a line is from."""
+    name = F.col("_metadata.file_name")
+    # Spark escapes names as in a URL, where a plus is a plus.
+    plain = F.url_decode(F.replace(name, F.lit("+"), F.lit("%2B")))
+    return F.when(F.contains(name, F.lit("%")), plain).otherwise(name)
 
 
 def records_of(lines: DataFrame) -> DataFrame:

@@ -39,6 +39,7 @@ from twinbus.pipeline.tables import (
 )
 from twinbus.pipeline.tables.bronze import STORED_RECORDS
 from twinbus.pipeline.tables.calculus import COLUMNS, MESSAGE_COLUMNS
+from twinbus.pipeline.tables.quarantine import QUARANTINE, QUARANTINED
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -179,7 +180,7 @@ def kept_tables() -> tuple[GoldTable, ...]:
 def stored_schemas() -> dict[str, StructType]:
     """The columns of every stored table, by name, each with its comment."""
     gold = {table.name: table.schema for table in kept_tables()}
-    stored = {BRONZE: STORED_RECORDS, JOURNEYS: STORED_JOURNEYS, **gold}
+    stored = {BRONZE: STORED_RECORDS, QUARANTINE: QUARANTINED, JOURNEYS: STORED_JOURNEYS, **gold}
     return {name: commented(name, schema) for name, schema in stored.items()}
 
 
@@ -191,6 +192,7 @@ def signature_of(tables: Sequence[GoldTable]) -> str:
 
 TABLE_COMMENTS: Final[Mapping[str, str]] = {
     "bronze": "Every record of the ledger.",
+    "quarantine": "The first rejected lines of each file of the ledger.",
     "journeys": "What each batch of records says of its messages, one row a message and receiver.",
     "charges": "Operations on the namespaces by day, entity, cause and stage.",
     "traffic": "What clients did with the messages of an entity, by minute.",
@@ -219,6 +221,7 @@ _COLUMNS: Final[Mapping[str, str]] = {
     "at_ms": "Time in unix milliseconds.",
     "at_s": "First second of the bucket, in unix time.",
     "backlog_queue": "Backlog queue that the call was about; of a twin, the path of its entity.",
+    "batch": "Batch of the ledger's files that brought it; null: an earlier version took it.",
     "begun_ms": "When its first attempt began, in unix milliseconds.",
     "broker_completed": "The broker says that a receiver completed it.",
     "broker_copies": "Copies that the broker stored, in both namespaces.",
@@ -252,6 +255,7 @@ _COLUMNS: Final[Mapping[str, str]] = {
     "error": "Error of the call, or reason of the change.",
     "failed_sends": "Sends and diverts that failed.",
     "fate": "delivered, dead_lettered, expired, waiting, lost or undecided; null: not accepted.",
+    "file": "File of the ledger that has it; null: an earlier version took it.",
     "first_ms": "First record, in unix milliseconds.",
     "forwarded_ms": "Last forward from the backlog, in unix milliseconds.",
     "forwards": "Acknowledged forwards by the syphon, from the backlog and from twins.",
@@ -301,6 +305,8 @@ _COLUMNS: Final[Mapping[str, str]] = {
     "state": "State that the entity or the pair changed to; second_copy: a receiver completed the"
     " message without handing it out.",
     "step": "The two steps whose times are in the wrong order.",
+    "taken_ms": "When its batch was taken, in unix milliseconds.",
+    "text": "Beginning of the line; empty: it named an erased message.",
     "times": "Receipts at the entity that received it most often.",
     "trace_id": "Trace that the operation belongs to.",
     "tried": "A send or divert is recorded, whatever its outcome.",
@@ -347,6 +353,10 @@ _COUNTED: Final[Mapping[str, Mapping[str, str]]] = {
         "twinned": "Messages that their twin acknowledged.",
         "undecided": "Accepted messages that wait in the backlog or are lost: not known.",
         "waiting": "Accepted messages that wait in the backlog.",
+    },
+    "quarantine": {
+        "line": "Number of the line in the file, from 1.",
+        "reason": "torn: cut off; newer: of a later version; foreign: anything else.",
     },
     "lines": {"view": "client or broker."},
     "states": {"entity": "Path of the entity in lower case."},

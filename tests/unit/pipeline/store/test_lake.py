@@ -451,6 +451,34 @@ def test_streams_skip_a_change_that_keeps_all_rows(place: Path) -> None:
     }
 
 
+def test_tables_of_an_earlier_version_get_columns_and_tables_that_came_later(place: Path) -> None:
+    """They may be the only copy, so they are not to be rebuilt."""
+    new = {"name": "file", "type": "string", "nullable": True, "metadata": {}}
+    wider = json.dumps({"type": "struct", "fields": [lake_writer.COLUMN, new]})
+    later = Lake(str(place), {**lake_writer.SCHEMAS, "records": wider, "lines": wider})
+    before = later.latest()
+    assert before.versions.keys() == {"records", "sums"}
+    later.sweep()
+    row = {"id": "3", "file": "1-a.jsonl"}
+    changes = {
+        table: TableChange([later.write_rows(table, "1-a/0.parquet", [row])])
+        for table in ("records", "lines")
+    }
+    after = later.publish(before, before, changes, {"1-a.jsonl": ""})
+    assert after == Lake(str(place), {**lake_writer.SCHEMAS, "lines": wider}).latest()
+    for table, ids in {"records": ["1", "2", "3"], "lines": ["3"]}.items():
+        version = after.versions[table]
+        rows = DeltaTable(str(place / table), version=version).to_pyarrow_table().to_pylist()
+        assert sorted(one["id"] for one in rows) == ids
+        assert [one["file"] for one in rows if one["id"] == "3"] == ["1-a.jsonl"]
+        assert later.find(table, after, "id", "3") == [row]
+    # An earlier version still reads and writes what it knows.
+    assert ids_at(place) == {"records": ["1", "2", "3"], "sums": ["1", "2"]}
+    add(place, lake_at(place).latest(), "2-a", ["4"])
+    assert ids_at(place) == {"records": ["1", "2", "3", "4"], "sums": ["1", "2", "4"]}
+    assert later.latest().number == 2
+
+
 def _killed(*given: object) -> None:
     raise KeyboardInterrupt
 
