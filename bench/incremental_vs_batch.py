@@ -82,7 +82,7 @@ class GrowingLedger:
         before = batch._before
         self._progress(f"making the tables of {records:,} records")
         began = time.perf_counter()
-        told = replace(before, records=before.records + records)
+        told = replace(before, batch=before.batch + 1, records=before.records + records)
         batch._store.lake.publish(before, batch._take_records(told, records), batch._changes)
         return (time.perf_counter() - began) * 1000
 

@@ -26,7 +26,7 @@ from twinbus.pipeline.spark.session import QUICK_START, spark_session
 from twinbus.pipeline.store import stream
 from twinbus.pipeline.store.lake import SETS, Lake
 from twinbus.pipeline.store.store import TableStore
-from twinbus.pipeline.tables.gold import TABLE_COMMENTS, stored_schemas
+from twinbus.pipeline.tables.gold import EXPECTATIONS, TABLE_COMMENTS, stored_schemas
 from twinbus.pipeline.tables.quarantine import QUARANTINE
 
 COMMIT = "commit begun"
@@ -40,7 +40,8 @@ STEPS = (
 )
 """What a batch does to the disk: a kill comes right after one of them."""
 
-WRITTEN = [f"{table} written" for table in stored_schemas() if table != QUARANTINE]
+BY_SPARK = [table for table in stored_schemas() if table not in (QUARANTINE, EXPECTATIONS)]
+WRITTEN = [f"{table} written" for table in BY_SPARK]
 """Points at which Spark has written files that no version names."""
 COMMITTED = [
     *(f"{table} {step}" for step in ("created", "committed") for table in stored_schemas()),

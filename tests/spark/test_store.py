@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -112,8 +113,15 @@ def test_a_session_of_the_user_is_neither_changed_nor_replaced(
     before = dict(session.conf.getAll)
     with current_tables(session, ledger) as tables:
         assert [tables.table(table.name).count() for table in gold_tables()] == [0] * 12
+        assert tables.inspected.missing == ()
     assert dict(session.conf.getAll) == before
     assert SparkSession.getActiveSession() is session
+    # Reports name what contradicts itself.
+    lake = open_store(session, ledger).lake
+    lake.publish(lake.latest(), replace(lake.latest(), records=7), {})
+    with current_tables(session, ledger) as tables:
+        [sentence] = tables.inspected.missing
+    assert "contradict themselves: records of bronze (expectation records): the set co" in sentence
 
 
 def test_an_update_compacts_when_it_pays(

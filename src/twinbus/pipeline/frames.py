@@ -18,7 +18,14 @@ from twinbus.pipeline.store.increment import totals
 from twinbus.pipeline.store.inspection import LedgerFolder
 from twinbus.pipeline.tables import bronze
 from twinbus.pipeline.tables.conservation import balances
-from twinbus.pipeline.tables.gold import BRONZE, JOURNEYS, kept_tables, stored_schemas, with_fates
+from twinbus.pipeline.tables.gold import (
+    BRONZE,
+    EXPECTATIONS,
+    JOURNEYS,
+    kept_tables,
+    stored_schemas,
+    with_fates,
+)
 from twinbus.pipeline.tables.quarantine import QUARANTINE
 
 if TYPE_CHECKING:
@@ -69,7 +76,7 @@ def read_tables(
     """
     store = stream.open_store(spark, ledger, tables, shared=shared).by_given()
     snapshot = latest_of(store)
-    plain = (BRONZE, QUARANTINE, JOURNEYS)
+    plain = (BRONZE, QUARANTINE, JOURNEYS, EXPECTATIONS)
     frames = {table: store.read(table, snapshot) for table in plain}
     frames |= {table.name: totals(store, snapshot, table) for table in kept_tables()}
     return {

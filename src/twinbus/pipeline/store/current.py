@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
@@ -20,6 +20,7 @@ from pyspark.sql import functions as F
 
 from twinbus.ledger.record import OPEN_SUFFIX, LedgerError
 from twinbus.pipeline.core.lines import REASONS
+from twinbus.pipeline.store import expectations
 from twinbus.pipeline.store.increment import (
     ONE_TASK_MAX,
     Increment,
@@ -92,6 +93,8 @@ def current_tables(
                     _require_whole(store, ledger, snapshot, known, read)
                 few = snapshot.records <= ONE_TASK_MAX
                 by = store.for_few() if few else store
+                broken = expectations.broken(store, snapshot)
+                inspected = replace(inspected, missing=(*inspected.missing, *broken))
                 yield CurrentTables(by, str(ledger), snapshot, tail, inspected)
                 return
         finally:

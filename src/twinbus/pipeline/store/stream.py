@@ -29,7 +29,7 @@ from twinbus.ledger.files import ID_NAME
 from twinbus.ledger.record import LedgerError
 from twinbus.pipeline.core.lines import REASONS
 from twinbus.pipeline.spark.session import master_of, require_shared
-from twinbus.pipeline.store import increment
+from twinbus.pipeline.store import expectations, increment
 from twinbus.pipeline.store.compaction import compact, pays, require_raw
 from twinbus.pipeline.store.inspection import LedgerFolder
 from twinbus.pipeline.store.lake import CommitConflict, DataFile, Snapshot, TableChange
@@ -40,6 +40,7 @@ from twinbus.pipeline.store.writers import KnownFile, known_from_json
 from twinbus.pipeline.tables import bronze
 from twinbus.pipeline.tables.gold import (
     BRONZE,
+    EXPECTATIONS,
     JOURNEYS,
     GoldTable,
     kept_tables,
@@ -208,6 +209,9 @@ class _Batch:
         )
         if counts["records"]:
             after = self._take_records(after, counts["records"])
+        self._changes[EXPECTATIONS] = expectations.noted(
+            self._store, self._before, after, self._changes, self._part
+        )
         took = {name: file.as_json() for name, file in self._files.items()}
         committed = self._store.lake.publish(self._before, after, self._changes, took)
         if committed.sum_parts == 1:

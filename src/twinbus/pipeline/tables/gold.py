@@ -164,8 +164,14 @@ NOTABLE: Final = GoldTable("notable", schemas.NOTABLE, "messages", "followed", n
 
 BRONZE: Final = "bronze"
 JOURNEYS: Final = "journeys"
+EXPECTATIONS: Final = "expectations"
 SUMS: Final = "sums"
 """The word for all gold tables together in texts."""
+
+CHECKED: Final = schemas.schema(
+    "string: expectation", "long: batch checked_ms expected found", "boolean: holds"
+)
+"""Expectations as they are stored (`store.expectations`)."""
 
 STORED_JOURNEYS: Final = StructType(
     [*schemas.JOURNEYS.fields, StructField("key_hash", LongType(), nullable=False)]
@@ -181,6 +187,7 @@ def stored_schemas() -> dict[str, StructType]:
     """The columns of every stored table, by name, each with its comment."""
     gold = {table.name: table.schema for table in kept_tables()}
     stored = {BRONZE: STORED_RECORDS, QUARANTINE: QUARANTINED, JOURNEYS: STORED_JOURNEYS, **gold}
+    stored[EXPECTATIONS] = CHECKED
     return {name: commented(name, schema) for name, schema in stored.items()}
 
 
@@ -207,6 +214,7 @@ TABLE_COMMENTS: Final[Mapping[str, str]] = {
     "ages": "Messages by their time in the backlog at their last forward.",
     "skews": "Messages whose steps are in the wrong order, because clocks disagree.",
     "notable": "Messages that a report may name: not delivered, duplicated, or in a backlog queue.",
+    "expectations": "What must hold of the tables, as the last batch found it, and what did not.",
 }
 
 _COLUMNS: Final[Mapping[str, str]] = {
@@ -235,6 +243,7 @@ _COLUMNS: Final[Mapping[str, str]] = {
     "cause": "Who wanted the operation: application, failover, ping, syphon, poll, lease,"
     " administration, consumer or board.",
     "changes": "Number of such records.",
+    "checked_ms": "When it was checked, in unix milliseconds.",
     "client": "Client of a gateway that sent the message: its connection's container id.",
     "completed": "The syphon completed it in the backlog or in a twin.",
     "copies": "Copies that the broker stored for consumers: without those that the syphon took out"
@@ -253,12 +262,17 @@ _COLUMNS: Final[Mapping[str, str]] = {
     "entered_s": "First second of the bucket in which the messages came into the backlog.",
     "entity": "Path of the entity in the primary.",
     "error": "Error of the call, or reason of the change.",
+    "expectation": "records: a set counts what bronze has; sums: those of all days do; versions:"
+    " each table is of the set.",
+    "expected": "What bronze, or the set, has.",
     "failed_sends": "Sends and diverts that failed.",
     "fate": "delivered, dead_lettered, expired, waiting, lost or undecided; null: not accepted.",
     "file": "File of the ledger that has it; null: an earlier version took it.",
     "first_ms": "First record, in unix milliseconds.",
+    "found": "What was found.",
     "forwarded_ms": "Last forward from the backlog, in unix milliseconds.",
     "forwards": "Acknowledged forwards by the syphon, from the backlog and from twins.",
+    "holds": "Whether they agree.",
     "key_hash": "Hash of destination and message id, for look-ups.",
     "labelled": "A client named the pair.",
     "last_ms": "Last record, in unix milliseconds.",
