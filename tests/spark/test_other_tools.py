@@ -28,7 +28,7 @@ from twinbus.pipeline.spark.java import find_java
 from twinbus.pipeline.spark.session import session_for_few
 from twinbus.pipeline.store.lake import TableChange
 from twinbus.pipeline.store.stream import open_store, rebuild, update
-from twinbus.pipeline.tables.gold import BRONZE, TABLE_COMMENTS, stored_schemas
+from twinbus.pipeline.tables.gold import BRONZE, NOTABLE, TABLE_COMMENTS, stored_schemas
 from twinbus.pipeline.tables.schemas import LEDGER
 
 if TYPE_CHECKING:
@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 PAGE = Path(__file__).parents[2] / "docs" / "tables.md"
-SQL = (PAGE.parents[1] / "spec" / "conservation.sql").read_text()
+SPEC = PAGE.parents[1] / "spec"
+SQL = (SPEC / "conservation.sql").read_text()
+NAMED = (SPEC / "notable.sql").read_text()
 LINES = [
     *(sent("a"), received("a", 1), sent("raised", 2, outcome="failed")),
     *(*moved("b", 3), diverted("waits", 4), diverted("other", 5, entity="news")),
@@ -77,6 +79,11 @@ SQL = {sql!r}
 {code}
 print(json.dumps(sorted(map(list, {rows}))))
 """
+AND_THEN = """
+counted = [*found]
+SQL = {sql!r}
+{code}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +94,15 @@ def ledger(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Pat
     update(spark, place)
     store = open_store(spark, place)
     snapshot = store.latest()
+    [file] = store.lake.files(NOTABLE.name, snapshot)
+    [lost] = (row for row in store.lake.rows(NOTABLE.name, file) if row["fate"] == "lost")
+    # A message that was lost after one batch, and is not after another.
+    late = [{**lost, "message_id": "late", "messages": messages} for messages in (1, -1)]
+    files = [
+        store.lake.write_rows(NOTABLE.name, f"0-late{number}/0.parquet", [row])
+        for number, row in enumerate(late)
+    ]
+    snapshot = store.lake.publish(snapshot, snapshot, {NOTABLE.name: TableChange(files)})
     for table in (BRONZE, "fates"):
         [file, *_] = store.lake.files(table, snapshot)
         # A process that died before its set: a reader of the newest version would see this.
@@ -102,6 +118,16 @@ def reported(spark: SparkSession, ledger: Path) -> list[list[object]]:
     return sorted(map(list, pipeline.conservation(tables).select(*columns).collect()))
 
 
+@pytest.fixture(scope="module")
+def named(spark: SparkSession, ledger: Path) -> list[list[object]]:
+    """The messages that a report may name, which are those of reports."""
+    columns = "primary_label destination message_id fate messages".split()
+    tables = pipeline.read_tables(session_for_few(spark), ledger)
+    found = sorted(map(list, tables["notable"].select(*columns).collect()))
+    assert [row[2] for row in found if row[3] == "lost"] == ["gone"]
+    return found
+
+
 def shown_for(tool: str) -> str:
     """The code of the page for one tool."""
     [code] = re.findall(rf"### {tool}\n.*?```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -110,9 +136,13 @@ def shown_for(tool: str) -> str:
 
 @pytest.mark.parametrize("tool", ["Polars", "DuckDB"])
 def test_another_tool_gives_the_conservation_of_the_report(
-    ledger: Path, reported: list[list[object]], tool: str
+    ledger: Path, reported: list[list[object]], named: list[list[object]], tool: str
 ) -> None:
-    program = PROGRAM.format(sql=SQL, code=shown_for(tool), rows="found")
+    code = shown_for(tool)
+    # The same code for the messages that a report may name.
+    code += AND_THEN.format(sql=NAMED, code=code.replace("bronze", NOTABLE.name))
+    rows = "[(0, *row) for row in counted] + [(1, *row) for row in found]"
+    program = PROGRAM.format(sql=SQL, code=code, rows=rows)
     ran = subprocess.run(
         [sys.executable, "-c", program],
         cwd=ledger.parent,
@@ -120,8 +150,10 @@ def test_another_tool_gives_the_conservation_of_the_report(
         check=True,
         timeout=120,
     )
+    found = json.loads(ran.stdout)
+    assert [row[1:] for row in found if row[0] == 1] == named
     assert (
-        json.loads(ran.stdout)
+        [row[1:] for row in found if row[0] == 0]
         == reported
         == [
             ["contoso", "news", 1, 0, 0, 0, 1],
@@ -132,11 +164,17 @@ def test_another_tool_gives_the_conservation_of_the_report(
 
 
 def test_spark_gives_the_same_rows_for_the_same_sql(
-    spark: SparkSession, ledger: Path, reported: list[list[object]]
+    spark: SparkSession, ledger: Path, reported: list[list[object]], named: list[list[object]]
 ) -> None:
     session = session_for_few(spark)
-    pipeline.read_tables(session, ledger)["bronze"].createOrReplaceTempView("bronze")
+    store = open_store(session, ledger).by_given()
+    for table in (BRONZE, NOTABLE.name):
+        store.read(table, store.latest()).createOrReplaceTempView(table)
     assert sorted(map(list, session.sql(SQL).collect())) == reported
+    assert sorted(map(list, session.sql(NAMED).collect())) == named
+    # Without it a message would be lost that was found again.
+    lost = session.sql("SELECT message_id FROM notable WHERE fate = 'lost' ORDER BY message_id")
+    assert [row[0] for row in lost.collect()] == ["gone", "late", "late"]
 
 
 def delta_jars() -> str:
