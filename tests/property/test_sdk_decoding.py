@@ -1,9 +1,10 @@
-"""Our decoder of received messages gives what the SDK's own gives, for any bytes."""
+"""Received messages are decoded and made as the SDK's own code does it, for any bytes."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from azure.servicebus import ServiceBusReceivedMessage, ServiceBusReceiveMode
 from azure.servicebus._pyamqp._decode import decode_payload
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from twinbus.amqp.encoding import encode
 from twinbus.amqp.message import encode_message
 from twinbus.amqp.types import Described, Symbol, ULong
 from twinbus.pairing.sdk.decoding import decode_message
+from twinbus.pairing.sdk.making import parts_of, received_object
 
 BODIES = st.one_of(
     st.binary(max_size=300).map(lambda body: encode(Described(ULong(0x75), body))),
@@ -51,6 +53,20 @@ def both(data: bytes) -> tuple[str, str]:
 def test_a_message_of_any_client(data: bytes) -> None:
     ours, sdks = both(data)
     assert ours == sdks
+
+
+@given(MESSAGES, st.sampled_from(ServiceBusReceiveMode))
+def test_the_object_of_a_message_has_what_the_sdk_gives_it(
+    data: bytes, mode: ServiceBusReceiveMode
+) -> None:
+    try:
+        decoded = decode_message(data)
+    except Exception:  # noqa: BLE001  # there is no object then
+        return
+    receiver, frame = object(), (None, 7, b"tag")
+    ours = received_object(receiver, decoded, frame, mode)
+    theirs = ServiceBusReceivedMessage(decoded, mode, frame, receiver=receiver)  # type: ignore[arg-type]
+    assert repr(parts_of(ours)) == repr(parts_of(theirs))
 
 
 @given(MESSAGES, st.data())

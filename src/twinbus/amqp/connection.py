@@ -83,7 +83,8 @@ SESSION_FRAMES = frozenset({Transfer, Disposition, Flow, Attach, Detach})
 """Frames that a session takes, for itself or its links."""
 
 TRANSFER_CODE = b"\x14"
-DELIVERY_FRAMES = frozenset({b"\x00\x53\x14", b"\x00\x53\x15"})
+DISPOSITION_START = b"\x00\x53\x15"
+DELIVERY_FRAMES = frozenset({b"\x00\x53\x14", DISPOSITION_START})
 """First bytes of TRANSFER and DISPOSITION: they change deliveries only, so many of them are taken
 before their events are handled."""
 
@@ -229,7 +230,8 @@ class Connection:
         `BudgetExceeded` if the peer leaves too many deliveries unsettled: give it up then.
         """
         for session in self.sessions.values():
-            session.flush()
+            if session.pending is not None:
+                session.flush()
             unsettled = session.unsettled
             count = len(unsettled.by_id)
             is_counted = unsettled.counted_from <= count <= unsettled.counted_to
@@ -370,6 +372,10 @@ class Connection:
             if session is not None and session.take_delivery(body, events):
                 if self.shapes_left:
                     self._learn(session, channel, body, events[-1])
+                return
+        if body[:3] == DISPOSITION_START and kind == FRAME_TYPE_AMQP and self.phase is OPEN:
+            session = self._by_remote_channel.get(channel)
+            if session is not None and session.take_disposition(body, events):
                 return
         performative, start = decode_performative(body)
         if self.phase is ConnectionPhase.SASL and type(performative) is not Close:

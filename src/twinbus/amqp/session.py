@@ -33,6 +33,7 @@ from twinbus.amqp.frames import (
     FrameOutput,
     ProtocolViolation,
     TransferPrefix,
+    disposition_fields,
     encode_disposition_frame,
     encode_frame,
     encode_transfer_frame,
@@ -125,7 +126,8 @@ class Session:
         self._free_handles: list[int] = []
         self.unsettled = Unsettled()
         self._unsettled_by_id = self.unsettled.by_id
-        self._pending: tuple[bool, int, int, bytes] | None = None
+        self.pending: tuple[bool, int, int, bytes] | None = None
+        """The disposition that is still being joined: as a receiver, first, last and state."""
         self._handlers: dict[type, Callable[..., None]] = {
             Transfer: self._on_transfer,
             Disposition: self._on_disposition,
@@ -176,14 +178,14 @@ class Session:
 
     def settle(self, first: int, last: int, state: bytes, *, as_receiver: bool) -> None:
         """Settle deliveries `first` to `last` with an encoded state; neighbours are joined."""
-        pending = self._pending
+        pending = self.pending
         if pending is not None:
             role, low, high, pending_state = pending
             if role == as_receiver and state == pending_state and first == high + 1:
-                self._pending = (role, low, last, state)
+                self.pending = (role, low, last, state)
                 return
             self.flush()
-        self._pending = (as_receiver, first, last, state)
+        self.pending = (as_receiver, first, last, state)
 
     def dispose(self, first: int, last: int, state: bytes) -> None:
         """As a receiver, send an outcome without settling: the peer's settlement confirms it."""
@@ -215,9 +217,9 @@ class Session:
 
     def flush(self) -> None:
         """Write the disposition that is still being joined."""
-        if self._pending is not None:
-            role, first, last, state = self._pending
-            self._pending = None
+        if self.pending is not None:
+            role, first, last, state = self.pending
+            self.pending = None
             self._output.put(encode_disposition_frame(self.channel, role, first, last, True, state))
 
     def blocks(self, link: SenderLink) -> bool:
@@ -455,6 +457,18 @@ class Session:
         )
         return True
 
+    def take_disposition(self, body: bytes, events: list[Event]) -> bool:
+        """Take a disposition in its usual form; false: it has another, and nothing was done."""
+        try:
+            fields = disposition_fields(body)
+        except MALFORMED:
+            return False  # The general decoder reports the error.
+        if fields is None:
+            return False
+        role, first, last, (settled, state, _), _ = fields
+        self._disposed(role, first, last, settled, state, events)
+        return True
+
     def count_incoming(self, count: int) -> None:
         """Count `count` transfers that came; renew the window when half is used."""
         self.next_incoming_id = (self.next_incoming_id + count) & SERIAL_MASK
@@ -545,12 +559,23 @@ class Session:
     def _on_disposition(
         self, disposition: Disposition, payload: bytes, events: list[Event]
     ) -> None:
-        first = disposition.first
-        last = disposition.last if disposition.last is not None else first
-        if (last - first) & SERIAL_MASK >= HALF_SERIAL:
+        flags = disposition.settled, disposition.state
+        self._disposed(disposition.role, disposition.first, disposition.last, *flags, events)
+
+    def _disposed(
+        self,
+        role: bool,
+        first: int,
+        last: int | None,
+        settled: bool,
+        state: object,
+        events: list[Event],
+    ) -> None:
+        if last is None:
+            last = first
+        elif (last - first) & SERIAL_MASK >= HALF_SERIAL:
             raise ProtocolViolation(f"a disposition from {first} back to {last}", ERRANT_LINK)
-        settled, state = disposition.settled, disposition.state
-        events.append(Disposed(self, disposition.role, first, last, settled, state))
+        events.append(Disposed(self, role, first, last, settled, state))
 
     def _on_flow(self, flow: Flow, payload: bytes, events: list[Event]) -> None:
         self.flows += 1

@@ -34,6 +34,9 @@ SILENT_S: Final = 5
 AMQP and not billed."""
 
 
+CLOSED: Final = ConnectionPhase.CLOSED
+
+
 def _wall_ms() -> int:
     return time.time_ns() // 1_000_000
 
@@ -66,7 +69,7 @@ class ClientTransport(asyncio.Protocol):
         data = self._connection.take_output(self._now_ms())
         if data:
             self.socket.write(data)
-        if self._connection.phase is ConnectionPhase.CLOSED:
+        if self._connection.phase is CLOSED:
             self.socket.close()
 
     async def close(self, timeout_s: float = 5.0) -> None:

@@ -76,6 +76,7 @@ class ConsumerRecords:
         self._entity = entity
         self._shared = (*requests.fields.items(), ("entity", entity))
         self._call_soon = loop.call_soon
+        self._kinds: dict[_Kind, tuple[tuple[str, object], ...]] = {}
         self._rows: dict[_Kind, list[_Row]] = {}
         """The lines of this turn."""
         self._is_write_due = False
@@ -103,9 +104,12 @@ class ConsumerRecords:
         state: str | None = None,
     ) -> None:
         """Note a settlement; `error` is why it failed, `is_known` whether it was answered."""
-        outcome = "ok" if error is None else "failed" if is_known else "unknown"
-        cut = None if error is None else error[:ERROR_LENGTH_MAX]
-        self._add((operation, outcome, cut, state), (names[0], 0, names[1], None))
+        row = (names[0], 0, names[1], None)
+        if error is None:
+            self._add((operation, "ok", None, state), row)
+        else:
+            outcome = "failed" if is_known else "unknown"
+            self._add((operation, outcome, error[:ERROR_LENGTH_MAX], state), row)
 
     def accepted_session(self) -> None:
         """Note a request for the lock of a session that was granted."""
@@ -125,9 +129,19 @@ class ConsumerRecords:
         """Write what was noted; called at the end of each turn, and when a link ends."""
         self._is_write_due = False
         noted, self._rows = self._rows, {}
-        for (operation, outcome, error, state), rows in noted.items():
-            result = (("outcome", outcome), ("error", error), ("state", state))
-            self._record(operation, (*self._shared, *result), None, rows)
+        for kind, rows in noted.items():
+            self._record(kind[0], self._shared_of(kind), None, rows)
+
+    def _shared_of(self, kind: _Kind) -> tuple[tuple[str, object], ...]:
+        """What the lines of one kind have in common; kept for those that did not fail."""
+        kept = self._kinds.get(kind)
+        if kept is not None:
+            return kept
+        _, outcome, error, state = kind
+        made = (*self._shared, ("outcome", outcome), ("error", error), ("state", state))
+        if error is None:
+            self._kinds[kind] = made
+        return made
 
     def _add(self, kind: _Kind, row: _Row) -> None:
         rows = self._rows.get(kind)

@@ -72,6 +72,11 @@ class IncomingLinks:
         settling = self._settling.get(event.session)
         if not settling or (event.state is None and not event.settled):
             return
+        if event.first == event.last:
+            owner = settling.pop(event.first, None)
+            if owner is not None:
+                owner.confirm([event.first], event.state)
+            return
         answered: dict[IncomingOwner, list[int]] = {}
         for number in event.among(settling):
             answered.setdefault(settling.pop(number), []).append(number)

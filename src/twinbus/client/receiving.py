@@ -17,7 +17,6 @@ import asyncio
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from enum import Enum
-from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
@@ -38,9 +37,7 @@ from twinbus.client.connection import MACHINE, Environment, NamespaceConnection
 from twinbus.client.consumer_records import (
     NO_NAMES,
     SECOND_COPY,
-    ConsumerRecords,
     operation_of,
-    result_of,
 )
 from twinbus.client.in_flight import Done
 from twinbus.client.incoming import IncomingOwner
@@ -84,7 +81,7 @@ NEXT_SESSION: Final = SessionChoice.NEXT
 class Delivery(Settleable):
     """One message as it arrived; `number` is its delivery id."""
 
-    __slots__ = ("data", "head", "is_second_copy", "link", "names", "tag")
+    __slots__ = ("data", "head", "link", "tag")
 
     def __init__(
         self, link: ReceivingLink, number: int, tag: bytes, data: bytes, settled: bool
@@ -94,21 +91,18 @@ class Delivery(Settleable):
         self.outcome = None
         self.done = None
         self.ends_at = NOT_SENT
+        self.operation = self.ledger_state = None
+        self.names = NO_NAMES
         self.link = link
         self.tag = tag
         self.data = data
         """All sections of the message, as they were on the wire."""
         self.head: Head | None = None
         """What the ledger has read of it."""
-        self.names = NO_NAMES
-        """What the ledger names it by; read only if there is a ledger."""
-        self.is_second_copy = False
-        """It is not handed out, because the copy of another namespace was."""
 
-    @property
-    def ledger_state(self) -> str | None:
-        """What the ledger's line of its settlement says about it."""
-        return SECOND_COPY if self.is_second_copy else None
+    def mark_second_copy(self) -> None:
+        """It is not handed out, because the copy of another namespace was."""
+        self.ledger_state = SECOND_COPY
 
     @property
     def lock_token(self) -> UUID | None:
@@ -230,7 +224,7 @@ class ReceivingLink(IncomingOwner):
         )
         self._link.owner = self
         owners = self._connection.settling(session)
-        self._settlements = LinkSettlements(self._connection, self, session, owners)
+        self._settlements = LinkSettlements(self._connection, self, session, owners, self._records)
 
     def _withdraw(self) -> None:
         """Give up a link whose opening failed."""
@@ -290,9 +284,7 @@ class ReceivingLink(IncomingOwner):
         turn of the event loop leave together.
         """
         if self._records is not None:
-            operation = operation_of(outcome)
-            if operation is not None:
-                done = partial(self._record_settled, self._records, operation, delivery, done)
+            delivery.operation = operation_of(outcome)
         self._settle(delivery, outcome, done)
 
     def settle_within(
@@ -302,6 +294,7 @@ class ReceivingLink(IncomingOwner):
 
         `done` gets None when the transaction has it. Call `discharged` at the transaction's end.
         """
+        delivery.operation = None
         self._settle(delivery, transacted(outcome, txn_id), done)
 
     def discharged(
@@ -313,8 +306,8 @@ class ReceivingLink(IncomingOwner):
         """
         outcome = delivery.outcome
         operation = None if outcome is None else operation_of(outcome)
-        if self._records is not None and operation is not None:
-            self._record_settled(self._records, operation, delivery, _ignore, error)
+        if self._settlements is not None and operation is not None:
+            self._settlements.record(delivery, operation, error)
         if can_be_settled:
             delivery.outcome, delivery.ends_at = None, NOT_SENT
 
@@ -330,20 +323,6 @@ class ReceivingLink(IncomingOwner):
             return
         settlements.add(delivery, done)
 
-    def _record_settled(
-        self,
-        records: ConsumerRecords,
-        operation: str,
-        delivery: Delivery,
-        done: Done,
-        error: Exception | None,
-    ) -> None:
-        if delivery.ends_at != NOT_SENT:
-            text, is_known = result_of(error)
-            state = delivery.ledger_state
-            records.settled(operation, delivery.names, text, is_known=is_known, state=state)
-        done(error)
-
     def release_all(self, deliveries: Iterable[Delivery]) -> None:
         """Give back what was not processed; `close` waits until that is confirmed.
 
@@ -354,15 +333,8 @@ class ReceivingLink(IncomingOwner):
                 self.settle(delivery, RELEASE, _ignore)
 
     def confirm(self, numbers: list[int], state: object) -> None:
-        settlements, records = self._settlements, self._records
-        if settlements is None:
-            return
-        if records is not None:
-            records.gather()
-        for number in numbers:
-            settlements.confirm(number, state)
-        if records is not None:
-            records.write()
+        if self._settlements is not None:
+            self._settlements.confirm(numbers, state)
 
     # Events
 

@@ -14,6 +14,7 @@ from typing import Final
 
 from twinbus.amqp.link import LinkSession
 from twinbus.amqp.performatives import Accepted, Error, Rejected, TransactionalState
+from twinbus.client.consumer_records import ConsumerRecords, result_of
 from twinbus.client.in_flight import Done
 from twinbus.client.incoming import IncomingOwner
 from twinbus.client.links import UpstreamConnection
@@ -21,6 +22,7 @@ from twinbus.client.outcomes import COMPLETE, SettlingOutcome, ranges
 from twinbus.client.request_node import LinkEnded, LockLost, SettlementRefused
 from twinbus.servicebus import conditions
 from twinbus.servicebus.failures import NamespaceFailure
+from twinbus.transfer.identity import MessageNames
 
 log = logging.getLogger("twinbus.client")
 
@@ -30,7 +32,16 @@ NOT_SENT: Final = 0.0
 class Settleable:
     """A delivery, as far as its settlement goes."""
 
-    __slots__ = ("done", "ends_at", "number", "outcome", "settled")
+    __slots__ = (
+        "done",
+        "ends_at",
+        "ledger_state",
+        "names",
+        "number",
+        "operation",
+        "outcome",
+        "settled",
+    )
 
     number: int
     """The delivery id."""
@@ -41,16 +52,12 @@ class Settleable:
     done: Done | None
     ends_at: float
     """When the settlement must be confirmed, or `NOT_SENT`."""
-
-    def end(self, error: Exception | None) -> None:
-        """Report the result, once."""
-        done, self.done = self.done, None
-        if done is not None:
-            try:
-                done(error)
-            except Exception:
-                # The others of the same answer must hear theirs, and the connection must go on.
-                log.exception("the owner of a settlement failed")
+    operation: str | None
+    """The ledger's operation of the settlement; None: its link does not record it."""
+    names: MessageNames
+    """What the ledger names it by."""
+    ledger_state: str | None
+    """What the ledger's line of its settlement says about it."""
 
 
 class LinkSettlements:
@@ -62,8 +69,10 @@ class LinkSettlements:
         owner: IncomingOwner,
         session: LinkSession,
         owners: dict[int, IncomingOwner],
+        records: ConsumerRecords | None = None,
     ) -> None:
         """`owners` has the owner of each unconfirmed settlement on `session`, for all its links."""
+        self._records = records
         self.has_session = False
         """The lock is that of a session of messages."""
         self._connection = connection
@@ -79,17 +88,19 @@ class LinkSettlements:
 
     def add(self, delivery: Settleable, done: Done) -> None:
         """Settle with the outcome of `delivery`, at the end of this turn at the latest."""
-        number = delivery.number
+        number, connection = delivery.number, self._connection
         delivery.done = done
         # On a lost connection it is not sent, and its link will say so.
-        leaves_now = not self._unconfirmed and not self._connection.is_lost
+        leaves_now = not self._unconfirmed and not connection.is_lost
         self._unconfirmed[number] = delivery
         self._owners[number] = self._owner
         if leaves_now:
             assert delivery.outcome is not None
-            self._sends((delivery,))
+            delivery.ends_at = self._loop.time() + connection.answer_s
+            if self._timer is None:
+                self._timer = self._loop.call_at(delivery.ends_at, self._end_overdue)
             self._dispose(number, number, delivery.outcome.state)
-            self._connection.flush_now()
+            connection.flush_now()
             return
         self._unwritten.append(delivery)
         if len(self._unwritten) == 1:
@@ -122,15 +133,45 @@ class LinkSettlements:
         if self._timer is None:
             self._timer = self._loop.call_at(ends_at, self._end_overdue)
 
-    def confirm(self, number: int, state: object) -> None:
-        """Take the service's answer to one settlement."""
-        delivery = self._unconfirmed.pop(number, None)
-        if delivery is not None:
-            # What is part of a transaction is confirmed with the state that was sent.
-            is_accepted = type(state) is Accepted or type(state) is TransactionalState
-            delivery.end(None if is_accepted else self._refusal(delivery, state))
-            if self._all_ended is not None and not self._unconfirmed:
-                self._wake()
+    def confirm(self, numbers: list[int], state: object) -> None:
+        """Take the service's answer to settlements."""
+        records, unconfirmed = self._records, self._unconfirmed
+        # What is part of a transaction is confirmed with the state that was sent.
+        is_accepted = type(state) is Accepted or type(state) is TransactionalState
+        if records is not None:
+            records.gather()
+        for number in numbers:
+            delivery = unconfirmed.pop(number, None)
+            if delivery is not None:
+                self._end(delivery, None if is_accepted else self._refusal(delivery, state))
+        if self._all_ended is not None and not self._unconfirmed:
+            self._wake()
+        if records is not None:
+            records.write()
+
+    def _end(self, delivery: Settleable, error: Exception | None) -> None:
+        """Record and report the result of a settlement, once."""
+        done, delivery.done = delivery.done, None
+        if done is None:
+            return
+        try:
+            if delivery.operation is not None:
+                self.record(delivery, delivery.operation, error)
+            done(error)
+        except Exception:
+            # The others of the same answer must hear theirs, and the connection must go on.
+            log.exception("the owner of a settlement failed")
+
+    def record(self, delivery: Settleable, operation: str, error: Exception | None) -> None:
+        """Note the result of a settlement that was sent."""
+        if self._records is None or delivery.ends_at == NOT_SENT:
+            return
+        names, state = delivery.names, delivery.ledger_state
+        if error is None:
+            self._records.settled(operation, names, state=state)
+        else:
+            text, is_known = result_of(error)
+            self._records.settled(operation, names, text, is_known=is_known, state=state)
 
     async def wait(self) -> None:
         """Wait until each settlement has ended."""
@@ -149,7 +190,7 @@ class LinkSettlements:
         self._wake()
         for delivery in unconfirmed.values():
             was_sent = delivery.ends_at != NOT_SENT
-            delivery.end(LinkEnded(str(why), why.condition, was_sent=was_sent))
+            self._end(delivery, LinkEnded(str(why), why.condition, was_sent=was_sent))
 
     def _refusal(self, delivery: Settleable, state: object) -> Exception | None:
         """Why the service did not settle as asked; None: it did."""
@@ -187,7 +228,9 @@ class LinkSettlements:
         if first is not None and first.ends_at != NOT_SENT:
             self._timer = self._loop.call_at(first.ends_at, self._end_overdue)
         for delivery in overdue:
-            delivery.end(TimeoutError(f"the settlement was not confirmed for {answer_s:g} s"))
+            self._end(
+                delivery, TimeoutError(f"the settlement was not confirmed for {answer_s:g} s")
+            )
         if overdue and self._connection.heard_at <= now - answer_s:
             self._connection.drop(f"it sent nothing for {answer_s:g} s")
         if not self._unconfirmed:

@@ -394,7 +394,7 @@ class TwinReceiver(LinkOwner):
         if copy is None or not self._copies.expects(side.side) or not self._copies.is_second(copy):
             return False
         self.second_copies += 1
-        delivery.is_second_copy = True
+        delivery.mark_second_copy()
         log.info(
             "%s: message %r of the %s is a second copy; it is completed and not handed out",
             self.address, copy.message_id, side.side,

@@ -25,6 +25,7 @@ NUMBER_MAX: Final = (1 << 63) - 1
 
 _SEQUENCE: Final = SEQUENCE_NUMBER.encode()
 _ENQUEUED: Final = ENQUEUED_TIME.encode()
+_SHORT_TEXT: Final = b"\xa1"
 _SHORT_PROPERTIES: Final = b"\x00\x53\x73\xc0"
 """How properties with sizes of one byte begin; their size, count and id follow."""
 
@@ -127,6 +128,11 @@ def read_names(data: bytes, head: Head | None) -> MessageNames:
 
 def _message_id(properties: bytes) -> str | ULong | UUID | bytes | None:
     if properties[:4] == _SHORT_PROPERTIES and properties[5:6] != b"\x00":
+        if properties[6:7] == _SHORT_TEXT and 8 < len(properties) >= 8 + properties[7]:
+            try:
+                return properties[8 : 8 + properties[7]].decode()
+            except UnicodeDecodeError:
+                pass  # The general decoder reports it.
         found = decode(properties, 6)[0]
     else:
         found = field_value(properties, fields_of(properties), 0)

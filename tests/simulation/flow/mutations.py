@@ -20,8 +20,8 @@ def wrong_side() -> AbstractContextManager[Any]:
     """A message of the twin is settled in the primary."""
     real = PairedReceiver._place_of
 
-    def planted(self: PairedReceiver, message: Any) -> tuple[Any, Any]:
-        side, delivery = real(self, message)
+    def planted(self: PairedReceiver, message: Any, origin: Any) -> tuple[Any, Any]:
+        side, delivery = real(self, message, origin)
         first = self._inbox.sides[0]
         return (side, delivery) if side is first else (first, None)
 

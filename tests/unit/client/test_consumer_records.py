@@ -195,7 +195,7 @@ def test_a_settlement_that_is_not_answered_in_time_is_unknown() -> None:
 async def test_a_second_copy_is_marked_where_it_is_completed() -> None:
     world = opened()
     (copy,) = world.bring(1)
-    copy.is_second_copy = True
+    copy.mark_second_copy()
     world.settle(copy)
     await asyncio.sleep(0)
     world.confirm(1, 1)

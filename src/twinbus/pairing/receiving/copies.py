@@ -118,7 +118,10 @@ class SecondCopies:
 
     def completed(self, copy: Copy) -> None:
         """The service confirmed that this receiver completed a message that was handed out."""
-        self.gone(copy.place)
+        place = copy.side, copy.number
+        self._handed_out.pop(place, None)
+        if self._suppressed:
+            self._suppressed.pop(place, None)
         if copy.side is Side.SECONDARY and copy.unanswered_since_ms is None:
             return
         self._completed[copy.side].add(copy)
@@ -145,7 +148,12 @@ class _Completed:
         self._by_key: OrderedDict[tuple[Any, ...], list[Copy]] = OrderedDict()
 
     def add(self, copy: Copy) -> None:
-        self._by_key.setdefault(copy.key, []).append(copy)
+        key = copy.key
+        copies = self._by_key.get(key)
+        if copies is None:
+            self._by_key[key] = [copy]
+        else:
+            copies.append(copy)
         self.count += 1
         while self.count > self._max:
             oldest = next(iter(self._by_key))

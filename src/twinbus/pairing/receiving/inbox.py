@@ -271,7 +271,7 @@ class Inbox:
         if copy is None or not self._copies.is_second(copy):
             return False
         self.second_copies += 1
-        entry.delivery.is_second_copy = True
+        entry.delivery.mark_second_copy()
         log.info(
             "%s: message %r of the %s is a second copy; it is completed and not handed out",
             entry.side.settings.path, copy.message_id, entry.side.side,

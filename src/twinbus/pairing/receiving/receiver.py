@@ -38,6 +38,7 @@ from twinbus.pairing.receiving.settlement import MessageSettlement, SettlementAn
 from twinbus.pairing.receiving.side import ReceivingSide, SideOwner, is_refusal
 from twinbus.pairing.sdk.failures import sdk_error
 from twinbus.pairing.sdk.received import (
+    Origin,
     PairedSession,
     Undecodable,
     lock_token_of,
@@ -66,12 +67,11 @@ RECEIVE_WAIT_S: Final = 60.0
 SHUT_DOWN: Final = "The handler has already been shutdown. Make a new receiver."
 
 OUTCOMES: Final[dict[str, Callable[..., SettlingOutcome]]] = {
-    "complete": lambda: COMPLETE,
     "abandon": abandon,
     "defer": defer,
     "dead-letter": dead_letter,
 }
-"""What becomes of a message, by what the application asks for."""
+"""What becomes of a message, by what the application asks for, other than to complete it."""
 
 Texts = tuple[str | None, ...]
 """Reason and description of a dead letter."""
@@ -316,8 +316,8 @@ class PairedReceiver(AsyncIterator[ServiceBusReceivedMessage]):
             if not delivery.settled:
                 delivery.link.settle(delivery, abandon(), lambda _: None)
             return None
-        set_origin(message, side, delivery)
-        number = own_number(message.sequence_number or 0)
+        stamps = set_origin(message, side, delivery).stamps
+        number = own_number(message.sequence_number or 0) if stamps is None else stamps[0]
         self._peeked[side.side] = number
         self._inbox.handed_out(entry, number)
         self._renew_from_now_on(message)
@@ -464,16 +464,16 @@ class PairedReceiver(AsyncIterator[ServiceBusReceivedMessage]):
     ) -> None:
         """Settle a message; `answer` gets the result. Raise if the message cannot be settled.
 
-        `action` is one of OUTCOMES, and `texts` are the arguments of its outcome.
+        `action` is "complete" or one of OUTCOMES, and `texts` are the arguments of its outcome.
         """
         self.require_live()
         require_settleable(message, action, self._settings.receive_mode)
         if self._session is None:
             require_unexpired(message)
-        side, delivery = self._place_of(message)
-        outcome = OUTCOMES[action](*texts)
-        origin, token, names = origin_of(message), None, NO_NAMES
-        data, head = origin.data, None
+        origin = origin_of(message)
+        side, delivery = self._place_of(message, origin)
+        outcome = COMPLETE if action == "complete" else OUTCOMES[action](*texts)
+        data, head, token, names = origin.data, None, None, NO_NAMES
         if delivery is not None:
             data, head = delivery.data, delivery.head
         else:
@@ -502,7 +502,7 @@ class PairedReceiver(AsyncIterator[ServiceBusReceivedMessage]):
         self.require_live()
         require_settleable(message, "renew", self._settings.receive_mode)
         require_timeout(timeout, kwargs)
-        (side, _), token = self._place_of(message), _token_of(message)
+        (side, _), token = self._place_of(message, origin_of(message)), _token_of(message)
         path, connection = self.entity_path, side.connection
         renew = partial(lock_requests.renew_locks, connection, path, [token])
         until = (await self._request(side, timeout, renew)).get(token)
@@ -550,10 +550,9 @@ class PairedReceiver(AsyncIterator[ServiceBusReceivedMessage]):
         return raised
 
     def _place_of(
-        self, message: ServiceBusReceivedMessage
+        self, message: ServiceBusReceivedMessage, origin: Origin
     ) -> tuple[ReceivingSide, Delivery | None]:
         """The side of a message, and its delivery there; None: it is settled by lock token."""
-        origin = origin_of(message)
         if origin.side in self._inbox.sides:
             return origin.side, origin.delivery
         return self._side(_side_of(message.sequence_number or 0)), None

@@ -510,7 +510,11 @@ class ReceivingSide:
 
     def _answered(self, settlement: MessageSettlement, error: Exception | None) -> None:
         """The link's answer; without one the token decides, if the caller still waits."""
-        if isinstance(error, LinkEnded | TimeoutError) and not settlement.answer.done():
+        if (
+            error is not None
+            and isinstance(error, LinkEnded | TimeoutError)
+            and not settlement.answer.done()
+        ):
             log.debug("%s: settled by lock token: %s", self.settings.path, error)
             self._begin_by_token(settlement)
             return
@@ -524,7 +528,8 @@ class ReceivingSide:
 
     def _end_settling(self, settlement: MessageSettlement) -> None:
         self._settling -= 1
-        self._settled.set()
+        if self._closing is not None:
+            self._settled.set()
         if settlement.delivery is not None:
             self._unsettled.pop(settlement.delivery, None)
 

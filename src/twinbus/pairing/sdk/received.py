@@ -18,6 +18,7 @@ from azure.servicebus.exceptions import MessageAlreadySettled, MessageLockLostEr
 
 from twinbus.pairing.core.sides import Side
 from twinbus.pairing.sdk.decoding import decode_message
+from twinbus.pairing.sdk.making import received_object
 from twinbus.servicebus.names import ENQUEUED_TIME, LOCKED_UNTIL, SEQUENCE_NUMBER
 from twinbus.servicebus.twins import own_number, secondary_number
 from twinbus.transfer.identity import Head
@@ -25,6 +26,7 @@ from twinbus.transfer.identity import Head
 _SEQUENCE: Final = SEQUENCE_NUMBER.encode()
 _ENQUEUED: Final = ENQUEUED_TIME.encode()
 _LOCKED: Final = LOCKED_UNTIL.encode()
+_DELETES: Final = ServiceBusReceiveMode.RECEIVE_AND_DELETE
 
 
 class Undecodable(ValueError):
@@ -52,13 +54,11 @@ def received_message(
     except Exception as error:
         # Its decoder raises whatever its own code meets: foreign bytes, written by any client.
         raise Undecodable(f"the SDK cannot decode the message: {error!r:.200}") from error
-    frame: Any = None if tag is None else (None, number, tag)
-    message = ServiceBusReceivedMessage(
-        decoded, receive_mode=mode, frame=frame, receiver=receiver, **how
-    )
+    frame = None if tag is None else (None, number, tag)
+    message = received_object(receiver, decoded, frame, mode, **how)
     if side is Side.SECONDARY:
-        annotations: Any = message.raw_amqp_message.annotations
-        if annotations and isinstance(annotations.get(_SEQUENCE), int):
+        annotations = _annotations_of(message)
+        if isinstance(annotations.get(_SEQUENCE), int):
             annotations[_SEQUENCE] = secondary_number(annotations[_SEQUENCE])
     return message
 
@@ -90,13 +90,20 @@ class Origin:
 
 def set_origin(
     message: ServiceBusReceivedMessage, side: Any, delivery: Any, data: bytes | None = None
-) -> None:
-    annotations: Any = message.raw_amqp_message.annotations or {}
+) -> Origin:
+    annotations = _annotations_of(message)
     number, enqueued_ms = annotations.get(_SEQUENCE), annotations.get(_ENQUEUED)
     stamps = None
     if type(number) is int and type(enqueued_ms) is int:
         stamps = own_number(number), enqueued_ms
-    message._twinbus_origin = Origin(side, delivery, stamps, data)  # type: ignore[attr-defined]
+    origin = Origin(side, delivery, stamps, data)
+    message._twinbus_origin = origin  # type: ignore[attr-defined]
+    return origin
+
+
+def _annotations_of(message: ServiceBusReceivedMessage) -> Any:
+    # Not by the two properties: each message comes by here three times.
+    return message._raw_amqp_message._annotations or {}
 
 
 def origin_of(message: ServiceBusReceivedMessage) -> Origin:
@@ -113,7 +120,7 @@ def require_settleable(message: Any, action: str, mode: ServiceBusReceiveMode) -
             f"The operation {action} is not supported for peeked messages."
             "Only messages received using receive methods in PEEK_LOCK mode can be settled."
         )
-    if mode == ServiceBusReceiveMode.RECEIVE_AND_DELETE:
+    if mode == _DELETES:
         raise ValueError(
             f"The operation {action} is not supported in 'RECEIVE_AND_DELETE' receive mode."
         )
@@ -123,8 +130,7 @@ def require_settleable(message: Any, action: str, mode: ServiceBusReceiveMode) -
 
 def require_unexpired(message: ServiceBusReceivedMessage) -> None:
     """Raise MessageLockLostError if the lock of a message without a session has ended."""
-    annotations: Any = message.raw_amqp_message.annotations or {}
-    until_ms = annotations.get(_LOCKED)
+    until_ms = _annotations_of(message).get(_LOCKED)
     # Until it is read or renewed, the end that came with the message is enough.
     is_unread = message._expiry is None and type(until_ms) is int
     if is_unread and until_ms > time.time_ns() // 1_000_000:

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from azure.servicebus import ServiceBusReceiveMode
+from azure.servicebus import ServiceBusReceivedMessage, ServiceBusReceiveMode
 from azure.servicebus.exceptions import (
     MessageAlreadySettled,
     MessageLockLostError,
@@ -30,6 +30,7 @@ from twinbus.amqp.message import Properties, encode_message
 from twinbus.amqp.types import Symbol, Timestamp
 from twinbus.client.request_node import ConnectionLost, LinkEnded, LockLost, RequestRefused
 from twinbus.pairing.core.sides import Side
+from twinbus.pairing.sdk import making
 from twinbus.pairing.sdk.failures import sdk_error
 from twinbus.pairing.sdk.received import (
     Undecodable,
@@ -85,6 +86,22 @@ def test_a_message_whose_head_was_read_before_is_the_same() -> None:
     one, other = message(data=data, head=head), message(data=data)
     assert repr(one) == repr(other)
     assert one.raw_amqp_message.annotations is head.annotations
+
+
+def test_the_constructors_of_another_sdk_make_the_message(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    assert making.is_known()
+    making.is_known.cache_clear()
+    request.addfinalizer(making.is_known.cache_clear)
+    real = ServiceBusReceivedMessage.__init__
+
+    def with_more(self: Any, *args: Any, **kwargs: Any) -> None:
+        real(self, *args, **kwargs)
+        self.news = "of a later version"
+
+    monkeypatch.setattr(ServiceBusReceivedMessage, "__init__", with_more)
+    assert message().news == "of a later version"
 
 
 def locked_for(seconds: float) -> Any:
