@@ -314,6 +314,9 @@ class SimSession:
             if number in self._unsettled
         ]
 
+    def take_one(self, delivery_id: int) -> bool:
+        return bool(self.take_unsettled(delivery_id, delivery_id))
+
     def dispose(self, first: int, last: int, state: bytes) -> None:
         self._wire.to_namespace(lambda: self._settled(first, last, state))
 

@@ -88,7 +88,7 @@ ID_BYTES_MAX = 255
 gateway keeps them for as long as a delivery has no answer."""
 
 ULONG_DESCRIPTOR = b"\x00\x53"
-OPEN = LinkState.OPEN
+OPEN, CLOSED = LinkState.OPEN, LinkState.CLOSED
 
 
 class Session:
@@ -199,6 +199,11 @@ class Session:
     def take_unsettled(self, first: int, last: int) -> list[tuple[int, SenderLink, bytes]]:
         """Remove our unsettled deliveries in that range; return id, link and tag of each."""
         return self.unsettled.take(first, last, self.next_delivery_id)
+
+    def take_one(self, delivery_id: int) -> bool:
+        """Remove one of our unsettled deliveries; whether it was one, and its link is open."""
+        entry = self._unsettled_by_id.pop(delivery_id, None)
+        return entry is not None and entry[0].state is not CLOSED
 
     def drop_settled(self, link: SenderLink, tags: set[bytes]) -> bool:
         """Forget deliveries with these tags, once they are many; true: done, or there are none.

@@ -111,8 +111,24 @@ InFlight = dict[int, Sent | SentRun]
 """What one session has in flight, by delivery id."""
 
 
+def _answer_one(sent: InFlight, event: Disposed, heard_at: float) -> None:
+    number = event.first
+    if not event.session.take_one(number) or (one := sent.pop(number, None)) is None:
+        return  # It was not answered in time, and its call goes on without it.
+    one.link.answered_at = heard_at
+    if type(event.state) is not Accepted and (refusal := refusal_of(event.state)) is not None:
+        one.end(number, refusal)
+    elif isinstance(one, SentRun):
+        one.accepted(number, number)
+    else:
+        one.done(None)
+
+
 def answer(sent: InFlight, event: Disposed, heard_at: float) -> None:
     """Hand the namespace's answer to those who sent; transfers of one run together."""
+    if event.first == event.last:
+        _answer_one(sent, event, heard_at)
+        return
     run: SentRun | None = None
     first = last = -1
     is_accepted = type(event.state) is Accepted

@@ -73,6 +73,9 @@ UNUSED_S: Final = 30.0
 """How long the link to an entity stays open after its last user: many programs open and close a
 sender for each message."""
 
+OPEN: Final = LinkState.OPEN
+"""A name of its own: every send reads it, and member lookup in an enum is slow."""
+
 _numbers = itertools.count(1)
 
 
@@ -337,17 +340,18 @@ class UpstreamLink:
 
     @property
     def is_open(self) -> bool:
-        return self.opened.done() and self.link.state is LinkState.OPEN
+        return self.opened.done() and self.link.state is OPEN
 
     def send(self, wire: Wire, done: Done) -> None:
         """Send one delivery, or let it wait for credit."""
-        ends_at = self._connection.loop.time() + self._connection.answer_s
+        connection = self._connection
+        ends_at = connection.loop.time() + connection.answer_s
         if self.link.credit > 0 and not self._waiting:
             self._write(wire, done, ends_at)
         else:
             self._waiting[done] = WaitingSend(wire, done, ends_at)
         if self._timer is None:
-            self._timer = self._connection.loop.call_at(ends_at, self._end_overdue)
+            self._timer = connection.loop.call_at(ends_at, self._end_overdue)
 
     def send_run(self, payloads: list[bytes], owner: RunOwner) -> None:
         """Send deliveries of format 0 together, or let those wait that have no credit."""
@@ -458,7 +462,7 @@ class UpstreamLink:
         left = [one.ends_at for one in self._sent.values() if one.link is self]
         if self._waiting:
             left.append(self._first_ends_at())
-        if left and self.link.state is LinkState.OPEN:
+        if left and self.link.state is OPEN:
             self._timer = loop.call_at(min(left), self._end_overdue)
 
     def _first_ends_at(self) -> float:
@@ -497,7 +501,8 @@ class LinkPool:
     @property
     def is_ready(self) -> bool:
         """Whether `send` may be called: a link is open."""
-        return self.link is not None and self.link.is_open
+        link = self.link
+        return link is not None and link.link.state is OPEN and link.opened.done()
 
     def send(self, wire: Wire, done: Done) -> None:
         """Send one delivery on the open link."""

@@ -360,7 +360,8 @@ def _properties(fields: dict[str, Any], dates: dict[str, int | None] | None) -> 
     if len(fields) != len(_PROPERTY_FIELDS):
         raise Uncommon
     message_id = fields["message_id"]
-    if dates is None and {**fields, "message_id": None} == _NO_PROPERTIES:
+    nulls = tuple(fields.values()).count(None)
+    if dates is None and nulls == len(fields) - (message_id is not None):
         if message_id is None:
             return b""
         content = _id(message_id) + _AFTER_ID

@@ -20,7 +20,7 @@ from azure.servicebus import ServiceBusMessageBatch
 from azure.servicebus.exceptions import MessageSizeExceededError, ServiceBusError
 
 from twinbus.client.in_flight import Wire
-from twinbus.client.links import UpstreamConnection
+from twinbus.client.links import UpstreamConnection, UpstreamLink
 from twinbus.client.request_node import ConnectionLost, LinkEnded
 from twinbus.client.sending.scheduling import cancel_scheduled, schedule
 from twinbus.pairing.sdk.encoding import (
@@ -120,7 +120,19 @@ class OwnLinks:
         try:
             if now >= self._ask_again_at:
                 self._ask_again_at, self._write = now + SETTINGS_S, message_writer()
-            await self._send(Wire(self._single(message), SINGLE_FORMAT), timeout_s)
+            wire, link = Wire(self._single(message), SINGLE_FORMAT), self._links.link
+            if timeout_s < self._attempt_timeout_s or link is None:
+                await self._send(wire, timeout_s)
+                return
+            # As `_send`, written out: nearly all messages take this road.
+            answer: asyncio.Future[None] = self._loop.create_future()
+            done: Done = partial(_end, answer)
+            link.send(wire, done)
+            try:
+                await answer
+            except BaseException as error:
+                _given_up(link, done, answer, error)
+                raise
         except NamespaceFailure as error:
             raise sdk_error(error, self.path) from error
         finally:
@@ -243,10 +255,7 @@ class OwnLinks:
         try:
             await answer
         except BaseException as error:
-            link.withdraw(done)
-            is_done = answer.done() and not answer.cancelled() and answer.exception() is None
-            if is_done and isinstance(error, asyncio.CancelledError):
-                raise asyncio.CancelledError(CARRIED_OUT) from error
+            _given_up(link, done, answer, error)
             raise
         finally:
             if timer is not None:
@@ -357,6 +366,16 @@ class OwnConnections:
 
 def _recorded_by_the_call(error: str | None, *, is_known: bool) -> None:
     """The call that makes a request records it, with its time."""
+
+
+def _given_up(
+    link: UpstreamLink, done: Done, answer: asyncio.Future[None], error: BaseException
+) -> None:
+    """A call ends with an error; raise if it was cancelled when its message was accepted."""
+    link.withdraw(done)
+    is_done = answer.done() and not answer.cancelled() and answer.exception() is None
+    if is_done and isinstance(error, asyncio.CancelledError):
+        raise asyncio.CancelledError(CARRIED_OUT) from error
 
 
 def _end(answer: asyncio.Future[None], error: Exception | None) -> None:
