@@ -9,6 +9,8 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, suppress
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,11 +27,19 @@ from tests.contract.certificates import (
     server_context,
     write_authority,
 )
-from tests.contract.pairs import embedded
+from tests.contract.pairs import embedded, until
 from tests.official_sdk import receive_count
 from twinbus import EmbeddedBroker
+from twinbus.broker import listener as listener_module
 from twinbus.broker.access import Admission, ConnectionLimits
-from twinbus.broker.listener import AMQP_HEADER, Listener, WireProtocol, recognise
+from twinbus.broker.listener import (
+    AMQP_HEADER,
+    HANDSHAKE_STEPS,
+    Listener,
+    Sniffer,
+    WireProtocol,
+    recognise,
+)
 from twinbus.broker.sas import AcceptedToken
 from twinbus.errors import ListenError
 from twinbus.servicebus.failures import FailureMeaning, of_error
@@ -356,6 +366,60 @@ async def test_an_address_with_half_handshakes_locks_no_other_out() -> None:
 async def _ends(reader: asyncio.StreamReader) -> None:
     with suppress(ConnectionError):
         await reader.read(1)
+
+
+@pytest.mark.usefixtures("runner")
+async def test_handshakes_begin_one_after_the_other_with_steps_for_others_between(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(listener_module, "HANDSHAKE_PAUSE_S", 0.0)
+    loop, step, begun = asyncio.get_running_loop(), 0, list[int]()
+    shake_hands = Listener._shake_hands
+
+    def next_step() -> None:
+        nonlocal step
+        step += 1
+        if len(begun) < 4:
+            loop.call_soon(next_step)
+
+    async def noted(self: Listener, *sides: Any) -> None:
+        begun.append(step)
+        await shake_hands(self, *sides)
+
+    monkeypatch.setattr(Listener, "_shake_hands", noted)
+    async with listening(tls=server_context()) as listener:
+        next_step()
+        answers = [say(listener.port, AMQP_HEADER, tls=client_context()) for _ in range(4)]
+        assert await asyncio.gather(*answers) == [b"amqp:" + AMQP_HEADER] * 4
+    pauses = [after - before for before, after in pairwise(begun)]
+    assert min(pauses) >= HANDSHAKE_STEPS
+
+
+def seen_since(listener: Listener, before: list[Sniffer]) -> bool:
+    return list(listener._securing) != before
+
+
+@pytest.mark.usefixtures("runner")
+async def test_handshakes_that_wait_for_their_turn_are_bounded_and_end_with_the_listener(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(listener_module, "HANDSHAKE_PAUSE_S", 3600.0)
+    async with listening(tls=server_context(), silent_max=2) as listener:
+        clients = []
+        for _ in range(4):
+            clients.append(await asyncio.open_connection("127.0.0.1", listener.port))
+            before = list(listener._securing)
+            clients[-1][1].write(b"\x16")
+            await until(partial(seen_since, listener, before))
+        # The first was under way and the second waited: both had to go for those that came later.
+        for reader, _ in clients[:2]:
+            await asyncio.wait_for(_ends(reader), PATIENCE_S)
+        assert not any(reader.at_eof() for reader, _ in clients[2:])
+        await asyncio.wait_for(listener.close(), PATIENCE_S)
+        for reader, _ in clients[2:]:
+            await asyncio.wait_for(_ends(reader), PATIENCE_S)
+        for _, writer in clients:
+            await end(writer)
 
 
 @pytest.mark.usefixtures("runner")

@@ -33,6 +33,14 @@ SNIFFING_MAX = 512
 """Silent connections kept at a time; past it the oldest of the address that has most is closed. As
 many again may be in a TLS handshake, or silent after it, under the same rule."""
 
+HANDSHAKE_PAUSE_S = 0.002
+"""Between the beginnings of two TLS handshakes. Each takes about 1 ms of the loop, so however many
+clients come at once, those that are there keep half of it."""
+
+HANDSHAKE_STEPS = 8
+"""Steps of the loop between them: a process that gets little processor time sees the pause end
+without having done anything else."""
+
 BACKLOG = 1024
 ACCEPT_RETRY_S = 1.0
 """Pause after the process ran out of file descriptors: accepting at once would only spin."""
@@ -99,6 +107,9 @@ class Listener:
         self._sniffing: dict[socket.socket, asyncio.TimerHandle] = {}
         self._handovers: set[asyncio.Task[None]] = set()
         self._handshakes: dict[Sniffer, asyncio.Task[None]] = {}
+        self._next_handshakes: dict[Sniffer, socket.socket] = {}
+        """Those that have not begun, in their order."""
+        self._handshake_pause: asyncio.Handle | None = None
         self._pauses: dict[socket.socket, asyncio.TimerHandle] = {}
         self._tls = tls
         self._require_tls = require_tls
@@ -140,6 +151,9 @@ class Listener:
             self._close(waiting)
         for silent in self._securing:
             self._give_up(silent)
+        if self._handshake_pause is not None:
+            self._handshake_pause.cancel()
+            self._handshake_pause = None
         under_way = self._handovers.union(self._handshakes.values())
         if under_way:
             await asyncio.wait(under_way)
@@ -248,12 +262,34 @@ class Listener:
             text = f"closed a connection: {self._silent_max} TLS handshakes are under way"
             self._say(logging.INFO, text)
             self._give_up(given_up)
+        self._next_handshakes[sniffer] = connection
+        if self._handshake_pause is None:
+            self._begin_handshake()
+
+    def _begin_handshake(self, steps: int = 0) -> None:
+        """Begin the next handshake, and another one after a pause and some steps of the loop."""
+        self._handshake_pause = None
+        if not self._next_handshakes:
+            return
+        if steps:
+            # The answer to a send takes about so many: each meets one handshake, or two.
+            self._handshake_pause = self._loop.call_soon(self._begin_handshake, steps - 1)
+            return
+        sniffer = next(iter(self._next_handshakes))
+        connection = self._next_handshakes.pop(sniffer)
         task = self._loop.create_task(self._shake_hands(connection, sniffer))
         self._handshakes[sniffer] = task
         task.add_done_callback(lambda _: self._handshakes.pop(sniffer, None))
+        self._handshake_pause = self._loop.call_later(
+            HANDSHAKE_PAUSE_S, self._begin_handshake, HANDSHAKE_STEPS
+        )
 
     def _give_up(self, sniffer: Sniffer) -> None:
         """Hang up, before, during or after the handshake."""
+        if (connection := self._next_handshakes.pop(sniffer, None)) is not None:
+            self._securing.discard(sniffer)
+            self._close(connection)
+            return
         sniffer.close()
         if (handshake := self._handshakes.get(sniffer)) is not None:
             # Not before it has begun: it would not close its connection.

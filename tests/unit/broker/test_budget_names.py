@@ -72,6 +72,7 @@ BUDGETS: dict[str, tuple[str, str]] = {
     "Listener._hosts": (PROCESS, "connections"),
     "Listener._sniffing": (PROCESS, "connections"),
     "Listener._handshakes": (PROCESS, "connections"),
+    "Listener._next_handshakes": (PROCESS, "connections"),
     "BrokerServer.peers": (PROCESS, "connections"),
     "BrokerServer._to_collect": (PROCESS, "connections"),
     "Turns._waiting": (PROCESS, "connections"),
