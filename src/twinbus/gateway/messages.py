@@ -121,15 +121,14 @@ class EncodedMessages:
         if message_format != BATCH_FORMAT and message_format:
             payload = Wire(payload.data, message_format)
         # Drawn once: every retry of this call, on whatever queue, carries the same.
-        own_ids: list[str | None] = [None] * len(messages)
-        if has_own_ids:
-            own_ids = [new_message_id() for _ in messages]
+        own_ids: list[str | None] = []
         made = cls(payload, messages, path, own_ids)
         overhead_max = _overhead_max(path)
         for number, one in enumerate(messages, 1):
             if not number % READ_AT_ONCE:
                 yield
             replaced = one.message_id if has_own_ids else None
+            own_ids.append(new_message_id() if has_own_ids else None)
             if _is_suspect(one, path, overhead_max, limit_bytes, replaced):
                 made.suspects.append(one)
         return made
@@ -271,7 +270,12 @@ def _read_batch(data: bytes) -> Generator[None, None, tuple[Wire, list[EncodedMe
             yield
     if not has_given:
         return Wire(data, BATCH_FORMAT), messages
-    return _batch(split(data), [join(message.sections) for message in messages]), messages
+    sections: list[bytes] = []
+    for number, message in enumerate(messages, 1):
+        sections.append(_data_section(join(message.sections)))
+        if not number % READ_AT_ONCE:
+            yield
+    return _batch_of(split(data), sections), messages
 
 
 def _envelope(messages: Sequence[EncodedMessage]) -> Sections:
@@ -301,8 +305,16 @@ def _partition_key(message: EncodedMessage) -> str | None:
 
 
 def _batch(envelope: Sections, parts: Sequence[bytes]) -> Wire:
-    envelope.body = b"".join([_DATA_SECTION + binary(part) for part in parts])
+    return _batch_of(envelope, [_data_section(part) for part in parts])
+
+
+def _batch_of(envelope: Sections, sections: Sequence[bytes]) -> Wire:
+    envelope.body = b"".join(sections)
     return Wire(join(envelope), BATCH_FORMAT)
+
+
+def _data_section(part: bytes) -> bytes:
+    return _DATA_SECTION + binary(part)
 
 
 def _is_suspect(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import tracemalloc
+from collections import Counter
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 from unittest.mock import AsyncMock
 
 import pytest
@@ -34,8 +35,9 @@ from twinbus.errors import (
     EntityUnusableError,
     ReservedPropertyError,
 )
+from twinbus.gateway import messages as messages_module
 from twinbus.gateway.administration import RequestThreads
-from twinbus.gateway.messages import EncodedMessages
+from twinbus.gateway.messages import READ_AT_ONCE, EncodedMessages
 from twinbus.gateway.relay import refusal_of
 from twinbus.gateway.sending import EACH_BYTES, PendingSends
 from twinbus.namespace.access import Endpoint
@@ -339,3 +341,33 @@ def test_a_batch_for_a_twin_stays_a_batch_with_its_session() -> None:
 def test_a_message_too_large_for_its_twin_is_refused_before_it_is_sent() -> None:
     with pytest.raises(BacklogMessageTooLargeError):
         read(encoded("1", b"x" * 1_000)).twinned(1_000, DivertMark("contoso"))
+
+
+def test_a_batch_without_ids_is_read_and_written_again_some_messages_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: Counter[str] = Counter()
+
+    def counted(name: str) -> None:
+        original = getattr(messages_module, name)
+
+        def call(*given: Any) -> Any:
+            done[name] += 1
+            return original(*given)
+
+        monkeypatch.setattr(messages_module, name, call)
+
+    for name in ("_read", "new_message_id", "join", "_is_suspect"):
+        counted(name)
+    batch = batch_of(*[encoded(None)] * 200)
+    steps = EncodedMessages.reading(batch, BATCH_FORMAT, "orders", 1000, has_own_ids=True)
+    most, read = 0, None
+    while read is None:
+        try:
+            next(steps)
+        except StopIteration as end:
+            read = end.value
+        most = max(most, *done.values(), 0)
+        done.clear()
+    assert len(read) == 200
+    assert most == READ_AT_ONCE
