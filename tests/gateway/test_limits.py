@@ -23,6 +23,7 @@ from twinbus.broker.embedded import EmbeddedBroker
 from twinbus.broker.faults import Fault
 from twinbus.broker.links.client_limits import OUTPUT_BYTES_MAX, TURN_BYTES_MAX
 from twinbus.broker.links.peer import Peer
+from twinbus.gateway.primary_connections import CONNECTIONS_MAX
 from twinbus.gateway.relayed_links import WINDOW_BYTES
 from twinbus.gateway.sending import BATCHED_BYTES, PENDING_BYTES_MAX
 
@@ -191,7 +192,7 @@ async def test_a_hundred_closed_connections_leave_nothing() -> None:
         gc.collect()
         assert [one() for one in kept if one() is not None] == []
         assert (server.pending.count, server.pending.size_bytes) == (0, 0)
-        assert server.primary.pool("orders").users == 0
+        assert [each.pool("orders").users for each in server.primary] == [0] * CONNECTIONS_MAX
 
 
 def owners(peer: Peer) -> list[object]:

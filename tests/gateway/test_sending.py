@@ -172,19 +172,19 @@ async def test_the_link_to_an_entity_is_closed_after_its_last_sender(
     async with gateway_world("orders") as world:
         async with world.client() as client, client.get_queue_sender("orders") as sender:
             await sender.send_messages(ServiceBusMessage("one"))
-        await until(lambda: not world.server.primary.pools)
+        await until(lambda: not any(each.pools for each in world.server.primary))
         async with world.client() as client, client.get_queue_sender("orders") as sender:
             await sender.send_messages(ServiceBusMessage("two"))
         assert await world.received("orders", 2) == ["one", "two"]
 
 
-async def test_a_client_that_sends_beyond_its_credit_does_not_cut_off_the_others() -> None:
-    """All clients share the connection to the primary on which the answers come."""
+async def test_a_client_that_sends_beyond_its_credit_keeps_the_connection_to_the_primary() -> None:
     count = CREDIT + CREDIT
     async with gateway_world("orders", attempt_timeout=30) as world:
         sender = await world.sender("orders")
         await sender.send(message("first"))
-        connection = await world.server.primary.opened()
+        (upstream,) = world.server.primary
+        connection = await upstream.opened()
         world.primary.add_fault(Fault(kind="delay", entity="orders", delay_ms=500))
         sends = []
         for number in range(count):
@@ -192,8 +192,29 @@ async def test_a_client_that_sends_beyond_its_credit_does_not_cut_off_the_others
             sends.append(sender.send(message(f"m{number}")))
         async with asyncio.timeout(60):
             await asyncio.gather(*sends)
-        assert await world.server.primary.opened() is connection
+        assert await upstream.opened() is connection
         assert world.gateway.pair.status().entities["orders"].sent == count + 1
+
+
+async def test_a_client_whose_sends_the_primary_does_not_answer_in_time_stops_no_other() -> None:
+    async with gateway_world("orders", attempt_timeout=30) as world:
+        slow, other = await world.sender("orders"), await world.sender("orders")
+        await slow.send(message("first"))
+        await other.send(message("second"))
+        first, *_ = world.server.primary
+        transport = (await first.opened()).transport
+        assert transport is not None
+        assert transport.socket is not None
+        transport.socket.pause_reading()
+        late = asyncio.ensure_future(slow.send(message("third")))
+        async with asyncio.timeout(10):
+            for number in range(20):
+                await other.send(message(f"m{number}"))
+        assert not late.done()
+        transport.socket.resume_reading()
+        async with asyncio.timeout(10):
+            await late
+        assert world.gateway.pair.status().entities["orders"].sent == 23
 
 
 COUNT = 20

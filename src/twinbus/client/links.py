@@ -122,6 +122,11 @@ class UpstreamConnection:
         return "lost" if self._failure is not None or self.heard_at else "unused"
 
     @property
+    def is_busy(self) -> bool:
+        """Whether the namespace has transfers without an answer."""
+        return any(self._in_flight.values())
+
+    @property
     def is_lost(self) -> bool:
         """Whether the connection is lost, though its links may not know it yet."""
         return self._connection is not None and self._connection.lost.done()

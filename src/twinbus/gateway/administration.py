@@ -24,8 +24,7 @@ from twinbus.broker.admin.atom import CONTENT_TYPE, ERROR_CONTENT_TYPE, render_e
 from twinbus.broker.http import BODY_BYTES_MAX, admin_request, read_body
 from twinbus.broker.refusals import Refusal
 from twinbus.client.administration import NotAnswered, host_header, http_connection, token_for
-from twinbus.gateway.addresses import with_host
-from twinbus.gateway.descriptions import CheckedDescription, checked_description
+from twinbus.gateway.descriptions import CheckedDescription, checked_description, with_host
 from twinbus.gateway.relay import require_plain
 from twinbus.namespace.address import bracketed
 

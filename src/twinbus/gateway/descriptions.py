@@ -2,7 +2,10 @@
 
 The primary acts on it with the gateway's credential. So it gets what was read here, written anew:
 no byte of the client's, no declared encoding, no document type. No other way of reading it leads to
-a destination that was not checked. Pure.
+a destination that was not checked.
+
+A client knows the gateway's host only. What it puts into ForwardTo must name the primary, which
+forwards within itself, and what the primary answers must name the gateway. Pure.
 """
 
 from __future__ import annotations
@@ -28,6 +31,14 @@ DEPTH_MAX: Final = 32
 
 _ADDRESS: Final = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*://[A-Za-z0-9.:\[\]-]{1,260}/)?(.*?)/?")
 """A destination as SDKs write it: the entity's name, or that behind the host of the namespace."""
+
+_PLACES: Final = re.compile(
+    rb"(<(?:\w+:)?(?:id|ForwardTo|ForwardDeadLetteredMessagesTo)(?:\s[^<>]*)?>|\shref=\")"
+    rb"(\s*[A-Za-z]+://)([^/?#<>\"&\s]+)"
+)
+"""Where a description has an address of its namespace: what is before it, its scheme, its host."""
+
+_HOST: Final = re.compile(r"[A-Za-z0-9.:\[\]-]{1,260}", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,3 +128,16 @@ class _Rewriting:
         if header in self.found:
             raise ArgumentInvalid(f"the request body has {element} twice")
         self.found[header] = path
+
+
+def with_host(body: bytes, old: str, new: str) -> bytes:
+    """The body with addresses on the host `old` as addresses on `new`; others stay as they are."""
+    if not _HOST.fullmatch(new):
+        return body  # It is a header of the client.
+    before, after = old.lower().encode(), new.encode()
+
+    def place(found: re.Match[bytes]) -> bytes:
+        start, scheme, host = found.groups()
+        return start + scheme + (after if host.lower() == before else host)
+
+    return _PLACES.sub(place, body)

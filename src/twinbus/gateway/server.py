@@ -27,6 +27,7 @@ from twinbus.broker.profile import LAPTOP
 from twinbus.broker.refusals import NotAllowed, NotSupported, Refusal, ServerBusy, Unauthorized
 from twinbus.broker.sas import LISTEN, SEND, AccessPolicy
 from twinbus.client.links import LinkPool, UpstreamConnection
+from twinbus.gateway.primary_connections import PrimaryConnections
 from twinbus.gateway.relay import PrimaryRelay, require_plain
 from twinbus.gateway.relay_records import RelayRecords
 from twinbus.gateway.relayed_links import RelayedReceiver, RelayedReplies, RelayedRequests
@@ -66,7 +67,7 @@ class GatewayLinks:
         self,
         context: PeerContext,
         paired: PairedClient,
-        primary: UpstreamConnection,
+        primary: PrimaryConnections,
         pending: PendingSends,
         twins: GatewayTwins | None = None,
     ) -> None:
@@ -95,7 +96,7 @@ class GatewayLinks:
         if destination is not None:
             # What was checked goes to the primary, with our credential, and not what was sent.
             link.properties = {**link.properties, Symbol(TRANSFER_DESTINATION): destination}
-        pool = self._primary.pool(path)
+        pool = self._primary.of(client, path).pool(path)
         target = self._paired.target(path, pool, _name_of(client))
         sending = GatewaySendingLink(
             self._pending,
@@ -218,6 +219,7 @@ class GatewayLinks:
 
     def disconnected(self, client: LinkClient) -> None:
         self._pending.forget(client)
+        self._primary.forget(client)
         if self._twins is not None:
             self._twins.disconnected(client)
         relay = self._relays.pop(client, None)
@@ -288,7 +290,9 @@ class GatewayServer:
         state = client.state
         answer_s = state.policy.attempt_timeout_s
         connect = state.environment.connect
-        self.primary = UpstreamConnection(state.primary, answer_s, connect)
+        self.primary = PrimaryConnections(
+            partial(UpstreamConnection, state.primary, answer_s, connect)
+        )
         self.secondary = UpstreamConnection(state.secondary, answer_s, connect)
         self.peers: set[Peer] = set()
         self._watch = TokenWatch(self, access.accepted_tokens)

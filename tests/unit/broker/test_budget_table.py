@@ -18,6 +18,7 @@ from twinbus.broker.links.transactions import OPEN_MAX
 from twinbus.broker.profile import LAPTOP
 from twinbus.broker.sas import GRANTS_MAX
 from twinbus.gateway.node_requests import UNANSWERED_MAX
+from twinbus.gateway.primary_connections import CONNECTIONS_MAX
 from twinbus.gateway.sending import PENDING_BYTES_MAX
 
 ROOT = Path(__file__).parents[3]
@@ -136,6 +137,13 @@ FIGURES: dict[tuple[str, str], list[tuple[int | None, tuple[str, str]]]] = {
         ),
         (budgets.PROCESS_SESSIONS, MANY_LINKS),
         (budgets.PROCESS_LINKS, MANY_LINKS),
+        (
+            CONNECTIONS_MAX,
+            (
+                "../gateway/test_primary_connections.py",
+                "test_clients_beyond_the_bound_share_those_that_fewest_have",
+            ),
+        ),
     ],
 }
 

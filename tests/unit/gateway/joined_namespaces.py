@@ -16,6 +16,7 @@ from twinbus.broker.sas import ALL_RIGHTS
 from twinbus.broker.server import BrokerServer
 from twinbus.broker.storage.store import MemoryStore
 from twinbus.client.connection import NamespaceConnection
+from twinbus.client.links import UpstreamConnection
 
 _STRING: Final = (
     "Endpoint=sb://localhost:{};SharedAccessKeyName=root;SharedAccessKey=a2V5;"
@@ -28,6 +29,11 @@ SECONDARY: Final = _STRING.format(2)
 def new_namespace(name: str = "primary") -> BrokerServer:
     rule = AuthorizationRule(key_name="root", primary_key="a2V5", rights=ALL_RIGHTS)
     return BrokerServer(name, MemoryStore(), [rule])
+
+
+def no_connection() -> UpstreamConnection:
+    """The connection for what clients send, where they send nothing."""
+    raise AssertionError("a client sent")
 
 
 class Pipe(JoinedTransport):

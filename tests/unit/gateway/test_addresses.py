@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from twinbus.gateway.addresses import with_host
+from twinbus.gateway.descriptions import with_host
 
 THERE, HERE = "localhost:5690", "contoso.servicebus.windows.net"
 ENTRY = (

@@ -23,6 +23,10 @@ BUDGETS: dict[str, tuple[str, str]] = {
         "sends without an answer, links at the namespaces, ANSWERING_BYTES, unsettled deliveries",
     ),
     # Links to the primary
+    "PrimaryConnections._of": (PROCESS, "connections"),
+    "PrimaryConnections._clients": (PROCESS, "connections of a gateway for sends"),
+    "PrimaryConnections._timers": (PROCESS, "connections of a gateway for sends"),
+    "PrimaryConnections._closing": (PROCESS, "CLOSE_S for each that was not used for UNUSED_S"),
     "PrimaryRelay.relayed": (CONNECTION, "links"),
     "PrimaryRelay._counted": (CONNECTION, "links, those at the namespaces included"),
     "PrimaryRelay._paths": (CONNECTION, "links, those at the namespaces included"),

@@ -23,7 +23,7 @@ from tests.unit.broker.links.one_client import (
     outcome_of,
     pairs,
 )
-from tests.unit.gateway.joined_namespaces import PRIMARY, join, new_namespace
+from tests.unit.gateway.joined_namespaces import PRIMARY, join, new_namespace, no_connection
 from twinbus.amqp.budgets import Budget
 from twinbus.amqp.events import (
     Attached,
@@ -54,6 +54,7 @@ from twinbus.client.receiving import SESSION_FILTER
 from twinbus.client.request_node import RequestRefused
 from twinbus.gateway import relay
 from twinbus.gateway.node_requests import UNANSWERED_MAX
+from twinbus.gateway.primary_connections import PrimaryConnections
 from twinbus.gateway.relay import SETTLING_BYTES, PrimaryRelay, Relayed
 from twinbus.gateway.relayed_links import (
     WINDOW,
@@ -540,7 +541,7 @@ class JoinedGateway:
         paired: Any = SimpleNamespace(state=state)
         self.pending = PendingSends("gateway", 5.0)
         context: Any = self.front
-        self._links = GatewayLinks(context, paired, cast("Any", None), self.pending)
+        self._links = GatewayLinks(context, paired, PrimaryConnections(no_connection), self.pending)
 
     def peer(self) -> Peer:
         return Peer(self.front, self._links)

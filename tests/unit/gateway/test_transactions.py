@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from twinbus.amqp.message import encode_message
 from twinbus.amqp.performatives import Accepted, Discharge, TransactionalState
 from twinbus.broker.links.peer import Peer
 from twinbus.client.connection import MACHINE
+from twinbus.gateway.primary_connections import PrimaryConnections
 from twinbus.gateway.sending import PendingSends
 from twinbus.gateway.server import GatewayLinks
 from twinbus.pairing.core.failover import Route
@@ -29,6 +31,14 @@ FAILED_OVER = (
     "A transaction needs the primary, and 'q' is failed over. The transaction is rolled back; "
     "try it again later, or send without one."
 )
+
+
+class Upstream:
+    """A connection to the primary with one link, which is not used."""
+
+    def __init__(self, pool: SimpleNamespace) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.pool = lambda _: pool
 
 
 class TransactingGateway(Transacting):
@@ -50,10 +60,12 @@ class TransactingGateway(Transacting):
         target = SimpleNamespace(entity=entity, state=state)
         pool = SimpleNamespace(is_ready=True, users=0, limit_bytes=2**18, release=lambda: None)
         paired: Any = SimpleNamespace(state=state, target=lambda *_: target)
-        upstream: Any = SimpleNamespace(pool=lambda _: pool)
+        upstream: Any = Upstream(pool)
         self.pending = PendingSends("gateway", 5.0)
         context: Any = self.front
-        self._links = GatewayLinks(context, paired, upstream, self.pending)
+        self._links = GatewayLinks(
+            context, paired, PrimaryConnections(lambda: upstream), self.pending
+        )
         super().__init__(primary, self)
 
     def peer(self) -> Peer:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from tests.unit.broker.fakes import facts, incoming
 from tests.unit.broker.links.joined import JoinedClient, new_server
-from tests.unit.gateway.joined_namespaces import PRIMARY, SECONDARY, join_both, new_namespace
+from tests.unit.gateway.joined_namespaces import (
+    PRIMARY,
+    SECONDARY,
+    join_both,
+    new_namespace,
+    no_connection,
+)
 from twinbus import SendAvailabilityOptions
 from twinbus.amqp.events import DeliveryArrived, Detached, Disposed, Event
 from twinbus.amqp.link import ReceiverLink
@@ -20,6 +26,7 @@ from twinbus.amqp.session import Session
 from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.links.peer import Peer
 from twinbus.client.connection import MACHINE, Environment
+from twinbus.gateway.primary_connections import PrimaryConnections
 from twinbus.gateway.sending import PendingSends
 from twinbus.gateway.server import GatewayLinks
 from twinbus.gateway.twins import GatewayTwins
@@ -72,7 +79,9 @@ class TwinWorld:
             )
         )
         context: Any = self.front
-        self.links = GatewayLinks(context, paired, cast("Any", None), self.pending, self.twins)
+        self.links = GatewayLinks(
+            context, paired, PrimaryConnections(no_connection), self.pending, self.twins
+        )
         self.client = JoinedClient(self)
         self.session: Session
         self.link: ReceiverLink
