@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
+from azure.servicebus import ServiceBusClient
+
 from tests.end_to_end import syphon_worker
 from tests.end_to_end.raw_client import RawClient, batch
 from tests.official_sdk import administration
@@ -32,6 +34,7 @@ from twinbus.amqp.message import (
     split,
 )
 from twinbus.amqp.types import Int, Symbol
+from twinbus.client.lock_validity import STOPPED_MARK
 from twinbus.client.peeking import open_connection
 from twinbus.namespace.access import endpoint_of
 from twinbus.transfer.sections import to_backlog_sections
@@ -39,9 +42,6 @@ from twinbus.transfer.sections import to_backlog_sections
 REPOSITORY = Path(__file__).parents[2]
 LOCK = timedelta(seconds=5)
 """The shortest there is, so that what a killed syphon has locked comes back soon."""
-
-LEASE_LOCK = timedelta(seconds=10)
-"""The syphon that follows a killed one waits for 0.8 of it."""
 
 RELAXED = [f"contoso/x-servicebus-transfer/{index}" for index in range(2)]
 STRICT = [f"ordered/x-servicebus-transfer/{index}" for index in range(2)]
@@ -182,7 +182,7 @@ class SyphonWorld:
         with administration(self.secondary.connection_string()) as admin:
             for queue in RELAXED + STRICT:
                 admin.create_queue(queue, max_delivery_count=2**31 - 1, lock_duration=LOCK)
-            admin.create_queue(LEASES, requires_session=True, lock_duration=LEASE_LOCK)
+            admin.create_queue(LEASES, requires_session=True, lock_duration=timedelta(seconds=30))
         self.syphon = SyphonProcess(
             {
                 "primary": self.primary.connection_string(),
@@ -192,6 +192,13 @@ class SyphonWorld:
             }
         )
         return self
+
+    def say_that_the_syphon_is_dead(self) -> None:
+        """Else the next one waits for 24 s: it cannot know that."""
+        with ServiceBusClient.from_connection_string(self.secondary.connection_string()) as client:
+            for index in range(len(STRICT)):
+                with client.get_queue_receiver(LEASES, session_id=str(index)) as receiver:
+                    receiver.session.set_state(STOPPED_MARK)
 
     def __exit__(self, *_: object) -> None:
         self.syphon.kill9()

@@ -43,6 +43,7 @@ class Round:
 def kill_syphon(world: SyphonWorld) -> set[str]:
     world.syphon.kill9()
     allowed = world.in_both()
+    world.say_that_the_syphon_is_dead()
     world.syphon.start()
     return allowed
 
