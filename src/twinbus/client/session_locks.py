@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -104,6 +104,8 @@ class _Lock:
         self.is_marked = False
         """The session's state says that this program acts, or needs not to."""
         self.is_announced = False
+        self.is_unfinished = False
+        """At the close, something that was done with it had no answer."""
         self.is_taken = False
         """Another program had it at an attempt since this one could use it."""
         self.link_name = ""
@@ -149,9 +151,15 @@ class SessionLocks:
         """Start to acquire the locks, and keep trying."""
         self._task = asyncio.create_task(self._keep(), name="session locks")
 
-    async def close(self) -> None:
-        """Release the locks; others can acquire them at once, and act: this program has stopped."""
+    async def close(self, unfinished: Collection[str] = ()) -> None:
+        """Release the locks; others can acquire them at once, and act: this program has stopped.
+
+        What it did with the locks named in `unfinished` may still take effect: their next holders
+        wait, as after a program that was cut off.
+        """
         task, self._task = self._task, None
+        for name in unfinished:
+            self._locks[name].is_unfinished = True
         if task is not None:
             task.cancel()
             await asyncio.wait({task})
@@ -306,8 +314,8 @@ class SessionLocks:
 
     async def _say_stopped(self, connection: NamespaceConnection, lock: _Lock) -> None:
         """Leave the mark of a program that has stopped, if this one is being closed."""
-        is_closing = self._task is None
-        if not (is_closing and self._terms.alone and lock.is_announced):
+        is_stopped = self._task is None and not lock.is_unfinished
+        if not (is_stopped and self._terms.alone and lock.is_announced):
             return
         self._lose(lock, GIVEN_BACK)
         asking = asyncio.create_task(self._write_mark(connection, lock, STOPPED_MARK))

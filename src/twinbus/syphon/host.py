@@ -187,7 +187,8 @@ class SyphonHost:
             if relay.pump.pace is not None:
                 relay.pump.pace.leave()
         if self.leases is not None:
-            await self.leases.close()
+            unfinished = {relay.queue for relay in self.relays if relay.is_unfinished}
+            await self.leases.close(unfinished.intersection(self.queues))
 
     def pause(self, why: str = ASKED) -> None:
         """Receive nothing more and release what was not sent; what was sent is completed."""

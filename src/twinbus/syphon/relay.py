@@ -133,6 +133,8 @@ class Relay:
         self._flushing = False
         self._wake_timer: asyncio.TimerHandle | None = None
         self._running: list[asyncio.Task[None]] = []
+        self.is_unfinished = False
+        """At the close something had no answer yet: the primary may still store it."""
         requests, start = self.requests, self.requests.start
         self._performers: dict[type, Callable[[Any], None]] = {
             actions.Forward: self._forward,
@@ -198,6 +200,7 @@ class Relay:
             if not self.pump.in_flight and not (is_coming and self._now() < began + DRAINED_S):
                 break
             await asyncio.sleep(SETTLE_S)
+        self.is_unfinished = self.pump.in_flight > 0
         if self._wake_timer is not None:
             self._wake_timer.cancel()
         for task in self._running:

@@ -329,6 +329,20 @@ def test_a_close_does_not_wait_for_a_service_that_hangs(service: Service) -> Non
     run_virtual(hold())
 
 
+def test_the_next_holder_waits_if_this_one_ends_with_a_message_that_had_no_answer(
+    service: Service,
+) -> None:
+    async def hold() -> None:
+        leases = leases_of(service, Records())
+        leases.start()
+        await asyncio.sleep(100.0)
+        await leases.close(unfinished={QUEUE})
+
+    run_virtual(hold())
+    assert str(service.state).startswith("b'held by")
+    assert service.detached == ["contoso/x-twinbus-lease-0"]
+
+
 def test_a_queue_with_another_name_has_a_lease_of_its_own() -> None:
     assert lease_address("backlog") == ("backlog/x-twinbus-lease", "0")
 

@@ -166,6 +166,19 @@ async def test_a_backlog_queue_that_is_gone_for_good_is_not_tried_every_few_seco
     await relay.close()
 
 
+async def test_a_relay_that_ends_with_an_unanswered_message_says_so() -> None:
+    place = endpoint_of(nobody_there())
+    for is_answered in (False, True):
+        world = opened(count=2)
+        world.accept()
+        if is_answered:
+            world.accept()
+            world.confirm(2)
+        relay = Relay(place, place, "queue", pump=world.pump, ledger=NullLedger())
+        await relay.close()
+        assert relay.is_unfinished is not is_answered
+
+
 def answer_all_but_hung(world: World) -> None:
     """Both namespaces answer all that they were asked, but for the attach to one destination."""
     world.deliver(100)
