@@ -104,8 +104,8 @@ class _Lock:
         self.is_marked = False
         """The session's state says that this program acts, or needs not to."""
         self.is_announced = False
-        self.is_unfinished = False
-        """At the close, something that was done with it had no answer."""
+        self.has_stopped = False
+        """It is given back, and nothing that was done with it is left without an answer."""
         self.is_taken = False
         """Another program had it at an attempt since this one could use it."""
         self.link_name = ""
@@ -158,11 +158,19 @@ class SessionLocks:
         wait, as after a program that was cut off.
         """
         task, self._task = self._task, None
-        for name in unfinished:
-            self._locks[name].is_unfinished = True
-        if task is not None:
-            task.cancel()
-            await asyncio.wait({task})
+        if task is None:
+            return
+        # In their order: a group would cancel them in one that is never the same.
+        stopping = []
+        for lock in self._locks.values():
+            if lock.task is not None and lock.name not in unfinished:
+                lock.has_stopped = True
+                lock.task.cancel()
+                stopping.append(lock.task)
+        if stopping:
+            await asyncio.wait(stopping)
+        task.cancel()
+        await asyncio.wait({task})
 
     def add(self, name: str, address: LockAddress) -> None:
         """Acquire one more lock, and keep trying."""
@@ -313,9 +321,8 @@ class SessionLocks:
         await self._ask(connection, lock, "set-session-state", **{"session-state": mark})
 
     async def _say_stopped(self, connection: NamespaceConnection, lock: _Lock) -> None:
-        """Leave the mark of a program that has stopped, if this one is being closed."""
-        is_stopped = self._task is None and not lock.is_unfinished
-        if not (is_stopped and self._terms.alone and lock.is_announced):
+        """Leave the mark of a program that has stopped, if this one has."""
+        if not (lock.has_stopped and self._terms.alone and lock.is_announced):
             return
         self._lose(lock, GIVEN_BACK)
         asking = asyncio.create_task(self._write_mark(connection, lock, STOPPED_MARK))

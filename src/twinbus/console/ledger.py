@@ -160,7 +160,7 @@ def erase(
 def show_lines(
     message_id: Annotated[str, option("ID", "Id of the message.")], given: TablesOptions
 ) -> int:
-    """Show the records of one message, with the file and the line of each.
+    """Show the records of one message, by file and line.
 
     It reads what the tables hold, and their files for the numbers of the lines. This starts no
     Spark.
