@@ -68,6 +68,9 @@ def test_ten_thousand_new_worlds(chunk: int) -> None:
 def test_a_planted_bug_is_found(name: str) -> None:
     planted, checker = {**PLANTED, **PLANTED_IN_STRICT}[name]
     for seed in range(MUTATION_SEEDS):
+        # The other worlds would take long and show nothing.
+        if name in PLANTED_IN_STRICT and "session_order" not in draw_world(Random(seed)).options:
+            continue
         violations = simulate(seed, planted).violations
         if any(text.startswith(f"{checker}:") for text in violations):
             # Seen with `-rP`.
