@@ -39,7 +39,7 @@ ROUND_LIMIT_S = 300.0
 SHORT_LOCK_S = 10.0
 """A killed receiver leaves locked messages behind, which wait for the end of their locks."""
 
-LANGUAGES = ("go", "javascript", "java")
+LANGUAGES = ("go", "javascript", "java", "python")
 PRIMARY, SECONDARY = 0, 1
 
 
