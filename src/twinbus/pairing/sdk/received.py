@@ -129,14 +129,21 @@ def require_settleable(message: Any, action: str, mode: ServiceBusReceiveMode) -
 
 
 def require_unexpired(message: ServiceBusReceivedMessage) -> None:
-    """Raise MessageLockLostError if the lock of a message without a session has ended."""
+    """Raise MessageLockLostError if the lock of a message without a session has ended.
+
+    A lock that had ended when its message came says that our clock is ahead of the service's. Then
+    the service decides: no message could ever be settled otherwise.
+    """
     until_ms = _annotations_of(message).get(_LOCKED)
     # Until it is read or renewed, the end that came with the message is enough.
     is_unread = message._expiry is None and type(until_ms) is int
     if is_unread and until_ms > time.time_ns() // 1_000_000:
         return
     until = message.locked_until_utc
-    if until is not None and until <= datetime.now(UTC):
+    if until is None or until > datetime.now(UTC):
+        return
+    came_ms = message._received_timestamp_utc.timestamp() * 1_000
+    if type(until_ms) is not int or until_ms > came_ms:
         raise MessageLockLostError(
             message="The lock on the message lock has expired.", error=message.auto_renew_error
         )
@@ -173,6 +180,7 @@ class PairedSession(ServiceBusSession):
     def __init__(self, session_id: Any, receiver: Any) -> None:
         super().__init__(session_id, receiver)
         self._owner: SessionOwner = receiver
+        self._is_clock_ahead = False
 
     async def get_state(
         self,
@@ -216,9 +224,16 @@ class PairedSession(ServiceBusSession):
         self.locked(until)
 
     def locked(self, until: datetime | None) -> None:
+        """The service has just given or renewed the lock."""
         self._locked_until_utc = until  # type: ignore[assignment]
+        self._is_clock_ahead = until is not None and until <= datetime.now(UTC)
         if self._session_start is None:
             self._session_start = datetime.now(UTC)  # type: ignore[assignment]
+
+    @property
+    def _lock_expired(self) -> bool:
+        # By our clock, unless that is ahead of the service's: then the service decides.
+        return not self._is_clock_ahead and super()._lock_expired
 
     @property
     def is_lost(self) -> bool:

@@ -33,6 +33,7 @@ from twinbus.pairing.core.sides import Side
 from twinbus.pairing.sdk import making
 from twinbus.pairing.sdk.failures import sdk_error
 from twinbus.pairing.sdk.received import (
+    PairedSession,
     Undecodable,
     lock_token_of,
     mark_renewed,
@@ -112,6 +113,7 @@ def locked_for(seconds: float) -> Any:
 @pytest.mark.parametrize("is_read", [False, True])
 def test_a_lock_has_ended_by_its_own_end_or_by_that_of_its_renewal(is_read: bool) -> None:
     held, ended = locked_for(60), locked_for(-1)
+    ended._received_timestamp_utc -= timedelta(seconds=2)
     if is_read:
         assert held.locked_until_utc > ended.locked_until_utc
     require_unexpired(held)
@@ -122,6 +124,25 @@ def test_a_lock_has_ended_by_its_own_end_or_by_that_of_its_renewal(is_read: bool
     mark_renewed(held, datetime.now(UTC) - timedelta(seconds=1))
     with pytest.raises(MessageLockLostError):
         require_unexpired(held)
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_the_service_judges_a_lock_that_had_ended_when_its_message_came(is_read: bool) -> None:
+    one = locked_for(-300)
+    if is_read:
+        assert one.locked_until_utc < datetime.now(UTC)
+    require_unexpired(one)
+    mark_renewed(one, datetime.now(UTC) - timedelta(seconds=240))
+    require_unexpired(one)
+
+
+def test_a_session_whose_lock_has_ended_by_a_clock_that_is_ahead_is_not_lost() -> None:
+    session = PairedSession("a", Receiver())
+    session.opened("a", datetime.now(UTC) - timedelta(seconds=240))
+    assert not session.is_lost
+    session.locked(datetime.now(UTC) + timedelta(seconds=60))
+    session._locked_until_utc = datetime.now(UTC) - timedelta(seconds=1)
+    assert session.is_lost
 
 
 def test_a_message_that_the_sdk_cannot_decode() -> None:
