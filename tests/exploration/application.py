@@ -1,4 +1,4 @@
-"""An application of an explored world: one pair, one entity, one sender.
+"""An application of an explored world: one pair, one entity of its own, one sender.
 
 Every decision is the shipped core's. What is here performs the steps of a call and the actions of
 a failover in the order in which the shells do (pairing/sending).
@@ -56,7 +56,10 @@ from twinbus.status.document import EntityState
 if TYPE_CHECKING:
     from tests.exploration.world import World
 
-ENTITY = "orders"
+ENTITIES = ("orders", "bills")
+"""One for each application."""
+
+ENTITY = ENTITIES[0]
 SESSION = "a"
 FAILOVER_S = 10.0
 PING_S = 5.0
@@ -83,11 +86,12 @@ def no_chance() -> float:
 
 
 class Application:
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, world: World, name: str, place: int) -> None:
         self.world = world
         self.name = name
-        self.path = ENTITY
-        self.next_message = 1
+        self.path = ENTITIES[place]
+        self.next_message = place * world.settings.messages + 1
+        self.last_message = (place + 1) * world.settings.messages
         self.start()
 
     def start(self) -> None:
@@ -123,7 +127,7 @@ class Application:
 
     def actions(self) -> list[tuple[Any, ...]]:
         found: list[tuple[Any, ...]] = []
-        if self.call is None and self.next_message <= self.world.settings.messages:
+        if self.call is None and self.next_message <= self.last_message:
             found.append(("begin",))
         if self.attempt is not None:
             found += self._attempt_actions(self.attempt)
@@ -446,11 +450,11 @@ class Application:
 
     @property
     def is_done(self) -> bool:
-        return self.is_quiet and self.next_message > self.world.settings.messages
+        return self.is_quiet and self.next_message > self.last_message
 
     @property
     def has_sent(self) -> bool:
-        return self.call is None and self.next_message > self.world.settings.messages
+        return self.call is None and self.next_message > self.last_message
 
     def rest(self) -> None:
         """Everything is sent: have what only a call needs as it was at the start."""

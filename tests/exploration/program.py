@@ -73,8 +73,9 @@ class Relay:
         self._memory: Memory | None = Memory(pump)
         self.pickled = b""
         self.connected: set[str] = set()
-        self.attaching = False
-        self.attached = False
+        self.attaching: set[str] = set()
+        """Destinations."""
+        self.attached: set[str] = set()
         self.credit = 0
         self.lost: set[str] = set()
         """Sides whose answers to what is in flight do not come."""
@@ -97,7 +98,7 @@ class Relay:
         """Forget all of it: there will be nothing to do."""
         self.is_over, self.pickled = True, b""
         self.connected, self.lost = {"primary", "secondary"}, set()
-        self.attaching = self.attached = False
+        self.attaching, self.attached = set(), set()
         self.credit = self.to_settle = 0
         self.timer_at, self.ticked_at = None, float("-inf")
 
@@ -125,7 +126,7 @@ class Relay:
         if self.is_over:
             return found
         if self._answers("primary"):
-            found += [("attach",)] if self.attaching else []
+            found += [("attach", path) for path in sorted(self.attaching)]
             found += [("accept",)] if self.sending else []
             if self.sending and self.world.left["answer"]:
                 found.append(("FAULT_lose_accept",))
@@ -187,7 +188,7 @@ class Relay:
         now = self.world.now
         if side == "primary":
             self._sent_may_be_stored()
-            self.attaching = self.attached = False
+            self.attaching, self.attached = set(), set()
             self._perform(self.pump.primary_down(now))
         else:
             self._settlements_may_be_done()
@@ -206,10 +207,13 @@ class Relay:
         for stored in self.world.queues[self.queue].stored:
             stored.is_renewed = False
 
-    def _sent_may_be_stored(self) -> None:
+    def _sent_may_be_stored(self, path: str | None = None) -> None:
+        """Forget what was sent to a destination, or to all of them."""
         sent, self.memory.sent = self.memory.sent, []
         for message in sent:
-            if QUESTIONS.ask(2):
+            if path is not None and message.path != path:
+                self.memory.sent.append(message)
+            elif QUESTIONS.ask(2):
                 self._arrive(message)
 
     def _settlements_may_be_done(self) -> None:
@@ -220,11 +224,12 @@ class Relay:
 
     # The primary
 
-    def attach(self) -> None:
+    def attach(self, path: str) -> None:
         now = self.world.now
-        self.attaching, self.attached = False, True
-        self._perform(self.pump.attached("orders", 0, now))
-        self._perform(self.pump.granted("orders", LINK_CREDIT, now))
+        self.attaching.discard(path)
+        self.attached.add(path)
+        self._perform(self.pump.attached(path, 0, now))
+        self._perform(self.pump.granted(path, LINK_CREDIT, now))
 
     def _arrive(self, message: BacklogMessage) -> None:
         self.world.take(int(message.message_id or 0))
@@ -233,7 +238,7 @@ class Relay:
         message = self.memory.sent.pop(0)
         self._arrive(message)
         self._perform(self.pump.accepted([message], self.world.now))
-        self._perform(self.pump.granted("orders", LINK_CREDIT, self.world.now))
+        self._perform(self.pump.granted(message.path, LINK_CREDIT, self.world.now))
 
     def lose_accept(self) -> None:
         """The primary takes the message, or does not, and its connection is silent from now on."""
@@ -260,7 +265,7 @@ class Relay:
             self.credit -= 1
         message = BacklogMessage(token, 100)
         message.sequence_number, message.enqueued_ms = stored.number, 1_000 + stored.number
-        message.path = message.destination = "orders"
+        message.path = message.destination = self.world.entity_of(stored.serial)
         message.session, message.message_id = stored.session, str(stored.serial)
         message.wire, message.lock_s = b"wire", LOCK_S
         return message
@@ -298,7 +303,9 @@ class Relay:
 
     def _entries(self, start: int) -> list[PeekedEntry]:
         return [
-            PeekedEntry(each.number, "orders", each.session, each.is_deferred)
+            PeekedEntry(
+                each.number, self.world.entity_of(each.serial), each.session, each.is_deferred
+            )
             for each in self.world.queues[self.queue].stored
             if each.number >= start
         ]
@@ -322,10 +329,11 @@ class Relay:
             case GrantCredit():
                 self.credit = action.credit
             case OpenDestination():
-                self.attaching = True
+                self.attaching.add(action.path)
             case CloseDestination():
-                self._sent_may_be_stored()
-                self.attaching = self.attached = False
+                self._sent_may_be_stored(action.path)
+                self.attaching.discard(action.path)
+                self.attached.discard(action.path)
             case Forward():
                 self.world.check_turn(self, action.message)
                 self.memory.sent.append(action.message)

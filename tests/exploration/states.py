@@ -102,12 +102,10 @@ LEFT_OUT: Final = {
     "_QueueUse": {"reason"},
     "BacklogMessage": {
         "delivery_id",
-        "destination",
         "enqueued_ms",
         "epoch",
         "fault",
         "is_left",
-        "message_id",
         "path",
         "received_at",
         "size_bytes",

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from tests.exploration.application import SESSION, Application
+from tests.exploration.application import ENTITIES, SESSION, Application
 from tests.exploration.explorer import Violation
 from tests.exploration.program import LOCK_S, Relay
 from twinbus.pairing.core import attempts, backlog, failover, secondary
@@ -24,12 +24,17 @@ SPENT_MAX: Final = 2
 
 BOTH: Final = frozenset({"primary", "secondary"})
 
+APPLICATIONS: Final = ("application", "application 2")
+
 
 @dataclass(frozen=True)
 class Settings:
     """What a world has, and how many faults of each kind may happen."""
 
+    senders: int = 1
+    """Applications, each with an entity of its own."""
     messages: int = 1
+    """Of each sender."""
     stored: int = 0
     """How many of them are in a backlog queue from the start."""
     queues: int = 2
@@ -92,7 +97,10 @@ class World:
         """Messages whose sender has given them up: which, where and until when they may arrive."""
         self.acked: list[int] = []
         self.tokens = 0
-        self.application = Application(self, "application")
+        self.applications = {
+            name: Application(self, name, place)
+            for place, name in enumerate(APPLICATIONS[: settings.senders])
+        }
         self.relays = {name: Relay(self, "syphon", name) for name in self.queue_names}
         for relay in self.relays.values():
             relay.connect("primary")
@@ -102,7 +110,7 @@ class World:
         for serial in range(1, settings.stored + 1):
             self.store(self.queue_names[0], serial)
             self.acked.append(serial)
-        self.application.next_message += settings.stored
+        self.applications[APPLICATIONS[0]].next_message += settings.stored
 
     # What the parts ask
 
@@ -112,6 +120,9 @@ class World:
     @staticmethod
     def side_of(place: str) -> str:
         return "primary" if place == "primary" else "secondary"
+
+    def entity_of(self, serial: int) -> str:
+        return ENTITIES[(serial - 1) // self.settings.messages]
 
     def new_token(self) -> bytes:
         self.tokens += 1
@@ -147,20 +158,19 @@ class World:
 
     def ordered_queues(self) -> list[str]:
         """The backlog queues in an order that does not depend on their names."""
-        kept = self.application.choice.kept
+        applications = self.applications.values()
 
         def signature(name: str) -> Any:
-            relay, rotation = self.relays[name], self.application.rotation
-            queue = self.queues[name]
+            relay, queue = self.relays[name], self.queues[name]
             return (
-                name != kept,
-                not rotation.is_in(name, self.now),
+                [name != each.choice.kept for each in applications],
+                [not each.rotation.is_in(name, self.now) for each in applications],
                 [(s.serial, s.state, s.was_deferred) for s in queue.stored],
                 queue.last,
                 sorted(relay.connected),
                 sorted(relay.lost),
-                relay.attaching,
-                relay.attached,
+                sorted(relay.attaching),
+                sorted(relay.attached),
                 relay.credit,
                 relay.sending,
                 relay.to_settle,
@@ -185,7 +195,9 @@ class World:
             # once the syphon waits, and those of the syphon at any time.
             return syphon + self._faults(("syphon",))
         found: list[tuple[Any, ...]] = [
-            (_marked(action), "application", *action) for action in self.application.actions()
+            (_marked(action), name, *action)
+            for name, application in self.applications.items()
+            for action in application.actions()
         ]
         found += syphon
         found += [("", "arrive", at) for at in range(len(self.late)) if self._is_up(at)]
@@ -202,7 +214,7 @@ class World:
             found.append(("", "mend"))
         if self._time_may_pass():
             found.append(("", "pass_time"))
-        return found + self._faults(("application", "syphon"))
+        return found + self._faults((*self.applications, "syphon"))
 
     def _faults(self, processes: tuple[str, ...]) -> list[tuple[Any, ...]]:
         # Nothing can happen to what is over.
@@ -232,7 +244,7 @@ class World:
         return found
 
     def _deadlines(self) -> list[float]:
-        found = self.application.deadlines()
+        found = [at for each in self.applications.values() for at in each.deadlines()]
         for relay in self.relays.values():
             found += relay.deadlines()
         found += [until for *_, until in self.late]
@@ -252,24 +264,25 @@ class World:
 
     def _due(self) -> list[float]:
         """Deadlines that hold time up until their action was taken."""
-        application = self.application
-        found = [application.failover.timer_at]
-        if application.attempt is not None:
-            found.append(application.attempt.until)
-        if application.waits_for is not None:
-            found.append(application._wake_at())
-        if application.ping is not None:
-            found.append(application.ping.began + secondary.LONGEST_PACE_S)
+        found: list[float | None] = []
+        for application in self.applications.values():
+            found.append(application.failover.timer_at)
+            if application.attempt is not None:
+                found.append(application.attempt.until)
+            if application.waits_for is not None:
+                found.append(application._wake_at())
+            if application.ping is not None:
+                found.append(application.ping.began + secondary.LONGEST_PACE_S)
         relays = self.relays.values()
         found += [relay.timer_at for relay in relays if relay.ticked_at < self.now]
         return [each for each in found if each is not None]
 
     def perform(self, action: tuple[Any, ...]) -> None:
         match action[1:]:
-            case ("application", name, *given):
-                self._of_application(name, *given)
             case ("syphon", queue, name, *given):
                 getattr(self.relays[queue], _method(name))(*given)
+            case (process, name, *given) if process in self.applications:
+                self._of_application(process, name, *given)
             case (name, *given):
                 getattr(self, f"_{name}")(*given)
         for relay in self.relays.values():
@@ -278,17 +291,21 @@ class World:
 
     def _is_over(self, process: str) -> bool:
         """Whether a process can do nothing any more."""
-        if process == "application":
-            return self.application.is_done
+        if process in self.applications:
+            return self.applications[process].is_done
         return all(relay.is_over for relay in self.relays.values())
 
     def _forget_what_is_over(self) -> None:
         """Have what cannot matter any more as it was at the start: it would multiply the states."""
         if self._spent() >= SPENT_MAX:
             self.primary = list(dict.fromkeys(self.primary))
-        if self.settings.strict or not self.application.has_sent:
+        if self.settings.strict:
             return
-        self.application.rest()
+        for application in self.applications.values():
+            if application.has_sent:
+                application.rest()
+        if not all(each.has_sent for each in self.applications.values()):
+            return
         self.may_raise = True
         for name, relay in self.relays.items():
             is_awaited = any(place == name for _, place, _ in self.late)
@@ -297,9 +314,9 @@ class World:
         if self.cut is not None and self._is_over(self.cut[0]):
             self.cut = None
 
-    def _of_application(self, name: str, *given: Any) -> None:
+    def _of_application(self, process: str, name: str, *given: Any) -> None:
         renamed = {"wake": "wake_call", "scan": "begin_scan"}
-        getattr(self.application, renamed.get(name, _method(name)))(*given)
+        getattr(self.applications[process], renamed.get(name, _method(name)))(*given)
 
     # Steps of the world
 
@@ -340,7 +357,8 @@ class World:
     def _stop(self, side: str) -> None:
         self.may_stop.remove(side)
         self.up.discard(side)
-        self.application.lost_side(side)
+        for application in self.applications.values():
+            application.lost_side(side)
         for relay in self.relays.values():
             if side in relay.connected and not relay.is_over:
                 relay.disconnect(side)
@@ -352,13 +370,13 @@ class World:
     def _part(self, process: str, side: str) -> None:
         self.left["cut"] -= 1
         self.cut = (process, side)
-        if self.cut == ("application", "secondary"):
+        if process in self.applications and side == "secondary":
             self.may_raise = True
 
     def _crash(self, process: str) -> None:
         self.left["crash"] -= 1
-        if process == "application":
-            self.application.crash()
+        if process in self.applications:
+            self.applications[process].crash()
         else:
             for relay in self.relays.values():
                 if not relay.is_over:
@@ -369,9 +387,8 @@ class World:
     @property
     def is_home(self) -> bool:
         """Both namespaces are up, and nothing is left to be done."""
-        application = self.application
         is_quiet = (
-            application.is_quiet
+            all(each.is_quiet for each in self.applications.values())
             and not any(queue.stored for queue in self.queues.values())
             and not any(relay.in_flight for relay in self.relays.values())
             and all(len(relay.connected) == len(BOTH) for relay in self.relays.values())
@@ -393,8 +410,9 @@ class World:
                 raise Violation(f"forwards: {copies} copies of {serial} after {spent} faults")
         if self.settings.strict:
             self._check_order()
-        if self.application.call is not None and self.now > self.application.must_end_at:
-            raise Violation("outlived: a call did not end within its bound")
+        for application in self.applications.values():
+            if application.call is not None and self.now > application.must_end_at:
+                raise Violation("outlived: a call did not end within its bound")
 
     def _spent(self) -> int:
         settings = self.settings

@@ -50,13 +50,21 @@ LARGE: Final[dict[str, AnySettings]] = {
     "a lease, cut twice": LeaseSettings(cuts=2, kills=2),
     "strict outage": world(stops=("primary",), messages=2, strict=True),
     "strict backlog": world(stored=2, messages=2, strict=True, answers=1),
-    "two of each": world(messages=2, crashes=2, answers=2, cuts=2),
+    "two senders, a lost answer": world(senders=2, answers=1),
+    "two senders, a crash": world(senders=2, crashes=1),
+    "two senders, a partition": world(senders=2, cuts=1),
+    "two senders in an outage": world(senders=2, stops=("primary",)),
+    "two messages": world(messages=2, crashes=2, answers=2, cuts=2),
+    "two of each": world(senders=2, crashes=2, answers=2, cuts=2),
 }
-"""Explored by `make soak`, breadth-first: to the end, or as far as STATES_MAX says."""
+"""Explored by `make soak`, breadth-first: to the end, or as far as STATES_MAX says.
+Two senders are two applications, each with an entity of its own; they share two backlog queues."""
 
 STATES_MAX: Final = {
     "a fleet of three": 40_000,
     "strict backlog": 5_000,
+    "two senders in an outage": 40_000,
+    "two messages": 4_000,
     "two of each": 4_000,
 }
 """A thousand states take one to two seconds of processor time."""
