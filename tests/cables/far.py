@@ -1,6 +1,7 @@
 """The far side of the cable: both namespaces of a pair, each on a port of its own.
 
-Its argument is the length of a lock of the entity, in seconds. It prints `ready` and runs until its
+Its arguments are the length of a lock of the entity, in seconds, and how far the clocks of the
+primary and of the secondary are ahead of ours, in seconds. It prints `ready` and runs until its
 standard input ends.
 """
 
@@ -12,9 +13,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Awaitable, Callable
+from unittest.mock import patch
 
 from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.embedded import EmbeddedBroker
+from twinbus.broker.server import BrokerServer
 
 PRIMARY_PORT, SECONDARY_PORT = 6672, 6673
 QUEUE, KEY = "orders", "a-key-of-the-cables"
@@ -51,11 +54,20 @@ async def serve(ports: dict[int, int]) -> None:
 
 
 def main() -> None:
+    lock_s, *ahead_s = map(float, sys.argv[1:])
+    ahead_ms = dict(zip(("contoso", "contoso-dr"), (int(s * 1_000) for s in ahead_s), strict=True))
+    own_now_ms = BrokerServer.now_ms
+
+    def now_ms(self: BrokerServer) -> int:
+        return own_now_ms(self) + ahead_ms[self.name]
+
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-    with EmbeddedBroker("contoso:5672", "contoso-dr:5673", key=KEY) as broker:
+    with (
+        patch.object(BrokerServer, "now_ms", now_ms),
+        EmbeddedBroker("contoso:5672", "contoso-dr:5673", key=KEY) as broker,
+    ):
         # What was on its way to a receiver when the cable failed comes again in this time.
-        lock_ms = int(float(sys.argv[1]) * 1_000)
-        broker.create_queue(QUEUE, QueueDescription(lock_duration_ms=lock_ms))
+        broker.create_queue(QUEUE, QueueDescription(lock_duration_ms=int(lock_s * 1_000)))
         ports = {PRIMARY_PORT: 5672, SECONDARY_PORT: 5673}
         threading.Thread(target=lambda: asyncio.run(serve(ports)), daemon=True).start()
         sys.stdin.read()

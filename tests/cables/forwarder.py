@@ -29,6 +29,9 @@ NEAR, FAR = "10.77.0.1", "10.77.0.2"
 OTHER = "10.77.0.3"
 """A second address of the far side."""
 
+MOVED = "10.77.0.4"
+"""A third one, for a namespace that moves."""
+
 MTU = 1400
 """Bytes of a packet, so that one read takes a whole one."""
 
@@ -209,7 +212,8 @@ def main() -> None:
     near = opened("near0", NEAR)
     enter_namespace(int(sys.argv[1]))
     far = opened("far0", FAR)
-    subprocess.run(["ip", "addr", "add", f"{OTHER}/24", "dev", "far0"], check=True)
+    for address in (OTHER, MOVED):
+        subprocess.run(["ip", "addr", "add", f"{address}/24", "dev", "far0"], check=True)
     os.write(1, b"ready\n")
     Cable(near, far).run()
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.cables.subjects import SUBJECTS
 from tests.cables.world import FAULTS
 
 SHORT_S, LONG_S = 5.0, 60.0
@@ -22,6 +23,9 @@ LOCK_S, LONG_LOCK_S = 5.0, 60.0
 
 END_S = 600.0
 """No promise: an end of patience."""
+
+OWN = ("unshare", "--net", "--mount")
+"""What a world needs of its own."""
 
 pytestmark = pytest.mark.end_to_end
 
@@ -34,8 +38,8 @@ def missing() -> str | None:
         return "a cable needs /dev/net/tun"
     if absent := [name for name in ("ip", "unshare") if shutil.which(name) is None]:
         return f"{' and '.join(absent)} is not installed"
-    tried = subprocess.run(["unshare", "--net", "true"], check=False, capture_output=True)
-    return "this system makes no network namespaces" if tried.returncode else None
+    tried = subprocess.run([*OWN, "true"], check=False, capture_output=True)
+    return "this system makes no network and mount namespaces" if tried.returncode else None
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -44,11 +48,11 @@ def root() -> None:
         pytest.skip(why)
 
 
-def suffered(fault: str, fault_s: float, lock_s: float = LOCK_S) -> dict[str, Any]:
-    """What the fault did, in a world of its own; also a row of the table."""
-    words = [sys.executable, "-m", "tests.cables.world", fault, str(fault_s), str(lock_s)]
+def suffered(subject: str, fault: str, fault_s: float, lock_s: float = LOCK_S) -> dict[str, Any]:
+    """What the fault did to the subject, in a world of its own; also a row of the table."""
+    words = [sys.executable, "-m", "tests.cables", subject, fault, str(fault_s), str(lock_s)]
     ended = subprocess.run(
-        ["unshare", "--net", *words],
+        [*OWN, *words],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
@@ -58,7 +62,7 @@ def suffered(fault: str, fault_s: float, lock_s: float = LOCK_S) -> dict[str, An
     assert ended.returncode == 0, ended.stderr[-4_000:]
     result: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
     sys.stdout.write(
-        f"{fault:32} accepted {result['accepted']:6,}  refused {result['refused']:4,}"
+        f"{subject:12} {fault:32} accepted {result['accepted']:6,}  refused {result['refused']:4,}"
         f"  lost {result['lost']}  held {result['held']}  late {result['late']}"
         f"  longest {result['longest_s']:5.1f} s\n"
     )
@@ -75,16 +79,23 @@ def hold(result: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("fault", SHORT)
 def test_a_bad_cable_loses_nothing_and_every_call_ends(fault: str) -> None:
-    hold(suffered(fault, SHORT_S))
+    hold(suffered("pair", fault, SHORT_S))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_no_bad_cable_takes_anything_from_anybody(subject: str, fault: str) -> None:
+    hold(suffered(subject, fault, SHORT_S))
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_cable_that_is_bad_for_long_loses_nothing(fault: str) -> None:
-    hold(suffered(fault, LONG_S))
+    hold(suffered("pair", fault, LONG_S))
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("fault", FAULTS)
 def test_nothing_is_lost_with_a_long_lock_either(fault: str) -> None:
-    hold(suffered(fault, SHORT_S, LONG_LOCK_S))
+    hold(suffered("pair", fault, SHORT_S, LONG_LOCK_S))

@@ -1,57 +1,57 @@
-"""A pair at one end of a cable, its namespaces at the other: one fault, and what it did.
-
-Run in network namespaces of its own (`unshare --net`), with the name of a fault, its length and the
-length of a lock of the entity, both in seconds; prints JSON.
-"""
+"""What may happen to a cable, and a world in which it does."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
-from azure.servicebus import ServiceBusMessage, ServiceBusSubQueue
+from azure.servicebus import ServiceBusSubQueue
 from azure.servicebus.aio import ServiceBusClient
 from azure.servicebus.exceptions import MessagingEntityNotFoundError
 
 from tests.cables.far import KEY, PRIMARY_PORT, QUEUE, SECONDARY_PORT
-from tests.cables.forwarder import FAR, OTHER
-from twinbus import Namespace, SendAvailabilityOptions, pair_namespaces
+from tests.cables.forwarder import FAR, MOVED, OTHER
+from tests.cables.names import Names
 
-CALM_S = 2.0
-"""Before a fault."""
-
-SEND_EVERY_S = 0.05
-CALL_S = 12.0
-"""The time that each send gives its call."""
-
-GRACE_S = 5.0
-"""A call that ends later than its time by more is late: the machine may be busy."""
-
-ARRIVAL_S = 60.0
-"""No promise: the time after a fault in which everything has to arrive, locks aside. What was on
-its way to a receiver comes again when its lock ends, and may be lost on its way again."""
-
-BACKLOG_QUEUES = 2
+BACKLOG = [f"contoso/x-servicebus-transfer/{number}" for number in range(2)]
 PAGE = 250
 
+PRIMARY_HOST, SECONDARY_HOST = "primary.cables", "secondary.cables"
 STRING = (
     "Endpoint=sb://{host}:{port};SharedAccessKeyName=RootManageSharedAccessKey;"
     f"SharedAccessKey={KEY};UseDevelopmentEmulator=true;"
 )
+PRIMARY = STRING.format(host=PRIMARY_HOST, port=PRIMARY_PORT)
+SECONDARY = STRING.format(host=SECONDARY_HOST, port=SECONDARY_PORT)
 
-FAULTS: dict[str, dict[str, Any]] = {
-    "one way, to the primary": {"to": FAR, "drop": ["near"]},
-    "one way, from the primary": {"to": FAR, "drop": ["far"]},
-    "black hole after the handshake": {"to": FAR, "after_bytes": 8},
-    "7 % loss, 0.5 to 2 s": {"loss": 0.07, "delay_s": [0.25, 1.0]},
-    "cut every 3 s": {"cut_every_s": 3.0},
+SILENT = ["near", "far"]
+
+
+@dataclass(frozen=True)
+class Fault:
+    cable: dict[str, Any]
+    """As the cable is told."""
+    moves_primary: bool = False
+    """The fault is that the primary has left its address for good: its name has another."""
+    ahead_s: tuple[float, float] = (0.0, 0.0)
+    """How far the clocks of primary and secondary are ahead of ours, all the time."""
+
+
+FAULTS: dict[str, Fault] = {
+    "one way, to the primary": Fault({"to": FAR, "drop": ["near"]}),
+    "one way, from the primary": Fault({"to": FAR, "drop": ["far"]}),
+    "one way, from the secondary": Fault({"to": OTHER, "drop": ["far"]}),
+    "black hole after the handshake": Fault({"to": FAR, "after_bytes": 8}),
+    "7 % loss, 0.5 to 2 s": Fault({"loss": 0.07, "delay_s": [0.25, 1.0]}),
+    "cut every 3 s": Fault({"cut_every_s": 3.0}),
+    "another address of the primary": Fault({"to": FAR, "drop": SILENT}, moves_primary=True),
+    "the primary 5 minutes ahead": Fault({"to": FAR, "drop": SILENT}, ahead_s=(300, -300)),
+    "the primary 5 minutes behind": Fault({"to": FAR, "drop": SILENT}, ahead_s=(-300, 300)),
 }
 
 
@@ -68,8 +68,39 @@ class Result:
     longest_s: float = 0.0
     struck: int = 0
     """Packets that the cable did not carry."""
+    unsettled: int = 0
+    """Messages that came and could not be settled."""
+    broken: int = 0
+    """Receives that ended with an error."""
     ids: set[str] = field(default_factory=set)
     received: set[str] = field(default_factory=set)
+
+
+@dataclass
+class World:
+    cable: subprocess.Popen[str]
+    names: Names
+    fault: Fault
+    fault_s: float
+    lock_s: float
+    result: Result = field(default_factory=Result)
+
+    async def suffer(self) -> None:
+        """The fault, from its beginning to its end."""
+        await asyncio.to_thread(self._set_fault, self.fault.cable)
+        if self.fault.moves_primary:
+            self.names.addresses[PRIMARY_HOST] = MOVED
+        await asyncio.sleep(self.fault_s)
+        after = self.fault.cable if self.fault.moves_primary else {}
+        self.result.struck = await asyncio.to_thread(self._set_fault, after)
+
+    def _set_fault(self, fault: dict[str, Any]) -> int:
+        """Replace the fault of the cable; returns how many packets the last one struck."""
+        assert self.cable.stdin is not None
+        assert self.cable.stdout is not None
+        self.cable.stdin.write(json.dumps(fault) + "\n")
+        self.cable.stdin.flush()
+        return int(self.cable.stdout.readline())
 
 
 @contextmanager
@@ -86,59 +117,12 @@ def part(*words: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def set_fault(cable: subprocess.Popen[str], fault: dict[str, Any]) -> int:
-    """Replace the fault of the cable; returns how many packets the last one struck."""
-    assert cable.stdin is not None
-    assert cable.stdout is not None
-    cable.stdin.write(json.dumps(fault) + "\n")
-    cable.stdin.flush()
-    return int(cable.stdout.readline())
-
-
-async def send(pair: Any, result: Result, stopping: asyncio.Event) -> None:
-    """Send without waiting for the last call; a call that is late is counted."""
-    sender = pair.get_queue_sender(QUEUE)
-
-    async def call(number: int) -> None:
-        name, began = f"m{number}", time.monotonic()
-        try:
-            await sender.send_messages(ServiceBusMessage(name, message_id=name), timeout=CALL_S)
-        except Exception:  # noqa: BLE001 - whatever it is, the caller has the message still
-            result.refused += 1
-        else:
-            result.accepted += 1
-            result.ids.add(name)
-        took_s = time.monotonic() - began
-        result.longest_s = max(result.longest_s, took_s)
-        result.late += took_s > CALL_S + GRACE_S
-
-    number = 0
-    async with asyncio.TaskGroup() as group:
-        while not stopping.is_set():
-            number += 1
-            group.create_task(call(number))
-            await asyncio.sleep(SEND_EVERY_S)
-
-
-async def receive(pair: Any, result: Result) -> None:
-    """One receiver for all of it: after a fault nobody opens it again."""
-    async with pair.get_queue_receiver(QUEUE, guard=True) as receiver:
-        while True:
-            for message in await receiver.receive_messages(50, max_wait_time=5):
-                result.received.add(str(message.message_id))
-                with suppress(Exception):  # what is not settled comes again
-                    await receiver.complete_message(message)
-
-
-async def stored() -> set[str]:
+async def stored(*, in_primary: bool = True, in_secondary: bool = True) -> set[str]:
     """The ids of all messages in the entity and in the backlog, dead letters too."""
     found: set[str] = set()
-    backlog = [f"contoso/x-servicebus-transfer/{number}" for number in range(BACKLOG_QUEUES)]
-    places = {(FAR, PRIMARY_PORT): [QUEUE], (OTHER, SECONDARY_PORT): [*backlog, QUEUE]}
-    for (host, port), names in places.items():
-        async with ServiceBusClient.from_connection_string(
-            STRING.format(host=host, port=port)
-        ) as client:
+    places = {PRIMARY: [QUEUE] * in_primary, SECONDARY: [*BACKLOG, QUEUE] * in_secondary}
+    for text, names in places.items():
+        async with ServiceBusClient.from_connection_string(text) as client:
             for name in names:
                 for sub_queue in (None, ServiceBusSubQueue.DEAD_LETTER):
                     with suppress(MessagingEntityNotFoundError):
@@ -156,57 +140,3 @@ async def peeked(
             found |= {str(message.message_id) for message in page}
             start = int(page[-1].sequence_number or 0) + 1
     return found
-
-
-async def run(
-    fault: dict[str, Any], cable: subprocess.Popen[str], fault_s: float, lock_s: float
-) -> Result:
-    result, stopping = Result(), asyncio.Event()
-    options = SendAvailabilityOptions(
-        backlog_queue_count=BACKLOG_QUEUES,
-        failover_interval=1.0,
-        ping_primary_interval=1.0,
-        attempt_timeout=3.0,
-        enable_syphon=True,
-        ledger="",
-    )
-    sides = (
-        Namespace.from_connection_string(STRING.format(host=FAR, port=PRIMARY_PORT), "contoso"),
-        Namespace.from_connection_string(STRING.format(host=OTHER, port=SECONDARY_PORT)),
-    )
-    async with pair_namespaces(*sides, options) as pair:
-        receiving = asyncio.create_task(receive(pair, result))
-        sending = asyncio.create_task(send(pair, result, stopping))
-        await asyncio.sleep(CALM_S)
-        await asyncio.to_thread(set_fault, cable, fault)
-        await asyncio.sleep(fault_s)
-        result.struck = await asyncio.to_thread(set_fault, cable, {})
-        stopping.set()
-        await sending
-        ends = time.monotonic() + ARRIVAL_S + 3 * lock_s
-        while not result.ids <= result.received and time.monotonic() < ends:
-            if receiving.done():
-                receiving.result()
-            await asyncio.sleep(0.2)
-        receiving.cancel()
-    if missing := result.ids - result.received:
-        result.held = len(missing & await stored())
-        result.lost = len(missing) - result.held
-    return result
-
-
-def main() -> None:
-    fault, fault_s, lock_s = FAULTS[sys.argv[1]], float(sys.argv[2]), float(sys.argv[3])
-    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-    with ExitStack() as stack:
-        python = (sys.executable, "-m")
-        far_end = ("unshare", "--net", *python, "tests.cables.far", str(lock_s))
-        far = stack.enter_context(part(*far_end))
-        cable = stack.enter_context(part(*python, "tests.cables.forwarder", str(far.pid)))
-        result = asyncio.run(run(fault, cable, fault_s, lock_s))
-    shown = {name: value for name, value in asdict(result).items() if not isinstance(value, set)}
-    sys.stdout.write(json.dumps(shown) + "\n")
-
-
-if __name__ == "__main__":
-    main()
