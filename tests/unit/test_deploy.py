@@ -1,5 +1,5 @@
 """The files of deploy/: every metric, label and command they name exists, and promtool accepts the
-rules."""
+rules. What the image and CI install is named by hash, and fits pyproject.toml."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from twinbus.exposition import metrics_of, text_of
 from twinbus.pairing.observing import metrics as pair_metrics
 from twinbus.status.document import QUEUE_STATES, EntityState
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
 RULES = DEPLOY / "prometheus/twinbus.rules.yml"
 CASES = DEPLOY / "prometheus/twinbus.test.yml"
 DASHBOARD = DEPLOY / "grafana/twinbus.json"
@@ -220,34 +221,80 @@ def test_containers_run_without_rights_and_write_to_volumes_only() -> None:
         assert f"\n  {line}\n" in compose
 
 
-def pinned(file: str) -> dict[str, tuple[Version, int]]:
+def pinned(lock: Path) -> dict[str, tuple[Version, int]]:
     """The version of each package that a lock names, and the number of its hashes."""
-    text = (DEPLOY / file).read_text()
     found = re.findall(
-        r"^([\w.-]+)==([^ ;]+)[^\n]*\\\n((?:    --hash=sha256:\w{64}[^\n]*\n)+)", text, re.MULTILINE
+        r"^([\w.-]+)==([^ ;]+)[^\n]*\\\n((?:    --hash=sha256:\w{64}[^\n]*\n)+)",
+        lock.read_text(),
+        re.MULTILINE,
     )
     return {name: (Version(version), hashes.count("--hash")) for name, version, hashes in found}
 
 
-def test_the_image_installs_by_hash_what_the_project_asks_for() -> None:
-    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())
-    extras = project["project"]["optional-dependencies"]
-    asked = [
-        *project["project"]["dependencies"],
-        *(one for extra in ("broker", "console", "identity", "telemetry") for one in extras[extra]),
+def asked_for(extras: set[str]) -> list[Requirement]:
+    """What the project and these extras ask for, and the extras that they name in turn."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    texts = [*project["dependencies"]]
+    taken: set[str] = set()
+    while rest := extras - taken:
+        taken |= rest
+        for text in (text for extra in rest for text in project["optional-dependencies"][extra]):
+            own = Requirement(text)
+            if own.name == project["name"]:
+                extras = extras | own.extras
+            else:
+                texts.append(text)
+    return [Requirement(text) for text in texts]
+
+
+def builders() -> list[Requirement]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    return [Requirement(text) for text in project["build-system"]["requires"]]
+
+
+LOCKS = {
+    "deploy/requirements.txt": asked_for({"broker", "console", "identity", "telemetry"}),
+    "deploy/build-requirements.txt": builders(),
+    ".ci/requirements.txt": asked_for({"all", "dev"}),
+    # pip asks hatchling for editables; Spark is built from source by setuptools.
+    ".ci/build-requirements.txt": [
+        *builders(),
+        Requirement("editables"),
+        Requirement("setuptools"),
+    ],
+}
+"""What each lock must name by hash."""
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_a_lock_names_by_hash_what_the_project_asks_for(lock: str) -> None:
+    locked = pinned(ROOT / lock)
+    lines = (ROOT / lock).read_text().splitlines()
+    assert len(locked) == sum(line[:1].isalnum() for line in lines), "one has no hash"
+    unmet = [
+        str(wanted)
+        for wanted in LOCKS[lock]
+        if wanted.name not in locked or locked[wanted.name][0] not in wanted.specifier
     ]
-    for file, wanted in (
-        ("requirements.txt", asked),
-        ("build-requirements.txt", project["build-system"]["requires"]),
-    ):
-        locked = pinned(file)
-        lines = (DEPLOY / file).read_text().splitlines()
-        assert len(locked) == sum(line[:1].isalnum() for line in lines), "one has no hash"
-        for text in wanted:
-            requirement = Requirement(text)
-            version, hashes = locked[requirement.name]
-            assert version in requirement.specifier, text
-            assert hashes
-    steps = CONTAINERS[0].read_text()
-    for line in re.findall(r"pip install .*", steps):
+    assert unmet == [], "run: make lock"
+    assert all(hashes for _, hashes in locked.values())
+
+
+def test_the_image_and_ci_install_by_hash() -> None:
+    for line in re.findall(r"pip install .*", CONTAINERS[0].read_text()):
         assert "--require-hashes -r" in line or "--no-index" in line
+    assert "make --no-print-directory setup-by-hash" in (ROOT / ".ci/run").read_text()
+    steps = subprocess.run(
+        ["make", "--dry-run", "--always-make", "setup-by-hash"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    installs = re.findall(r"pip install .*?(?= && |\n)", steps)
+    assert len(installs) == 3
+    for install in installs:
+        by_hash = re.search(r"--require-hashes -r \S+$", install)
+        of_the_project = install.endswith("--editable .") and "--no-deps" in install
+        assert "--no-build-isolation" in install
+        assert by_hash or of_the_project, install
