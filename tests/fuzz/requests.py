@@ -19,7 +19,8 @@ from twinbus.amqp.message import decode_map, encode_message, split
 from twinbus.amqp.types import Array, Described, Timestamp, UInt, ULong
 from twinbus.broker.descriptions import AuthorizationRule
 from twinbus.broker.links import management
-from twinbus.broker.links.requests import ManagementContext, put_token
+from twinbus.broker.links.cbs import put_token
+from twinbus.broker.links.requests import ManagementContext
 from twinbus.broker.messages.incoming import parse
 from twinbus.broker.refusals import MalformedMessage
 from twinbus.broker.sas import AUDIENCE_PATH_MAX, LISTEN, SEND, AccessPolicy, ConnectionGrants

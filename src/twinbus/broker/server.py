@@ -42,7 +42,12 @@ from twinbus.broker.links.context import (
 from twinbus.broker.links.dispatch import Dispatcher
 from twinbus.broker.links.peer import Peer
 from twinbus.broker.links.receiving import DeliveringLink, settle
-from twinbus.broker.links.requests import REQUEST_BYTES_MAX, ManagementContext, RequestLink
+from twinbus.broker.links.requests import (
+    REQUEST_BYTES_MAX,
+    ManagementContext,
+    ManagementRequest,
+    RequestLink,
+)
 from twinbus.broker.links.sending import SendingLink
 from twinbus.broker.links.token_watch import TokenWatch
 from twinbus.broker.links.transactions import ClientTransactions
@@ -498,6 +503,7 @@ class EntityLinks:
             respond,
             takes_transactions=True,
             limit_bytes=max(REQUEST_BYTES_MAX, message_bytes + BATCH_ALLOWANCE),
+            read_ahead=management.read_in_steps,
         )
         node.attach()
         return node
@@ -519,7 +525,7 @@ class EntityLinks:
         self,
         client: LinkClient,
         address: str,
-        request: Sections,
+        request: Sections | ManagementRequest,
         now_ms: int,
         txn_id: bytes | None = None,
     ) -> bytes:

@@ -6,7 +6,7 @@ status and condition. Every operation is one function, found by name in `OPERATI
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -30,7 +30,7 @@ from twinbus.broker.engine.settlement import LockedMessage, RequestedSettlement,
 from twinbus.broker.engine.topic import Subscription
 from twinbus.broker.filters.values import to_amqp, to_value
 from twinbus.broker.journal import DamagedMessage, StoredMessage
-from twinbus.broker.links.context import LinkOwner
+from twinbus.broker.links.context import LinkOwner, new_message_id
 from twinbus.broker.links.requests import (
     INT_MAX,
     ITEMS_MAX,
@@ -40,6 +40,7 @@ from twinbus.broker.links.requests import (
     ManagementRequest,
     correlation_id,
     failure,
+    sections_of,
     success,
     text_of,
 )
@@ -166,11 +167,38 @@ OUTCOMES = {
 }
 
 
-def handle(request: Sections, context: ManagementContext, now_ms: int) -> bytes:
-    """The whole response to a request; `MalformedMessage` if it cannot even be addressed."""
-    request_id = correlation_id(request)
+PARSED_AT_ONCE = 16
+"""Messages of a long request that are parsed in one step."""
+
+
+def read_in_steps(payload: bytes) -> Generator[None, None, ManagementRequest | None]:
+    """Read a request for `handle`, with the messages that it schedules; nothing is refused here.
+
+    None: it cannot be read.
+    """
     try:
-        wanted = ManagementRequest(request)
+        request = ManagementRequest(sections_of(payload))
+    except Refusal:
+        return None
+    yield
+    entries = request.get("messages")
+    if request.operation != SCHEDULE or not isinstance(entries, list) or len(entries) > ITEMS_MAX:
+        return request
+    for first in range(0, len(entries), PARSED_AT_ONCE):
+        part = slice(first, first + PARSED_AT_ONCE)
+        try:
+            entries[part] = [_scheduled(entry, new_message_id) for entry in entries[part]]
+        except Refusal:
+            return request  # `handle` comes to the same entry.
+        yield
+    return request
+
+
+def handle(request: Sections | ManagementRequest, context: ManagementContext, now_ms: int) -> bytes:
+    """The whole response to a request; `MalformedMessage` if it cannot even be addressed."""
+    request_id = correlation_id(request if isinstance(request, Sections) else request.sections)
+    try:
+        wanted = ManagementRequest(request) if isinstance(request, Sections) else request
         operation = OPERATIONS.get(wanted.operation)
         if operation is None:
             raise NotSupported(
@@ -354,15 +382,17 @@ def _batch_delete(request: ManagementRequest, context: ManagementContext, now_ms
 def _schedule(request: ManagementRequest, context: ManagementContext, now_ms: int) -> Body:
     context.require(SEND)
     target = context.namespace.send_target(context.address)
-    messages = [_scheduled(entry, context) for entry in request.items("messages")]
+    messages = [_scheduled(entry, context.new_message_id) for entry in request.items("messages")]
     return {"sequence-numbers": Array(context.namespace.schedule(target, messages, now_ms))}
 
 
-def _scheduled(entry: object, context: ManagementContext) -> Incoming:
+def _scheduled(entry: object, new_id: Callable[[], str]) -> Incoming:
+    if isinstance(entry, Incoming):
+        return entry  # It was read ahead.
     wire = entry.get("message") if isinstance(entry, dict) else None
     if not isinstance(wire, bytes):
         raise ArgumentInvalid("Each entry of messages needs the encoded message as binary.")
-    return parse(wire, context.new_message_id)
+    return parse(wire, new_id)
 
 
 def _cancel_scheduled(request: ManagementRequest, context: ManagementContext, now_ms: int) -> Body:

@@ -31,6 +31,7 @@ from twinbus.amqp.events import (
 from twinbus.amqp.link import Link, LinkState, ReceiverLink, SenderLink
 from twinbus.broker.access import CUT_OFF_S
 from twinbus.broker.budgets import UNREAD_BYTES_EACH, ClientBudgets
+from twinbus.broker.links.cbs import log_in, put_token
 from twinbus.broker.links.client_limits import (
     BLOCKED_BYTES_MAX,
     LINGER_S,
@@ -49,7 +50,7 @@ from twinbus.broker.links.context import (
     ReplyLinks,
     owner_of,
 )
-from twinbus.broker.links.requests import RequestLink, log_in, put_token, require_address
+from twinbus.broker.links.requests import RequestLink, require_address
 from twinbus.broker.links.turns import Input, Steps
 from twinbus.broker.refusals import (
     EntityNotFound,

@@ -3,15 +3,13 @@
 A client sends requests on one link and reads the responses on another of the same session. The
 response goes to the link whose target is the request's reply-to, else to the one on the same node.
 
-Claims-based security: a client puts its tokens on `$cbs` before it opens other links.
-
 A request to `$management` has the application properties operation and associated-link-name, its
 response has statusCode, statusDescription and errorCondition; the body of each is a map.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import UUID
@@ -48,6 +46,7 @@ from twinbus.broker.links.context import (
     ReplyLink,
     rejected,
 )
+from twinbus.broker.links.turns import Steps
 from twinbus.broker.refusals import (
     ArgumentInvalid,
     ArgumentOutOfRange,
@@ -57,8 +56,8 @@ from twinbus.broker.refusals import (
     NotSupported,
     Refusal,
 )
-from twinbus.broker.sas import LISTEN, AccessPolicy, ConnectionGrants, Grant, covers
-from twinbus.servicebus.names import MANAGEMENT_SUFFIX, entity_address
+from twinbus.broker.sas import LISTEN
+from twinbus.servicebus.names import MANAGEMENT_SUFFIX
 
 T = TypeVar("T")
 
@@ -106,12 +105,13 @@ class ManagementContext:
 class ManagementRequest:
     """One request: what to do, with which arguments, and through which of the client's links."""
 
-    __slots__ = ("arguments", "link_name", "operation")
+    __slots__ = ("arguments", "link_name", "operation", "sections")
 
     def __init__(self, sections: Sections) -> None:
         """Read a request; `MalformedMessage` if it cannot be read."""
-        headers = _decoded(decode_map, sections.application_properties)
-        body = _decoded(decode_value, sections.body) if sections.body else {}
+        self.sections = sections
+        headers = decoded(decode_map, sections.application_properties)
+        body = decoded(decode_value, sections.body) if sections.body else {}
         if not isinstance(body, dict):
             raise MalformedMessage("The body of a management request must be a map.")
         self.arguments: dict[str, Any] = {str(name): value for name, value in body.items()}
@@ -199,10 +199,15 @@ class ManagementRequest:
 
 def correlation_id(sections: Sections) -> Any:
     """The id that the response must bear, in the request's own AMQP type."""
-    return _decoded(decode_properties, sections.properties).message_id
+    return decoded(decode_properties, sections.properties).message_id
 
 
-def _decoded(decode: Callable[[bytes], T], raw: bytes) -> T:
+def sections_of(payload: bytes) -> Sections:
+    """The sections of a request; `MalformedMessage` if they cannot be told apart."""
+    return decoded(split, payload)
+
+
+def decoded(decode: Callable[[bytes], T], raw: bytes) -> T:
     try:
         return decode(raw)
     except DecodeError as error:
@@ -258,6 +263,12 @@ envelope; more if the entity takes larger messages."""
 
 SCHEDULE = "com.microsoft:schedule-message"
 
+LONG_REQUEST_BYTES = 1024
+"""A request of more may schedule so many messages that it is read in slices."""
+
+ReadAhead = Callable[[bytes], Generator[None, None, ManagementRequest | None]]
+"""Reads a request in steps; None: it cannot be read, which is said where it is performed."""
+
 
 class RequestLink(LinkOwner):
     """The link on which a client sends requests to one node.
@@ -275,12 +286,14 @@ class RequestLink(LinkOwner):
         *,
         takes_transactions: bool = False,
         limit_bytes: int = CBS_REQUEST_BYTES_MAX,
+        read_ahead: ReadAhead | None = None,
     ) -> None:
         """`takes_transactions`: `respond` also takes the id of a request's transaction.
 
-        `limit_bytes` is for one request.
+        `limit_bytes` is for one request; `respond` takes what `read_ahead` gives for a long one.
         """
         self._limit_bytes = limit_bytes
+        self._read_ahead = read_ahead
         self._context = context
         self._respond = respond
         self._takes_transactions = takes_transactions
@@ -297,15 +310,34 @@ class RequestLink(LinkOwner):
         self.link.accept(max_message_size=self._limit_bytes if is_cbs else 0)
         self.link.grant(CREDIT)
 
-    def take(self, event: DeliveryArrived, now_ms: int) -> None:
-        """Perform a request, or the fault that applies to it."""
+    def take_all(self, events: list[DeliveryArrived], now_ms: int) -> Steps | None:
+        """Perform requests one after the other; long ones are read in slices before."""
+        if self._read_ahead is not None and any(map(_is_long, events)):
+            return self._take_in_turns(events, self._read_ahead)
+        return super().take_all(events, now_ms)
+
+    def _take_in_turns(self, events: list[DeliveryArrived], read_ahead: ReadAhead) -> Steps:
+        for event in events:
+            ahead = None
+            if _is_long(event):
+                ahead = yield from self._context.turns.prepare(read_ahead(event.payload))
+            else:
+                yield None
+            if self.link.owner is not self:
+                return  # It was closed meanwhile, or the engine was replaced.
+            self.take(event, self._context.now_ms(), ahead)
+
+    def take(
+        self, event: DeliveryArrived, now_ms: int, ahead: ManagementRequest | None = None
+    ) -> None:
+        """Perform a request, or the fault that applies to it; `ahead`: what was read of it."""
         faults = self._context.faults
         fault = None
         if faults and self.address != CBS:
             fault = faults.decide(_stage(event.payload), self._entity_path, now_ms)
         match fault.kind if fault is not None else None:
             case None | "refuse_send" | "throttle":
-                self._perform(event, now_ms, fault)
+                self._perform(event, now_ms, fault, ahead)
             case "delay":
                 assert fault is not None
                 self._client.later(fault.delay_ms, lambda: self._perform_late(event))
@@ -321,14 +353,21 @@ class RequestLink(LinkOwner):
         self._perform(event, self._context.now_ms(), None)
         self._client.touch()
 
-    def _perform(self, event: DeliveryArrived, now_ms: int, fault: Fault | None) -> None:
+    def _perform(
+        self,
+        event: DeliveryArrived,
+        now_ms: int,
+        fault: Fault | None,
+        ahead: ManagementRequest | None = None,
+    ) -> None:
         """Answer a request; the response leaves when what it changed is on disk."""
         state, is_ended = ACCEPTED_BYTES, True
         try:
-            request = _decoded(split, event.payload)
+            request = sections_of(event.payload) if ahead is None else ahead.sections
             reply = self._reply_link(request)
             if fault is None:
-                response = self._respond(request, now_ms, *self._transaction_of(event))
+                read = ahead or request
+                response = self._respond(read, now_ms, *self._transaction_of(event))
             else:
                 response = failure(correlation_id(request), _FaultRefusal(fault))
             if response is None:
@@ -354,46 +393,12 @@ class RequestLink(LinkOwner):
         return (event.state.txn_id,)
 
     def _reply_link(self, request: Sections) -> ReplyLink:
-        reply_to = _decoded(decode_properties, request.properties).reply_to
+        reply_to = decoded(decode_properties, request.properties).reply_to
         wanted = None if reply_to is None else str(reply_to)
         reply = self._client.replies.find(self.link.session, wanted, self.address)
         if reply is None:
             raise EntityNotFound(f"no link on this session reads the responses of {self.address!r}")
         return reply
-
-
-PUT_TOKEN = "put-token"  # noqa: S105 - an operation's name
-
-
-def put_token(context: PeerContext, client: LinkClient, request: Sections, now_ms: int) -> bytes:
-    """Answer a request on `$cbs`: the connection is granted what its token allows.
-
-    `MalformedMessage` if the answer cannot be addressed.
-    """
-    message_id = correlation_id(request)
-    try:
-        audience, token = _read_token(request)
-        grant = context.policy.verify(token, now_ms / 1000)
-        client.trust(grant)
-        _require_entity(audience, grant, context.resolve)
-        client.grants.put(audience, grant)
-    except Refusal as refusal:
-        client.log_refusal("a token", refusal)
-        return _token_response(message_id, refusal.status, refusal.description)
-    # As Azure, not 200: the Rust client takes no other answer.
-    return _token_response(message_id, 202, "Accepted")
-
-
-def log_in(policy: AccessPolicy, grants: ConnectionGrants, name: str, key: str) -> str | None:
-    """Grant a connection what the key of a rule grants (SASL PLAIN); returns why it is refused."""
-    try:
-        granted = policy.login(name, key)
-    except Refusal as refusal:
-        return refusal.description
-    for grant in granted:
-        # Audiences of tokens are addresses, so the names of these differ from theirs.
-        grants.put(f"login {grant.path}", grant)
-    return None
 
 
 def require_address(link: Link, address: str) -> None:
@@ -424,6 +429,10 @@ class _FaultRefusal(Refusal):
         self.status = 503
 
 
+def _is_long(event: DeliveryArrived) -> bool:
+    return len(event.payload) > LONG_REQUEST_BYTES
+
+
 def _stage(payload: bytes) -> Stage:
     """Scheduling counts as a send, every other request as a receive."""
     try:
@@ -431,42 +440,3 @@ def _stage(payload: bytes) -> Stage:
     except DecodeError:
         return "receive"
     return "send" if headers.get("operation") == SCHEDULE else "receive"
-
-
-def _require_entity(audience: str, grant: Grant, resolve: Callable[[str], object]) -> None:
-    """Refuse a token for a missing entity, as Azure does; some SDKs expect it here, not at a link.
-
-    Only a client with a right on the entity learns that it is missing. Any other token is taken,
-    and the link is refused.
-    """
-    path = entity_address(audience)
-    if not path or path.startswith("$") or not covers(grant.path, path):
-        return
-    if path.lower().endswith(MANAGEMENT_SUFFIX):
-        path = path[: -len(MANAGEMENT_SUFFIX)]
-    resolve(path)
-
-
-def _read_token(request: Sections) -> tuple[str, str]:
-    """Audience and token of a put-token request.
-
-    `type` is ignored: the Python SDK calls its shared access signatures "jwt".
-    """
-    headers = _decoded(decode_map, request.application_properties)
-    body = _decoded(decode_value, request.body) if request.body else None
-    operation = text_of(headers.get("operation"))
-    if operation != PUT_TOKEN:
-        raise NotAllowed(f"$cbs knows the operation {PUT_TOKEN!r} only, not {operation!r}.")
-    token = text_of(body)
-    if not token:
-        raise ArgumentInvalid("The put-token request has no token: its body must be a string.")
-    return text_of(headers.get("name")) or "", token
-
-
-def _token_response(request_id: Any, status: int, description: str) -> bytes:
-    # No error condition: the Python SDK would then ignore status and description.
-    return encode_message(
-        properties=Properties(correlation_id=request_id),
-        application_properties={"status-code": Int(status), "status-description": description},
-        value=None,
-    )

@@ -29,7 +29,7 @@ from twinbus.broker.descriptions import AuthorizationRule
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.settlement import SettlementOutcome
 from twinbus.broker.journal import StoredMessage
-from twinbus.broker.links import requests
+from twinbus.broker.links import cbs
 from twinbus.broker.links.management import DELETED_AT_ONCE, OPERATIONS, PEEK_BYTES_MAX
 from twinbus.broker.links.requests import ITEMS_MAX
 from twinbus.broker.refusals import EntityNotFound, MalformedMessage, Refusal, Unauthorized
@@ -507,7 +507,7 @@ class CbsAnswer:
         self.refusal: Refusal | None = None
         self.is_trusted = False
         ours: Any = self
-        self.response = requests.put_token(ours, ours, request, int(NOW_S * 1000))
+        self.response = cbs.put_token(ours, ours, request, int(NOW_S * 1000))
 
     def resolve(self, path: str) -> None:
         if path.lower() != "orders":

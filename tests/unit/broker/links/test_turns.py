@@ -17,6 +17,7 @@ from twinbus.amqp.events import Disposed, Event
 from twinbus.amqp.link import SenderLink
 from twinbus.amqp.message import BATCH_FORMAT, Properties, encode_message
 from twinbus.amqp.performatives import Accepted, Rejected, Source, Target
+from twinbus.amqp.types import Symbol, Timestamp
 from twinbus.broker.descriptions import (
     QueueDescription,
     RuleDescription,
@@ -24,6 +25,7 @@ from twinbus.broker.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
+from twinbus.broker.links.requests import ITEMS_MAX, SCHEDULE
 from twinbus.broker.links.turns import PREPARING_MAX, SLICE_S, Turns
 from twinbus.broker.server import BrokerServer
 from twinbus.broker.storage.store import MemoryStore
@@ -36,6 +38,9 @@ STEPS = 2
 """Steps of a slice."""
 
 TICKS_MAX = 5_000
+LATER = encode_message(
+    message_annotations={Symbol("x-opt-scheduled-enqueue-time"): Timestamp(10**13)}, data=b""
+)
 ONE = encode_message(properties=Properties(message_id="one"), data=b"body")
 
 
@@ -51,14 +56,22 @@ class World:
         self._now += SLICE_S / STEPS
         return self._now
 
-    async def sender(self, address: str) -> Sender:
+    async def sender(self, address: str, *, hears: bool = False) -> Sender:
         client = JoinedClient(self.server)
         await client.exchange()
         session = client.connection.begin()
         await client.exchange()
         link = session.attach_sender("out", source=Source(), target=Target(address=address))
+        if hears:
+            session.attach_receiver(
+                "in", source=Source(address=address), target=Target(address="r")
+            )
         await client.exchange()
         return Sender(client, link)
+
+    async def requester(self, path: str) -> Sender:
+        """A client that sends requests to the management node of an entity."""
+        return await self.sender(f"{path}/$management", hears=True)
 
     def held(self, path: str) -> int:
         return len(self.server.namespace.get_queue(path).messages)
@@ -159,6 +172,60 @@ async def test_a_send_is_answered_between_many_small_ones_of_one_read() -> None:
         queue = here.server.namespace.get_queue("big")
         ids = [message.message_id for message in queue.messages.values()]
         assert ids == [str(number) for number in range(5_000)]
+
+
+async def test_a_send_is_answered_between_two_slices_of_a_request_that_schedules_many() -> None:
+    async with world() as here:
+        greedy, neighbour = await here.requester("big"), await here.sender("small")
+        alone = await here.sender("small")
+        alone.put()
+        alone.hand_over()
+        steps_alone = await alone.answered()
+        queue = here.server.namespace.get_queue("big")
+        greedy.put(scheduling([LATER] * ITEMS_MAX))
+        greedy.hand_over()
+        neighbour.put()
+        neighbour.hand_over()
+        assert await neighbour.answered() <= steps_alone + 1
+        assert queue.scheduled_count == 0
+        seen = set()
+        while not greedy.answers:
+            seen.add(queue.scheduled_count)
+            await greedy.tick()
+        # Whole or not at all, at any moment.
+        assert seen == {0, ITEMS_MAX}
+        assert greedy.answers == [Accepted()]
+
+
+@pytest.mark.parametrize("bad", [b"\x00\x53\x75\xa0\x05", None, 7])
+async def test_a_long_request_with_a_bad_message_schedules_none(bad: object) -> None:
+    async with world() as here:
+        greedy = await here.requester("big")
+        for messages in ([bad, *[LATER] * 1_000], [*[LATER] * 1_000, bad]):
+            greedy.put(scheduling(messages))
+            greedy.put(scheduling([LATER]))
+        greedy.hand_over()
+        await greedy.answered(4)
+        # They were taken in their order: the good ones are there.
+        assert here.server.namespace.get_queue("big").scheduled_count == 2
+
+
+async def test_a_long_request_that_cannot_be_read_is_refused() -> None:
+    async with world() as here:
+        greedy = await here.requester("big")
+        greedy.put(scheduling([LATER] * 1_000)[:-1])
+        greedy.hand_over()
+        await greedy.answered()
+        assert isinstance(greedy.answers[0], Rejected)
+        assert here.server.namespace.get_queue("big").scheduled_count == 0
+
+
+def scheduling(messages: list[object]) -> bytes:
+    return encode_message(
+        properties=Properties(message_id="1", reply_to="r"),
+        application_properties={"operation": SCHEDULE},
+        value={"messages": [{"message": each} for each in messages]},
+    )
 
 
 def sql(name: str, expression: str) -> RuleDescription:
