@@ -57,6 +57,8 @@ class Names:
 
 def use_own_names() -> None:
     """Have this process and its children ask `Names`."""
-    with tempfile.NamedTemporaryFile("w", suffix=".conf", delete=False) as settings:
+    with tempfile.NamedTemporaryFile("w", suffix=".conf") as settings:
         settings.write(f"nameserver {ADDRESS}\n")
-    subprocess.run(["mount", "--bind", settings.name, RESOLV_CONF], check=True)
+        settings.flush()
+        # Its name goes, the file stays as long as the mount.
+        subprocess.run(["mount", "--bind", settings.name, RESOLV_CONF], check=True)
