@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from twinbus.pipeline.tables.journeys import judged, partial_journeys
 from twinbus.pipeline.tables.records import tallied
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
@@ -64,6 +66,16 @@ def as_rows(frames: dict[str, DataFrame]) -> Tables:
     for table, row in reduce(lambda left, right: left.unionAll(right), named).collect():
         found[table].append(row)
     return {table: sorted(lines) for table, lines in found.items()}
+
+
+@contextmanager
+def jobs_at_most(spark: SparkSession, most: int) -> Iterator[None]:
+    """Fail if the block starts more jobs of Spark, those of broadcasts among them."""
+    scheduler = spark.sparkContext._jsc.sc().dagScheduler()
+    before = scheduler.numTotalJobs()
+    yield
+    started = scheduler.numTotalJobs() - before
+    assert started <= most, f"{started} jobs were started, and {most} should do"
 
 
 def assert_same(report: ConservationReport, other: ConservationReport) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import outage_story as story
+from tests.spark.kept import jobs_at_most
 from twinbus.cost import prices
 from twinbus.cost.arithmetic import CountingRule
 from twinbus.ledger.record import encode
@@ -33,6 +34,7 @@ from twinbus.pipeline.reports.ledger_tables import (
     require_entity,
 )
 from twinbus.pipeline.reports.reconciliation import reconciliation_report
+from twinbus.pipeline.spark import few_rows
 from twinbus.pipeline.store.current import current_tables
 from twinbus.pipeline.tables.schemas import SIGHTINGS
 
@@ -63,8 +65,9 @@ def accepted_ms(message_id: str) -> int:
     return BEGAN_MS + int(message_id.removeprefix("o-")) * 1000
 
 
-def test_conservation_by_entity_and_id(tables: BatchTables) -> None:
-    report = conservation_report(tables, ReportRequest(), None)
+def test_conservation_by_entity_and_id(spark: SparkSession, tables: BatchTables) -> None:
+    with jobs_at_most(spark, 3):
+        report = conservation_report(tables, ReportRequest(), None)
     delivered = story.ORDERS_SENT + story.ORDERS_DIVERTED - 4
     orders = Balance(
         "orders",
@@ -169,8 +172,11 @@ def test_nothing_lost_is_not_known_of_a_ledger_with_holes(
     assert report.verdict is ReportVerdict.UNKNOWN
 
 
-def test_availability_has_the_failover_and_the_backlog(tables: BatchTables) -> None:
-    report = availability_report(tables, ReportRequest())
+def test_availability_has_the_failover_and_the_backlog(
+    spark: SparkSession, tables: BatchTables
+) -> None:
+    with jobs_at_most(spark, 3):
+        report = availability_report(tables, ReportRequest())
     at_ms = BEGAN_MS
     assert report.windows == (
         FailoverWindow(
@@ -227,8 +233,11 @@ def test_an_entity_that_never_occurs_is_told_with_those_that_do(tables: BatchTab
         require_entity(tables, ReportRequest(entity="order"))
 
 
-def test_charges_in_units_and_money_with_the_model_beside_them(tables: BatchTables) -> None:
-    report = charges_report(tables, ReportRequest(), prices.standard(), CountingRule())
+def test_charges_in_units_and_money_with_the_model_beside_them(
+    spark: SparkSession, tables: BatchTables
+) -> None:
+    with jobs_at_most(spark, 3):
+        report = charges_report(tables, ReportRequest(), prices.standard(), CountingRule())
     # Payments are of two units each; every delivered message is assumed to be received.
     sends, receives = 900 + 2 * 90, 1_736 + 2 * 90
     # Pings are charged whether or not they were answered.
@@ -268,7 +277,8 @@ def test_both_views_beside_each_other(spark: SparkSession, tmp_path: Path) -> No
     ]
     (tmp_path / "p-000001.jsonl").write_bytes(b"".join(lines))
     both = BatchTables(spark, tmp_path)
-    report = reconciliation_report(both, ReportRequest())
+    with jobs_at_most(spark, 4):
+        report = reconciliation_report(both, ReportRequest())
     both.close()
     assert report.rows == (Agreement("orders", "send", 2, 2, 1, 0, 1),)
     assert [(one.message_id, one.ahead) for one in report.differences] == [("b", 1), ("c", -1)]
@@ -303,3 +313,28 @@ def test_kept_tables_with_a_tail_tell_the_same(spark: SparkSession, tmp_path: Pa
         )
         told = conservation_report(stored, ReportRequest(), None)
         assert told == conservation_report(batch, ReportRequest(), None)
+
+
+@pytest.mark.soak
+def test_tables_of_many_rows_stay_in_spark_and_tell_the_same(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = story.write_story(tmp_path / "ledger", torn=False)
+
+    def reports() -> list[object]:
+        with current_tables(spark, ledger) as stored, batch_tables(spark, ledger) as batch:
+            return [
+                report
+                for tables in (stored, batch)
+                for report in (
+                    availability_report(tables, ReportRequest()),
+                    charges_report(tables, ReportRequest(), prices.standard(), CountingRule()),
+                    conservation_report(tables, ReportRequest(), None),
+                    reconciliation_report(tables, ReportRequest()),
+                )
+            ]
+
+    brought = reports()
+    # One row is few: that of the counts of rejected lines.
+    monkeypatch.setattr(few_rows, "ROWS_MAX", 1)
+    assert reports() == brought

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -23,6 +24,7 @@ from twinbus.pipeline.reports.ledger_tables import (
 )
 from twinbus.pipeline.reports.receive_gap import with_receive_gaps, without_receive_gap
 from twinbus.pipeline.reports.scope import from_sums, unread
+from twinbus.pipeline.spark.few_rows import collected, kept
 from twinbus.pipeline.tables.availability import (
     SILENCE_S,
     backlog_over_time,
@@ -37,12 +39,14 @@ from twinbus.pipeline.tables.journeys import judged, partial_journeys
 from twinbus.pipeline.tables.records import LABEL, joined, tallied
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, Row
 
     from twinbus.pipeline.reports.documents import ReportRequest, ReportScope
     from twinbus.pipeline.reports.ledger_tables import LedgerTables
+
+_TABLES: Final = ("lines", "traffic", "states", "diversions", "stays", "raised")
 
 POINTS_MAX: Final = 600
 """Maximum points of a time series. Longer windows get wider buckets."""
@@ -58,38 +62,56 @@ ROWS_MAX: Final = 10_000
 
 
 def availability_report(tables: LedgerTables, request: ReportRequest) -> AvailabilityReport:
+    tables.bring(*_TABLES)
     lines = lines_of(tables, request)
     scope = scope_of(tables, request, lines)
-    windows = _windows(tables, request).cache()
-    try:
-        series = _series(tables, scope, lines.all_records)
-        found = _over_time(tables, request, scope, windows, series)
-        took = {
-            row["measure"]: Percentiles(*row[1:])
-            for row in percentiles(windows).collect()
-            if found.windows
-        }
-        left, drain_s = _drained(series, request)
-        return replace(
-            found,
-            entities=_with_gaps(_entities(tables, request, scope, windows), found.windows),
-            detect=took.get("detect"),
-            recover=took.get("recover"),
-            drained=left,
-            drain_ms=drain_s * 1000 if left else None,
-            drain_step_s=series.step_s,
+    series = _series(tables, scope, lines.all_records)
+    with _kept(tables, request, series) as (windows, points):
+        found = collected(
+            {
+                **_over_time(request, windows, points),
+                "took": percentiles(windows),
+                "drained": _drained(points, request),
+                "entities": _entities(tables, request, scope, windows),
+            }
         )
-    finally:
-        windows.unpersist()
+    report = _report(tables, request, scope, series, found)
+    took = {row["measure"]: Percentiles(*row[1:]) for row in found["took"]}
+    left, drain_s = found["drained"][0]
+    entities = [EntityAvailability(*row) for row in found["entities"]]
+    return replace(
+        report,
+        entities=_with_gaps(entities, report.windows),
+        detect=took.get("detect"),
+        recover=took.get("recover"),
+        drained=left,
+        drain_ms=drain_s * 1000 if left else None,
+        drain_step_s=series.step_s,
+    )
 
 
 def failovers_over_time(
     tables: LedgerTables, request: ReportRequest, scope: ReportScope
 ) -> AvailabilityReport:
     """The report's failovers, sends and backlog, without its sums and percentiles."""
-    return _over_time(
-        tables, request, scope, _windows(tables, request), _kept_series(tables, scope)
-    )
+    tables.bring(*_TABLES)
+    series = _kept_series(tables, scope)
+    with _kept(tables, request, series) as (windows, points):
+        found = collected(_over_time(request, windows, points))
+    return _report(tables, request, scope, series, found)
+
+
+@contextmanager
+def _kept(
+    tables: LedgerTables, request: ReportRequest, series: _Points
+) -> Iterator[tuple[DataFrame, _Points]]:
+    """Yield the failovers and the points, computed once."""
+    frames = {"windows": _windows(tables, request)}
+    if series.is_fine:
+        frames |= {"traffic": series.traffic, "stays": series.stays}
+    with kept(frames, likely_few=tables.is_small) as there:
+        traffic, stays = (there.get(name, getattr(series, name)) for name in ("traffic", "stays"))
+        yield there["windows"], series._replace(traffic=traffic, stays=stays)
 
 
 class _Points(NamedTuple):
@@ -101,6 +123,8 @@ class _Points(NamedTuple):
     """Of the two tables."""
     bucket_s: int
     """Of the report: a multiple of it."""
+    is_fine: bool
+    """Whether the two tables are not those that the ledger keeps."""
 
 
 def _series(tables: LedgerTables, scope: ReportScope, records: int) -> _Points:
@@ -115,37 +139,48 @@ def _series(tables: LedgerTables, scope: ReportScope, records: int) -> _Points:
     every = tables.every_record()
     # By the second, however wide a point is: the rate of a drain of seconds comes from these too.
     sends = traffic(tallied(every, bucket_s=1), bucket_s=1)
-    return _Points(sends, stays(judged(partial_journeys(every)), bucket_s=1), 1, fine_s)
+    return _Points(sends, stays(judged(partial_journeys(every)), bucket_s=1), 1, fine_s, True)
 
 
 def _kept_series(tables: LedgerTables, scope: ReportScope) -> _Points:
     step_s = tables.bucket_s
     bucket_s = step_s * max(1, -(-_length_s(scope) // (step_s * POINTS_MAX)))
-    return _Points(tables.table("traffic"), tables.table("stays"), step_s, bucket_s)
+    return _Points(tables.table("traffic"), tables.table("stays"), step_s, bucket_s, False)
 
 
 def _length_s(scope: ReportScope) -> int:
     return ((scope.last_ms or 0) - (scope.first_ms or 0)) // 1000
 
 
-def _over_time(
+def _over_time(request: ReportRequest, windows: DataFrame, series: _Points) -> dict[str, DataFrame]:
+    named = windows.withColumnRenamed("saved", "sends_saved")
+    ordered = named.orderBy("failed_over_ms", "entity", "process", "pair")
+    return {
+        "windows": ordered.limit(ROWS_MAX),
+        "window_count": windows.agg(F.count("*").alias("windows")),
+        "sends": _sends(series, request),
+        "backlog": _backlog(series, request),
+    }
+
+
+def _report(
     tables: LedgerTables,
     request: ReportRequest,
     scope: ReportScope,
-    windows: DataFrame,
     series: _Points,
+    found: Mapping[str, Sequence[Row]],
 ) -> AvailabilityReport:
-    ordered = windows.orderBy("failed_over_ms", "entity", "process", "pair").limit(ROWS_MAX + 1)
-    found = ordered.withColumnRenamed("saved", "sends_saved").collect()
-    backlog = _backlog(series, request)
-    sends, is_heard = _sends(series, request)
-    shown = tuple(FailoverWindow(**row.asDict()) for row in found[:ROWS_MAX])
-    if is_heard:
+    windows = [FailoverWindow(**row.asDict()) for row in found["windows"]]
+    backlog = tuple(sorted(BacklogPoint(*row) for row in found["backlog"]))
+    # Receives without a send are in no point: they only tell that consumers keep a ledger.
+    sends = tuple(sorted(Sends(*row[:-1]) for row in found["sends"] if any(row[1:-1])))
+    shown = tuple(windows)
+    if any(row["received"] for row in found["sends"]):
         shown = with_receive_gaps(tables, shown, scope.last_ms or 0)
     return AvailabilityReport(
         scope=scope,
         windows=shown,
-        windows_left_out=windows.count() - ROWS_MAX if len(found) > ROWS_MAX else 0,
+        windows_left_out=found["window_count"][0]["windows"] - len(shown),
         bucket_s=series.bucket_s,
         sends=sends,
         backlog=backlog,
@@ -172,8 +207,8 @@ def _windows(tables: LedgerTables, request: ReportRequest) -> DataFrame:
 
 def _entities(
     tables: LedgerTables, request: ReportRequest, scope: ReportScope, windows: DataFrame
-) -> tuple[EntityAvailability, ...]:
-    """Each entity with its failovers, also those that never failed over."""
+) -> DataFrame:
+    """Return each entity with its failovers, also those that never failed over."""
     traffic = _in_scope(tables, request, "traffic", "entity").where("entity <> ''")
     keys = [LABEL, "entity"]
     counted = traffic.groupBy(*keys).agg(F.sum(F.col("diverted") + F.col("to_twin")).alias("saved"))
@@ -188,7 +223,7 @@ def _entities(
     down = downtimes(
         windows, last_ms=scope.last_ms or 0, since_ms=request.since_ms, until_ms=request.until_ms
     )
-    rows = (
+    return (
         saved.join(raised, keys, "full")
         .join(down, keys, "full")
         .fillna(0)
@@ -196,9 +231,7 @@ def _entities(
         .orderBy(F.col("open").desc(), F.col("failed_over_ms").desc(), "entity", LABEL)
         .select("entity", "failovers", "failed_over_ms", "open", "saved", "raised", LABEL)
         .limit(ROWS_MAX)
-        .collect()
     )
-    return tuple(EntityAvailability(*row) for row in rows)
 
 
 def _with_gaps(
@@ -218,22 +251,19 @@ def _in_scope(tables: LedgerTables, request: ReportRequest, name: str, column: s
     return of_entity(by_time(tables.table(name), request, tables.bucket_s), request, column)
 
 
-def _sends(series: _Points, request: ReportRequest) -> tuple[tuple[Sends, ...], bool]:
+def _sends(series: _Points, request: ReportRequest) -> DataFrame:
     """Return the sends over time, and whether consumers recorded receives."""
     at_s = F.floor(F.col("at_s") / series.bucket_s) * series.bucket_s
     counts = ("sent", "diverted", "to_twin", "received")
-    rows = (
+    return (
         of_entity(by_time(series.traffic, request, series.step_s), request, "entity")
         .groupBy(at_s.alias("at_s"))
         .agg(*(F.sum(name).alias(name) for name in counts))
         .where(" + ".join(counts) + " > 0")
-        .collect()
     )
-    sends = sorted(Sends(*row[:-1]) for row in rows if any(row[1:-1]))
-    return tuple(sends), any(row["received"] for row in rows)
 
 
-def _backlog(series: _Points, request: ReportRequest) -> tuple[BacklogPoint, ...]:
+def _backlog(series: _Points, request: ReportRequest) -> DataFrame:
     bucket_s, stayed = series.bucket_s, of_entity(series.stays, request)
     if request.until_ms is not None:
         stayed = stayed.where(F.col("entered_s") * 1000 < request.until_ms)
@@ -241,15 +271,13 @@ def _backlog(series: _Points, request: ReportRequest) -> tuple[BacklogPoint, ...
         # Messages that left before the window do not matter.
         there = (F.col("left_s") + series.step_s) * 1000 > request.since_ms
         stayed = stayed.where(F.col("left_s").isNull() | there)
-    points = by_time(backlog_over_time(stayed, bucket_s=bucket_s), request, bucket_s)
-    return tuple(sorted(BacklogPoint(*row) for row in points.collect()))
+    return by_time(backlog_over_time(stayed, bucket_s=bucket_s), request, bucket_s)
 
 
-def _drained(series: _Points, request: ReportRequest) -> tuple[int, int]:
+def _drained(series: _Points, request: ReportRequest) -> DataFrame:
     """Messages that left the backlog, and the seconds (whole steps) in which they did."""
     left = by_time(of_entity(series.stays, request), request, series.step_s, "left_s")
-    row = drained(left, bucket_s=series.step_s).collect()[0]
-    return row["drained"], row["drain_s"]
+    return drained(left, bucket_s=series.step_s)
 
 
 def _unknown(backlog: Sequence[BacklogPoint]) -> Iterator[str]:

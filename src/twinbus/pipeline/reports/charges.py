@@ -19,6 +19,7 @@ from twinbus.pipeline.reports.ledger_tables import (
 )
 from twinbus.pipeline.reports.scope import from_sums, unread, whole_days
 from twinbus.pipeline.reports.values import MonthlySum, bill, charges_by_kind, month_uses
+from twinbus.pipeline.spark.few_rows import collected, kept
 from twinbus.pipeline.tables.charges import (
     MESSAGE_STAGES,
     SUMS,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from decimal import Decimal
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, Row
 
     from twinbus.cost.prices import PriceBook
     from twinbus.pipeline.reports.ledger_tables import LedgerTables
@@ -49,6 +50,8 @@ POLL_S: Final = 900
 """The documented poll interval of an idle syphon. With another `syphon_poll` the ledger's figure
 differs from the model's."""
 
+_TABLES: Final = ("lines", "traffic", "states", "charges", "deliveries")
+
 _STAGE_NAMES: Final = {
     "send_backlog": "send to the backlog",
     "receive_backlog": "receive from the backlog",
@@ -62,28 +65,39 @@ _STAGE_NAMES: Final = {
 def charges_report(
     tables: LedgerTables, request: documents.ReportRequest, prices: PriceBook, rule: CountingRule
 ) -> documents.ChargesReport:
+    tables.bring(*_TABLES)
     scope = scope_of(tables, request, lines_of(tables, request))
     counted, deliveries = _counted(tables, request)
-    table = counted.cache()
-    try:
-        sums = [MonthlySum(*row) for row in monthly(table).collect()]
-        lines, left_out = _lines(table)
-        entities, entity_count = _entities(table)
-        receives = dict(map(tuple, receives_by_view(_recorded(tables, request)).collect()))
-        return replace(
-            _summary(sums, request, prices, rule, scope),
-            by_day=_days(table, rule),
-            by_entity=entities,
-            entities=entity_count,
-            lines=lines,
-            lines_left_out=left_out,
-            prices=tuple(_prices(month_uses(sums, rule), prices)),
-            recorded_receives=receives.get("client", 0),
-            broker_receives=receives.get("broker", 0),
-            model=tuple(_model(table, deliveries, _polled_s(tables, request))),
+    with kept({"charges": counted}, likely_few=tables.is_small) as there:
+        table = there["charges"]
+        found = collected(
+            {
+                "months": monthly(table),
+                "lines": _lines(table).limit(LINES_MAX),
+                "line_count": _lines(table).agg(F.count("*").alias("rows")),
+                "entities": _entities(table).limit(ENTITIES_MAX),
+                "entity_count": _entities(table).agg(F.count("*").alias("rows")),
+                "receives": receives_by_view(_recorded(tables, request)),
+                "days": _days(table, rule),
+                "stages": beside_model(table, deliveries),
+                "polls": _polls(table),
+                "polled": _polled(tables, request),
+            }
         )
-    finally:
-        table.unpersist()
+    sums = [MonthlySum(*row) for row in found["months"]]
+    receives = {row["view"]: row["units"] for row in found["receives"]}
+    return replace(
+        _summary(sums, request, prices, rule, scope),
+        by_day=tuple(sorted(documents.DayUnits(*row) for row in found["days"])),
+        by_entity=tuple(documents.EntityUnits(*row) for row in found["entities"]),
+        entities=found["entity_count"][0]["rows"],
+        lines=tuple(documents.ChargeLine(*row) for row in found["lines"]),
+        lines_left_out=found["line_count"][0]["rows"] - len(found["lines"]),
+        prices=tuple(_prices(month_uses(sums, rule), prices)),
+        recorded_receives=receives.get("client", 0),
+        broker_receives=receives.get("broker", 0),
+        model=tuple(_model(found["stages"], found["polls"][0], found["polled"][0])),
+    )
 
 
 def charges_summary(
@@ -94,6 +108,7 @@ def charges_summary(
     scope: documents.ReportScope,
 ) -> documents.ChargesReport:
     """The report's sums and bill, without its lines, entities, days, prices and model."""
+    tables.bring(*_TABLES)
     rows = monthly(_counted(tables, request)[0]).collect()
     return _summary([MonthlySum(*row) for row in rows], request, prices, rule, scope)
 
@@ -129,32 +144,25 @@ def _summary(
     )
 
 
-def _lines(table: DataFrame) -> tuple[tuple[documents.ChargeLine, ...], int]:
+def _lines(table: DataFrame) -> DataFrame:
     keys = [name for name in documents.ChargeLine._fields if name not in SUMS]
     summed = table.groupBy(*keys).agg(*(F.sum(name).alias(name) for name in SUMS))
-    ordered = summed.select(*documents.ChargeLine._fields).orderBy(*keys)
-    rows = ordered.limit(LINES_MAX + 1).collect()
-    left_out = summed.count() - LINES_MAX if len(rows) > LINES_MAX else 0
-    return tuple(documents.ChargeLine(*row) for row in rows[:LINES_MAX]), left_out
+    return summed.select(*documents.ChargeLine._fields).orderBy(*keys)
 
 
-def _entities(table: DataFrame) -> tuple[tuple[documents.EntityUnits, ...], int]:
+def _entities(table: DataFrame) -> DataFrame:
     summed = table.groupBy(F.lower("entity").alias("entity"), LABEL).agg(
         F.sum("operations").alias("operations"), F.sum("units").alias("units")
     )
-    ordered = summed.select(*documents.EntityUnits._fields).orderBy(
+    return summed.select(*documents.EntityUnits._fields).orderBy(
         F.col("units").desc(), "entity", LABEL
     )
-    rows = ordered.limit(ENTITIES_MAX + 1).collect()
-    total = summed.count() if len(rows) > ENTITIES_MAX else len(rows)
-    return tuple(documents.EntityUnits(*row) for row in rows[:ENTITIES_MAX]), total
 
 
-def _days(table: DataFrame, rule: CountingRule) -> tuple[documents.DayUnits, ...]:
+def _days(table: DataFrame, rule: CountingRule) -> DataFrame:
     if not rule.count_settlement:
         table = table.where(~F.col("operation").isin(*SETTLEMENTS))
-    rows = table.groupBy("day", "cause").agg(F.sum("units").alias("units")).collect()
-    return tuple(sorted(documents.DayUnits(*row) for row in rows))
+    return table.groupBy("day", "cause").agg(F.sum("units").alias("units"))
 
 
 def _prices(months: Sequence[MonthUse], prices: PriceBook) -> Iterator[documents.PriceLine]:
@@ -173,24 +181,30 @@ def _prices(months: Sequence[MonthUse], prices: PriceBook) -> Iterator[documents
             yield documents.PriceLine(tier.value, name, f"{quantity:,} {unit}", amount, note)
 
 
-def _polled_s(tables: LedgerTables, request: documents.ReportRequest) -> int:
-    """From the start of the first empty poll to the end of the last one."""
+def _polled(tables: LedgerTables, request: documents.ReportRequest) -> DataFrame:
+    """Return one row: when the first and the last empty poll ended, in seconds."""
     polled = tables.table("traffic").where("polls > 0")
     days = polled.withColumn("day", day_of(F.col("at_s") * 1000))
-    row = by_day(days, request).agg(F.min("at_s"), F.max("at_s")).collect()[0]
-    # A poll is recorded at its end.
-    return 0 if row[0] is None else row[1] - row[0] + POLL_S
+    return by_day(days, request).agg(F.min("at_s").alias("first_s"), F.max("at_s").alias("last_s"))
 
 
-def _model(table: DataFrame, deliveries: DataFrame, polled_s: int) -> Iterator[documents.ModelLine]:
+def _polls(table: DataFrame) -> DataFrame:
+    """Return one row: the polls, and of how many queues."""
+    return table.where("stage = 'poll'").agg(
+        F.sum("operations").alias("polls"), F.count_distinct("entity").alias("queues")
+    )
+
+
+def _model(stages: Sequence[Row], polled: Row, times: Row) -> Iterator[documents.ModelLine]:
     """The documented arithmetic beside the ledger: the stages of messages, and idle polls."""
-    found = {row["stage"]: row for row in beside_model(table, deliveries).collect()}
+    found = {row["stage"]: row for row in stages}
     for stage in MESSAGE_STAGES:
         if stage in found:
             yield _stage(stage, found[stage])
-    polled = table.where("stage = 'poll'")
-    polls, queues = polled.agg(F.sum("operations"), F.count_distinct("entity")).collect()[0]
+    polls, queues, first_s = polled["polls"], polled["queues"], times["first_s"]
     if polls:
+        # A poll is recorded at its end.
+        polled_s = 0 if first_s is None else times["last_s"] - first_s + POLL_S
         model = idle_syphon_operations(queue_count=queues, poll_s=POLL_S, period_s=polled_s)
         note = f"one for each of {queues} queues every {POLL_S:g} s, for {polled_s:g} s"
         yield documents.ModelLine("polls that found nothing", model, polls, note)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from pyspark.sql import functions as F
 
@@ -16,6 +16,7 @@ from twinbus.pipeline.reports.judgement import (
     WORST_FIRST,
     CountedMessages,
     judged_report,
+    worst_first,
 )
 from twinbus.pipeline.reports.ledger_tables import (
     by_day,
@@ -24,6 +25,7 @@ from twinbus.pipeline.reports.ledger_tables import (
     of_entity,
     scope_of,
 )
+from twinbus.pipeline.spark.few_rows import collected, kept
 from twinbus.pipeline.store.writers import MOVES, WAITING
 from twinbus.pipeline.tables import conservation, journeys
 from twinbus.pipeline.tables.calculus import COLUMNS, MESSAGE_COLUMNS
@@ -34,14 +36,16 @@ from twinbus.pipeline.tables.schemas import day_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, Row
 
     from twinbus.pipeline.reports.documents import ConservationReport, ReportRequest
-    from twinbus.pipeline.reports.judgement import Counts
     from twinbus.pipeline.reports.ledger_tables import LedgerTables
 
 DETECTION_S: Final = 600
 """Default duplicate detection window of Service Bus."""
+
+_TABLES: Final = ("lines", "traffic", "states", "fates", "notable")
+_TABLES_IN_FULL: Final = ("ages", "skews")
 
 MARGIN_MS: Final = 60_000
 """Allowed difference between clocks if the ledger was not read before the peek: a message younger
@@ -85,19 +89,33 @@ def conservation_report(
 
     `in_brief` leaves out the age of the backlog and the check of clocks.
     """
+    tables.bring(*_TABLES, *(() if in_brief else _TABLES_IN_FULL))
     lines = lines_of(tables, request)
-    notable = _notable(tables, request, peek).cache()
-    try:
-        by_entity = _counted(tables, request, notable)
-        named, left_out = _named(notable, ids_max)
-        is_any_twice = any(row["repeated"] for row in by_entity)
+    with kept({"notable": _notable(tables, request, peek)}, likely_few=tables.is_small) as there:
+        notable = there["notable"]
+        frames = {
+            "entities": _counted(tables, request, notable),
+            "named": _named(notable, ids_max),
+            "missing": notable.where(_is_missing()).agg(F.count("*").alias("messages")),
+            "duplicates": _duplicates(notable, ids_max),
+            "windows": _duplicate_windows(notable),
+        }
+        if lines.broker_records:
+            frames["unsent"] = _unsent(tables, request)
+        if not in_brief:
+            frames |= {
+                "aged": _aged(tables, request, detection_s),
+                "skewed": _skewed(tables, request),
+            }
+        found = collected(frames)
+        named = tuple(NamedMessage(*row[:-1]) for row in found["named"])
         counted = CountedMessages(
-            by_entity=by_entity,
+            by_entity=sorted((row.asDict() for row in found["entities"]), key=worst_first),
             named=named,
-            left_out=left_out,
-            duplicates=_duplicates(notable, ids_max) if is_any_twice else (),
-            duplicate_windows=_duplicate_windows(notable) if is_any_twice else {},
-            unsent=_unsent(tables, request) if lines.broker_records else 0,
+            left_out=found["missing"][0]["messages"] - len(named),
+            duplicates=tuple(DuplicateMessage(*row) for row in found["duplicates"]),
+            duplicate_windows={row["window"]: row["count"] for row in sorted(found["windows"])},
+            unsent=found["unsent"][0]["messages"] if "unsent" in found else 0,
         )
         return judged_report(
             counted,
@@ -105,14 +123,12 @@ def conservation_report(
             lines,
             peek=peek,
             of_others=lambda: _of_others(tables, request),
-            aged=() if in_brief else _aged(tables, request, detection_s),
+            aged=tuple(AgedBacklog(*row) for row in found.get("aged", ())),
             assumed=(
                 *_assumed(request, detection_s),
-                *(() if in_brief else _skewed(tables, request)),
+                *(_clocks(row) for row in found.get("skewed", ()) if row["messages"]),
             ),
         )
-    finally:
-        notable.unpersist()
 
 
 def _notable(
@@ -171,56 +187,53 @@ def _is_short(tables: LedgerTables) -> bool:
     )
 
 
-def _counted(tables: LedgerTables, request: ReportRequest, notable: DataFrame) -> list[Counts]:
+def _counted(tables: LedgerTables, request: ReportRequest, notable: DataFrame) -> DataFrame:
     """Return the sums of each entity, and the fates of its undelivered messages."""
     fates = of_entity(tables.table("fates"), request)
-    rows = conservation.balances(fates, notable, in_scope=in_days(F.col("day"), request)).collect()
-    return [row.asDict() for row in rows]
+    return conservation.balances(fates, notable, in_scope=in_days(F.col("day"), request))
 
 
-def _named(notable: DataFrame, ids_max: int) -> tuple[tuple[NamedMessage, ...], int]:
-    """Return undelivered messages, the worst first, and how many were left out."""
+def _is_missing() -> Column:
+    return cast("Column", rules.is_missing(COLUMNS, MESSAGE_COLUMNS))
+
+
+def _named(notable: DataFrame, ids_max: int) -> DataFrame:
+    """Return undelivered messages, the worst first."""
     rank = F.array_position(F.array(*(F.lit(fate) for fate in WORST_FIRST)), F.col("fate"))
-    missing: Column = rules.is_missing(COLUMNS, MESSAGE_COLUMNS)
-    undelivered = notable.where(missing)
-    rows = (
-        undelivered.orderBy(rank, "accepted_ms", "destination", "message_id", LABEL)
-        .select("destination", "message_id", "fate", "accepted_ms", LABEL)
-        .limit(ids_max + 1)
-        .collect()
+    return (
+        notable.where(_is_missing())
+        .select("destination", "message_id", "fate", "accepted_ms", LABEL, rank.alias("rank"))
+        .orderBy("rank", "accepted_ms", "destination", "message_id", LABEL)
+        .limit(ids_max)
     )
-    left_out = undelivered.count() - ids_max if len(rows) > ids_max else 0
-    return tuple(NamedMessage(*row) for row in rows[:ids_max]), left_out
 
 
-def _duplicate_windows(notable: DataFrame) -> dict[str, int]:
-    repeated = notable.where(conservation.is_duplicate()).groupBy(
-        conservation.window_of().alias("window")
-    )
-    return {row["window"]: row["count"] for row in sorted(repeated.count().collect())}
+def _duplicate_windows(notable: DataFrame) -> DataFrame:
+    repeated = notable.where(conservation.is_duplicate())
+    return repeated.groupBy(conservation.window_of().alias("window")).count()
 
 
-def _duplicates(notable: DataFrame, ids_max: int) -> tuple[DuplicateMessage, ...]:
+def _duplicates(notable: DataFrame, ids_max: int) -> DataFrame:
     found = conservation.named_duplicates(notable).select(*DuplicateMessage._fields)
-    rows = found.orderBy("entity", "message_id", LABEL).limit(ids_max).collect()
-    return tuple(DuplicateMessage(*row) for row in rows)
+    return found.orderBy("entity", "message_id", LABEL).limit(ids_max)
 
 
-def _aged(
-    tables: LedgerTables, request: ReportRequest, detection_s: int
-) -> tuple[AgedBacklog, ...]:
+def _aged(tables: LedgerTables, request: ReportRequest, detection_s: int) -> DataFrame:
     """Return entities with messages older than the duplicate detection of their destination."""
     found = conservation.aged(of_entity(tables.table("ages"), request), detection_s)
     ordered = found.orderBy(F.col("oldest_s").desc(), "destination", LABEL).limit(ENTITIES_MAX)
-    oldest_ms, detection_ms = F.col("oldest_s") * 1000, F.lit(detection_s * 1000)
-    rows = ordered.select("destination", "messages", oldest_ms, detection_ms, LABEL).collect()
-    return tuple(AgedBacklog(*row) for row in rows)
+    return ordered.select(
+        *("destination", "messages"),
+        (F.col("oldest_s") * 1000).alias("oldest_ms"),
+        F.lit(detection_s * 1000).alias("detection_ms"),
+        LABEL,
+    )
 
 
-def _unsent(tables: LedgerTables, request: ReportRequest) -> int:
-    """Return how many messages of all entities only the broker recorded in the backlog."""
+def _unsent(tables: LedgerTables, request: ReportRequest) -> DataFrame:
+    """Count the messages of all entities that only the broker recorded in the backlog."""
     found = tables.unsent_in_backlog().withColumn("day", day_of(F.col("first_ms")))
-    return by_day(found, request).count()
+    return by_day(found, request).agg(F.count("*").alias("messages"))
 
 
 def _of_others(tables: LedgerTables, request: ReportRequest) -> int:
@@ -236,14 +249,15 @@ def _assumed(request: ReportRequest, detection_s: int) -> Iterator[str]:
     yield f"destinations detect duplicates for {detection_s:,} s (--detection-window)"
 
 
-def _skewed(tables: LedgerTables, request: ReportRequest) -> Iterator[str]:
-    row = (
-        of_entity(tables.table("skews"), request)
-        .agg(F.sum("messages").alias("messages"), F.max("up_to_ms").alias("up_to_ms"))
-        .collect()[0]
+def _skewed(tables: LedgerTables, request: ReportRequest) -> DataFrame:
+    """Return one row: messages whose steps are in the wrong order, and by how much."""
+    return of_entity(tables.table("skews"), request).agg(
+        F.sum("messages").alias("messages"), F.max("up_to_ms").alias("up_to_ms")
     )
-    if row["messages"]:
-        yield (
-            f"clocks disagree: {row['messages']:,} messages have steps in the wrong order, by up to"
-            f" {row['up_to_ms']:,} ms; they are counted as all others"
-        )
+
+
+def _clocks(row: Row) -> str:
+    return (
+        f"clocks disagree: {row['messages']:,} messages have steps in the wrong order, by up to"
+        f" {row['up_to_ms']:,} ms; they are counted as all others"
+    )

@@ -6,7 +6,7 @@ ends inside one includes all of it, and the report says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date, timedelta
 from difflib import get_close_matches
@@ -19,6 +19,7 @@ from twinbus.errors import TwinbusError
 from twinbus.ledger.record import FILE_SUFFIX, OPEN_SUFFIX
 from twinbus.pipeline.reports.documents import ReportRequest, ReportScope
 from twinbus.pipeline.reports.scope import Lines
+from twinbus.pipeline.spark.few_rows import FewRows, PlainRow, brought
 from twinbus.pipeline.spark.session import (
     master_of,
     require_shared,
@@ -32,9 +33,10 @@ from twinbus.pipeline.store.store import TableStore
 from twinbus.pipeline.store.stream import tables_place
 from twinbus.pipeline.tables import bronze
 from twinbus.pipeline.tables.conservation import in_backlog, unsent_in_backlog
-from twinbus.pipeline.tables.gold import BUCKET_S, Sources, gold_tables, notable, with_fates
+from twinbus.pipeline.tables.gold import BUCKET_S, NOTABLE, Sources, gold_tables, with_fates
 from twinbus.pipeline.tables.journeys import judged, partial_journeys
 from twinbus.pipeline.tables.records import destination_of, may_share_messages, tallied
+from twinbus.pipeline.tables.schemas import CORRUPT
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -50,6 +52,8 @@ LINE_BYTES: Final = 250
 """Approximate size of one record."""
 
 _IS_OPEN: Final = "is_open"
+_WHY: Final = "why"
+_REJECTED: Final = "rejected"
 
 
 class UnknownEntityError(TwinbusError):
@@ -68,44 +72,62 @@ class BatchTables:
         self.bucket_s = bucket_s
         files = PlaceFiles(str(ledger)).found()
         size_bytes = sum(file.size_bytes for file in files if FILE_SUFFIX in file.name)
-        self._is_small = size_bytes <= SMALL_BYTES
+        self.is_small = size_bytes <= SMALL_BYTES
         many = size_bytes // LINE_BYTES
-        session = session_for_few(spark) if self._is_small else session_for_many(spark, many)
+        session = session_for_few(spark) if self.is_small else session_for_many(spark, many)
         bronze.location_of(ledger)
         inside = TableStore(session, tables_place(ledger))
         self.inspected = LedgerFolder(ledger).inspect({}, removed_unnoted=inside.is_only_copy)
         lines = bronze.read_ledger(session, ledger, refused=self.inspected.refused)
         is_open = F.endswith(F.col("_metadata.file_name"), F.lit(OPEN_SUFFIX))
         # Kept before counting: a query of a few columns does not see a damaged line.
-        self._lines = self._kept(lines.withColumn(_IS_OPEN, is_open))
-        records = bronze.records_of(self._lines).drop(_IS_OPEN)
-        self._records = self._kept(records) if self._is_small else records
+        self._lines = self._kept(lines.withColumns({_IS_OPEN: is_open, _WHY: bronze.reason()}))
+        is_record = F.col(_WHY).isNull()
+        self._records = self._lines.where(is_record).drop(_IS_OPEN, _WHY, CORRUPT)
         self._tallies = self._kept(tallied(self._records, bucket_s=bucket_s))
         # With few records another query takes longer than it saves.
-        all_labelled = not self._is_small and not may_share_messages(self._tallies)
+        all_labelled = not self.is_small and not may_share_messages(self._tallies)
         journeys = partial_journeys(self._records)
         self._fates = self._kept(judged(journeys, all_labelled=all_labelled))
         self._sources = Sources(self._records, self._tallies, self._fates, self._fates)
-        self._tables = {table.name: table for table in gold_tables(bucket_s)}
+        self._tables = {table.name: table for table in (*gold_tables(bucket_s), NOTABLE)}
         self._kept_tables: dict[str, DataFrame] = {}
-        self._rejected: dict[str, int] | None = None
+        self._few: dict[str, FewRows | None] = {}
+        """The tables that were asked for (`bring`); None: one of many rows."""
 
     @property
     def rejected(self) -> Mapping[str, int]:
         """Count of rejected lines by reason."""
-        if self._rejected is None:
-            why = bronze.reason()
+        self.bring()
+        counts = self.rows(_REJECTED)
+        assert counts, "one row is few"
+        [counted] = counts
+        return bronze.rejected({**counted, "torn": counted["torn"] + self.inspected.torn})
+
+    def bring(self, *names: str) -> None:
+        """Bring those of these gold tables that are small to this process, by one job."""
+        new = [name for name in names if name not in self._few]
+        wanted = {
+            # One of many rows would be computed twice if it were not kept.
+            name: self._tables[name].rows(self._sources) if self.is_small else self.table(name)
+            for name in new
+        }
+        if _REJECTED not in self._few:
+            why = F.col(_WHY)
             # An incomplete line of an open file is still being written: that is normal.
             counted_reason = F.when(~F.col(_IS_OPEN) | (why != "torn"), why)
-            counts = self._lines.agg(*bronze.line_counts(counted_reason)).collect()[0]
-            counted = counts.asDict()
-            self._rejected = bronze.rejected(
-                {**counted, "torn": counted["torn"] + self.inspected.torn}
-            )
-        return self._rejected
+            wanted[_REJECTED] = self._lines.agg(*bronze.line_counts(counted_reason))
+        self._few |= {**dict.fromkeys(wanted), **brought(wanted)}
+
+    def rows(self, name: str) -> Sequence[PlainRow] | None:
+        """Return the rows of a gold table that was brought here; None: it was not."""
+        few = self._few.get(name)
+        return None if few is None else few.rows
 
     def table(self, name: str) -> DataFrame:
         """One of the gold tables, kept: a query may read it several times."""
+        if (few := self._few.get(name)) is not None:
+            return few.frame
         if name not in self._kept_tables:
             made = self._tables[name].rows(self._sources)
             self._kept_tables[name] = self._kept(made)
@@ -113,11 +135,11 @@ class BatchTables:
 
     def notable(self) -> DataFrame:
         """Messages that a report may have to name, as `schemas.FATES`."""
-        return with_fates(notable(self._fates), self.table("states"))
+        return with_fates(self.table(NOTABLE.name), self.table("states"))
 
     def in_backlog(self) -> DataFrame:
         """Return the broker's records of messages in backlog queues, as `schemas.NOTABLE`."""
-        return notable(self._fates).where(in_backlog(F.col("destination")))
+        return self.table(NOTABLE.name).where(in_backlog(F.col("destination")))
 
     def unsent_in_backlog(self) -> DataFrame:
         """Return what only the broker recorded in a backlog queue, and no sender."""
@@ -141,7 +163,7 @@ class BatchTables:
         Spark plans each query down to the files, also if the rows are in its cache. With a small
         ledger planning takes most of the time, so a checkpoint cuts the plan.
         """
-        return rows.localCheckpoint() if self._is_small else rows.cache()
+        return rows.localCheckpoint() if self.is_small else rows.cache()
 
     def close(self) -> None:
         """Let Spark drop the kept rows."""
@@ -195,6 +217,12 @@ def by_time(
     return table
 
 
+def overlaps(request: ReportRequest, begin_ms: int, end_ms: int) -> bool:
+    """Return whether the window overlaps a bucket (`by_time`)."""
+    is_after = request.since_ms is None or end_ms > request.since_ms
+    return is_after and (request.until_ms is None or begin_ms < request.until_ms)
+
+
 def of_entity(table: DataFrame, request: ReportRequest, column: str = "destination") -> DataFrame:
     """The rows of the requested entity: a queue, or a topic with its subscriptions."""
     if request.entity is None:
@@ -206,6 +234,7 @@ def require_entity(tables: LedgerTables, request: ReportRequest) -> None:
     """Raise UnknownEntityError if the ledger has no record of the entity."""
     if request.entity is None:
         return
+    tables.bring("charges", "states")
     called = tables.table("charges").select(destination_of(F.col("entity")).alias("entity"))
     changed = tables.table("states").select("entity")
     names = called.union(changed).where("entity <> ''").distinct()
@@ -226,36 +255,30 @@ def require_entity(tables: LedgerTables, request: ReportRequest) -> None:
 
 def lines_of(tables: LedgerTables, request: ReportRequest) -> Lines:
     """The counts of the requested days."""
-    table = tables.table("lines")
-    is_requested = in_days(F.col("day"), request)
-    is_broker = F.col("view") == "broker"
-
-    def summed(name: str, condition: Column) -> Column:
-        return F.sum(F.when(condition, F.col(name)).otherwise(F.lit(0)))
-
-    row = table.agg(
-        *(summed(name, is_requested) for name in ("records", "nameless", "unrecorded")),
-        summed("records", is_broker),
-        F.sum("records"),
-    ).collect()[0]
-    return Lines(*(number or 0 for number in row))
+    tables.bring("lines")
+    every = tables.rows("lines")
+    if every is None:
+        every = [row.asDict() for row in tables.table("lines").collect()]
+    first, last = request.first_day or date.min, request.last_day or date.max
+    found = [row for row in every if first <= row["day"] <= last]
+    return Lines(
+        records=sum(row["records"] for row in found),
+        nameless=sum(row["nameless"] for row in found),
+        unrecorded=sum(row["unrecorded"] for row in found),
+        broker_records=sum(row["records"] for row in every if row["view"] == "broker"),
+        all_records=sum(row["records"] for row in every),
+    )
 
 
 def scope_of(tables: LedgerTables, request: ReportRequest, lines: Lines) -> ReportScope:
     """The scope of a report: what was requested, and which records are in it."""
-    at_s = F.col("at_s")
-    traffic = by_time(tables.table("traffic"), request, tables.bucket_s).select(
-        (at_s * 1000).alias("first_ms"), ((at_s + tables.bucket_s) * 1000).alias("last_ms")
-    )
-    # A change of state has a time, not only a bucket.
-    states = tables.table("states").withColumn("at_s", F.floor(F.col("at_ms") / 1000))
-    changes = by_time(states, request, 1).select(F.col("at_ms"), F.col("at_ms"))
-    row = traffic.union(changes).agg(F.min("first_ms"), F.max("last_ms")).collect()[0]
+    tables.bring("traffic", "states")
+    first_ms, last_ms = _first_and_last_ms(tables, request)
     return ReportScope(
         ledger=tables.ledger,
         **vars(request),
-        first_ms=row[0],
-        last_ms=row[1],
+        first_ms=first_ms,
+        last_ms=last_ms,
         records=lines.records,
         rejected=dict(tables.rejected),
         missing=tables.inspected.missing,
@@ -264,3 +287,32 @@ def scope_of(tables: LedgerTables, request: ReportRequest, lines: Lines) -> Repo
         records_from=tables.records_from,
         unrecorded=lines.unrecorded,
     )
+
+
+def _first_and_last_ms(
+    tables: LedgerTables, request: ReportRequest
+) -> tuple[int | None, int | None]:
+    """Return the times of the first and the last record in scope, by the tables over time."""
+    step_s, traffic, states = tables.bucket_s, tables.rows("traffic"), tables.rows("states")
+    if traffic is not None and states is not None:
+        # A change of state has a time, not only a bucket.
+        spans = [(row["at_s"] * 1000, (row["at_s"] + step_s) * 1000) for row in traffic]
+        found = [span for span in spans if overlaps(request, *span)]
+        times = [row["at_ms"] for row in states]
+        # Whole seconds, as they are for Spark below.
+        found += [
+            (at_ms, at_ms)
+            for at_ms in times
+            if overlaps(request, at_ms // 1000 * 1000, at_ms // 1000 * 1000 + 1000)
+        ]
+        return min((one for one, _ in found), default=None), max(
+            (one for _, one in found), default=None
+        )
+    at_s = F.col("at_s")
+    buckets = by_time(tables.table("traffic"), request, step_s).select(
+        (at_s * 1000).alias("first_ms"), ((at_s + step_s) * 1000).alias("last_ms")
+    )
+    timed = tables.table("states").withColumn("at_s", F.floor(F.col("at_ms") / 1000))
+    changes = by_time(timed, request, 1).select(F.col("at_ms"), F.col("at_ms"))
+    row = buckets.union(changes).agg(F.min("first_ms"), F.max("last_ms")).collect()[0]
+    return row[0], row[1]

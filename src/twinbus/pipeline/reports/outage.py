@@ -17,6 +17,8 @@ from twinbus.pipeline.reports.availability import failovers_over_time
 from twinbus.pipeline.reports.charges import charges_summary
 from twinbus.pipeline.reports.conservation import BacklogSnapshot, conservation_report
 from twinbus.pipeline.reports.ledger_tables import BatchTables
+from twinbus.pipeline.spark.few_rows import few_rows
+from twinbus.pipeline.tables.gold import NOTABLE, gold_tables
 from twinbus.pipeline.tables.journeys import MESSAGE
 from twinbus.pipeline.tables.records import is_twin
 from twinbus.pipeline.tables.schemas import SIGHTINGS, field
@@ -65,7 +67,9 @@ def outage_report(
         closing(BatchTables(spark, ledger, bucket_s=BUCKET_S)) as tables,
         ThreadPoolExecutor() as pool,
     ):
-        seen = spark.createDataFrame(list(sightings), SIGHTINGS)
+        # One job for all of them.
+        tables.bring(*(table.name for table in gold_tables()), NOTABLE.name)
+        seen = few_rows(spark, SIGHTINGS, [one._asdict() for one in sightings]).frame
         # Senders and syphon of a drill have ended before the peek.
         messages = tables.messages().select(*MESSAGE)
         snapshot = BacklogSnapshot(seen, peeked_ms, awaited=messages)

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, time
 from typing import TYPE_CHECKING, NamedTuple
 
 from twinbus.pipeline.reports.documents import FailoverWindow
+from twinbus.pipeline.spark.few_rows import few_rows
 from twinbus.pipeline.tables.receive_gaps import LEAD_MS, OUTAGES, receive_gaps
 
 if TYPE_CHECKING:
@@ -63,7 +64,9 @@ def with_receive_gaps(
         return tuple(windows)
     journeys = tables.journeys()
     rows = [(number, *outage) for number, outage in enumerate(outages)]
-    table = journeys.sparkSession.createDataFrame(rows, OUTAGES)
+    names = OUTAGES.fieldNames()
+    named = [dict(zip(names, row, strict=True)) for row in rows]
+    table = few_rows(journeys.sparkSession, OUTAGES, named).frame
     found = dict(map(tuple, receive_gaps(journeys, table, last_ms=last_ms).collect()))
     gaps = [(outage, found.get(number)) for number, outage in enumerate(outages)]
     return tuple(

@@ -15,6 +15,7 @@ from twinbus.pipeline.reports.ledger_tables import (
     scope_of,
 )
 from twinbus.pipeline.reports.scope import unread, whole_days
+from twinbus.pipeline.spark.few_rows import collected, kept
 from twinbus.pipeline.tables.reconciliation import agreements, disagreements, labels_at, named
 from twinbus.pipeline.tables.records import LABEL
 from twinbus.pipeline.tables.schemas import day_of
@@ -46,6 +47,7 @@ EXPLAINED: Final = tuple(kind for kind, words in EXPLANATIONS.items() if words)
 
 def reconciliation_report(tables: LedgerTables, request: ReportRequest) -> ReconciliationReport:
     """Both views beside each other. It reads all records, for ids are compared one by one."""
+    tables.bring("lines", "traffic", "states", "views")
     lines = lines_of(tables, request)
     scope = scope_of(tables, request, lines)
     if not lines.broker_records:
@@ -70,33 +72,37 @@ def reconciliation_report(tables: LedgerTables, request: ReportRequest) -> Recon
         began=in_days(day_of(F.col("first_ms")), request),
         newest_ms=records.agg(F.max("at_ms")).collect()[0][0],
     )
-    differing = of_entity(found_differing, request, "place").cache()
-    try:
-        found = agreements(
+    with kept(
+        {"differing": of_entity(found_differing, request, "place")}, likely_few=tables.is_small
+    ) as there:
+        differing = there["differing"]
+        compared = agreements(
             by_day(of_entity(views, request, "place"), request), differing, labels=labels
         )
         # Those that differ first: no difference may be among the rows that are left out.
         differ = sum((F.col(kind) for kind in EXPLANATIONS), F.lit(0)) > 0
-        rows = found.orderBy(differ.desc(), "place", "operation", LABEL).limit(ROWS_MAX).collect()
-        compared = sorted(Agreement(*(row[name] for name in _COLUMNS)) for row in rows)
-        differences = _differences(differing)
-        # An operation at midnight can be in one day by one view and in the next by the other.
-        by_some_days = request.first_day is not None or request.last_day is not None
-        total = sum(sum(row[kind] for kind in EXPLANATIONS) for row in rows)
-        return ReconciliationReport(
-            scope=scope,
-            rows=tuple(compared),
-            differences=differences,
-            differences_left_out=max(0, total - len(differences)),
-            explained=sum(row[kind] for row in rows for kind in EXPLAINED),
-            unaccounted=0 if by_some_days else sum(map(_unaccounted, rows)),
-            broker_records=lines.broker_records,
-            is_compared=not _was_removed(scope, request),
-            unknown=tuple(_unknown(scope, request)),
-            assumed=whole_days(request),
-        )
-    finally:
-        differing.unpersist()
+        ordered = compared.orderBy(differ.desc(), "place", "operation", LABEL)
+        found = collected({"rows": ordered.limit(ROWS_MAX), "differences": _differences(differing)})
+    rows = found["rows"]
+    differences = tuple(
+        Difference._make((*row[:5], EXPLANATIONS[row["kind"]], row[LABEL]))
+        for row in found["differences"]
+    )
+    # An operation at midnight can be in one day by one view and in the next by the other.
+    by_some_days = request.first_day is not None or request.last_day is not None
+    total = sum(sum(row[kind] for kind in EXPLANATIONS) for row in rows)
+    return ReconciliationReport(
+        scope=scope,
+        rows=tuple(sorted(Agreement(*(row[name] for name in _COLUMNS)) for row in rows)),
+        differences=differences,
+        differences_left_out=max(0, total - len(differences)),
+        explained=sum(row[kind] for row in rows for kind in EXPLAINED),
+        unaccounted=0 if by_some_days else sum(map(_unaccounted, rows)),
+        broker_records=lines.broker_records,
+        is_compared=not _was_removed(scope, request),
+        unknown=tuple(_unknown(scope, request)),
+        assumed=whole_days(request),
+    )
 
 
 _COLUMNS: Final = (
@@ -111,17 +117,13 @@ def _unaccounted(row: Row) -> int:
     return abs(gap)
 
 
-def _differences(differing: DataFrame) -> tuple[Difference, ...]:
+def _differences(differing: DataFrame) -> DataFrame:
     unexplained_first = F.col("kind").isin(*EXPLAINED)
-    rows = (
+    return (
         named(differing, IDS_MAX)
         .orderBy(unexplained_first, "place", "operation", "message_id", LABEL)
         .select("place", "operation", "message_id", "ahead", "unanswered", "kind", LABEL)
         .limit(DIFFERENCES_MAX)
-        .collect()
-    )
-    return tuple(
-        Difference._make((*row[:5], EXPLANATIONS[row["kind"]], row[LABEL])) for row in rows
     )
 
 

@@ -94,6 +94,26 @@ def running_session() -> SparkSession | None:
     return SparkSession.getActiveSession() or SparkSession._instantiatedSession
 
 
+@contextlib.contextmanager
+def active_session_kept(spark: SparkSession) -> Iterator[None]:
+    """Keep the active session of this thread, which `createDataFrame` replaces by its own."""
+    from pyspark.sql import SparkSession
+
+    if not is_classic(spark):
+        yield
+        return
+    before = SparkSession.getActiveSession()
+    try:
+        yield
+    finally:
+        there: Any = SparkSession._get_j_spark_session_class(spark._jvm)
+        if before is None:
+            there.clearActiveSession()
+        else:
+            there.setActiveSession(before._jsparkSession)
+        SparkSession._activeSession = before
+
+
 def stop(session: SparkSession) -> None:
     """Stop a session and, where this process started it, the JVM (`reset`)."""
     process = getattr(session.sparkContext._gateway, "proc", None)

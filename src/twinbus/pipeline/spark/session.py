@@ -75,6 +75,9 @@ ROWS_A_TASK: Final = 100_000
 
 _FOR_FEW: Final = {
     "spark.sql.adaptive.enabled": "false",
+    # Each broadcast of a few rows would be a job of its own.
+    "spark.sql.autoBroadcastJoinThreshold": "-1",
+    "spark.sql.optimizer.disableHints": "true",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.shuffle.partitions": "1",

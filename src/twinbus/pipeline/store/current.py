@@ -8,9 +8,9 @@ those files still grow.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
@@ -20,6 +20,7 @@ from pyspark.sql import functions as F
 
 from twinbus.ledger.record import OPEN_SUFFIX, LedgerError
 from twinbus.pipeline.core.lines import REASONS
+from twinbus.pipeline.spark.few_rows import FewRows, PlainRow, are_few, brought, few_rows
 from twinbus.pipeline.store import expectations
 from twinbus.pipeline.store.increment import (
     ONE_TASK_MAX,
@@ -42,6 +43,7 @@ from twinbus.pipeline.tables.gold import (
     NOTABLE,
     GoldTable,
     kept_tables,
+    summed,
     with_fates,
 )
 from twinbus.pipeline.tables.journeys import partial_journeys
@@ -54,6 +56,8 @@ TRIES: Final = 3
 """Listings of a ledger's open files: one that ends meanwhile could be missed twice."""
 
 _FILE: Final = "file"
+
+_TABLES: Final = {table.name: table for table in kept_tables()}
 
 
 @contextmanager
@@ -115,6 +119,13 @@ class CurrentTables:
     _tail: _Tail | None
     inspected: InspectedLedger
     """The findings about the ledger's files."""
+    _few: dict[str, FewRows | None] = field(default_factory=dict)
+    """The tables that were asked for (`bring`); None: one of many rows."""
+
+    @property
+    def is_small(self) -> bool:
+        """Whether one task does what is to be done with all records."""
+        return self.records <= ONE_TASK_MAX
 
     @property
     def records(self) -> int:
@@ -133,19 +144,42 @@ class CurrentTables:
         counts.update(self._tail.rejected if self._tail else {}, torn=self.inspected.torn)
         return +counts
 
+    def bring(self, *names: str) -> None:
+        """Bring those of these gold tables that are small to this process.
+
+        It reads the stored rows itself; what open files add to them takes one job.
+        """
+        stored: dict[str, list[PlainRow]] = {}
+        for name in [name for name in names if name not in self._few]:
+            files = self._store.lake.files(name, self._snapshot)
+            self._few[name] = None
+            if are_few(sum(file.rows for file in files)):
+                stored[name] = [row for file in files for row in self._store.lake.rows(name, file)]
+        if self._tail is not None:
+            change_of = self._tail.step.change_of
+            added = brought({name: change_of(_TABLES[name]) for name in stored})
+            stored = {name: [*stored[name], *few.rows] for name, few in added.items()}
+        for name, rows in stored.items():
+            table = _TABLES[name]
+            self._few[name] = few_rows(self._store.session, table.schema, summed(table, rows))
+
+    def rows(self, name: str) -> Sequence[PlainRow] | None:
+        """Return the rows of a gold table that was brought here; None: it was not."""
+        few = self._few.get(name)
+        return None if few is None else few.rows
+
     def table(self, name: str) -> DataFrame:
         """Return a gold table by its name in `gold.gold_tables`."""
-        found = [table for table in kept_tables() if table.name == name]
-        assert found, f"no such table: {name}"
-        return self._total(found[0])
+        few = self._few.get(name)
+        return self._total(_TABLES[name]) if few is None else few.frame
 
     def notable(self) -> DataFrame:
         """Return messages that a report may have to name, as `schemas.FATES`."""
-        return with_fates(self._total(NOTABLE), self.table("states"))
+        return with_fates(self.table(NOTABLE.name), self.table("states"))
 
     def in_backlog(self) -> DataFrame:
         """Return the broker's records of messages in backlog queues, as `schemas.NOTABLE`."""
-        return self._total(NOTABLE).where(in_backlog(F.col("destination")))
+        return self.table(NOTABLE.name).where(in_backlog(F.col("destination")))
 
     def unsent_in_backlog(self) -> DataFrame:
         """Return what only the broker recorded in a backlog queue, and no sender."""

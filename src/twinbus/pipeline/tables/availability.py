@@ -199,9 +199,10 @@ def backlog_over_time(stays: DataFrame, *, bucket_s: int) -> DataFrame:
     )
     age_s = F.when(F.col("depth") > 0, F.col("at_s") + bucket_s - F.col("entered_s"))
     return (
-        depth.join(stayed, there, "left")
+        # A join by the condition alone would be a broadcast, which is a job of its own.
+        depth.crossJoin(stayed)
         .groupBy("at_s", "depth")
-        .agg(F.min("entered_s").alias("entered_s"))
+        .agg(F.min(F.when(there, F.col("entered_s"))).alias("entered_s"))
         .select("at_s", "depth", age_s.alias("oldest_age_s"))
     )
 

@@ -21,10 +21,11 @@ At the end: which tables are stored, their columns, and the comments that a cata
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import TYPE_CHECKING, Final, Literal
+from operator import add
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType
@@ -124,6 +125,22 @@ def merged(table: GoldTable, parts: Sequence[DataFrame]) -> DataFrame:
         lambda left, right: left | right, (F.col(name) != 0 for name in table.sums)
     )
     return summed.where(is_not_zero).select(*table.schema.fieldNames())
+
+
+def summed(table: GoldTable, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return what `merged` does, of rows that are in this process."""
+    sums: dict[tuple[Any, ...], list[int]] = {}
+    for row in rows:
+        key = tuple(row[name] for name in table.keys)
+        values = [row[name] for name in table.sums]
+        known = sums.get(key)
+        sums[key] = values if known is None else [*map(add, known, values)]
+    names = table.schema.fieldNames()
+    return [
+        dict(zip(names, (*key, *values), strict=True))
+        for key, values in sums.items()
+        if any(values)
+    ]
 
 
 def is_followed() -> Column:
