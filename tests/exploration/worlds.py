@@ -63,7 +63,6 @@ Two senders are two applications, each with an entity of its own; they share two
 STATES_MAX: Final = {
     "a fleet of three": 40_000,
     "strict backlog": 5_000,
-    "two senders in an outage": 40_000,
     "two messages": 4_000,
     "two of each": 4_000,
 }
