@@ -6,14 +6,25 @@ import sys
 
 import pytest
 
-from tests.model.configurations import HOME, INVARIANTS, LARGE, PLANTED, SMALL, look_for, visit
+from tests.model.configurations import (
+    HOME,
+    INVARIANTS,
+    LARGE,
+    PLANTED,
+    SLOW,
+    SMALL,
+    look_for,
+    visit,
+)
 from tests.model.tlc import SPEC, check
 
 LINES_MAX = 300
 
 
 @pytest.mark.usefixtures("tlc")
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.soak] * (name in SLOW)) for name in SMALL]
+)
 def test_every_state_of_a_small_world_keeps_the_promises(name: str) -> None:
     found = visit(name)
     # Seen with `-rP`.

@@ -141,3 +141,6 @@ PLANTED_IN_STRICT: Final[dict[str, tuple[Planted, str]]] = {
     "a relaxed pump": (relaxed_pump, "order"),
 }
 """The same, for worlds with strict session order."""
+
+KNOWN_TO_SHOW: Final = {"a pulled queue that never returns": (73,), "a relaxed pump": (97,)}
+"""Seeds of bugs that few worlds show. Another world may show them once the product has changed."""

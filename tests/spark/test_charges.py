@@ -157,6 +157,7 @@ def test_an_idle_syphon_is_40_960_and_28800_as_documented(spark: SparkSession) -
     assert hour.agg(fn.sum("units")).first() == (40,)
 
 
+@pytest.mark.soak  # 40 s of a worker in CI, which has the same month as a table above
 def test_the_report_of_an_idle_month_has_the_model_beside_the_fact(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -272,6 +272,7 @@ def test_what_a_user_can_get_wrong_is_one_line(
         drain(spark, primary, secondary, QUEUES)
 
 
+@pytest.mark.soak  # 20 s of a worker in CI, which has one failed job in the drain that outlives it
 @pytest.mark.usefixtures("quick_drain")
 def test_a_job_that_fails_again_and_again_is_given_up(
     spark: SparkSession, namespaces: tuple[str, str]

@@ -75,6 +75,7 @@ def states(pair: Pair) -> set[str]:
     return {str(entity.state) for entity in pair.status().entities.values()}
 
 
+@pytest.mark.soak  # half a minute of a worker in CI, which has the drill
 def test_the_game_day_ends_in_the_proof(spark: SparkSession, tmp_path: Path) -> None:
     start, hang, clear, lose, prove = steps()
     numbers = itertools.count()

@@ -282,7 +282,9 @@ def check_done_again(spark: SparkSession, ledger: Path, whole: Tables, *, sets: 
     assert len(whole["notable"]) == 2
 
 
-@pytest.mark.parametrize("point", ["journeys written", "fates committed"])
+@pytest.mark.parametrize(
+    "point", [pytest.param("journeys written", marks=pytest.mark.soak), "fates committed"]
+)
 def test_a_killed_process_is_followed_by_one_that_has_the_same_tables(
     spark: SparkSession, tmp_path: Path, begun: Path, whole: Tables, killed: Kill, point: str
 ) -> None:
