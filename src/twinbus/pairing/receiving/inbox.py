@@ -65,6 +65,8 @@ class Inbox:
         """Messages that the application got."""
         self.is_stopped = False
         """Nothing more is handed out: the receiver is closed, or its session is lost."""
+        self._is_asked = False
+        """A call has asked for messages. Nothing is prefetched before, as with the SDK."""
         self._owner = owner
         self._prefetch = prefetch
         self._copies = copies
@@ -96,6 +98,7 @@ class Inbox:
         taken = self._pop(count)
         call = _Call(count - len(taken))
         self._calls.append(call)
+        self._is_asked = True
         release = self._release_soon
         try:
             self._refill()
@@ -336,7 +339,7 @@ class Inbox:
 
     def _refill(self) -> None:
         """Tell each side how much may come."""
-        if self.is_stopped:
+        if self.is_stopped or not self._is_asked:
             return
         demand = max(0, self._demand - len(self._entries))
         for side in self.sides:

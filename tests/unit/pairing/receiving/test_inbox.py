@@ -46,7 +46,8 @@ class OneSide:
         self.has_ended = False
         self.released: list[Any] = []
 
-    def want(self, credit: int) -> None: ...
+    def want(self, credit: int) -> None:
+        self.credit = credit
 
     def release(self, delivery: Any) -> None:
         self.released.append(delivery)
@@ -234,3 +235,16 @@ def test_a_copy_that_is_completed_while_a_call_waits_for_more_is_not_handed_out(
         await inbox.close()
 
     run_virtual(story())
+
+
+def test_nothing_is_prefetched_before_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with the SDK: what is prefetched is locked, or deleted in receive and delete."""
+
+    async def check() -> None:
+        world = World(monkeypatch, prefetch=2)
+        world.inbox.on_opened(world.primary, Link())  # type: ignore[arg-type]
+        assert world.primary.credit == 0
+        assert await world.inbox.take(1, until=asyncio.get_running_loop().time() + 1) == []
+        assert world.primary.credit == 2
+
+    run_virtual(check())
