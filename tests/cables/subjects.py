@@ -73,7 +73,7 @@ async def gateway(world: World) -> None:
 async def live(world: World, senders: list[Any], receiver: Any) -> None:
     """Send and receive in the calm and in the fault, until everything has come.
 
-    After the fault nobody opens anything again.
+    After the fault they must go on by themselves: nothing here opens them again.
     """
     async with AsyncExitStack() as stack:
         for each in dict.fromkeys((receiver, *senders)):

@@ -167,9 +167,12 @@ class SessionLocks:
                 lock.has_stopped = True
                 lock.task.cancel()
                 stopping.append(lock.task)
-        if stopping:
-            await asyncio.wait(stopping)
-        task.cancel()
+        try:
+            if stopping:
+                await asyncio.wait(stopping)
+        finally:
+            # Also if this close is given up: else the locks would be held for ever.
+            task.cancel()
         await asyncio.wait({task})
 
     def add(self, name: str, address: LockAddress) -> None:
@@ -326,8 +329,10 @@ class SessionLocks:
             return
         self._lose(lock, GIVEN_BACK)
         asking = asyncio.create_task(self._write_mark(connection, lock, STOPPED_MARK))
-        await asyncio.wait({asking}, timeout=STOP_S)
-        asking.cancel()
+        try:
+            await asyncio.wait({asking}, timeout=STOP_S)
+        finally:
+            asking.cancel()
         # Without the mark the next holder waits.
         await asyncio.gather(asking, return_exceptions=True)
 

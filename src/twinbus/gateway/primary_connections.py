@@ -2,10 +2,10 @@
 
 A namespace answers the sends of one connection in their order, and reads no more of it meanwhile.
 So each client has a connection of its own: one that sends long batches, or to a topic with many
-rules, holds up nobody else. Beyond `CONNECTIONS_MAX`, clients share those that fewest use.
+rules, delays no other. At `CONNECTIONS_MAX`, a new client shares the one with the fewest clients.
 
     client comes --> a free connection, with a link to the entity if one has it; else a new one
-    client goes --> its connection is free, and closed when nobody took it for `UNUSED_S`
+    client goes --> its connection is free; it is closed if no client takes it within `UNUSED_S`
 """
 
 from __future__ import annotations

@@ -343,6 +343,21 @@ def test_the_next_holder_waits_if_this_one_ends_with_a_message_that_had_no_answe
     assert service.detached == ["contoso/x-twinbus-lease-0"]
 
 
+def test_a_close_that_is_given_up_gives_the_leases_back_all_the_same(service: Service) -> None:
+    async def hold() -> None:
+        leases = leases_of(service, Records())
+        leases.start()
+        await asyncio.sleep(100.0)
+        service.answers_requests = False
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(leases.close(), STOP_S / 2)
+        await asyncio.sleep(1.0)
+        assert service.detached == ["contoso/x-twinbus-lease-0"]
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    run_virtual(hold())
+
+
 def test_a_queue_with_another_name_has_a_lease_of_its_own() -> None:
     assert lease_address("backlog") == ("backlog/x-twinbus-lease", "0")
 

@@ -258,6 +258,7 @@ def lines_of(tables: LedgerTables, request: ReportRequest) -> Lines:
     tables.bring("lines")
     every = tables.rows("lines")
     if every is None:
+        # A row for each day and view: not many, however large the ledger is.
         every = [row.asDict() for row in tables.table("lines").collect()]
     first, last = request.first_day or date.min, request.last_day or date.max
     found = [row for row in every if first <= row["day"] <= last]
