@@ -256,11 +256,12 @@ LOCKS = {
     "deploy/requirements.txt": asked_for({"broker", "console", "identity", "telemetry"}),
     "deploy/build-requirements.txt": builders(),
     ".ci/requirements.txt": asked_for({"all", "dev"}),
-    # pip asks hatchling for editables; Spark is built from source by setuptools.
+    # hatchling needs editables to install the project; Spark is built by setuptools; uv installs.
     ".ci/build-requirements.txt": [
         *builders(),
         Requirement("editables"),
         Requirement("setuptools"),
+        Requirement("uv"),
     ],
 }
 """What each lock must name by hash."""
@@ -295,6 +296,6 @@ def test_the_image_and_ci_install_by_hash() -> None:
     assert len(installs) == 3
     for install in installs:
         by_hash = re.search(r"--require-hashes -r \S+$", install)
-        of_the_project = install.endswith("--editable .") and "--no-deps" in install
-        assert "--no-build-isolation" in install
+        of_the_project = install.endswith("--no-build-isolation --editable .")
+        assert "--no-deps" in install
         assert by_hash or of_the_project, install
