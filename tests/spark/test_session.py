@@ -9,9 +9,11 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from py4j.clientserver import ClientServerConnection  # type: ignore[import-untyped]
+from pyspark.sql import functions as F
 
 from twinbus.pipeline.spark.class_archive import SWITCH, ClassArchive, class_archive
 from twinbus.pipeline.spark.classic import JVM_GONE
@@ -69,6 +71,27 @@ def test_its_settings_are_the_quiet_and_safe_ones(spark: SparkSession) -> None:
     assert spark.conf.get("spark.authenticate") == "true"
     assert spark.conf.get("spark.ui.enabled") == "false"
     assert spark.sparkContext.uiWebUrl is None
+
+
+def test_the_functions_of_columns_are_looked_up_in_the_jvm_once(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made() -> None:
+        F.when(F.upper(F.col("name")) == "A", F.lit(1)).otherwise(~F.coalesce("name", "other"))
+
+    made()
+    commands: list[str] = []
+    send = ClientServerConnection.send_command
+
+    def sent(connection: Any, command: str) -> Any:
+        commands.append(command)
+        return send(connection, command)
+
+    monkeypatch.setattr(ClientServerConnection, "send_command", sent)
+    made()
+    assert [one for one in commands if "upper" in one]
+    # The name of a class, and of what is in it.
+    assert [one for one in commands if one.startswith("r\n")] == []
 
 
 def test_a_start_that_fails_is_one_line_with_the_jvms_reason(tmp_path: Path) -> None:

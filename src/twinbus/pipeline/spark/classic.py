@@ -45,6 +45,9 @@ _ending_alone: weakref.WeakSet[Any] = weakref.WeakSet()
 """Processes of JVMs whose end is not waited for."""
 
 
+_LOOKED_UP: Final = ("org.apache.spark.sql.functions", "functions", "PythonUtils")
+"""What pyspark calls the classes of its functions."""
+
 _OURS: Final = re.compile(r"^(?:\w+\.)*(?:SyphonError|LedgerError): (.+)$", re.MULTILINE)
 """The last line of a task's traceback with one of our errors, whose text is for people."""
 
@@ -81,7 +84,30 @@ def launch(
     gateway = start(conf, {"stdout": output, "stderr": subprocess.STDOUT})
     if ends_alone:
         _ending_alone.add(gateway.proc)
+    _keep_lookups(gateway.jvm)
     return SparkSession(SparkContext(conf=conf, gateway=gateway))
+
+
+def _keep_lookups(jvm: Any) -> None:
+    """Find pyspark's classes of functions, and their methods, once.
+
+    For each column pyspark asks the JVM what these names are: a third of what a report asks, and
+    for a short name the JVM searches all its jars.
+    """
+    from py4j.java_gateway import JavaClass, JavaMember  # type: ignore[import-untyped]
+
+    class Kept(JavaClass):  # type: ignore[misc]
+        def __getattr__(self, name: str) -> Any:
+            found = super().__getattr__(name)
+            # A field can change.
+            if isinstance(found, JavaMember):
+                setattr(self, name, found)
+            return found
+
+    for name in _LOOKED_UP:
+        with contextlib.suppress(Exception):
+            found = getattr(jvm, name)
+            setattr(jvm, name, Kept(found._fqn, found._gateway_client))
 
 
 def running_session() -> SparkSession | None:

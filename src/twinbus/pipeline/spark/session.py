@@ -81,6 +81,8 @@ _FOR_FEW: Final = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.shuffle.partitions": "1",
+    # Without compiled code it asks a cache of each expression for each row: a third of a task.
+    "spark.sql.subexpressionElimination.enabled": "false",
 }
 """For some thousand rows: Spark would spend most of its time compiling and planning."""
 
