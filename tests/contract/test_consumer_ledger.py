@@ -31,7 +31,8 @@ from tests.ledger_reading import read
 from twinbus import EmbeddedBroker
 from twinbus.broker.engine.sessions import Sessions
 from twinbus.client.receiving import ReceivingLink
-from twinbus.pairing.receiving import watchdog
+from twinbus.pairing.receiving import side, watchdog
+from twinbus.pipeline.proof.proof import proof_of
 from twinbus.servicebus.twins import DIVERTED, SECONDARY_BIT, DivertMark
 
 pytestmark = pytest.mark.contract
@@ -190,6 +191,36 @@ async def test_a_receiver_that_waits_costs_no_operation(
             while checks <= 6:  # Both links were checked again and again.
                 assert await receiver.receive_messages(max_wait_time=1) == []
     assert (lines(tmp_path), asked.total()) == ([], 0)
+
+
+async def test_what_a_receiver_gives_back_is_no_duplicate(
+    broker: EmbeddedBroker, paired: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # The credit of a call that has ended brings messages that no call wants.
+    monkeypatch.setattr(side, "LINGER_S", 5.0)
+    names = [str(number) for number in range(4)]
+    async with paired(broker) as pair, pair.get_queue_sender("orders") as sender:
+        get: Any = partial(pair.get_queue_receiver, "orders", guard=True)
+        async with get() as greedy:
+            assert await greedy.receive_messages(9, max_wait_time=0.1) == []
+            await sender.send_messages([ServiceBusMessage(name, message_id=name) for name in names])
+            await until(lambda: greedy.status().sides["primary"].delivered > 4)
+        async with get(prefetch_count=20) as greedy:
+            await complete(greedy, await taken(greedy, 1))
+            await until(lambda: greedy.status().buffered == 3)
+        await sender.send_messages(ServiceBusMessage("5", message_id="twice"))
+        await put(broker, PRIMARY, "6", message_id="twice")
+        async with get() as receiver:
+            await complete(receiver, await taken(receiver, 5))
+    received = Counter(map(place, lines(tmp_path, "receive")))
+    released = Counter(map(place, lines(tmp_path, "release")))
+    assert released == received - Counter(received.keys())
+    assert released.total() >= 8
+    theirs = [one for one in read(tmp_path / "broker") if one["operation"] == "release"]
+    assert released == Counter(map(place, theirs))
+    report = proof_of(tmp_path / "clients").report
+    told = [(one.message_id, one.times, one.window) for one in report.duplicates]
+    assert told == [("twice", 2, "unexplained")]
 
 
 @pytest.mark.parametrize("first", [PRIMARY, SECONDARY])

@@ -65,6 +65,10 @@ def received(message_id: str, at_s: float = 0, **fields: Any) -> Line:
     return line("receive", message_id, at_s, **{"cause": "consumer", "size_bytes": 100, **fields})
 
 
+def released(message_id: str, at_s: float = 0, **fields: Any) -> Line:
+    return line("release", message_id, at_s, **{"cause": "consumer", **fields})
+
+
 def moved(message_id: str, at_s: float = 0, out_s: float = 10) -> list[Line]:
     """A message that went by the backlog, from its sender to its destination."""
     return [

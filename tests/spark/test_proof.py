@@ -15,7 +15,9 @@ from tests.spark.ledgers import (
     brought_home,
     line,
     received,
+    released,
     second_copy,
+    sent,
     twinned,
 )
 from twinbus.pipeline.proof.proof import proof_of
@@ -49,7 +51,7 @@ def any_line(random: Random, message_id: str, **fixed: str) -> Line:
     """A line that a part of some pair could have written, or not quite."""
     operations = (
         "send divert divert forward receive receive complete dead_letter backlog_receive"
-        " abandon defer expire renew"
+        " abandon release defer expire renew"
     )
     operation = random.choice(operations.split())
     told = {
@@ -61,7 +63,7 @@ def any_line(random: Random, message_id: str, **fixed: str) -> Line:
         "side": random.choice([None, "primary", "secondary"]),
         "entity": random.choice(ENTITIES),
         "backlog_queue": random.choice([None, None, "orders", "news", QUEUE, OTHER]),
-        "state": random.choice([None, None, "duplicate", "second_copy", "deleted"]),
+        "state": random.choice([None, None, "duplicate", "second_copy", "deleted", "left"]),
         "error": random.choice([None, "TTLExpiredException: over", "bad"]),
         "size_bytes": random.choice([None, 0, 100, 1 << 20]),
         "unrecorded": random.choice([None] * 50 + [2]),
@@ -87,7 +89,7 @@ def any_ledger(seed: int, ids: int) -> list[Line]:
 
 
 @pytest.mark.parametrize(
-    "seed", [1, *(pytest.param(n, marks=pytest.mark.soak) for n in range(2, 6))]
+    "seed", [1, *(pytest.param(n, marks=pytest.mark.soak) for n in range(3, 7))]
 )
 def test_any_records_are_judged_as_the_tables_judge_them(
     spark: SparkSession, tmp_path: Path, seed: int
@@ -114,9 +116,15 @@ def test_planted_truths_are_judged_as_the_tables_judge_them(
         *test_pairs.LINES,
         *(twinned("twin", 1), *brought_home("home", 9), twinned("home", 2)),
         *(*second_copy("second", 3), twinned("second", 1), received("second", 2)),
+        *(sent("back", 1), received("back", 2), received("back", 4), received("back", 5)),
+        *(released("back", 3), released("back", 6, outcome="unknown")),
+        *(sent("left", 1), received("left", 2), released("left", 3, state="left")),
+        received("left", 4),
     ]
     write_lines(tmp_path, "p-0.jsonl", lines)
     proof = held_to_the_tables(spark, tmp_path)
     named = {(one.primary_label, one.message_id): one.fate for one in proof.messages}
     assert named["contoso", "gone"] == named["contoso", "2"] == "lost"
+    windows = {one.message_id: one.window for one in proof.duplicates}
+    assert ("back" in windows, windows["left"]) == (False, "redelivered")
     assert json.dumps(proof.as_json())

@@ -11,6 +11,9 @@ each message:
     ping         a ping was answered
     receive      delivered to a receiver, to be settled; once for each delivery
     complete     gone, settled by its receiver; received and deleted is `receive` and `complete`
+    abandon      given back by its receiver, which had failed with it
+    release      given back by its receiver, which had not handed it out. `state` "left": the
+                 receiver of its session left and had not settled it
     defer        deferred by its receiver
     dead_letter  moved to the entity's dead-letter queue, by its receiver or by the broker; `error`
                  has the reason ("TTLExpiredException" for one that expired there)
@@ -22,7 +25,7 @@ each message:
                  "serving", "recovered" for each backlog queue that holds messages, with their
                  count in `lines`, then one without an entity, with the count of all of them
 
-A message that returns (abandoned, released, lock lost) has no record; its next `receive` shows it.
+A message whose lock ends by itself has no record; its next `receive` shows it.
 Records are written once the change is on disk and before the client gets its answer, so a `kill -9`
 loses nothing that a client knows; "serving" without a "stopped" before it shows such an end. What
 the broker finds on its disk at its next start closes that gap: the store is the truth again.

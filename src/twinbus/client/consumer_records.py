@@ -4,8 +4,8 @@
     names = records.received(data)               # one line for each message that was delivered
     records.settled("complete", names)           # and one for each settlement, with its result
 
-Lines of one turn of the event loop are written together. A message that is given back unread
-(released) has no line for that.
+Lines of one turn of the event loop are written together. A message that is not handed out has a
+line of its release, also if the release could not be sent: nobody got that delivery.
 """
 
 from __future__ import annotations
@@ -23,8 +23,16 @@ from twinbus.transfer.identity import Head, MessageNames, read_head, read_names
 SECOND_COPY: Final = "second_copy"
 """State of the completion of a message that was not handed out, for its other copy was."""
 
+RELEASED: Final = "release"
+"""The operation of giving back what was not handed out."""
+
+LEFT: Final = "left"
+"""State of a release that nobody asked for: who had the message went, and left it unsettled."""
+
 DELETED: Final = "deleted"
 """State of a receive that completed the message too: no settlement follows."""
+
+NOT_SETTLED: Final = "its receiver was closed and had not settled it"
 
 ERROR_LENGTH_MAX: Final = 300
 
@@ -111,6 +119,10 @@ class ConsumerRecords:
             outcome = "failed" if is_known else "unknown"
             self._add((operation, outcome, error[:ERROR_LENGTH_MAX], state), row)
 
+    def left(self, names: MessageNames) -> None:
+        """Note that who had this message is gone, and has not settled it: nothing was sent."""
+        self.settled(RELEASED, names, NOT_SETTLED, state=LEFT)
+
     def accepted_session(self) -> None:
         """Note a request for the lock of a session that was granted."""
         self._requests.made(self._entity, ACCEPT_SESSION)
@@ -164,9 +176,9 @@ def records_of(
     return ConsumerRecords(ledger, requests, entity, loop)
 
 
-def operation_of(outcome: SettlingOutcome) -> str | None:
-    """Return the ledger's operation of a settlement; None: a release, which has no line."""
-    return None if outcome is RELEASE else OPERATIONS[outcome.status]
+def operation_of(outcome: SettlingOutcome) -> str:
+    """Return the ledger's operation of a settlement."""
+    return RELEASED if outcome is RELEASE else OPERATIONS[outcome.status]
 
 
 def result_of(error: Exception | None) -> tuple[str | None, bool]:

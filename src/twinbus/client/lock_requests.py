@@ -22,7 +22,7 @@ from twinbus.amqp.types import Array, Int, UInt
 from twinbus.client.connection import RECEIVE, NamespaceConnection, Record
 from twinbus.client.consumer_records import NO_NAMES, operation_of
 from twinbus.client.links import UpstreamConnection
-from twinbus.client.outcomes import SettlingOutcome
+from twinbus.client.outcomes import RELEASE, SettlingOutcome
 from twinbus.client.request_node import ConnectionLost, LockLost, RequestRefused
 from twinbus.servicebus import conditions
 from twinbus.servicebus.names import utc_of_ms
@@ -121,9 +121,10 @@ async def settle_by_token(
     The ledger names it by `names`, and its line has `ledger_state`.
     """
     record: Record | None = None
-    operation, records = operation_of(outcome), connection.records(path)
-    if records is not None and operation is not None:
-        record = partial(records.settled, operation, names, state=ledger_state)
+    records = connection.records(path)
+    # A release has its line from the link that could not send it, and must not count twice.
+    if records is not None and outcome is not RELEASE:
+        record = partial(records.settled, operation_of(outcome), names, state=ledger_state)
     arguments = {
         "disposition-status": outcome.status,
         "lock-tokens": Array([token]),

@@ -305,9 +305,8 @@ class ReceivingLink(IncomingOwner):
         `can_be_settled`: it was not, and the delivery can be settled again.
         """
         outcome = delivery.outcome
-        operation = None if outcome is None else operation_of(outcome)
-        if self._settlements is not None and operation is not None:
-            self._settlements.record(delivery, operation, error)
+        if self._settlements is not None and outcome is not None:
+            self._settlements.record(delivery, operation_of(outcome), error)
         if can_be_settled:
             delivery.outcome, delivery.ends_at = None, NOT_SENT
 
@@ -319,7 +318,10 @@ class ReceivingLink(IncomingOwner):
         settlements = self._settlements
         if settlements is None or not self.is_open:
             why = self._ended or LinkEnded(f"{self.path}: the link is not open")
-            done(LinkEnded(str(why), why.condition))
+            ended = LinkEnded(str(why), why.condition)
+            if settlements is not None and delivery.operation is not None:
+                settlements.record(delivery, delivery.operation, ended)
+            done(ended)
             return
         settlements.add(delivery, done)
 
@@ -331,6 +333,11 @@ class ReceivingLink(IncomingOwner):
         for delivery in deliveries:
             if not delivery.settled and delivery.outcome is None:
                 self.settle(delivery, RELEASE, _ignore)
+
+    def left(self, delivery: Delivery) -> None:
+        """Record that who had this message went and has not settled it."""
+        if self._records is not None and not delivery.settled and delivery.outcome is None:
+            self._records.left(delivery.names)
 
     def confirm(self, numbers: list[int], state: object) -> None:
         if self._settlements is not None:

@@ -14,7 +14,7 @@ from typing import Final
 
 from twinbus.amqp.link import LinkSession
 from twinbus.amqp.performatives import Accepted, Error, Rejected, TransactionalState
-from twinbus.client.consumer_records import ConsumerRecords, result_of
+from twinbus.client.consumer_records import RELEASED, ConsumerRecords, result_of
 from twinbus.client.in_flight import Done
 from twinbus.client.incoming import IncomingOwner
 from twinbus.client.links import UpstreamConnection
@@ -163,14 +163,16 @@ class LinkSettlements:
             log.exception("the owner of a settlement failed")
 
     def record(self, delivery: Settleable, operation: str, error: Exception | None) -> None:
-        """Note the result of a settlement that was sent."""
-        if self._records is None or delivery.ends_at == NOT_SENT:
+        """Note the result of a settlement that was sent, and of each release."""
+        was_sent = delivery.ends_at != NOT_SENT
+        if self._records is None or not (was_sent or operation == RELEASED):
             return
         names, state = delivery.names, delivery.ledger_state
         if error is None:
             self._records.settled(operation, names, state=state)
         else:
             text, is_known = result_of(error)
+            is_known |= not was_sent
             self._records.settled(operation, names, text, is_known=is_known, state=state)
 
     async def wait(self) -> None:

@@ -81,8 +81,8 @@ SettlementOption = Annotated[
     str,
     option(
         "RULE",
-        "Whether complete, defer, dead-letter and abandon count as operations: `counted`, or"
-        " `free` as in the documented model.",
+        "Whether complete, defer, dead-letter, abandon and release count as operations: `counted`,"
+        " or `free` as in the documented model.",
     ),
 ]
 PricesOption = Annotated[

@@ -177,7 +177,7 @@ def _invalid(text: str, name: str, form: str) -> QuantityError:
 UNIT_BYTES: Final = 64 * 1024
 """Maximum bytes of one billed operation."""
 
-SETTLEMENTS: Final = frozenset({"complete", "abandon", "defer", "dead_letter"})
+SETTLEMENTS: Final = frozenset({"complete", "abandon", "release", "defer", "dead_letter"})
 """Operations that end a lock; the rule decides whether they are charged."""
 
 UNCHARGED: Final = frozenset({"action", "state", "writer"})
@@ -229,7 +229,7 @@ class CountingRule:
     """Which operations are counted where the published rules leave a choice."""
 
     count_settlement: bool = False
-    """Count complete, abandon, defer and dead-letter as operations of their own."""
+    """Count complete, abandon, release, defer and dead-letter as operations of their own."""
 
 
 def is_charged(operation: str, outcome: str) -> bool:

@@ -13,12 +13,18 @@ from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from twinbus.amqp.message import Sections, decode_map, decode_properties, decode_value, split
-from twinbus.amqp.performatives import Accepted, Modified, Rejected
+from twinbus.amqp.performatives import Accepted, Modified, Rejected, Released
 from twinbus.amqp.types import AmqpError
 from twinbus.broker.links.management import SENDING_OPERATIONS
 from twinbus.broker.links.requests import ITEMS_MAX
 from twinbus.client.connection import RECEIVE
-from twinbus.client.consumer_records import NO_NAMES, OPERATIONS, ConsumerRecords, records_of
+from twinbus.client.consumer_records import (
+    NO_NAMES,
+    OPERATIONS,
+    RELEASED,
+    ConsumerRecords,
+    records_of,
+)
 from twinbus.client.request_node import ACCEPTED, NO_CONTENT, OK
 from twinbus.ledger.requests import APPLICATION
 from twinbus.pairing.observing.recording import Recorder
@@ -35,6 +41,7 @@ TOKENS_MAX: Final = 10_000
 """Messages of a client that were received by number, and may be settled by their lock tokens."""
 
 NOT_ANSWERED: Final = "it was settled without waiting for an answer"
+LINK_CLOSED: Final = "it came when the client's link was closed"
 
 
 class Asked(NamedTuple):
@@ -171,6 +178,22 @@ class ReceiverRecords:
         if number is not None:
             self._held[number] = names
 
+    def came_too_late(self, data: bytes, *, is_deleted: bool) -> None:
+        """A message came when the client's link was closed already."""
+        names = self._records.received(data, is_deleted=is_deleted)
+        if not is_deleted:
+            self._records.settled(RELEASED, names, LINK_CLOSED)
+
+    def in_transaction(self, here: int) -> None:
+        """The client settled a message in a transaction, which is not recorded."""
+        self._held.pop(here, None)
+
+    def ended(self) -> None:
+        """The client's link is closed: what it holds comes again when the locks end."""
+        held, self._held = self._held, {}
+        for names in held.values():
+            self._records.left(names)
+
     def settled(self, here: int, there: int, state: object, *, is_answered: bool) -> None:
         """The client settled a message: our delivery id, and the primary's."""
         names, operation = self._held.pop(here, NO_NAMES), _operation_of(state)
@@ -210,7 +233,7 @@ class ReceiverRecords:
 
 
 def _operation_of(state: object) -> str | None:
-    """The ledger's operation of a state on a link; None: given back, which has no line."""
+    """The ledger's operation of a state on a link; None: a transaction's, which has no line."""
     match state:
         case Accepted():
             return "complete"
@@ -218,6 +241,8 @@ def _operation_of(state: object) -> str | None:
             return "dead_letter"
         case Modified():
             return "defer" if state.undeliverable_here else "abandon"
+        case Released() | None:
+            return RELEASED
     return None
 
 

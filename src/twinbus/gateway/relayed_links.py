@@ -157,7 +157,13 @@ class RelayedReceiver(Relayed):
     def lose(self, refusal: Refusal) -> None:
         if self._records is not None and self.up is not None:
             self._records.session_refused("", refusal.description)
+            self._records.ended()
         super().lose(refusal)
+
+    def close(self, now_ms: int) -> None:
+        if self._records is not None:
+            self._records.ended()
+        super().close(now_ms)
 
     def _accept(self) -> None:
         up, link = self.up, self.link
@@ -219,7 +225,7 @@ class RelayedReceiver(Relayed):
         link = self.link
         if link.state is not LinkState.OPEN:
             if self._records is not None:
-                self._records.received(None, event.payload, is_deleted=event.settled)
+                self._records.came_too_late(event.payload, is_deleted=event.settled)
             return
         # The client may have taken its credit back while this was on its way: it must expect that.
         link.credit = max(link.credit, 1)
@@ -287,6 +293,8 @@ class RelayedReceiver(Relayed):
         known = [number for number in numbers if number in self._numbers]
         for number in known:
             there = self._numbers[number]
+            if self._records is not None:
+                self._records.in_transaction(number)
             if event.settled:
                 del self._numbers[number]
                 up.session.settle(there, there, encoded, as_receiver=True)

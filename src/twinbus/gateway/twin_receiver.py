@@ -248,6 +248,7 @@ class TwinReceiver(LinkOwner):
             self._beyond.clear()
             self._beyond_bytes.close()
             for held in self._held.values():
+                held.delivery.link.left(held.delivery)
                 if held.copy is not None:
                     self._client_copies.left(held.delivery.tag, self._copies, held.copy)
             self._closing = self._loop.create_task(self._close_sides())

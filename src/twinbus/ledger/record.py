@@ -22,12 +22,14 @@ OPEN_SUFFIX: Final = ".open"
 """Added to the name while a file is written (`files`)."""
 
 OPERATIONS: Final = frozenset(
-    """send divert ping backlog_receive complete abandon defer dead_letter forward receive renew
-    manage state expire action writer""".split()
+    """send divert ping backlog_receive complete abandon release defer dead_letter forward receive
+    renew manage state expire action writer""".split()
 )
 """What was done. All are calls to a namespace but `state`, which is news of an entity, `expire`, a
 message that expired, which only a broker sees, `action`, an action of a person on the page: its
 name is in `state`, the person in `error`; and `writer`, a line about the ledger itself (`chain`).
+A `release` gives a message back that was not handed out; with state "left", one that its receiver
+had and left behind unsettled.
 Readers skip unknown operations: a new one needs no new version."""
 
 WRITER: Final = "writer"

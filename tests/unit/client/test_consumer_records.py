@@ -12,7 +12,7 @@ from twinbus.amqp.events import DeliveryArrived
 from twinbus.amqp.message import Properties, encode_message
 from twinbus.amqp.types import Described, Symbol
 from twinbus.client.connection import RECEIVE, NamespaceConnection
-from twinbus.client.consumer_records import records_of
+from twinbus.client.consumer_records import NOT_SETTLED, records_of
 from twinbus.client.links import UpstreamConnection
 from twinbus.client.outcomes import COMPLETE, RELEASE, abandon, dead_letter, defer
 from twinbus.client.receiving import NEXT_SESSION, SESSION_FILTER, Delivery
@@ -149,6 +149,7 @@ async def test_a_settlement_is_recorded_when_it_is_answered_with_what_the_servic
         ("abandon", "m-2", "ok"),
         ("defer", "m-3", "ok"),
         ("dead_letter", "m-4", "ok"),
+        ("release", "m-5", "ok"),
         ("complete", "m-6", "failed", conditions.MESSAGE_LOCK_LOST),
     ]
     assert {one["size"] for one in world.ledger.lines} == {0}
@@ -209,7 +210,43 @@ async def test_what_comes_while_a_link_closes_is_recorded_as_received_and_releas
     await asyncio.sleep(0)
     world.bring(1)
     await closing
-    assert world.ledger.recorded() == [("receive", "m-1", "ok")]
+    received, released = world.ledger.recorded()
+    assert received == ("receive", "m-1", "ok")
+    assert released[:3] == ("release", "m-1", "unknown")
+
+
+async def test_a_release_has_one_line_whether_it_could_be_sent_or_not() -> None:
+    """What is released was not handed out, so its delivery must not count as one."""
+    world = opened()
+    first, second, third = world.bring(1, 2, 3)
+    await asyncio.sleep(0)
+    world.ledger.lines.clear()
+    world.link.release_all([first])
+    await asyncio.sleep(0)
+    world.link.release_all([second])
+    world.detach()
+    world.link.release_all([third])
+    world.link.release_all([first, second, third])
+    await asyncio.sleep(0)
+    # Only the first one was sent, and so may be charged.
+    condition = conditions.DETACH_FORCED
+    assert world.ledger.recorded() == [
+        ("release", "m-1", "unknown", condition),
+        ("release", "m-2", "failed", condition),
+        ("release", "m-3", "failed", condition),
+    ]
+
+
+async def test_what_a_receiver_leaves_unsettled_is_marked() -> None:
+    world = opened()
+    held, settled = world.bring(1, 2)
+    world.settle(settled)
+    await asyncio.sleep(0)
+    world.ledger.lines.clear()
+    for delivery in (held, settled):
+        world.link.left(delivery)
+    await asyncio.sleep(0)
+    assert world.ledger.recorded() == [("release", "m-1", "failed", NOT_SETTLED, "left")]
 
 
 async def test_a_message_that_cannot_be_read_is_recorded_without_names() -> None:

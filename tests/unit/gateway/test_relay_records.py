@@ -12,7 +12,14 @@ from tests.unit.client.test_consumer_records import Kept, message
 from twinbus.amqp.message import Properties, Sections, encode_message, split
 from twinbus.amqp.performatives import Accepted, Error, Modified, Rejected, Released
 from twinbus.amqp.types import Array, Int, Symbol
-from twinbus.gateway.relay_records import ASKED_MAX, TOKENS_MAX, ReceiverRecords, RelayRecords
+from twinbus.client.consumer_records import NOT_SETTLED
+from twinbus.gateway.relay_records import (
+    ASKED_MAX,
+    LINK_CLOSED,
+    TOKENS_MAX,
+    ReceiverRecords,
+    RelayRecords,
+)
 from twinbus.namespace.namespace import Namespace
 from twinbus.pairing.observing.recording import Recorder
 from twinbus.servicebus import conditions
@@ -175,6 +182,8 @@ async def test_settlements_of_a_receiver_end_once_with_the_primary_s_answer() ->
         ("complete", "m-6", "failed", conditions.MESSAGE_LOCK_LOST),
         ("dead_letter", "m-3", "ok"),
         ("defer", "m-2", "ok"),
+        ("release", "m-4", "ok"),
+        ("release", "m-5", "ok"),
     ]
 
 
@@ -194,6 +203,26 @@ async def test_a_settlement_that_is_not_answered_is_unknown() -> None:
     found = [one[:3] for one in await world.recorded() if one[0] != "receive"]
     assert found == [("complete", "m-1", "unknown"), ("complete", "m-2", "unknown")]
     assert world.receiver._held == {}
+
+
+async def test_what_a_client_leaves_unsettled_is_recorded_when_its_link_ends() -> None:
+    world = World()
+    receiver = world.receiver
+    for number in range(3):
+        receiver.received(number, message(number))
+    receiver.settled(0, 100, Accepted(), is_answered=True)
+    receiver.in_transaction(1)
+    receiver.ended()
+    receiver.ended()
+    receiver.came_too_late(message(3), is_deleted=False)
+    receiver.came_too_late(message(4), is_deleted=True)
+    receiver.confirmed(100, Accepted())
+    found = [one for one in await world.recorded() if one[0] != "receive"]
+    assert found == [
+        ("release", "m-2", "failed", NOT_SETTLED, "left"),
+        ("release", "m-3", "failed", LINK_CLOSED),
+        ("complete", "m-0", "ok"),
+    ]
 
 
 async def test_a_session_is_asked_for_once() -> None:

@@ -324,6 +324,8 @@ class MessageStates:
     def _end_lock(self, token: bytes, now_ms: int, *, counted: bool) -> None:
         """Put a locked message back; if that fails, it is ready again where it was."""
         message = self.unlock(token)
+        if self.engine_log is not None and not counted:
+            self.engine_log.note("release", self.path, [message], now_ms, state="left")
         put_back = partial(self.put_back, message, now_ms, counted=counted)
         if not self._attempt("put a message back", put_back) and self.is_ready(message):
             # Still here and not locked, but not ready yet.

@@ -522,6 +522,8 @@ class Queue:
             if states.engine_log is not None:
                 states.engine_log.note("defer", self.path, [message], now_ms)
         else:
+            if states.engine_log is not None:
+                states.engine_log.note(outcome.value, self.path, [message], now_ms)
             states.put_back(message, now_ms, counted=outcome is SettlementOutcome.ABANDON)
 
     def _complete(self, lock_token: bytes, now_ms: int) -> None:

@@ -121,7 +121,7 @@ def _headline(report: ChargesReport) -> str:
 def _lines(report: ChargesReport) -> Iterator[str]:
     bill = report.bill
     settlements = counted(bill.settlement_units, "settlement")
-    settled = f"{settlements} (complete, defer, dead-letter, abandon)"
+    settled = f"{settlements} (complete, defer, dead-letter, abandon, release)"
     rule = "" if bill.settlement_counted else "not counted: --settlement counted has them in"
     yield f"prices: {visible(bill.price_book)}; {settled} {rule or 'counted'}"
     if report.recorded_receives and report.broker_receives > report.recorded_receives:

@@ -13,6 +13,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Coroutine, Iterable
 from typing import Any, Final, NamedTuple, Protocol
+from uuid import UUID
 
 from twinbus.client.lock_requests import renew_locks
 from twinbus.client.outcomes import COMPLETE
@@ -218,7 +219,9 @@ class Inbox:
             return
         self._entries = deque(one for one in self._entries if not self._is_stale(one, side))
         self._buffered[side.side] -= len(stale)
-        if not side.is_session:
+        if side.is_session:
+            self._give_up(stale)
+        else:
             self._start(self._keep_locked(side, stale))
 
     def buffered_of(self, side: ReceivingSide) -> int:
@@ -238,17 +241,24 @@ class Inbox:
         """Put messages of a lost link back that are still locked; others are delivered again."""
         tokens = {entry.delivery.lock_token: entry for entry in stale}
         wanted = [token for token in tokens if token is not None]
+        kept: dict[UUID, Entry] = {}
         try:
             renewed = await renew_locks(side.connection, side.settings.path, wanted)
+            if not side.has_ended:
+                kept = {token: tokens[token] for token in wanted if token in renewed}
         except (NamespaceFailure, TimeoutError) as error:
             log.info("%s: %d not handed out: %s", side.settings.path, len(stale), error_text(error))
-            return
-        if side.has_ended:
-            return
-        kept = [tokens[token] for token in wanted if token in renewed]
-        self._put_first(kept)
+        finally:
+            # Also when the receiver is closed meanwhile.
+            self._give_up([one for one in stale if one.delivery.lock_token not in kept])
+        self._put_first(list(kept.values()))
         if kept:
             self._arrived.set()
+
+    def _give_up(self, entries: list[Entry]) -> None:
+        """Record as released what a lost link brought: it comes again, and was not handed out."""
+        for entry in entries:
+            entry.side.release(entry.delivery)
 
     # The buffer
 

@@ -597,5 +597,7 @@ class ReceivingSide:
             self._task.cancel()
             await asyncio.wait({self._task})
         link, self.link = self.link, None
+        for delivery in self._unsettled:
+            delivery.link.left(delivery)
         if link is not None:
             await link.close(timeout_s)

@@ -23,6 +23,7 @@ from twinbus.pipeline.core.rules import (
     FACTS,
     FIRST_TIMES,
     LAST_TIMES,
+    LEFT,
     RAN_OUT,
     SECOND_COPY,
     SUMS,
@@ -39,7 +40,7 @@ _BIT_OF: Final = {name: 1 << place for place, name in enumerate(_BITS)}
 _SUM_NAMES: Final = tuple(SUMS)
 _SUM_SHIFT: Final = len(_BITS)
 _ACCEPTED: Final = _BIT_OF["accepted_ms"]
-_WORDS: Final = frozenset({"duplicate", DELETED, SECOND_COPY})
+_WORDS: Final = frozenset({"duplicate", DELETED, LEFT, SECOND_COPY})
 """The states that a rule asks for."""
 
 SUMMED: Final = frozenset({"accepted", "received", DELIVERED_FATE, *BESIDE_FATES})

@@ -48,6 +48,9 @@ ERASED_ID: Final = f"^{ERASED}[0-9a-f]{{32}}$"
 SECOND_COPY: Final = "second_copy"
 """The state of a completion by a receiver that did not hand the message out."""
 
+LEFT: Final = "left"
+"""The state of a release of a message that its receiver may have handed out, and left unsettled."""
+
 DELETED: Final = "deleted"
 """The broker's state of an entity that was deleted with its messages."""
 
@@ -214,6 +217,8 @@ def record_facts(c: Calculus, record: RecordTraits) -> dict[str, Any]:
     # An entity may dead-letter expired messages, with this reason.
     ran_out = (operation == "expire") | (dead_lettered & c.begins(record.error, RAN_OUT))
     dropped = record.state == "duplicate"
+    released, left = operation == "release", record.state == LEFT
+    wanted_again = ok & c.one_of(operation, ("abandon", "defer"))
     return {
         "tried": tried,
         "sent": client & ok & (operation == "send"),
@@ -245,9 +250,10 @@ def record_facts(c: Calculus, record: RecordTraits) -> dict[str, Any]:
         & by_consumer
         & c.one_of(operation, ("complete", "receive"))
         & (record.state == SECOND_COPY),
-        # A deferred message is received again, by its number.
-        "returned": client & by_consumer & ok & c.one_of(operation, ("abandon", "defer")),
-        "lost_lock": client & by_consumer & settles & c.no(ok),
+        # A deferred message is received again, by its number. What was released was not handed out,
+        # whatever became of the release.
+        "returned": client & by_consumer & (wanted_again | (released & c.no(left))),
+        "lost_lock": client & by_consumer & ((settles & c.no(ok)) | (released & left)),
     }
 
 
@@ -266,7 +272,7 @@ def message_facts(c: Calculus, m: Any) -> dict[str, Any]:
     # A subscription of a topic has a copy of its own to complete.
     unseen = c.share(m.second_copies, c.greatest(m.receivers, 1))
     copies = c.greatest(m.broker_copies - m.twin_ended - unseen, 0)
-    # Receipts after the first that were handed out, and those that a consumer asked for.
+    # Receipts after the first, and those of them that a consumer asked for or did not hand out.
     handed_out = c.greatest(m.repeats - m.second_copies, 0)
     redeliveries = c.least(handed_out, m.returned)
     fate = c.choose(
@@ -401,7 +407,8 @@ def is_duplicate(m: Any) -> Any:
     """Return whether a message was received more than once at an entity, or stored twice.
 
     Copies that the syphon brought home from a twin, those that a receiver completed without handing
-    them out, and what a consumer abandoned or deferred and received again are not duplicates.
+    them out, and what a consumer abandoned, deferred or released and received again are not
+    duplicates.
     """
     return (m.repeats > 0) | (m.copies > 1)
 
@@ -413,8 +420,8 @@ def window_of(c: Calculus, m: Any) -> Any:
     twin          a send ended without an answer, and the twin took the message
     ambiguous     a send ended without an answer and was repeated elsewhere
     stored_twice  the broker stored it more than once, and no record says why
-    redelivered   the broker stored it once, or as many settlements failed: it came again to a
-                  consumer that did not complete it, mostly because its lock was lost
+    redelivered   the broker stored it once, or as many settlements failed or were left out: it came
+                  again to a consumer that did not complete it, mostly because its lock was lost
     unexplained   none of these, and there is no broker's view
     """
     came_again = (m.copies == 1) | (m.lost_locks >= m.repeats)

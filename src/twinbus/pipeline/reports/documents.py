@@ -363,7 +363,7 @@ class Balance(NamedTuple):
     second_copies: int = 0
     """Copies that receivers completed without handing them out: no duplicates."""
     redeliveries: int = 0
-    """Receipts of what a consumer had abandoned or deferred: no duplicates."""
+    """Receipts of what a consumer had abandoned, deferred or released: no duplicates."""
 
 
 class NamedMessage(NamedTuple):

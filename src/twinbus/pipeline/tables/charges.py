@@ -11,7 +11,7 @@ docs/costs.md states the rules.
     receive_twin       a receive from a twin, by a consumer or the syphon   out
     poll               a receive that found nothing                         none
     ping               a ping                                               in
-    settlement         complete, defer, dead-letter, abandon                none
+    settlement         complete, defer, dead-letter, abandon, release       none
     renew, management  a lock renewed; any other call                       none
 
 A moved message is charged four of them (the two of the backlog or the twin, and the two of the
@@ -56,6 +56,7 @@ _STAGES: Final = {
     "defer": "settlement",
     "dead_letter": "settlement",
     "abandon": "settlement",
+    "release": "settlement",
     "renew": "renew",
 }
 _INWARD: Final = ("send_primary", "send_backlog", "send_twin", "ping")

@@ -297,7 +297,7 @@ _COLUMNS: Final[Mapping[str, str]] = {
     "left_ms": "When it was out of the backlog, in unix milliseconds.",
     "left_s": "First second of the bucket in which the messages left the backlog; null: not yet.",
     "lines": "Messages that a broker found in a backlog queue when it began.",
-    "lost_locks": "Settlements by consumers that failed or had no answer.",
+    "lost_locks": "Settlements by consumers that failed, had no answer or were left out.",
     "message_id": "Id of the message.",
     "messages": "Number of messages.",
     "moved": "The syphon brought the messages home, from the backlog or from a twin.",
@@ -305,7 +305,7 @@ _COLUMNS: Final[Mapping[str, str]] = {
     "namespace": "Label of the namespace that was called.",
     "not_diverted": "Diverts that failed or had no answer.",
     "operation": "What was done: send, divert, ping, backlog_receive, complete, defer, dead_letter,"
-    " abandon, forward, receive, renew, manage, state, expire or action.",
+    " abandon, release, forward, receive, renew, manage, state, expire or action.",
     "operations": "Number of operations.",
     "outcome": "ok, failed, or unknown: the call ended without an answer.",
     "pair": "Label of the pair.",
@@ -320,10 +320,10 @@ _COLUMNS: Final[Mapping[str, str]] = {
     "receiver": "Subscription whose receipts the row is about; empty in all other rows.",
     "records": "Number of records.",
     "repeated_at": "Entity that received it most often; null: none did twice.",
-    "redeliveries": "Receipts of what a consumer had abandoned or deferred.",
+    "redeliveries": "Receipts of what a consumer had abandoned, deferred or released.",
     "repeats": "Receipts after the first, over all entities that received it, without second copies"
     " and redeliveries.",
-    "returned": "Abandons and deferrals by consumers.",
+    "returned": "Abandons, deferrals and releases by consumers.",
     "second_copies": "Copies that receivers completed without handing them out.",
     "sent": "A send to the primary was acknowledged.",
     "sequence_number": "Sequence number of the message in its entity.",
@@ -334,7 +334,7 @@ _COLUMNS: Final[Mapping[str, str]] = {
     "stage": "What the call is charged for: send_backlog, receive_backlog, send_twin, receive_twin,"
     " send_primary, receive_primary, poll, ping, settlement, renew or management.",
     "state": "State that the entity or the pair changed to; second_copy: a receiver completed the"
-    " message without handing it out.",
+    " message without handing it out; left: a receiver had the message and left it unsettled.",
     "step": "The two steps whose times are in the wrong order.",
     "taken_ms": "When its batch was taken, in unix milliseconds.",
     "text": "Beginning of the line; empty: it named an erased message.",

@@ -14,8 +14,8 @@ its namespaces as the clients do (`pairs.compared`).
 
 A twin has the path of its entity, so both are one place.
 
-Calls without a message (pings, polls, renewals, management) are not compared, nor are abandons,
-which the broker does not record, nor what the broker does by itself: auto-forwarding, and
+Calls without a message (pings, polls, renewals, management) are not compared, nor are abandons and
+releases, which decide no fate, nor what the broker does by itself: auto-forwarding, and
 dead-lettering after too much time or deliveries.
 
 For each message both ends are counted. `ahead` is how many more operations the clients recorded as

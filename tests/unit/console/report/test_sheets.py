@@ -237,8 +237,8 @@ def test_charges_put_model_and_assumptions_beside_the_figures() -> None:
         == """\
 0.020080 USD for 25,100 billed operations once the month's free ones are used up; 0.00 USD if these\
  were its only ones
-prices: standard-uksouth-2026-10-05; 5,000 settlements (complete, defer, dead-letter, abandon)\
- not counted: --settlement counted has them in
+prices: standard-uksouth-2026-10-05; 5,000 settlements (complete, defer, dead-letter, abandon,\
+ release) not counted: --settlement counted has them in
 8.6 MB out of the namespaces: not priced, the book has no price for traffic out of the region
 
 By cause

@@ -146,6 +146,48 @@ def test_what_a_side_brought_is_released_when_it_must_not_be_read(
     run_virtual(story())
 
 
+def test_what_a_lost_link_brought_and_is_not_handed_out_is_released(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The ledger has each delivery: without a line of its release it would be a duplicate."""
+
+    async def story() -> None:
+        world, link = World(monkeypatch), Link()
+        lost, kept = world.bring(world.primary, link, 1), world.bring(world.primary, link, 2)
+
+        async def renew_one(*_: Any) -> dict[UUID, int]:
+            return {kept.lock_token: 1}
+
+        monkeypatch.setattr(inbox_module, "renew_locks", renew_one)
+        link.is_open = False
+        world.fail(world.primary)
+        await asyncio.sleep(0)
+        assert world.primary.released == [lost]
+        assert await world.taken() == [kept]
+        world.answers_after_s = 10.0
+        monkeypatch.setattr(inbox_module, "renew_locks", world.renew_locks)
+        closed_over = world.bring(world.primary, link, 3)
+        world.fail(world.primary)
+        await asyncio.sleep(1)
+        await world.inbox.close()
+        assert world.primary.released == [lost, closed_over]
+
+    run_virtual(story())
+
+
+def test_the_messages_of_a_lost_session_are_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        world, link = World(monkeypatch), Link()
+        monkeypatch.setattr(world.primary, "is_session", True, raising=False)
+        lost = world.bring(world.primary, link, 1)
+        link.is_open = False
+        world.fail(world.primary)
+        assert world.primary.released == [lost]
+        await world.inbox.close()
+
+    run_virtual(story())
+
+
 def test_a_side_that_was_closed_brings_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         world, link = World(monkeypatch), Link()

@@ -52,6 +52,10 @@ class Link:
         self.drain_takes_s = 0.0
         self.drains = 0
         self.drained: list[int] = []
+        self.left_unsettled: list[Any] = []
+
+    def left(self, delivery: Any) -> None:
+        self.left_unsettled.append(delivery)
 
     async def open(self, timeout_s: float) -> None:
         self.world.opened_at.append(self.world.now)

@@ -83,6 +83,38 @@ def test_nothing_is_lost_if_every_message_came(tmp_path: Path) -> None:
     assert (found.report.verdict, fates(found), found.rejected) == (ReportVerdict.GOOD, {}, ())
 
 
+def test_what_a_receiver_gave_back_was_not_handed_out(tmp_path: Path) -> None:
+    def again(message_id: str, *ends: tuple[str, str | None]) -> list[bytes]:
+        """A message that came once, and again after each end of a delivery."""
+        of_one = [line("send", message_id), line("receive", message_id, 1)]
+        for outcome, state in ends:
+            end = {"outcome": outcome, "state": state, "cause": "consumer"}
+            of_one += [line("release", message_id, 2, **end), line("receive", message_id, 3)]
+        return of_one
+
+    held, given_back = ("failed", "left"), [("ok", None), ("unknown", None), ("failed", None)]
+    found = proof(
+        tmp_path,
+        [
+            *again("given back", *given_back),
+            *again("again", *given_back),
+            line("receive", "again", 4),
+            # Its receiver had it, and was closed: it came again, and the reason is known.
+            *again("left", held),
+            # Nobody knows why.
+            *story("twice", "send", "receive", "receive"),
+            # What others release says nothing of what consumers got.
+            *story("syphon", "send", "receive", "release", "receive"),
+        ],
+    )
+    twice = {(one.message_id, one.window) for one in found.report.duplicates}
+    assert twice == {
+        *((one, "unexplained") for one in ("again", "twice", "syphon")),
+        ("left", "redelivered"),
+    }
+    assert found.report.total.redeliveries == 6
+
+
 def test_the_word_of_the_broker_decides_what_a_client_does_not_know(tmp_path: Path) -> None:
     def broker(operation: str, message_id: str, **more: Any) -> bytes:
         return line(operation, message_id, 2, **{"view": "broker", "entity": QUEUE, **more})
