@@ -91,27 +91,40 @@ class Timetable(Generic[Q]):
     """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, Q]] = []
-        self._due: dict[Q, int] = {}
-        self._turns = count()
+        self._heap: list[tuple[int, int]] = []
+        """Times, each with the number of its entry: one that is stale holds nothing."""
+        self._armed: dict[int, Q] = {}
+        """By the number of the entry that is not stale."""
+        self._due: dict[Q, tuple[int, int]] = {}
+        self._numbers = count()
+
+    def __len__(self) -> int:
+        """The number of entries, stale ones included."""
+        return len(self._heap)
 
     def arm(self, thing: Q, due_ms: int) -> None:
         """Make `thing` due at `due_ms`, unless it is due earlier."""
-        armed_ms = self._due.get(thing)
-        if armed_ms is None or due_ms < armed_ms:
-            self._due[thing] = due_ms
-            heappush(self._heap, (due_ms, next(self._turns), thing))
+        armed = self._due.get(thing)
+        if armed is not None and armed[0] <= due_ms:
+            return
+        self.disarm(thing)
+        self._due[thing] = entry = due_ms, next(self._numbers)
+        self._armed[entry[1]] = thing
+        heappush(self._heap, entry)
+        if len(self._heap) > SWEEP_FLOOR + 2 * len(self._due):
+            self._heap = sorted(self._due.values())
 
     def disarm(self, thing: Q) -> None:
-        self._due.pop(thing, None)
+        entry = self._due.pop(thing, None)
+        if entry is not None:
+            del self._armed[entry[1]]
 
     def take_due(self, now_ms: int) -> list[Q]:
         """Remove and return everything that is due by now, each once."""
         taken: list[Q] = []
-        heap = self._heap
-        while heap and heap[0][0] <= now_ms:
-            due_ms, _, thing = heappop(heap)
-            if self._due.get(thing) == due_ms:
+        while self._heap and self._heap[0][0] <= now_ms:
+            thing = self._armed.pop(heappop(self._heap)[1], None)
+            if thing is not None:
                 del self._due[thing]
                 taken.append(thing)
         return taken
@@ -119,7 +132,7 @@ class Timetable(Generic[Q]):
     def next_ms(self) -> int:
         """When the next thing is due, 0 if nothing is."""
         heap = self._heap
-        while heap and self._due.get(heap[0][2]) != heap[0][0]:
+        while heap and heap[0][1] not in self._armed:
             heappop(heap)
         return heap[0][0] if heap else 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,7 @@ from twinbus.broker.descriptions import (
 from twinbus.broker.engine.limits import MESSAGE_BYTES, CreditAccount
 from twinbus.broker.engine.namespace import BrokerNamespace
 from twinbus.broker.engine.queue import Queue
-from twinbus.broker.engine.settlement import SettlementOutcome
+from twinbus.broker.engine.settlement import SWEEP_FLOOR, SettlementOutcome, Timetable
 from twinbus.broker.refusals import QuotaExceeded, ServerBusy
 
 ME = object()
@@ -268,3 +269,24 @@ def test_no_more_is_taken_than_the_seconds_gave_and_one_overdraft(
         except ServerBusy:
             assert account.left(now_ms) < 1
     assert taken < per_s * (now_ms // 1000) + 40
+
+
+def test_a_deleted_queue_leaves_memory_though_something_was_due_in_it_next_year() -> None:
+    world = World()
+    queue = world.queue("q", PLAIN)
+    send(queue, scheduled_for_ms=365 * 86_400_000)
+    known = weakref.ref(queue)
+    world.namespace.delete("q", 1)
+    del queue
+    gc.collect()
+    assert known() is None
+
+
+def test_a_timetable_keeps_no_times_that_an_earlier_one_replaced() -> None:
+    table: Timetable[str] = Timetable()
+    for due_ms in range(50 * SWEEP_FLOOR, 0, -1):
+        table.arm("q", due_ms)
+    assert len(table) <= 2 * SWEEP_FLOOR
+    assert table.next_ms() == 1
+    assert table.take_due(1) == ["q"]
+    assert table.next_ms() == 0
