@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from tests.fuzz.part import Part, run_async
 from tests.fuzz.resources import ACTS, CLIENTS, Step, Taker, play_and_check
 from tests.fuzz.world import TOKENS, FuzzWorld, at_most
-from tests.unit.gateway.joined_namespaces import PRIMARY, SECONDARY, Joined, Pipe, join
+from tests.unit.gateway.joined_namespaces import PRIMARY, SECONDARY, Joined, join
 from twinbus import SendAvailabilityOptions
+from twinbus.amqp.transport import ClientTransport
 from twinbus.broker.budgets import CONNECTION_LINKS
 from twinbus.broker.descriptions import AuthorizationRule
 from twinbus.broker.port_access import PortAccess
@@ -72,13 +73,15 @@ class GatewayWorld(FuzzWorld):
         self.gateway.profile = self.server.profile
 
     def hold(self, *, is_held: bool) -> None:
-        """Let the primary fall silent, or answer again, on all connections but that for sends."""
-        for _, down in self._ends[1:]:
-            assert isinstance(down, Pipe)
-            if is_held:
-                down.is_held = True
-            else:
+        """Let the primary fall silent, or answer again, on all connections but those for sends."""
+        lines = [upstream._connection for upstream in self.gateway.primary]
+        for_sends = [line._connection for line in lines if line is not None]
+        for _, down in self._ends:
+            assert isinstance(down.reader, ClientTransport)
+            if not is_held:
                 down.release()
+            elif down.reader._connection not in for_sends:
+                down.is_held = True
 
     async def settle_down(self) -> None:
         self.hold(is_held=False)
