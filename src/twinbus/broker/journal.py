@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from operator import attrgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NewType, Protocol
 
 
 class MessageState(IntEnum):
@@ -104,6 +104,10 @@ class EntityImage:
     """Of a subscription: the record of each rule by its name in lower case."""
 
 
+EncodedRun = NewType("EncodedRun", dict[Any, Any])
+"""New messages as the journal that made it keeps them (`Journal.encode_run`)."""
+
+
 class Journal(Protocol):
     """Collects the changes of one loop tick; the shell commits them together."""
 
@@ -131,6 +135,19 @@ class Journal(Protocol):
         They were enqueued at one time, with one time to live, and have a message id (`ids`, UTF-8)
         and no other text. The payload of each is the prefix and its rest.
         """
+
+    def encode_run(
+        self,
+        entity_id: int,
+        messages: list[StoredMessage],
+        ids: list[bytes],
+        prefix: bytes,
+        rests: list[bytes],
+    ) -> EncodedRun:
+        """What `put_encoded` stores for such messages; nothing changes yet."""
+
+    def put_encoded(self, entity_id: int, runs: list[EncodedRun], last_number: int) -> None:
+        """Store what was encoded; `last_number` is the highest of its sequence numbers."""
 
     def amend(self, entity_id: int, message: StoredMessage) -> None:
         """Store the message's changed state, delivery count and overrides; the payload stays."""

@@ -15,7 +15,13 @@ from twinbus.amqp.message import Properties, encode_message
 from twinbus.broker.engine.engine_log import EngineLog
 from twinbus.broker.engine.message_index import copy_of
 from twinbus.broker.engine.namespace import BrokerNamespace
-from twinbus.broker.journal import EntityImage, MessageState, SessionState, StoredMessage
+from twinbus.broker.journal import (
+    EncodedRun,
+    EntityImage,
+    MessageState,
+    SessionState,
+    StoredMessage,
+)
 from twinbus.broker.messages.incoming import Incoming, parse
 from twinbus.errors import StoreError
 
@@ -78,9 +84,28 @@ class FakeJournal:
         prefix: bytes,
         rests: list[bytes],
     ) -> None:
+        run = self.encode_run(entity_id, messages, ids, prefix, rests)
+        self.put_encoded(entity_id, [run], messages[-1].sequence_number)
+
+    def encode_run(
+        self,
+        entity_id: int,
+        messages: list[StoredMessage],
+        ids: list[bytes],
+        prefix: bytes,
+        rests: list[bytes],
+    ) -> EncodedRun:
+        run = {}
         for message, raw_id, rest in zip(messages, ids, rests, strict=True):
             assert message.message_id == raw_id.decode()
-            self.put(entity_id, message, prefix + rest)
+            run[message.sequence_number] = message, prefix + rest
+        return EncodedRun(run)
+
+    def put_encoded(self, entity_id: int, runs: list[EncodedRun], last_number: int) -> None:
+        for run in runs:
+            for message, payload in run.values():
+                self.put(entity_id, message, payload)
+                assert message.sequence_number <= last_number
 
     def amend(self, entity_id: int, message: StoredMessage) -> None:
         kept, _ = self._changed(entity_id).messages[message.sequence_number]

@@ -196,9 +196,15 @@ class MessageStates:
 
         Not for an entity that forwards or has sessions.
         """
+        messages = self.messages_of(run, self.last_sequence_number + 1, now_ms)
+        self.journal.put_run(self.entity_id, messages, run.ids, run.prefix, run.rests)
+        self.place_run(messages)
+        return messages
+
+    def messages_of(self, run: PlainRun, first: int, now_ms: int) -> list[StoredMessage]:
+        """The messages of a run as they are stored, numbered from `first` on; nothing changes."""
         ttl_ms = self.ttl_of(run.ttl_ms)
         expires_at_ms = now_ms + ttl_ms if ttl_ms else 0
-        first = self.last_sequence_number + 1
         numbers = range(first, first + len(run))
         # By position and without a loop of Python's: this is done for every message.
         fields = (
@@ -210,16 +216,19 @@ class MessageStates:
             repeat(ttl_ms),
             repeat(expires_at_ms),
         )
-        messages = list(map(StoredMessage, *fields))
-        self.journal.put_run(self.entity_id, messages, run.ids, run.prefix, run.rests)
-        self.last_sequence_number = numbers[-1]
+        return list(map(StoredMessage, *fields))
+
+    def place_run(self, messages: list[StoredMessage]) -> None:
+        """Make messages ready that were made by `messages_of` together and are in the journal."""
+        first, last = messages[0], messages[-1]
+        self.last_sequence_number = last.sequence_number
         self.index.add_run(messages)
         self.ready_messages.extend(messages)
-        if expires_at_ms:
-            self._expiries.add_all(expires_at_ms, numbers)
-            self.wake_by(expires_at_ms)
+        if first.expires_at_ms:
+            numbers = range(first.sequence_number, last.sequence_number + 1)
+            self._expiries.add_all(first.expires_at_ms, numbers)
+            self.wake_by(first.expires_at_ms)
         self.announce()
-        return messages
 
     def ttl_of(self, ttl_ms: int) -> int:
         """The shorter of a message's time to live and the entity's; 0: unlimited."""

@@ -1,18 +1,43 @@
-"""Messages of one shape enqueued together: what holds for all of them is checked and done once."""
+"""Messages of one shape enqueued together: what holds for all of them is checked and done once.
+
+A long run is made ready in steps, as the records that its queue will store (`encode_ahead`), while
+nothing changes. To store it, its records then only enter the tables.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from twinbus.broker.engine.limits import MESSAGE_BYTES
-from twinbus.broker.journal import StoredMessage
+from twinbus.broker.engine.message_states import MessageStates
+from twinbus.broker.journal import EncodedRun, StoredMessage
 from twinbus.broker.messages.incoming import Incoming
 from twinbus.broker.messages.plain import ID_BYTES_MAX, PlainRun
 
 if TYPE_CHECKING:
     from twinbus.broker.engine.queue import Queue
+
+ENCODED_AT_ONCE: Final = 64
+"""Messages of one step: a quarter of a slice (`links.turns.SLICE_S`)."""
+
+TRIES: Final = 3
+"""The records hold numbers. If others store messages in the queue meanwhile, they are made again;
+after so many times they are made when the run is stored."""
+
+
+class RunAhead(NamedTuple):
+    """The records of a run, as long as the queue gives the next message the first number."""
+
+    states: MessageStates
+    first: int
+    ttl_ms: int
+    messages: list[StoredMessage]
+    encoded: list[EncodedRun]
+
+    def holds(self) -> bool:
+        return self.states.last_sequence_number + 1 == self.first
 
 
 def enqueue_run(queue: Queue, run: PlainRun, now_ms: int) -> list[StoredMessage]:
@@ -33,7 +58,49 @@ def enqueue_whole(queue: Queue, run: PlainRun, now_ms: int) -> list[StoredMessag
     if not _takes_runs(queue, now_ms) or _admitted(queue, run.sizes) < len(run):
         return []
     queue.accessed_at_ms = now_ms
-    return queue.states.store_run(run, now_ms)
+    states, ahead = queue.states, run.ahead
+    if (
+        not isinstance(ahead, RunAhead)
+        or ahead.states is not states
+        or not ahead.holds()
+        or ahead.ttl_ms != states.ttl_of(run.ttl_ms)
+    ):
+        return states.store_run(run, now_ms)
+    last_number = ahead.messages[-1].sequence_number
+    states.journal.put_encoded(states.entity_id, ahead.encoded, last_number)
+    states.place_run(ahead.messages)
+    return ahead.messages
+
+
+def encode_ahead(
+    queue: Queue, run: PlainRun, now_ms: Callable[[], int]
+) -> Generator[None, None, None]:
+    """Make the records that `enqueue_whole` will store for a run, in steps; nothing changes."""
+    for _ in range(TRIES):
+        if not _takes_runs(queue, now_ms()):
+            return
+        ahead = yield from _encoded(queue.states, run, now_ms())
+        if ahead.holds():
+            run.ahead = ahead
+            return
+
+
+def _encoded(states: MessageStates, run: PlainRun, now_ms: int) -> Generator[None, None, RunAhead]:
+    """The records of a run, or of its first part if the queue has given its number away."""
+    first, ttl_ms = states.last_sequence_number + 1, states.ttl_of(run.ttl_ms)
+    ahead = RunAhead(states, first, ttl_ms, [], [])
+    for place in range(0, len(run), ENCODED_AT_ONCE):
+        part = run.part(place, place + ENCODED_AT_ONCE)
+        messages = states.messages_of(part, first + place, now_ms)
+        encoded = states.journal.encode_run(
+            states.entity_id, messages, part.ids, part.prefix, part.rests
+        )
+        ahead.messages.extend(messages)
+        ahead.encoded.append(encoded)
+        yield
+        if not ahead.holds():
+            break
+    return ahead
 
 
 def extend_run(run: PlainRun, messages: Sequence[Incoming]) -> bool:

@@ -1,6 +1,7 @@
 """The messages of one delivery, made ready to be stored: what takes long is done in steps.
 
-    found in the batch -> parsed -> what the rules of the topic make of them, or a run of them
+    found in the batch -> parsed -> what the rules of the topic make of them,
+                                    or the records of a run of them
 
 Nothing changes meanwhile. Then all of them are stored in one step, so a batch is still stored whole
 or not at all, whatever other clients do between the steps.
@@ -8,7 +9,7 @@ or not at all, whatever other clients do between the steps.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from itertools import islice
 from typing import Final
 
@@ -16,7 +17,8 @@ from twinbus.amqp.events import DeliveryArrived
 from twinbus.amqp.message import BATCH_FORMAT, batch_parts
 from twinbus.amqp.types import DecodeError
 from twinbus.broker.engine.directory import Entity
-from twinbus.broker.engine.runs import extend_run
+from twinbus.broker.engine.queue import Queue
+from twinbus.broker.engine.runs import encode_ahead, extend_run
 from twinbus.broker.engine.topic import Topic
 from twinbus.broker.links.context import new_message_id
 from twinbus.broker.links.turns import at_once
@@ -66,11 +68,15 @@ class Prepared:
             raise self._refusal
         return self._messages
 
-    def steps(self, target: Entity, now_ms: int) -> Generator[None, None, None]:
+    def steps(self, target: Entity, now_ms: Callable[[], int]) -> Generator[None, None, None]:
         """What is left to do before the messages are stored in `target`."""
         yield from self._parse_rest()
-        if self._refusal is None and isinstance(target, Topic):
-            yield from target.evaluate(self._messages, now_ms)
+        if self._refusal is not None:
+            return
+        if isinstance(target, Topic):
+            yield from target.evaluate(self._messages, now_ms())
+        elif self.run is not None and type(target) is Queue:
+            yield from encode_ahead(target, self.run, now_ms)
 
     def _parse_rest(self) -> Generator[None, None, None]:
         while not self.is_short and self._find(FOUND_AT_ONCE):

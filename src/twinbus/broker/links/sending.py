@@ -132,7 +132,7 @@ class SendingLink(EntityLink[ReceiverLink]):
         for event in events:
             prepared = Prepared(event)
             if many_rules or not prepared.is_short:
-                yield from context.turns.prepare(prepared.steps(self.entity, context.now_ms()))
+                yield from context.turns.prepare(prepared.steps(self.entity, context.now_ms))
             else:
                 yield None
             if self.link.owner is not self:

@@ -47,7 +47,7 @@ Spans = Sequence[tuple[bytes, int, int]]
 class PlainRun:
     """Messages of one shape; each list has an entry for each of them."""
 
-    __slots__ = ("ids", "message_ids", "prefix", "rests", "sizes", "ttl_ms")
+    __slots__ = ("ahead", "ids", "message_ids", "prefix", "rests", "sizes", "ttl_ms")
 
     def __init__(self, prefix: bytes, ttl_ms: int) -> None:
         self.prefix = prefix
@@ -57,9 +57,18 @@ class PlainRun:
         self.message_ids: list[str] = []
         self.rests: list[bytes] = []
         self.sizes: list[int] = []
+        self.ahead: object = None
+        """What was worked out before the run is stored (`engine.runs`)."""
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def part(self, first: int, last: int) -> PlainRun:
+        """The messages from `first` on and before `last`."""
+        part = PlainRun(self.prefix, self.ttl_ms)
+        part.ids, part.message_ids = self.ids[first:last], self.message_ids[first:last]
+        part.rests, part.sizes = self.rests[first:last], self.sizes[first:last]
+        return part
 
     def cut(self, count: int) -> None:
         """Keep the first `count` messages."""

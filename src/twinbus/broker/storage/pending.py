@@ -13,6 +13,14 @@ Records = dict[bytes, Sealed | None]
 """By key, the record as it is stored, or None: it is to be deleted."""
 
 
+SealedRecords = dict[bytes, Sealed]
+
+
+def seal_run(keys: list[bytes], heads: list[bytes], rests: list[bytes]) -> SealedRecords:
+    """Under each key the record that its head and its rest make."""
+    return dict(zip(keys, seal_each(keys, heads, rests), strict=True))
+
+
 class PendingRecords:
     """One entry for each key; the last one wins."""
 
@@ -28,11 +36,10 @@ class PendingRecords:
         self._records[key] = sealed = seal(key, record, rest)
         self.size_bytes += len(sealed)
 
-    def put_each(self, keys: list[bytes], heads: list[bytes], rests: list[bytes]) -> None:
-        """Put under each key the record that its head and its rest make."""
-        sealed = seal_each(keys, heads, rests)
-        self._records.update(zip(keys, sealed, strict=True))
-        self.size_bytes += sum(map(len, sealed))
+    def put_sealed(self, records: SealedRecords) -> None:
+        """Put records that have their checksums (`seal_run`)."""
+        self._records.update(records)
+        self.size_bytes += sum(map(len, records.values()))
 
     def delete(self, key: bytes) -> None:
         """Have the key deleted from the disk."""

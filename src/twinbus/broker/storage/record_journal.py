@@ -10,12 +10,13 @@ from typing import Any
 from twinbus.broker.journal import (
     Damage,
     DamagedMessage,
+    EncodedRun,
     EntityImage,
     SessionState,
     StoredMessage,
 )
 from twinbus.broker.storage.checksums import Data, is_sound, own_key, unsealed
-from twinbus.broker.storage.pending import PendingRecords, Records
+from twinbus.broker.storage.pending import PendingRecords, Records, seal_run
 from twinbus.broker.storage.records import (
     AMENDMENT,
     COUNTER,
@@ -118,11 +119,25 @@ class RecordJournal(ABC):
         prefix: bytes,
         rests: list[bytes],
     ) -> None:
+        run = self.encode_run(entity_id, messages, ids, prefix, rests)
+        self.put_encoded(entity_id, [run], messages[-1].sequence_number)
+
+    def encode_run(
+        self,
+        entity_id: int,
+        messages: list[StoredMessage],
+        ids: list[bytes],
+        prefix: bytes,
+        rests: list[bytes],
+    ) -> EncodedRun:
         heads = run_heads(messages, ids, prefix)
-        self._pending.put_each(message_keys(entity_id, messages), heads, rests)
-        last = messages[-1].sequence_number
-        if last > self._last_numbers.get(entity_id, 0):
-            self._last_numbers[entity_id] = last
+        return EncodedRun(seal_run(message_keys(entity_id, messages), heads, rests))
+
+    def put_encoded(self, entity_id: int, runs: list[EncodedRun], last_number: int) -> None:
+        for run in runs:
+            self._pending.put_sealed(run)
+        if last_number > self._last_numbers.get(entity_id, 0):
+            self._last_numbers[entity_id] = last_number
             self._raised.add(entity_id)
 
     def amend(self, entity_id: int, message: StoredMessage) -> None:

@@ -27,6 +27,7 @@ from typing import Any, Protocol, TypeVar
 
 from twinbus.broker.journal import (
     Damage,
+    EncodedRun,
     EntityImage,
     Journal,
     SessionState,
@@ -161,8 +162,28 @@ class MemoryStore(Store):
         prefix: bytes,
         rests: list[bytes],
     ) -> None:
-        for message, rest in zip(messages, rests, strict=True):
-            self.put(entity_id, message, prefix + rest)
+        run = self.encode_run(entity_id, messages, ids, prefix, rests)
+        self.put_encoded(entity_id, [run], messages[-1].sequence_number)
+
+    def encode_run(
+        self,
+        entity_id: int,
+        messages: list[StoredMessage],
+        ids: list[bytes],
+        prefix: bytes,
+        rests: list[bytes],
+    ) -> EncodedRun:
+        kept = zip(messages, rests, strict=True)
+        return EncodedRun(
+            {each.sequence_number: (_snapshot(each), prefix + rest) for each, rest in kept}
+        )
+
+    def put_encoded(self, entity_id: int, runs: list[EncodedRun], last_number: int) -> None:
+        image, stored = self._images[entity_id], self._messages[entity_id]
+        for run in runs:
+            for number, kept in run.items():
+                self._set(stored, number, kept)
+        image.last_sequence_number = max(image.last_sequence_number, last_number)
 
     def amend(self, entity_id: int, message: StoredMessage) -> None:
         before, payload = self._messages[entity_id][message.sequence_number]
