@@ -266,7 +266,7 @@ def check_token(given: tuple[Any, Any, Any, Any]) -> None:
         policy=policy,
         grants=grants,
         resolve=lambda _: None,
-        trust=lambda: None,
+        trust=lambda _grant: None,
         log_refusal=lambda _, refusal: refusals.append(refusal),
     )
     try:
@@ -280,4 +280,5 @@ def check_token(given: tuple[Any, Any, Any, Any]) -> None:
 
 
 _deep = f"SharedAccessSignature sr={DEEP_AUDIENCES[0]}&sig=x&se=9999999999&skn=%2572oot"
-CBS = Part("cbs", _put, check_token, finds=(("put-token", "a", _deep, "1"),), short=60, round=400)
+_finds = ("put-token", "a", _deep, "1"), ("put-token", "a", MANAGE_TOKEN, "1")
+CBS = Part("cbs", _put, check_token, finds=_finds, short=60, round=400)
