@@ -87,9 +87,10 @@ class GatewayWorld(FuzzWorld):
         self.hold(is_held=False)
         for _ in range(ENDING_TURNS):
             await asyncio.sleep(0)
-            if not self.gateway.pending.calls:
+            if not self.gateway.pending.calls and not self.gateway.pending.count:
                 break
-        self._ends[:] = [end for end in self._ends if not end[1].is_closed]
+        # The gateway may have hung up: then the primary has closed nothing.
+        self._ends[:] = [end for end in self._ends if end[0] in self.server.peers]
         self._ends.ups[:] = [up for up in self._ends.ups if not up.is_closed]
         self._check_empty()
 
