@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from functools import partial
 
 from twinbus.amqp.events import Disposed
@@ -528,7 +528,7 @@ class EntityLinks:
         request: Sections | ManagementRequest,
         now_ms: int,
         txn_id: bytes | None = None,
-    ) -> bytes:
+    ) -> Generator[None, None, bytes]:
         broker = self._context
 
         def require(right: str) -> None:
@@ -548,7 +548,7 @@ class EntityLinks:
             credits=broker.credits,
             settle=None if txn_id is None else partial(self._settle_in, client, address, txn_id),
         )
-        return management.handle(request, context, now_ms)
+        return management.handle_in_steps(request, context, now_ms)
 
     def _settle_in(
         self,

@@ -33,7 +33,6 @@ from twinbus.broker.links.context import ReplyLink
 from twinbus.broker.links.management import SENDING_OPERATIONS
 from twinbus.broker.links.requests import (
     REQUEST_BYTES_MAX,
-    ManagementRequest,
     RequestLink,
     correlation_id,
     failure,
@@ -551,11 +550,9 @@ class RelayedRequests(RequestLink, Relayed):
         if self.link.state is LinkState.OPEN:
             self._reply(request, here, response)
 
-    def take(
-        self, event: DeliveryArrived, now_ms: int, ahead: ManagementRequest | None = None
-    ) -> None:
+    def take(self, event: DeliveryArrived, now_ms: int) -> None:
         self.taking = None if event.settled else event.delivery_id
-        super().take(event, now_ms, ahead)
+        super().take(event, now_ms)
 
     def taken(self, number: int, state: bytes) -> None:
         here = self._numbers.pop(number, None)

@@ -349,12 +349,36 @@ class Queue:
         settled: bool = False,
     ) -> list[LockedMessage]:
         """The deferred messages of these numbers, all of them, or `MessageNotFound`."""
+        self.require_deferred(numbers, holder, now_ms, session_id=session_id)
+        return self.lock_deferred(numbers, holder, now_ms, session_id=session_id, settled=settled)
+
+    def require_deferred(
+        self, numbers: list[int], holder: object, now_ms: int, *, session_id: str | None = None
+    ) -> None:
+        """Raise unless these could be received by their numbers now, and the disk can give them."""
+        self.require_receiving(now_ms)
+        self._lock_terms(session_id, holder, now_ms)
+        for message in [self._deferred(number, session_id, now_ms) for number in numbers]:
+            self._require_payload(message)
+
+    def lock_deferred(
+        self,
+        numbers: list[int],
+        holder: object,
+        now_ms: int,
+        *,
+        session_id: str | None = None,
+        settled: bool = False,
+    ) -> list[LockedMessage]:
+        """Like `receive_by_sequence`, after `require_deferred`, which may have been a while ago."""
         self.require_receiving(now_ms)
         session, until_ms = self._lock_terms(session_id, holder, now_ms)
         found = [self._deferred(number, session_id, now_ms) for number in dict.fromkeys(numbers)]
-        for message in found:
-            self._require_payload(message)
         return self._give_out(found, session, until_ms, now_ms, settled=settled)
+
+    def holds(self, delivery: LockedMessage) -> bool:
+        """Whether its message is still locked by it, or by a renewal of it."""
+        return self.states.locks.get(delivery.lock_token) is not None
 
     def _deferred(self, number: int, session_id: str | None, now_ms: int) -> StoredMessage:
         message = self.messages.get(number)

@@ -44,6 +44,7 @@ from twinbus.broker.links.requests import (
     success,
     text_of,
 )
+from twinbus.broker.links.turns import at_once
 from twinbus.broker.messages.incoming import Incoming, parse
 from twinbus.broker.messages.rendering import render
 from twinbus.broker.refusals import (
@@ -167,8 +168,11 @@ OUTCOMES = {
 }
 
 
-PARSED_AT_ONCE = 16
-"""Messages of a long request that are parsed in one step."""
+AT_ONCE = 16
+"""Messages that are parsed, rendered or settled in one step: a quarter of a slice."""
+
+InSteps = Generator[None, None, Body]
+"""What an operation returns that may take long."""
 
 
 def read_in_steps(payload: bytes) -> Generator[None, None, ManagementRequest | None]:
@@ -184,8 +188,8 @@ def read_in_steps(payload: bytes) -> Generator[None, None, ManagementRequest | N
     entries = request.get("messages")
     if request.operation != SCHEDULE or not isinstance(entries, list) or len(entries) > ITEMS_MAX:
         return request
-    for first in range(0, len(entries), PARSED_AT_ONCE):
-        part = slice(first, first + PARSED_AT_ONCE)
+    for first in range(0, len(entries), AT_ONCE):
+        part = slice(first, first + AT_ONCE)
         try:
             entries[part] = [_scheduled(entry, new_message_id) for entry in entries[part]]
         except Refusal:
@@ -196,6 +200,13 @@ def read_in_steps(payload: bytes) -> Generator[None, None, ManagementRequest | N
 
 def handle(request: Sections | ManagementRequest, context: ManagementContext, now_ms: int) -> bytes:
     """The whole response to a request; `MalformedMessage` if it cannot even be addressed."""
+    return at_once(handle_in_steps(request, context, now_ms))
+
+
+def handle_in_steps(
+    request: Sections | ManagementRequest, context: ManagementContext, now_ms: int
+) -> Generator[None, None, bytes]:
+    """The same, some messages at a time."""
     request_id = correlation_id(request if isinstance(request, Sections) else request.sections)
     try:
         wanted = ManagementRequest(request) if isinstance(request, Sections) else request
@@ -208,12 +219,13 @@ def handle(request: Sections | ManagementRequest, context: ManagementContext, no
             raise NotSupported(
                 f"{wanted.operation!r} cannot be part of a transaction; sends and settlements can."
             )
-        if context.credits is None:
-            return success(request_id, operation(wanted, context, now_ms))
-        context.credits.require(1, now_ms)
-        body = operation(wanted, context, now_ms)
-        # A request with several messages costs a credit for each.
-        context.credits.spend(max(0, _message_count(body) - 1), now_ms)
+        if context.credits is not None:
+            context.credits.require(1, now_ms)
+        found = operation(wanted, context, now_ms)
+        body = (yield from found) if isinstance(found, Generator) else found
+        if context.credits is not None:
+            # A request with several messages costs a credit for each.
+            context.credits.spend(max(0, _message_count(body) - 1), now_ms)
         return success(request_id, body)
     except Refusal as refusal:
         context.track(refusal)
@@ -225,69 +237,76 @@ def _message_count(body: Body) -> int:
     return max(len((body or {}).get(key, ())) for key in ("messages", "sequence-numbers"))
 
 
-def _peek(request: ManagementRequest, context: ManagementContext, now_ms: int) -> Body:
+def _peek(request: ManagementRequest, context: ManagementContext, now_ms: int) -> InSteps:
     queue = context.queue()
-    found = _peeked(
-        context,
-        queue,
-        request.integer("from-sequence-number", 0),
-        min(request.integer("message-count", 1, minimum=0), ITEMS_MAX),
-        request.optional_text("session-id"),
-        now_ms,
-    )
+    number = request.integer("from-sequence-number", 0)
+    limit = min(request.integer("message-count", 1, minimum=0), ITEMS_MAX)
+    session_id = request.optional_text("session-id")
     omits_body = request.get("omit-message-body") is True
     entries: list[dict[str, Any]] = []
     room = PEEK_BYTES_MAX
-    for message, payload in found:
-        wire = render(payload, message, locked_until_ms=queue.shown_lock_ms(message))
-        if omits_body:
-            wire = join(replace(split(wire), body=b""))
-        room -= len(wire)
-        if room < 0 and entries:
+    while len(entries) < limit:
+        # A page at a time: what is left of the queue after a step is what the next one shows.
+        page = queue.peek(number, min(AT_ONCE, limit - len(entries)), now_ms, session_id=session_id)
+        for message, payload in _readable(context, queue, page):
+            wire = render(payload, message, locked_until_ms=queue.shown_lock_ms(message))
+            if omits_body:
+                wire = join(replace(split(wire), body=b""))
+            room -= len(wire)
+            if room < 0 and entries:
+                return {"messages": entries}
+            entries.append({"message": wire})
+        if not page:
             break
-        entries.append({"message": wire})
+        number = page[-1].sequence_number + 1
+        yield
     return {"messages": entries} if entries else None
 
 
-def _peeked(
-    context: ManagementContext,
-    queue: Queue,
-    from_number: int,
-    limit: int,
-    session_id: str | None,
-    now_ms: int,
+def _readable(
+    context: ManagementContext, queue: Queue, page: list[StoredMessage]
 ) -> Iterator[tuple[StoredMessage, bytes]]:
     """Messages with their payloads; those that are damaged on the disk are passed over."""
-    while limit > 0:
-        page = queue.peek(from_number, limit, now_ms, session_id=session_id)
-        for message in page:
-            from_number = message.sequence_number + 1
-            with suppress(DamagedMessage):
-                yield message, context.payload(queue.entity_id, message.sequence_number)
-                limit -= 1
-        if not page:
-            return
+    for message in page:
+        with suppress(DamagedMessage):
+            yield message, context.payload(queue.entity_id, message.sequence_number)
 
 
-def _renew_lock(request: ManagementRequest, context: ManagementContext, now_ms: int) -> Body:
-    queue = context.queue()
-    until = [Timestamp(queue.renew(token, now_ms)) for token in request.lock_tokens()]
+def _renew_lock(request: ManagementRequest, context: ManagementContext, now_ms: int) -> InSteps:
+    queue, until = context.queue(), []
+    for number, token in enumerate(request.lock_tokens(), 1):
+        until.append(Timestamp(queue.renew(token, now_ms)))
+        if not number % AT_ONCE:
+            yield
     return {"expirations": Array(until)}
 
 
-def _receive_by_number(request: ManagementRequest, context: ManagementContext, now_ms: int) -> Body:
+def _receive_by_number(
+    request: ManagementRequest, context: ManagementContext, now_ms: int
+) -> InSteps:
     queue = context.queue()
     # Receiver settle mode "first" means that the transfer settles the message: receive and delete.
     is_deleted = request.integer("receiver-settle-mode", 1) == 0
     session_id = request.optional_text("session-id")
-    deliveries = queue.receive_by_sequence(
-        request.integers("sequence-numbers"),
-        _holder(request, context, session_id),
-        now_ms,
-        session_id=session_id,
-        settled=is_deleted,
-    )
-    return {"messages": [_entry(context, queue, delivery, is_deleted) for delivery in deliveries]}
+    numbers = request.integers("sequence-numbers")
+    holder = _holder(request, context, session_id)
+    for first in range(0, len(numbers), AT_ONCE):
+        part = numbers[first : first + AT_ONCE]
+        queue.require_deferred(part, holder, now_ms, session_id=session_id)
+        yield
+    # All of them, or none: some may be gone by now.
+    deliveries = queue.lock_deferred(numbers, holder, now_ms, session_id=session_id)
+    entries = []
+    for number, delivery in enumerate(deliveries, 1):
+        if queue.holds(delivery):
+            entries.append(_entry(context, queue, delivery, is_deleted))
+            if is_deleted:
+                queue.settle(
+                    delivery.lock_token, SettlementOutcome.COMPLETE, now_ms, session_id=session_id
+                )
+        if not number % AT_ONCE:
+            yield
+    return {"messages": entries}
 
 
 def _entry(
@@ -319,7 +338,7 @@ def _holder(
 
 def _update_disposition(
     request: ManagementRequest, context: ManagementContext, now_ms: int
-) -> Body:
+) -> InSteps:
     queue = context.queue()
     status = request.text("disposition-status")
     outcome = OUTCOMES.get(status)
@@ -340,12 +359,14 @@ def _update_disposition(
     # Each message is settled for itself: one lost lock must not hold up the others.
     refusals: list[Refusal] = []
     settled: list[bytes] = []
-    for token in request.lock_tokens():
+    for number, token in enumerate(request.lock_tokens(), 1):
         try:
             settle(queue, settlement(token), now_ms)
             settled.append(token)
         except Refusal as refusal:
             refusals.append(refusal)
+        if not number % AT_ONCE:
+            yield
     receiver = context.holder(request.link_name) if request.link_name else None
     if isinstance(receiver, LinkOwner) and context.settle is None:
         receiver.settled_by_request(settled)
@@ -354,7 +375,7 @@ def _update_disposition(
     return {}
 
 
-def _batch_delete(request: ManagementRequest, context: ManagementContext, now_ms: int) -> Body:
+def _batch_delete(request: ManagementRequest, context: ManagementContext, now_ms: int) -> InSteps:
     queue = context.queue()
     limit = request.integer("message-count", minimum=1)
     if limit > ITEMS_MAX:
@@ -376,6 +397,7 @@ def _batch_delete(request: ManagementRequest, context: ManagementContext, now_ms
         count += deleted
         if deleted < page:
             break
+        yield
     return {"message-count": Int(count)} if count else None
 
 
@@ -437,7 +459,7 @@ def _list_sessions(request: ManagementRequest, context: ManagementContext, now_m
 SENDING_OPERATIONS = frozenset({SCHEDULE, "com.microsoft:cancel-scheduled-message"})
 """Operations that need the right to send; all others need the right to listen."""
 
-OPERATIONS: dict[str, Callable[[ManagementRequest, ManagementContext, int], Body]] = {
+OPERATIONS: dict[str, Callable[[ManagementRequest, ManagementContext, int], Body | InSteps]] = {
     "com.microsoft:peek-message": _peek,
     "com.microsoft:renew-lock": _renew_lock,
     "com.microsoft:receive-by-sequence-number": _receive_by_number,

@@ -46,7 +46,7 @@ from twinbus.broker.links.context import (
     ReplyLink,
     rejected,
 )
-from twinbus.broker.links.turns import Steps
+from twinbus.broker.links.turns import Steps, at_once
 from twinbus.broker.refusals import (
     ArgumentInvalid,
     ArgumentOutOfRange,
@@ -269,11 +269,15 @@ LONG_REQUEST_BYTES = 1024
 ReadAhead = Callable[[bytes], Generator[None, None, ManagementRequest | None]]
 """Reads a request in steps; None: it cannot be read, which is said where it is performed."""
 
+Response = bytes | Generator[None, None, bytes] | None
+"""None: it comes later. A generator: it is worked out in steps."""
+
 
 class RequestLink(LinkOwner):
     """The link on which a client sends requests to one node.
 
-    `respond` returns the response, or None if it answers and settles the request later.
+    `respond` returns the response, or None if it answers and settles the request later. Requests of
+    a link with `read_ahead` are read and performed in slices.
     """
 
     def __init__(
@@ -282,7 +286,7 @@ class RequestLink(LinkOwner):
         client: LinkClient,
         link: ReceiverLink,
         address: str,
-        respond: Callable[..., bytes | None],
+        respond: Callable[..., Response],
         *,
         takes_transactions: bool = False,
         limit_bytes: int = CBS_REQUEST_BYTES_MAX,
@@ -311,8 +315,8 @@ class RequestLink(LinkOwner):
         self.link.grant(CREDIT)
 
     def take_all(self, events: list[DeliveryArrived], now_ms: int) -> Steps | None:
-        """Perform requests one after the other; long ones are read in slices before."""
-        if self._read_ahead is not None and any(map(_is_long, events)):
+        """Perform requests one after the other, some messages at a time; long ones are read so."""
+        if self._read_ahead is not None:
             return self._take_in_turns(events, self._read_ahead)
         return super().take_all(events, now_ms)
 
@@ -321,23 +325,29 @@ class RequestLink(LinkOwner):
             ahead = None
             if _is_long(event):
                 ahead = yield from self._context.turns.prepare(read_ahead(event.payload))
-            else:
-                yield None
             if self.link.owner is not self:
                 return  # It was closed meanwhile, or the engine was replaced.
-            self.take(event, self._context.now_ms(), ahead)
+            for _ in self._take(event, self._context.now_ms(), ahead):
+                yield None
+                if self.link.owner is not self:
+                    return
+            yield None
 
-    def take(
-        self, event: DeliveryArrived, now_ms: int, ahead: ManagementRequest | None = None
-    ) -> None:
-        """Perform a request, or the fault that applies to it; `ahead`: what was read of it."""
+    def take(self, event: DeliveryArrived, now_ms: int) -> None:
+        """Perform a request, or the fault that applies to it."""
+        at_once(self._take(event, now_ms, None))
+
+    def _take(
+        self, event: DeliveryArrived, now_ms: int, ahead: ManagementRequest | None
+    ) -> Generator[None, None, None]:
+        """The same in steps; `ahead`: what was read of the request."""
         faults = self._context.faults
         fault = None
         if faults and self.address != CBS:
             fault = faults.decide(_stage(event.payload), self._entity_path, now_ms)
         match fault.kind if fault is not None else None:
             case None | "refuse_send" | "throttle":
-                self._perform(event, now_ms, fault, ahead)
+                yield from self._perform(event, now_ms, fault, ahead)
             case "delay":
                 assert fault is not None
                 self._client.later(fault.delay_ms, lambda: self._perform_late(event))
@@ -345,12 +355,12 @@ class RequestLink(LinkOwner):
                 self._client.drop()
             case "drop_after_commit":
                 self._client.drop_after_commit()
-                self._perform(event, now_ms, None)
+                yield from self._perform(event, now_ms, None)
             case kind:
                 assert kind == "hang", kind
 
     def _perform_late(self, event: DeliveryArrived) -> None:
-        self._perform(event, self._context.now_ms(), None)
+        at_once(self._perform(event, self._context.now_ms(), None))
         self._client.touch()
 
     def _perform(
@@ -359,15 +369,18 @@ class RequestLink(LinkOwner):
         now_ms: int,
         fault: Fault | None,
         ahead: ManagementRequest | None = None,
-    ) -> None:
+    ) -> Generator[None, None, None]:
         """Answer a request; the response leaves when what it changed is on disk."""
         state, is_ended = ACCEPTED_BYTES, True
+        response: Response
         try:
             request = sections_of(event.payload) if ahead is None else ahead.sections
             reply = self._reply_link(request)
             if fault is None:
                 read = ahead or request
                 response = self._respond(read, now_ms, *self._transaction_of(event))
+                if isinstance(response, Generator):
+                    response = yield from response
             else:
                 response = failure(correlation_id(request), _FaultRefusal(fault))
             if response is None:

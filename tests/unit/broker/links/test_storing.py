@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+from uuid import UUID
+
 import pytest
 
+from tests.unit.broker.fakes import incoming
 from tests.unit.broker.links.test_turns import EMPTY, TICKS_MAX, World, world
+from twinbus.amqp.message import Properties, encode_message
 from twinbus.amqp.performatives import Accepted
+from twinbus.amqp.types import Array
+from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.runs import ENCODED_AT_ONCE, TRIES
+from twinbus.broker.engine.settlement import SettlementOutcome
 from twinbus.broker.journal import EncodedRun, StoredMessage
 from twinbus.servicebus.names import BATCH_MESSAGES_MAX
 
@@ -68,3 +76,90 @@ async def test_a_batch_gets_the_next_numbers_though_others_send_between_its_slic
             message_id = queue.messages[number].message_id
             assert message_id is not None
             assert message_id.encode() in store.payload(queue.entity_id, number)
+
+
+MANY = 1_000
+
+
+def request(operation: str, **arguments: object) -> bytes:
+    return encode_message(
+        properties=Properties(message_id="1", reply_to="r"),
+        application_properties={"operation": f"com.microsoft:{operation}"},
+        value={name.replace("_", "-"): value for name, value in arguments.items()},
+    )
+
+
+def held_by_someone(queue: Queue, now_ms: int) -> list[UUID]:
+    return [UUID(bytes_le=each.lock_token) for each in queue.acquire(None, MANY, now_ms)]
+
+
+def deferred(queue: Queue, now_ms: int) -> list[int]:
+    for each in queue.acquire(None, MANY, now_ms):
+        queue.settle(each.lock_token, SettlementOutcome.DEFER, now_ms)
+    return list(queue.messages)
+
+
+REQUESTS: dict[str, Any] = {
+    "peek": lambda *_: request("peek-message", from_sequence_number=0, message_count=MANY),
+    "renew": lambda *on: request("renew-lock", lock_tokens=Array(held_by_someone(*on))),
+    "settle": lambda *on: request(
+        "update-disposition",
+        disposition_status="completed",
+        lock_tokens=Array(held_by_someone(*on)),
+    ),
+    "receive": lambda *on: request(
+        "receive-by-sequence-number", sequence_numbers=Array(deferred(*on))
+    ),
+    "take": lambda *on: request(
+        "receive-by-sequence-number",
+        sequence_numbers=Array(deferred(*on)),
+        receiver_settle_mode=0,
+    ),
+    "delete": lambda *_: request("batch-delete-messages", message_count=MANY),
+}
+LEFT = {"settle": 0, "take": 0, "delete": 0}
+
+
+@pytest.mark.parametrize("what", REQUESTS)
+async def test_a_send_is_answered_between_two_slices_of_a_request_about_many_messages(
+    what: str,
+) -> None:
+    async with world() as here:
+        queue, now_ms = here.server.namespace.get_queue("big"), here.server.now_ms()
+        for _ in range(MANY):
+            queue.enqueue(incoming(), now_ms)
+        greedy, neighbour = await here.requester("big"), await here.sender("small")
+        alone = await here.sender("small")
+        alone.put()
+        alone.hand_over()
+        steps_alone = await alone.answered()
+        greedy.put(REQUESTS[what](queue, now_ms))
+        greedy.hand_over()
+        neighbour.put()
+        neighbour.hand_over()
+        assert await neighbour.answered() <= steps_alone + 1
+        assert not greedy.answers
+        await greedy.answered()
+        assert greedy.answers == [Accepted()]
+        assert here.held("big") == LEFT.get(what, MANY)
+
+
+@pytest.mark.parametrize("what", ["receive", "take"])
+async def test_a_receive_by_number_gives_what_is_still_its_own_after_each_slice(what: str) -> None:
+    async with world() as here:
+        queue, now_ms = here.server.namespace.get_queue("big"), here.server.now_ms()
+        for _ in range(MANY):
+            queue.enqueue(incoming(), now_ms)
+        greedy = await here.requester("big")
+        greedy.put(REQUESTS[what](queue, now_ms))
+        greedy.hand_over()
+        while not queue.locked_count:
+            await greedy.tick()
+        # All locks end in the middle, as for a client whose turns come late.
+        later_ms = here.server.now_ms() + 2 * queue.description.lock_duration_ms
+        queue.run_timers(later_ms, MANY)
+        left = len(queue.messages)
+        await greedy.answered()
+        assert greedy.answers == [Accepted()]
+        assert here.held("big") == left
+        assert not queue.locked_count
