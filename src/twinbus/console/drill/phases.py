@@ -212,7 +212,7 @@ class Drill:
             if not sent.is_set():
                 phase.note = "Spark is running and warms up"
                 warm_up = self._spark.submit(
-                    lambda session: _warm_up_reports(session, self._world.ledger)
+                    lambda session: _warm_up_reports(session, self._world.ledger, sent.is_set)
                 )
                 while not await _is_done(warm_up):
                     pass
@@ -403,15 +403,31 @@ def _start_worker(session: SparkSession) -> None:
     session.range(1).mapInArrow(_unchanged, "id long").collect()
 
 
-def _warm_up_reports(session: SparkSession, ledger: Path) -> None:
-    """Make the reports of the ledger so far and discard them.
+class _WarmUpEnded(Exception):
+    """Nothing waits any longer for the messages, only for Spark."""
+
+
+def _warm_up_reports(session: SparkSession, ledger: Path, has_ended: Callable[[], bool]) -> None:
+    """Make the reports of the ledger so far and discard them, until `has_ended`.
 
     The first time costs Spark several times the second (it loads and compiles). While messages are
-    sent no phase waits for it.
+    sent no phase waits for it; after that the drain would, so the step that runs is the last one.
     """
-    import_module(REPORT).outage_report(
-        session, ledger, prices.standard(), (), peeked_ms=0, ids_max=1
-    )
+
+    def before_each() -> None:
+        if has_ended():
+            raise _WarmUpEnded
+
+    with suppress(_WarmUpEnded):
+        import_module(REPORT).outage_report(
+            session,
+            ledger,
+            prices.standard(),
+            (),
+            peeked_ms=0,
+            ids_max=1,
+            before_each=before_each,
+        )
 
 
 def _unchanged(batches: Iterator[Any]) -> Iterator[Any]:

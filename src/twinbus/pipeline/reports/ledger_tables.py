@@ -80,14 +80,15 @@ class BatchTables:
         self.inspected = LedgerFolder(ledger).inspect({}, removed_unnoted=inside.is_only_copy)
         lines = bronze.read_ledger(session, ledger, refused=self.inspected.refused)
         is_open = F.endswith(F.col("_metadata.file_name"), F.lit(OPEN_SUFFIX))
+        read = lines.withColumns({_IS_OPEN: is_open, _WHY: bronze.reason()})
         # Kept before counting: a query of a few columns does not see a damaged line.
-        self._lines = self._kept(lines.withColumns({_IS_OPEN: is_open, _WHY: bronze.reason()}))
+        self._lines = self._kept(read.coalesce(1) if self.is_small else read)
         is_record = F.col(_WHY).isNull()
         self._records = self._lines.where(is_record).drop(_IS_OPEN, _WHY, CORRUPT)
         self._tallies = self._kept(tallied(self._records, bucket_s=bucket_s))
         # With few records another query takes longer than it saves.
         all_labelled = not self.is_small and not may_share_messages(self._tallies)
-        journeys = partial_journeys(self._records)
+        journeys = self.journeys()
         self._fates = self._kept(judged(journeys, all_labelled=all_labelled))
         self._sources = Sources(self._records, self._tallies, self._fates, self._fates)
         self._tables = {table.name: table for table in (*gold_tables(bucket_s), NOTABLE)}
@@ -104,8 +105,11 @@ class BatchTables:
         [counted] = counts
         return bronze.rejected({**counted, "torn": counted["torn"] + self.inspected.torn})
 
-    def bring(self, *names: str) -> None:
-        """Bring those of these gold tables that are small to this process, by one job."""
+    def bring(self, *names: str, beside: Mapping[str, DataFrame] | None = None) -> None:
+        """Bring those of these gold tables that are small to this process, by one job.
+
+        `beside` are frames of few rows by name, which the same job brings.
+        """
         new = [name for name in names if name not in self._few]
         wanted = {
             # One of many rows would be computed twice if it were not kept.
@@ -117,10 +121,11 @@ class BatchTables:
             # An incomplete line of an open file is still being written: that is normal.
             counted_reason = F.when(~F.col(_IS_OPEN) | (why != "torn"), why)
             wanted[_REJECTED] = self._lines.agg(*bronze.line_counts(counted_reason))
+        wanted |= beside or {}
         self._few |= {**dict.fromkeys(wanted), **brought(wanted)}
 
     def rows(self, name: str) -> Sequence[PlainRow] | None:
-        """Return the rows of a gold table that was brought here; None: it was not."""
+        """Return the rows of a table that was brought here; None: it was not."""
         few = self._few.get(name)
         return None if few is None else few.rows
 
@@ -147,7 +152,7 @@ class BatchTables:
 
     def journeys(self) -> DataFrame:
         """Return the facts about all messages, as `schemas.JOURNEYS`."""
-        return partial_journeys(self._records)
+        return partial_journeys(self._records, one_task=self.is_small)
 
     def messages(self) -> DataFrame:
         """Every message with its fate, as `schemas.FATES`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -24,13 +24,15 @@ from twinbus.pipeline.tables.records import is_twin
 from twinbus.pipeline.tables.schemas import SIGHTINGS, field
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from twinbus.cost.prices import PriceBook
 
 WHOLE_LEDGER: Final = documents.ReportRequest()
 BUCKET_S: Final = 1
 """An outage of seconds is drawn by the second."""
+
+_DRAIN: Final = "drain"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,17 +60,23 @@ def outage_report(
     *,
     peeked_ms: int,
     ids_max: int,
+    before_each: Callable[[], None] = lambda: None,
 ) -> OutageReport:
     """Make the reports. `sightings` are all messages that peeks found in the backlog queues.
 
-    `ids_max` limits the ids of each kind that the reports name.
+    `ids_max` limits the ids of each kind that the reports name. `before_each` step of the work is
+    called; what it raises ends the work.
     """
+    before_each()
     with (
         closing(BatchTables(spark, ledger, bucket_s=BUCKET_S)) as tables,
         ThreadPoolExecutor() as pool,
     ):
+        before_each()
         # One job for all of them.
-        tables.bring(*(table.name for table in gold_tables()), NOTABLE.name)
+        names = (*(table.name for table in gold_tables()), NOTABLE.name)
+        tables.bring(*names, beside={_DRAIN: _drain_times(tables)})
+        before_each()
         seen = few_rows(spark, SIGHTINGS, [one._asdict() for one in sightings]).frame
         # Senders and syphon of a drill have ended before the peek.
         messages = tables.messages().select(*MESSAGE)
@@ -77,40 +85,34 @@ def outage_report(
             tables, WHOLE_LEDGER, snapshot, ids_max=ids_max, in_brief=True
         )
         scope = conservation.scope
+        before_each()
         # Most of the time of a small query is planning, which several threads can do at once.
         charges = pool.submit(charges_summary, tables, WHOLE_LEDGER, prices, CountingRule(), scope)
         availability = pool.submit(failovers_over_time, tables, WHOLE_LEDGER, scope)
-        drain = _drain_times(tables)
+        [drain] = tables.rows(_DRAIN) or ()
         all_came = all((row.received or 0) == row.accepted for row in conservation.entities)
         return OutageReport(
             conservation=conservation,
             charges=charges.result(),
             availability=availability.result(),
-            drain_began_ms=drain[0],
-            drain_ended_ms=drain[1],
-            forwarded=drain[2],
+            **drain,
             not_received_ids=() if all_came else _not_received(tables, ids_max),
         )
 
 
-def _drain_times(tables: BatchTables) -> tuple[int | None, int | None, int]:
-    """When the first message left the backlog, when the last was settled, and the forwards."""
+def _drain_times(tables: BatchTables) -> DataFrame:
+    """One row: the first message that left the backlog, the last one settled, the forwards."""
     operation, at_ms = F.col("operation"), F.col("at_ms")
     ok = field("outcome") == "ok"
     ok &= (field("view") == "client") & ~is_twin()
     came_out = ok & (operation == "backlog_receive") & F.col("message_id").isNotNull()
     settled = ok & operation.isin("complete", "dead_letter")
     settled &= field("cause") != "consumer"
-    row = (
-        tables.every_record()
-        .agg(
-            F.min(F.when(came_out, at_ms)),
-            F.max(F.when(settled, at_ms)),
-            F.count_if(ok & (operation == "forward")),
-        )
-        .collect()[0]
+    return tables.every_record().agg(
+        F.min(F.when(came_out, at_ms)).alias("drain_began_ms"),
+        F.max(F.when(settled, at_ms)).alias("drain_ended_ms"),
+        F.count_if(ok & (operation == "forward")).alias("forwarded"),
     )
-    return row[0], row[1], row[2]
 
 
 def _not_received(tables: BatchTables, ids_max: int) -> tuple[str, ...]:
