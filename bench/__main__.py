@@ -26,6 +26,7 @@ BENCHMARKS = (
     "processor_vs_loop",
     "gateway_vs_direct",
     "relay_vs_shovel",
+    "relay_vs_shovel4",
     "relay_vs_sdk_loop",
     "spark_drain_vs_relay",
     "drain_harm",
@@ -36,7 +37,14 @@ BENCHMARKS = (
 )
 """Names of the entries and of the modules that measure them."""
 
-TABLES = ("relay_tables", "broker_peers", "namespace_start", "tables_100m", "fairness")
+TABLES = (
+    "relay_tables",
+    "broker_peers",
+    "receive_peers",
+    "namespace_start",
+    "tables_100m",
+    "fairness",
+)
 """Modules that measure figures without a peer, and print them."""
 
 RESULTS = Path(__file__).parent / "results" / "latest.json"

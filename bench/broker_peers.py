@@ -131,7 +131,7 @@ def _rabbitmq(progress: Progress) -> Iterator[list[Peer]]:
                     "127.0.0.1", node.port, address, login=RABBITMQ_LOGIN
                 ) as sender:
                     rate = sender.send(payload, messages, window)
-                _await_count(node, queue, messages)
+                await_count(node, queue, messages)
                 node.delete_queue(queue)
                 return rate
 
@@ -144,7 +144,7 @@ def _rabbitmq(progress: Progress) -> Iterator[list[Peer]]:
             ]
 
 
-def _await_count(node: Node, queue: str, messages: int) -> None:
+def await_count(node: Node, queue: str, messages: int) -> None:
     """The count of a quorum queue is some seconds old."""
     ends = time.monotonic() + COUNT_LIMIT_S
     while (stored := node.messages(queue)) != messages:
@@ -162,11 +162,11 @@ def _table(found: dict[Peer, Measured]) -> str:
     for peer, measured in found.items():
         lines.append(
             f"{peer.name:{width}}  {'yes' if peer.synced else 'no':6}  "
-            f"{_spread(measured.rates, ',.0f'):26}  {_spread(measured.processor_us, '.1f')}"
+            f"{spread(measured.rates, ',.0f'):26}  {spread(measured.processor_us, '.1f')}"
         )
     return "\n".join(lines)
 
 
-def _spread(values: list[float], form: str) -> str:
+def spread(values: list[float], form: str) -> str:
     low, middle, high = min(values), statistics.median(values), max(values)
     return f"{middle:{form}} ({low:{form}} to {high:{form}})"

@@ -83,7 +83,7 @@ class PipelinedSender:
         if token is not None:
             self._put_token(*token)
         self._handle = 2
-        self._attach(self._handle, "load", sender_to=address)
+        self._attach_load(address)
 
     def __enter__(self) -> Self:
         return self
@@ -98,6 +98,9 @@ class PipelinedSender:
             if error is None:
                 self._write(encode_frame(CHANNEL, Close()))
                 self._wait_for(Close)
+
+    def _attach_load(self, address: str) -> None:
+        self._attach(self._handle, "load", sender_to=address)
 
     def send(self, payload: bytes, count: int, window: int) -> float:
         """Send `count` copies, at most `window` unsettled; return acknowledged ones a second."""
@@ -329,3 +332,56 @@ class PipelinedSender:
 
     def _write(self, data: bytes) -> None:
         self._socket.sendall(data)
+
+
+class PipelinedReceiver(PipelinedSender):
+    """The same connection with a receiver link, which accepts what arrives."""
+
+    def _attach_load(self, address: str) -> None:
+        self._attach(self._handle, "load", receiver_of=address)
+
+    def receive(self, count: int, window: int) -> float:
+        """Receive and accept `count` messages, with credit for `window`; return them a second.
+
+        What one read brought is accepted by one disposition. A broker answers none of them, so
+        the caller must see that the queue is empty.
+        """
+        received = credit_end = 0
+        began = time.perf_counter()
+        first: int | None = None
+        while received < count:
+            if credit_end - received <= window // 2 and credit_end < count:
+                credit_end = min(received + window, count)
+                self._grant(first or 0, received, credit_end)
+            ids = [number for one, _ in self._read() for number in self._delivered(one)]
+            if not ids:
+                continue
+            first = ids[0] if first is None else first
+            assert ids[-1] == first + received + len(ids) - 1, "deliveries are numbered in order"
+            accepted = Disposition(
+                role=True, first=ids[0], last=ids[-1], settled=True, state=Accepted()
+            )
+            self._write(encode_frame(CHANNEL, accepted))
+            received += len(ids)
+        return count / (time.perf_counter() - began)
+
+    def _delivered(self, performative: object) -> list[int]:
+        """The number of a delivery; nothing for what else the broker says."""
+        if isinstance(performative, Transfer):
+            assert not performative.more, "a message of one frame"
+            assert performative.delivery_id is not None
+            return [performative.delivery_id]
+        self._take(performative)
+        return []
+
+    def _grant(self, first: int, received: int, credit_end: int) -> None:
+        granted = Flow(
+            next_incoming_id=first + received,
+            incoming_window=INCOMING_WINDOW,
+            next_outgoing_id=self._next_outgoing_id,
+            outgoing_window=INCOMING_WINDOW,
+            handle=self._handle,
+            delivery_count=received,
+            link_credit=credit_end - received,
+        )
+        self._write(encode_frame(CHANNEL, granted))

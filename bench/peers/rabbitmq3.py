@@ -6,7 +6,6 @@ that it neither meets nor disturbs a RabbitMQ that already runs on this machine.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import secrets
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.harness import NotMeasured, Progress
+from bench.peers.shovel import shovel
 from bench.processes import free_port, serve, wait_until
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ INSTALL_TIMEOUT_S = 600.0
 START_TIMEOUT_S = 90.0
 """An Erlang node boots in about 5 s; a loaded machine takes several times that."""
 COMMAND_TIMEOUT_S = 60.0
-SHOVEL_LOOK_MS = 10
-"""Between two looks at the queues of a shovel, of a round that takes seconds."""
 
 
 class RabbitMQ:
@@ -65,37 +63,8 @@ class RabbitMQ:
         raise LookupError(f"RabbitMQ has no queue {name}")
 
     def shovel(self, source: str, destination: str, messages: int, *, prefetch: int) -> float:
-        """Have a dynamic shovel move all that `source` holds; the seconds that took.
-
-        Timed inside the node: a command line of its own takes longer than a round.
-        """
-        definition = json.dumps(
-            {
-                "src-protocol": "amqp091",
-                "src-uri": "amqp://",
-                "src-queue": source,
-                "src-prefetch-count": prefetch,
-                "dest-protocol": "amqp091",
-                "dest-uri": "amqp://",
-                "dest-queue": destination,
-                "ack-mode": "on-confirm",
-            }
-        )
-        answer = self._evaluate(
-            "Count = fun(Name) ->"
-            ' {ok, Q} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, Name)),'
-            " [{messages, N}] = rabbit_amqqueue:info(Q, [messages]), N end,"
-            f'Wait = fun W() -> case {{Count(<<"{source}">>), Count(<<"{destination}">>)}} of'
-            f" {{0, {messages}}} -> ok; _ -> timer:sleep({SHOVEL_LOOK_MS}), W() end end,"
-            "Began = erlang:monotonic_time(microsecond),"
-            'ok = rabbit_runtime_parameters:parse_set(<<"/">>, <<"shovel">>, <<"bench">>,'
-            f" <<{json.dumps(definition)}>>, none),"
-            "ok = Wait(),"
-            "Took = erlang:monotonic_time(microsecond) - Began,"
-            'rabbit_runtime_parameters:clear(<<"/">>, <<"shovel">>, <<"bench">>, none),'
-            "Took."
-        )
-        return int(answer.strip()) / 1e6
+        """Have a dynamic shovel move all that `source` holds; the seconds that took."""
+        return shovel(self._evaluate, source, destination, messages, prefetch=prefetch)
 
     def version(self) -> str:
         return self._control("--silent", "version").strip()

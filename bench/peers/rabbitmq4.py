@@ -15,7 +15,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -81,7 +81,7 @@ def _run(*command: str, stdin: object = None) -> None:
 class Node:
     """A node of RabbitMQ whose data is in `disk` of its root directory."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, plugins: Sequence[str] = ()) -> None:
         self._root = root
         self._log = root.parent / "node.log"
         self.port, mapper_port, nodes_port = _free_ports(3)
@@ -91,6 +91,7 @@ class Node:
         (root / "etc/rabbitmq/control.conf").write_text(
             f"listeners.tcp.local = 127.0.0.1:{self.port}\n"
         )
+        (root / "etc/rabbitmq/enabled_plugins").write_text(f"[{', '.join(plugins)}].\n")
         self._environment = {
             "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
             "HOME": "/tmp",
@@ -100,7 +101,7 @@ class Node:
             "RABBITMQ_NODENAME": "control@localhost",
             "RABBITMQ_CONF_ENV_FILE": "/dev/null",
             "RABBITMQ_CONFIG_FILE": "/etc/rabbitmq/control.conf",
-            "RABBITMQ_ENABLED_PLUGINS_FILE": "/dev/null",
+            "RABBITMQ_ENABLED_PLUGINS_FILE": "/etc/rabbitmq/enabled_plugins",
             "RABBITMQ_MNESIA_BASE": "/disk/data",
             "RABBITMQ_LOGS": "-",
             "RABBITMQ_DIST_PORT": str(nodes_port),
@@ -126,15 +127,18 @@ class Node:
 
     def declare_queue(self, name: str, kind: str = "classic") -> None:
         """Make a durable queue: classic, or quorum."""
-        self._control(
-            "eval",
+        self.evaluate(
             f'{{new, _}} = rabbit_amqqueue:declare(rabbit_misc:r(<<"/">>, queue, <<"{name}">>), '
             f'true, false, [{{<<"x-queue-type">>, longstr, <<"{kind}">>}}], none, '
-            '<<"control">>).',
+            '<<"control">>).'
         )
 
     def delete_queue(self, name: str) -> None:
         self._control("delete_queue", name)
+
+    def evaluate(self, expression: str) -> str:
+        """Run an expression of Erlang in the node."""
+        return self._control("eval", expression)
 
     def version(self) -> str:
         return self._control("--silent", "version").strip()
