@@ -21,6 +21,7 @@ from twinbus.pipeline.drain.drain import drain
 from twinbus.pipeline.reports.conservation import conservation_report
 from twinbus.pipeline.reports.documents import ReportRequest
 from twinbus.pipeline.reports.ledger_tables import batch_tables
+from twinbus.pipeline.spark import classic
 from twinbus.pipeline.spark.session import (
     ROWS_A_PARTITION,
     ROWS_A_TASK,
@@ -103,7 +104,6 @@ def test_a_batch_that_cannot_be_read_back_is_not_committed(
 def test_counts_that_spark_does_not_tell_are_not_taken_for_nothing(
     spark: SparkSession, ledger: Path
 ) -> None:
-    """Spark Connect of Spark 4.0 writes the rows and returns no counts."""
     told: Callable[[Observation], dict[str, int]] = vars(Observation)["get"].fget
 
     def without(which: int) -> property:
@@ -119,6 +119,16 @@ def test_counts_that_spark_does_not_tell_are_not_taken_for_nothing(
         ):
             update(spark, ledger)
     assert not (ledger / "_tables" / "sets").exists()
+
+
+def test_counts_that_connect_does_not_tell_are_made_by_the_server(
+    spark: SparkSession, ledger: Path
+) -> None:
+    with (
+        mock.patch.object(Observation, "get", property(lambda seen: {})),
+        mock.patch.object(classic, "is_classic", return_value=False),
+    ):
+        assert update(spark, ledger).records == 2
 
 
 @pytest.mark.parametrize(("kind", "words"), PARTS)

@@ -107,8 +107,8 @@ _UNDER_SPARK_SUBMIT: Final = "PYSPARK_GATEWAY_PORT"
 _CONNECT: Final = "sc://"
 _CONNECT_PORT: Final = 15002
 _CONNECT_ANSWER_S: Final = 10.0
-_CONNECT_SINCE: Final = (4, 3)
-"""Spark Connect of 4.0 does not count the rows it writes; 4.1 and 4.2 were not tried."""
+_CONNECT_SINCE: Final = (4, 0)
+"""`make spark-matrix` runs Spark Connect from this version on."""
 
 
 class SparkStartError(TwinbusError):
@@ -339,12 +339,12 @@ def _active() -> SparkSession | None:
 
 
 def require_tried(remote: SparkSession) -> SparkSession:
-    """Return the session of Spark Connect; SparkStartError if its Spark may miscount."""
+    """Return the session of Spark Connect; SparkStartError if its Spark was never tried."""
     numbers = re.match(r"(\d+)\.(\d+)", remote.version)
     if numbers is None or (int(numbers[1]), int(numbers[2])) < _CONNECT_SINCE:
         raise SparkStartError(
-            f"Spark Connect needs Spark 4.3, this is {remote.version}: older ones do not count"
-            " the rows they write; use a classic session (--master, or a cluster of your own)"
+            f"Spark Connect needs Spark 4.0 or later, this is {remote.version}: use a classic"
+            " session (--master, or a cluster of your own)"
         )
     return remote
 

@@ -31,6 +31,7 @@ from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
 from twinbus.ledger.record import LedgerError
+from twinbus.pipeline.spark import classic
 from twinbus.pipeline.spark.session import session_for_few, session_for_many
 from twinbus.pipeline.store import RAW_REMOVED, REBUILD
 from twinbus.pipeline.store.lake import BOUNDED, SETS, DataFile, Lake, Snapshot
@@ -38,7 +39,7 @@ from twinbus.pipeline.store.place_files import PlaceFiles, address
 from twinbus.pipeline.tables.gold import BRONZE, JOURNEYS, TABLE_COMMENTS, stored_schemas
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 ONLY_COPY: Final = "the only copy of records whose files were removed"
 """Why such tables cannot be rebuilt, in error texts."""
@@ -118,14 +119,12 @@ class TableStore:
 
         LedgerError if this process cannot read all the rows that tasks have written.
         """
-        seen = Observation()
-        counted = rows.observe(seen, F.count("*").alias("rows"))
-        writer = counted.write.option("compression", "zstd")
+        observed = Observed(rows, F.count("*").alias("rows"))
+        writer = observed.rows.write.option("compression", "zstd")
         # Delta-rs never removes names with an underscore, so this file would stay for ever.
         writer = writer.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
         writer.parquet(f"{self.place}/{table}/{part}")
-        # Spark drops the count of rows that it knows to be none.
-        written: int = seen.get.get("rows", 0)
+        written = observed.counts().get("rows", 0)
         files = tuple(self._written(table, part))
         found = sum(file.rows for file in files)
         if found and not written:
@@ -188,26 +187,41 @@ class TableStore:
                 yield DataFile(name, file.size_bytes, rows, file.modified_ms, bounds)
 
 
-def counts_of(
-    seen: Observation, column: str, files: Sequence[DataFile], place: str
-) -> dict[str, int]:
-    """Return the counts of tasks that wrote files; `column` holds the rows that were written.
+class Observed:
+    """Rows whose tasks count them while they write them."""
 
-    LedgerError if Spark does not report the counts: without them rows could be missed.
-    """
-    # Spark drops the counts of rows that it knows to be none.
-    counts: dict[str, int] = {column: 0, **seen.get}
-    found = sum(file.rows for file in files)
-    if counts[column] != found:
-        raise _no_counts(place, found)
-    return counts
+    def __init__(self, rows: DataFrame, *counts: Column) -> None:
+        self._plain, self._columns, self._seen = rows, counts, Observation()
+        self.rows = rows.observe(self._seen, *counts)
+
+    def counts(self) -> dict[str, int]:
+        """Return the counts, once the rows were written.
+
+        Spark drops those of rows that it knows to be none. Spark Connect of 4.0 often drops them
+        all (SPARK-54279): there the server counts the rows in a second pass.
+        """
+        told: dict[str, int] = self._seen.get
+        if told or classic.is_classic(self._plain.sparkSession):
+            return told
+        [counted] = self._plain.agg(*self._columns).collect()
+        return counted.asDict()
+
+    def counts_for(self, column: str, files: Sequence[DataFile], place: str) -> dict[str, int]:
+        """Return the counts of tasks that wrote files; `column` holds the rows that were written.
+
+        LedgerError if Spark does not report the counts: without them rows could be missed.
+        """
+        counts = {column: 0, **self.counts()}
+        found = sum(file.rows for file in files)
+        if counts[column] != found:
+            raise _no_counts(place, found)
+        return counts
 
 
 def _no_counts(place: str, found: int) -> LedgerError:
     return LedgerError(
         f"{found:,} rows were written to {place} and Spark does not report how many its tasks"
-        " counted, so nothing was committed: Spark Connect of Spark 4.0 does not; use a later"
-        " Spark, or a classic session"
+        " counted, so nothing was committed: run it again, or use a later Spark"
     )
 
 

@@ -21,7 +21,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
 from twinbus.ledger.facts import TABLES
@@ -35,7 +34,7 @@ from twinbus.pipeline.store.inspection import LedgerFolder
 from twinbus.pipeline.store.lake import CommitConflict, DataFile, Snapshot, TableChange
 from twinbus.pipeline.store.place_files import PlaceFiles, address
 from twinbus.pipeline.store.quarantine import quarantined
-from twinbus.pipeline.store.store import TableStore, counts_of, ledger_paths
+from twinbus.pipeline.store.store import Observed, TableStore, ledger_paths
 from twinbus.pipeline.store.writers import KnownFile, known_from_json
 from twinbus.pipeline.tables import bronze
 from twinbus.pipeline.tables.gold import (
@@ -220,17 +219,16 @@ class _Batch:
 
     def _write_records(self, lines: DataFrame) -> Mapping[str, int]:
         """Write the records among the lines and count the others, in one pass."""
-        seen = Observation()
+        reasoned = lines.withColumn("reason", bronze.reason())
+        observed = Observed(reasoned, *bronze.line_counts(F.col("reason")))
         records = (
-            lines.withColumn("reason", bronze.reason())
-            .observe(seen, *bronze.line_counts(F.col("reason")))
-            .where(F.col("reason").isNull())
+            observed.rows.where(F.col("reason").isNull())
             .drop("reason", CORRUPT)
             .withColumn("day", day_of(F.col("at_ms")))
         )
         files = self._store.write(records, BRONZE, self._part)
         self._changes[BRONZE] = TableChange(files)
-        counts = counts_of(seen, "records", files, self._store.place)
+        counts = observed.counts_for("records", files, self._store.place)
         return {**dict.fromkeys(REASONS, 0), **counts}
 
     def _take_records(self, after: Snapshot, count: int) -> Snapshot:
@@ -239,16 +237,15 @@ class _Batch:
         store = self._store.for_few() if few else self._store.for_many(count)
         records = self._written(store, BRONZE)
         source = records.coalesce(1) if few else records
-        seen = Observation()
-        journeys = increment.with_key_hash(partial_journeys(source, one_task=few)).observe(
-            seen,
+        observed = Observed(
+            increment.with_key_hash(partial_journeys(source, one_task=few)),
             F.count("*").alias("rows"),
             increment.shared_message_rows().alias("shared"),
         )
-        ordered = journeys.sortWithinPartitions("first_ms")
+        ordered = observed.rows.sortWithinPartitions("first_ms")
         files = store.write(ordered, JOURNEYS, self._part)
         self._changes[JOURNEYS] = TableChange(files)
-        counts = counts_of(seen, "rows", files, store.place)
+        counts = observed.counts_for("rows", files, store.place)
         fan_out = counts.get("shared", 0) > 0
         step = increment.Increment(
             self._store,
