@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import IO, Any, Self
+from urllib.parse import urlsplit
 
 from tests.end_to_end.raw_client import RawClient, batch
 from tests.end_to_end.syphon_world import Places
@@ -49,6 +50,8 @@ class World:
     primary: str
     secondary: str
     arrived: Places = field(default_factory=Places)
+    shipped: tuple[str, str] | None = None
+    """Both as a Spark driver gets them, if not by their connection strings."""
 
     def fill(self, name: str, each: int) -> None:
         """`each` messages for each kind of destination, over all backlog queues."""
@@ -110,6 +113,12 @@ class World:
         found = {name: self.arrived.ids.get(path, []) for name, path in PLACES.items()}
         del found["sessions"]
         return found | {name: self.arrived.sessions.get(name, []) for name in SESSIONS}
+
+
+def without_key(connection_string: str, variable: str) -> str:
+    """A namespace whose key is in a variable of the environment."""
+    host = urlsplit(connection_string.partition("Endpoint=")[2].partition(";")[0]).netloc
+    return f"sb://{host}?credential=env:{variable}"
 
 
 @contextmanager
@@ -175,10 +184,11 @@ class Driver:
 
     def order(self, world: World, ledger: Path, *, limit: int, strict: bool = False) -> None:
         """Have it drain; `answer` waits for the end."""
+        primary, secondary = world.shipped or (world.primary, world.secondary)
         order = {
             "do": "drain",
-            "primary": world.primary,
-            "secondary": world.secondary,
+            "primary": primary,
+            "secondary": secondary,
             "queues": QUEUES,
             "ledger": str(ledger),
             "limit": limit,

@@ -9,6 +9,9 @@ locked in the broker, and that lock is the only checkpoint. So Spark runs a fail
 drain whose driver died is started again: nothing is lost, and only messages that were
 sent and not yet completed are duplicated. The results are in the ledger, which each task writes as
 it goes; rows that tasks return would be lost with a failed attempt.
+
+Over Spark Connect the driver is a client: it divides the same work by a range, marks its job with a
+tag, and reaches its tasks through files at the ledger's place (`place_link`).
 """
 
 from __future__ import annotations
@@ -34,10 +37,20 @@ from twinbus.client.peeking import count_matching, destination_keys
 from twinbus.errors import SyphonError
 from twinbus.ledger.record import FILE_SUFFIX, LedgerError
 from twinbus.loops import run_anywhere
-from twinbus.namespace.access import Endpoint
+from twinbus.namespace.access import Endpoint, NamespaceAccess
 from twinbus.options import LEDGER_VARIABLE, SendAvailabilityOptions
 from twinbus.pipeline.drain.driver_link import DriverListener
-from twinbus.pipeline.drain.task import SEPARATOR, DrainTask, open_side, prepare_place, shipped_side
+from twinbus.pipeline.drain.place_link import PlaceAddress, PlaceListener
+from twinbus.pipeline.drain.task import (
+    PROBED,
+    SEPARATOR,
+    DrainTask,
+    NetworkProbe,
+    ShippedSide,
+    open_side,
+    prepare_place,
+    shipped_side,
+)
 from twinbus.pipeline.spark import classic
 from twinbus.pipeline.spark.classic import JobCancelled, JobFailed, SparkJob, ship_package
 from twinbus.pipeline.spark.session import master_of, require_shared, session_for_many
@@ -103,7 +116,8 @@ def drain(
     `on_progress` is called with what is left. `lease`: only the task that holds its lease pumps a
     queue; None: if the order is strict. `rate_per_s` limits all tasks together, with an equal share
     for each. `only` are the destinations to serve: the drain ends when no message to them is left.
-    `shared`: all machines of the cluster mount a local `ledger_directory`. SyphonError if a queue
+    `shared`: all machines of the cluster mount a local `ledger_directory`. Over Spark Connect the
+    ledger is required, and connection strings are refused. SyphonError if a queue
     does not exist, or jobs fail repeatedly.
     """
     options = options or SendAvailabilityOptions()
@@ -113,6 +127,11 @@ def drain(
     if tasks is not None and tasks < 1:
         raise SyphonError(f"tasks must be at least 1; got {tasks}")
     require_shared(master_of(spark), (place,), shared=shared)
+    if not (place or classic.is_classic(spark)):
+        raise SyphonError(
+            "over Spark Connect a drain needs a ledger (--ledger): its tasks are stopped and"
+            " counted through it"
+        )
     prepare_place(str(place or ""))
     rate_per_s = options.syphon_rate if rate_per_s is None else rate_per_s
     only = options.syphon_only if only is None else only
@@ -122,8 +141,8 @@ def drain(
         raise SyphonError(str(error)) from error
     served = None if only is None else destination_keys(only)
     task = DrainTask(
-        primary=shipped_side("primary", primary),
-        secondary=shipped_side("secondary", secondary),
+        primary=_shippable(spark, "primary", primary),
+        secondary=_shippable(spark, "secondary", secondary),
         # A callable may not be picklable, and the syphon does not use it.
         options=replace(options, classify=None, ledger=""),
         run=f"spark-{uuid.uuid4().hex[:12]}",
@@ -138,6 +157,8 @@ def drain(
     backlog = DrainBacklog(open_side(task.secondary), unique, on_progress, served)
     if backlog.queues:
         ship_package(spark)
+        if not classic.is_classic(spark):
+            _require_network(spark, task.secondary, backlog)
         _Drain(spark, task, backlog, tasks, stop or threading.Event()).run()
     return DrainRun(spark, task.run, task.ledger)
 
@@ -193,9 +214,7 @@ class _Drain:
         groups = group_queues(self._backlog.queues, count)
         if task.rate_per_s is not None:
             task = replace(task, rate_per_s=task.rate_per_s / len(groups))
-        conf = self._spark.conf
-        host = conf.get("spark.driver.host", None) or "localhost"
-        with DriverListener(host, conf.get("spark.driver.bindAddress", None)) as listener:
+        with self._listener() as listener:
             rows = [(SEPARATOR.join(group),) for group in groups]
             each = classic.one_task_each(self._spark, rows, GROUPS)
             work = each.mapInArrow(replace(task, driver=listener.address), GROUPS)
@@ -204,7 +223,16 @@ class _Drain:
                 self._monitor(job, listener)
             job.result()
 
-    def _monitor(self, job: SparkJob, listener: DriverListener) -> None:
+    def _listener(self) -> DriverListener | PlaceListener:
+        if not classic.is_classic(self._spark):
+            assert self._task.ledger is not None
+            # A name of its own for each job: tasks of the last one may still find its end.
+            return PlaceListener(PlaceAddress(self._task.ledger, f"link-{uuid.uuid4().hex}"))
+        conf = self._spark.conf
+        host = conf.get("spark.driver.host", None) or "localhost"
+        return DriverListener(host, conf.get("spark.driver.bindAddress", None))
+
+    def _monitor(self, job: SparkJob, listener: DriverListener | PlaceListener) -> None:
         """Monitor the job until it ends; report progress and stop it on request."""
         starving_since: float | None = None
         ending_since: float | None = None
@@ -273,15 +301,45 @@ def _turn_s(options: SendAvailabilityOptions) -> float:
 
 
 def _require_usable(spark: SparkSession) -> None:
-    if not classic.is_classic(spark):
-        raise SyphonError(
-            "this Spark session has no SparkContext (Spark Connect): a drain needs a classic one,"
-            " as spark-submit and twinbus.pipeline.spark.session start it"
-        )
     if str(spark.conf.get("spark.speculation", "false")).lower() == "true":
         raise SyphonError(
             "spark.speculation is on: a second attempt beside a running one would send the same"
             " messages; set it to false"
+        )
+
+
+def _shippable(spark: SparkSession, role: str, given: object) -> ShippedSide:
+    """Return a side in a form that can be shipped to the executors of this session."""
+    side = shipped_side(role, given)
+    is_secret = isinstance(side, NamespaceAccess) and side.connection_string
+    if is_secret and not classic.is_classic(spark):
+        raise SyphonError(
+            f"the {role}: a connection string is not sent over Spark Connect, where others can see"
+            " its key; give sb://HOST?credential=SOURCE, such as env:NAME with a variable of the"
+            " executors, or their managed-identity"
+        )
+    return side
+
+
+def _require_network(spark: SparkSession, side: ShippedSide, backlog: DrainBacklog) -> None:
+    """Raise SyphonError if tasks do not reach the secondary, which this process reaches.
+
+    Serverless compute gives the code of users no network.
+    """
+    with contextlib.suppress(NotAnswered):
+        backlog.count()
+    if backlog.waiting is None:
+        return
+    probe = NetworkProbe(side)
+    try:
+        [told] = spark.range(1).mapInArrow(probe, PROBED).collect()
+    except Exception as error:  # the errors of Spark and of its gateway share no class
+        raise SyphonError(f"Spark runs no task: {classic.failure_of(error)}") from error
+    if told["problem"]:
+        raise SyphonError(
+            f"tasks of this Spark do not reach the secondary, which this process does:"
+            f" {told['problem']}; without a network for them (serverless) drain without Spark:"
+            " twinbus syphon drain --engine relay"
         )
 
 

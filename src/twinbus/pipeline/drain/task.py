@@ -31,6 +31,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from twinbus.client.peeking import open_connection
 from twinbus.errors import SyphonError
 from twinbus.ledger import LedgerError, LedgerWriter, NullLedger, process_name
 from twinbus.ledger.files import ID_NAME
@@ -42,6 +43,8 @@ from twinbus.namespace.credentials import route_of
 from twinbus.namespace.namespace import Namespace
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pipeline.drain.driver_link import DriverAddress, DriverLink
+from twinbus.pipeline.drain.ledger_place import file_system
+from twinbus.pipeline.drain.place_link import PlaceAddress, PlaceLink
 from twinbus.pipeline.spark.session import is_url
 from twinbus.syphon.bookkeeping import RelayLedger
 from twinbus.syphon.core.pacing import Rate
@@ -90,7 +93,8 @@ class DrainTask:
     """This task's share of the rate; None: as fast as the primary accepts."""
     turn_s: float | None = None
     """How long it works; None: until its queues are empty."""
-    driver: DriverAddress | None = None
+    driver: DriverAddress | PlaceAddress | None = None
+    """How its driver ends it and hears of problems; None: Spark kills it."""
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Drain the queues of each row that comes; for `mapInArrow`, with its record batches.
@@ -105,8 +109,14 @@ class DrainTask:
 
     def drain(self, queues: Sequence[str]) -> None:
         """Drain these queues in this process, until they are empty or the turn is over."""
-        with task_ledger(self.ledger, self._process_name()) as ledger:
-            run_alone(self._work(queues, ledger))
+        name = self._process_name()
+        with task_ledger(self.ledger, name) as ledger:
+            run_alone(self._work(queues, ledger, self._driver_link(name)))
+
+    def _driver_link(self, name: str) -> DriverLink | PlaceLink:
+        if isinstance(self.driver, PlaceAddress):
+            return PlaceLink(self.driver, name)
+        return DriverLink(self.driver)
 
     def _process_name(self) -> str:
         """Return a name for this attempt: each attempt of a task writes its own files."""
@@ -116,8 +126,10 @@ class DrainTask:
         part = "0-0" if context is None else f"{context.partitionId()}-{context.attemptNumber()}"
         return process_name(f"{self.run}-{part}")
 
-    async def _work(self, queues: Sequence[str], ledger: RelayLedger) -> None:
-        async with DriverLink(self.driver) as driver_link:
+    async def _work(
+        self, queues: Sequence[str], ledger: RelayLedger, link: DriverLink | PlaceLink
+    ) -> None:
+        async with link as driver_link:
             make = self._until_empty if self.turn_s is None else self._for_a_turn
             work = asyncio.ensure_future(make(queues, ledger, driver_link))
             released = asyncio.ensure_future(driver_link.released())
@@ -129,7 +141,7 @@ class DrainTask:
                 await work
 
     async def _until_empty(
-        self, queues: Sequence[str], ledger: RelayLedger, driver_link: DriverLink
+        self, queues: Sequence[str], ledger: RelayLedger, driver_link: DriverLink | PlaceLink
     ) -> None:
         def report(progress: DrainProgress) -> None:
             driver_link.report(progress.problems)
@@ -140,7 +152,7 @@ class DrainTask:
         )
 
     async def _for_a_turn(
-        self, queues: Sequence[str], ledger: RelayLedger, driver_link: DriverLink
+        self, queues: Sequence[str], ledger: RelayLedger, driver_link: DriverLink | PlaceLink
     ) -> None:
         assert self.turn_s is not None
         primary, secondary = open_side(self.primary), open_side(self.secondary)
@@ -162,6 +174,33 @@ class DrainTask:
             "only": self.only,
             "rate": Rate(self.rate_per_s),
         }
+
+
+PROBED: Final = "problem string"
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkProbe:
+    """Tells from a task why it does not reach a namespace; "" if it does. For `mapInArrow`."""
+
+    side: ShippedSide = field(repr=False)
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        pa: Any = importlib.import_module("pyarrow")
+        for _ in batches:
+            yield pa.RecordBatch.from_pydict({"problem": [self._problem()]})
+
+    def _problem(self) -> str:
+        try:
+            asyncio.run(self._connect())
+        except Exception as error:  # noqa: BLE001 - the driver raises it
+            return (str(error).strip() or repr(error)).splitlines()[0]
+        return ""
+
+    async def _connect(self) -> None:
+        # No count of messages: that needs more rights than a task has to have.
+        async with open_connection(open_side(self.side)):
+            pass
 
 
 def _problems(host: SyphonHost) -> tuple[str, ...]:
@@ -232,7 +271,7 @@ def prepare_place(place: str | None) -> None:
 
 def identify(url: str) -> None:
     """Give the ledger at a URL its id, if it has none."""
-    files, folder = _file_system(url)
+    files, folder = file_system(url)
     identity = f"{folder}/{ID_NAME}"
     try:
         if not files.get_file_info(identity).is_file:
@@ -256,7 +295,7 @@ class UploadedLedger:
         last_wait_s: float = LAST_WAIT_S,
     ) -> None:
         self._url = url
-        self.files, self._folder = _file_system(url)
+        self.files, self._folder = file_system(url)
         self._upload_s, self._last_wait_s = upload_s, last_wait_s
         self._staging = Path(tempfile.mkdtemp(prefix="twinbus-ledger-"))
         self._stop = threading.Event()
@@ -312,19 +351,3 @@ class UploadedLedger:
             while block := source.read(_BLOCK_BYTES):
                 target.write(block)
         self.files.move(unfinished, name)
-
-
-def _file_system(url: str) -> tuple[Any, str]:
-    """Return the file system of a URL and the path in it; LedgerError if pyarrow has none."""
-    fs: Any = importlib.import_module("pyarrow.fs")
-    scheme, _, rest = url.partition("://")
-    known = f"s3://{rest}" if scheme in {"s3a", "s3n"} else url
-    try:
-        files, folder = fs.FileSystem.from_uri(known)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise LedgerError(
-            f"tasks cannot write a ledger to {url}: {reason}; name a directory that all executors"
-            " reach, or a URL of hdfs, s3, gs or abfss"
-        ) from error
-    return files, folder.rstrip("/")

@@ -1,8 +1,7 @@
 """Everything that needs a SparkContext or the JVM; no other module touches them.
 
-A session of Spark Connect has neither, and shared or serverless compute bars both. Tables, reports
-and plans run on every session, because they call nothing here with a session that `is_classic`
-denies. A drain needs a classic session: it watches and cancels its own job, on a thread of its own.
+A session of Spark Connect has neither, and shared or serverless compute bars both. With a session
+that `is_classic` denies, a function here does its work as `connect` has it, or is not called.
 
 At the end: what Spark raises as one line for a person; its own text is a page of Java. Importing
 this module does not import pyspark.
@@ -27,6 +26,8 @@ from traceback import walk_tb
 from typing import IO, TYPE_CHECKING, Any, Final, Self
 
 from twinbus.errors import TwinbusError
+from twinbus.pipeline.spark import connect
+from twinbus.pipeline.spark.connect import ConnectJobs
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,7 +40,7 @@ _EPOCH: Final = (1980, 1, 1, 0, 0, 0)
 """A zip knows no earlier time; the same package makes the same bytes."""
 
 _shipped: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Contexts whose executors have the package."""
+"""Contexts, and sessions of Spark Connect, whose executors have the package."""
 
 _ending_alone: weakref.WeakSet[Any] = weakref.WeakSet()
 """Processes of JVMs whose end is not waited for."""
@@ -187,6 +188,8 @@ def cancel_all_jobs(spark: SparkSession) -> None:
 
 def slots(spark: SparkSession) -> int:
     """Return how many tasks can run at once."""
+    if not is_classic(spark):
+        return connect.slots(spark)
     return spark.sparkContext.defaultParallelism
 
 
@@ -194,6 +197,8 @@ def one_task_each(
     spark: SparkSession, rows: Sequence[tuple[Any, ...]], schema: StructType
 ) -> DataFrame:
     """Return a DataFrame in which each row is a task of its own."""
+    if not is_classic(spark):
+        return connect.one_task_each(spark, rows, schema)
     # `parallelize` with as many slices as rows is what does it: `createDataFrame` alone does not.
     return spark.createDataFrame(spark.sparkContext.parallelize(rows, len(rows)), schema)
 
@@ -202,19 +207,23 @@ def ship_package(spark: SparkSession) -> None:
     """Ship the package of this process to all executors of the Spark application, once.
 
     What executors need besides is Spark's own: Python of the driver's version, pyspark and pyarrow.
-    In local mode tasks find the package by themselves. Over Spark Connect nothing is shipped: there
-    it must be installed.
+    In local mode tasks find the package by themselves.
     """
-    if not is_classic(spark) or is_in_one_process(spark.sparkContext.master or ""):
+    application = spark.sparkContext if is_classic(spark) else spark
+    if is_classic(spark) and is_in_one_process(spark.sparkContext.master or ""):
         return
-    if spark.sparkContext in _shipped or not _root().is_dir():
+    if application in _shipped or not _root().is_dir():
         # Not a directory: it was shipped to this process, and so to the executors.
         return
     # Spark reads the file again for each new executor, so it stays as long as this process.
     directory = Path(tempfile.mkdtemp(prefix="twinbus-ship-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    spark.sparkContext.addPyFile(str(package_zip(directory / f"{PACKAGE}.zip")))
-    _shipped.add(spark.sparkContext)
+    archive = str(package_zip(directory / f"{PACKAGE}.zip"))
+    if is_classic(spark):
+        spark.sparkContext.addPyFile(archive)
+    else:
+        connect.ship(spark, archive)
+    _shipped.add(application)
 
 
 def is_in_one_process(master: str) -> bool:
@@ -256,15 +265,19 @@ class SparkJob:
 
     def __init__(self, spark: SparkSession, work: DataFrame, words: str) -> None:
         """`words` describe the job on Spark's pages."""
-        from pyspark import InheritableThread
-
         self._work = work
-        self._words = words
-        self._context: Any = spark.sparkContext
-        self._group = f"twinbus-{uuid.uuid4().hex[:12]}"
+        group = f"twinbus-{uuid.uuid4().hex[:12]}"
+        self._marked: _MarkedJobs | ConnectJobs
+        if is_classic(spark):
+            from pyspark import InheritableThread
+
+            self._marked = _MarkedJobs(spark.sparkContext, group, words)
+            self._thread: threading.Thread = InheritableThread(target=self._run)
+        else:
+            self._marked = ConnectJobs(spark, group)
+            self._thread = threading.Thread(target=self._run)
         self._over = threading.Event()
         self._error: Exception | None = None
-        self._thread = InheritableThread(target=self._run)
         # A job that hangs must not hang the end of the process.
         self._thread.daemon = True
 
@@ -286,11 +299,39 @@ class SparkJob:
             raise failure_of(self._error) from self._error
 
     def cancel(self) -> None:
-        with contextlib.suppress(Exception):  # a context that is gone has no jobs
-            self._context.cancelJobGroup(self._group)
+        with contextlib.suppress(Exception):  # a Spark that is gone has no jobs
+            self._marked.cancel()
 
     def tasks(self) -> tuple[int, int]:
         """Return how many tasks run, and how many wait for a slot."""
+        return self._marked.tasks()
+
+    def _run(self) -> None:
+        try:
+            with self._marked.marking():
+                # The one action: it runs the tasks; their rows are not used.
+                self._work.collect()
+        except Exception as error:  # noqa: BLE001 - `result` raises it for the caller
+            self._error = error
+        finally:
+            self._over.set()
+
+
+class _MarkedJobs:
+    """The jobs of one thread, as a group of a SparkContext."""
+
+    def __init__(self, context: Any, group: str, words: str) -> None:
+        self._context, self._group, self._words = context, group, words
+
+    @contextlib.contextmanager
+    def marking(self) -> Iterator[None]:
+        self._context.setJobGroup(self._group, self._words)
+        yield
+
+    def cancel(self) -> None:
+        self._context.cancelJobGroup(self._group)
+
+    def tasks(self) -> tuple[int, int]:
         running = waiting = 0
         tracker = self._context.statusTracker()
         for job in tracker.getJobIdsForGroup(self._group):
@@ -301,16 +342,6 @@ class SparkJob:
                     running += stage.numActiveTasks
                     waiting += stage.numTasks - stage.numCompletedTasks - stage.numActiveTasks
         return running, waiting
-
-    def _run(self) -> None:
-        try:
-            self._context.setJobGroup(self._group, self._words)
-            # The one action: it runs the tasks; their rows are not used.
-            self._work.collect()
-        except Exception as error:  # noqa: BLE001 - `result` raises it for the caller
-            self._error = error
-        finally:
-            self._over.set()
 
 
 def failure_of(error: Exception) -> JobFailed:

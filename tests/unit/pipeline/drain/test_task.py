@@ -29,7 +29,9 @@ from twinbus.errors import SyphonError
 from twinbus.ledger import LedgerError, LedgerFindings, facts_of, verify
 from twinbus.namespace.access import NamespaceAccess
 from twinbus.namespace.namespace import Namespace
+from twinbus.pipeline.drain import place_link
 from twinbus.pipeline.drain.driver_link import DriverLink, DriverListener
+from twinbus.pipeline.drain.place_link import PlaceAddress, PlaceLink, PlaceListener
 from twinbus.pipeline.drain.task import (
     DrainTask,
     UploadedLedger,
@@ -40,6 +42,7 @@ from twinbus.pipeline.drain.task import (
     task_ledger,
 )
 from twinbus.pipeline.spark.session import is_url
+from twinbus.pipeline.store.inspection import LedgerFolder
 
 HOST = "contoso.servicebus.windows.net"
 KEY = f"Endpoint=sb://{HOST}/;SharedAccessKeyName=Root;SharedAccessKey=s3cret"
@@ -243,6 +246,35 @@ def test_a_task_tells_its_problems_and_ends_when_it_is_released() -> None:
     with DriverListener("127.0.0.1") as post:
         asyncio.run(run(post))
         assert post.attached == 0
+
+
+def test_a_task_of_a_driver_that_it_cannot_reach_reads_and_writes_at_the_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place_link, "STOP_POLL_S", 0.005)
+    monkeypatch.setattr(place_link, "PROBLEMS_POLL_S", 0.0)
+    address: PlaceAddress = pickle.loads(pickle.dumps(PlaceAddress(str(tmp_path), "link-a")))
+
+    async def run(post: PlaceListener) -> None:
+        async with PlaceLink(address, "one") as one, PlaceLink(address, "two") as two:
+            released = [asyncio.ensure_future(each.released()) for each in (one, two)]
+            one.report(("orders: full",))
+            two.report(("orders: full", "events: disabled"))
+            await until(lambda: set(post.problems) == {"orders: full", "events: disabled"})
+            two.report(())
+            await until(lambda: post.problems == ("orders: full",))
+            assert not any(each.done() for each in released)
+            post.release()
+            async with asyncio.timeout(10):
+                await asyncio.gather(*released)
+        assert post.problems == ()
+
+    with PlaceListener(address) as post:
+        assert post.problems == ()
+        asyncio.run(run(post))
+        # Readers of the ledger see nothing of it.
+        assert LedgerFolder(tmp_path).inspect({}).remarks == ()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_task_ends_when_its_driver_is_gone() -> None:
