@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
+from twinbus.pipeline.spark.kept_rows import pinned_lines
 from twinbus.pipeline.spark.session import master_of, require_shared
 from twinbus.pipeline.store import stream
 from twinbus.pipeline.store.compaction import latest_of
@@ -45,7 +46,7 @@ def read_ledger(spark: SparkSession, ledger: Path | str, *, shared: bool = False
     require_shared(master_of(spark), (ledger,), shared=shared)
     bronze.location_of(ledger)
     refused = LedgerFolder(ledger).inspect({}).refused
-    return bronze.records_of(bronze.read_ledger(spark, ledger, refused=refused)).cache()
+    return pinned_lines(bronze.records_of(bronze.read_ledger(spark, ledger, refused=refused)))
 
 
 def update(

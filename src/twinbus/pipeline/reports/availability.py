@@ -24,7 +24,8 @@ from twinbus.pipeline.reports.ledger_tables import (
 )
 from twinbus.pipeline.reports.receive_gap import with_receive_gaps, without_receive_gap
 from twinbus.pipeline.reports.scope import from_sums, unread
-from twinbus.pipeline.spark.few_rows import collected, kept
+from twinbus.pipeline.spark.few_rows import collected
+from twinbus.pipeline.spark.kept_rows import kept
 from twinbus.pipeline.tables.availability import (
     SILENCE_S,
     backlog_over_time,

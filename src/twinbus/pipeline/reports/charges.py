@@ -19,7 +19,8 @@ from twinbus.pipeline.reports.ledger_tables import (
 )
 from twinbus.pipeline.reports.scope import from_sums, unread, whole_days
 from twinbus.pipeline.reports.values import MonthlySum, bill, charges_by_kind, month_uses
-from twinbus.pipeline.spark.few_rows import collected, kept
+from twinbus.pipeline.spark.few_rows import collected
+from twinbus.pipeline.spark.kept_rows import kept
 from twinbus.pipeline.tables.charges import (
     MESSAGE_STAGES,
     SUMS,

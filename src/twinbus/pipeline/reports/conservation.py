@@ -25,7 +25,8 @@ from twinbus.pipeline.reports.ledger_tables import (
     of_entity,
     scope_of,
 )
-from twinbus.pipeline.spark.few_rows import collected, kept
+from twinbus.pipeline.spark.few_rows import collected
+from twinbus.pipeline.spark.kept_rows import kept, without_history
 from twinbus.pipeline.store.writers import MOVES, WAITING
 from twinbus.pipeline.tables import conservation, journeys
 from twinbus.pipeline.tables.calculus import COLUMNS, MESSAGE_COLUMNS
@@ -73,7 +74,7 @@ def awaited_messages(tables: LedgerTables) -> DataFrame:
     """Return messages that a later peek finds in the backlog, unless they are moved or lost."""
     found = tables.notable().where(F.col("accepted") & F.col("fate").isin(*UNSEEN))
     # It outlives the tables.
-    return found.select(*journeys.MESSAGE).localCheckpoint()
+    return without_history(found.select(*journeys.MESSAGE))
 
 
 def conservation_report(

@@ -20,6 +20,12 @@ from twinbus.ledger.record import FILE_SUFFIX, OPEN_SUFFIX
 from twinbus.pipeline.reports.documents import ReportRequest, ReportScope
 from twinbus.pipeline.reports.scope import Lines
 from twinbus.pipeline.spark.few_rows import FewRows, PlainRow, brought
+from twinbus.pipeline.spark.kept_rows import (
+    persisted,
+    pinned_lines,
+    release,
+    without_history,
+)
 from twinbus.pipeline.spark.session import (
     master_of,
     require_shared,
@@ -82,7 +88,8 @@ class BatchTables:
         is_open = F.endswith(F.col("_metadata.file_name"), F.lit(OPEN_SUFFIX))
         read = lines.withColumns({_IS_OPEN: is_open, _WHY: bronze.reason()})
         # Kept before counting: a query of a few columns does not see a damaged line.
-        self._lines = self._kept(read.coalesce(1) if self.is_small else read)
+        placed = read.coalesce(1) if self.is_small else read
+        self._lines = pinned_lines(placed, without_history=self.is_small)
         is_record = F.col(_WHY).isNull()
         self._records = self._lines.where(is_record).drop(_IS_OPEN, _WHY, CORRUPT)
         self._tallies = self._kept(tallied(self._records, bucket_s=bucket_s))
@@ -168,12 +175,11 @@ class BatchTables:
         Spark plans each query down to the files, also if the rows are in its cache. With a small
         ledger planning takes most of the time, so a checkpoint cuts the plan.
         """
-        return rows.localCheckpoint() if self.is_small else rows.cache()
+        return without_history(rows) if self.is_small else persisted(rows)
 
     def close(self) -> None:
         """Let Spark drop the kept rows."""
-        for kept in (*self._kept_tables.values(), self._tallies, self._fates, self._lines):
-            kept.unpersist()
+        release((*self._kept_tables.values(), self._tallies, self._fates, self._lines))
 
 
 LedgerTables = CurrentTables | BatchTables

@@ -15,7 +15,8 @@ from twinbus.pipeline.reports.ledger_tables import (
     scope_of,
 )
 from twinbus.pipeline.reports.scope import unread, whole_days
-from twinbus.pipeline.spark.few_rows import collected, kept
+from twinbus.pipeline.spark.few_rows import collected
+from twinbus.pipeline.spark.kept_rows import kept
 from twinbus.pipeline.tables.reconciliation import agreements, disagreements, labels_at, named
 from twinbus.pipeline.tables.records import LABEL
 from twinbus.pipeline.tables.schemas import day_of

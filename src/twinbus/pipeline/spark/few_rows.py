@@ -7,8 +7,7 @@ below to plan, and one job answers several of them. What has more rows stays in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
@@ -61,26 +60,6 @@ def brought(frames: Mapping[str, DataFrame]) -> dict[str, FewRows]:
         for name, rows in collected(limited).items()
         if are_few(len(rows))
     }
-
-
-@contextmanager
-def kept(frames: Mapping[str, DataFrame], *, likely_few: bool) -> Iterator[dict[str, DataFrame]]:
-    """Yield frames whose rows are computed once: here, if they are few, or by Spark's cache.
-
-    `likely_few`: what they are made of is small, so that Spark need not plan for its cache.
-    """
-    cached: dict[str, DataFrame] = {}
-    try:
-        if not likely_few:
-            # Before they are brought, or those of many rows would be computed twice.
-            cached = {name: frame.cache() for name, frame in frames.items()}
-        few = brought({**frames, **cached})
-        for name in frames.keys() - few.keys() - cached.keys():
-            cached[name] = frames[name].cache()
-        yield {name: few[name].frame if name in few else cached[name] for name in frames}
-    finally:
-        for frame in cached.values():
-            frame.unpersist()
 
 
 def are_few(rows: int) -> bool:

@@ -21,6 +21,7 @@ from pyspark.sql import functions as F
 from twinbus.ledger.record import OPEN_SUFFIX, LedgerError
 from twinbus.pipeline.core.lines import REASONS
 from twinbus.pipeline.spark.few_rows import FewRows, PlainRow, are_few, brought, few_rows
+from twinbus.pipeline.spark.kept_rows import persisted, pinned_lines, release
 from twinbus.pipeline.store import expectations
 from twinbus.pipeline.store.increment import (
     ONE_TASK_MAX,
@@ -226,7 +227,7 @@ class _Tail:
         lines = reader.json(bronze.location_of(ledger), pathGlobFilter=bronze.OPEN_FILES)
         lines = bronze.without_files(lines, inspected.refused)
         lines = lines.withColumn(_FILE, F.col("_metadata.file_name"))
-        self._lines = (lines.coalesce(1) if few else lines).persist()
+        self._lines = pinned_lines(lines.coalesce(1) if few else lines)
         counts = (
             self._lines.withColumn("reason", bronze.reason())
             .agg(*bronze.line_counts(F.col("reason")), F.collect_set(_FILE).alias(_FILE))
@@ -241,7 +242,7 @@ class _Tail:
         self.rejected = {why: counts[why] for why in REASONS if counts[why] and why != "torn"}
         self.taken = records = bronze.records_of(self._lines).drop(_FILE)
         few = few and self.records <= ONE_TASK_MAX
-        self.fresh = with_key_hash(partial_journeys(records, one_task=few)).persist()
+        self.fresh = persisted(with_key_hash(partial_journeys(records, one_task=few)))
         seen = self.fresh.agg(
             F.count("*").alias("rows"), shared_message_rows().alias("shared")
         ).collect()[0]
@@ -256,8 +257,7 @@ class _Tail:
 
     def close(self) -> None:
         self.step.close()
-        self.fresh.unpersist()
-        self._lines.unpersist()
+        release((self.fresh, self._lines))
 
 
 def _require_read(ledger: Path | str, tail: _Tail | None, still_open: Collection[str]) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
 
+from twinbus.pipeline.spark.kept_rows import persisted, release, without_history
 from twinbus.pipeline.store.lake import Snapshot
 from twinbus.pipeline.store.store import TableStore, paths_of
 from twinbus.pipeline.tables.gold import BUCKET_S, JOURNEYS, GoldTable, Sources, is_followed
@@ -94,7 +95,7 @@ class Increment:
         before, after = (self._keep(judged_by(rows, fan_out=fan_out)) for rows in (before, after))
         if one_task:
             # Without this Spark plans them again for each table, which takes longer than the work.
-            before, after = before.localCheckpoint(), after.localCheckpoint()
+            before, after = without_history(before), without_history(after)
         self._before = self._sources(before, before)
         self._after = self._sources(after, after)
 
@@ -110,16 +111,16 @@ class Increment:
 
     def close(self) -> None:
         """Release the rows that Spark caches for this step."""
-        for frame in self._kept:
-            frame.unpersist()
+        release(self._kept)
         self._kept.clear()
 
     def _sources(self, messages: DataFrame, followed: DataFrame) -> Sources:
         return Sources(*self._records, messages, followed)
 
     def _keep(self, frame: DataFrame) -> DataFrame:
-        self._kept.append(frame.persist())
-        return frame
+        kept = persisted(frame)
+        self._kept.append(kept)
+        return kept
 
 
 def judged_by(journeys: DataFrame, *, fan_out: bool) -> DataFrame:
