@@ -20,9 +20,11 @@ PART ?=
 CONFORMANCE ?= ../shared/conformance
 # Judges of other clients (.ci/judges.py), which `make soak` runs if they are there; they need root.
 JUDGES ?= ../shared/judges
-# The oldest Spark that is supported has an environment of its own.
-FLOOR := .cache/spark-floor
-FLOOR_SPARK := 4.0.*
+# Each Spark that is supported has an environment of its own, the oldest one first.
+SPARKS := 4.0 4.1 4.2 4.3
+FLOOR := $(firstword $(SPARKS))
+# Options of the matrix, as in: make spark-matrix MATRIX_ARGS='--output json --only drain'
+MATRIX_ARGS ?=
 # One benchmark, or several with commas between: make bench ONLY=broker_send_vs_rabbitmq
 ONLY ?=
 
@@ -30,10 +32,10 @@ ONLY ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-by-hash docs drill pictures test spark-floor simulate model fuzz soak lock lint types fmt bench
+.PHONY: help setup setup-by-hash docs drill pictures test spark-floor spark-matrix simulate model fuzz soak lock lint types fmt bench
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-11s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 # A drill begins without Spark, whose packages come while it runs: without `make setup` it installs less.
@@ -78,18 +80,23 @@ test: lint ## lint, types and all tests
 	$(BIN)/python -m pytest -m 'not soak' -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS); tests=$$?; \
 	wait $$types || { cat $(VENV)/.types; exit 1; }; exit $$tests
 
-$(FLOOR)/.installed: pyproject.toml
-	@echo "spark-floor: installing twinbus[$(EXTRAS)] with Spark $(FLOOR_SPARK) into $(FLOOR), about three minutes on an empty cache"
-	@test -x $(FLOOR)/bin/python || $(PYTHON) -m venv $(FLOOR)
+.PRECIOUS: .cache/spark-%/.installed
+.cache/spark-%/.installed: pyproject.toml
+	@echo "spark-$*: installing twinbus[$(EXTRAS)] with Spark $* into $(@D), about three minutes on an empty cache"
+	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
 	@# A constraint: for a requirement alone pip fetches every later Spark first, 450 MB each.
-	@echo 'pyspark==$(FLOOR_SPARK)' > $(FLOOR)/constraints.txt
-	@$(FLOOR)/bin/python -m pip install -qq --disable-pip-version-check --editable '.[$(EXTRAS)]' --constraint $(FLOOR)/constraints.txt
+	@echo 'pyspark==$*.*' > $(@D)/constraints.txt
+	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check --editable '.[$(EXTRAS)]' --constraint $(@D)/constraints.txt
 	@touch $@
 
 # Not in CI: it is all Spark tests a second time.
-spark-floor: $(FLOOR)/.installed ## the Spark tests on the oldest Spark that is supported
-	@$(FLOOR)/bin/python -c 'import pyspark; print(f"spark-floor: tests/spark on Spark {pyspark.__version__}, many minutes on two cores")'
-	@$(FLOOR)/bin/python -m pytest -m 'not soak' tests/spark $(PYTEST_ARGS)
+spark-floor: .cache/spark-$(FLOOR)/.installed ## the Spark tests on the oldest Spark that is supported
+	@echo "spark-floor: tests/spark on Spark $(FLOOR), many minutes on two cores"
+	@$(<D)/bin/python -m pytest -m 'not soak' tests/spark $(PYTEST_ARGS)
+
+# Not in CI either: half an hour on two cores, and 2 GB of packages.
+spark-matrix: $(SPARKS:%=.cache/spark-%/.installed) ## every verb on every Spark, classic and Connect
+	@$(BIN)/python -m tests.spark.matrix $(SPARKS:%=.cache/spark-%/bin/python) $(MATRIX_ARGS)
 
 docs: $(STAMP) ## the site of docs/, into build/docs/site
 	@$(BIN)/python .ci/docs_site.py
