@@ -27,7 +27,7 @@ RELEASED: Final = "release"
 """The operation of giving back what was not handed out."""
 
 LEFT: Final = "left"
-"""State of a release that nobody asked for: who had the message went, and left it unsettled."""
+"""State of a release that nobody asked for: who had the message went, or could not settle it."""
 
 DELETED: Final = "deleted"
 """State of a receive that completed the message too: no settlement follows."""
@@ -119,9 +119,9 @@ class ConsumerRecords:
             outcome = "failed" if is_known else "unknown"
             self._add((operation, outcome, error[:ERROR_LENGTH_MAX], state), row)
 
-    def left(self, names: MessageNames) -> None:
-        """Note that who had this message is gone, and has not settled it: nothing was sent."""
-        self.settled(RELEASED, names, NOT_SETTLED, state=LEFT)
+    def left(self, names: MessageNames, why: str = NOT_SETTLED) -> None:
+        """Note that who had this message has not settled it, and will not: nothing was sent."""
+        self.settled(RELEASED, names, why, state=LEFT)
 
     def accepted_session(self) -> None:
         """Note a request for the lock of a session that was granted."""

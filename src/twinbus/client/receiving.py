@@ -36,6 +36,7 @@ from twinbus.amqp.types import Described, Symbol, UInt
 from twinbus.client.connection import MACHINE, Environment, NamespaceConnection
 from twinbus.client.consumer_records import (
     NO_NAMES,
+    NOT_SETTLED,
     SECOND_COPY,
     operation_of,
 )
@@ -334,10 +335,11 @@ class ReceivingLink(IncomingOwner):
             if not delivery.settled and delivery.outcome is None:
                 self.settle(delivery, RELEASE, _ignore)
 
-    def left(self, delivery: Delivery) -> None:
-        """Record that who had this message went and has not settled it."""
-        if self._records is not None and not delivery.settled and delivery.outcome is None:
-            self._records.left(delivery.names)
+    def left(self, delivery: Delivery, why: str = NOT_SETTLED) -> None:
+        """Record that who had this message has not settled it, unless a settlement was sent."""
+        was_sent = delivery.ends_at != NOT_SENT or delivery.outcome is RELEASE
+        if self._records is not None and not delivery.settled and not was_sent:
+            self._records.left(delivery.names, why)
 
     def confirm(self, numbers: list[int], state: object) -> None:
         if self._settlements is not None:

@@ -239,14 +239,22 @@ async def test_a_release_has_one_line_whether_it_could_be_sent_or_not() -> None:
 
 async def test_what_a_receiver_leaves_unsettled_is_marked() -> None:
     world = opened()
-    held, settled = world.bring(1, 2)
+    held, settled, released, not_sent = world.bring(1, 2, 3, 4)
     world.settle(settled)
     await asyncio.sleep(0)
-    world.ledger.lines.clear()
-    for delivery in (held, settled):
-        world.link.left(delivery)
+    world.settle(not_sent)
+    world.detach()
+    world.link.release_all([released])
     await asyncio.sleep(0)
-    assert world.ledger.recorded() == [("release", "m-1", "failed", NOT_SETTLED, "left")]
+    world.ledger.lines.clear()
+    for delivery in (held, settled, released):
+        world.link.left(delivery)
+    world.link.left(not_sent, "no connection")
+    await asyncio.sleep(0)
+    assert world.ledger.recorded() == [
+        ("release", "m-1", "failed", NOT_SETTLED, "left"),
+        ("release", "m-4", "failed", "no connection", "left"),
+    ]
 
 
 async def test_a_message_that_cannot_be_read_is_recorded_without_names() -> None:

@@ -542,7 +542,10 @@ class ReceivingSide:
             self._end_settling(settlement)  # The caller gave up.
             raise
         except Exception as failed:  # noqa: BLE001  # it belongs to the one who waits
-            error = failed
+            error, delivery = failed, settlement.delivery
+            if delivery is not None and isinstance(failed, ConnectionLost | TimeoutError):
+                # Without a connection there is no request, which would be recorded.
+                delivery.link.left(delivery, error_text(failed))
         self._end_settling(settlement)
         settlement.end(error)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 from uuid import UUID
@@ -54,7 +55,7 @@ class Link:
         self.drained: list[int] = []
         self.left_unsettled: list[Any] = []
 
-    def left(self, delivery: Any) -> None:
+    def left(self, delivery: Any, why: str = "") -> None:
         self.left_unsettled.append(delivery)
 
     async def open(self, timeout_s: float) -> None:
@@ -476,6 +477,36 @@ def test_a_message_is_settled_on_its_link_and_else_by_its_token(
             await world.settle(third, lambda: confirmed.append(3))
         assert confirmed == [1, 2]
         await world.side.close([])
+
+    run_virtual(story())
+
+
+@pytest.mark.parametrize(
+    ("error", "is_left"),
+    [(LOST, True), (LockLost("lost", conditions.MESSAGE_LOCK_LOST), False), (None, False)],
+)
+def test_a_message_that_cannot_be_settled_for_want_of_a_connection_is_recorded(
+    error: Exception | None, is_left: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No request is made then: its next delivery would have no reason in the ledger."""
+
+    async def story() -> None:
+        world = await World(monkeypatch).started()
+
+        async def refused(*_: Any, **__: Any) -> None:
+            if error is not None:
+                raise error
+
+        monkeypatch.setattr(side_module, "settle_by_token", refused)
+        world.side.want(1)
+        await world.passes(1)
+        link, delivery = world.link, world.link.bring()
+        world.side.handed_out(delivery)  # type: ignore[arg-type]
+        link.end(LOST)
+        with contextlib.suppress(ConnectionLost, LockLost):
+            await world.settle(delivery)
+        await world.side.close([])
+        assert link.left_unsettled == [delivery] * is_left
 
     run_virtual(story())
 
