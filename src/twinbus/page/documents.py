@@ -20,6 +20,9 @@ from twinbus.wording import plain
 REMEMBERED_S: Final = 5.0
 """How long a timeline and events are kept: several tabs ask for the same."""
 
+REMEMBERED_MAX: Final = 32
+"""Documents that are kept: a viewer may ask for the timeline of any length of time."""
+
 COST_S: Final = 30.0
 OUTAGE_COST_S: Final = 10.0
 """How long a cost is kept, without an outage and in one: it may read 64 MB of the ledger."""
@@ -189,7 +192,11 @@ class PageDocuments:
         async with self._asking:
             known = self._remembered.get(key)
             if known is None or time.time() - known[0] >= for_s:
-                known = self._remembered[key] = time.time(), await make(*arguments)
+                self._remembered.pop(key, None)
+                known = time.time(), await make(*arguments)
+                if len(self._remembered) >= REMEMBERED_MAX:
+                    del self._remembered[next(iter(self._remembered))]  # The oldest.
+                self._remembered[key] = known
         return known
 
 
