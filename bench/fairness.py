@@ -99,6 +99,7 @@ def _noises(place: Twinbus, queues: list[str]) -> list[Noise]:
         return Noise(name, lambda: noises.made(kind, to, queue))
 
     return [
+        one("none, a program that only computes", noises.computing, ""),
         one("small messages, 50 in flight", noises.small_messages, "noise"),
         one("sends to an entity that hangs", noises.small_messages, "hung"),
         one(f"batches of {noises.BATCH_MESSAGES:,} empty messages", noises.empty_batches, "noise"),

@@ -106,6 +106,13 @@ async def _receive(connection_string: str, queues: list[str], ready: Flag) -> No
     await asyncio.Event().wait()
 
 
+def computing(_target: str, _queue: str, ready: Flag) -> None:
+    """Ask nothing of the broker and keep a core busy: what any third program costs on two."""
+    ready.set()
+    while True:
+        sum(range(1_000))
+
+
 def handshakes(address: str, _queue: str, ready: Flag) -> None:
     """Open one TLS connection after the other, some at once, and close each."""
     asyncio.run(_shake_hands(address, ready))
