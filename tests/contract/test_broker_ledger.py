@@ -301,7 +301,7 @@ def counted(two_namespaces: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> 
 
         monkeypatch.setattr(place, name, counting)
 
-    count(twinbus.broker.links.management, "handle")
+    count(twinbus.broker.links.management, "handle_in_steps")
     count(twinbus.broker.http, "respond")
     count(Sessions, "accept")
     return counts

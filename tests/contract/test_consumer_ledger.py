@@ -68,7 +68,7 @@ def asked(broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> Counter[st
 
         monkeypatch.setattr(place, name, counting)
 
-    count(twinbus.broker.links.management, "handle")
+    count(twinbus.broker.links.management, "handle_in_steps")
     count(Sessions, "accept")
     return counts
 
@@ -161,7 +161,7 @@ async def test_the_ledger_has_each_delivery_and_request_that_the_broker_counts(
     requests = lines(tmp_path, "manage", "renew")
     assert [one["operation"] for one in requests] == ["renew", "manage"], "a renewal and a peek"
     # With the receive by number and two settlements by lock token.
-    assert asked["handle"] == len(requests) + 3
+    assert asked["handle_in_steps"] == len(requests) + 3
     assert {one["entity"] for one in requests} == {"orders"}
 
 
@@ -276,7 +276,7 @@ async def test_sessions_and_their_requests(
         ("complete", "primary", "a", "ok"),
         ("manage", "primary", "ok"),
     ]
-    assert asked["handle"] == 3
+    assert asked["handle_in_steps"] == 3
 
 
 async def test_a_settlement_that_the_service_refuses_is_failed(
