@@ -36,6 +36,12 @@ class PendingRecords:
         self._records[key] = sealed = seal(key, record, rest)
         self.size_bytes += len(sealed)
 
+    def put_each(self, keys: list[bytes], heads: list[bytes], rests: list[bytes]) -> None:
+        """Put under each key the record that its head and its rest make."""
+        sealed = seal_each(keys, heads, rests)
+        self._records.update(zip(keys, sealed, strict=True))
+        self.size_bytes += sum(map(len, sealed))
+
     def put_sealed(self, records: SealedRecords) -> None:
         """Put records that have their checksums (`seal_run`)."""
         self._records.update(records)

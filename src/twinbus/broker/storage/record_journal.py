@@ -119,8 +119,10 @@ class RecordJournal(ABC):
         prefix: bytes,
         rests: list[bytes],
     ) -> None:
-        run = self.encode_run(entity_id, messages, ids, prefix, rests)
-        self.put_encoded(entity_id, [run], messages[-1].sequence_number)
+        # Not by way of `encode_run`: most runs are one message, which needs no table of its own.
+        heads = run_heads(messages, ids, prefix)
+        self._pending.put_each(message_keys(entity_id, messages), heads, rests)
+        self._raise(entity_id, messages[-1].sequence_number)
 
     def encode_run(
         self,
@@ -136,6 +138,9 @@ class RecordJournal(ABC):
     def put_encoded(self, entity_id: int, runs: list[EncodedRun], last_number: int) -> None:
         for run in runs:
             self._pending.put_sealed(run)
+        self._raise(entity_id, last_number)
+
+    def _raise(self, entity_id: int, last_number: int) -> None:
         if last_number > self._last_numbers.get(entity_id, 0):
             self._last_numbers[entity_id] = last_number
             self._raised.add(entity_id)
