@@ -30,6 +30,7 @@ PROBLEMS_POLL_S: Final = 5.0
 
 _STOP: Final = "stop"
 _PROBLEMS: Final = ".problems"
+_TOLD_BYTES_MAX: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +78,12 @@ class PlaceListener:
         problems = list[str]()
         for one in found:
             with self._files.open_input_stream(one.path) as source:
-                told = source.read()
-            # A task may be writing it.
-            with contextlib.suppress(ValueError):
-                problems += map(str, json.loads(told))
+                told = source.read(_TOLD_BYTES_MAX)
+            # A task may be writing it, and others may write here.
+            with contextlib.suppress(ValueError, RecursionError):
+                given = json.loads(told)
+                listed = given if isinstance(given, list) else []
+                problems += [str(each)[:PROBLEM_LENGTH_MAX] for each in listed[:PROBLEMS_MAX]]
         return problems
 
     def release(self) -> None:

@@ -30,7 +30,12 @@ from twinbus.ledger import LedgerError, LedgerFindings, facts_of, verify
 from twinbus.namespace.access import NamespaceAccess
 from twinbus.namespace.namespace import Namespace
 from twinbus.pipeline.drain import place_link
-from twinbus.pipeline.drain.driver_link import DriverLink, DriverListener
+from twinbus.pipeline.drain.driver_link import (
+    PROBLEM_LENGTH_MAX,
+    PROBLEMS_MAX,
+    DriverLink,
+    DriverListener,
+)
 from twinbus.pipeline.drain.place_link import PlaceAddress, PlaceLink, PlaceListener
 from twinbus.pipeline.drain.task import (
     DrainTask,
@@ -275,6 +280,27 @@ def test_a_task_of_a_driver_that_it_cannot_reach_reads_and_writes_at_the_ledger(
         # Readers of the ledger see nothing of it.
         assert LedgerFolder(tmp_path).inspect({}).remarks == ()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("told", "problems"),
+    [
+        (b"7", ()),
+        (b'{"orders": 1}', ()),
+        (b'["orders: fu', ()),
+        (b"[" * 100_000, ()),
+        (b"\xff", ()),
+        (b'["%s", 7]' % (b"x" * 9_999), ("x" * PROBLEM_LENGTH_MAX, "7")),
+        (b"[%s]" % b",".join(b"%d" % n for n in range(99)), tuple(map(str, range(PROBLEMS_MAX)))),
+    ],
+)
+def test_what_others_write_at_the_ledger_ends_no_driver(
+    told: bytes, problems: tuple[str, ...], tmp_path: Path
+) -> None:
+    with PlaceListener(PlaceAddress(str(tmp_path), "link-a")) as post:
+        (tmp_path / ".link-a").mkdir()
+        (tmp_path / ".link-a" / "one.problems").write_bytes(told)
+        assert post.problems == problems
 
 
 def test_a_task_ends_when_its_driver_is_gone() -> None:
