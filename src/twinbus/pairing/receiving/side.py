@@ -67,6 +67,9 @@ SESSION_WAIT_S: Final = 60.0
 REQUEST_WAITS_S: Final = (0.2, 0.8, 1.6)
 """Pauses between the attempts of a request that a lost connection ended, as the SDK makes them."""
 
+GIVEN_UP: Final = "who settled it waited no longer for an answer"
+"""Error in the ledger of a message whose settlement was given up; it may come again."""
+
 SETTLE_ANSWERS: Final = 2
 """A settlement ends after this many times the time of one answer: one on its link, one by its lock
 token. A program that settles one message after another must not wait longer for a side that hangs:
@@ -534,15 +537,17 @@ class ReceivingSide:
             self._unsettled.pop(settlement.delivery, None)
 
     async def _settle_by_token(self, settlement: MessageSettlement) -> None:
-        error: Exception | None = None
+        error, delivery = None, settlement.delivery
         try:
             async with asyncio.timeout_at(settlement.ends_at):
                 await self._request_settlement(settlement)
         except asyncio.CancelledError:
-            self._end_settling(settlement)  # The caller gave up.
+            if delivery is not None:
+                delivery.link.left(delivery, GIVEN_UP)
+            self._end_settling(settlement)
             raise
         except Exception as failed:  # noqa: BLE001  # it belongs to the one who waits
-            error, delivery = failed, settlement.delivery
+            error = failed
             if delivery is not None and isinstance(failed, ConnectionLost | TimeoutError):
                 # Without a connection there is no request, which would be recorded.
                 delivery.link.left(delivery, error_text(failed))

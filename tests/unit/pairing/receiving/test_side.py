@@ -548,6 +548,7 @@ def test_a_settlement_whose_caller_gave_up_is_not_asked_for_by_token(
         await world.passes(1)
         assert asked == ["begun", "ended"]
         assert world.side._locked == 0
+        assert world.link.left_unsettled == [second], "else nothing says why it comes again"
         began = world.now
         await world.side.close([])
         assert world.now == began, "no settlement is waited for"
