@@ -6,9 +6,10 @@ for its next turn, and nothing more is read from it meanwhile:
     read --slice--> done
              '--slice is over--> in the queue --one slice in each step of the loop--> done
 
-So what other connections bring is handled between two slices, however much one client sends. The
-changes of one delivery are still made in one step: only what has to be known before, such as the
-messages of a batch and the rules that take them, is worked out in slices.
+So what other connections bring is handled between two slices, however much one client sends, and no
+slice comes before a step that hands changes to the writer. The changes of one delivery are still
+made in one step: only what has to be known before, such as the messages of a batch and the rules
+that take them, is worked out in slices.
 """
 
 from __future__ import annotations
@@ -53,10 +54,16 @@ class Turns:
     """The clients of a process part whose input is not handled yet, in the order of their turns."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, clock: Callable[[], float] | None = None
+        self,
+        loop: asyncio.AbstractEventLoop,
+        clock: Callable[[], float] | None = None,
+        *,
+        gives_way: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`gives_way`: whether a step is due that hands changes to the writer; it comes first."""
         self._loop = loop
         self.clock = clock or _clock_of(loop)
+        self._gives_way = gives_way
         self._waiting: deque[Callable[[], bool]] = deque()
         self._is_due = False
         self.preparing = 0
@@ -98,6 +105,9 @@ class Turns:
 
     def _next(self) -> None:
         self._is_due = False
+        if self._gives_way():
+            self._schedule()
+            return
         go_on = self._waiting.popleft()
         try:
             if go_on():

@@ -306,6 +306,11 @@ class GroupCommit:
     def pending_bytes(self) -> int:
         return self._store.pending_bytes
 
+    @property
+    def is_due(self) -> bool:
+        """Whether one of the next steps of the loop takes what was noted."""
+        return self._flush_is_due
+
     def after_commit(self, fn: Callable[[], None]) -> None:
         """Run `fn` on the loop once everything noted so far is durable; never if that fails."""
         if self._failure is None and not self._is_closed:

@@ -381,3 +381,22 @@ async def test_an_error_in_a_later_slice_ends_its_connection_and_no_other() -> N
         neighbour.put()
         neighbour.hand_over()
         await neighbour.answered()
+
+
+async def test_no_slice_comes_before_a_step_that_hands_changes_to_the_writer() -> None:
+    server, turns = BrokerServer("b", MemoryStore(), []), 6
+    found: list[bool] = []
+
+    def slice_of_one() -> bool:
+        found.append(server._tick_scheduled or server.commit.is_due)
+        server.wake()
+        return len(found) < turns
+
+    server.turns.wait(slice_of_one)
+    server.wake()
+    for _ in range(TICKS_MAX):
+        await asyncio.sleep(0)
+        if len(found) == turns:
+            break
+    await server.close()
+    assert found == [False] * turns
