@@ -83,6 +83,8 @@ class Grant:
     rule_name: str
     signed_with: str = field(default="", repr=False)
     """The key of the rule that signed the token; empty: the token is not a signature."""
+    token: AcceptedToken | None = None
+    """The token that was accepted as it stands."""
 
     def allows(self, address: str, right: str) -> bool:
         """Whether `right` is granted on the node at `address` ("orders", "orders/$management")."""
@@ -237,7 +239,9 @@ class AccessPolicy:
                 rights = ALL_RIGHTS if MANAGE in one.rights else one.rights
                 until_s = one.expires_at_s + self._ahead_s()
                 _require_unexpired(f"{one.name!r}", until_s, now_s)
-                return Grant(path="", rights=rights, expires_at_s=until_s, rule_name=one.name)
+                return Grant(
+                    path="", rights=rights, expires_at_s=until_s, rule_name=one.name, token=one
+                )
         return None
 
     def _named(self, encoded_name: str, path: str) -> tuple[str, list[AuthorizationRule]]:

@@ -35,11 +35,19 @@ class TokenWatch:
     def _check(self) -> None:
         self.start()
         accepted = frozenset(self._accepted())
-        removed = {token.name for token in self._tokens - accepted}
+        removed = self._tokens - accepted
         self._tokens = accepted
+        now_s = self._server.now_ms() / 1000
         for peer in list(self._server.peers) if removed else ():
-            # What a signature opened ends with its rule or key.
-            names = {grant.rule_name for grant in peer.grants if not grant.signed_with} & removed
+            # Not by name: a client may have put the next token of that name already. A lapsed token
+            # holds nothing open, so its client is left in peace to put the next.
+            names = {
+                grant.rule_name
+                for grant in peer.grants
+                if grant.token is not None
+                and grant.token not in accepted
+                and not grant.is_expired(now_s)
+            }
             if names:
                 text = f"the token {min(names)!r} is not accepted any more; put another one"
                 peer.expel(conditions.UNAUTHORIZED, text)

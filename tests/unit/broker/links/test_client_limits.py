@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -442,16 +444,21 @@ async def test_the_reason_of_a_client_that_closes_steers_no_terminal_and_forges_
 
 @pytest.mark.virtual_time
 async def test_a_connection_ends_when_its_bearer_token_leaves_the_file() -> None:
+    now_s = int(time.time())
     tokens = [AcceptedToken(name=name, text=name, rights=ALL_RIGHTS) for name in ("a", "b")]
+    tokens.append(AcceptedToken(name="l", text="l", rights=ALL_RIGHTS, expires_at_s=now_s - 60))
     server = BrokerServer("b", MemoryStore(), [], tokens=lambda: tuple(tokens))
     clients = {}
-    for name in ("a", "b"):
-        clients[name] = client = JoinedClient(server, trusted=False)
+    for name, who in (("a", "removed"), ("a", "rotated"), ("b", "other"), ("l", "lapsed")):
+        clients[who] = client = JoinedClient(server, trusted=False)
         await client.exchange()
-        client.peer.grants.put("sb://h/", server.policy.verify(name, 1))
-    del tokens[0]
+        client.peer.grants.put("sb://h/", server.policy.verify(name, now_s - 120))
+    # The next text of the same name; one client is quick to put it.
+    tokens[:] = [tokens[1], replace(tokens[0], text="a2")]
+    clients["rotated"].peer.grants.put("sb://h/", server.policy.verify("a2", now_s))
     await asyncio.sleep(TOKENS_CHECK_S)
-    assert condition(await clients["a"].exchange()) == "amqp:unauthorized-access"
-    await clients["b"].exchange()
-    assert clients["b"].connection.phase is ConnectionPhase.OPEN
+    assert condition(await clients.pop("removed").exchange()) == "amqp:unauthorized-access"
+    for client in clients.values():
+        await client.exchange()
+        assert client.connection.phase is ConnectionPhase.OPEN
     await server.close()
