@@ -8,6 +8,7 @@ its own number.
 from __future__ import annotations
 
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass
 from zlib import crc32
 
@@ -37,9 +38,13 @@ class Inventory:
         self.count -= 1
         self.total = (self.total - _worth(key, sealed)) % _WRAP
 
-    def drop_message(self, key: Data) -> None:
-        self.count -= 1
-        self.total = (self.total - crc32(key)) % _WRAP
+    def add_messages(self, keys: Collection[Data]) -> None:
+        self.count += len(keys)
+        self.total = (self.total + sum(map(crc32, keys))) % _WRAP
+
+    def drop_messages(self, keys: Collection[Data]) -> None:
+        self.count -= len(keys)
+        self.total = (self.total - sum(map(crc32, keys))) % _WRAP
 
     def pack(self, commit: int) -> bytes:
         """The record as this commit stores it."""

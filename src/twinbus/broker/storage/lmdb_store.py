@@ -36,6 +36,7 @@ from twinbus.broker.storage.data_directory import (
 from twinbus.broker.storage.inventory import Inventory, read_inventory
 from twinbus.broker.storage.last_commits import check_last_commits
 from twinbus.broker.storage.record_journal import RecordJournal
+from twinbus.broker.storage.records import MESSAGE
 from twinbus.broker.storage.store import Batch, Store
 from twinbus.broker.storage.upgrade import give_format, upgrade
 from twinbus.errors import StoreDamaged, StoreError, StoreFull
@@ -373,21 +374,25 @@ def _check_inventory(
 
 def _apply(transaction: lmdb.Transaction[bytes], batch: Batch) -> None:
     inventory = _inventory(transaction)
-    puts = []
-    for key, record in batch.records.items():
-        if record is not None:
-            puts.append((key, record))
-            inventory.add(key, record)
-        if key[0] != records.MESSAGE:
+    # A commit can have thousands of messages, and all clients wait for it: no call for each.
+    changes = batch.records.items()
+    puts = [(key, record) for key, record in changes if record is not None]
+    removed = [key for key, record in changes if record is None]
+    inventory.add_messages([key for key, _ in puts if key[0] == MESSAGE])
+    inventory.drop_messages([key for key in removed if key[0] == MESSAGE])
+    for key, record in puts:
+        if key[0] != MESSAGE:
             _replaced(transaction, key, inventory)
-        if record is None and not transaction.delete(key) and key[0] == records.MESSAGE:
+            inventory.add(key, record)
+    for key in removed:
+        if key[0] != MESSAGE:
+            _replaced(transaction, key, inventory)
+        if not transaction.delete(key) and key[0] == MESSAGE:
             entity_id, number = records.key_numbers(key)
             raise StoreDamaged(
                 f"the index is wrong: message {number} of entity {entity_id} is to be removed,"
                 " and is not found"
             )
-        if record is None and key[0] == records.MESSAGE:
-            inventory.drop_message(key)
     with transaction.cursor() as cursor:
         cursor.putmulti(puts)
     limit = SWEEP_RECORDS
