@@ -75,8 +75,10 @@ pictures: $(STAMP) ## take the pictures of the page from a drill, with Chromium
 	@$(BIN)/python -m tests.browser.drill_page
 
 # The types are checked beside the tests, which wait more than they work; told when these are over.
+# Collected once before: else each worker compiles all tests and packages, two thirds of its start.
 test: lint ## lint, types and all tests
 	@$(BIN)/mypy --no-error-summary > $(VENV)/.types 2>&1 & types=$$!; \
+	$(BIN)/python -m pytest -m 'not soak' --collect-only -qq $(PYTEST_ARGS) > /dev/null 2>&1; \
 	$(BIN)/python -m pytest -m 'not soak' -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS); tests=$$?; \
 	wait $$types || { cat $(VENV)/.types; exit 1; }; exit $$tests
 
