@@ -85,10 +85,9 @@ test: lint ## lint, types and all tests
 .PRECIOUS: .cache/spark-%/.installed
 .cache/spark-%/.installed: pyproject.toml
 	@echo "spark-$*: installing twinbus[$(EXTRAS)] with Spark $* into $(@D), about three minutes on an empty cache"
-	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
-	@# A constraint: for a requirement alone pip fetches every later Spark first, 450 MB each.
+	@test -x $(@D)/bin/uv || { $(PYTHON) -m venv $(@D) && $(@D)/bin/python -m pip install -qq --disable-pip-version-check uv; }
 	@echo 'pyspark==$*.*' > $(@D)/constraints.txt
-	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check --editable '.[$(EXTRAS)]' --constraint $(@D)/constraints.txt
+	@$(@D)/bin/uv pip install --quiet --python $(@D)/bin/python --system-certs --editable '.[$(EXTRAS)]' --constraint $(@D)/constraints.txt
 	@touch $@
 
 # Not in CI: it is all Spark tests a second time.
