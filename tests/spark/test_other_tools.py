@@ -209,12 +209,64 @@ def test_spark_reads_the_tables_with_the_jars_of_delta(
     assert json.loads(ran.stdout.splitlines()[-1]) == in_brief
 
 
+PUBLISHED = """
+from twinbus.ledger import LedgerError
+from twinbus.pipeline import publish
+spark.sql("CREATE SCHEMA lake")
+spark.sql("CREATE TABLE lake.other (a INT) USING parquet")
+assert publish(spark, "ledger", "lake") == (names := publish(spark, "ledger", "lake")), names
+assert len(names) == len(spark.sql("SHOW TABLES IN lake").collect()) - 1
+spark.sql("DROP TABLE lake.fates")
+spark.sql("ALTER TABLE lake.other RENAME TO lake.fates")
+try:
+    publish(spark, "ledger", "lake")
+except LedgerError as error:
+    assert "lake.fates is another table, at file:" in str(error), error
+else:
+    raise AssertionError
+spark.sql("DROP TABLE lake.fates")
+publish(spark, "ledger", "spark_catalog.lake")
+newest = "SELECT max_by(fates_version, number) FROM lake.sets"
+[[version]] = spark.sql(newest).collect()
+sums = "sum(accepted), sum(delivered), sum(undecided)"
+fates = f"lake.fates VERSION AS OF {version}"
+found = spark.sql(f"SELECT primary_label, destination, {sums} FROM {fates} GROUP BY ALL")
+"""
+
+
+def test_published_tables_are_read_by_their_names(
+    ledger: Path, reported: list[list[object]]
+) -> None:
+    code = SPARK.format(jars=delta_jars()) + PUBLISHED
+    told = PROGRAM.format(sql="", code=code, rows="found.collect()")
+    ran = subprocess.run(
+        [sys.executable, "-c", told.replace('sys.modules["twinbus"] = None', "")],
+        cwd=ledger.parent,
+        env={**os.environ, "JAVA_HOME": str(find_java().home), "SPARK_LOCAL_IP": "127.0.0.1"},
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=500,
+    )
+    in_brief = [[*one[:4], one[-1]] for one in reported]
+    assert json.loads(ran.stdout.splitlines()[-1]) == in_brief
+
+
+def test_publishing_without_delta_says_what_the_session_needs(
+    spark: SparkSession, ledger: Path
+) -> None:
+    with pytest.raises(
+        LedgerError, match=r"^default\.sets was not made: this session has no Delta;"
+    ):
+        pipeline.publish(spark, ledger, "default")
+
+
 FEW_LINES = [*(sent("a"), received("a", 1)), *moved("b", 2), diverted("waits", 4)]
 
 
 def test_the_public_names_load_spark_only_when_they_are_used() -> None:
     assert sorted(pipeline.__all__) == [
-        *("Frames", "conservation", "read_ledger", "read_tables", "start_session", "update"),
+        *("Frames", "conservation", "publish", "read_ledger", "read_tables", "start_session"),
+        "update",
     ]
     program = "import sys, twinbus.pipeline; sys.exit('pyspark' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -15,10 +15,25 @@ from typing import TYPE_CHECKING
 from twinbus.extras import load
 
 if TYPE_CHECKING:
-    from twinbus.pipeline.frames import Frames, conservation, read_ledger, read_tables, update
+    from twinbus.pipeline.frames import (
+        Frames,
+        conservation,
+        publish,
+        read_ledger,
+        read_tables,
+        update,
+    )
     from twinbus.pipeline.spark.session import start_session
 
-__all__ = ["Frames", "conservation", "read_ledger", "read_tables", "start_session", "update"]
+__all__ = [
+    "Frames",
+    "conservation",
+    "publish",
+    "read_ledger",
+    "read_tables",
+    "start_session",
+    "update",
+]
 
 if not TYPE_CHECKING:  # a checker that sees this function accepts every name
 

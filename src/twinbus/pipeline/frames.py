@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 from twinbus.pipeline.spark.kept_rows import pinned_lines
 from twinbus.pipeline.spark.session import master_of, require_shared
 from twinbus.pipeline.store import stream
+from twinbus.pipeline.store.catalog import registered
 from twinbus.pipeline.store.compaction import latest_of
 from twinbus.pipeline.store.increment import totals
 from twinbus.pipeline.store.inspection import LedgerFolder
@@ -86,6 +87,23 @@ def read_tables(
         )
         for name, schema in stored_schemas().items()
     }
+
+
+def publish(
+    spark: SparkSession,
+    ledger: Path | str,
+    schema: str,
+    tables: Path | str | None = None,
+    *,
+    shared: bool = False,
+) -> list[str]:
+    """Register the tables of a ledger in a schema of a catalog, where they are; return their names.
+
+    `schema` is one that exists, as in SQL: `lake`, or `main.lake` with its catalog. The session
+    needs Delta. LedgerError if it has none, or if such a name has another table.
+    """
+    store = stream.open_store(spark, ledger, tables, shared=shared).by_given()
+    return registered(store, latest_of(store), schema)
 
 
 def conservation(tables: Frames) -> DataFrame:
