@@ -11,6 +11,7 @@ import pytest
 
 from twinbus.broker.access import Admission, ConnectionLimits
 from twinbus.broker.http import HttpHost, MetricsAccess, application
+from twinbus.broker.links.turns import Turns
 from twinbus.broker.listener import Listener
 from twinbus.broker.websocket import FRAME_BYTES_MAX, HIGH_WATER_BYTES, SUBPROTOCOLS, AmqpWebSocket
 
@@ -91,7 +92,9 @@ async def broker(
 ) -> AsyncIterator[tuple[Services, str, HttpHost]]:
     services = Services(limits)
     app = application(cast("BrokerServer", services), MetricsAccess(None, is_open=True))
-    http = HttpHost(app, services.admission)
+    # No slice ends, however slow this machine is.
+    turns = Turns(asyncio.get_running_loop(), lambda: 0.0)
+    http = HttpHost(app, services.admission, turns)
     listener = Listener("127.0.0.1", 0, services.peer, http)
     await listener.start()
     try:

@@ -234,7 +234,10 @@ class BrokerHost:
         )
         self._servers[namespace.name] = server
         http = self._https[namespace.name] = HttpHost(
-            application(server, access.metrics), access.admission, local_only=access.is_key_known
+            application(server, access.metrics),
+            access.admission,
+            server.turns,
+            local_only=access.is_key_known,
         )
         listener = access.listener(namespace.port, server.peer, http)
         await listener.start()

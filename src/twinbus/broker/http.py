@@ -17,7 +17,6 @@ from dataclasses import replace
 from email.utils import formatdate
 from typing import Any
 
-import h11
 import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
@@ -27,7 +26,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketClose
-from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from twinbus.broker import websocket as amqp_over_websocket
@@ -42,9 +40,11 @@ from twinbus.broker.admin.api import (
 )
 from twinbus.broker.admin.atom import ERROR_CONTENT_TYPE, render_error
 from twinbus.broker.admin.entities import Document
+from twinbus.broker.http_connection import HttpConnection
+from twinbus.broker.links.turns import Turns
 from twinbus.broker.sas import Grant
 from twinbus.broker.server import BrokerServer
-from twinbus.broker.websocket import AmqpWebSocket
+from twinbus.broker.websocket import HELD_BYTES, TURNS, AmqpWebSocket
 
 _log = logging.getLogger(__name__)
 
@@ -64,70 +64,21 @@ _POLICY_VIOLATION = 1008
 EVERY_METHOD = ["GET", "HEAD", "PUT", "POST", "DELETE", "PATCH", "OPTIONS"]
 
 
-_UNFINISHED = (h11.IDLE, h11.SEND_BODY)
-"""States of a client that has sent a part of a request."""
-
-
-class HttpConnection(H11Protocol):
-    """One HTTP connection; AMQP over WebSocket leaves it when it begins."""
-
-    def __init__(self, admission: Admission, *given: Any) -> None:
-        super().__init__(*given)
-        self.access_log = False
-        self._admission = admission
-        self._host: str | None = None
-        self._request_limit: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._host = self.client[0] if self.client else ""
-        self._admission.enter(self._host)
-        self._limit_request()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self._host is not None:
-            self._limit_request()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self._leave()
-
-    def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        super().handle_websocket_upgrade(event)
-        self._leave()
-
-    def _leave(self) -> None:
-        """End the count: the connection is closed, or its AMQP peer is counted instead."""
-        self._stop_clock()
-        if self._host is not None:
-            self._admission.leave(self._host)
-            self._host = None
-
-    def _limit_request(self) -> None:
-        """Limit the time that a request takes to arrive, however slowly its bytes come."""
-        if self.conn.their_state not in _UNFINISHED:
-            self._stop_clock()
-        elif self._request_limit is None:
-            limit_s = self._admission.limits.open_s
-            self._request_limit = self.loop.call_later(limit_s, self._cut_off, limit_s)
-
-    def _cut_off(self, limit_s: float) -> None:
-        text = "closed an HTTP connection from %s: its request took longer than %g s (--open-limit)"
-        _log.warning(text, self._host, limit_s)
-        self.transport.abort()
-
-    def _stop_clock(self) -> None:
-        if self._request_limit is not None:
-            self._request_limit.cancel()
-            self._request_limit = None
-
-
 class HttpHost:
     """Makes a protocol for each HTTP connection of one port, and ends them all on close."""
 
-    def __init__(self, app: ASGIApp, admission: Admission, *, local_only: bool = False) -> None:
-        """`local_only`: serve no page of another site, because everybody knows the key."""
+    def __init__(
+        self,
+        app: ASGIApp,
+        admission: Admission,
+        turns: Turns | None = None,
+        *,
+        local_only: bool = False,
+    ) -> None:
+        """`local_only`: serve no page of another site, because everybody knows the key.
+
+        `turns` are those of the AMQP clients of the port; None: there are none.
+        """
         # Access log and log configuration are process-wide switches of uvicorn. A program that
         # embeds the broker may run uvicorn for itself, so they stay as they are; the protocols'
         # own switch is used instead.
@@ -148,6 +99,8 @@ class HttpHost:
         self._config.load()
         self._state = ServerState()
         self._admission = admission
+        # One without anybody in it is false.
+        self._turns = Turns(asyncio.get_running_loop()) if turns is None else turns
 
     @property
     def connections(self) -> set[Any]:
@@ -155,7 +108,8 @@ class HttpHost:
         return self._state.connections
 
     def __call__(self) -> asyncio.Protocol:
-        return HttpConnection(self._admission, self._config, self._state, {})
+        state = {TURNS: self._turns, HELD_BYTES: self._admission.budgets.held_bytes}
+        return HttpConnection(self._admission, self._turns, self._config, self._state, state)
 
     async def close(self) -> None:
         """Let requests under way finish, then close every connection.

@@ -9,16 +9,26 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from uvicorn.protocols.websockets.wsproto_impl import WSProtocol
-from wsproto.events import BytesMessage, CloseConnection, Ping, TextMessage
+from wsproto import ConnectionType, WSConnection
+from wsproto.events import BytesMessage, CloseConnection, Event, Ping, TextMessage
 
+from twinbus.amqp.budgets import Budget, BudgetExceeded
 from twinbus.broker.access import CUT_OFF_S
 from twinbus.broker.links.peer import Peer
+from twinbus.broker.links.turns import SLICE_S, Turns
+
+if TYPE_CHECKING:
+    from uvicorn._types import WebSocketEvent
+
+_log = logging.getLogger(__name__)
 
 SUBPROTOCOLS = ("AMQPWSB10", "amqp")
 """Names of AMQP in a WebSocket handshake: Service Bus's own, which Azure's SDKs ask for, and that
@@ -31,11 +41,36 @@ FRAME_BYTES_MAX = 64 * 1024
 """Bytes put into one WebSocket frame, so that a slow client frees the buffer step by step."""
 
 CONNECTION = "connection"
+TURNS = "turns"
+HELD_BYTES = "held_bytes"
+"""In the state of a connection: the turns of its port, and the budget of the process."""
 
 _NORMAL_CLOSURE = 1000
 _PROTOCOL_ERROR = 1002
 _UNACCEPTABLE_DATA = 1003
 _INTERNAL_ERROR = 1011
+
+
+class SlicedFrames(WSConnection):
+    """Gives the frames of one slice; the others wait for the next, and then `is_cut`."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__(ConnectionType.SERVER)
+        self._clock = clock
+        self._frames: Iterator[Event] = iter(())
+        self.is_cut = False
+
+    def events(self) -> Generator[Event, None, None]:
+        """The events of what came; those that are left wait for the next call."""
+        ends_at = self._clock() + SLICE_S
+        if not self.is_cut:
+            self._frames = super().events()
+        self.is_cut = False
+        for event in self._frames:
+            yield event
+            if self._clock() >= ends_at:
+                self.is_cut = True
+                return
 
 
 class AmqpWebSocket(WSProtocol):
@@ -53,7 +88,16 @@ class AmqpWebSocket(WSProtocol):
         self.is_ending = False
         """Whether the broker has closed the connection; what comes no longer matters."""
         self._is_deaf = False
+        self._turns: Turns = self.app_state[TURNS]
+        self.conn: SlicedFrames = SlicedFrames(self._turns.clock)
         self._came = bytearray()
+        self._held_bytes = Budget("this connection", "bytes", whole=self.app_state[HELD_BYTES])
+        """What waits for its turn."""
+        self._overhead_bytes = 0
+        self._waits = False
+        """Frames that came wait for the connection's next turn."""
+        self._ends: Callable[[], None] | None = None
+        """The connection is gone, and what it brought is not handled yet."""
         self._cutting: asyncio.TimerHandle | None = None
 
     def data_received(self, data: bytes) -> None:
@@ -62,10 +106,61 @@ class AmqpWebSocket(WSProtocol):
             self._is_deaf = True
         if self._is_deaf:
             return
+        self._overhead_bytes += len(data)
         super().data_received(data)
-        overhead_bytes = len(data) - len(self._came)
+        if not self._waits:
+            self._end_slice()
+            self._waits = self.conn.is_cut
+            if self._waits:
+                self._turns.wait(self._take_turn)
+        if self._waits and not self.transport.is_closing():
+            self.transport.pause_reading()
+            self._hold(len(data))
+
+    def handle_events(self) -> None:
+        """Handle the frames of one slice; a read that comes meanwhile waits with the others."""
+        if not self._waits:
+            super().handle_events()
+
+    def _hold(self, size_bytes: int) -> None:
+        try:
+            self._held_bytes.take(size_bytes)
+        except BudgetExceeded as error:
+            _log.warning("cut off a WebSocket from %s: %s", self.client, error)
+            self.abort()
+
+    async def receive(self) -> WebSocketEvent:
+        """What came next; nothing more is read while frames wait for their turn."""
+        message = await self.queue.get()
+        self._read_again()
+        return message
+
+    def _take_turn(self) -> bool:
+        """Handle more frames; false when none is left."""
+        if self._is_deaf or (self.is_ending and not self.writable.is_set()):
+            self._is_deaf, self.conn.is_cut = True, False
+        else:
+            super().handle_events()
+            self._end_slice()
+        if self.conn.is_cut:
+            return True
+        self._waits = False
+        self._held_bytes.give_back(self._held_bytes.used)
+        if self._ends is not None:
+            self._ends()
+        else:
+            self._read_again()
+        return False
+
+    def _end_slice(self) -> None:
+        overhead_bytes, self._overhead_bytes = self._overhead_bytes - len(self._came), 0
         self._hand_on()
         self.on_overhead(overhead_bytes)
+
+    def _read_again(self) -> None:
+        if self.queue.empty() and not self._waits and not self.transport.is_closing():
+            self.read_paused = False
+            self.transport.resume_reading()
 
     def handle_message(self, event: TextMessage | BytesMessage) -> None:
         if isinstance(event, BytesMessage):
@@ -81,7 +176,7 @@ class AmqpWebSocket(WSProtocol):
     def handle_ping(self, event: Ping) -> None:
         # A client that does not read its pongs would fill the memory with them. RFC 6455 (5.5.2)
         # allows to answer a later ping only.
-        if self.writable.is_set():
+        if self.writable.is_set() and not self.transport.is_closing():
             super().handle_ping(event)
 
     def abort(self) -> None:
@@ -95,6 +190,13 @@ class AmqpWebSocket(WSProtocol):
             self._cutting = self.loop.call_later(CUT_OFF_S, self.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Leave, once what came is handled."""
+        if self._waits:
+            self._ends = partial(self._leave, exc)
+        else:
+            self._leave(exc)
+
+    def _leave(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         if self._cutting is not None:
             self._cutting.cancel()

@@ -93,6 +93,7 @@ class GatewayHost:
                     self._figures,
                 ),
                 self._access.admission,
+                server.turns,
                 local_only=self._access.is_key_known,
             )
             self._listener = self._access.listener(self._port, server.peer, self._http)

@@ -54,6 +54,7 @@ BUDGETS: dict[str, tuple[str, str]] = {
     "_Open.deliveries": (CONNECTION, "OPERATIONS_MAX of a transaction"),
     "_Open.rights": (CONNECTION, "OPERATIONS_MAX of a transaction"),
     "AmqpWebSocket._came": (CONNECTION, "one read: reading waits until it is taken"),
+    "HttpConnection._unread": (PROCESS, "bytes, while they wait for their turn"),
     "WebSocketTransport._buffer": (CONNECTION, "bytes that its client does not read"),
     "IdleLinks._seen": (CONNECTION, "links"),
     # broker: receivers of entities

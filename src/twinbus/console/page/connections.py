@@ -11,13 +11,15 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, Final, Protocol
 
 import uvicorn
 from uvicorn.server import ServerState
 
 from twinbus.broker.access import Admission, ConnectionLimits
-from twinbus.broker.http import HttpConnection
+from twinbus.broker.http_connection import HttpConnection
+from twinbus.broker.links.turns import Turns
 
 STRANGERS_MAX: Final = 100
 """Connections without a token, of all addresses. A browser opens six, and has the token in the
@@ -78,6 +80,7 @@ def page_config(app: object, tls: ssl.SSLContext | None) -> uvicorn.Config:
     """How a page is served; each has its own strangers."""
     admission = Admission(ConnectionLimits(open_s=REQUEST_S))
     strangers = Strangers()
+    turns = cache(lambda: Turns(asyncio.get_running_loop()))
 
     class PageConnection(HttpConnection):
         """A connection whose requests have a deadline, so that idle strangers do not stay."""
@@ -85,7 +88,7 @@ def page_config(app: object, tls: ssl.SSLContext | None) -> uvicorn.Config:
         def __init__(self, config: uvicorn.Config, server_state: ServerState, **given: Any) -> None:
             # `Guard` calls it for a request with a valid token.
             state = {**given["app_state"], "trust": self.trust}
-            super().__init__(admission, config, server_state, state)
+            super().__init__(admission, turns(), config, server_state, state)
             self._site = ""
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
