@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from email.utils import formatdate
 from typing import Any
@@ -28,6 +29,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketClose
 from uvicorn.server import ServerState
 
+from twinbus.amqp.budgets import Budget, BudgetExceeded
 from twinbus.broker import websocket as amqp_over_websocket
 from twinbus.broker.access import Admission, foreign_origin
 from twinbus.broker.admin.api import (
@@ -40,6 +42,7 @@ from twinbus.broker.admin.api import (
 )
 from twinbus.broker.admin.atom import ERROR_CONTENT_TYPE, render_error
 from twinbus.broker.admin.entities import Document
+from twinbus.broker.budgets import ClientBudgets
 from twinbus.broker.http_connection import HttpConnection
 from twinbus.broker.links.turns import Turns
 from twinbus.broker.sas import Grant
@@ -259,9 +262,12 @@ async def _answered(broker: BrokerServer, request: Request, answer: Answer) -> R
     if isinstance(token, Grant):
         # A stranger's body is not read; its request is refused for want of a token.
         try:
-            body = await read_body(request)
+            with room_for_body(broker.admission, broker.name, token) as room:
+                body = await read_body(request, room)
         except ClientDisconnect:
             return Response(status_code=400)
+        except BudgetExceeded as error:
+            return Response(render_error(503, str(error)), 503, media_type=ERROR_CONTENT_TYPE)
         if body is None:
             detail = f"the request body is longer than {BODY_BYTES_MAX} bytes"
             return Response(render_error(413, detail), 413, media_type=ERROR_CONTENT_TYPE)
@@ -272,10 +278,25 @@ async def _answered(broker: BrokerServer, request: Request, answer: Answer) -> R
     return Response(answered.body, answered.status, date, answered.content_type)
 
 
-async def read_body(request: Request) -> bytes | None:
-    """The whole body, or None when it is too long."""
+@contextmanager
+def room_for_body(admission: Admission, namespace: str, grant: Grant) -> Iterator[Budget]:
+    """What the body of a request takes: a part of what the rule of its token may have.
+
+    `BudgetExceeded` if the rule has too much already.
+    """
+    budgets = ClientBudgets(admission.budgets)
+    budgets.join(namespace, grant)
+    try:
+        yield budgets.held_bytes
+    finally:
+        budgets.close()
+
+
+async def read_body(request: Request, room: Budget) -> bytes | None:
+    """The whole body, or None when it is too long; `BudgetExceeded` if there is no room for it."""
     body = bytearray()
     async for chunk in request.stream():
+        room.take(len(chunk))
         body += chunk
         if len(body) > BODY_BYTES_MAX:
             return None

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import http.client
 import threading
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote, unquote, urlencode
@@ -19,9 +20,10 @@ from urllib.parse import quote, unquote, urlencode
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from twinbus.amqp.budgets import BudgetExceeded
 from twinbus.broker.admin.api import AdminRequest, require_manage, require_send, verified
 from twinbus.broker.admin.atom import CONTENT_TYPE, ERROR_CONTENT_TYPE, render_error
-from twinbus.broker.http import BODY_BYTES_MAX, admin_request, read_body
+from twinbus.broker.http import BODY_BYTES_MAX, admin_request, read_body, room_for_body
 from twinbus.broker.refusals import Refusal
 from twinbus.client.administration import NotAnswered, host_header, http_connection, token_for
 from twinbus.gateway.descriptions import CheckedDescription, checked_description, with_host
@@ -46,12 +48,24 @@ PASSED_HEADERS: Final = ("if-match", "accept")
 """Headers of the client's request that the primary gets, besides path, query and body."""
 
 BAD_GATEWAY: Final = 502
+BUSY: Final = 503
 
 
 async def administer(
     server: GatewayServer, primary: Endpoint, threads: RequestThreads, request: Request
 ) -> Response:
     """Check a request by the gateway's rules, and answer it with what the primary answers."""
+    with ExitStack() as stack:
+        return await _administer(server, primary, threads, request, stack)
+
+
+async def _administer(
+    server: GatewayServer,
+    primary: Endpoint,
+    threads: RequestThreads,
+    request: Request,
+    stack: ExitStack,
+) -> Response:
     now_s = server.now_ms() / 1000
     try:
         asked = admin_request(request)
@@ -61,7 +75,8 @@ async def administer(
         token = verified(server.policy, asked, now_s)
         grant = require_manage(token, f"{server.name}/{path}", asked)
         require_plain(path)
-        body = await read_body(request)
+        room = stack.enter_context(room_for_body(server.admission, server.name, grant))
+        body = await read_body(request, room)
         description = checked_description(body or b"")
         for _, destination in description.destinations:
             require_send(server.policy, server.name, asked, grant, destination, now_s)
@@ -73,6 +88,8 @@ async def administer(
         return _error(refusal.status, refusal.description)
     except NotAnswered as error:
         return _error(BAD_GATEWAY, str(error))
+    except BudgetExceeded as error:
+        return _error(BUSY, str(error))
     if body is None:
         return _error(413, f"the request body is longer than {BODY_BYTES_MAX} bytes")
     try:

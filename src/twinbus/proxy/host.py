@@ -19,9 +19,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from twinbus.amqp.budgets import BudgetExceeded
+from twinbus.broker.access import ConnectionLimits
 from twinbus.broker.admin.api import respond_faults, verified
 from twinbus.broker.faults import Fault, FaultPlan
-from twinbus.broker.http import EVERY_METHOD, HttpHost, admin_request, read_body
+from twinbus.broker.http import EVERY_METHOD, HttpHost, admin_request, read_body, room_for_body
 from twinbus.broker.port_access import PortAccess
 from twinbus.broker.sas import AccessPolicy, Grant
 from twinbus.errors import BrokerStartError
@@ -40,6 +42,9 @@ if TYPE_CHECKING:
     from twinbus.broker.listener import Listener
 
 STEERING_KEY_BYTES: Final = 24
+
+CONNECTIONS_MAX: Final = 1_000
+"""Connections in all; each has a second one to the service, and some frames held back."""
 
 NOT_RELAYED: Final = (
     "A fault proxy relays AMQP over TCP only. Connect without WebSockets; send administration"
@@ -86,7 +91,8 @@ class FaultProxy:
         """In the order in which they came: a seed must strike the same ones."""
         self._key = secrets.token_urlsafe(STEERING_KEY_BYTES)
         """Of this run: who can read it steers the faults, and nothing else."""
-        self._access = PortAccess(key=self._key, tls=tls)
+        limits = ConnectionLimits(connections=CONNECTIONS_MAX)
+        self._access = PortAccess(key=self._key, tls=tls, limits=limits)
         self.admission = self._access.admission
         self.policy = AccessPolicy(self._access.rules)
         self._wanted_port = port
@@ -152,9 +158,12 @@ class FaultProxy:
             token = verified(self.policy, asked, self.now_ms() / 1_000)
             if isinstance(token, Grant):
                 try:
-                    body = await read_body(request)
+                    with room_for_body(self.admission, self.name, token) as room:
+                        body = await read_body(request, room)
                 except ClientDisconnect:
                     return Response(status_code=400)
+                except BudgetExceeded as error:
+                    return PlainTextResponse(f"{error}\n", 503)
                 if body is None:
                     return PlainTextResponse("the request body is too long\n", 413)
                 asked = replace(asked, body=body)

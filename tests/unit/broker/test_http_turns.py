@@ -16,11 +16,13 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
+from twinbus.amqp.budgets import BudgetExceeded
 from twinbus.broker import websocket as amqp_over_websocket
 from twinbus.broker.access import Admission
-from twinbus.broker.http import HttpHost, read_body
+from twinbus.broker.http import HttpHost, read_body, room_for_body
 from twinbus.broker.http_connection import HEAD_LINES_MAX, PIECE_BYTES
 from twinbus.broker.links.turns import SLICE_S, Turns
+from twinbus.broker.sas import Grant
 
 STEPS = 4
 """Looks at the clock in a slice."""
@@ -35,6 +37,9 @@ UPGRADE = (
 )
 PING = b"\x89\x80" + bytes(4)
 LETTER = b"\x82\x81" + bytes(4) + b"."
+
+
+GRANT = Grant(path="", rights=frozenset({"Listen"}), expires_at_s=1e12, rule_name="listener")
 
 
 class Transport(asyncio.Transport):
@@ -110,7 +115,11 @@ class World:
         return True
 
     async def _answer(self, request: Request) -> Response:
-        body = await read_body(request)
+        try:
+            with room_for_body(self.admission, "b", GRANT) as room:
+                body = await read_body(request, room)
+        except BudgetExceeded as error:
+            return PlainTextResponse(str(error), 503)
         self.bodies.append(-1 if body is None else len(body))
         return PlainTextResponse("ok")
 
@@ -195,6 +204,22 @@ async def test_a_head_of_some_lines_may_come_in_pieces() -> None:
     for at in range(0, len(head), 700):
         transport.protocol.data_received(head[at : at + 700])
     await until(lambda: b"200 OK" in transport.written)
+
+
+async def test_unfinished_bodies_of_one_rule_share_its_bytes() -> None:
+    world = World()
+    head = b"PUT / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
+    first, second = world.connect(), world.connect()
+    first.protocol.data_received(head + bytes(900))
+    await until(lambda: world.held_bytes == 900)
+    rule = next(iter(world.admission.budgets._rules.values())).held_bytes
+    rule.limit = 1_000
+    second.protocol.data_received(head + bytes(200))
+    await until(lambda: b"503" in second.written)
+    assert b"the rule 'listener' has more than 1000 bytes" in second.written
+    first.protocol.data_received(bytes(100))
+    await until(lambda: world.bodies == [1_000])
+    assert (world.held_bytes, world.admission.budgets._rules) == (0, {})
 
 
 async def test_a_process_that_holds_too_much_cuts_off_who_sends_more() -> None:

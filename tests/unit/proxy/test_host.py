@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from twinbus.errors import BrokerStartError
-from twinbus.proxy.host import through, upstream_of
+from twinbus.proxy import host as proxy_host
+from twinbus.proxy.connection import Upstream
+from twinbus.proxy.host import FaultProxy, through, upstream_of
 
 
 @pytest.mark.parametrize(
@@ -48,3 +52,22 @@ def test_a_string_through_the_proxy_differs_in_its_port_only() -> None:
     assert through(f"Endpoint=sb://localhost:5672/#contoso;{rest}", 4711) == (
         f"Endpoint=sb://localhost:4711/#contoso;{rest}"
     )
+
+
+async def test_a_proxy_takes_so_many_connections_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(proxy_host, "CONNECTIONS_MAX", 2)
+    async with await asyncio.start_server(lambda *_: None, "127.0.0.1") as service:
+        port = service.sockets[0].getsockname()[1]
+        proxy = FaultProxy(Upstream("127.0.0.1", port, None))
+        await proxy.start()
+        ends = [await asyncio.open_connection("127.0.0.1", proxy.port) for _ in range(2)]
+        for _, writer in ends:
+            writer.write(b"AMQP\x00\x01\x00\x00")
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        assert await reader.read() == b"", "one too many"
+        assert len(proxy.connections) <= 2
+        for _, each in (*ends, (reader, writer)):
+            each.close()
+        await proxy.close()
