@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from tests.fuzz.engine import create_entities, queues_of
 from tests.fuzz.part import Part, run_async
 from tests.fuzz.world import MANAGE_TOKEN, FuzzWorld, at_most, message
-from tests.unit.broker.links.joined import TICKS, JoinedClient
+from tests.unit.broker.links.joined import SLICES_MAX, TICKS, JoinedClient
 from twinbus.amqp.events import Disposed
 from twinbus.amqp.frames import encode_frame
 from twinbus.amqp.link import LinkState, ReceiverLink, SenderLink
@@ -110,7 +110,8 @@ class Taker:
         if client is None:
             return
         if self._reads:
-            await client.exchange(turns)
+            # What takes many slices goes on while the neighbour sends.
+            await client.exchange(turns, waits=False)
             return
         if data := client.connection.take_output(1):
             client.peer.data_received(data)
@@ -334,10 +335,12 @@ async def _play(world: FuzzWorld, story: list[Step], acts: Acts) -> None:
         took_s = time.thread_time() - began_s
         assert turns <= world.turns_max, f"a neighbour's send took {turns} turns after {step}"
         assert took_s <= SEND_MAX_S, f"a neighbour's send took {took_s:.1f} s with {step}"
+        await _handled(world)
         _check_limits(world)
     for taker in takers:
         taker.leave()
     neighbour.leave()
+    await _handled(world)
     await world.settle_down()
     paths = [queue.path for queue in namespace.queues()]
     for path in paths + [topic.path for topic in namespace.topics()]:
@@ -345,6 +348,14 @@ async def _play(world: FuzzWorld, story: list[Step], acts: Acts) -> None:
     await world.server.commit.durable()
     world.store.disk.clear()  # It keeps the messages of entities that are gone.
     create_entities(namespace, world.server.now_ms())
+
+
+async def _handled(world: FuzzWorld) -> None:
+    """Wait until the server has handled what clients have sent, or had when they left."""
+    for _ in range(SLICES_MAX):
+        if not world.front.turns:
+            break
+        await asyncio.sleep(0)
 
 
 async def _turns(count: int) -> None:
