@@ -32,7 +32,7 @@ from twinbus.broker.engine.settlement import (
 )
 from twinbus.broker.journal import DamagedMessage
 from twinbus.broker.links.context import BrokerContext, EntityLink, LinkClient, rejected
-from twinbus.broker.messages.rendering import render
+from twinbus.broker.messages.rendering import render, render_parts
 from twinbus.broker.refusals import (
     ArgumentInvalid,
     LinkExpired,
@@ -212,18 +212,28 @@ class DeliveringLink(EntityLink[SenderLink]):
             payloads = self._context.store.payloads(self.queue.entity_id, numbers)
         except DamagedMessage:
             batch, payloads = self._readable(batch)
-        send = self.link.send
         if self.settles:
-            for (message, token, until_ms, _), payload in zip(batch, payloads, strict=True):
-                send(render(payload, message, locked_until_ms=until_ms, lock_token=token), token)
+            self._send_locked(batch, payloads)
         else:
             for (message, token, _, _), payload in zip(batch, payloads, strict=True):
                 wire = render(payload, message)
                 self.queue.settle(token, SettlementOutcome.COMPLETE, now_ms)
-                send(wire, token, settled=True)
+                self.link.send(wire, token, settled=True)
         if batch:
             self._client.touch()
         return len(batch)
+
+    def _send_locked(self, batch: list[LockedMessage], payloads: list[bytes]) -> None:
+        tokens, heads, rests = [], [], []
+        for (message, token, until_ms, _), payload in zip(batch, payloads, strict=True):
+            head, rest = render_parts(payload, message, until_ms, token)
+            tokens.append(token)
+            heads.append(head)
+            rests.append(rest)
+        # What is larger than a frame, or has to wait for the session, goes one by one.
+        sent = self.link.send_run(tokens, heads, rests)
+        for token, head, rest in zip(tokens[sent:], heads[sent:], rests[sent:], strict=True):
+            self.link.send(head + rest, token)
 
     def _readable(self, batch: list[LockedMessage]) -> tuple[list[LockedMessage], list[bytes]]:
         """The messages that the disk can give, and their payloads; the others are set aside."""

@@ -127,12 +127,20 @@ def render(
     locked_until_ms: int = 0,
     lock_token: bytes | None = None,
 ) -> bytes:
-    """The message as a receiver gets it, in its delivery or in a management response.
+    """The message as a receiver gets it, in its delivery or in a management response."""
+    return b"".join(render_parts(payload, message, locked_until_ms, lock_token))
+
+
+def render_parts(
+    payload: bytes, message: StoredMessage, locked_until_ms: int, lock_token: bytes | None
+) -> tuple[bytes, bytes]:
+    """What `render` joins: the sections that the broker writes, and those of the sender.
 
     A locked message has its token among the delivery annotations too, where SDKs look for it.
     """
     form, flags, priority, mark_count, mark_size, item_count, size = PREFIX.unpack_from(payload)
     assert form == FORMAT, f"stored payload of format {form}"
+    header = _header(flags, priority, message.ttl_ms, message.delivery_count)
     # The state that a receiver sees stays "scheduled" after the time has come, as in Azure.
     state = message.state or (SCHEDULED if message.scheduled_for_ms else 0)
     is_changed = (
@@ -144,9 +152,7 @@ def render(
         or message.ttl_ms > UINT_MAX
     )
     if lock_token is not None and locked_until_ms and not is_changed:
-        header = _header(flags, priority, message.ttl_ms, message.delivery_count)
-        marks = _plain_marks(message, locked_until_ms, lock_token)
-        return b"".join((header, marks, payload[PREFIX.size :]))
+        return header + _plain_marks(message, locked_until_ms, lock_token), payload[PREFIX.size :]
     start = PREFIX.size + mark_size
     extra = payload[start : start + size]
     if locked_until_ms:
@@ -163,27 +169,22 @@ def render(
         source = message.dead_letter_source.encode()
         extra = _DEAD_LETTER_SOURCE + len(source).to_bytes(4, "big") + source + extra
     first, second = _KEYS
+    annotations = _ANNOTATIONS.pack(
+        b"\x00\x53\x72",
+        0xD1,
+        _OUR_BYTES + len(extra),
+        2 * len(_KEYS) + item_count,
+        first,
+        message.sequence_number,
+        second,
+        message.enqueued_at_ms,
+    )
+    marks = _delivery_annotations(payload[PREFIX.size : start], mark_count, lock_token)
     rest = payload[start + size :]
     if message.ttl_ms > UINT_MAX:
         rest = _with_lifetime(rest, message.enqueued_at_ms, message.ttl_ms)
-    return b"".join(
-        (
-            _header(flags, priority, message.ttl_ms, message.delivery_count),
-            _delivery_annotations(payload[PREFIX.size : start], mark_count, lock_token),
-            _ANNOTATIONS.pack(
-                b"\x00\x53\x72",
-                0xD1,
-                _OUR_BYTES + len(extra),
-                2 * len(_KEYS) + item_count,
-                first,
-                message.sequence_number,
-                second,
-                message.enqueued_at_ms,
-            ),
-            extra,
-            _overridden(rest, message.overrides) if message.overrides else rest,
-        )
-    )
+    rest = _overridden(rest, message.overrides) if message.overrides else rest
+    return b"".join((header, marks, annotations, extra)), rest
 
 
 @lru_cache(maxsize=1024)
