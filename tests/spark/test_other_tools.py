@@ -251,15 +251,6 @@ def test_published_tables_are_read_by_their_names(
     assert json.loads(ran.stdout.splitlines()[-1]) == in_brief
 
 
-def test_publishing_without_delta_says_what_the_session_needs(
-    spark: SparkSession, ledger: Path
-) -> None:
-    with pytest.raises(
-        LedgerError, match=r"^default\.sets was not made: this session has no Delta;"
-    ):
-        pipeline.publish(spark, ledger, "default")
-
-
 FEW_LINES = [*(sent("a"), received("a", 1)), *moved("b", 2), diverted("waits", 4)]
 
 
