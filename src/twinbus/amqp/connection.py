@@ -72,6 +72,10 @@ CHANNEL_MAX = 4_999
 TAKEN_TOGETHER_MAX = 256
 """Deliveries of one run, and events of one list, at a server: it has other clients to serve."""
 
+QUIET_FRAMES_MAX = 16
+"""Frames without an event, such as flows and parts of deliveries, until the owner may do other
+things: a read has thousands of them."""
+
 IDLE_TIMEOUT_MS = 240_000
 IDLE_TIMEOUT_LEAST_MS = 250
 """The smallest idle-time-out that a peer may ask for. This end owes it a frame in half of that
@@ -170,7 +174,8 @@ class Connection:
         """Take bytes from the peer; yield what happened, in order, a list of events at a time.
 
         Handle each list before asking for the next: a frame that opens, closes or changes something
-        takes effect when all events before it are handled. So a settlement finds its link open,
+        takes effect when all events before it are handled. Some frames bring no event: then a list
+        may be empty. So a settlement finds its link open,
         though the link's DETACH came in the same read. The owner may do other things between two
         lists, but must not hand over more bytes.
         """
@@ -181,11 +186,12 @@ class Connection:
         events: list[Event] = []
         failure: DecodeError | ProtocolViolation | None = None
         position, end = 0, len(data)
+        quiet = 0
         try:
             while end - position >= 8 and self.phase is not CLOSED:
-                if len(events) >= self._together_max:
+                if len(events) >= self._together_max or quiet >= QUIET_FRAMES_MAX:
                     yield events
-                    events = []
+                    events, quiet = [], 0
                     continue  # The owner may have closed the connection.
                 if self.phase is HEADER and data[position + 4 : position + 11] != EARLY_CLOSE:
                     self._take_header(data[position : position + 8])
@@ -211,8 +217,10 @@ class Connection:
                     events = []
                     continue  # The owner may have closed the connection.
                 position += size
+                count = len(events)
                 if body:
                     self._take_frame(kind, channel, body, events)
+                quiet += len(events) == count
                 if events and not is_about_deliveries:
                     yield events
                     events = []

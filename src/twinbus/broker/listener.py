@@ -42,6 +42,10 @@ HANDSHAKE_STEPS = 8
 without having done anything else."""
 
 BACKLOG = 1024
+ACCEPTED_AT_ONCE = 4
+"""Connections in one step of the loop; the others wait in the backlog for the next. Each takes
+some tenths of a millisecond until its protocol is known."""
+
 ACCEPT_RETRY_S = 1.0
 """Pause after the process ran out of file descriptors: accepting at once would only spin."""
 
@@ -172,7 +176,7 @@ class Listener:
         return [(family, (str(address[0]), int(address[1]))) for family, address in unique]
 
     def _accept(self, listening: socket.socket) -> None:
-        for _ in range(BACKLOG):
+        for _ in range(ACCEPTED_AT_ONCE):
             try:
                 connection, address = listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):

@@ -208,6 +208,8 @@ class Peer(asyncio.Protocol):
     def _handle_read(self, data: bytes) -> Steps:
         is_first = True
         for events in self.connection.receive(data, self._turn_ms):
+            if not events:
+                yield None
             for part in _parts(events):
                 if not is_first:
                     yield None

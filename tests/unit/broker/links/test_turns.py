@@ -13,11 +13,13 @@ import pytest
 
 from tests.unit.broker.fakes import facts
 from tests.unit.broker.links.joined import JoinedClient
+from twinbus.amqp.connection import EMPTY_FRAME, QUIET_FRAMES_MAX
 from twinbus.amqp.events import Disposed, Event
+from twinbus.amqp.frames import encode_frame
 from twinbus.amqp.link import SenderLink
 from twinbus.amqp.message import BATCH_FORMAT, Properties, encode_message
-from twinbus.amqp.performatives import Accepted, Rejected, Source, Target
-from twinbus.amqp.types import Symbol, Timestamp
+from twinbus.amqp.performatives import Accepted, Flow, Rejected, Source, Target
+from twinbus.amqp.types import Symbol, Timestamp, UInt
 from twinbus.broker.descriptions import (
     QueueDescription,
     RuleDescription,
@@ -400,3 +402,28 @@ async def test_no_slice_comes_before_a_step_that_hands_changes_to_the_writer() -
             break
     await server.close()
     assert found == [False] * turns
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [EMPTY_FRAME, encode_frame(0, Flow(incoming_window=UInt(9), next_outgoing_id=UInt(0)))],
+    ids=["empty frames", "flows"],
+)
+async def test_frames_that_bring_no_event_are_handled_in_turns(frame: bytes) -> None:
+    async with world() as here:
+        client = (await here.sender("big")).client
+        turns = 0
+
+        def neighbour() -> bool:
+            nonlocal turns
+            turns += 1
+            return client.peer.has_unread
+
+        client.peer.data_received(frame * 1_000)
+        here.server.turns.wait(neighbour)
+        for _ in range(TICKS_MAX):
+            if not client.peer.has_unread:
+                break
+            await asyncio.sleep(0)
+        assert turns >= 1_000 / QUIET_FRAMES_MAX / STEPS - 2
+        assert not client.transport.is_closed
