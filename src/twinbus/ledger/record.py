@@ -196,11 +196,9 @@ def decode(line: bytes) -> dict[str, Any] | None:
         return None
     if any(found.get(name) is None for name in REQUIRED):
         return None
-    return found if all(_fits(name, value) for name, value in found.items()) else None
-
-
-def _fits(name: str, value: object) -> bool:
-    wanted = FIELDS.get(name)
-    if wanted is None or value is None:
-        return True
-    return isinstance(value, wanted) and not isinstance(value, bool)
+    for name, value in found.items():
+        wanted = FIELDS.get(name)
+        # The types of JSON are exact: a bool is no int.
+        if type(value) is not wanted and wanted is not None and value is not None:
+            return None
+    return found
