@@ -363,6 +363,9 @@ def _settings(master: str) -> dict[str, str]:
         # A second attempt beside a running one would be a second syphon on the same queue.
         "spark.speculation": "false",
         "spark.sql.session.timeZone": "UTC",
+        # The first text in lower case would cost 3 s of a processor, which ICU takes to try the
+        # title case of every character.
+        "spark.sql.icu.caseMappings.enabled": "false",
         _LISTED_BY_DRIVER: str(LISTED_BY_DRIVER_MAX),
         "spark.ui.showConsoleProgress": "false",
     }
