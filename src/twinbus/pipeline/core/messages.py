@@ -36,10 +36,10 @@ _TIMES: Final = {**LAST_TIMES, **FIRST_TIMES}
 _BITS: Final = (*FACTS, *_TIMES)
 """What is known of a message if any record says it: its facts, and which times it has."""
 
-_BIT_OF: Final = {name: 1 << place for place, name in enumerate(_BITS)}
+BIT_OF: Final = {name: 1 << place for place, name in enumerate(_BITS)}
 _SUM_NAMES: Final = tuple(SUMS)
-_SUM_SHIFT: Final = len(_BITS)
-_ACCEPTED: Final = _BIT_OF["accepted_ms"]
+SUM_SHIFT: Final = len(_BITS)
+_ACCEPTED: Final = BIT_OF["accepted_ms"]
 _WORDS: Final = frozenset({"duplicate", DELETED, LEFT, SECOND_COPY})
 """The states that a rule asks for."""
 
@@ -145,14 +145,14 @@ def _shape_of(record: Mapping[str, Any]) -> RecordShape:
 
 
 def _packed(facts: Mapping[str, bool]) -> int:
-    packed = sum(_BIT_OF[name] for name in FACTS if facts[name])
+    packed = sum(BIT_OF[name] for name in FACTS if facts[name])
     for name, (of, but) in _TIMES.items():
         if any(facts[one] for one in of) and not (but is not None and facts[but]):
-            packed |= _BIT_OF[name]
+            packed |= BIT_OF[name]
     for place, of in enumerate(SUMS.values()):
         assert sum(facts[one] for one in of) <= 1, "a record adds at most 1 to a sum"
         if any(facts[one] for one in of):
-            packed |= 1 << (_SUM_SHIFT + place)
+            packed |= 1 << (SUM_SHIFT + place)
     return packed
 
 
@@ -228,11 +228,9 @@ class MessageFolder:
         found = self._steps.get(packed)
         if found is None:
             sums = tuple(
-                _ROW_SUMS + place
-                for place in range(len(SUMS))
-                if packed >> (_SUM_SHIFT + place) & 1
+                _ROW_SUMS + place for place in range(len(SUMS)) if packed >> (SUM_SHIFT + place) & 1
             )
-            found = self._steps[packed] = packed & ((1 << _SUM_SHIFT) - 1), sums
+            found = self._steps[packed] = packed & ((1 << SUM_SHIFT) - 1), sums
         return found
 
     def take(self) -> Iterator[list[FoundMessage]]:
@@ -245,7 +243,7 @@ class MessageFolder:
         self, message_id: str, rows: dict[tuple[str, str, str], Row]
     ) -> Iterator[FoundMessage]:
         of_message: dict[tuple[str, str], list[tuple[str, Row]]] = defaultdict(list)
-        for (label, destination, receiver), row in _with_labels(rows):
+        for (label, destination, receiver), row in with_labels(rows):
             of_message[label, destination].append((receiver, row))
         for (label, destination), parts in of_message.items():
             yield self._folded(label, destination, message_id, parts)
@@ -347,9 +345,9 @@ _ROW_RECEIPTS: Final = _ROW_SUMS + _SUM_NAMES.index("receipts")
 def judgement(*, bits: int, sums: Sequence[int], repeats: int, receivers: int) -> Judged:
     """Return what became of a message with these facts and sums."""
     m = SimpleNamespace(
-        **{name: bool(bits & _BIT_OF[name]) for name in FACTS},
+        **{name: bool(bits & BIT_OF[name]) for name in FACTS},
         # Rules ask only whether a message has a time.
-        **{name: 0 if bits & _BIT_OF[name] else None for name in _TIMES},
+        **{name: 0 if bits & BIT_OF[name] else None for name in _TIMES},
         **dict(zip(_SUM_NAMES, sums, strict=True)),
         repeats=repeats,
         receivers=receivers,
@@ -365,7 +363,7 @@ def judgement(*, bits: int, sums: Sequence[int], repeats: int, receivers: int) -
     )
 
 
-def _with_labels(
+def with_labels(
     rows: Mapping[tuple[str, str, str], Row],
 ) -> Iterator[tuple[tuple[str, str, str], Row]]:
     """Yield the rows of an id, those with an unsure label with that of the sure ones.
@@ -379,7 +377,7 @@ def _with_labels(
         return
     sure, named = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
     for (label, destination, _), row in rows.items():
-        if row[0] & _BIT_OF["labelled"]:
+        if row[0] & BIT_OF["labelled"]:
             sure[destination].add(label)
         if label:
             named[destination].add(label)

@@ -40,6 +40,18 @@ BESIDE_FATES: Final = (
 RAN_OUT: Final = "TTLExpiredException"
 """The reason of Service Bus for dead-lettering an expired message."""
 
+BY_THE_BROKER: Final = f"^({RAN_OUT}|MaxDeliveryCountExceeded)"
+"""Reasons for which a broker dead-letters a message by itself."""
+
+ANSWER_MAX_MS: Final = 60_000
+"""Maximum duration of one attempt (`attempt_timeout`)."""
+
+KIND: Final = (
+    *("pair", "namespace", "side", "entity", "backlog_queue"),
+    *("cause", "operation", "outcome", "view"),
+)
+"""Fields by which tables distinguish records, beside a few that are of some operations only."""
+
 ERASED: Final = "erased:"
 """Prefix of the random name that replaces the id of an erased message (`store.erasure`)."""
 

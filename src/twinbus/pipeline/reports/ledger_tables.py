@@ -6,6 +6,7 @@ ends inside one includes all of it, and the report says so.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date, timedelta
@@ -16,13 +17,13 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F
 
 from twinbus.errors import TwinbusError
-from twinbus.ledger.record import FILE_SUFFIX, OPEN_SUFFIX
+from twinbus.pipeline.core.lines import REASONS
 from twinbus.pipeline.reports.documents import ReportRequest, ReportScope
+from twinbus.pipeline.reports.ledger_records import FewRecords, ManyRecords
 from twinbus.pipeline.reports.scope import Lines
 from twinbus.pipeline.spark.few_rows import FewRows, PlainRow, brought
 from twinbus.pipeline.spark.kept_rows import (
     persisted,
-    pinned_lines,
     release,
     without_history,
 )
@@ -39,10 +40,8 @@ from twinbus.pipeline.store.store import TableStore
 from twinbus.pipeline.store.stream import tables_place
 from twinbus.pipeline.tables import bronze
 from twinbus.pipeline.tables.conservation import in_backlog, unsent_in_backlog
-from twinbus.pipeline.tables.gold import BUCKET_S, NOTABLE, Sources, gold_tables, with_fates
-from twinbus.pipeline.tables.journeys import judged, partial_journeys
-from twinbus.pipeline.tables.records import destination_of, may_share_messages, tallied
-from twinbus.pipeline.tables.schemas import CORRUPT
+from twinbus.pipeline.tables.gold import BUCKET_S, NOTABLE, gold_tables, with_fates
+from twinbus.pipeline.tables.records import destination_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -52,14 +51,11 @@ NAMES_MAX: Final = 1_000
 """Entities that are compared with a misspelt name."""
 
 SMALL_BYTES: Final = 20_000_000
-"""Below this size of a ledger, compiling queries takes longer than it saves."""
+"""A ledger of up to this size is read in this process; compiling queries for it takes longer than
+it saves."""
 
 LINE_BYTES: Final = 250
 """Approximate size of one record."""
-
-_IS_OPEN: Final = "is_open"
-_WHY: Final = "why"
-_REJECTED: Final = "rejected"
 
 
 class UnknownEntityError(TwinbusError):
@@ -76,28 +72,19 @@ class BatchTables:
     ) -> None:
         self.ledger = str(ledger)
         self.bucket_s = bucket_s
-        files = PlaceFiles(str(ledger)).found()
-        size_bytes = sum(file.size_bytes for file in files if FILE_SUFFIX in file.name)
+        bronze.location_of(ledger)
+        is_only_copy = TableStore(None, tables_place(ledger)).is_only_copy
+        self.inspected = LedgerFolder(ledger).inspect({}, removed_unnoted=is_only_copy)
+        size_bytes = sum(file.facts.size_bytes for file in self.inspected.files.values())
         self.is_small = size_bytes <= SMALL_BYTES
         many = size_bytes // LINE_BYTES
         session = session_for_few(spark) if self.is_small else session_for_many(spark, many)
-        bronze.location_of(ledger)
-        inside = TableStore(session, tables_place(ledger))
-        self.inspected = LedgerFolder(ledger).inspect({}, removed_unnoted=inside.is_only_copy)
-        lines = bronze.read_ledger(session, ledger, refused=self.inspected.refused)
-        is_open = F.endswith(F.col("_metadata.file_name"), F.lit(OPEN_SUFFIX))
-        read = lines.withColumns({_IS_OPEN: is_open, _WHY: bronze.reason()})
-        # Kept before counting: a query of a few columns does not see a damaged line.
-        placed = read.coalesce(1) if self.is_small else read
-        self._lines = pinned_lines(placed, without_history=self.is_small)
-        is_record = F.col(_WHY).isNull()
-        self._records = self._lines.where(is_record).drop(_IS_OPEN, _WHY, CORRUPT)
-        self._tallies = self._kept(tallied(self._records, bucket_s=bucket_s))
-        # With few records another query takes longer than it saves.
-        all_labelled = not self.is_small and not may_share_messages(self._tallies)
-        journeys = self.journeys()
-        self._fates = self._kept(judged(journeys, all_labelled=all_labelled))
-        self._sources = Sources(self._records, self._tallies, self._fates, self._fates)
+        self._read = (
+            FewRecords(session, PlaceFiles(self.ledger), self.inspected, bucket_s)
+            if self.is_small
+            else ManyRecords(session, self.ledger, self.inspected, bucket_s)
+        )
+        self._sources = self._read.sources
         self._tables = {table.name: table for table in (*gold_tables(bucket_s), NOTABLE)}
         self._kept_tables: dict[str, DataFrame] = {}
         self._few: dict[str, FewRows | None] = {}
@@ -106,11 +93,9 @@ class BatchTables:
     @property
     def rejected(self) -> Mapping[str, int]:
         """Count of rejected lines by reason."""
-        self.bring()
-        counts = self.rows(_REJECTED)
-        assert counts, "one row is few"
-        [counted] = counts
-        return bronze.rejected({**counted, "torn": counted["torn"] + self.inspected.torn})
+        counts = Counter(self._read.rejected)
+        counts["torn"] += self.inspected.torn
+        return {why: counts[why] for why in REASONS if counts[why]}
 
     def bring(self, *names: str, beside: Mapping[str, DataFrame] | None = None) -> None:
         """Bring those of these gold tables that are small to this process, by one job.
@@ -123,11 +108,6 @@ class BatchTables:
             name: self._tables[name].rows(self._sources) if self.is_small else self.table(name)
             for name in new
         }
-        if _REJECTED not in self._few:
-            why = F.col(_WHY)
-            # An incomplete line of an open file is still being written: that is normal.
-            counted_reason = F.when(~F.col(_IS_OPEN) | (why != "torn"), why)
-            wanted[_REJECTED] = self._lines.agg(*bronze.line_counts(counted_reason))
         wanted |= beside or {}
         self._few |= {**dict.fromkeys(wanted), **brought(wanted)}
 
@@ -142,7 +122,10 @@ class BatchTables:
             return few.frame
         if name not in self._kept_tables:
             made = self._tables[name].rows(self._sources)
-            self._kept_tables[name] = self._kept(made)
+            # Spark plans each query down to the files, also if the rows are in its cache. With a
+            # small ledger planning takes most of the time, so a checkpoint cuts the plan.
+            kept = without_history if self.is_small else persisted
+            self._kept_tables[name] = kept(made)
         return self._kept_tables[name]
 
     def notable(self) -> DataFrame:
@@ -155,31 +138,24 @@ class BatchTables:
 
     def unsent_in_backlog(self) -> DataFrame:
         """Return what only the broker recorded in a backlog queue, and no sender."""
-        return unsent_in_backlog(self.in_backlog(), self._fates)
+        return unsent_in_backlog(self.in_backlog(), self.messages())
 
     def journeys(self) -> DataFrame:
         """Return the facts about all messages, as `schemas.JOURNEYS`."""
-        return partial_journeys(self._records, one_task=self.is_small)
+        return self._read.journeys()
 
     def messages(self) -> DataFrame:
         """Every message with its fate, as `schemas.FATES`."""
-        return self._fates
+        return self._sources.messages
 
     def every_record(self) -> DataFrame:
         """Every record."""
-        return self._records
-
-    def _kept(self, rows: DataFrame) -> DataFrame:
-        """Rows that several queries read.
-
-        Spark plans each query down to the files, also if the rows are in its cache. With a small
-        ledger planning takes most of the time, so a checkpoint cuts the plan.
-        """
-        return without_history(rows) if self.is_small else persisted(rows)
+        return self._sources.records
 
     def close(self) -> None:
         """Let Spark drop the kept rows."""
-        release((*self._kept_tables.values(), self._tallies, self._fates, self._lines))
+        release(self._kept_tables.values())
+        self._read.close()
 
 
 LedgerTables = CurrentTables | BatchTables

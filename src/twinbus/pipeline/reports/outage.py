@@ -18,7 +18,6 @@ from twinbus.pipeline.reports.charges import charges_summary
 from twinbus.pipeline.reports.conservation import BacklogSnapshot, conservation_report
 from twinbus.pipeline.reports.ledger_tables import BatchTables
 from twinbus.pipeline.spark.few_rows import few_rows
-from twinbus.pipeline.tables.gold import NOTABLE, gold_tables
 from twinbus.pipeline.tables.journeys import MESSAGE
 from twinbus.pipeline.tables.records import is_twin
 from twinbus.pipeline.tables.schemas import SIGHTINGS, field
@@ -31,6 +30,12 @@ if TYPE_CHECKING:
 WHOLE_LEDGER: Final = documents.ReportRequest()
 BUCKET_S: Final = 1
 """An outage of seconds is drawn by the second."""
+
+_TABLES: Final = (
+    *("lines", "traffic", "states", "fates", "notable"),
+    *("charges", "deliveries", "diversions", "stays", "raised"),
+)
+"""The tables that the three reports read."""
 
 _DRAIN: Final = "drain"
 
@@ -74,8 +79,7 @@ def outage_report(
     ):
         before_each()
         # One job for all of them.
-        names = (*(table.name for table in gold_tables()), NOTABLE.name)
-        tables.bring(*names, beside={_DRAIN: _drain_times(tables)})
+        tables.bring(*_TABLES, beside={_DRAIN: _drain_times(tables)})
         before_each()
         seen = few_rows(spark, SIGHTINGS, [one._asdict() for one in sightings]).frame
         # Senders and syphon of a drill have ended before the peek.

@@ -40,9 +40,9 @@ def without_history(rows: DataFrame) -> DataFrame:
     return rows if there is None else there
 
 
-def pinned_lines(lines: DataFrame, *, without_history: bool = False) -> DataFrame:
+def pinned_lines(lines: DataFrame) -> DataFrame:
     """Return lines of files that may grow: all queries of the result read the same ones."""
-    there = _allowed(lines.localCheckpoint if without_history else lines.persist)
+    there = _allowed(lines.persist)
     if there is not None:
         return there
     few = brought({_LINES: lines})

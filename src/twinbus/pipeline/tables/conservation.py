@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 
 from twinbus.pipeline.core import rules
 from twinbus.pipeline.core.rules import (
+    ANSWER_MAX_MS,
     BESIDE_FATES,
     DEAD_LETTER_QUEUE,
     DELETED,
@@ -19,7 +20,6 @@ from twinbus.pipeline.core.rules import (
     FATES_OF_ACCEPTED,
 )
 from twinbus.pipeline.tables.calculus import COLUMNS, MESSAGE_COLUMNS
-from twinbus.pipeline.tables.journeys import ANSWER_MAX_MS
 from twinbus.pipeline.tables.records import LABEL, count_of
 from twinbus.pipeline.tables.schemas import AGES, FATE_SUMS, LINES, SKEWS, day_of, field
 

@@ -44,7 +44,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import functions as F
 
 from twinbus.pipeline.core import rules
-from twinbus.pipeline.core.rules import ERASED_ID
+from twinbus.pipeline.core.rules import ANSWER_MAX_MS, ERASED_ID
 from twinbus.pipeline.tables.calculus import COLUMNS, MESSAGE_COLUMNS
 from twinbus.pipeline.tables.records import (
     LABEL,
@@ -70,9 +70,6 @@ _ANY: Final = rules.FACTS
 _SUM: Final = tuple(rules.SUMS)
 _MAX: Final = ("size_bytes", "last_ms", *rules.LAST_TIMES)
 _MIN: Final = ("first_ms", *rules.FIRST_TIMES, "begun_ms")
-
-ANSWER_MAX_MS: Final = 60_000
-"""Maximum duration of one attempt (`attempt_timeout`)."""
 
 RECEIVERS_MAX: Final = 127
 """Limit of receivers that are numbered while rows are folded."""

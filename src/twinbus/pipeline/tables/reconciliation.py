@@ -39,8 +39,8 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from twinbus.pipeline.core.rules import DELETED, SECOND_COPY
-from twinbus.pipeline.tables.records import BY_THE_BROKER, LABEL, compared, label_of
+from twinbus.pipeline.core.rules import BY_THE_BROKER, DELETED, SECOND_COPY
+from twinbus.pipeline.tables.records import LABEL, compared, label_of
 from twinbus.pipeline.tables.schemas import VIEWS, day_of, field
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 
 from twinbus.cost.arithmetic import UNIT_BYTES
 from twinbus.pipeline.core import rules
-from twinbus.pipeline.core.rules import RAN_OUT, RecordTraits
+from twinbus.pipeline.core.rules import BY_THE_BROKER, RecordTraits
 from twinbus.pipeline.tables.calculus import COLUMNS
 from twinbus.pipeline.tables.schemas import bucket_of, field
 
@@ -33,14 +33,6 @@ Receivers = Mapping[str, str]
 """Subscriptions that received messages, each with its topic."""
 
 _SURE, _IS_UNSURE = "sure_labels", "is_unsure"
-
-BY_THE_BROKER: Final = f"^({RAN_OUT}|MaxDeliveryCountExceeded)"
-"""Reasons for which a broker dead-letters a message by itself."""
-
-_PLAIN: Final = (
-    *("pair", "namespace", "side", "entity", "backlog_queue"),
-    *("cause", "operation", "outcome", "view"),
-)
 
 
 def destination_of(entity: Column) -> Column:
@@ -122,7 +114,7 @@ def tallied(records: DataFrame, *, bucket_s: int) -> DataFrame:
     size_bytes = F.coalesce("size_bytes", F.lit(0))
     return records.groupBy(
         (bucket_of(F.col("at_ms"), bucket_s) * 1000).alias("at_ms"),
-        *_PLAIN,
+        *rules.KIND,
         # Only whether the record has one.
         F.when(F.col("message_id").isNotNull(), F.lit("")).alias("message_id"),
         F.when(of_process, F.col("process")).alias("process"),

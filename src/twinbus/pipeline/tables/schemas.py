@@ -58,6 +58,14 @@ SIGHTINGS: Final = schema(
     "string: destination message_id place primary_label"
 )
 
+TALLIES: Final = schema(
+    "long: at_ms",
+    "string?: pair namespace side entity backlog_queue cause operation outcome view",
+    "string?: message_id process error state",
+    "long: records units bytes unrecorded",
+)
+"""What `records.tallied` gives, which is not stored."""
+
 JOURNEYS: Final = schema(
     "string: primary_label destination message_id receiver",
     # Any of the records.
