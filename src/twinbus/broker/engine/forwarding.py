@@ -11,7 +11,14 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from twinbus.broker.engine.settlement import CANNOT_FORWARD, NO_SESSION_ID, REASON, TOO_MANY_HOPS
+from twinbus.broker.engine.settlement import (
+    CANNOT_FORWARD,
+    NO_SESSION_ID,
+    REASON,
+    SWEEP_FACTOR,
+    SWEEP_FLOOR,
+    TOO_MANY_HOPS,
+)
 from twinbus.broker.journal import DamagedMessage, StoredMessage
 from twinbus.broker.refusals import EntityDisabled, EntityNotFound, QuotaExceeded, Refusal
 from twinbus.errors import StoreError
@@ -62,7 +69,15 @@ Resolve = Callable[[str], ForwardTarget]
 
 
 class Forwarding:
-    __slots__ = ("_outbox", "_queue", "_resolve", "_running", "_target", "retry_at_ms")
+    __slots__ = (
+        "_outbox",
+        "_queue",
+        "_resolve",
+        "_running",
+        "_sweep_at",
+        "_target",
+        "retry_at_ms",
+    )
 
     def __init__(self, queue: ForwardSource, resolve: Resolve, target: str) -> None:
         self._queue = queue
@@ -70,12 +85,19 @@ class Forwarding:
         self._target = target
         self._outbox: deque[tuple[StoredMessage, int]] = deque()
         """Messages to move, in order, each with the hops it has made."""
+        self._sweep_at = SWEEP_FLOOR
         self._running = False
         self.retry_at_ms = 0
         """When to try again; 0: nothing waits."""
 
+    def __len__(self) -> int:
+        """The messages that wait, some that have left the queue included."""
+        return len(self._outbox)
+
     def offer(self, message: StoredMessage, now_ms: int, hops: int) -> None:
         """Move a message that has become ready; behind those that still wait."""
+        if len(self._outbox) > self._sweep_at and not self._running:
+            self._sweep()
         self._outbox.append((message, hops))
         # A chain that leads back here adds to the work of the call that is under way.
         if not self._running and not self.retry_at_ms:
@@ -105,6 +127,11 @@ class Forwarding:
         finally:
             self._running = False
         return count
+
+    def _sweep(self) -> None:
+        """Forget messages that expired or were received behind one that waits."""
+        self._outbox = deque(each for each in self._outbox if self._queue.is_ready(each[0]))
+        self._sweep_at = max(SWEEP_FLOOR, SWEEP_FACTOR * len(self._outbox))
 
     def _move(self, message: StoredMessage, now_ms: int, hops: int) -> bool:
         """Move or dead-letter one message; false if it must wait."""

@@ -17,7 +17,7 @@ from twinbus.broker.descriptions import (
     TopicDescription,
 )
 from twinbus.broker.engine.queue import Queue
-from twinbus.broker.engine.settlement import SettlementOutcome
+from twinbus.broker.engine.settlement import SWEEP_FLOOR, SettlementOutcome
 from twinbus.broker.engine.topic import Subscription, Topic
 from twinbus.broker.messages.incoming import parse
 from twinbus.broker.messages.rendering import render
@@ -230,6 +230,17 @@ class TestForwarding:
         assert world.namespace.next_deadline_ms() == 2_000
         world.namespace.run_timers(2_000)
         assert (ids(source, 2_000), ids(target, 2_000)) == ([], ["1", "2", "3"])
+
+    def test_what_expires_behind_a_message_that_waits_is_not_kept(self) -> None:
+        world = World()
+        source = world.queue("source", QueueDescription(forward_to="missing"))
+        source.enqueue(incoming(message_id="1"), 0)
+        for now_ms in range(1, 2_001):
+            world.namespace.run_timers(now_ms)
+            source.enqueue(incoming(ttl_ms=1), now_ms)
+        assert ids(source, 3_000) == ["1"]
+        assert source.states.forwarding is not None
+        assert len(source.states.forwarding) <= 2 * SWEEP_FLOOR
 
     def test_waiting_messages_move_on_after_a_restart_or_a_new_setting(self) -> None:
         world = World()
