@@ -189,7 +189,7 @@ states = st.one_of(
     st.builds(Released),
     st.builds(Rejected, st.none() | errors),
     st.builds(Modified, st.booleans(), st.booleans(), st.none() | fields_maps),
-    st.builds(Described, st.just(ULong(0x34)), st.lists(st.binary(max_size=5), max_size=2)),
+    st.builds(Described, st.just(ULong(0x3F)), st.lists(st.binary(max_size=5), max_size=2)),
 )
 BY_ANNOTATION: dict[str, st.SearchStrategy[Any]] = {
     "str": texts,
