@@ -142,5 +142,15 @@ PLANTED_IN_STRICT: Final[dict[str, tuple[Planted, str]]] = {
 }
 """The same, for worlds with strict session order."""
 
-KNOWN_TO_SHOW: Final = {"a pulled queue that never returns": (73,), "a relaxed pump": (97,)}
+KNOWN_TO_SHOW: Final = {
+    "a pulled queue that never returns": (73,),
+    "a relaxed pump": (97,),
+    "a call without a bound": (374,),
+    "a lost queue forgotten": (407,),
+    "the original's id in the backlog": (135,),
+    "a drain that never slows down": (99,),
+    "a drain that never speeds up": (99,),
+    "a short timeout that counts": (12,),
+    "a mark that is read once": (7,),
+}
 """Seeds of bugs that few worlds show. Another world may show them once the product has changed."""
