@@ -352,7 +352,7 @@ async def test_a_namesake_without_the_mark_is_never_received_from(
     world.put(PRIMARY, "a")
     await world.open()
     world.link.grant(5)
-    await world.run(400)
+    await world.run(400, step_s=1)
     assert world.texts == ["a"]
     assert not world.ends[SECONDARY]
     world.ends[PRIMARY].kill()

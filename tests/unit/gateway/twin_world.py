@@ -121,15 +121,15 @@ class TwinWorld:
         for broker in self.brokers.values():
             await broker.close()
 
-    async def run(self, seconds: float) -> None:
-        """Let the time pass, and carry the client's bytes."""
+    async def run(self, seconds: float, *, step_s: float = STEP_S) -> None:
+        """Let the time pass, and carry the client's bytes at each step of it."""
         ends_at = asyncio.get_running_loop().time() + seconds
         while True:
             for event in await self.client.exchange(TICKS):
                 self._note(event)
             if asyncio.get_running_loop().time() >= ends_at:
                 return
-            await asyncio.sleep(STEP_S)
+            await asyncio.sleep(step_s)
 
     def _note(self, event: Event) -> None:
         match event:
