@@ -122,6 +122,7 @@ fuzz: $(STAMP) ## hostile bytes against broker and syphon; MINUTES=10
 soak: $(STAMP) ## the long fault runs
 	@$(BIN)/python -m pytest -m soak --timeout 7200 $(PYTEST_ARGS)
 	@$(BIN)/python -m pytest tests/property --hypothesis-profile soak --timeout 7200 $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest tests/unit -m hypothesis --hypothesis-profile soak --timeout 7200 $(PYTEST_ARGS)
 	@if [ -x $(CONFORMANCE)/run ]; then PYTHONPATH=. $(BIN)/python .ci/conformance.py --suite $(CONFORMANCE) --only data --guarded && PYTHONPATH=. $(BIN)/python .ci/conformance.py --suite $(CONFORMANCE) --only async --guarded; fi
 	@if [ -x $(JUDGES)/run-go ]; then PYTHONPATH=. $(BIN)/python .ci/judges.py --judges $(JUDGES) && PYTHONPATH=. $(BIN)/python .ci/judges.py --judges $(JUDGES) --gateway; fi
 

@@ -21,7 +21,7 @@ from twinbus.testing import run_virtual
 
 # No deadline: it measures the machine's mood, not the code; a hang meets pytest's timeout.
 # The same examples each time: whether a change lands must not hang on chance.
-settings.register_profile("test", deadline=None, derandomize=True)
+settings.register_profile("test", deadline=None, derandomize=True, max_examples=60)
 # `make soak` asks the same questions far more often, and new ones each time.
 settings.register_profile("soak", deadline=None, max_examples=5_000)
 settings.load_profile("test")
