@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.spark.drain_world import children, is_java
+from tests.spark.java_options import QUICK_JAVA
 from twinbus.pipeline.spark.java import find_java
 
 START_S = 240.0
@@ -27,7 +28,6 @@ START_S = 240.0
 LOOK_S = 0.1
 
 COVERED = 'mount --bind "$0" "$1" && shift && exec "$@"'
-QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def standalone_cluster(place: Path) -> Iterator[Cluster]:
         "JAVA_HOME": str(find_java().home),
         "SPARK_HOME": str(spark_home()),
         "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_DAEMON_JAVA_OPTS": QUICK,
+        "SPARK_DAEMON_JAVA_OPTS": QUICK_JAVA,
         "SPARK_DAEMON_MEMORY": "256m",
         "PYSPARK_PYTHON": str(bare_python(place)),
     }

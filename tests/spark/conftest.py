@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import pytest
 
-from twinbus.pipeline.spark.session import QUICK_START, start_session, stop_session
+from tests.spark.java_options import QUICK_SETTINGS
+from twinbus.pipeline.spark.session import start_session, stop_session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +32,7 @@ class Started(NamedTuple):
 def started() -> Iterator[Started]:
     announced: list[str] = []
     settings = {
-        **QUICK_START,
+        **QUICK_SETTINGS,
         "spark.sql.shuffle.partitions": "1",
         # Any free port for the server of test_other_tools.py, which may start later.
         "spark.connect.grpc.binding.port": "0",

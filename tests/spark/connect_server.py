@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.spark.cluster_world import LOOK_S, QUICK, START_S, spark_home
+from tests.spark.cluster_world import LOOK_S, START_S, spark_home
 from tests.spark.drain_world import children, is_java
+from tests.spark.java_options import QUICK_JAVA
 from twinbus.pipeline.spark.java import find_java
 
 
@@ -43,12 +44,12 @@ def connect_server(
         "spark.connect.grpc.binding.port": str(port),
         "spark.driver.memory": "1g",
         "spark.executor.memory": "512m",
-        "spark.executor.extraJavaOptions": QUICK,
+        "spark.executor.extraJavaOptions": QUICK_JAVA,
         "spark.sql.shuffle.partitions": "1",
         "spark.ui.enabled": "false",
     }
     command = [str(spark_home() / "bin" / "spark-submit"), "--master", master]
-    command += ["--driver-java-options", QUICK]
+    command += ["--driver-java-options", QUICK_JAVA]
     for name, value in settings.items():
         command += ["--conf", f"{name}={value}"]
     command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]

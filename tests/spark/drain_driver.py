@@ -10,11 +10,12 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
+from tests.spark.java_options import QUICK_JAVA, QUICK_SETTINGS
 from twinbus.ledger import LedgerError
 from twinbus.options import SendAvailabilityOptions
 from twinbus.pipeline.drain.drain import drain
 from twinbus.pipeline.spark.classic import ship_package
-from twinbus.pipeline.spark.session import QUICK_START, spark_session
+from twinbus.pipeline.spark.session import spark_session
 from twinbus.pipeline.store import increment, stream
 from twinbus.syphon.core.pump import IntakeLimits
 
@@ -22,13 +23,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SETTINGS = {
-    **QUICK_START,
+    **QUICK_SETTINGS,
     # On a cluster: an executor on each of two small workers, before anything is done.
     "spark.executor.memory": "512m",
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     "spark.ui.enabled": "false",
     # Executors are killed and started again and again: each start counts.
-    "spark.executor.extraJavaOptions": QUICK_START["spark.driver.extraJavaOptions"],
+    "spark.executor.extraJavaOptions": QUICK_JAVA,
 }
 
 

@@ -22,7 +22,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from twinbus.pipeline.spark.session import QUICK_START, spark_session
+from tests.spark.java_options import QUICK_SETTINGS
+from twinbus.pipeline.spark.session import spark_session
 from twinbus.pipeline.store import stream
 from twinbus.pipeline.store.lake import SETS, Lake
 from twinbus.pipeline.store.store import TableStore
@@ -101,7 +102,7 @@ def kill_while_written(ledger: Path, table: str) -> None:
 
 def with_own_spark(ledger: Path, table: str) -> None:
     """Take one batch, and die while a table is written."""
-    settings = {**QUICK_START, "spark.sql.shuffle.partitions": "1"}
+    settings = {**QUICK_SETTINGS, "spark.sql.shuffle.partitions": "1"}
     with spark_session(master="local[2]", settings=settings) as spark:
         threading.Thread(target=kill_while_written, args=(ledger, table), daemon=True).start()
         stream.update(spark, ledger, files_max=1)
