@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
 
 from twinbus.broker import websocket as amqp_over_websocket
-from twinbus.broker.http import EVERY_METHOD, HttpHost, MetricsAccess, OriginForm
+from twinbus.broker.http import EVERY_METHOD, HttpHost, MetricsAccess, OriginForm, Scrapes
 from twinbus.exposition import CONTENT_TYPE, text_of
 from twinbus.gateway.administration import AT_ONCE_MAX, RequestThreads, administer
 from twinbus.gateway.sending import PENDING_BYTES_MAX
@@ -133,6 +133,7 @@ def gateway_application(
     server: GatewayServer, primary: Endpoint, access: MetricsAccess, figures: Callable[[], bytes]
 ) -> Starlette:
     """The application of the gateway's port; `figures` are the pair's numbers for Prometheus."""
+    scrapes = Scrapes(figures)
     threads = RequestThreads(AT_ONCE_MAX, "twinbus-administration")
 
     async def health(_: Request) -> Response:
@@ -142,7 +143,7 @@ def gateway_application(
         refusal = access.refusal(request.headers)
         if refusal is not None:
             return refusal
-        return Response(figures(), headers={"Content-Type": CONTENT_TYPE})
+        return Response(scrapes(), headers={"Content-Type": CONTENT_TYPE})
 
     async def administration(request: Request) -> Response:
         return await administer(server, primary, threads, request)

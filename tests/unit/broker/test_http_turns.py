@@ -19,7 +19,14 @@ from starlette.websockets import WebSocket
 from twinbus.amqp.budgets import BudgetExceeded
 from twinbus.broker import websocket as amqp_over_websocket
 from twinbus.broker.access import Admission
-from twinbus.broker.http import HttpHost, read_body, room_for_body
+from twinbus.broker.http import (
+    SCRAPE_SHARE,
+    SHORT_SCRAPE_S,
+    HttpHost,
+    Scrapes,
+    read_body,
+    room_for_body,
+)
 from twinbus.broker.http_connection import HEAD_LINES_MAX, PIECE_BYTES
 from twinbus.broker.links.turns import SLICE_S, Turns
 from twinbus.broker.sas import Grant
@@ -255,3 +262,21 @@ async def test_what_a_websocket_brought_is_handled_before_it_is_lost() -> None:
     await until(lambda: world.peer.is_lost)
     assert len(world.peer.received) == 500
     assert world.held_bytes == 0
+
+
+def test_figures_that_take_long_are_made_in_a_share_of_the_time() -> None:
+    now = took_s = 0.0
+    made = 0
+
+    def make() -> bytes:
+        nonlocal now, made
+        now, made = now + took_s, made + 1
+        return b"%d" % made
+
+    scrapes = Scrapes(make, lambda: now)
+    took_s = SHORT_SCRAPE_S
+    assert [scrapes(), scrapes()] == [b"1", b"2"]
+    took_s = 0.1
+    assert [scrapes(), scrapes()] == [b"3", b"3"]
+    now += SCRAPE_SHARE * took_s
+    assert scrapes() == b"4"
