@@ -121,6 +121,12 @@ def running_session() -> SparkSession | None:
     return SparkSession.getActiveSession() or SparkSession._instantiatedSession
 
 
+def hadoop_of(spark: SparkSession) -> tuple[Any, Any]:
+    """Return the gateway to the JVM, and the settings that a session gives to Hadoop."""
+    java: Any = spark._jsparkSession
+    return spark.sparkContext._gateway, java.sessionState().newHadoopConf()
+
+
 @contextlib.contextmanager
 def active_session_kept(spark: SparkSession) -> Iterator[None]:
     """Keep the active session of this thread, which `createDataFrame` replaces by its own."""
@@ -369,7 +375,7 @@ def spark_failures_in_one_line() -> Iterator[None]:
     except Exception as error:
         if not _is_sparks(error):
             raise
-        raise SparkFailed(f"Spark failed: {_telling_line(error)}") from error
+        raise SparkFailed(f"Spark failed: {telling_line(error)}") from error
 
 
 def _is_sparks(error: Exception) -> bool:
@@ -387,7 +393,8 @@ def _is_of_gateway(error: Exception) -> bool:
     return bool(modules & _SPARKS)
 
 
-def _telling_line(error: Exception) -> str:
+def telling_line(error: Exception) -> str:
+    """Return the line of an error of Spark or its JVM that says why."""
     if _is_of_gateway(error):
         return JVM_GONE
     try:

@@ -9,17 +9,15 @@ them, and `sets` gets a row. Only the row makes it count. A process that dies ea
 versions that no row names; the next version of the table is made from the named one, so it drops
 what they added and restores what they removed.
 
-Delta-rs creates each version and each row only if no other process did (`CommitConflict`). All
+Each version and each row are created only if no other process did (`CommitConflict`). All
 paths in the tables are relative: they can be moved, copied and mounted elsewhere.
 
-This module knows no Spark. Credentials for a URL come from the environment, as delta-rs reads them.
+This module knows no Spark. `table_logs` has who carries the versions to the place.
 """
 
 from __future__ import annotations
 
 import json
-import re
-import shutil
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,16 +30,15 @@ from urllib.parse import unquote
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
-import pyarrow.fs as pa_fs  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction
 
 from twinbus.ledger.record import FILE_SUFFIX, LedgerError
 from twinbus.pipeline.store import REBUILD
-from twinbus.pipeline.store.place_files import Bounds, PlaceFiles, first_line
+from twinbus.pipeline.store.place_files import Bounds, first_line
+from twinbus.pipeline.store.table_logs import logs_at
 
 FORMAT: Final = 6
 """Increment when old readers would misread new tables."""
@@ -54,9 +51,6 @@ batch owns files that no version names yet."""
 
 SET_FILES_MAX: Final = 50
 """Files of `sets`, one for each row, before the next commit merges them into one file."""
-
-LOG_KEEP_H: Final = 7 * 24
-"""How long old entries of the logs stay, so that a stream over a table can pause for a week."""
 
 BOUNDED: Final[Mapping[str, tuple[Any, Any]]] = {
     "day": (date.min, date.max),
@@ -95,7 +89,6 @@ _CONFIGURATION: Final = {
     "delta.enableDeletionVectors": "false",
 }
 _NO_STATISTICS: Final = {"delta.dataSkippingNumIndexedCols": "0"}
-_LOG_NAME: Final = re.compile(r"(\d{20})\.(?:json|checkpoint(?:\.\d+\.\d+)?\.parquet)")
 
 
 class CommitConflict(Exception):
@@ -156,6 +149,7 @@ class Lake:
         `comments` describe the tables.
         """
         self._place = place.removeprefix("file://").removeprefix("file:")
+        self._logs = logs_at(self._place)
         self._schemas = schemas
         self._comments = {SETS: "Which versions of the tables belong together.", **(comments or {})}
         self._files: dict[str, tuple[int, tuple[DataFile, ...]]] = {}
@@ -201,8 +195,7 @@ class Lake:
     def rows(self, table: str, file: DataFile) -> list[dict[str, Any]]:
         """Read a small file of a table, without Spark."""
         with self._in_words(table):
-            place = pa_fs.PyFileSystem(DeltaStorageHandler(self._uri(table)))
-            read = pq.read_table(file.path, filesystem=place)
+            read = pq.read_table(file.path, filesystem=self._logs.files(table))
         rows: list[dict[str, Any]] = read.to_pylist()
         return rows
 
@@ -212,7 +205,8 @@ class Lake:
         if version is None:
             return []
         with self._in_words(table):
-            found = DeltaTable(self._uri(table), version=version).to_pyarrow_dataset()
+            opened, place = DeltaTable(self._uri(table), version=version), self._logs
+            found = opened.to_pyarrow_dataset(filesystem=place.files_to_read(table))
             selected = found.to_table(filter=pc.field(column) == value)
         rows: list[dict[str, Any]] = selected.to_pylist()
         return rows
@@ -252,10 +246,13 @@ class Lake:
             of_sets = {row.get(f"{table}{_VERSION}") for row in kept} if table != SETS else set()
             named = sorted(version for version in of_sets if version is not None)
             try:
-                self._vacuum(table, named, keep_h)
-                if keep_h:
-                    with self._in_words(table):
-                        self._shorten_log(table, named)
+                with self._in_words(table):
+                    found = self._open(table)
+                    if found is None:
+                        continue
+                    self._logs.vacuum(found, table, named, keep_h)
+                    if keep_h:
+                        self._logs.shorten(self._open(table) or found, table, named)
             except CommitConflict as error:
                 if keep_h:
                     continue  # The next sweep removes them.
@@ -264,47 +261,13 @@ class Lake:
                     f" changed the table meanwhile ({error}): try again"
                 ) from None
 
-    def _vacuum(self, table: str, versions: list[int], keep_h: int) -> None:
-        with self._in_words(table):
-            found = self._open(table)
-            if found is None:
-                return
-            found.vacuum(
-                retention_hours=keep_h,
-                dry_run=False,
-                enforce_retention_duration=False,
-                # Also files that no version names: remains, and those being written.
-                full=keep_h > 0,
-                keep_versions=versions or None,
-            )
-            if keep_h:
-                self._remove_empty_directories(table, keep_h)
-
-    def _shorten_log(self, table: str, named: Sequence[int]) -> None:
-        """Remove old entries of a log that neither the named versions nor later ones need."""
-        found = self._open(table)
-        if found is None:
-            return
-        first, log = min([*named, found.version()]), f"{table}/_delta_log"
-        files = PlaceFiles(self._place)
-        limit_ms = (time.time() - LOG_KEEP_H * 3600) * 1000
-        entries = [(_LOG_NAME.fullmatch(one.name), one) for one in files.found(log)]
-        numbered = sorted((int(name[1]), one) for name, one in entries if name is not None)
-        old = [one for number, one in numbered if number < first and one.modified_ms < limit_ms]
-        of_first = [one.name for number, one in numbered if number == first]
-        if old and not any(name.endswith(".parquet") for name in of_first):
-            # It has the files of its version, so that readers need no earlier entry.
-            DeltaTable(self._uri(table), version=first).create_checkpoint()
-        for one in old:
-            files.remove(f"{log}/{one.name}")
-
     def _advance(self, table: str, before: Snapshot, change: TableChange) -> int:
         """Make a version of a table: a snapshot's files with a change; return its number."""
         with self._in_words(table):
             latest = self._open(table) or self._create(
                 table, _columns(self._schemas[table]), _statistics_of(self._schemas[table])
             )
-            _add_columns(latest, _columns(self._schemas[table]))
+            self._add_columns(table, latest, _columns(self._schemas[table]))
             now = _files_of(latest)
             wanted = {one.path: one for one in self.files(table, before)}
             for one in change.removed:
@@ -328,7 +291,7 @@ class Lake:
             ]
             if not actions:
                 return latest.version()
-            return self._commit(latest, actions, "compact" if moved else "update")
+            return self._commit(table, latest, actions, "compact" if moved else "update")
 
     def _append(self, committed: Snapshot, before: Snapshot, took: Mapping[str, str]) -> None:
         """Add the row of a set, which makes it count."""
@@ -345,16 +308,17 @@ class Lake:
             sets = self._open(SETS) or self._create(SETS, Schema.from_arrow(schema), _NO_STATISTICS)
             there = _files_of(sets)
             is_full = len(there) >= SET_FILES_MAX
-            rows = sets.to_pyarrow_table(columns=None if is_full else ["number"]).to_pylist()
+            names = None if is_full else ["number"]
+            place = self._logs.files_to_read(SETS)
+            rows = sets.to_pyarrow_table(columns=names, filesystem=place).to_pylist()
             if _newest(rows).get("number", -1) != before.number:
                 raise CommitConflict(SETS)
             # The sets may be of an earlier version.
-            _add_columns(sets, Schema.from_arrow(schema))
+            self._add_columns(SETS, sets, Schema.from_arrow(schema))
             file = self._write_sets([*rows, row] if is_full else [row], schema)
             # Only on top of the version that was read.
-            self._commit(
-                sets, [_add(file, ()), *(map(_remove, there.values()) if is_full else ())], "set"
-            )
+            merged = map(_remove, there.values()) if is_full else ()
+            self._commit(SETS, sets, [_add(file, ()), *merged], "set")
 
     def _write_sets(self, rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> DataFile:
         """Write rows of `sets` as a file; delta-rs's own writer refuses some paths."""
@@ -363,12 +327,13 @@ class Lake:
     def _write(
         self, table: str, path: str, rows: Sequence[Mapping[str, Any]], schema: pa.Schema
     ) -> DataFile:
-        place = pa_fs.PyFileSystem(DeltaStorageHandler(self._uri(table)))
+        place = self._logs.files(table)
         pq.write_table(pa.Table.from_pylist(rows, schema), path, filesystem=place)
         return DataFile(path, place.get_file_info(path).size, len(rows), int(time.time() * 1000))
 
-    @staticmethod
-    def _commit(table: DeltaTable, actions: Sequence[AddAction | RemoveAction], step: str) -> int:
+    def _commit(
+        self, name: str, table: DeltaTable, actions: Sequence[AddAction | RemoveAction], step: str
+    ) -> int:
         """Commit the version after the open one; return its number.
 
         `step` is in the history of the table, where delta-rs calls every commit a write.
@@ -378,7 +343,16 @@ class Lake:
         table.create_write_transaction(
             list(actions), "append", table.schema(), commit_properties=alone
         )
+        self._logs.written(name)
         return table.version() + 1
+
+    def _add_columns(self, name: str, table: DeltaTable, schema: Schema) -> None:
+        """Add the columns that a table of an earlier version lacks; its rows have null there."""
+        names = {one.name for one in table.schema().fields}
+        missing = [one for one in schema.fields if one.name not in names]
+        if missing:
+            table.alter.add_columns(missing)
+            self._logs.written(name)
 
     def _snapshot(self, row: Mapping[str, Any]) -> Snapshot:
         if row["format"] != FORMAT:
@@ -402,7 +376,8 @@ class Lake:
             if sets is None:
                 return []
             names = [one.name for one in sets.schema().fields if one.name not in but]
-            rows: list[dict[str, Any]] = sets.to_pyarrow_table(columns=names).to_pylist()
+            found = sets.to_pyarrow_table(columns=names, filesystem=self._logs.files_to_read(SETS))
+            rows: list[dict[str, Any]] = found.to_pylist()
             return rows
 
     def _set_schema(self) -> pa.Schema:
@@ -423,29 +398,17 @@ class Lake:
         ended = sum(row["at_ms"] <= limit_ms for row in rows)
         return rows[max(0, ended - 1) :]
 
-    def _remove_empty_directories(self, table: str, keep_h: int) -> None:
-        """Remove what a vacuum leaves of a part on a disk: checksums, and the directory.
-
-        Also the files of killed tasks: Spark keeps them in a `_temporary` of the part, and delta-rs
-        never removes names with an underscore.
-        """
-        if "://" in self._place:
-            return
-        limit_s = time.time() - keep_h * 3600
-        for part in Path(self._place, table).iterdir():
-            is_old = part.is_dir() and part.name != "_delta_log" and part.stat().st_mtime < limit_s
-            if is_old and not any(part.glob("*.parquet")):
-                shutil.rmtree(part)
-
     def _create(self, table: str, schema: Schema, statistics: Mapping[str, str]) -> DeltaTable:
         try:
-            return DeltaTable.create(
+            created = DeltaTable.create(
                 self._uri(table),
                 schema,
                 name=table,
                 description=self._comments.get(table),
                 configuration={**_CONFIGURATION, **statistics},
             )
+            self._logs.written(table)
+            return created
         except DeltaError as error:
             if self._open(table) is None:
                 raise
@@ -463,14 +426,14 @@ class Lake:
                 f"tables cannot be kept at {self._place}: delta-rs reads % in a path as an escape;"
                 " give the directory another name"
             )
-        return f"{self._place}/{table}"
+        return self._logs.address(table)
 
     @contextmanager
     def _in_words(self, table: str) -> Iterator[None]:
         """Raise what delta-rs raises as CommitConflict or LedgerError."""
         try:
             yield
-        except CommitFailedError as error:
+        except (CommitFailedError, FileExistsError) as error:
             raise CommitConflict(f"{table}: {first_line(error)}") from None
         except (DeltaError, OSError, pa.ArrowException) as error:
             raise LedgerError(
@@ -485,14 +448,6 @@ def _columns(text: str) -> Schema:
     for one in document["fields"]:
         one["nullable"] = True
     return Schema.from_json(json.dumps(document))
-
-
-def _add_columns(table: DeltaTable, schema: Schema) -> None:
-    """Add the columns that a table of an earlier version lacks; its rows have null there."""
-    names = {one.name for one in table.schema().fields}
-    missing = [one for one in schema.fields if one.name not in names]
-    if missing:
-        table.alter.add_columns(missing)
 
 
 def _newest(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -1,8 +1,8 @@
-"""Files at a place: a directory, or a URL that delta-rs knows.
+"""Files at a place: a directory, or a URL that delta-rs or the running Spark knows.
 
 The only module that lists, reads, writes and removes files for the tables. It needs no Spark, so
 it works with every kind of session. Credentials for a URL come from the environment, as delta-rs
-reads them (docs/tables.md).
+reads them, or from Spark (`hadoop`, docs/tables.md).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
 
 from twinbus.ledger.record import LedgerError
+from twinbus.pipeline.spark.hadoop import hadoop_files
 from twinbus.pipeline.store.local_files import PIECE_BYTES, FoundFile
 
 Bounds = Mapping[str, tuple[Any, Any]]
@@ -62,6 +63,23 @@ class PlaceFiles:
             found = self._files.get_file_info(selector)
         root = f"{self._root}/" if self._root else ""
         return [info.path.removeprefix(root) for info in found if info.is_file]
+
+    def found_below(self, directory: str) -> list[FoundFile]:
+        """Return the files as in `below`, with their sizes and times."""
+        with self._in_words():
+            selector = pa_fs.FileSelector(self._at(directory), recursive=True)
+            found = self._files.get_file_info(selector)
+        return [
+            FoundFile(info.path, info.size, info.mtime_ns // 1_000_000)
+            for info in found
+            if info.is_file
+        ]
+
+    @property
+    def file_system(self) -> Any:
+        """The file system of a URL, with the place as its root."""
+        assert not self._root
+        return self._files
 
     def exists(self, name: str = "") -> bool:
         with self._in_words():
@@ -188,5 +206,5 @@ def _opened(place: str) -> tuple[Any, str]:
     """Return the file system of a place, and the path of the place in it."""
     path = place.removeprefix("file://").removeprefix("file:")
     if "://" in path:
-        return pa_fs.PyFileSystem(DeltaStorageHandler(place)), ""
+        return pa_fs.PyFileSystem(hadoop_files(place) or DeltaStorageHandler(place)), ""
     return pa_fs.LocalFileSystem(), path
