@@ -111,9 +111,10 @@ def test_what_was_read_is_written_with_its_prefixes_and_without_comments() -> No
     assert checked_description(body).body == body
 
 
-def test_a_deep_or_long_body_takes_time_by_its_size_only() -> None:
+def test_a_deep_or_long_body_takes_little_time() -> None:
     begun = time.process_time()
-    checked_description(entry("<a/>" * 50_000))
+    with pytest.raises(ArgumentInvalid, match="more than 5000 tags"):
+        checked_description(entry("<a/>" * 50_000))
     with pytest.raises(ArgumentInvalid, match="nested 33 deep; the limit is 32"):
-        checked_description(entry("<a>" * 50_000 + "</a>" * 50_000))
+        checked_description(entry("<a>" * 2_000 + "</a>" * 2_000))
     assert time.process_time() - begun < 2
