@@ -335,6 +335,5 @@ def test_tables_of_many_rows_stay_in_spark_and_tell_the_same(
             ]
 
     brought = reports()
-    # One row is few: that of the counts of rejected lines.
     monkeypatch.setattr(few_rows, "ROWS_MAX", 1)
     assert reports() == brought
