@@ -158,6 +158,8 @@ class MetricsAccess:
 
 SCRAPE_SHARE = 50
 SHORT_SCRAPE_S = 0.005
+SCRAPE_KEPT_MAX_S = 15.0
+"""Figures are no older than this, which is how often Prometheus asks."""
 
 
 class Scrapes:
@@ -167,20 +169,26 @@ class Scrapes:
     """
 
     def __init__(
-        self, make: Callable[[], bytes], clock: Callable[[], float] = time.perf_counter
+        self,
+        make: Callable[[], bytes],
+        clock: Callable[[], float] = time.perf_counter,
+        used: Callable[[], float] = time.thread_time,
     ) -> None:
+        """`used` is processor time: on a busy machine a small broker's figures are not kept."""
         self._make = make
         self._clock = clock
+        self._used = used
         self._made = b""
         self._good_until = 0.0
 
     def __call__(self) -> bytes:
         began = self._clock()
         if began >= self._good_until:
+            before = self._used()
             self._made = self._make()
-            took_s = self._clock() - began
+            took_s = self._used() - before
             if took_s > SHORT_SCRAPE_S:
-                self._good_until = began + SCRAPE_SHARE * took_s
+                self._good_until = began + min(SCRAPE_SHARE * took_s, SCRAPE_KEPT_MAX_S)
         return self._made
 
 

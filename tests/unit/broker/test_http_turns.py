@@ -20,6 +20,7 @@ from twinbus.amqp.budgets import BudgetExceeded
 from twinbus.broker import websocket as amqp_over_websocket
 from twinbus.broker.access import Admission
 from twinbus.broker.http import (
+    SCRAPE_KEPT_MAX_S,
     SCRAPE_SHARE,
     SHORT_SCRAPE_S,
     HttpHost,
@@ -273,10 +274,15 @@ def test_figures_that_take_long_are_made_in_a_share_of_the_time() -> None:
         now, made = now + took_s, made + 1
         return b"%d" % made
 
-    scrapes = Scrapes(make, lambda: now)
+    scrapes = Scrapes(make, lambda: now, lambda: now)
     took_s = SHORT_SCRAPE_S
     assert [scrapes(), scrapes()] == [b"1", b"2"]
     took_s = 0.1
     assert [scrapes(), scrapes()] == [b"3", b"3"]
     now += SCRAPE_SHARE * took_s
     assert scrapes() == b"4"
+    now += SCRAPE_KEPT_MAX_S
+    took_s = 2 * SCRAPE_KEPT_MAX_S / SCRAPE_SHARE
+    assert scrapes() == b"5"
+    now += SCRAPE_KEPT_MAX_S - took_s
+    assert scrapes() == b"6"
