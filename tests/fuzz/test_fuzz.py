@@ -18,7 +18,6 @@ from twinbus.broker import sas
 from twinbus.broker.engine.directory import Directory
 from twinbus.broker.engine.queue import Queue
 from twinbus.gateway.relay import PrimaryRelay
-from twinbus.servicebus import names
 
 SHORT_SEED = 14
 SOAK_S = 600.0
@@ -45,15 +44,8 @@ def _any_spelling(directory: Directory, key: str) -> Queue | None:
     [
         (Directory, "_transfer_part", _any_spelling, Step(0, "parts", 99), "parts of entities"),
         (sas, "AUDIENCE_MAX", 10**6, Step(0, "tokens", 88), "characters of a token's name"),
-        (
-            names,
-            "ADDRESS_MAX",
-            10**6,
-            Step(0, "tokens", 89),
-            "bytes stay after the clients have left",
-        ),
     ],
-    ids=["parts", "names of tokens", "cache of addresses"],
+    ids=["parts", "names of tokens"],
 )
 def test_faults_that_are_put_back_are_found(
     monkeypatch: pytest.MonkeyPatch, place: object, name: str, fault: object, step: Step, seen: str

@@ -104,11 +104,6 @@ class ConnectionGrants:
 
     def put(self, audience: str, grant: Grant) -> None:
         """Add a grant; it replaces an older one for the same audience."""
-        if len(audience) > AUDIENCE_MAX:
-            raise ArgumentOutOfRange(
-                f"The name of the token has {len(audience)} characters, the limit is"
-                f" {AUDIENCE_MAX}; name the address of an entity, such as sb://host/entity."
-            )
         grants, held = self._by_audience, self._held_bytes
         if audience not in grants and len(grants) >= GRANTS_MAX:
             oldest = next(iter(grants))
@@ -132,6 +127,15 @@ class ConnectionGrants:
 
     def __iter__(self) -> Iterator[Grant]:
         return iter(self._by_audience.values())
+
+
+def require_short(audience: str) -> None:
+    """Refuse a longer name of a token, before anything takes it apart and remembers it."""
+    if len(audience) > AUDIENCE_MAX:
+        raise ArgumentOutOfRange(
+            f"The name of the token has {len(audience)} characters, the limit is"
+            f" {AUDIENCE_MAX}; name the address of an entity, such as sb://host/entity."
+        )
 
 
 def _grant_bytes(audience: str, grant: Grant) -> int:

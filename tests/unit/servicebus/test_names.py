@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from twinbus.servicebus.names import (
+    ADDRESS_MAX,
     dead_letter_path,
     entity_address,
     entity_of,
@@ -49,3 +50,10 @@ def test_the_entity_of_a_path(path: str, entity: str) -> None:
 )
 def test_the_path_of_an_address(address: str, path: str) -> None:
     assert entity_address(address) == path
+
+
+def test_a_long_address_is_not_taken_apart_as_what_does_so_would_remember_it() -> None:
+    start = "sb://host/"
+    longest = start + "x" * (ADDRESS_MAX - len(start))
+    assert entity_address(longest) == longest.removeprefix(start)
+    assert entity_address(longest + "x") == longest + "x"

@@ -10,7 +10,7 @@ from twinbus.amqp.types import Int
 from twinbus.broker.links.context import LinkClient, PeerContext
 from twinbus.broker.links.requests import correlation_id, decoded, text_of
 from twinbus.broker.refusals import ArgumentInvalid, NotAllowed, Refusal
-from twinbus.broker.sas import AccessPolicy, ConnectionGrants, Grant, covers
+from twinbus.broker.sas import AccessPolicy, ConnectionGrants, Grant, covers, require_short
 from twinbus.servicebus.names import MANAGEMENT_SUFFIX, entity_address
 
 PUT_TOKEN = "put-token"  # noqa: S105 - an operation's name
@@ -24,6 +24,7 @@ def put_token(context: PeerContext, client: LinkClient, request: Sections, now_m
     message_id = correlation_id(request)
     try:
         audience, token = _read_token(request)
+        require_short(audience)
         grant = context.policy.verify(token, now_ms / 1000)
         client.trust(grant)
         _require_entity(audience, grant, context.resolve)
