@@ -13,6 +13,7 @@ from tests.spark.kept import jobs_at_most
 from twinbus.cost import prices
 from twinbus.cost.arithmetic import CountingRule
 from twinbus.ledger.record import encode
+from twinbus.pipeline.reports import ledger_tables
 from twinbus.pipeline.reports.availability import availability_report
 from twinbus.pipeline.reports.charges import charges_report
 from twinbus.pipeline.reports.conservation import BacklogSnapshot, conservation_report
@@ -336,4 +337,5 @@ def test_tables_of_many_rows_stay_in_spark_and_tell_the_same(
 
     brought = reports()
     monkeypatch.setattr(few_rows, "ROWS_MAX", 1)
+    monkeypatch.setattr(ledger_tables, "SMALL_BYTES", 0)
     assert reports() == brought
