@@ -147,8 +147,7 @@ class HttpConnection(H11Protocol):
         return False
 
     def _is_over(self) -> bool:
-        """Whether what comes is for nobody: the connection is closed, or left, or has had its last
-        request."""
+        """Whether nothing more is handled: it is closed, a WebSocket, or past its last request."""
         is_last = self.conn.their_state in (h11.MUST_CLOSE, h11.CLOSED)
         return self._host is None or is_last or self.transport.is_closing()
 

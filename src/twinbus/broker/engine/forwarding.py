@@ -90,8 +90,9 @@ class Forwarding:
         self.retry_at_ms = 0
         """When to try again; 0: nothing waits."""
 
-    def __len__(self) -> int:
-        """The messages that wait, some that have left the queue included."""
+    @property
+    def waiting(self) -> int:
+        """How many messages wait, some that have left the queue included."""
         return len(self._outbox)
 
     def offer(self, message: StoredMessage, now_ms: int, hops: int) -> None:

@@ -466,7 +466,7 @@ class MessageStates:
                 self.take_out(message)
             else:
                 self._try_later(self._expiries, number, now_ms)
-        if left > 0 and self.forwarding is not None and 0 < self.forwarding.retry_at_ms <= now_ms:
+        if left > 0 and self.forwarding and 0 < self.forwarding.retry_at_ms <= now_ms:
             left -= self.forwarding.run(now_ms, left)
         if left > 0 and self.history is not None:
             self.history.forget_old(now_ms, left)
@@ -516,7 +516,7 @@ class MessageStates:
             self.sessions.deadlines.next_ms() if self.sessions else 0,
             self._schedule.next_ms(),
             self._expiries.next_ms(),
-            0 if self.forwarding is None else self.forwarding.retry_at_ms,
+            self.forwarding.retry_at_ms if self.forwarding else 0,
             self.history.next_ms() if self.history else 0,
         ]
         return min((due_ms for due_ms in due if due_ms), default=0)

@@ -240,7 +240,7 @@ class TestForwarding:
             source.enqueue(incoming(ttl_ms=1), now_ms)
         assert ids(source, 3_000) == ["1"]
         assert source.states.forwarding is not None
-        assert len(source.states.forwarding) <= 2 * SWEEP_FLOOR
+        assert source.states.forwarding.waiting <= 2 * SWEEP_FLOOR
 
     def test_waiting_messages_move_on_after_a_restart_or_a_new_setting(self) -> None:
         world = World()
