@@ -110,6 +110,15 @@ class HttpConnection(H11Protocol):
         elif not (self._waits or self.flow.read_paused or self.transport.is_closing()):
             self.transport.resume_reading()
 
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what came and close; a request has one answer, whichever comes first."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.close()
+            return
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+        super().send_400_response(msg)
+
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._leave()

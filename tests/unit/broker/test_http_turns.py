@@ -214,6 +214,22 @@ async def test_a_head_of_some_lines_may_come_in_pieces() -> None:
     await until(lambda: b"200 OK" in transport.written)
 
 
+@pytest.mark.parametrize("is_answered", [False, True], ids=["at once", "after the answer"])
+async def test_a_chunk_that_is_none_is_refused_in_one_line(
+    caplog: pytest.LogCaptureFixture, is_answered: bool
+) -> None:
+    world = World()
+    transport = world.connect()
+    transport.protocol.data_received(CHUNKED.replace(b" / ", b" /nowhere ") + b"1\r\na\r\n")
+    if is_answered:
+        await until(lambda: b"404 Not Found" in transport.written)
+    transport.protocol.data_received(b"zz\r\n")
+    await until(transport.is_closing)
+    await asyncio.sleep(0)
+    assert transport.written.count(b"HTTP/1.1") == 1
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
 async def test_unfinished_bodies_of_one_rule_share_its_bytes() -> None:
     world = World()
     head = b"PUT / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
