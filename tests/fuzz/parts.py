@@ -7,6 +7,7 @@ from tests.fuzz.gateways import GATEWAYS
 from tests.fuzz.http import HTTP
 from tests.fuzz.messages import MESSAGES
 from tests.fuzz.part import Part
+from tests.fuzz.ports import PORTS
 from tests.fuzz.requests import CBS, MANAGEMENT
 from tests.fuzz.resources import RESOURCES
 from tests.fuzz.sql import SQL
@@ -22,6 +23,7 @@ _ALL = (
     CBS,
     UNPACKING,
     HTTP,
+    PORTS,
     SQL,
     WORK,
     RESOURCES,
