@@ -29,6 +29,9 @@ SCHEMES: Final = (*_AZURE, "viewfs", "webhdfs", "swebhdfs")
 _KEYS: Final = ("AZURE_STORAGE_", "AZURE_CLIENT_")
 """Beginnings of environment variables with which delta-rs has credentials of its own there."""
 
+DRAFT_SUFFIX: Final = ".draft"
+"""Of a hidden file that gets its name once it is whole."""
+
 _PIECE_BYTES: Final = 1 << 20
 """What one call brings from the JVM, or takes to it."""
 
@@ -61,7 +64,7 @@ class HadoopFiles(pa_fs.FileSystemHandler):  # type: ignore[misc]
 
     def add(self, name: str, content: bytes) -> None:
         """Make a file, whole or not at all; FileExistsError if there is one."""
-        draft = f"{name.rpartition('/')[0]}/.{uuid.uuid4().hex}.draft"
+        draft = f"{name.rpartition('/')[0]}/.{uuid.uuid4().hex}{DRAFT_SUFFIX}"
         with self.open_output_stream(draft, {}) as stream:
             stream.write(content)
         try:

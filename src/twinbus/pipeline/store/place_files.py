@@ -20,7 +20,7 @@ from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
 
 from twinbus.ledger.record import LedgerError
-from twinbus.pipeline.spark.hadoop import hadoop_files
+from twinbus.pipeline.spark.hadoop import DRAFT_SUFFIX, hadoop_files
 from twinbus.pipeline.store.local_files import PIECE_BYTES, FoundFile
 
 Bounds = Mapping[str, tuple[Any, Any]]
@@ -41,10 +41,14 @@ class PlaceFiles:
 
     def found(self, directory: str = "") -> list[FoundFile]:
         """Return the files in a directory; [] if it does not exist."""
+        return [_found(info) for info in self._listed(directory) if info.is_file]
+
+    def drafts(self, directory: str) -> list[FoundFile]:
+        """Return the files in a directory that are being written, or whose writer was killed."""
         return [
-            FoundFile(info.base_name, info.size, info.mtime_ns // 1_000_000)
-            for info in self._listed(directory)
-            if info.is_file
+            _found(info)
+            for info in self._listed(directory, hidden=True)
+            if info.is_file and info.base_name.endswith(DRAFT_SUFFIX)
         ]
 
     def ledger_files(self) -> dict[str, int]:
@@ -111,7 +115,7 @@ class PlaceFiles:
         """
         # A kill before the move leaves the draft: no reader may mistake it for a ledger file.
         directory, _, last = name.rpartition("/")
-        draft = self._at(f"{directory}/.{last}.draft".lstrip("/"))
+        draft = self._at(f"{directory}/.{last}{DRAFT_SUFFIX}".lstrip("/"))
         with self._in_words():
             self._files.create_dir(self._at(directory), recursive=True)
             # Delta-rs takes bytes, which pyarrow passes on only from its own buffer.
@@ -142,12 +146,12 @@ class PlaceFiles:
             read = pq.read_metadata(self._at(name), filesystem=self._files)
         return int(read.num_rows), dict(_bounds_of(read, columns))
 
-    def _listed(self, directory: str) -> Any:
+    def _listed(self, directory: str, *, hidden: bool = False) -> Any:
         with self._in_words():
             selector = pa_fs.FileSelector(self._at(directory), allow_not_found=True)
             found = self._files.get_file_info(selector)
-        # Hadoop keeps its checksums under such names.
-        return [info for info in found if not info.base_name.startswith(".")]
+        # Hadoop keeps its checksums under such names, as drafts are.
+        return [info for info in found if info.base_name.startswith(".") is hidden]
 
     def _remove_checksum(self, name: str) -> None:
         """Remove Hadoop's checksum of a file: Spark would refuse new content."""
@@ -177,6 +181,10 @@ class PlaceFiles:
             yield
         except (OSError, ValueError, DeltaError, pa.ArrowException) as error:
             raise LedgerError(f"{self.place} cannot be used: {first_line(error)}") from error
+
+
+def _found(info: Any) -> FoundFile:
+    return FoundFile(info.base_name, info.size, info.mtime_ns // 1_000_000)
 
 
 def _bounds_of(footer: Any, columns: Collection[str]) -> Iterator[tuple[str, tuple[Any, Any]]]:

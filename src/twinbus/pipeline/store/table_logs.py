@@ -87,7 +87,10 @@ class TableLogs:
             self._remove_empty_directories(name, keep_h)
 
     def shorten(self, table: DeltaTable, name: str, named: Sequence[int]) -> None:
-        """Remove old entries of a log that neither the named versions nor later ones need."""
+        """Remove old entries of a log that neither the named versions nor later ones need.
+
+        Also the old drafts of entries, whose writers were killed.
+        """
         first, log = min([*named, table.version()]), f"{name}/{_LOG}"
         files = PlaceFiles(self._place)
         limit_ms = (time.time() - LOG_KEEP_H * 3600) * 1000
@@ -101,6 +104,9 @@ class TableLogs:
             self.written(name)
         for one in old:
             files.remove(f"{log}/{one.name}")
+        for one in files.drafts(log):
+            if one.modified_ms < limit_ms:
+                files.remove(f"{log}/{one.name}")
 
     def _remove_empty_directories(self, name: str, keep_h: int) -> None:
         """Remove what a vacuum leaves of a part on a disk: checksums, and the directory.
