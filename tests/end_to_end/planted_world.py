@@ -93,13 +93,7 @@ class PlantedWorld:
         return pair_namespaces(
             Namespace.from_connection_string(self._primary, "contoso"),
             Namespace.from_connection_string(self._secondary),
-            quick(
-                backlog_queue_count=1,
-                ledger=str(self.ledger),
-                failover_interval=0.0,
-                # Where the outage lasts some seconds, on a busy machine, it would be written to.
-                board=False,
-            ),
+            quick(backlog_queue_count=1, ledger=str(self.ledger), failover_interval=0.0),
         )
 
     async def _run(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -28,10 +29,9 @@ from twinbus.pipeline.reports.reconciliation import reconciliation_report
 from twinbus.pipeline.store.current import CurrentTables, current_tables
 from twinbus.pipeline.store.stream import update
 from twinbus.pipeline.tables.schemas import LEDGER, SIGHTINGS
+from twinbus.servicebus.names import board_path
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
@@ -86,7 +86,11 @@ def is_lost(one: Line) -> bool:
     return told in {("2", "forward"), ("2", "receive")} or (told[0] == "3" and told[1] != "divert")
 
 
-LINES = [*(one for one in story("contoso") if not is_lost(one)), *story("fabrikam")]
+LINES = [
+    *(one for one in story("contoso") if not is_lost(one)),
+    *story("fabrikam"),
+    by_broker("east", "send", "post", board_path("contoso")),
+]
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +122,10 @@ def test_what_one_pair_loses_the_other_does_not_hide(tables: CurrentTables) -> N
     text = text_of(sheet_of(report))
     assert "orders (contoso)" in text
     assert "orders (fabrikam)" in text
+    # The notice board has no message of an application, and is none of the entities anywhere.
+    in_brief = conservation_report(tables, ALL, None, in_brief=True)
+    assert_same(in_brief, proof_of(Path(tables.ledger)).report)
+    assert len(report.entities) == 2
 
 
 def test_a_peek_into_one_secondary_decides_for_the_pairs_whose_queues_it_found(

@@ -38,6 +38,7 @@ from twinbus.pipeline.reports.reconciliation import reconciliation_report
 from twinbus.pipeline.spark import few_rows
 from twinbus.pipeline.store.current import current_tables
 from twinbus.pipeline.tables.schemas import SIGHTINGS
+from twinbus.servicebus.names import board_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -275,6 +276,8 @@ def test_both_views_beside_each_other(spark: SparkSession, tmp_path: Path) -> No
         line(None, "send", "c", cause="application", outcome="unknown"),
         line("broker", "send", "a"),
         line("broker", "send", "c"),
+        # Hosts record what they do with the notice board as requests, not as messages.
+        line("broker", "send", "post", entity=board_path("contoso")),
     ]
     (tmp_path / "p-000001.jsonl").write_bytes(b"".join(lines))
     both = BatchTables(spark, tmp_path)

@@ -37,6 +37,8 @@ IDS_MAX: Final = 1_000
 
 ENTITIES_MAX: Final = 10_000
 
+_COUNTED: Final = (*FATES_OF_ACCEPTED, "accepted", *BESIDE_FATES, "repeated")
+
 WORST_FIRST: Final = ("lost", "expired", "dead_lettered", "undecided", "waiting")
 
 
@@ -79,7 +81,8 @@ def judged_report(
 
     `of_others` returns the operations on messages in scope. It is asked if none was accepted.
     """
-    rows = counted.by_entity
+    # Of the notice board, or where nothing but refused sends went, nothing is counted.
+    rows = [row for row in counted.by_entity if _has_counts(row)]
     sums = Sums(peek=peek, has_broker=lines.broker_records > 0, counted=_added(rows))
     incomplete = (
         *unbalanced(rows),
@@ -114,12 +117,15 @@ def worst_first(row: Counts) -> tuple[Any, ...]:
     return (-row["lost"], -row["undecided"], -row["accepted"], row["destination"], row[LABEL])
 
 
+def _has_counts(row: Counts) -> bool:
+    return any(row[name] for name in _COUNTED)
+
+
 def _added(rows: Sequence[Counts]) -> Counts:
-    names = (*FATES_OF_ACCEPTED, "accepted", *BESIDE_FATES, "repeated")
     return {
         "destination": "",
         LABEL: "",
-        **{name: sum(row[name] for row in rows) for name in names},
+        **{name: sum(row[name] for row in rows) for name in _COUNTED},
     }
 
 

@@ -16,7 +16,8 @@ A twin has the path of its entity, so both are one place.
 
 Calls without a message (pings, polls, renewals, management) are not compared, nor are abandons and
 releases, which decide no fate, nor what the broker does by itself: auto-forwarding, and
-dead-lettering after too much time or deliveries.
+dead-lettering after too much time or deliveries. Nor is the notice board: what hosts do with it
+they record as requests.
 
 For each message both ends are counted. `ahead` is how many more operations the clients recorded as
 done than the broker did; `unanswered` is how often a client had no answer. So
@@ -42,6 +43,7 @@ from pyspark.sql import functions as F
 from twinbus.pipeline.core.rules import BY_THE_BROKER, DELETED, SECOND_COPY
 from twinbus.pipeline.tables.records import LABEL, compared, label_of
 from twinbus.pipeline.tables.schemas import VIEWS, day_of, field
+from twinbus.servicebus.names import BOARD_MARK
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -178,7 +180,8 @@ def _placed(records: DataFrame, *more: str) -> DataFrame:
         (operation == "dead_letter") & error.rlike(BY_THE_BROKER)
     )
     compared = operation.isin(*_AS_THE_BROKER_SAYS) & ~is_poll
-    return records.where(compared & ~((view == "broker") & by_itself)).select(
+    on_board = F.lower(field("entity")).endswith(f"/{BOARD_MARK}")
+    return records.where(compared & ~((view == "broker") & (by_itself | on_board))).select(
         day_of(F.col("at_ms")).alias("day"),
         label_of(),
         field("namespace"),
