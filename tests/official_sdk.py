@@ -186,16 +186,18 @@ async def receive_all_async(
     *,
     count: int | None = None,
     wait_s: float = SILENCE_S,
+    page: int = PAGE,
     settle: Callable[[ServiceBusReceivedMessage], Awaitable[None]] | None = None,
 ) -> list[ServiceBusReceivedMessage]:
     """The same for asyncio; not more than `count`, each settled as it comes.
 
-    `wait_s` is for messages that are yet to be sent.
+    `wait_s` is for messages that are yet to be sent. `page` is how many may come at once: the SDK
+    gives back what comes while one is settled, and such a message is delivered twice.
     """
     received: list[ServiceBusReceivedMessage] = []
     silence_s, ends = wait_s, time.monotonic() + PATIENCE_S
     while count is None or len(received) < count:
-        wanted = PAGE if count is None else min(PAGE, count - len(received))
+        wanted = page if count is None else min(page, count - len(received))
         more = await receiver.receive_messages(wanted, max_wait_time=silence_s)
         received += more
         if settle is not None:

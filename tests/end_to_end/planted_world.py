@@ -141,7 +141,7 @@ class PlantedWorld:
                 await receiver.complete_message(message)
                 ledger.record("complete", message_id=message.message_id, **about)
 
-            await receive_all_async(receiver, settle=take)
+            await receive_all_async(receiver, page=1, settle=take)
 
     def _break(self) -> None:
         Faults(self._primary).add("refuse_send", description="planted: the entity is down")
