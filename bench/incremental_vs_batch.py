@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from bench import ledger_maker as maker
 from bench.audit_world import audit_session, plan_of, scratch
 from bench.harness import Progress, Sides
+from twinbus.ledger.facts import TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,6 +103,17 @@ class GrowingLedger:
         took_ms = (time.perf_counter() - began) * 1000
         self._require_truth(balances, named)
         return took_ms
+
+    def megabytes_per_million(self) -> dict[str, float]:
+        """What each table takes on disk for a million records, the largest first."""
+        sizes = {
+            table.name: sum(one.stat().st_size for one in table.rglob("*") if one.is_file())
+            for table in (self._ledger / TABLES).iterdir()
+            if table.is_dir()
+        }
+        millions = self._plans[0].records / 1e6
+        largest_first = sorted(sizes.items(), key=lambda one: -one[1])
+        return {name: size / 1e6 / millions for name, size in largest_first}
 
     def _next_plan(self) -> maker.Plan:
         """Another hundred thousand records, of the days after all that there are."""

@@ -1,4 +1,4 @@
-"""The tables of a hundred million records: seconds, and the peak memory of JVM and Python.
+"""The tables of a hundred million records: seconds, peak memory of JVM and Python, and storage.
 
 From the records in Parquet to journeys and sums, committed. A report then gives the planted truth.
 """
@@ -13,6 +13,9 @@ from bench.incremental_vs_batch import RECORDS, GrowingLedger
 if TYPE_CHECKING:
     from bench.harness import Progress
 
+NAMED_MB = 0.01
+"""Tables that take less for a million records are in the sum only."""
+
 
 def tables(progress: Progress) -> str:
     """Measure it once: it takes minutes."""
@@ -25,7 +28,10 @@ def tables(progress: Progress) -> str:
         took_ms = ledger.make_tables_ms()
         peak = memory.gigabytes()
         ledger.same_report_ms()
+        sizes = ledger.megabytes_per_million()
+        named = ", ".join(f"{name} {size:.2f}" for name, size in sizes.items() if size >= NAMED_MB)
         return (
             f"tables_100m: the tables of {plan.records:,} records in {took_ms / 1000:,.1f} s, peak"
-            f" memory {peak:.2f} GB; Spark {spark.version}, {CORES} cores; the planted truth"
+            f" memory {peak:.2f} GB; Spark {spark.version}, {CORES} cores; the planted truth\n"
+            f"storage per million records: {sum(sizes.values()):.1f} MB ({named})"
         )
