@@ -283,6 +283,11 @@ _NO_PROPERTIES: Final[dict[str, Any]] = dict.fromkeys(_PROPERTY_FIELDS)
 _AFTER_ID: Final = _NULL * (len(_PROPERTY_FIELDS) - 1)
 
 _HEADER, _ANNOTATIONS, _PROPERTIES, _CUSTOM = 0x70, 0x72, 0x73, 0x74
+_ID_HEADS: Final = tuple(
+    bytes((0x00, 0x53, _PROPERTIES, 0xC0, size + 15, len(_PROPERTY_FIELDS), 0xA1, size))
+    for size in range(129)
+)
+"""What stands before a message id that is the only property, by its size."""
 _DATA_HEADS: Final = tuple(bytes((0x00, 0x53, 0x75, 0xA0, size)) for size in range(256))
 _WIDE_DATA: Final = b"\x00\x53\x75\xb0"
 
@@ -350,7 +355,8 @@ def _plain_bytes(raw: Any) -> bytes:
         for content in body:
             if type(content) is not bytes:
                 raise Uncommon
-            parts.append(_data(content))
+            size = len(content)
+            parts += (_DATA_HEADS[size] if size < 256 else _WIDE_DATA + size.to_bytes(4), content)
     elif body is not None:
         raise Uncommon
     return b"".join(parts)
@@ -364,6 +370,10 @@ def _properties(fields: dict[str, Any], dates: dict[str, int | None] | None) -> 
     if dates is None and nulls == len(fields) - (message_id is not None):
         if message_id is None:
             return b""
+        if type(message_id) is str:
+            data = message_id.encode()
+            if len(data) < len(_ID_HEADS):
+                return _ID_HEADS[len(data)] + data + _AFTER_ID
         content = _id(message_id) + _AFTER_ID
         return _compound(_PROPERTIES, 0xC0, len(_PROPERTY_FIELDS), content)
     if dates is None:
