@@ -15,10 +15,14 @@ from struct import Struct
 
 from twinbus.amqp.budgets import UNLIMITED, PeerBudgets
 from twinbus.amqp.events import (
+    ANSWER_HEAD_BYTES,
+    ANSWERS_MAX,
     SHAPES_MAX,
+    AnswerShape,
     Begun,
     Closed,
     DeliveryArrived,
+    Disposed,
     Ended,
     Event,
     Opened,
@@ -159,6 +163,8 @@ class Connection:
         self._buffer = b""
         self._shapes: dict[bytes, TransferShape] = {}
         """Shapes of the transfers of busy links, by the bytes before their delivery ids."""
+        self._answers: dict[bytes, AnswerShape] = {}
+        """Shapes of reads that are one answer, by their first bytes."""
         self._head_size = 0
         self.shapes_left = SHAPES_MAX
         if not server:
@@ -231,6 +237,25 @@ class Connection:
             yield events
         if failure is not None:
             yield self.give_up(failure.condition, str(failure))
+
+    def receive_answer(self, data: bytes, now_ms: int) -> Disposed | None:
+        """Take a read that is one DISPOSITION about one delivery, as `receive` would.
+
+        None: it is something else, and nothing was taken.
+        """
+        head = data[:ANSWER_HEAD_BYTES]
+        shape = self._answers.get(head)
+        if shape is None:
+            if len(self._answers) >= ANSWERS_MAX or (shape := AnswerShape.of(data)) is None:
+                return None
+            self._answers[head] = shape
+        session = self._by_remote_channel.get(shape.channel)
+        if session is None or self._buffer or self.phase is not OPEN:
+            return None
+        event = shape.read(data, session)
+        if event is not None:
+            self._heard_ms = now_ms
+        return event
 
     def take_output(self, now_ms: int) -> bytes:
         """Everything to send since the last call.

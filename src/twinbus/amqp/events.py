@@ -4,8 +4,9 @@
 
 Nearly all frames of a busy link differ only in size, delivery id, tag and payload. `TransferShape`
 keeps what a link's transfers have in common and reads a run of them with one struct each: they
-become one `DeliveryRun`, whose payloads are not copied. Frames of another shape go to the general
-decoder, which also reports errors.
+become one `DeliveryRun`, whose payloads are not copied. `AnswerShape` does the same for the answer
+to a delivery that was sent alone. Frames of another shape go to the general decoder, which also
+reports errors.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from twinbus.amqp.frames import DISPOSITION_LIST, disposition_fields
 from twinbus.amqp.link import SERIAL_MASK, Link, LinkSession, LinkState, ReceiverLink, SenderLink
 from twinbus.amqp.performatives import Error, Open
 
@@ -296,3 +298,57 @@ class TransferShape:
             link.count_incoming(len(spans))
             self._session.count_incoming(len(spans))
         return position
+
+
+ANSWERS_MAX: Final = 16
+"""Shapes of answers that one connection may remember: one for each session and outcome."""
+
+ANSWER_HEAD_BYTES: Final = 16
+_ANSWER_BYTES: Final = range(26, 64)
+"""Sizes of a read that can be such an answer: a state without an error needs few bytes."""
+_ANSWER_START: Final = struct.Struct(">IBBH4sBBBB").unpack_from
+
+
+class AnswerShape:
+    """A read that is one DISPOSITION about one delivery: all of it but the delivery id.
+
+    To one message at a time a peer answers with the same bytes each time, but for that number.
+    """
+
+    __slots__ = ("_role", "_settled", "_size", "_state", "_tail", "_unpack", "channel")
+
+    def __init__(
+        self, channel: int, size: int, tail: bytes, role: bool, settled: bool, state: object
+    ) -> None:
+        self.channel = channel
+        self._size = size
+        self._unpack = struct.Struct(f">{ANSWER_HEAD_BYTES}xIBI{len(tail)}s").unpack
+        self._tail = tail
+        self._role = role
+        self._settled = settled
+        self._state = state
+
+    @classmethod
+    def of(cls, data: bytes) -> AnswerShape | None:
+        """The shape of a read; None: it is something else, or has no numbers written in full."""
+        if len(data) not in _ANSWER_BYTES:
+            return None
+        size, offset, kind, channel, start, listed, _, _, first_form = _ANSWER_START(data)
+        body = data[8:]
+        is_plain = (size, offset, kind, listed) == (len(data), 2, 0, len(body) - 5)
+        if not is_plain or start != DISPOSITION_LIST or first_form != _UINT or body[12] != _UINT:
+            return None
+        fields = disposition_fields(body)
+        if fields is None:
+            return None
+        role, _, _, (settled, state, _), _ = fields
+        return cls(channel, size, body[17:], role, settled, state)
+
+    def read(self, data: bytes, session: LinkSession) -> Disposed | None:
+        """The event of a read with the same head; None: the rest of it is different."""
+        if len(data) != self._size:
+            return None
+        first, form, last, tail = self._unpack(data)
+        if first != last or form != _UINT or tail != self._tail:
+            return None
+        return Disposed(session, self._role, first, first, self._settled, self._state)

@@ -135,6 +135,9 @@ def transfer_fields(body: Wire) -> TransferFields | None:
     return handle, delivery_id, tag, flags, end
 
 
+DISPOSITION_LIST: Final = b"\x00\x53\x15\xc0"
+"""First bytes of a disposition whose fields have a size of one byte."""
+
 DispositionFields = tuple[bool, int, int | None, tuple[Any, ...], int]
 
 _WIDE_DISPOSITION: Final = struct.Struct(">IBBBBIBI").unpack_from

@@ -96,12 +96,17 @@ class ClientTransport(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Hand on what happened, then answer."""
-        for events in self._connection.receive(data, self._now_ms()):
-            if self._on_deliveries is None:
-                for event in one_by_one(events):
-                    self._on_event(event)
-            else:
-                self._hand_on(events, self._on_deliveries)
+        now_ms = self._now_ms()
+        answer = self._connection.receive_answer(data, now_ms)
+        if answer is not None:
+            self._on_event(answer)
+        else:
+            for events in self._connection.receive(data, now_ms):
+                if self._on_deliveries is None:
+                    for event in one_by_one(events):
+                        self._on_event(event)
+                else:
+                    self._hand_on(events, self._on_deliveries)
         self.flush()
         if self._timer is None:
             self._arm()
