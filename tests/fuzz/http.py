@@ -142,12 +142,14 @@ _queries = st.sampled_from(
     )
 )
 _hosts = ("localhost", "127.0.0.1:5672", "evil.example", "localhost.evil.example", "[::1]", "[x")
+_texts_of_none = ("\xff", "xn--a-")
+"""Headers that are decoded, and that is not possible."""
 _deep_tokens = tuple(
     f"SharedAccessSignature sr={audience}&sig=x&se=9999999999&skn=%2572oot"
     for audience in DEEP_AUDIENCES
 )
 _header_values = {
-    "Host": st.sampled_from(_hosts),
+    "Host": st.sampled_from((*_hosts, *_texts_of_none)),
     "Origin": st.sampled_from(
         (
             "http://localhost",
@@ -165,10 +167,10 @@ _header_values = {
     "Content-Type": st.sampled_from(("application/atom+xml", "x")),
     "ServiceBusSupplementaryAuthorization": st.sampled_from(("x", MANAGE_TOKEN)),
     "Upgrade": st.just("websocket"),
-    "Connection": st.sampled_from(("Upgrade", "close", "keep-alive")),
+    "Connection": st.sampled_from(("Upgrade", "close", "keep-alive", *_texts_of_none)),
     "Sec-WebSocket-Key": st.just("dGhlIHNhbXBsZSBub25jZQ=="),
     "Sec-WebSocket-Version": st.just("13"),
-    "Sec-WebSocket-Protocol": st.just("AMQPWSB10"),
+    "Sec-WebSocket-Protocol": st.sampled_from(("AMQPWSB10", *_texts_of_none)),
     "Transfer-Encoding": st.just("chunked"),
     "Expect": st.just("100-continue"),
     "Content-Length": st.sampled_from(("0", "5", "-1", "99999999999999999999", "x")),

@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, Any
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from uvicorn.protocols.websockets.wsproto_impl import WSProtocol
 from wsproto import ConnectionType, WSConnection
-from wsproto.events import BytesMessage, CloseConnection, Event, Ping, TextMessage
+from wsproto.events import (
+    BytesMessage,
+    CloseConnection,
+    Event,
+    Ping,
+    RejectConnection,
+    TextMessage,
+)
+from wsproto.utilities import RemoteProtocolError
 
 from twinbus.amqp.budgets import Budget, BudgetExceeded
 from twinbus.broker.access import CUT_OFF_S
@@ -59,6 +67,13 @@ class SlicedFrames(WSConnection):
         self._clock = clock
         self._frames: Iterator[Event] = iter(())
         self.is_cut = False
+
+    def receive_data(self, data: bytes | None) -> None:
+        """Take what came; headers of the handshake that are no text are its client's mistake."""
+        try:
+            super().receive_data(data)
+        except UnicodeError as error:
+            raise RemoteProtocolError(str(error), event_hint=RejectConnection()) from error
 
     def events(self) -> Generator[Event, None, None]:
         """The events of what came; those that are left wait for the next call."""

@@ -148,6 +148,10 @@ class World:
         return transport
 
     @property
+    def connections(self) -> set[Any]:
+        return self._host.connections
+
+    @property
     def held_bytes(self) -> int:
         return self.admission.budgets.held_bytes.used
 
@@ -255,6 +259,24 @@ async def test_a_process_that_holds_too_much_cuts_off_who_sends_more() -> None:
     assert transport.is_closing()
     transport.protocol.connection_lost(None)
     assert budget.used == budget.limit - 100
+
+
+@pytest.mark.parametrize(
+    "header", [b"Host: xn--a-", b"Sec-WebSocket-Protocol: \xff"], ids=["Host", "subprotocol"]
+)
+async def test_a_handshake_whose_headers_are_no_text_is_refused(
+    caplog: pytest.LogCaptureFixture, header: bytes
+) -> None:
+    world = World()
+    transport = world.connect()
+    name = header.partition(b":")[0]
+    lines = [line for line in UPGRADE.split(b"\r\n") if not line.startswith(name)]
+    transport.protocol.data_received(b"\r\n".join([lines[0], header, *lines[1:]]))
+    await until(transport.is_closing)
+    assert transport.written.startswith(b"HTTP/1.1 400")
+    transport.protocol.connection_lost(None)
+    assert caplog.records == []
+    assert not world.connections
 
 
 async def test_frames_of_a_websocket_are_handled_a_few_in_each_turn() -> None:
