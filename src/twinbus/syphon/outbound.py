@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from operator import attrgetter
+from typing import Final
 
 from twinbus.amqp.link import LinkSession, SenderLink
 from twinbus.amqp.performatives import Source, Target
@@ -16,6 +18,8 @@ from twinbus.syphon.bookkeeping import Bookkeeper
 from twinbus.syphon.core.actions import Action
 from twinbus.syphon.core.pump import Pump
 from twinbus.transfer.unpacking import BacklogMessage
+
+_DESTINATION: Final = attrgetter("destination")
 
 _link_numbers = itertools.count(1)
 
@@ -43,6 +47,14 @@ class DestinationLinks:
         self._books = books
         self._do = perform
         self._now = now
+
+    def send(self, messages: list[BacklogMessage]) -> None:
+        """Send messages in order, those in a row to one destination together."""
+        for path, row in itertools.groupby(messages, key=_DESTINATION):
+            link, in_flight = self.links[path]
+            together = list(row)
+            for message in together[_send_run(link, in_flight, together) :]:
+                in_flight[link.send(message.wire, message.lock_token)] = message
 
     async def attach(self, path: str) -> None:
         """Have a link to a destination allowed, and ask for it; the pump hears if it is not."""
@@ -107,3 +119,17 @@ class DestinationLinks:
                 self._books.not_forwarded(message, reason, is_known=False)
         self.in_flight.clear()
         self.links.clear()
+
+
+def _send_run(link: SenderLink, in_flight: InFlight, messages: list[BacklogMessage]) -> int:
+    """Send the first of these messages as one run of transfers; return how many.
+
+    The next is one that needs several frames, or must wait for the window of the session.
+    """
+    tags = [message.lock_token for message in messages]
+    if len(messages) < 2 or len(set(map(len, tags))) > 1:
+        return 0
+    first_id = link.session.next_delivery_id
+    count = link.send_run(tags, itertools.repeat(b""), [message.wire for message in messages])
+    in_flight.update(zip(range(first_id, first_id + count), messages, strict=False))
+    return count

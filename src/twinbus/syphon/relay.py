@@ -137,7 +137,6 @@ class Relay:
         """At the close something had no answer yet: the primary may still store it."""
         requests, start = self.requests, self.requests.start
         self._performers: dict[type, Callable[[Any], None]] = {
-            actions.Forward: self._forward,
             actions.Complete: self._complete,
             actions.GrantCredit: self._grant,
             actions.OpenDestination: lambda action: start(self._outbound.attach(action.path)),
@@ -424,8 +423,12 @@ class Relay:
         if not decided:
             return
         performers = self._performers
-        for action in decided:
-            performers[type(action)](action)
+        for kind, alike in itertools.groupby(decided, key=type):
+            if kind is actions.Forward:
+                self._forward([a.message for a in alike if isinstance(a, actions.Forward)])
+                continue
+            for action in alike:
+                performers[kind](action)
         if not self._flushing:
             self._flushing = True
             asyncio.get_running_loop().call_soon(self._flush)
@@ -446,15 +449,13 @@ class Relay:
         if connection is not None:
             connection.flush()
 
-    def _forward(self, action: actions.Forward) -> None:
-        message = action.message
+    def _forward(self, messages: list[BacklogMessage]) -> None:
         if self._lease is not None and not self._lease():
-            # Checked for each message: a process that was suspended may come here before its
-            # timers run. The end of the connection tells the pump what was not sent.
+            # Checked each time: a process that was suspended may come here before its timers run.
+            # The end of the connection tells the pump what was not sent.
             self.lease_changed(False)
             return
-        link, in_flight = self._outbound.links[message.destination]
-        in_flight[link.send(message.wire, message.lock_token)] = message
+        self._outbound.send(messages)
 
     def _complete(self, action: actions.Complete) -> None:
         for message in action.messages:
