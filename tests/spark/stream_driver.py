@@ -34,6 +34,7 @@ COMMIT = "commit begun"
 PUBLISHED = "published"
 STEPS = (
     (TableStore, "write", "{2} written"),
+    (TableStore, "write_here", "{2} written"),
     (Lake, "_create", "{1} created"),
     (Lake, "_advance", "{1} committed"),
     (Lake, "_write_sets", f"{SETS} written"),
@@ -43,7 +44,7 @@ STEPS = (
 
 BY_SPARK = [table for table in stored_schemas() if table not in (QUARANTINE, EXPECTATIONS)]
 WRITTEN = [f"{table} written" for table in BY_SPARK]
-"""Points at which Spark has written files that no version names."""
+"""Points at which files are written that no version names."""
 COMMITTED = [
     *(f"{table} {step}" for step in ("created", "committed") for table in stored_schemas()),
     *(f"{SETS} created", f"{SETS} written", PUBLISHED),

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from unittest import mock
 
 import pytest
 
-from tests.spark.kept import Tables, as_rows, write_lines
+from tests.spark.kept import Tables, as_rows, jobs_at_most, write_lines
 from tests.spark.test_proof import any_ledger
 from twinbus.pipeline.reports.ledger_records import FewRecords, ManyRecords
 from twinbus.pipeline.spark.session import session_for_few
+from twinbus.pipeline.store import stream
 from twinbus.pipeline.store.inspection import LedgerFolder
 from twinbus.pipeline.store.place_files import PlaceFiles
+from twinbus.pipeline.tables.gold import BRONZE, JOURNEYS, kept_tables
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import SparkSession
+
+    from twinbus.pipeline.store.lake import DataFile
 
 pytestmark = pytest.mark.spark
 
@@ -57,3 +62,31 @@ def rows_of(read: FewRecords | ManyRecords) -> Tables:
             "fates": read.sources.messages,
         }
     )
+
+
+def test_the_first_batch_of_a_small_ledger_is_what_spark_makes(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    ledger = tmp_path / "ledger"
+    lines = any_ledger(3, 400)
+    write_lines(ledger, "p-0.jsonl", lines[::2])
+    write_lines(ledger, "q-0.jsonl", lines[1::2])
+    with mock.patch.object(stream, "first_batch", return_value=None):
+        expected = stored(spark, ledger, tmp_path / "by_spark")
+    with jobs_at_most(spark, 1):
+        stream.update(spark, ledger, tmp_path / "here")
+    assert stored(spark, ledger, tmp_path / "here") == expected
+
+
+def stored(spark: SparkSession, ledger: Path, tables: Path) -> object:
+    """The rows of an update, and what the log says of their files."""
+    snapshot = stream.update(spark, ledger, tables)
+    store = stream.open_store(spark, ledger, tables).for_few()
+    names = (BRONZE, JOURNEYS, *(table.name for table in kept_tables()))
+    rows = as_rows({name: store.read(name, snapshot).drop("taken_ms") for name in names})
+    files = {name: [*map(told, store.lake.files(name, snapshot))] for name in names}
+    return rows, files, snapshot.fan_out, snapshot.sum_parts, snapshot.records
+
+
+def told(file: DataFile) -> object:
+    return file.rows, file.bounds

@@ -328,7 +328,9 @@ class Lake:
         self, table: str, path: str, rows: Sequence[Mapping[str, Any]], schema: pa.Schema
     ) -> DataFile:
         place = self._logs.files(table)
-        pq.write_table(pa.Table.from_pylist(rows, schema), path, filesystem=place)
+        pq.write_table(
+            pa.Table.from_pylist(rows, schema), path, filesystem=place, compression="zstd"
+        )
         return DataFile(path, place.get_file_info(path).size, len(rows), int(time.time() * 1000))
 
     def _commit(

@@ -21,10 +21,11 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from pyspark.sql import Observation
@@ -139,6 +140,16 @@ class TableStore:
         if not found:
             self.files.remove(f"{table}/{part}")
         return tuple(file for file in files if file.rows)
+
+    def write_here(
+        self, rows: Sequence[Mapping[str, Any]], table: str, part: str
+    ) -> tuple[DataFile, ...]:
+        """Write few rows of this process as a part, without Spark; return its files."""
+        if not rows:
+            return ()
+        file = self.lake.write_rows(table, f"{part}/0.parquet", rows)
+        _, bounds = self.files.footer(f"{table}/{file.path}", BOUNDED)
+        return (replace(file, bounds=bounds),)
 
     def read(self, table: str, snapshot: Snapshot) -> DataFrame:
         return self.read_files(table, [one.path for one in self.lake.files(table, snapshot)])

@@ -30,6 +30,7 @@ from twinbus.pipeline.core.lines import REASONS
 from twinbus.pipeline.spark.session import master_of, require_shared
 from twinbus.pipeline.store import expectations, increment
 from twinbus.pipeline.store.compaction import compact, pays, require_raw
+from twinbus.pipeline.store.first_batch import first_batch
 from twinbus.pipeline.store.inspection import LedgerFolder
 from twinbus.pipeline.store.lake import CommitConflict, DataFile, Snapshot, TableChange
 from twinbus.pipeline.store.place_files import PlaceFiles, address
@@ -185,13 +186,11 @@ class _Batch:
         self._changes: dict[str, TableChange] = {}
 
     def take(self, ledger: str) -> Snapshot:
-        few = self._size_bytes <= FEW_BYTES
-        session = self._store.for_few().session if few else self._store.session
-        reader = session.read.schema(bronze.LINES).options(**bronze.READING)
-        lines = reader.json(ledger_paths(ledger, self._files)).withColumns(
-            {"file": bronze.file_name(), **{name: F.lit(one) for name, one in self._told.items()}}
-        )
-        counts = self._write_records(lines.coalesce(max(1, self._size_bytes // TASK_BYTES)))
+        first = first_batch(self._store, self._before, ledger, self._files, FEW_BYTES)
+        if first is None:
+            counts = self._write_records(self._lines(ledger))
+        else:
+            counts = {**dict.fromkeys(REASONS, 0), "records": first.records}
         set_aside = bronze.rejected(counts)
         rejected = Counter(self._before.rejected)
         rejected.update(set_aside)
@@ -206,7 +205,10 @@ class _Batch:
             gold=signature_of(self._tables),
             ledger=_identity_of(self._store, ledger),
         )
-        if counts["records"]:
+        if first is not None:
+            self._changes |= first.changes(self._told, self._part)
+            after = replace(after, fan_out=after.fan_out or first.fan_out, sum_parts=1)
+        elif counts["records"]:
             after = self._take_records(after, counts["records"])
         self._changes[EXPECTATIONS] = expectations.noted(
             self._store, self._before, after, self._changes, self._part
@@ -216,6 +218,16 @@ class _Batch:
         if committed.sum_parts == 1:
             self._store.lake.sweep()
         return committed
+
+    def _lines(self, ledger: str) -> DataFrame:
+        """Return the lines of the files, with the columns that lines of a batch share."""
+        few = self._size_bytes <= FEW_BYTES
+        session = self._store.for_few().session if few else self._store.session
+        reader = session.read.schema(bronze.LINES).options(**bronze.READING)
+        lines = reader.json(ledger_paths(ledger, self._files)).withColumns(
+            {"file": bronze.file_name(), **{name: F.lit(one) for name, one in self._told.items()}}
+        )
+        return lines.coalesce(max(1, self._size_bytes // TASK_BYTES))
 
     def _write_records(self, lines: DataFrame) -> Mapping[str, int]:
         """Write the records among the lines and count the others, in one pass."""
