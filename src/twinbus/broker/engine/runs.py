@@ -19,7 +19,7 @@ from twinbus.broker.messages.plain import ID_BYTES_MAX, PlainRun
 if TYPE_CHECKING:
     from twinbus.broker.engine.queue import Queue
 
-ENCODED_AT_ONCE: Final = 64
+ENCODED_AT_ONCE: Final = 32
 """Messages of one step: a quarter of a slice (`links.turns.SLICE_S`)."""
 
 TRIES: Final = 3
@@ -46,7 +46,7 @@ def enqueue_run(queue: Queue, run: PlainRun, now_ms: int) -> list[StoredMessage]
     Returns them as stored; `run` is cut to them. None is enqueued here if the queue treats each
     message by itself: with duplicate detection, sessions or forwarding.
     """
-    run.cut(_admitted(queue, run.sizes) if _takes_runs(queue, now_ms) else 0)
+    run.cut(_admitted(queue, run.sizes) if takes_runs(queue, now_ms) else 0)
     if not run:
         return []
     queue.accessed_at_ms = now_ms
@@ -55,7 +55,7 @@ def enqueue_run(queue: Queue, run: PlainRun, now_ms: int) -> list[StoredMessage]
 
 def enqueue_whole(queue: Queue, run: PlainRun, now_ms: int) -> list[StoredMessage]:
     """The same for all of these messages, or for none: the queue might refuse one of them."""
-    if not _takes_runs(queue, now_ms) or _admitted(queue, run.sizes) < len(run):
+    if not takes_whole(queue, run, now_ms):
         return []
     queue.accessed_at_ms = now_ms
     states, ahead = queue.states, run.ahead
@@ -77,7 +77,7 @@ def encode_ahead(
 ) -> Generator[None, None, None]:
     """Make the records that `enqueue_whole` will store for a run, in steps; nothing changes."""
     for _ in range(TRIES):
-        if not _takes_runs(queue, now_ms()):
+        if not takes_runs(queue, now_ms()):
             return
         ahead = yield from _encoded(queue.states, run, now_ms())
         if ahead.holds():
@@ -125,7 +125,7 @@ def extend_run(run: PlainRun, messages: Sequence[Incoming]) -> bool:
     return True
 
 
-def _takes_runs(queue: Queue, now_ms: int) -> bool:
+def takes_runs(queue: Queue, now_ms: int) -> bool:
     """Whether the queue treats no message by itself, and takes messages at all."""
     states = queue.states
     if now_ms >= states.wake_ms:
@@ -136,6 +136,11 @@ def _takes_runs(queue: Queue, now_ms: int) -> bool:
         and not states.has_more_memory
         and states.forwarding is None
     )
+
+
+def takes_whole(queue: Queue, run: PlainRun, now_ms: int) -> bool:
+    """Whether `enqueue_whole` would store these messages."""
+    return takes_runs(queue, now_ms) and _admitted(queue, run.sizes) == len(run)
 
 
 def _admitted(queue: Queue, sizes: list[int]) -> int:

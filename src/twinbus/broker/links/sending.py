@@ -28,8 +28,8 @@ from twinbus.broker.refusals import MessageTooLarge, Refusal, ServerBusy
 from twinbus.broker.sas import SEND
 from twinbus.servicebus.names import BATCH_ALLOWANCE
 
-STORED_AT_ONCE: Final = 32
-"""Deliveries that are no run and are stored in one step."""
+STORED_AT_ONCE: Final = 16
+"""Deliveries that are no run and are stored in one step, about two slices long."""
 
 
 class SendingLink(EntityLink[ReceiverLink]):
@@ -132,7 +132,9 @@ class SendingLink(EntityLink[ReceiverLink]):
         for event in events:
             prepared = Prepared(event)
             if many_rules or not prepared.is_short:
-                yield from context.turns.prepare(prepared.steps(self.entity, context.now_ms))
+                as_run = not isinstance(event.state, TransactionalState)
+                steps = prepared.steps(self.entity, context.now_ms, as_run=as_run)
+                yield from context.turns.prepare(steps)
             else:
                 yield None
             if self.link.owner is not self:
@@ -241,21 +243,28 @@ class SendingLink(EntityLink[ReceiverLink]):
         run = None if prepared is None else prepared.run
         try:
             self.require(now_ms)
-            batch = self._parse(event, prepared)
-            if self._context.credits is not None:
-                cost = len(batch) * (1 + self.entity.filter_count)
-                self._context.credits.require(cost, now_ms)
-            if isinstance(event.state, TransactionalState):
-                txn_id = event.state.txn_id
-                state = self._transactions.send(txn_id, self, batch, now_ms)
-            elif run is None or not namespace.send_whole(self.entity, run, now_ms):
-                namespace.send(self.entity, batch, now_ms)
+            if run is not None:
+                self._pay(len(run), now_ms)
+                if not namespace.send_whole(self.entity, run, now_ms):
+                    namespace.send(self.entity, self._parse(event, prepared), now_ms)
+            else:
+                batch = self._parse(event, prepared)
+                self._pay(len(batch), now_ms)
+                if isinstance(event.state, TransactionalState):
+                    txn_id = event.state.txn_id
+                    state = self._transactions.send(txn_id, self, batch, now_ms)
+                else:
+                    namespace.send(self.entity, batch, now_ms)
         except Refusal as refusal:
             state = self._refused(event, refusal, now_ms, prepared)
             self._doom(event, refusal)
         if not event.settled:
             self.link.session.settle(event.delivery_id, event.delivery_id, state, as_receiver=True)
         self._top_up()
+
+    def _pay(self, messages: int, now_ms: int) -> None:
+        if self._context.credits is not None:
+            self._context.credits.require(messages * (1 + self.entity.filter_count), now_ms)
 
     def _doom(self, event: DeliveryArrived | DeliveryTooLarge, refusal: Refusal) -> None:
         """Let the transaction of a delivery fail that is refused."""

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import lmdb
 
@@ -42,7 +42,7 @@ from twinbus.broker.storage.upgrade import give_format, upgrade
 from twinbus.errors import StoreDamaged, StoreError, StoreFull
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import ItemsView, Iterator
     from pathlib import Path
 
     from twinbus.broker.journal import EntityImage
@@ -142,6 +142,7 @@ class LmdbStore(RecordJournal, Store):
             try:
                 with environment.begin(write=True) as transaction:
                     _apply(transaction, batch)
+                    batch.packed()
             except lmdb.Error as error:
                 raise translated(self.directory, error) from error
             except StoreDamaged as error:
@@ -374,16 +375,20 @@ def _check_inventory(
 
 def _apply(transaction: lmdb.Transaction[bytes], batch: Batch) -> None:
     inventory = _inventory(transaction)
-    # A commit can have thousands of messages, and all clients wait for it: no call for each.
-    changes = batch.records.items()
-    puts = [(key, record) for key, record in changes if record is not None]
+    # A commit can have thousands of messages, and all clients wait for it: no call for each, and no
+    # object that the garbage collector would have to look at.
+    changes = puts = batch.records.items()
     removed = [key for key, record in changes if record is None]
-    inventory.add_messages([key for key, _ in puts if key[0] == MESSAGE])
+    if removed:
+        puts = {key: record for key, record in changes if record is not None}.items()
+    added = [key for key, _ in puts if key[0] == MESSAGE]
+    inventory.add_messages(added)
     inventory.drop_messages([key for key in removed if key[0] == MESSAGE])
-    for key, record in puts:
-        if key[0] != MESSAGE:
-            _replaced(transaction, key, inventory)
-            inventory.add(key, record)
+    if len(added) < len(puts):
+        for key, record in puts:
+            if key[0] != MESSAGE and record is not None:
+                _replaced(transaction, key, inventory)
+                inventory.add(key, record)
     for key in removed:
         if key[0] != MESSAGE:
             _replaced(transaction, key, inventory)
@@ -394,7 +399,7 @@ def _apply(transaction: lmdb.Transaction[bytes], batch: Batch) -> None:
                 " and is not found"
             )
     with transaction.cursor() as cursor:
-        cursor.putmulti(puts)
+        cursor.putmulti(cast("ItemsView[bytes, bytes]", puts))
     limit = SWEEP_RECORDS
     for entity_id in batch.sweep:
         limit -= _sweep(transaction, entity_id, limit, inventory)

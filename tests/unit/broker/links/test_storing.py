@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 from uuid import UUID
 
@@ -12,10 +15,13 @@ from tests.unit.broker.links.test_turns import EMPTY, TICKS_MAX, World, world
 from twinbus.amqp.message import Properties, encode_message
 from twinbus.amqp.performatives import Accepted
 from twinbus.amqp.types import Array
+from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.engine.queue import Queue
 from twinbus.broker.engine.runs import ENCODED_AT_ONCE, TRIES
 from twinbus.broker.engine.settlement import SettlementOutcome
 from twinbus.broker.journal import EncodedRun, StoredMessage
+from twinbus.broker.links import prepared
+from twinbus.broker.messages.incoming import Incoming, parse
 from twinbus.servicebus.names import BATCH_MESSAGES_MAX
 
 
@@ -41,6 +47,60 @@ async def test_a_batch_is_encoded_in_slices_and_stored_at_once(
         await greedy.answered()
         assert here.held("big") == sum(counts) == BATCH_MESSAGES_MAX
         assert max(counts) == ENCODED_AT_ONCE
+
+
+def parsing_noted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many messages were parsed when each step of a delivery was done."""
+    counts: list[int] = []
+    parsed, steps = 0, prepared.Prepared.steps
+
+    def noted(*given: Any) -> Incoming:
+        nonlocal parsed
+        parsed += 1
+        return parse(*given)
+
+    def noted_steps(*given: Any, **options: Any) -> Iterator[None]:
+        for _ in steps(*given, **options):
+            counts.append(parsed)
+            yield
+
+    monkeypatch.setattr(prepared, "parse", noted)
+    monkeypatch.setattr(prepared.Prepared, "steps", noted_steps)
+    return counts
+
+
+async def test_a_batch_that_is_a_run_keeps_no_parsed_message() -> None:
+    async with world() as here:
+        greedy = await here.sender("big")
+        greedy.put(EMPTY * BATCH_MESSAGES_MAX, is_batch=True)
+        greedy.hand_over()
+        for number in range(TICKS_MAX):
+            if greedy.answers:
+                break
+            await greedy.tick()
+            if number % 100 == 0:
+                # The garbage collector would visit each of them.
+                held = sum(type(each) is Incoming for each in gc.get_objects())
+                assert held < 10 * prepared.PARSED_AT_ONCE
+        assert here.held("big") == BATCH_MESSAGES_MAX
+
+
+@pytest.mark.parametrize(
+    "description", [{"max_size_mb": 1}, {"requires_duplicate_detection": True}]
+)
+async def test_a_batch_that_its_queue_does_not_take_as_a_run_is_parsed_in_slices(
+    description: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world() as here:
+        here.server.namespace.create_queue("small-one", QueueDescription(**description), 1)
+        greedy, counts = await here.sender("small-one"), parsing_noted(monkeypatch)
+        greedy.put(EMPTY * BATCH_MESSAGES_MAX, is_batch=True)
+        greedy.hand_over()
+        await greedy.answered()
+        assert max(after - before for before, after in pairwise(counts)) <= prepared.PARSED_AT_ONCE
+        # No room for so many, or stored one by one.
+        assert counts[-1] >= BATCH_MESSAGES_MAX
+        assert here.held("small-one") == BATCH_MESSAGES_MAX * ("max_size_mb" not in description)
 
 
 @pytest.mark.parametrize("others", [1, TRIES - 1, TICKS_MAX])
