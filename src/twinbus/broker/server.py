@@ -133,7 +133,7 @@ class BrokerServer:
         self.store = store
         self.loop = asyncio.get_running_loop()
         self.peers: set[Peer] = set()
-        self.turns = Turns(self.loop, gives_way=self._hands_over)
+        self.turns = Turns(self.loop, gives_way=self._hands_over, once_packed=self._once_packed)
         self._watch = TokenWatch(self, tokens or tuple)
         if tokens is not None:
             self._watch.start()
@@ -235,6 +235,9 @@ class BrokerServer:
     def _hands_over(self) -> bool:
         """Whether a step that hands changes to the writer is due."""
         return self._tick_scheduled or self.commit.is_due
+
+    def _once_packed(self, fn: Callable[[], None]) -> bool:
+        return self.commit.once_packed(fn)
 
     def check_store(self) -> None:
         """Cut off every client if the store is gone; checks the disk once a second at most."""

@@ -57,7 +57,9 @@ class Dispatcher:
 
     def ready(self, queue: Queue) -> None:
         """Serve the receivers of a queue in this tick: it has messages, or its state changed."""
-        if queue not in self._ready:
+        # Without a receiver there is nothing to do in a tick, and it would end with a commit.
+        is_heard = queue in self._consumers or queue in self._waiting or queue.requires_session
+        if is_heard and queue not in self._ready:
             self._ready[queue] = None
             self._wake()
 

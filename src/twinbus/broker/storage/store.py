@@ -19,7 +19,7 @@ import copy
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import SimpleQueue
@@ -50,6 +50,8 @@ class Batch:
     """Dropped entities; this batch deletes some of their remaining records."""
     swept: list[int] = field(default_factory=list)
     """Those of them without remaining records; known once the batch is written."""
+    packed: Callable[[], None] = lambda: None
+    """Called by `write` when nothing is left but to wait for the disk."""
 
 
 class Store(Journal, Protocol):
@@ -291,6 +293,9 @@ class GroupCommit:
         self._in_flight: tuple[Batch, list[Callable[[], None]]] | None = None
         self._flush_is_due = False
         self._failure: Exception | None = None
+        self._is_packing = False
+        """Whether the writer computes: it needs the interpreter, and the loop too."""
+        self._once_packed: Callable[[], None] | None = None
         self._distrusted: Exception | None = None
         """Why what was noted since the last batch must not be committed."""
         self._is_stopped = False
@@ -310,6 +315,15 @@ class GroupCommit:
     def is_due(self) -> bool:
         """Whether one of the next steps of the loop takes what was noted."""
         return self._flush_is_due
+
+    def once_packed(self, fn: Callable[[], None]) -> bool:
+        """Call `fn` once the writer only waits for the disk; false if it does not compute now."""
+        self._once_packed = fn
+        if self._is_packing:
+            return True
+        # The writer may have seen it already: then it is called once more than asked.
+        self._once_packed = None
+        return False
 
     def after_commit(self, fn: Callable[[], None]) -> None:
         """Run `fn` on the loop once everything noted so far is durable; never if that fails."""
@@ -386,7 +400,17 @@ class GroupCommit:
             self._run(waiting)
             return
         self._in_flight = batch, waiting
+        self._is_packing = True
+        batch.packed = self._packed
         self._work.put(batch)
+
+    def _packed(self) -> None:
+        """Called in the writer thread."""
+        self._is_packing = False
+        fn, self._once_packed = self._once_packed, None
+        if fn is not None:
+            with suppress(RuntimeError):  # The loop was closed before.
+                self._loop.call_soon_threadsafe(fn)
 
     def _write(self) -> None:
         """The writer thread."""
@@ -396,6 +420,7 @@ class GroupCommit:
                 self._store.write(batch)
             except Exception as error:  # noqa: BLE001 - the loop must get any error
                 outcome = error
+            self._packed()
             self._outcome = outcome
             try:
                 self._loop.call_soon_threadsafe(self._land)

@@ -20,6 +20,19 @@ TICKS = 20
 SLICES_MAX = 10_000
 
 
+def ticks_of(server: BrokerServer) -> list[int]:
+    """A list that gets an entry for each tick of the server from now on."""
+    seen: list[int] = []
+    tick = server._tick
+
+    def noted() -> None:
+        seen.append(len(seen))
+        tick()
+
+    server._tick = noted  # type: ignore[method-assign]
+    return seen
+
+
 class JoinedTransport:
     """A transport that keeps what is written, and whether reading is paused."""
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from tests.unit.broker.links.joined import JoinedClient, new_server
+from tests.unit.broker.links.joined import JoinedClient, new_server, ticks_of
 from twinbus.amqp.events import DeliveryArrived
 from twinbus.amqp.link import ReceiverLink
 from twinbus.amqp.message import Properties, encode_message
@@ -97,6 +97,17 @@ def _run(story: Callable[[World], Awaitable[None]]) -> None:
         await story(World())
 
     asyncio.run(run())
+
+
+async def test_a_message_that_nobody_receives_costs_no_tick() -> None:
+    world = World()
+    await asyncio.sleep(0)
+    ticks = ticks_of(world.server)
+    world.send("orders", count=3)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert ticks == []
+    await world.server.close()
 
 
 def test_receivers_without_credit_cost_a_message_no_step(monkeypatch: pytest.MonkeyPatch) -> None:

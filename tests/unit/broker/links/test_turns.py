@@ -6,13 +6,13 @@ The clock of these tests moves with each look at it, so a slice is so many steps
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
 
 from tests.unit.broker.fakes import facts
-from tests.unit.broker.links.joined import JoinedClient
+from tests.unit.broker.links.joined import JoinedClient, ticks_of
 from twinbus.amqp.connection import EMPTY_FRAME, QUIET_FRAMES_MAX
 from twinbus.amqp.events import Disposed, Event
 from twinbus.amqp.frames import encode_frame
@@ -27,7 +27,9 @@ from twinbus.broker.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
+from twinbus.broker.links.peer import SLICES_TOGETHER
 from twinbus.broker.links.requests import ITEMS_MAX, SCHEDULE
+from twinbus.broker.links.sending import STORED_AT_ONCE
 from twinbus.broker.links.turns import PREPARING_MAX, SLICE_S, Turns
 from twinbus.broker.server import BrokerServer
 from twinbus.broker.storage.store import MemoryStore
@@ -55,7 +57,7 @@ class World:
             self.server.namespace.create_queue(path, QueueDescription(), 1)
 
     def _clock(self) -> float:
-        self._now += SLICE_S / STEPS
+        self._now += 1.001 * SLICE_S / STEPS
         return self._now
 
     async def sender(self, address: str, *, hears: bool = False) -> Sender:
@@ -402,6 +404,57 @@ async def test_no_slice_comes_before_a_step_that_hands_changes_to_the_writer() -
             break
     await server.close()
     assert found == [False] * turns
+
+
+async def test_no_slice_runs_beside_a_writer_that_computes() -> None:
+    loop, slices = asyncio.get_running_loop(), 0
+    waiting: list[Callable[[], None]] = []
+    computes = True
+
+    def once_packed(go_on: Callable[[], None]) -> bool:
+        if computes:
+            waiting.append(go_on)
+        return computes
+
+    def slice_of_one() -> bool:
+        nonlocal slices
+        slices += 1
+        return slices < 3
+
+    turns = Turns(loop, once_packed=once_packed)
+    turns.wait(slice_of_one)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    # It does not even look again before it is called.
+    assert (slices, len(waiting)) == (0, 1)
+    computes = False
+    waiting.pop()()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert (slices, len(turns)) == (3, 0)
+
+
+async def test_what_is_only_worked_out_costs_no_tick() -> None:
+    async with world() as here:
+        greedy, ticks = await here.sender("big"), ticks_of(here.server)
+        greedy.put(EMPTY * BATCH_MESSAGES_MAX, is_batch=True)
+        greedy.hand_over()
+        steps = await greedy.answered()
+        assert len(ticks) <= 2
+        assert steps > 100
+
+
+async def test_many_small_sends_of_one_read_are_answered_together() -> None:
+    async with world() as here:
+        greedy, count = await here.sender("big"), 1_000
+        for number in range(count):
+            greedy.link.credit = 1
+            greedy.put(encode_message(properties=Properties(message_id=f"{number}"), data=b""))
+        ticks = ticks_of(here.server)
+        greedy.hand_over()
+        await greedy.answered(count)
+        slices = count / STORED_AT_ONCE / STEPS
+        assert len(ticks) <= slices / SLICES_TOGETHER + 2
 
 
 @pytest.mark.parametrize(

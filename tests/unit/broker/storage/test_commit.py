@@ -149,6 +149,50 @@ async def test_what_nobody_waits_for_is_committed_when_scheduled() -> None:
     await commit.close()
 
 
+async def test_who_waits_for_the_writer_to_compute_is_called_while_the_disk_works() -> None:
+    class Packing(DiskByHand):
+        """A disk that takes all records when the test says so, and keeps them with `answers`."""
+
+        taken = threading.Semaphore(0)
+
+        def write(self, batch: Batch) -> None:
+            self.taken.acquire()
+            batch.packed()
+            super().write(batch)
+
+    disk, called = Packing(), asyncio.Event()
+    commit = GroupCommit(disk, asyncio.get_running_loop())
+    assert not commit.once_packed(called.set)
+    disk.note("a")
+    commit.schedule()
+    await ticks(1)
+    assert commit.once_packed(called.set)
+    await ticks(3)
+    assert not called.is_set()
+    disk.taken.release()
+    await asyncio.wait_for(called.wait(), timeout=30)
+    assert disk.diary == []
+    assert not commit.once_packed(called.set)
+    disk.answers.release()
+    await commit.close()
+    assert disk.diary == ["write a", "finish a"]
+
+
+async def test_who_waits_for_the_writer_to_compute_is_called_when_its_disk_fails() -> None:
+    disk, called = DiskByHand(), asyncio.Event()
+    failures: list[Exception] = []
+    commit = GroupCommit(disk, asyncio.get_running_loop(), failures.append)
+    disk.error = StoreError("no disk")
+    disk.note("a")
+    commit.schedule()
+    await ticks(1)
+    assert commit.once_packed(called.set)
+    disk.answers.release()
+    await asyncio.wait_for(called.wait(), timeout=30)
+    await commit.close()
+    assert failures == [disk.error]
+
+
 async def test_what_a_function_notes_in_its_turn_is_the_next_batch() -> None:
     disk = DiskByHand(free=True)
     commit = GroupCommit(disk, asyncio.get_running_loop())
