@@ -143,13 +143,13 @@ def peer_round(broker: RabbitMQ, queue: str, payload: bytes) -> float:
 
 
 @contextmanager
-def twinbus(*options: str) -> Iterator[Twinbus]:
+def twinbus(*options: str, own_session: bool = True) -> Iterator[Twinbus]:
     """`twinbus serve` on a free port, its data in a directory that goes when it stops."""
     with tempfile.TemporaryDirectory(prefix="twinbus-", dir=DATA) as directory:
         home = Path(directory)
         log = home / "serve.log"
         command = [*TWINBUS, "serve", "bench:0", "--data", str(home / "data"), *options]
-        with serve(command, log=log) as process:
+        with serve(command, log=log, own_session=own_session) as process:
             wait_until(
                 lambda: CONNECTION_STRING.search(log.read_text()) is not None,
                 process=process,

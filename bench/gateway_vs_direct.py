@@ -92,14 +92,16 @@ class Rounds:
 
 
 @contextmanager
-def gateway_before(primary: Twinbus, secondary: Twinbus, *options: str) -> Iterator[Twinbus]:
+def gateway_before(
+    primary: Twinbus, secondary: Twinbus, *options: str, own_session: bool = True
+) -> Iterator[Twinbus]:
     """`twinbus gateway` on a free port, in front of two brokers."""
     with tempfile.TemporaryDirectory(prefix="twinbus-", dir=DATA) as directory:
         log = Path(directory) / "gateway.log"
         sides = ["--primary", primary.connection_string, "--secondary", secondary.connection_string]
         command = [*TWINBUS, "gateway", "bench:0", "--label", "bench", *sides, "--queues", "1"]
         command += options
-        with serve(command, log=log) as process:
+        with serve(command, log=log, own_session=own_session) as process:
             wait_until(
                 lambda: "ready" in log.read_text(),
                 process=process,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
 import ssl
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from twinbus.amqp.events import Attached, CreditChanged, Disposed, Event
@@ -133,11 +134,33 @@ async def _shake_hands(address: str, ready: Flag) -> None:
 
 
 @contextmanager
-def made(noise: Callable[[str, str, Flag], None], target: str, queue: str) -> Iterator[None]:
-    """Have a client make this noise for the length of the block."""
+def made(
+    noise: Callable[[str, str, Flag], None],
+    target: str,
+    queue: str,
+    *,
+    gives_way: bool,
+    count: int = 1,
+) -> Iterator[None]:
+    """Have so many clients make this noise for the length of the block.
+
+    A client that gives way takes only the processor time that all others leave, as one on another
+    machine would. That holds for those of its own session.
+    """
+    with ExitStack() as stack:
+        for _ in range(count):
+            stack.enter_context(_client(noise, target, queue, gives_way=gives_way))
+        yield
+
+
+@contextmanager
+def _client(
+    noise: Callable[[str, str, Flag], None], target: str, queue: str, *, gives_way: bool
+) -> Iterator[None]:
     spawning = multiprocessing.get_context("spawn")
     ready = spawning.Event()
-    client = spawning.Process(target=noise, args=(target, queue, ready), daemon=True)
+    given = (noise, target, queue, ready, gives_way)
+    client = spawning.Process(target=_make, args=given, daemon=True)
     client.start()
     try:
         assert ready.wait(READY_S), f"{noise.__name__} did not begin"
@@ -146,3 +169,11 @@ def made(noise: Callable[[str, str, Flag], None], target: str, queue: str) -> It
     finally:
         client.terminate()
         client.join(STOP_S)
+
+
+def _make(
+    noise: Callable[[str, str, Flag], None], target: str, queue: str, ready: Flag, gives_way: bool
+) -> None:
+    if gives_way:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    noise(target, queue, ready)

@@ -37,9 +37,16 @@ def free_port() -> int:
 
 @contextmanager
 def serve(
-    command: Sequence[str], *, log: Path, environment: Mapping[str, str] | None = None
+    command: Sequence[str],
+    *,
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    own_session: bool = True,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a server for the length of the block, output to `log`; then stop its process group."""
+    """Run a server for the length of the block, output to `log`; then stop its process group.
+
+    Linux gives each session the same share of the processors, whatever runs in it (`autogroup`).
+    """
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
@@ -48,7 +55,8 @@ def serve(
             stdout=output,
             stderr=subprocess.STDOUT,
             # A group of its own, so that what the server starts is stopped with it.
-            start_new_session=True,
+            start_new_session=own_session,
+            process_group=None if own_session else 0,
         )
     try:
         yield process
