@@ -42,6 +42,8 @@ class Pipe(JoinedTransport):
     def __init__(self) -> None:
         super().__init__()
         self.reader: asyncio.Protocol
+        self.writer: asyncio.Protocol | None = None
+        """Also told that the connection is lost, when it has closed it."""
         self.is_held = False
         """Whether what is written waits until `release`."""
 
@@ -60,7 +62,10 @@ class Pipe(JoinedTransport):
         if not self.is_closed:
             self.release()
             self.is_closed = True
-            asyncio.get_running_loop().call_soon(self.reader.connection_lost, None)
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self.reader.connection_lost, None)
+            if self.writer is not None:
+                loop.call_soon(self.writer.connection_lost, None)
 
     abort = close
 
@@ -116,6 +121,7 @@ def join_both(
         )
         peer, up, down = brokers[port].peer(), Pipe(), Pipe()
         up.reader, down.reader = peer, client
+        up.writer = client
         down.is_held = ends[port].is_silent
         peer.connection_made(cast("asyncio.Transport", down))
         client.connection_made(cast("asyncio.Transport", up))
