@@ -272,13 +272,13 @@ def test_an_absurd_enqueued_time_leaves_the_time_to_live_or_ends_it(enqueued_ms:
         assert decode_header(split(message.wire).header).ttl == 10_000
 
 
-def usual(path: bytes, note: str = "n") -> bytes:
+def usual(path: bytes, note: str = "n", body: bytes = BODIES[0]) -> bytes:
     """A usual delivery, from which the short way is learned."""
     sent = Sections(
         header=encode_header(Header(durable=True)),
         properties=encode_properties(Properties(message_id="m")),
         application_properties=encode_map_section(APPLICATION_PROPERTIES, {"note": note}),
-        body=BODIES[0],
+        body=body,
     )
     stored = to_backlog_sections(sent, path.decode(), now_ms=0)
     marks = {
@@ -314,6 +314,39 @@ def test_the_short_way_is_taken() -> None:
     assert message.message_id == "m"
     # What looks like a second alias takes the middle way, of which nothing is remembered.
     assert len(unpacker.restored) == 1
+
+
+REPEATED = usual(b"orders", body=BODIES[1])
+
+
+def learned() -> Unpacker:
+    """Knows the shape of a repeated message, and its application properties."""
+    unpacker = Unpacker()
+    for _ in range(2):
+        unpacker.unpack(REPEATED, b"token", NOW_MS)
+    return unpacker
+
+
+def test_a_repeated_message_is_not_skipped_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    unpacker, message = learned(), BacklogMessage(b"token", len(REPEATED))
+    monkeypatch.setattr(unpacking, "outline", lambda *_: None)
+    assert unpacker.unpack_known_shape(message, REPEATED, NOW_MS)
+    assert seen(message) == seen(unpack(REPEATED, b"token", NOW_MS))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, len(REPEATED) - 250), st.integers(0, 255)), max_size=2),
+    st.sampled_from([0, 0, 0, 1, 200, 310, 330]),
+)
+def test_a_repeated_message_with_other_bytes_is_read_as_the_long_way_reads_it(
+    changes: list[tuple[int, int]], cut: int
+) -> None:
+    changed = bytearray(REPEATED)
+    for place, value in changes:
+        changed[place] = value
+    wire = bytes(changed[: len(changed) - cut])
+    quick = learned().unpack(wire, b"token", NOW_MS)
+    assert seen(quick) == seen(unpack(wire, b"token", NOW_MS))
 
 
 @pytest.mark.parametrize("learned", [False, True])

@@ -127,6 +127,7 @@ _HEADER_HEAD: Final = b"\x00\x53\x70\xc0"
 _SHORT_PROPERTIES: Final = b"\x00\x53\x73\xc0"
 _WIDE_PROPERTIES: Final = b"\x00\x53\x73\xd0"
 """How properties begin: with a size of one byte, or of four."""
+_WIDE_DATA: Final = b"\x00\x53\x75\xb0"
 _MAP_HEAD: Final = bytes((0x00, 0x53, APPLICATION_PROPERTIES))
 _WIDE_COUNT: Final = struct.Struct(">I").unpack_from
 _INT_FORMATS: Final = {0x81: "q", 0x83: "q", 0x55: "b", 0x54: "b", 0x71: "i", 0x70: "I", 0x80: "Q"}
@@ -211,17 +212,29 @@ class Unpacker:
             if found is None:
                 return False
             start = layout.end
-            offsets = outline(payload, start)
-            if offsets is None:
-                return False
-            _, _, at, application_at, body_at = offsets
-            if at != start:
-                return False  # More annotations than the layout knows.
+            # First as nearly all are: short properties, application properties that came before,
+            # and a body of more than 255 bytes. To skip section by section takes longer.
+            application_at = start + 5 + payload[start + 4]
+            body_at = application_at + 5 + payload[application_at + 4]
             application_properties = payload[application_at:body_at]
+            restored = self.restored.get(application_properties)
+            if (
+                restored is None
+                or payload[start : start + 4] != _SHORT_PROPERTIES
+                or payload[body_at : body_at + 4] != _WIDE_DATA
+                or body_at + 8 + _WIDE_COUNT(payload, body_at + 4)[0] != len(payload)
+            ):
+                offsets = outline(payload, start)
+                if offsets is None:
+                    return False
+                _, _, at, application_at, body_at = offsets
+                if at != start:
+                    return False  # More annotations than the layout knows.
+                application_properties = payload[application_at:body_at]
+                restored = self.restored.get(application_properties) or self._restore(
+                    application_properties
+                )
             properties = payload[start:application_at]
-            restored = self.restored.get(application_properties) or self._restore(
-                application_properties
-            )
             if restored is None:
                 with_id = self._restore_id(application_properties, properties)
                 if with_id is not None:

@@ -202,9 +202,13 @@ class Destination:
     def next_waiting(self) -> BacklogMessage:
         """Remove and return the message to send next, in the order of the backlog queue."""
         if self.unsorted:
-            self.waiting = deque(sorted(self.waiting, key=lambda each: each.sequence_number))
-            self.unsorted = False
+            self.sort_waiting()
         return self.waiting.popleft()
+
+    def sort_waiting(self) -> None:
+        """Bring what waits into the order of the backlog queue."""
+        self.waiting = deque(sorted(self.waiting, key=lambda each: each.sequence_number))
+        self.unsorted = False
 
 
 class Destinations:

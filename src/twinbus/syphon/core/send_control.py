@@ -77,7 +77,9 @@ class SendControl:
             if not most:
                 break
             most -= 1
-            message = destination.next_waiting()
+            if destination.unsorted:
+                destination.sort_waiting()
+            message = destination.waiting.popleft()
             # While it waited, the primary may have accepted an earlier delivery of it.
             if remembered and (known := settlements.complete_known(message, now)) is not None:
                 actions += known
