@@ -253,7 +253,12 @@ class BlockingLink:
         if not data:
             self._ended = LinkEnded(f"{self._label}: the peer hung up", was_sent=True)
             return
-        for events in self._connection.receive(data, _now_ms()):
+        now_ms = _now_ms()
+        answer = self._connection.receive_answer(data, now_ms)
+        if answer is not None:
+            self._take(answer)
+            return
+        for events in self._connection.receive(data, now_ms):
             for event in one_by_one(events):
                 self._take(event)
 
