@@ -47,7 +47,8 @@ class PageDocuments:
         self._ledger = ledger
         self._cost = cost
         self._remembered: dict[object, tuple[float, Any]] = {}
-        self._asking = asyncio.Lock()
+        self._asking = {is_operator: asyncio.Lock() for is_operator in (True, False)}
+        """Operators wait for each other, and viewers, who may ask for ever longer timelines."""
         self._searching = asyncio.Lock()
         """Searches of operators, which wait for each other and for nothing else."""
         self._viewers_at = 0.0
@@ -77,7 +78,7 @@ class PageDocuments:
         kept_s = COST_S if since is None else OUTAGE_COST_S
         key = "cost", pair.name, since is None
         asked = asyncio.to_thread, self._cost, pair.name, since, queues
-        found: dict[str, Any] = (await self._cached(key, kept_s, *asked))[1]
+        found: dict[str, Any] = (await self._cached(request, key, kept_s, *asked))[1]
         return found
 
     async def timeline(self, request: Request) -> dict[str, Any]:
@@ -97,7 +98,7 @@ class PageDocuments:
         begins, ends = float(int(begins)), float(int(ends) + 1)
         key = pair.id, round(ends - begins, -1)
         asked = timeline, self._ledger, pair.name, begins, ends, running, others
-        _, found = await self._cached(key, REMEMBERED_S, asyncio.to_thread, *asked)
+        _, found = await self._cached(request, key, REMEMBERED_S, asyncio.to_thread, *asked)
         return with_observed(found, pair)
 
     async def events(self, request: Request) -> dict[str, Any]:
@@ -107,7 +108,9 @@ class PageDocuments:
         found: list[ShownEvent] = []
         if self._ledger is not None:
             asked = ledger_events, self._ledger, time.time() - HISTORY_S
-            _, found = await self._cached("events", REMEMBERED_S, asyncio.to_thread, *asked)
+            _, found = await self._cached(
+                request, "events", REMEMBERED_S, asyncio.to_thread, *asked
+            )
         # Both tell of the same change: the observed one says from which state.
         known = {_change(one, near) for one in observed for near in (-1, 0, 1)}
         earlier = [one for one in found if _change(one) not in known]
@@ -123,7 +126,7 @@ class PageDocuments:
         except Unanswerable as error:
             why = str(error)
         else:
-            as_of, queues = await self._counts(secondary, pair.name)
+            as_of, queues = await self._counts(request, secondary, pair.name)
         return backlog_of(queues, as_of, why, self._syphons(pair.name))
 
     async def dead_letters(self, request: Request) -> dict[str, Any]:
@@ -162,7 +165,9 @@ class PageDocuments:
         secondary = self.actions.secondary_of(pair)
         queue, number = request.query_params.get("queue", ""), int(_number(request, "sequence", 0))
         # By name: what begins with the label may be a queue of an application.
-        if queue not in [one["path"] for one in (await self._counts(secondary, pair.name))[1]]:
+        if queue not in [
+            one["path"] for one in (await self._counts(request, secondary, pair.name))[1]
+        ]:
             raise Unanswerable("that queue is no backlog queue of this pair")
         found = await secondary.letter(queue, number)
         if found is None:
@@ -170,11 +175,12 @@ class PageDocuments:
         return found
 
     async def _counts(
-        self, secondary: SecondarySource, label: str
+        self, request: Request, secondary: SecondarySource, label: str
     ) -> tuple[float, list[dict[str, Any]]]:
         """Return the backlog queues of a label with what they hold, and when that was so."""
         kept_s = secondary.count_again_s
-        return await self._cached(("counts", label), kept_s, secondary.queues, label)
+        key = "counts", label
+        return await self._cached(request, key, kept_s, secondary.queues, label)
 
     def _pair(self, request: Request) -> ShownPair:
         return self.actions.pair(request.query_params.get("pair", ""))
@@ -186,10 +192,15 @@ class PageDocuments:
         return [one for one in syphons if one is not None]
 
     async def _cached(
-        self, key: object, for_s: float, make: Callable[..., Awaitable[Any]], *arguments: Any
+        self,
+        request: Request,
+        key: object,
+        for_s: float,
+        make: Callable[..., Awaitable[Any]],
+        *arguments: Any,
     ) -> tuple[float, Any]:
         """Return what `make` returns, kept for a moment, and when it was made."""
-        async with self._asking:
+        async with self._asking[request.state.is_operator]:
             known = self._remembered.get(key)
             if known is None or time.time() - known[0] >= for_s:
                 self._remembered.pop(key, None)

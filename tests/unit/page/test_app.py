@@ -414,6 +414,27 @@ async def test_searches_of_viewers_are_one_at_a_time_and_hold_up_no_operator(
     assert (await world.get(search, VIEWER)).status == 200
 
 
+async def test_a_viewer_who_waits_for_counts_holds_up_no_operator() -> None:
+    world = World()
+    await world.live.refresh()
+    entered, leave = asyncio.Event(), asyncio.Event()
+    counted = world.secondary.queues
+
+    async def slow(label: str) -> list[dict[str, Any]]:
+        entered.set()
+        await leave.wait()
+        return await counted(label)
+
+    world.secondary.queues = slow  # type: ignore[method-assign]
+    async with asyncio.timeout(5):
+        viewer = asyncio.create_task(world.get(f"/api/backlog?pair={ID}", VIEWER))
+        await entered.wait()
+        world.secondary.queues = counted  # type: ignore[method-assign]
+        assert (await world.get(f"/api/backlog?pair={ID}")).status == 200
+        leave.set()
+        assert (await viewer).status == 200
+
+
 async def test_names_with_markup_come_as_json_alone() -> None:
     world = World()
     seen = await world.get("/api/view")
