@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from bench.harness import Progress
 
 ROUNDS = 3
-SENDS = 400
+SENDS = 300
 WARM_UP = 50
 SETTLING_S = 0.5
 RULES = 2_000

@@ -17,7 +17,13 @@ from twinbus.namespace.access import Endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from multiprocessing.synchronize import Event as Flag
+    from typing import Protocol
+
+    class Flag(Protocol):
+        """Told when a client makes its noise."""
+
+        def set(self) -> None: ...
+
 
 EMPTY = b"\x00\x53\x75\xa0\x00"
 """A message without any section, in a batch."""
@@ -171,9 +177,18 @@ def _client(
         client.join(STOP_S)
 
 
+class _ReadyToGiveWay:
+    """A flag of a client that gives way from then on: to connect it would take minutes so."""
+
+    def __init__(self, ready: Flag) -> None:
+        self._ready = ready
+
+    def set(self) -> None:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        self._ready.set()
+
+
 def _make(
     noise: Callable[[str, str, Flag], None], target: str, queue: str, ready: Flag, gives_way: bool
 ) -> None:
-    if gives_way:
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    noise(target, queue, ready)
+    noise(target, queue, _ReadyToGiveWay(ready) if gives_way else ready)
