@@ -287,8 +287,9 @@ def master_of(spark: SparkSession) -> str:
 
 
 def shown_master(master: str) -> str:
-    """Return a master for people: the parameters of Spark Connect may have its token."""
-    return master.partition(";")[0].removesuffix("/")
+    """Return a master for people: what follows or precedes its address may be a secret."""
+    scheme, mark, address = re.split("[;?]", master)[0].partition("://")
+    return (scheme + mark + address.rpartition("@")[2]).removesuffix("/")
 
 
 def reads_local_files(spark: SparkSession) -> bool:

@@ -18,6 +18,8 @@ TOKEN = ";use_ssl=true;token=hush-hush"
     [
         (f"sc://spark.example:443/{TOKEN}", "sc://spark.example:443"),
         (f"sc://spark.example{TOKEN}", "sc://spark.example"),
+        ("sc://spark.example:443?token=hush-hush", "sc://spark.example:443"),
+        ("sc://me:hush-hush@spark.example:443/", "sc://spark.example:443"),
         ("spark://spark.example:7077", "spark://spark.example:7077"),
         ("local[2]", "local[2]"),
     ],
