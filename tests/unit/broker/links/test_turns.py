@@ -449,7 +449,7 @@ async def test_many_small_sends_of_one_read_are_answered_together() -> None:
         greedy, count = await here.sender("big"), 1_000
         for number in range(count):
             greedy.link.credit = 1
-            greedy.put(encode_message(properties=Properties(message_id=f"{number}"), data=b""))
+            greedy.put(encode_message(application_properties={"number": number}, data=b""))
         ticks = ticks_of(here.server)
         greedy.hand_over()
         await greedy.answered(count)
